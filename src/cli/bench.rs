@@ -406,7 +406,7 @@ fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let source = args.random.source(args.model.as_deref())?;
+    let source = args.random.source(args.model.as_deref(), interrupt)?;
     let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
     let options = LoadOptions {
         weights: source.weights,

@@ -184,7 +184,7 @@ fn age(entry: &Entry, now: SystemTime) -> u64 {
 }
 
 /// Seconds as people count them.
-fn age_text(seconds: u64) -> String {
+pub fn age_text(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),
@@ -213,7 +213,7 @@ fn owner(entry: &Entry) -> (&str, &str) {
 const COLUMNS: usize = 80;
 
 /// `rows` with the texts of a column cut so far that a line of their table has no more than [`COLUMNS`], if that is enough.
-fn fitted(mut rows: Vec<Vec<String>>, column: usize) -> Vec<Vec<String>> {
+pub fn fitted(mut rows: Vec<Vec<String>>, column: usize) -> Vec<Vec<String>> {
     let width = |rows: &[Vec<String>]| {
         table(rows, 3)
             .lines()

@@ -195,7 +195,11 @@ fn talk(talk: &mut Talk<'_>, console: &mut Console<'_>) -> Result<()> {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    let folder = ModelFolder::holding(
+        "MODEL",
+        &super::model::resolve(&args.model, interrupt)?,
+        &["tokenizer.json"],
+    )?;
     args.answers.check()?;
     let template_values = args.template.values()?;
     let codec = Arc::new(Codec::load(folder.clone())?);

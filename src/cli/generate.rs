@@ -143,7 +143,11 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let mut notes = std::io::stderr();
-    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    let folder = ModelFolder::holding(
+        "MODEL",
+        &super::model::resolve(&args.model, interrupt)?,
+        &["tokenizer.json"],
+    )?;
     args.answers.check()?;
     let values = args.template.values()?;
     let codec = Arc::new(Codec::load(folder.clone())?);

@@ -1,5 +1,6 @@
 //! `tlite inspect`.
 
+use super::interrupt::Interrupt;
 use super::options::{Float, check_writable, from_one, padding};
 use super::output::{note, put, put_json, table};
 use crate::backend::{Caps, OpenOptions};
@@ -93,7 +94,7 @@ impl Args {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.html {
         check_writable("--html", file)?;
     }
@@ -114,7 +115,7 @@ pub fn run(args: &Args) -> Result<()> {
         kv: args.kv.unwrap_or_default(),
         float: args.float.map(Float::dtype),
     };
-    let report = inspect(&args.model, &request)?;
+    let report = inspect(&super::model::resolve(&args.model, interrupt)?, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
         let page = page::render(&report);

@@ -125,6 +125,11 @@ impl Interrupt {
     pub(super) fn without_handler() -> Self {
         Self(Arc::default())
     }
+
+    #[cfg(test)]
+    pub(super) fn remove_scratch(&self) {
+        self.0.remove_scratch();
+    }
 }
 
 /// A generation that Ctrl-C may stop.

@@ -199,9 +199,17 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let text = read_text("--text", &args.text)?;
-    let folder = ModelFolder::holding("MODEL", &args.model, &["tokenizer.json"])?;
+    let folder = ModelFolder::holding(
+        "MODEL",
+        &super::model::resolve(&args.model, interrupt)?,
+        &["tokenizer.json"],
+    )?;
     let other = args.reference.as_deref();
     let other = other
+        .map(|path| super::model::resolve_for("--reference", path, interrupt))
+        .transpose()?;
+    let other = other
+        .as_deref()
         .map(|path| ModelFolder::holding("--reference", path, &["tokenizer.json", "model.onnx"]))
         .transpose()?;
     let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;

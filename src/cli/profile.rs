@@ -2,6 +2,7 @@
 
 mod page;
 
+use super::interrupt::Interrupt;
 use super::load;
 use super::options::{ExecOptions, check_writable, from_one};
 use super::output::{note, put, put_json, table};
@@ -308,13 +309,13 @@ fn write(file: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     for (option, file) in [("--trace", &args.trace), ("--html", &args.html)] {
         if let Some(file) = file {
             check_writable(option, file)?;
         }
     }
-    let source = args.random.source(args.model.as_deref())?;
+    let source = args.random.source(args.model.as_deref(), interrupt)?;
     let decodes = inspect::is_decoder(source.path())?;
     let (caps, probe) = device(&args.exec)?;
     check_times(&caps)?;

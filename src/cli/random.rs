@@ -1,5 +1,7 @@
 //! Models that are made up, in place of a folder: the graph of a known model at its true size, and weights of a seed.
 
+use super::interrupt::Interrupt;
+use super::model::resolve;
 use super::quantize::group_size;
 use crate::decoders::{Form, Spec, write};
 use crate::error::{Error, Result};
@@ -67,14 +69,15 @@ impl RandomOptions {
         }
     }
 
-    /// The model in `given`, or the one that is made up in its place. Usage errors: neither of them, more layers than the model has.
-    pub fn source(&self, given: Option<&Path>) -> Result<Source> {
+    /// The model that `given` stands for, or the one that is made up in its place. Usage errors: neither of them, more layers than the model
+    /// has; errors also as of [`resolve`].
+    pub fn source(&self, given: Option<&Path>, interrupt: &Interrupt) -> Result<Source> {
         let (mut spec, folder) = match (self.random.as_deref().and_then(Spec::find), given) {
             (Some(spec), _) => (spec, tempfile::tempdir()),
             (None, Some(path)) => {
                 self.check_alone()?;
                 return Ok(Source {
-                    path: path.to_owned(),
+                    path: resolve(path, interrupt)?,
                     weights: WeightSource::Files,
                     _folder: None,
                 });

@@ -1,5 +1,6 @@
 //! `tlite roofline`.
 
+use super::interrupt::Interrupt;
 use super::options::{ExecOptions, check_fits, from_one, from_zero};
 use super::output::{note, put, put_json, table};
 use super::random::RandomOptions;
@@ -261,8 +262,8 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
-    let source = args.random.source(args.model.as_deref())?;
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let source = args.random.source(args.model.as_deref(), interrupt)?;
     let model = source.path();
     let decodes = inspect::is_decoder(model)?;
     let (mut backend, probe) = measured(&args.exec)?;

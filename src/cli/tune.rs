@@ -115,7 +115,7 @@ fn text(rows: &[TuningRow]) -> String {
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let start = Instant::now();
-    let folder = ModelFolder::holding("MODEL", &args.model, &[])?;
+    let folder = ModelFolder::holding("MODEL", &super::model::resolve(&args.model, interrupt)?, &[])?;
     let options = args.exec.load_options();
     let store = options.place.options.cache.clone();
     let mut notes = std::io::stderr();
