@@ -1,4 +1,5 @@
-//! A conversation, a line of standard input each turn: `cargo run --release --example chat -- FOLDER`
+//! Chats with a model, one line of standard input per turn:
+//! `cargo run --release --example chat -- FOLDER`
 use transformer_lite::llm::{
     Conversation, GenerateOptions, LoadOptions, Message, Model, Sampler, SamplerConfig,
 };
@@ -13,7 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut conversation = Conversation::new(session, vec![Message::system("Answer briefly.")]);
     conversation.set_slides(true);
     for line in std::io::stdin().lines() {
-        // Only what is new since the last turn is fed, and the oldest turns are forgotten when the context is full.
+        // Each turn feeds only new tokens. When the context is full, the oldest turns are dropped.
         let mut answer = conversation.say(Message::user(line?), &GenerateOptions::default())?;
         println!("{}", answer.text()?);
     }

@@ -1,6 +1,7 @@
-//! What a picture shows, by `MobileNetV2`: `cargo run --release --example classify -- [PICTURE]`.
+//! Classifies an image with `MobileNetV2`: `cargo run --release --example classify -- [PICTURE]`.
 //!
-//! Models, names and pictures come from `tools/fetch_model.py mobilenetv2 imagenet-names pictures`.
+//! `tools/fetch_model.py mobilenetv2 imagenet-names pictures` downloads the model, class names and
+//! images.
 
 mod common;
 

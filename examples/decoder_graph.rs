@@ -1,8 +1,10 @@
-//! Writes the graph of a decoder at the true sizes of a known model, without weights, as 4-bit or float:
-//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED]`.
+//! Writes the graph of a known decoder at its real sizes, without weights, in 4-bit or float:
+//! `cargo run --release --example decoder_graph -- llama2-7b OUT_DIR [--float f16|f32] [--layers N]
+//! [--small] [--weights SEED]`.
 //!
-//! `--layers` takes the first N layers; `--small` keeps the form and shrinks the sizes; `--weights` makes random weights, which only small models should have:
-//! `tlite bench --random` makes those of large ones on the device.
+//! `--layers` keeps the first N layers; `--small` shrinks all sizes; `--weights` writes random
+//! weights, which is meant for small models. `tlite bench --random` generates those of large models
+//! on the device.
 
 use transformer_lite::decoders::{self, Form, Spec};
 use transformer_lite::tensor::DType;
@@ -20,7 +22,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                 form = match args.next().as_deref() {
                     Some("f16") => Form::Float(DType::F16),
                     Some("f32") => Form::Float(DType::F32),
-                    other => return Err(format!("--float takes f16 or f32, not {other:?}").into()),
+                    other => return Err(format!("--float: expected f16 or f32, found {other:?}").into()),
                 }
             }
             _ => places.push(arg),
@@ -29,13 +31,14 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names: Vec<&str> = Spec::all().map(|s| s.name).collect();
     let [name, folder] = places.as_slice() else {
         return Err(format!(
-            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights SEED], with a MODEL of {}",
+            "usage: decoder_graph MODEL OUT_DIR [--float f16|f32] [--layers N] [--small] [--weights \
+             SEED]\nMODEL is one of {}",
             names.join(", ")
         )
         .into());
     };
-    let mut spec =
-        Spec::find(name).ok_or_else(|| format!("no model \"{name}\"; there are {}", names.join(", ")))?;
+    let mut spec = Spec::find(name)
+        .ok_or_else(|| format!("unknown model \"{name}\"; expected one of {}", names.join(", ")))?;
     if small {
         spec = spec.small();
     }
@@ -47,11 +50,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         written.nodes,
         written.initializers,
         written.data_bytes,
-        if weights.is_some() {
-            ""
-        } else {
-            ", which are absent"
-        }
+        if weights.is_some() { "" } else { " (not written)" }
     );
     Ok(())
 }

@@ -1,6 +1,8 @@
-//! Objects on a picture, by `YOLO11n`: `cargo run --release --example detect -- [PICTURE] [--output FILE]`.
+//! Detects objects in an image with `YOLO11n`:
+//! `cargo run --release --example detect -- [PICTURE] [--output FILE]`.
 //!
-//! Model and pictures come from `tools/fetch_model.py yolo11n pictures`; the model has the licence AGPL-3.0.
+//! `tools/fetch_model.py yolo11n pictures` downloads the model and images. The model's license is
+//! AGPL-3.0.
 
 mod common;
 
@@ -15,13 +17,13 @@ use transformer_lite::tensor::{DType, HostTensor};
 struct Options {
     /// A PNG or JPEG file [default: a cup of coffee]
     picture: Option<PathBuf>,
-    /// Where the picture with boxes goes
+    /// Output file for the image with boxes
     #[arg(long, value_name = "FILE", default_value = "detected.png")]
     output: PathBuf,
-    /// Least probability of an object
+    /// Minimum probability of an object
     #[arg(long, value_name = "F", default_value_t = 0.25)]
     least: f32,
-    /// Pixels of the longer side that the model sees
+    /// Longer side of the model's input, in pixels
     #[arg(long, value_name = "N", default_value_t = 640)]
     size: u32,
     #[command(flatten)]
@@ -36,7 +38,7 @@ struct Found {
     edges: [f32; 4],
 }
 
-/// The part that two boxes share of what both cover.
+/// Intersection over union of two boxes.
 fn overlap(a: &Found, b: &Found) -> f32 {
     let area = |e: &[f32; 4]| (e[2] - e[0]).max(0.0) * (e[3] - e[1]).max(0.0);
     let (a, b) = (&a.edges, &b.edges);
@@ -44,8 +46,8 @@ fn overlap(a: &Found, b: &Found) -> f32 {
     shared / (area(a) + area(b) - shared).max(1e-6)
 }
 
-/// The boxes of the output `[1, 4 + classes, count]`, whose rows are centre, size and probabilities, without those that another of
-/// the same class covers by more than 0.45.
+/// The boxes of the output `[1, 4 + classes, count]` (rows: center, size, probabilities) after
+/// non-maximum suppression per class with threshold 0.45.
 fn objects(shape: &[usize], output: &[f32], least: f32) -> Vec<Found> {
     let [_, rows, count] = *shape else {
         return Vec::new();
@@ -77,7 +79,7 @@ fn objects(shape: &[usize], output: &[f32], least: f32) -> Vec<Found> {
     kept
 }
 
-/// Names of the classes from a text as `{0: 'person', 1: 'bicycle'}`.
+/// Class names from a text like `{0: 'person', 1: 'bicycle'}`.
 fn names(text: &str) -> Vec<String> {
     let quoted = text.split('\'').skip(1).step_by(2);
     quoted.map(str::to_owned).collect()
@@ -99,7 +101,7 @@ fn main() -> Result<(), AnyError> {
     let input = HostTensor::from_floats(DType::F32, &shape, &planes(&scaled, &PictureOptions::default()))?;
     let (shape, output) = model.run(input)?;
 
-    // The picture fills the input on one side.
+    // The image fills the input along one side.
     let factor = (width as f32 / w).min(height as f32 / h);
     let thickness = (w.max(h) / 250.0).max(2.0);
     for (i, found) in objects(&shape, &output, options.least).into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Goes on with a text: `cargo run --release --example generate -- FOLDER "Once upon a time"`
+//! Continues a text: `cargo run --release --example generate -- FOLDER "Once upon a time"`
 use std::io::Write;
 use transformer_lite::llm::{GenerateOptions, LoadOptions, Model};
 

@@ -1,8 +1,9 @@
 //! Writes the logits of a decoder for given tokens, for comparison with other engines.
 //!
-//! `logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]`: TOKENS.json is a list of ids; OUT.f32 receives one row of
-//! little-endian `f32` a token, each `vocabulary` long. The host is the default. The last STEPS tokens, by default none, are decoded one
-//! at a time behind a prefill of the others.
+//! `logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]`: TOKENS.json is a list of
+//! token IDs. OUT.f32 receives one row of little-endian `f32` per token, with one element per
+//! vocabulary entry. The default backend is the host. The last STEPS tokens (default 0) are decoded
+//! one at a time after a prefill of the others.
 
 use std::error::Error;
 use std::path::Path;
@@ -45,7 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 &Lengths::of(context),
             )?)
         }
-        other => return Err(format!("unknown backend {other}").into()),
+        other => return Err(format!("unknown backend {other}; expected host, opencl or wgpu").into()),
     };
     let (prompt, decoded) = tokens.split_at(tokens.len().saturating_sub(steps));
     let mut logits = Vec::new();

@@ -1,10 +1,14 @@
-//! Writes every kernel that the plans of models ask for on phones, in OpenCL C and as SPIR-V, with a list of them:
-//! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is a folder with `model.onnx`, or a file; weights
-//! need not be there. Of all it writes what a token, or a run with symbols of 1, costs; of those behind `--costs` that alone. Kernels in OpenCL C
-//! that can run in parts of their grids, as slices need, are written so too, of those that differ in types of operands or epilogues alone the first.
+//! Writes every kernel that the plans of given models use on phones, in OpenCL C and as SPIR-V,
+//! with a list:
+//! `cargo run --release --example phone_kernels -- OUT_DIR MODEL... [--costs MODEL...]`. A model is
+//! a folder with `model.onnx`, or a file; weights are not needed. Also writes the cost of a token
+//! (or of a run with all symbols 1) of each model; for models after `--costs`, only this. OpenCL C
+//! kernels that can run on parts of their grid, as time slices need, are also written in that form.
+//! Of kernels that differ only in operand types or epilogues, only the first is.
 //!
-//! Beside these it writes the vector kernels of E0M4 weights and their INT4 twins, with loops of one step and of two, so that the difference
-//! is the cost of weights alone. `tools/phone_compile` compiles all for the GPUs themselves.
+//! In addition, it writes the GEMV kernels with E0M4 weights and equivalent INT4 kernels, with one
+//! and two loop steps, so that the difference is the cost of the weight format alone.
+//! `tools/phone_compile` compiles all kernels offline for the GPUs.
 
 #[path = "../benches/support/int4_twin.rs"]
 mod int4_twin;
@@ -28,29 +32,29 @@ use transformer_lite::shape::{Bindings, Dim};
 
 type AnyError = Box<dyn std::error::Error>;
 
-/// Tokens that caches of decoders hold.
+/// Context length of decoders, in tokens.
 const CONTEXT: usize = 4096;
 /// Tokens of a run with drafts.
 const ROWS: usize = 5;
 
-/// One kernel text in one language.
+/// One kernel source in one language.
 #[derive(Serialize)]
 struct Entry {
-    /// Kernel, defines, operands; what else tells it from others.
+    /// Kernel, defines, operands, and whatever else identifies it.
     key: String,
     /// `opencl` or `wgpu`.
     backend: &'static str,
-    /// File of its text, in the same folder.
+    /// File name of its source, in the same folder.
     file: String,
     /// Entry point.
     kernel: &'static str,
-    /// A letter for each binding of WGSL: `u` uniform buffer, `s` storage buffer.
+    /// One letter per WGSL binding: `u` uniform buffer, `s` storage buffer.
     bindings: String,
-    /// Work-items of a work-group.
+    /// Work-items per work-group.
     workgroup: u32,
-    /// Phones whose plans ask for it.
+    /// Phones whose plans use it.
     phones: BTreeSet<&'static str>,
-    /// Of a kernel in the comparison of E0M4 with INT4.
+    /// Set for kernels of the E0M4 and INT4 comparison.
     #[serde(skip_serializing_if = "Option::is_none")]
     compared: Option<Compared>,
 }
@@ -58,11 +62,11 @@ struct Entry {
 #[derive(Clone, Copy, Serialize)]
 struct Compared {
     format: &'static str,
-    /// Weights of a round of the loop.
+    /// Weights per loop iteration.
     weights: i64,
 }
 
-/// What tells specialisations with one name apart: the generated function of an epilogue.
+/// Distinguishes specializations with the same name by their generated epilogue.
 fn key(spec: &KernelSpec) -> String {
     let Some(epilogue) = &spec.epilogue else {
         return spec.to_string();
@@ -81,7 +85,7 @@ fn spir_v(text: &str, kernel: &str) -> Result<Vec<u8>, AnyError> {
     let info = Validator::new(ValidationFlags::all(), capabilities)
         .validate(&module)
         .map_err(|e| e.emit_to_string(text))?;
-    // As wgpu writes it for kernels whose bounds the session has checked.
+    // As wgpu compiles kernels whose bounds were checked on the host.
     let unchecked = BoundsCheckPolicy::Unchecked;
     let options = spv::Options {
         lang_version: (1, 5),
@@ -108,21 +112,21 @@ struct Writer {
     folder: PathBuf,
     entries: Vec<Entry>,
     known: HashMap<(&'static str, String), usize>,
-    /// What is written in parts: kernel, work-items, defines, and what is read through images.
+    /// Kernels already written in parts: kernel, work-items, defines, images.
     in_parts: HashMap<String, KernelSpec>,
 }
 
-/// What of a kernel is written.
+/// Variant to write.
 #[derive(Clone, Copy)]
 enum Form {
     Plain,
-    /// As it runs in parts of its grid.
+    /// For running on parts of the grid.
     InParts,
     Compared(Compared),
 }
 
 impl Writer {
-    /// The kernel as it is and, where it can run so, in parts.
+    /// Adds the kernel and, if supported, its variant for parts of the grid.
     fn add_forms(
         &mut self,
         spec: &KernelSpec,
@@ -197,7 +201,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The kernel with E0M4 weights and its INT4 twins, with a loop of one step and with one of two.
+    /// Adds the kernel with E0M4 weights and its INT4 equivalents, with one and two loop steps.
     fn compare(
         &mut self,
         spec: &KernelSpec,
@@ -211,7 +215,7 @@ impl Writer {
             for (steps, kernel) in [(1, kernel), (2, int4_twin::twice(kernel)?)] {
                 let mut spec = spec.clone();
                 spec.kernel = kernel;
-                // The loop that is not unrolled.
+                // The variant without unrolling.
                 spec.defines.remove("WHOLE");
                 let weights = 8 * columns * steps;
                 self.add(
@@ -226,16 +230,17 @@ impl Writer {
     }
 }
 
-/// What running a model takes, from its products and convolutions: of a decoder for a token, else with all symbols 1.
+/// Cost of running a model, from its matmuls and convolutions: per token for a decoder, else with
+/// all symbols 1.
 #[derive(Serialize)]
 struct Cost {
     model: String,
     decoder: bool,
-    /// Bytes of constant operands, as the file has them; tables of which rows are gathered do not count.
+    /// Bytes of constant operands in the file, without gathered tables.
     weight_bytes: u64,
-    /// Multiplications with additions.
+    /// Multiply-adds.
     macs: u64,
-    /// Those of the product that makes a decoder's logits, which prefill computes once.
+    /// Multiply-adds of the output head, which prefill computes only once.
     head_macs: u64,
 }
 
@@ -302,7 +307,7 @@ fn cost(model: &Path) -> Result<Cost, AnyError> {
     Ok(found)
 }
 
-/// The plans that running a model on a device takes, with the options that choose other kernels.
+/// All plans for running a model on a device, including options that select other kernels.
 fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
     let graph = import_with(&model_file(model)?, ImportOptions { absent_weights: true })?;
     if !Decoder::is_form_of(&graph) {
@@ -322,7 +327,7 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
     greedy.passes.push(GREEDY);
     let mut eight_bits = standard();
     KvType::Q8.store(&mut eight_bits);
-    // Products of bytes, of many rows and of one.
+    // Int8 matmuls, of many rows and of one.
     let mut bytes = standard();
     Activations::Int8.store(&mut bytes, caps);
     let mut found = Vec::new();

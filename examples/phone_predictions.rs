@@ -1,6 +1,7 @@
-//! What prompts, and tokens behind them, take at least on GPUs of phones: costs of the plans for these GPUs (`plan/cost.rs`) over given peaks.
-//! `cargo run --release --example phone_predictions -- OUT.json GPU=BYTES,F32,F16.. -- FOLDER..`, peaks a second in bytes and operations. A folder
-//! holds `model.onnx`; weights need not be there. Nothing is measured.
+//! Predicts lower bounds on prefill and decode time on phone GPUs: costs of the plans
+//! (`plan/cost.rs`) divided by given peaks. `cargo run --release --example phone_predictions --
+//! OUT.json GPU=BYTES,F32,F16.. -- FOLDER..`, with peaks in bytes and operations per second. A
+//! folder holds `model.onnx`; weights are not needed. Nothing is measured.
 
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use transformer_lite::roofline::{Peaks, Work};
 
 type AnyError = Box<dyn std::error::Error>;
 
-/// Lengths of prompts in the paper's figure 4.
+/// Prompt lengths in figure 4 of the paper.
 const PROMPTS: [usize; 3] = [128, 1024, 2048];
 
 #[derive(Serialize)]
@@ -20,9 +21,9 @@ struct Line {
     model: String,
     gpu: String,
     prompt: usize,
-    /// Of all tokens of the prompt.
+    /// Operations for the whole prompt.
     prefill_flops: u64,
-    /// Of a token behind it.
+    /// Bytes for one token after it.
     decode_bytes: u64,
     prefill_tokens_per_s: f64,
     decode_tokens_per_s: f64,
@@ -41,7 +42,7 @@ fn peaks(text: &str) -> Result<(&str, Peaks), AnyError> {
         f16_flops_per_s: Some(f16),
         matrix_flops_per_s: None,
         int8_ops_per_s: None,
-        // Not known; recorded, a launch costs the device little.
+        // Unknown; in a recording, a launch costs the device little.
         launch_s: 0.0,
     };
     Ok((gpu, peaks))
@@ -51,7 +52,7 @@ fn lines(folder: &Path, gpu: &str, peaks: &Peaks, out: &mut Vec<Line>) -> Result
     let phone = PHONES
         .iter()
         .find(|p| p.name == gpu)
-        .ok_or_else(|| format!("no GPU \"{gpu}\""))?;
+        .ok_or_else(|| format!("unknown GPU \"{gpu}\""))?;
     let options = LoadOptions {
         context: Some(PROMPTS[2] + 256),
         ..LoadOptions::default()

@@ -1,7 +1,8 @@
-//! The text on a photograph, by the three models of PP-OCRv4: one finds lines, one tells those that stand upside down, one reads.
+//! Reads text in a photograph with the three PP-OCRv4 models: one finds lines, one detects
+//! upside-down lines, one reads them.
 //! `cargo run --release --example read_text -- [PICTURE] [--output FILE]`.
 //!
-//! Models and pictures come from `tools/fetch_model.py ppocr-det ppocr-cls ppocr-rec pictures`.
+//! `tools/fetch_model.py ppocr-det ppocr-cls ppocr-rec pictures` downloads the models and images.
 
 mod common;
 #[path = "common/regions.rs"]
@@ -15,31 +16,32 @@ use std::path::PathBuf;
 use transformer_lite::files::picture::{Fit, PictureOptions, planes, scale};
 use transformer_lite::tensor::{DType, HostTensor};
 
-/// Reads the lines of text on a picture
+/// Reads the lines of text in an image
 #[derive(Debug, Parser)]
 struct Options {
     /// A PNG or JPEG file [default: a page of a book]
     picture: Option<PathBuf>,
-    /// Where the picture with boxes and text goes
+    /// Output file for the image with boxes and text
     #[arg(long, value_name = "FILE", default_value = "read.png")]
     output: PathBuf,
-    /// Least mean probability of the characters of a line
+    /// Minimum mean probability of a line's characters
     #[arg(long, value_name = "F", default_value_t = 0.5)]
     least: f32,
     #[command(flatten)]
     common: Common,
 }
 
-/// Pixels of text are those of a probability above this.
+/// Text pixels have a probability above this.
 const TEXT: f32 = 0.3;
-/// Regions of text are those of a mean above this.
+/// Text regions have at least this mean probability.
 const REGION: f32 = 0.5;
-/// The model finds the middle of lines: a box grows by this part of its area over its perimeter.
+/// The model marks the middle of lines: a box grows by this multiple of its area divided by its
+/// perimeter.
 const GROWTH: f32 = 1.6;
-/// The height of lines for the models that look at one.
+/// Height of line images for the second and third model.
 const HEIGHT: u32 = 48;
 
-/// The models were trained with blue first, and with numbers from -1 to 1.
+/// The models were trained with BGR channel order and values from -1 to 1.
 fn numbers(picture: &RgbImage) -> Vec<f32> {
     let as_trained = PictureOptions {
         mean: [0.5; 3],
@@ -52,7 +54,7 @@ fn numbers(picture: &RgbImage) -> Vec<f32> {
 
 fn find(model: &mut Model, picture: &RgbImage) -> Result<Vec<Rect>, AnyError> {
     let (w, h) = (picture.width() as f32, picture.height() as f32);
-    // Small pictures are enlarged, as in training.
+    // Small images are enlarged, as in training.
     let factor = (736.0 / w.min(h)).max(1.0).min(1280.0 / w.max(h));
     let side = |length: f32| ((length * factor / 32.0).round() as u32).max(1) * 32;
     let (width, height) = (side(w), side(h));
@@ -73,7 +75,7 @@ fn find(model: &mut Model, picture: &RgbImage) -> Result<Vec<Rect>, AnyError> {
     Ok(in_order(found))
 }
 
-/// From above to below, in a line from left to right.
+/// Top to bottom, and left to right within a line.
 fn in_order(mut all: Vec<Rect>) -> Vec<Rect> {
     all.sort_by(|a, b| a.centre[1].total_cmp(&b.centre[1]));
     let mut lines: Vec<Vec<Rect>> = Vec::new();
@@ -91,7 +93,7 @@ fn in_order(mut all: Vec<Rect>) -> Vec<Rect> {
     lines.into_iter().flatten().collect()
 }
 
-/// A line scaled to the models' height, at the left of a tensor of this width or its own.
+/// A line scaled to the models' height, left-aligned in a tensor of `least` to `most` columns.
 fn line_tensor(line: &RgbImage, least: u32, most: u32) -> Result<HostTensor, AnyError> {
     let natural = (line.width() as f32 / line.height() as f32 * HEIGHT as f32).ceil() as u32;
     let width = natural.clamp(8, most);
@@ -120,7 +122,8 @@ fn read(model: &mut Model, alphabet: &[String], line: &RgbImage) -> Result<(Stri
     if classes != alphabet.len() {
         return Err(format!("{classes} classes, but {} characters", alphabet.len()).into());
     }
-    // The best class of each step; 0 is no character, and repetitions without it between are one.
+    // CTC decoding: take the best class per step; 0 is blank, and repetitions without a blank are
+    // merged.
     let (mut text, mut sum, mut count, mut before) = (String::new(), 0.0, 0.0, 0);
     for step in output.chunks(classes) {
         let best = (0..classes)
@@ -135,7 +138,7 @@ fn read(model: &mut Model, alphabet: &[String], line: &RgbImage) -> Result<(Stri
     Ok((text, if count > 0.0 { sum / count } else { 0.0 }))
 }
 
-/// Boxes on the picture, and beside it what was read, at the same places.
+/// The image with boxes, and next to it the text at the same positions.
 fn drawn(picture: &RgbImage, lines: &[(Rect, String)]) -> RgbImage {
     let (w, h) = (picture.width(), picture.height());
     let factor = (1000.0 / w as f32).max(1.0);
@@ -146,7 +149,7 @@ fn drawn(picture: &RgbImage, lines: &[(Rect, String)]) -> RgbImage {
     for (i, (rect, text)) in lines.iter().enumerate() {
         let rect = rect.scaled([factor; 2]);
         draw::polygon(&mut page, &rect.corners(), 2.5, draw::colour(i));
-        // As high as fits into the box.
+        // As high as fits the box.
         let high = rect.size[0].min(rect.size[1]) * 0.75;
         let fits = rect.size[0].max(rect.size[1]) / draw::text_width(text, high).max(1.0);
         let size = (high * fits.min(1.0)).max(8.0);

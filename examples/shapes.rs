@@ -1,5 +1,5 @@
-//! Prints the derived types and shapes of all values of a model, before any pass, as JSON:
-//! `cargo run --release --example shapes -- MODEL_DIR_OR_FILE`. Weights need not be there.
+//! Prints the inferred types and shapes of all values of a model, before any pass, as JSON:
+//! `cargo run --release --example shapes -- MODEL_DIR_OR_FILE`. Weights are not needed.
 
 use serde_json::{Value, json};
 use std::path::PathBuf;

@@ -1,7 +1,8 @@
-//! How well texts describe a picture, by CLIP: `cargo run --release --example similarity -- [--picture FILE] [TEXT]...`.
+//! Scores how well texts describe an image, with CLIP:
+//! `cargo run --release --example similarity -- [--picture FILE] [TEXT]...`.
 //!
-//! `tools/export_clip.py` makes the two models; they know something only where it was given trained weights. The vocabulary is that
-//! of CLIP.
+//! `tools/export_clip.py` exports the two models. The scores are meaningful only if it was given
+//! trained weights. The vocabulary is that of CLIP.
 
 mod common;
 
@@ -12,13 +13,13 @@ use std::path::PathBuf;
 use transformer_lite::files::picture::{Fit, PictureOptions, planes, scale};
 use transformer_lite::tensor::{DType, HostTensor};
 
-/// Mean and deviation of the pictures that CLIP was trained with.
+/// Mean and standard deviation of CLIP's training images.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const DEVIATION: [f32; 3] = [0.268_629_54, 0.261_302_6, 0.275_777_1];
-/// What trained models multiply cosines by.
+/// Factor for cosines in trained models.
 const SCALE: f32 = 100.0;
 
-/// Compares a picture with texts
+/// Compares an image with texts
 #[derive(Debug, Parser)]
 struct Options {
     /// Texts to compare with
@@ -31,7 +32,7 @@ struct Options {
     common: Common,
 }
 
-/// Rows of length 1.
+/// Rows normalized to length 1.
 fn normalised(shape: &[usize], data: &[f32]) -> Vec<Vec<f32>> {
     let row = |row: &[f32]| {
         let length = row.iter().map(|v| v * v).sum::<f32>().sqrt().max(1e-12);
@@ -41,7 +42,7 @@ fn normalised(shape: &[usize], data: &[f32]) -> Vec<Vec<f32>> {
     data.chunks(width).map(row).collect()
 }
 
-/// A row of tokens for each text, between those of start and end, zeros after it.
+/// A row of tokens per text, with start and end tokens, padded with zeros.
 fn tokens(texts: &[String]) -> Result<HostTensor, AnyError> {
     let tokenizer = Tokenizer::new();
     let encode = |text: &String| {
@@ -98,7 +99,7 @@ fn main() -> Result<(), AnyError> {
         println!("{cosine:6.3}  {:5.1} %  {text}", 100.0 * probability);
     }
     if let Some(weights) = images.metadata("weights")?.filter(|w| w.starts_with("made up")) {
-        println!("the weights are {weights}: the numbers mean nothing but that both models ran");
+        println!("the weights are {weights}: the scores only show that both models ran");
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
-/* The C interface of Transformer-Lite. Made from src/capi.rs; change it there.
+/* The C interface of Transformer-Lite. Generated from src/capi.rs; change it there.
  *
- * Functions may be called from any thread. Strings that go in are UTF-8, end with a 0, belong to the caller and are read during the
- * call only. Pointers are NULL or point to what is said here. NULL where an object or a text is needed is an error and does no harm.
- * What fails says so by what it returns; tlite_last_error says why, tlite_last_error_code of what kind it is. Models and sessions
- * belong to the caller, who frees each once, with the function of its kind. */
+ * Functions may be called from any thread. String arguments are UTF-8, end with a 0 byte, belong to
+ * the caller and are read only during the call. Pointers must be NULL or point to what the comments
+ * describe. A NULL pointer where a value is required is an error and does no harm. Return values
+ * signal failure; tlite_last_error returns the message and tlite_last_error_code the kind. Models
+ * and sessions belong to the caller, who must free each once with the matching function. */
 
 #ifndef TLITE_H
 #define TLITE_H
@@ -17,19 +18,19 @@ extern "C" {
 #endif
 
 /*
- What kind of failure an error is.
+ Kind of failure.
  */
 typedef enum {
   /*
-   No call of this thread has failed.
+   No call on this thread has failed.
    */
   TLITE_ERROR_NONE = 0,
   /*
-   Anything without a code of its own.
+   A failure without a code of its own.
    */
   TLITE_ERROR_OTHER = 1,
   /*
-   An argument or a member of options has a value that cannot be used.
+   An argument or an option has an invalid value.
    */
   TLITE_ERROR_USAGE = 2,
   /*
@@ -37,35 +38,35 @@ typedef enum {
    */
   TLITE_ERROR_CONTEXT_EXCEEDED = 3,
   /*
-   A conversation for a model that has no chat template.
+   The model has no chat template, so it cannot answer a conversation.
    */
   TLITE_ERROR_NO_TEMPLATE = 4,
   /*
-   The chat template refuses the messages.
+   The chat template rejected the messages.
    */
   TLITE_ERROR_TEMPLATE_REFUSED = 5,
   /*
-   A token that the model does not have.
+   A token ID is outside the model's vocabulary.
    */
   TLITE_ERROR_TOKEN_OUT_OF_RANGE = 6,
   /*
-   The file of a prompt cache is damaged, or is none.
+   The prompt cache file is damaged or is not a prompt cache.
    */
   TLITE_ERROR_PROMPT_CACHE_DAMAGED = 7,
   /*
-   A prompt cache is that of another model, or of another storage of the cache.
+   The prompt cache was written by another model or with another KV cache type.
    */
   TLITE_ERROR_PROMPT_CACHE_MISMATCH = 8,
   /*
-   No driver, or no device of that name.
+   No driver was found, or no device has the given name.
    */
   TLITE_ERROR_NO_DEVICE = 9,
   /*
-   A device or the host has too little memory.
+   A device or the host ran out of memory.
    */
   TLITE_ERROR_OUT_OF_MEMORY = 10,
   /*
-   The device is gone; models and sessions on it are of no use any more.
+   The device was lost. Models and sessions on it can no longer be used.
    */
   TLITE_ERROR_DEVICE_LOST = 11,
   /*
@@ -73,7 +74,7 @@ typedef enum {
    */
   TLITE_ERROR_IO = 12,
   /*
-   A file's content is not what its format demands.
+   A file's content is not valid for its format.
    */
   TLITE_ERROR_INVALID_FILE = 13,
   /*
@@ -81,25 +82,42 @@ typedef enum {
    */
   TLITE_ERROR_INTERRUPTED = 14,
   /*
-   A mistake in the library.
+   A bug in the library.
    */
   TLITE_ERROR_INTERNAL = 15,
+  /*
+   Valid, but not implemented: an operator, a tensor type, an architecture.
+   */
+  TLITE_ERROR_UNSUPPORTED = 16,
+  /*
+   Sizes or element types do not fit one another, or the model's.
+   */
+  TLITE_ERROR_SHAPE_MISMATCH = 17,
+  /*
+   An input, the size of an open dimension or the elements of a weight are not given.
+   */
+  TLITE_ERROR_MISSING_INPUT = 18,
+  /*
+   Another call or process is using the session, file or folder.
+   */
+  TLITE_ERROR_BUSY = 19,
 } tlite_error;
 
 /*
- How much a line of the log matters.
+ Severity of a log line.
  */
 typedef enum {
   /*
-   Something failed that no call returns as its own failure.
+   A failure that no call returns as its own error.
    */
   TLITE_LOG_LEVEL_ERROR = 1,
   /*
-   Something is done otherwise than asked for or than it could be: notes of loading, refusals of drivers.
+   Something differs from what was requested or from the best case: notes of loading,
+   rejections by drivers.
    */
   TLITE_LOG_LEVEL_WARNING = 2,
   /*
-   How much memory is taken, and the like.
+   Information, such as memory use.
    */
   TLITE_LOG_LEVEL_INFO = 3,
 } tlite_log_level;
@@ -109,23 +127,23 @@ typedef enum {
  */
 typedef enum {
   /*
-   It failed; `tlite_last_error` says why. Text that came before is valid.
+   The call failed; see `tlite_last_error`. Text delivered before is valid.
    */
   TLITE_FINISH_ERROR = -1,
   /*
-   The model ended it.
+   The model ended the answer.
    */
   TLITE_FINISH_END_OF_TEXT = 0,
   /*
-   A stop string came up.
+   A stop string was generated.
    */
   TLITE_FINISH_STOP_STRING = 1,
   /*
-   The largest number of tokens was generated.
+   The maximum number of tokens was generated.
    */
   TLITE_FINISH_MAX_TOKENS = 2,
   /*
-   The cache has no room for another token.
+   The KV cache has no room for another token.
    */
   TLITE_FINISH_CONTEXT_FULL = 3,
   /*
@@ -133,147 +151,159 @@ typedef enum {
    */
   TLITE_FINISH_CANCELLED = 4,
   /*
-   The callback asked for it.
+   The callback returned a value other than 0.
    */
   TLITE_FINISH_CALLBACK = 5,
 } tlite_finish;
 
 /*
- A loaded model: weights, compiled kernels, tokenizer and chat template. Any number of sessions may share it, in any threads.
+ A loaded model: weights, compiled kernels, tokenizer and chat template. Sessions on any threads
+ may share it.
  */
 typedef struct tlite_model tlite_model;
 
 /*
- A sequence of tokens in a cache of its own. One call at a time generates with it; only `tlite_cancel` and `tlite_cancel_clear` may be called
- meanwhile.
+ A token sequence with its own KV cache. Only one call at a time may use it, except
+ `tlite_cancel` and `tlite_cancel_clear`, which may be called at any time.
  */
 typedef struct tlite_session tlite_session;
 
 /*
- Takes a line of the log, in UTF-8 and valid during the call only. It is called from any thread, from several at a time, must return
- normally, and may call no function of this library.
+ Receives a line of the log, in UTF-8 and valid only during the call. It may be called from any
+ thread and from several at once. It must return normally and must not call any function of this
+ library.
  */
 typedef void (*tlite_log_callback)(tlite_log_level level, const char *text, void *user);
 
 /*
- Where and how a model is loaded. Begin with what `tlite_load_defaults` writes. Strings are UTF-8 and read during the call only.
+ Where and how to load a model. Initialize it with `tlite_load_defaults`. Strings are UTF-8 and
+ are read only during the call.
  */
 typedef struct {
   /*
-   The size of this struct, in bytes, as the program was compiled with it.
+   Size of this struct in bytes, as the program was compiled with it.
    */
   size_t size;
   /*
-   "auto", "opencl", "wgpu" or "host"; NULL is "auto", the best device there is.
+   "auto", "opencl", "wgpu" or "host". NULL means "auto": the best available device.
    */
   const char *backend;
   /*
-   The device of this name, else the one whose name or driver contains this text; NULL is the best one.
+   Device name, or text that the device or driver name contains. NULL selects the best device.
    */
   const char *device;
   /*
-   Tokens that the cache of a session holds; 0 is what the model was made for, at most 4096.
+   Context length in tokens. 0 selects the model's own length, at most 4096.
    */
   size_t context;
   /*
-   Storage of the cache on a device, "f16" or "q8"; NULL is "f16".
+   KV cache type on a device: "f16" or "q8". NULL means "f16".
    */
   const char *kv;
   /*
-   Lengths of decoding are padded to multiples of this, 32 to 256; 0 is 64.
+   Decode lengths are padded to multiples of this, 32 to 256. 0 means 64.
    */
   size_t padding;
   /*
-   Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
+   GPU scheduling priority: "low", "normal" or "high". NULL means "low" on GPUs that share
+   memory with the host, otherwise the driver's default.
    */
   const char *priority;
   /*
-   Folder where compiled kernels are kept for the next start, 4 GB of them at most. One of somebody else, or that others can write, is not
-   used, as drivers run what is in it. NULL keeps none.
+   Folder that caches compiled kernels, at most 4 GB. A folder that another user owns or can
+   write to is not used, because drivers execute its contents. NULL disables the cache.
    */
   const char *kernel_cache;
   /*
-   Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
-   that multiply bytes faster, else "float".
+   Activation precision of matmuls with 4-bit and 8-bit E0M weights on a device: "auto",
+   "float" or "int8". NULL means "auto", which keeps the answers of the float model ("float" on
+   every backend). "int8" is faster on some CPUs, and its answers can differ.
    */
   const char *act;
   /*
-   How products of matrices read activations on an OpenCL device, "auto", "1d" or "2d" through images of one or two axes, or "off"; NULL is
-   "auto", through images on Adreno.
+   How matmuls read activations on an OpenCL device: "1d" or "2d" (through images), "off" (from
+   buffers) or "auto". NULL means "auto": through images on Adreno.
    */
   const char *images;
   /*
-   How commands that repeat reach an OpenCL device, "auto", "persistent", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on
-   GPUs whose driver can, and in persistent kernels on CPUs.
+   How repeated commands, such as decode steps, are submitted to an OpenCL device: "auto",
+   "persistent", "command-buffer", "qcom" or "off". NULL means "auto": recorded on GPUs whose
+   driver supports it, persistent kernels on CPUs.
    */
   const char *recording;
   /*
-   Milliseconds that queued work may hold an OpenCL device before other work gets its turn, 10000 at most; 0 is no limit, and -1 is 8 on GPUs
-   that share the host's memory, else 0.
+   Longest time in milliseconds that queued work may occupy an OpenCL device before other work
+   gets a turn, at most 10000. 0 means no limit. -1 means 8 on GPUs that share memory with the
+   host, otherwise no limit.
    */
   ptrdiff_t slice_ms;
 } tlite_load_options;
 
 /*
- How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` writes.
+ How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.
  */
 typedef struct {
   /*
-   The size of this struct, in bytes, as the program was compiled with it.
+   Size of this struct in bytes, as the program was compiled with it.
    */
   size_t size;
   /*
-   Largest number of tokens to generate; 0 generates none.
+   Maximum number of tokens to generate. 0 generates none.
    */
   size_t max_tokens;
   /*
-   Choose among so many of the most likely tokens; 0 is off.
+   Sample only from this many most likely tokens. 0 disables the filter.
    */
   size_t top_k;
   /*
-   Start of the random sequence; equal seeds give equal texts.
+   Seed of the random generator. Equal seeds give equal texts.
    */
   uint64_t seed;
   /*
-   0 takes the most likely token always; higher values take others more often.
+   0 always picks the most likely token. Higher values make the choice more random.
    */
   float temperature;
   /*
-   Choose among the fewest tokens whose probabilities sum to this; 1 is off.
+   Sample from the fewest tokens whose probabilities reach this sum. 1 disables the filter.
    */
   float top_p;
   /*
-   Choose among the tokens at least this many times as likely as the most likely one; 0 is off.
+   Sample only from tokens at least this many times as likely as the most likely one. 0
+   disables the filter.
    */
   float min_p;
   /*
-   Divide logits of tokens that occurred lately by this; 1 is off.
+   Divide positive logits of recent tokens by this, and multiply negative ones by it. 1
+   disables the penalty.
    */
   float repetition_penalty;
   /*
-   Not 0: a full context slides. A conversation forgets its oldest turns, but for the system's messages; a text goes on with the prompt
-   and the latter half of what followed it.
+   If not 0, generation continues when the context is full. A conversation drops its oldest
+   turns but keeps system messages. A text keeps the prompt and the last half of what followed
+   it.
    */
   int context_shift;
   /*
-   `stop_count` texts in UTF-8 that end the answer and are not part of it; none may be empty. NULL where there are none.
+   `stop_count` UTF-8 strings that end the answer and are not part of it. None may be empty.
+   NULL if there are none.
    */
   const char *const *stop;
   /*
-   How many texts `stop` has.
+   Number of strings in `stop`.
    */
   size_t stop_count;
   /*
-   A JSON object in UTF-8 with what the chat template is given beside the messages, such as `{"tools": [...], "enable_thinking": false}`; or
-   NULL.
+   A JSON object in UTF-8 with extra variables for the chat template, such as
+   `{"tools": [...], "enable_thinking": false}`, or NULL.
    */
   const char *template_values;
 } tlite_generate_options;
 
 /*
- Takes a piece of text: `length` bytes of UTF-8 in whole characters, and a 0 behind them; a text may hold zero bytes, too. `text` is valid
- during the call only. Returns 0 to go on and anything else to end the answer. It must return normally: no `longjmp`, no exception. It may
- not generate with, clear or free the session.
+ Receives a piece of text: `length` bytes of UTF-8, always whole characters, followed by a 0
+ byte. The text itself may contain 0 bytes. `text` is valid only during the call. Returns 0 to
+ continue, any other value to end the answer. It must return normally (no `longjmp`, no
+ exception), and must not generate with, clear or free the session.
  */
 typedef int (*tlite_callback)(const char *text, size_t length, void *user);
 
@@ -286,36 +316,39 @@ typedef struct {
    */
   const char *role;
   /*
-   What was said, in UTF-8.
+   Text of the message, in UTF-8.
    */
   const char *content;
   /*
-   A JSON object in UTF-8 with what the chat template knows beside these, such as `tool_calls`, `tool_call_id` or `name`; or NULL. A `content`
-   in it, which may be null, takes the place of that above.
+   A JSON object in UTF-8 with further fields for the chat template, such as `tool_calls`,
+   `tool_call_id` or `name`, or NULL. A `content` field in it, which may be null, replaces the
+   member above.
    */
   const char *extra;
 } tlite_message;
 
 /*
- The version of the library, as in "0.1.0". It is valid for ever.
+ The version of the library, such as "0.1.0". The pointer stays valid.
  */
 const char *tlite_version(void);
 
 /*
- What went wrong in the last call of this thread that failed, in UTF-8; empty before any did. It is valid until the next call of this
- thread that fails.
+ The error message of the last failed call on this thread, in UTF-8; empty if none has failed. It
+ stays valid until the next failed call on this thread.
  */
 const char *tlite_last_error(void);
 
 /*
- What kind of failure `tlite_last_error` tells of; `TLITE_ERROR_NONE` before any. Later versions may have more codes.
+ The kind of failure that `tlite_last_error` describes, or `TLITE_ERROR_NONE`. Later versions may
+ add codes.
  */
 tlite_error tlite_last_error_code(void);
 
 /*
- Hands what the library says beside its results to `callback` with `user`, from now on and for all threads: notes of loading a model, which
- tell what is done otherwise than the options ask for, and warnings. NULL ends that. When this returns, no call of the callback before runs any
- more. Returns 0, or -1 where the program has a log of its own in Rust, which gets the lines.
+ Sends log lines of all threads to `callback`, together with `user`: warnings, and notes of
+ loading a model about what differs from the options. NULL stops this. When this function
+ returns, the previous callback is no longer running. Returns 0, or -1 if a Rust program has set
+ its own logger, which then receives the lines.
 
  `callback` may be called with `user` until it is replaced.
  */
@@ -323,15 +356,16 @@ int tlite_set_log(tlite_log_callback callback,
                   void *user);
 
 /*
- Writes the defaults to `options`, whose `size` is `sizeof *options`: the best device, and what the model was made for. Returns 0, or -1 for
- a size that this library does not know.
+ Writes the defaults to `options`; `size` is `sizeof *options`. The defaults select the best
+ device and the model's own settings. Returns 0, or -1 if the library does not know this size.
  */
 int tlite_load_defaults(tlite_load_options *options,
                         size_t size);
 
 /*
- Loads the model in the folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside them.
- `options` may be NULL. Returns a model to be freed by `tlite_model_free`, or NULL.
+ Loads the model folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that
+ exporters write next to them. `options` may be NULL. Returns a model, to be freed with
+ `tlite_model_free`, or NULL on failure.
  */
 tlite_model *tlite_model_load(const char *path,
                               const tlite_load_options *options);
@@ -339,53 +373,56 @@ tlite_model *tlite_model_load(const char *path,
 /*
  Frees a model. Its sessions keep what they need of it. NULL is allowed.
 
- `model` is NULL or from `tlite_model_load`, not freed before, and in use by no other call.
+ `model` is NULL or from `tlite_model_load`, is not freed yet, and no other call is using it.
  */
 void tlite_model_free(tlite_model *model);
 
 /*
- A session of `model` with an empty cache, to be freed by `tlite_session_free`; or NULL. Sessions share weights and compiled kernels; each
- takes memory for its cache.
+ Creates a session with an empty KV cache, to be freed with `tlite_session_free`, or returns NULL
+ on failure. Sessions share weights and compiled kernels; each allocates its own cache.
 
- `model` is NULL or from `tlite_model_load` and not freed.
+ `model` is NULL or from `tlite_model_load` and is not freed yet.
  */
 tlite_session *tlite_session_new(const tlite_model *model);
 
 /*
  Frees a session. NULL is allowed.
 
- `session` is NULL or from `tlite_session_new`, not freed before, and in use by no other call.
+ `session` is NULL or from `tlite_session_new`, is not freed yet, and no other call is using it.
  */
 void tlite_session_free(tlite_session *session);
 
 /*
- Empties the cache of a session. Returns 0, or -1 where it is in use.
+ Empties the KV cache of a session. Returns 0, or -1 if another call is using the session.
 
- `session` is NULL or from `tlite_session_new` and not freed.
+ `session` is NULL or from `tlite_session_new` and is not freed yet.
  */
 int tlite_session_clear(const tlite_session *session);
 
 /*
- Ends the answer that the session generates at this moment, within one step; without one, the next answer ends before its first token, so
- that a call that comes just before an answer starts is not lost. For any thread.
+ Stops the answer that the session is generating, within one step. If there is none, the next
+ answer ends before its first token, so a call just before an answer starts is not lost. May be
+ called from any thread.
  */
 void tlite_cancel(const tlite_session *session);
 
 /*
- Takes back a `tlite_cancel` that came when no answer was generated. Each answer does so at its end.
+ Clears a `tlite_cancel` that arrived while no answer was being generated. The end of each answer
+ clears it as well.
  */
 void tlite_cancel_clear(const tlite_session *session);
 
 /*
- Writes the defaults to `options`, whose `size` is `sizeof *options`: 256 tokens, of which each is the most likely one. Returns 0, or -1 for a
- size that this library does not know.
+ Writes the defaults to `options`; `size` is `sizeof *options`. The defaults are at most 256
+ tokens and greedy decoding. Returns 0, or -1 if the library does not know this size.
  */
 int tlite_generate_defaults(tlite_generate_options *options,
                             size_t size);
 
 /*
- Goes on with the text `prompt`, in UTF-8, and hands what comes to `callback` with `user`. `options` may be NULL. What the prompt shares with
- the session's cache from its start on is not computed again.
+ Continues the text `prompt`, in UTF-8, and passes each piece of new text to `callback` with
+ `user`. `options` may be NULL. A prefix that the prompt shares with the session's KV cache is
+ not computed again.
 
  The session must not be freed before the call ends.
  */
@@ -396,9 +433,10 @@ tlite_finish tlite_generate(const tlite_session *session,
                             void *user);
 
 /*
- As `tlite_generate`, with the answer to a conversation of `count` messages, in the form that the model's chat template gives it. Turn by turn
- the caller gives all messages, those that were answered too: what the session said itself keeps its tokens, and only what is new is
- computed. The session must not be freed before the call ends.
+ Like `tlite_generate`, but answers a conversation of `count` messages, formatted with the
+ model's chat template. Pass the whole conversation at each turn, including earlier answers:
+ their tokens stay in the cache, and only new messages are computed. The session must not be
+ freed before the call ends.
  */
 tlite_finish tlite_chat(const tlite_session *session,
                         const tlite_message *messages,

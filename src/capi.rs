@@ -1,13 +1,14 @@
-//! The C interface, whose header is `include/tlite.h`.
+//! The C interface; its header is `include/tlite.h`.
 //!
-//! Every function may be called from any thread, takes NULL where a pointer is expected without harm, and lets no panic out. What
-//! fails says so by what it returns, and leaves a message and a code for [`tlite_last_error`] and [`tlite_last_error_code`]. They and
-//! who is told lines of the log ([`tlite_set_log`]) are the only state outside of what callers hold.
+//! Every function may be called from any thread. NULL pointers are checked, and no panic crosses
+//! the boundary. A failed call returns an error value and records a message and a code, which
+//! [`tlite_last_error`] and [`tlite_last_error_code`] return. These two and the log callback
+//! ([`tlite_set_log`]) are the only global state.
 //!
-//! Structs of options begin with their size, so that they can grow at their end.
+//! Option structs begin with their size, so new members can be added at the end.
 #![expect(
     clippy::missing_safety_doc,
-    reason = "the comments become those of the header, which says in its head and in plain sentences what callers promise"
+    reason = "the header copies these comments; it states the callers' duties in plain sentences"
 )]
 
 mod listener;
@@ -29,80 +30,90 @@ use std::mem::offset_of;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, TryLockError};
 
-/// A loaded model: weights, compiled kernels, tokenizer and chat template. Any number of sessions may share it, in any threads.
+/// A loaded model: weights, compiled kernels, tokenizer and chat template. Sessions on any threads
+/// may share it.
 pub struct TliteModel(Model);
 
-/// A sequence of tokens in a cache of its own. One call at a time generates with it; only `tlite_cancel` and `tlite_cancel_clear` may be called
-/// meanwhile.
+/// A token sequence with its own KV cache. Only one call at a time may use it, except
+/// `tlite_cancel` and `tlite_cancel_clear`, which may be called at any time.
 pub struct TliteSession {
     conversation: Mutex<Conversation>,
     cancel: Cancel,
 }
 
-/// Where and how a model is loaded. Begin with what `tlite_load_defaults` writes. Strings are UTF-8 and read during the call only.
+/// Where and how to load a model. Initialize it with `tlite_load_defaults`. Strings are UTF-8 and
+/// are read only during the call.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TliteLoadOptions {
-    /// The size of this struct, in bytes, as the program was compiled with it.
+    /// Size of this struct in bytes, as the program was compiled with it.
     pub size: usize,
-    /// "auto", "opencl", "wgpu" or "host"; NULL is "auto", the best device there is.
+    /// "auto", "opencl", "wgpu" or "host". NULL means "auto": the best available device.
     pub backend: *const c_char,
-    /// The device of this name, else the one whose name or driver contains this text; NULL is the best one.
+    /// Device name, or text that the device or driver name contains. NULL selects the best device.
     pub device: *const c_char,
-    /// Tokens that the cache of a session holds; 0 is what the model was made for, at most 4096.
+    /// Context length in tokens. 0 selects the model's own length, at most 4096.
     pub context: usize,
-    /// Storage of the cache on a device, "f16" or "q8"; NULL is "f16".
+    /// KV cache type on a device: "f16" or "q8". NULL means "f16".
     pub kv: *const c_char,
-    /// Lengths of decoding are padded to multiples of this, 32 to 256; 0 is 64.
+    /// Decode lengths are padded to multiples of this, 32 to 256. 0 means 64.
     pub padding: usize,
-    /// Whose work the device does first, "low", "normal" or "high"; NULL is low on GPUs that share the host's memory, else the driver's.
+    /// GPU scheduling priority: "low", "normal" or "high". NULL means "low" on GPUs that share
+    /// memory with the host, otherwise the driver's default.
     pub priority: *const c_char,
-    /// Folder where compiled kernels are kept for the next start, 4 GB of them at most. One of somebody else, or that others can write, is not
-    /// used, as drivers run what is in it. NULL keeps none.
+    /// Folder that caches compiled kernels, at most 4 GB. A folder that another user owns or can
+    /// write to is not used, because drivers execute its contents. NULL disables the cache.
     pub kernel_cache: *const c_char,
-    /// Activations in products with E0M weights of 4 and 8 bits, on a device, "auto", "float" or "int8"; NULL is "auto", which is "int8" on CPUs
-    /// that multiply bytes faster, else "float".
+    /// Activation precision of matmuls with 4-bit and 8-bit E0M weights on a device: "auto",
+    /// "float" or "int8". NULL means "auto", which keeps the answers of the float model ("float" on
+    /// every backend). "int8" is faster on some CPUs, and its answers can differ.
     pub act: *const c_char,
-    /// How products of matrices read activations on an OpenCL device, "auto", "1d" or "2d" through images of one or two axes, or "off"; NULL is
-    /// "auto", through images on Adreno.
+    /// How matmuls read activations on an OpenCL device: "1d" or "2d" (through images), "off" (from
+    /// buffers) or "auto". NULL means "auto": through images on Adreno.
     pub images: *const c_char,
-    /// How commands that repeat reach an OpenCL device, "auto", "persistent", "command-buffer", "qcom" or "off"; NULL is "auto", recorded on
-    /// GPUs whose driver can, and in persistent kernels on CPUs.
+    /// How repeated commands, such as decode steps, are submitted to an OpenCL device: "auto",
+    /// "persistent", "command-buffer", "qcom" or "off". NULL means "auto": recorded on GPUs whose
+    /// driver supports it, persistent kernels on CPUs.
     pub recording: *const c_char,
-    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn, 10000 at most; 0 is no limit, and -1 is 8 on GPUs
-    /// that share the host's memory, else 0.
+    /// Longest time in milliseconds that queued work may occupy an OpenCL device before other work
+    /// gets a turn, at most 10000. 0 means no limit. -1 means 8 on GPUs that share memory with the
+    /// host, otherwise no limit.
     pub slice_ms: isize,
 }
 
-/// How tokens are chosen, and when an answer ends. Begin with what `tlite_generate_defaults` writes.
+/// How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct TliteGenerateOptions {
-    /// The size of this struct, in bytes, as the program was compiled with it.
+    /// Size of this struct in bytes, as the program was compiled with it.
     pub size: usize,
-    /// Largest number of tokens to generate; 0 generates none.
+    /// Maximum number of tokens to generate. 0 generates none.
     pub max_tokens: usize,
-    /// Choose among so many of the most likely tokens; 0 is off.
+    /// Sample only from this many most likely tokens. 0 disables the filter.
     pub top_k: usize,
-    /// Start of the random sequence; equal seeds give equal texts.
+    /// Seed of the random generator. Equal seeds give equal texts.
     pub seed: u64,
-    /// 0 takes the most likely token always; higher values take others more often.
+    /// 0 always picks the most likely token. Higher values make the choice more random.
     pub temperature: f32,
-    /// Choose among the fewest tokens whose probabilities sum to this; 1 is off.
+    /// Sample from the fewest tokens whose probabilities reach this sum. 1 disables the filter.
     pub top_p: f32,
-    /// Choose among the tokens at least this many times as likely as the most likely one; 0 is off.
+    /// Sample only from tokens at least this many times as likely as the most likely one. 0
+    /// disables the filter.
     pub min_p: f32,
-    /// Divide logits of tokens that occurred lately by this; 1 is off.
+    /// Divide positive logits of recent tokens by this, and multiply negative ones by it. 1
+    /// disables the penalty.
     pub repetition_penalty: f32,
-    /// Not 0: a full context slides. A conversation forgets its oldest turns, but for the system's messages; a text goes on with the prompt
-    /// and the latter half of what followed it.
+    /// If not 0, generation continues when the context is full. A conversation drops its oldest
+    /// turns but keeps system messages. A text keeps the prompt and the last half of what followed
+    /// it.
     pub context_shift: c_int,
-    /// `stop_count` texts in UTF-8 that end the answer and are not part of it; none may be empty. NULL where there are none.
+    /// `stop_count` UTF-8 strings that end the answer and are not part of it. None may be empty.
+    /// NULL if there are none.
     pub stop: *const *const c_char,
-    /// How many texts `stop` has.
+    /// Number of strings in `stop`.
     pub stop_count: usize,
-    /// A JSON object in UTF-8 with what the chat template is given beside the messages, such as `{"tools": [...], "enable_thinking": false}`; or
-    /// NULL.
+    /// A JSON object in UTF-8 with extra variables for the chat template, such as
+    /// `{"tools": [...], "enable_thinking": false}`, or NULL.
     pub template_values: *const c_char,
 }
 
@@ -111,10 +122,11 @@ pub struct TliteGenerateOptions {
 pub struct TliteMessage {
     /// "system", "user", "assistant" or "tool".
     pub role: *const c_char,
-    /// What was said, in UTF-8.
+    /// Text of the message, in UTF-8.
     pub content: *const c_char,
-    /// A JSON object in UTF-8 with what the chat template knows beside these, such as `tool_calls`, `tool_call_id` or `name`; or NULL. A `content`
-    /// in it, which may be null, takes the place of that above.
+    /// A JSON object in UTF-8 with further fields for the chat template, such as `tool_calls`,
+    /// `tool_call_id` or `name`, or NULL. A `content` field in it, which may be null, replaces the
+    /// member above.
     pub extra: *const c_char,
 }
 
@@ -122,59 +134,67 @@ pub struct TliteMessage {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TliteFinish {
-    /// It failed; `tlite_last_error` says why. Text that came before is valid.
+    /// The call failed; see `tlite_last_error`. Text delivered before is valid.
     Error = -1,
-    /// The model ended it.
+    /// The model ended the answer.
     EndOfText = 0,
-    /// A stop string came up.
+    /// A stop string was generated.
     StopString = 1,
-    /// The largest number of tokens was generated.
+    /// The maximum number of tokens was generated.
     MaxTokens = 2,
-    /// The cache has no room for another token.
+    /// The KV cache has no room for another token.
     ContextFull = 3,
     /// `tlite_cancel` was called.
     Cancelled = 4,
-    /// The callback asked for it.
+    /// The callback returned a value other than 0.
     Callback = 5,
 }
 
-/// What kind of failure an error is.
+/// Kind of failure.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TliteError {
-    /// No call of this thread has failed.
+    /// No call on this thread has failed.
     #[default]
     None = 0,
-    /// Anything without a code of its own.
+    /// A failure without a code of its own.
     Other = 1,
-    /// An argument or a member of options has a value that cannot be used.
+    /// An argument or an option has an invalid value.
     Usage = 2,
     /// A prompt or conversation has more tokens than the context holds.
     ContextExceeded = 3,
-    /// A conversation for a model that has no chat template.
+    /// The model has no chat template, so it cannot answer a conversation.
     NoTemplate = 4,
-    /// The chat template refuses the messages.
+    /// The chat template rejected the messages.
     TemplateRefused = 5,
-    /// A token that the model does not have.
+    /// A token ID is outside the model's vocabulary.
     TokenOutOfRange = 6,
-    /// The file of a prompt cache is damaged, or is none.
+    /// The prompt cache file is damaged or is not a prompt cache.
     PromptCacheDamaged = 7,
-    /// A prompt cache is that of another model, or of another storage of the cache.
+    /// The prompt cache was written by another model or with another KV cache type.
     PromptCacheMismatch = 8,
-    /// No driver, or no device of that name.
+    /// No driver was found, or no device has the given name.
     NoDevice = 9,
-    /// A device or the host has too little memory.
+    /// A device or the host ran out of memory.
     OutOfMemory = 10,
-    /// The device is gone; models and sessions on it are of no use any more.
+    /// The device was lost. Models and sessions on it can no longer be used.
     DeviceLost = 11,
     /// The operating system refused an operation on a file.
     Io = 12,
-    /// A file's content is not what its format demands.
+    /// A file's content is not valid for its format.
     InvalidFile = 13,
     /// The work was interrupted.
     Interrupted = 14,
-    /// A mistake in the library.
+    /// A bug in the library.
     Internal = 15,
+    /// Valid, but not implemented: an operator, a tensor type, an architecture.
+    Unsupported = 16,
+    /// Sizes or element types do not fit one another, or the model's.
+    ShapeMismatch = 17,
+    /// An input, the size of an open dimension or the elements of a weight are not given.
+    MissingInput = 18,
+    /// Another call or process is using the session, file or folder.
+    Busy = 19,
 }
 
 impl From<ErrorKind> for TliteError {
@@ -192,32 +212,39 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::DeviceLost => Self::DeviceLost,
             ErrorKind::Io => Self::Io,
             ErrorKind::InvalidFile => Self::InvalidFile,
+            ErrorKind::Unsupported => Self::Unsupported,
+            ErrorKind::ShapeMismatch => Self::ShapeMismatch,
+            ErrorKind::MissingInput => Self::MissingInput,
+            ErrorKind::Busy => Self::Busy,
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::Other => Self::Other,
         }
     }
 }
 
-/// Takes a piece of text: `length` bytes of UTF-8 in whole characters, and a 0 behind them; a text may hold zero bytes, too. `text` is valid
-/// during the call only. Returns 0 to go on and anything else to end the answer. It must return normally: no `longjmp`, no exception. It may
-/// not generate with, clear or free the session.
+/// Receives a piece of text: `length` bytes of UTF-8, always whole characters, followed by a 0
+/// byte. The text itself may contain 0 bytes. `text` is valid only during the call. Returns 0 to
+/// continue, any other value to end the answer. It must return normally (no `longjmp`, no
+/// exception), and must not generate with, clear or free the session.
 pub type TliteCallback =
     Option<unsafe extern "C" fn(text: *const c_char, length: usize, user: *mut c_void) -> c_int>;
 
-/// How much a line of the log matters.
+/// Severity of a log line.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TliteLogLevel {
-    /// Something failed that no call returns as its own failure.
+    /// A failure that no call returns as its own error.
     Error = 1,
-    /// Something is done otherwise than asked for or than it could be: notes of loading, refusals of drivers.
+    /// Something differs from what was requested or from the best case: notes of loading,
+    /// rejections by drivers.
     Warning = 2,
-    /// How much memory is taken, and the like.
+    /// Information, such as memory use.
     Info = 3,
 }
 
-/// Takes a line of the log, in UTF-8 and valid during the call only. It is called from any thread, from several at a time, must return
-/// normally, and may call no function of this library.
+/// Receives a line of the log, in UTF-8 and valid only during the call. It may be called from any
+/// thread and from several at once. It must return normally and must not call any function of this
+/// library.
 pub type TliteLogCallback =
     Option<unsafe extern "C" fn(level: TliteLogLevel, text: *const c_char, user: *mut c_void)>;
 
@@ -225,7 +252,7 @@ thread_local! {
     static LAST_ERROR: RefCell<(TliteError, CString)> = RefCell::default();
 }
 
-/// A text for C, which ends at a zero byte in it.
+/// A text for C, cut at its first zero byte.
 fn c_text(text: &str) -> CString {
     let bytes: Vec<u8> = text.bytes().take_while(|b| *b != 0).collect();
     CString::new(bytes).unwrap_or_default()
@@ -239,10 +266,10 @@ fn remember(code: TliteError, message: &str) {
 fn panicked(payload: &(dyn Any + Send)) -> String {
     let words = payload.downcast_ref::<&str>().copied();
     let words = words.or_else(|| payload.downcast_ref::<String>().map(String::as_str));
-    format!("internal error: {}", words.unwrap_or("a panic without words"))
+    format!("internal error: {}", words.unwrap_or("a panic without a message"))
 }
 
-/// What `work` returns; `failed` after an error or a panic, whose message is then remembered.
+/// Returns the result of `work`, or `failed` after an error or a panic, whose message is recorded.
 fn guarded<T>(failed: T, work: impl FnOnce() -> Result<T>) -> T {
     match catch_unwind(AssertUnwindSafe(work)) {
         Ok(Ok(value)) => value,
@@ -261,7 +288,7 @@ fn null(what: &str) -> Error {
     Error::usage(what, "is NULL")
 }
 
-/// The object behind a pointer of the caller.
+/// The object at a caller's pointer; an error for NULL.
 ///
 /// # Safety
 ///
@@ -271,11 +298,12 @@ unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
     unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
 }
 
-/// The text behind a pointer of the caller. Errors for NULL and for what is not UTF-8.
+/// The text at a caller's pointer; an error for NULL or invalid UTF-8.
 ///
 /// # Safety
 ///
-/// `pointer` is NULL or points to a string that ends with a 0 and is not changed while the result lives.
+/// `pointer` is NULL or points to a string that ends with a 0 and is not changed during the
+/// result's lifetime.
 unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
     if pointer.is_null() {
         return Err(null(what));
@@ -287,7 +315,7 @@ unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
         .map_err(|e| Error::usage(what, format!("is not UTF-8 at byte {}", e.valid_up_to())))
 }
 
-/// As [`text`], `None` for NULL.
+/// Like [`text`], but `None` for NULL.
 ///
 /// # Safety
 ///
@@ -300,7 +328,7 @@ unsafe fn text_or_none<'a>(what: &str, pointer: *const c_char) -> Result<Option<
     unsafe { text(what, pointer) }.map(Some)
 }
 
-/// The array behind a pointer of the caller. NULL is an empty one, and an error where elements are promised.
+/// The array at a caller's pointer. NULL is an empty array, or an error if `count` is not 0.
 ///
 /// # Safety
 ///
@@ -314,17 +342,17 @@ unsafe fn array<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'
     }
 }
 
-/// The version of the library, as in "0.1.0". It is valid for ever.
+/// The version of the library, such as "0.1.0". The pointer stays valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn tlite_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// What went wrong in the last call of this thread that failed, in UTF-8; empty before any did. It is valid until the next call of this
-/// thread that fails.
+/// The error message of the last failed call on this thread, in UTF-8; empty if none has failed. It
+/// stays valid until the next failed call on this thread.
 #[unsafe(no_mangle)]
 pub extern "C" fn tlite_last_error() -> *const c_char {
-    // A thread that is about to end has none any more.
+    // A thread that is ending may have destroyed its value.
     let message = LAST_ERROR.try_with(|last| last.try_borrow().map(|l| l.1.as_ptr()));
     match message {
         Ok(Ok(pointer)) => pointer,
@@ -332,16 +360,18 @@ pub extern "C" fn tlite_last_error() -> *const c_char {
     }
 }
 
-/// What kind of failure `tlite_last_error` tells of; `TLITE_ERROR_NONE` before any. Later versions may have more codes.
+/// The kind of failure that `tlite_last_error` describes, or `TLITE_ERROR_NONE`. Later versions may
+/// add codes.
 #[unsafe(no_mangle)]
 pub extern "C" fn tlite_last_error_code() -> TliteError {
     let code = LAST_ERROR.try_with(|last| last.try_borrow().map(|l| l.0));
     code.map_or(TliteError::None, |code| code.unwrap_or_default())
 }
 
-/// Hands what the library says beside its results to `callback` with `user`, from now on and for all threads: notes of loading a model, which
-/// tell what is done otherwise than the options ask for, and warnings. NULL ends that. When this returns, no call of the callback before runs any
-/// more. Returns 0, or -1 where the program has a log of its own in Rust, which gets the lines.
+/// Sends log lines of all threads to `callback`, together with `user`: warnings, and notes of
+/// loading a model about what differs from the options. NULL stops this. When this function
+/// returns, the previous callback is no longer running. Returns 0, or -1 if a Rust program has set
+/// its own logger, which then receives the lines.
 ///
 /// `callback` may be called with `user` until it is replaced.
 #[unsafe(no_mangle)]
@@ -353,21 +383,23 @@ pub unsafe extern "C" fn tlite_set_log(callback: TliteLogCallback, user: *mut c_
     })
 }
 
-/// Options of callers. A later version of a struct has more members at its end, and none in padding, so that what a caller compiled with an
-/// earlier header gives is a prefix; the rest are the defaults.
+/// An options struct of the C interface. Later versions add members only at the end, without
+/// padding, so the struct of a caller compiled with an earlier header is a prefix. Missing members
+/// get their defaults.
 ///
 /// # Safety
 ///
-/// The first member is the struct's size, a `usize`. Any bytes are a value: all members are numbers and pointers.
+/// The first member is the struct's size, a `usize`. Every bit pattern is valid: all members are
+/// numbers and pointers.
 unsafe trait Options: Copy {
-    /// Size of the first version.
+    /// Size of the struct in its first version.
     const FIRST: usize;
 
-    /// What is taken unless the caller says otherwise. The first member is the struct's size.
+    /// The default options, with the size set.
     fn defaults() -> Self;
 }
 
-// SAFETY: as the trait demands.
+// SAFETY: as the trait requires.
 unsafe impl Options for TliteLoadOptions {
     const FIRST: usize = offset_of!(Self, kernel_cache) + size_of::<*const c_char>();
 
@@ -389,7 +421,7 @@ unsafe impl Options for TliteLoadOptions {
     }
 }
 
-// SAFETY: as the trait demands.
+// SAFETY: as the trait requires.
 unsafe impl Options for TliteGenerateOptions {
     const FIRST: usize = offset_of!(Self, template_values) + size_of::<*const c_char>();
 
@@ -417,18 +449,19 @@ fn check_size<T: Options>(size: usize) -> Result<()> {
         return Ok(());
     }
     let what = format!(
-        "is {size}, expected {} to {}: the options are not set by their defaults, or are those of a later version",
+        "is {size}, expected {} to {}: initialize the options with their defaults function and the \
+         matching header",
         T::FIRST,
         size_of::<T>()
     );
     Err(Error::usage("size", what))
 }
 
-/// The options of a caller; `None` for NULL. A usage error for a size that no version has.
+/// A caller's options; `None` for NULL, a usage error for a size that no version has.
 ///
 /// # Safety
 ///
-/// `given` is NULL or points to as many bytes as it says itself.
+/// `given` is NULL or points to as many bytes as its size member says.
 unsafe fn options_of<T: Options>(given: *const T) -> Result<Option<T>> {
     if given.is_null() {
         return Ok(None);
@@ -437,12 +470,12 @@ unsafe fn options_of<T: Options>(given: *const T) -> Result<Option<T>> {
     let size = unsafe { given.cast::<usize>().read() };
     check_size::<T>(size)?;
     let mut options = T::defaults();
-    // SAFETY: there are `size` bytes at both places, which any bytes may fill.
+    // SAFETY: both places hold `size` bytes, and every bit pattern is valid.
     unsafe { std::ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut options).cast(), size) };
     Ok(Some(options))
 }
 
-/// Writes the first `size` bytes of the defaults to `options`, and `size` as their size. Returns 0, or -1.
+/// Writes the first `size` bytes of the defaults to `options` and sets their size. Returns 0 or -1.
 ///
 /// # Safety
 ///
@@ -454,7 +487,7 @@ unsafe fn write_defaults<T: Options>(options: *mut T, size: usize) -> c_int {
         }
         check_size::<T>(size)?;
         let defaults = T::defaults();
-        // SAFETY: there are `size` bytes at both places, the size at the start of each.
+        // SAFETY: both places hold `size` bytes, and each starts with the size.
         unsafe {
             std::ptr::copy_nonoverlapping((&raw const defaults).cast::<u8>(), options.cast(), size);
             options.cast::<usize>().write(size);
@@ -463,16 +496,17 @@ unsafe fn write_defaults<T: Options>(options: *mut T, size: usize) -> c_int {
     })
 }
 
-/// Writes the defaults to `options`, whose `size` is `sizeof *options`: the best device, and what the model was made for. Returns 0, or -1 for
-/// a size that this library does not know.
+/// Writes the defaults to `options`; `size` is `sizeof *options`. The defaults select the best
+/// device and the model's own settings. Returns 0, or -1 if the library does not know this size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_load_defaults(options: *mut TliteLoadOptions, size: usize) -> c_int {
     // SAFETY: as the caller promises.
     unsafe { write_defaults(options, size) }
 }
 
-/// Loads the model in the folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside them.
-/// `options` may be NULL. Returns a model to be freed by `tlite_model_free`, or NULL.
+/// Loads the model folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that
+/// exporters write next to them. `options` may be NULL. Returns a model, to be freed with
+/// `tlite_model_free`, or NULL on failure.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_model_load(
     path: *const c_char,
@@ -486,7 +520,7 @@ pub unsafe extern "C" fn tlite_model_load(
     })
 }
 
-/// The options in the library's form.
+/// Converts the options to those of the Rust interface.
 ///
 /// # Safety
 ///
@@ -530,7 +564,7 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
     Ok(all)
 }
 
-/// A number of milliseconds; `None` for -1.
+/// A time slice in milliseconds; `None` for -1.
 fn slice_ms(given: isize) -> Result<Option<u32>> {
     let known = u32::try_from(given).ok().filter(|ms| *ms <= 10_000);
     if known.is_none() && given != -1 {
@@ -542,22 +576,22 @@ fn slice_ms(given: isize) -> Result<Option<u32>> {
 
 /// Frees a model. Its sessions keep what they need of it. NULL is allowed.
 ///
-/// `model` is NULL or from `tlite_model_load`, not freed before, and in use by no other call.
+/// `model` is NULL or from `tlite_model_load`, is not freed yet, and no other call is using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_model_free(model: *mut TliteModel) {
     guarded((), || {
         if !model.is_null() {
-            // SAFETY: the pointer is from `Box::into_raw` and given back once.
+            // SAFETY: the pointer is from `Box::into_raw` and is returned once.
             drop(unsafe { Box::from_raw(model) });
         }
         Ok(())
     });
 }
 
-/// A session of `model` with an empty cache, to be freed by `tlite_session_free`; or NULL. Sessions share weights and compiled kernels; each
-/// takes memory for its cache.
+/// Creates a session with an empty KV cache, to be freed with `tlite_session_free`, or returns NULL
+/// on failure. Sessions share weights and compiled kernels; each allocates its own cache.
 ///
-/// `model` is NULL or from `tlite_model_load` and not freed.
+/// `model` is NULL or from `tlite_model_load` and is not freed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_session_new(model: *const TliteModel) -> *mut TliteSession {
     guarded(std::ptr::null_mut(), || {
@@ -573,21 +607,21 @@ pub unsafe extern "C" fn tlite_session_new(model: *const TliteModel) -> *mut Tli
 
 /// Frees a session. NULL is allowed.
 ///
-/// `session` is NULL or from `tlite_session_new`, not freed before, and in use by no other call.
+/// `session` is NULL or from `tlite_session_new`, is not freed yet, and no other call is using it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_session_free(session: *mut TliteSession) {
     guarded((), || {
         if !session.is_null() {
-            // SAFETY: the pointer is from `Box::into_raw` and given back once.
+            // SAFETY: the pointer is from `Box::into_raw` and is returned once.
             drop(unsafe { Box::from_raw(session) });
         }
         Ok(())
     });
 }
 
-/// Empties the cache of a session. Returns 0, or -1 where it is in use.
+/// Empties the KV cache of a session. Returns 0, or -1 if another call is using the session.
 ///
-/// `session` is NULL or from `tlite_session_new` and not freed.
+/// `session` is NULL or from `tlite_session_new` and is not freed yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_session_clear(session: *const TliteSession) -> c_int {
     guarded(-1, || {
@@ -600,8 +634,9 @@ pub unsafe extern "C" fn tlite_session_clear(session: *const TliteSession) -> c_
     })
 }
 
-/// Ends the answer that the session generates at this moment, within one step; without one, the next answer ends before its first token, so
-/// that a call that comes just before an answer starts is not lost. For any thread.
+/// Stops the answer that the session is generating, within one step. If there is none, the next
+/// answer ends before its first token, so a call just before an answer starts is not lost. May be
+/// called from any thread.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_cancel(session: *const TliteSession) {
     guarded((), || {
@@ -611,7 +646,8 @@ pub unsafe extern "C" fn tlite_cancel(session: *const TliteSession) {
     });
 }
 
-/// Takes back a `tlite_cancel` that came when no answer was generated. Each answer does so at its end.
+/// Clears a `tlite_cancel` that arrived while no answer was being generated. The end of each answer
+/// clears it as well.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_cancel_clear(session: *const TliteSession) {
     guarded((), || {
@@ -621,16 +657,17 @@ pub unsafe extern "C" fn tlite_cancel_clear(session: *const TliteSession) {
     });
 }
 
-/// Writes the defaults to `options`, whose `size` is `sizeof *options`: 256 tokens, of which each is the most likely one. Returns 0, or -1 for a
-/// size that this library does not know.
+/// Writes the defaults to `options`; `size` is `sizeof *options`. The defaults are at most 256
+/// tokens and greedy decoding. Returns 0, or -1 if the library does not know this size.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_generate_defaults(options: *mut TliteGenerateOptions, size: usize) -> c_int {
     // SAFETY: as the caller promises.
     unsafe { write_defaults(options, size) }
 }
 
-/// Goes on with the text `prompt`, in UTF-8, and hands what comes to `callback` with `user`. `options` may be NULL. What the prompt shares with
-/// the session's cache from its start on is not computed again.
+/// Continues the text `prompt`, in UTF-8, and passes each piece of new text to `callback` with
+/// `user`. `options` may be NULL. A prefix that the prompt shares with the session's KV cache is
+/// not computed again.
 ///
 /// The session must not be freed before the call ends.
 #[unsafe(no_mangle)]
@@ -650,9 +687,10 @@ pub unsafe extern "C" fn tlite_generate(
     })
 }
 
-/// As `tlite_generate`, with the answer to a conversation of `count` messages, in the form that the model's chat template gives it. Turn by turn
-/// the caller gives all messages, those that were answered too: what the session said itself keeps its tokens, and only what is new is
-/// computed. The session must not be freed before the call ends.
+/// Like `tlite_generate`, but answers a conversation of `count` messages, formatted with the
+/// model's chat template. Pass the whole conversation at each turn, including earlier answers:
+/// their tokens stay in the cache, and only new messages are computed. The session must not be
+/// freed before the call ends.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_chat(
     session: *const TliteSession,
@@ -672,7 +710,7 @@ pub unsafe extern "C" fn tlite_chat(
     })
 }
 
-/// A message in the library's form.
+/// Converts a message to that of the Rust interface.
 ///
 /// # Safety
 ///
@@ -687,7 +725,7 @@ unsafe fn message(given: &TliteMessage) -> Result<Message> {
         )
     };
     if !["system", "user", "assistant", "tool"].contains(&role) {
-        let what = format!("\"{role}\" is none of system, user, assistant, tool");
+        let what = format!("\"{role}\" is not valid; expected system, user, assistant or tool");
         return Err(Error::usage("role", what));
     }
     Ok(Message {
@@ -696,7 +734,7 @@ unsafe fn message(given: &TliteMessage) -> Result<Message> {
     })
 }
 
-/// The JSON object behind a pointer of the caller; an empty one for NULL.
+/// The JSON object at a caller's pointer; an empty one for NULL.
 ///
 /// # Safety
 ///
@@ -705,15 +743,18 @@ unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<Values> {
     // SAFETY: as the caller promises.
     let text = unsafe { text_or_none(what, pointer) }?;
     let object = text.map_or_else(|| Ok(Values::new()), serde_json::from_str);
-    object.map_err(|e| Error::usage(what, format!("is no JSON object: {e}")))
+    object.map_err(|e| Error::usage(what, format!("not a JSON object: {e}")))
 }
 
 impl TliteSession {
-    /// Runs `work` with what is said in the session. An error where another call does.
+    /// Runs `work` with the session's conversation; an error if another call is using it.
     fn with<T>(&self, work: impl FnOnce(&mut Conversation) -> Result<T>) -> Result<T> {
         match self.conversation.try_lock() {
             Ok(mut conversation) => work(&mut conversation),
-            Err(TryLockError::WouldBlock) => Err(Error::usage("session", "is in use by another call")),
+            Err(TryLockError::WouldBlock) => {
+                let used = Error::usage("session", "is in use by another call");
+                Err(used.of_kind(ErrorKind::Busy))
+            }
             Err(TryLockError::Poisoned(_)) => {
                 let what = "the session is unusable after an internal error; free it";
                 Err(Error::other(Stage::Run, what))
@@ -722,7 +763,8 @@ impl TliteSession {
     }
 }
 
-/// The options in the library's form, without [`GenerateOptions::cancel`], and whether a full context slides.
+/// Converts the options to those of the Rust interface, without [`GenerateOptions::cancel`]. Also
+/// returns whether a full context slides.
 ///
 /// # Safety
 ///
@@ -757,13 +799,13 @@ unsafe fn generate_options(
     Ok((answer, sampling, given.context_shift != 0))
 }
 
-/// What is to be answered.
+/// The prompt of a call.
 enum Asked<'a> {
     Text(&'a str),
     Chat(Vec<Message>),
 }
 
-/// What [`tlite_generate`] and [`tlite_chat`] do.
+/// Common part of [`tlite_generate`] and [`tlite_chat`].
 ///
 /// # Safety
 ///
@@ -782,12 +824,12 @@ unsafe fn generate(
     let sampler = Sampler::new(sampling)?;
     let mut put = |text: &str| {
         let bytes = [text.as_bytes(), &[0]].concat();
-        // SAFETY: the bytes live until it returns and end with a 0; the rest is the caller's own.
+        // SAFETY: the bytes outlive the call and end with a 0; the caller guarantees the rest.
         unsafe { callback(bytes.as_ptr().cast(), text.len(), user) == 0 }
     };
     handle.with(|conversation| {
         options.cancel = handle.cancel.clone();
-        // What was cancelled is over when the call ends, in whatever way.
+        // A cancellation ends with the call, however the call ends.
         let _over = Over(&handle.cancel);
         let session = conversation.session();
         session.set_sampler(sampler);
@@ -818,7 +860,8 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Gives the texts of `pieces` to `put` until it wants no more. False where it does not want the rest.
+/// Passes the texts of `pieces` to `put` until it returns false. Returns whether `put` took them
+/// all.
 fn stream(
     pieces: &mut dyn Iterator<Item = Result<Piece>>,
     put: &mut dyn FnMut(&str) -> bool,

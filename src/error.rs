@@ -1,10 +1,12 @@
-//! Errors with their place: stage, file, node, and what was expected and found.
+//! Errors with their place: stage, file or node, and what was expected and found.
 
 use crate::backend::BackendError;
+use crate::graph::op::OpError;
+use crate::tensor::TensorError;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// The part of the work in which an error arose.
+/// The stage in which an error occurred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     /// Reading a model file.
@@ -13,19 +15,19 @@ pub enum Stage {
     Download,
     /// Converting from another format.
     Convert,
-    /// Derivation of shapes.
+    /// Shape inference.
     Shape,
     /// A graph pass.
     Pass,
     /// Quantization.
     Quantize,
-    /// From quantized weights back to floats.
+    /// Converting quantized weights back to floats.
     Dequantize,
     /// Planning for a device.
     Plan,
     /// Execution.
     Run,
-    /// Tokens, templates, sampling.
+    /// Tokenizing, chat templates, sampling.
     Text,
 }
 
@@ -46,54 +48,63 @@ impl fmt::Display for Stage {
     }
 }
 
-/// What kind of failure an [`Error`] is, for programs that act on it. [`Error::kind`] tells it.
+/// Kind of failure of an [`Error`], for programs; see [`Error::kind`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An argument or the field of an option has a value that cannot be used.
+    /// An argument or an option field has an invalid value.
     Usage,
     /// A prompt or conversation has more tokens than the context holds.
     ContextExceeded,
-    /// A conversation for a model that has no chat template.
+    /// The model has no chat template, so it cannot answer a conversation.
     NoTemplate,
-    /// The chat template refuses the messages; the cause is [`Raised`](crate::llm::Raised) where it has words for it.
+    /// The chat template rejected the messages. The cause is [`Raised`](crate::llm::Raised) if the
+    /// template gave a message.
     TemplateRefused,
-    /// A token that the model does not have.
+    /// A token ID is outside the model's vocabulary.
     TokenOutOfRange,
-    /// The file of a prompt cache is damaged, or is none.
+    /// The prompt cache file is damaged or is not a prompt cache.
     PromptCacheDamaged,
-    /// A prompt cache is that of another model, or of another storage of the cache.
+    /// The prompt cache was written by another model or with another KV cache type.
     PromptCacheMismatch,
-    /// No driver, or no device of that name.
+    /// No driver was found, or no device has the given name.
     NoDevice,
-    /// A device or the host has too little memory.
+    /// A device or the host ran out of memory.
     OutOfMemory,
-    /// The device is gone; nothing on it can be used again.
+    /// The device was lost; nothing on it can be used again.
     DeviceLost,
     /// The operating system refused an operation on a file.
     Io,
-    /// A file's content is not what its format demands.
+    /// A file's content is not valid for its format.
     InvalidFile,
+    /// Valid, but not implemented: an operator, a tensor type, an architecture.
+    Unsupported,
+    /// Sizes or element types do not fit one another, or the model's.
+    ShapeMismatch,
+    /// An input, the size of an open dimension or the elements of a weight are not given.
+    MissingInput,
+    /// Another call or process is using the session, file or folder.
+    Busy,
     /// The work was interrupted.
     Interrupted,
     /// Anything else.
     Other,
 }
 
-/// A cause of any type, as [`std::error::Error::source`] returns it.
+/// A cause of any type, as returned by [`std::error::Error::source`].
 pub type Cause = Box<dyn std::error::Error + Send + Sync + 'static>;
 
-/// Any failure of this library.
+/// Any failure in this library.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The operating system refused an operation on a file.
     #[error("{action} {}", path.display())]
     Io {
-        /// What was tried: `cannot read`, `cannot write`, ...
+        /// What was attempted: `cannot read`, `cannot write`, ...
         action: &'static str,
         /// The file or folder.
         path: PathBuf,
-        /// The system's answer.
+        /// The operating system's error.
         source: std::io::Error,
     },
     /// A file's content is not what its format demands.
@@ -105,9 +116,9 @@ pub enum Error {
         path: PathBuf,
         /// Expected and found.
         what: String,
-        /// [`ErrorKind::InvalidFile`], or what is known better.
+        /// [`ErrorKind::InvalidFile`], or a more specific kind.
         kind: ErrorKind,
-        /// The parser's words, if any.
+        /// The parser's error, if any.
         source: Option<Cause>,
     },
     /// An operator failed.
@@ -119,49 +130,50 @@ pub enum Error {
         op: String,
         /// Node name.
         node: String,
-        /// Facts of the node's inputs as text; may be empty.
+        /// Types and shapes of the node's inputs as text; may be empty.
         inputs: String,
         /// The operator's error.
         source: Cause,
     },
-    /// A device refused.
+    /// A device call failed.
     #[error("{stage}: {what}")]
     Device {
         /// Stage.
         stage: Stage,
-        /// Step, kernel and node names; or what was being set up.
+        /// The names of step, kernel and node, or what was being set up.
         what: String,
         /// The backend's error.
         source: BackendError,
     },
-    /// An option or argument has a value that cannot be used.
+    /// An option or argument has an invalid value.
     #[error("{name}: {what}")]
     Usage {
-        /// The argument, or the field of an option as it is called in the library; in the command the option as typed.
+        /// The argument or option field, as named in the library; in the command, the option as
+        /// typed.
         name: String,
-        /// What is wrong and what would be right.
+        /// What is wrong, and what is expected.
         what: String,
-        /// [`ErrorKind::Usage`], or what is known better.
+        /// [`ErrorKind::Usage`], or a more specific kind.
         kind: ErrorKind,
     },
-    /// Ctrl-C ended the work; what there was of its result is given out.
+    /// Ctrl-C ended the work; partial results are still delivered.
     #[error("interrupted")]
     Interrupted,
-    /// Anything else with a sentence of its own.
+    /// Any other failure, with its own message.
     #[error("{}{what}", Before(*stage))]
     Other {
         /// Stage.
         stage: Stage,
-        /// The sentence.
+        /// The message.
         what: String,
-        /// [`ErrorKind::Other`], or what is known better.
+        /// [`ErrorKind::Other`], or a more specific kind.
         kind: ErrorKind,
         /// The cause, if any.
         source: Option<Cause>,
     },
 }
 
-/// A stage as it stands before a sentence. Texts need none: what is said of them names files and tokens.
+/// A stage as a message prefix. [`Stage::Text`] has none: those messages name files and tokens.
 struct Before(Stage);
 
 impl fmt::Display for Before {
@@ -186,7 +198,8 @@ impl fmt::Display for Inputs<'_> {
 }
 
 impl Error {
-    /// The message and those of its causes, without those that the one before already quotes.
+    /// The message and those of its causes, without causes that the previous message already
+    /// quotes.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.to_string()];
         let mut last = self.to_string();
@@ -202,7 +215,7 @@ impl Error {
         lines
     }
 
-    /// The message and its causes in one line.
+    /// The message and its causes on one line.
     pub fn chain(&self) -> String {
         self.lines().join(": ")
     }
@@ -216,7 +229,7 @@ impl Error {
         }
     }
 
-    /// Bad content of `path`.
+    /// Invalid content of `path`.
     pub fn file(stage: Stage, path: &Path, what: impl Into<String>) -> Self {
         Self::File {
             stage,
@@ -227,7 +240,7 @@ impl Error {
         }
     }
 
-    /// Bad content of `path`, with the parser's error.
+    /// Invalid content of `path`, with the parser's error.
     pub fn parse(stage: Stage, path: &Path, what: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::File {
             stage,
@@ -238,7 +251,7 @@ impl Error {
         }
     }
 
-    /// A failure with a sentence of its own.
+    /// A failure with its own message.
     pub fn other(stage: Stage, what: impl Into<String>) -> Self {
         Self::Other {
             stage,
@@ -248,7 +261,7 @@ impl Error {
         }
     }
 
-    /// A failure with a sentence of its own and a cause.
+    /// A failure with its own message and a cause.
     pub fn caused(stage: Stage, what: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::Other {
             stage,
@@ -258,7 +271,7 @@ impl Error {
         }
     }
 
-    /// A failed device call; `what` says what was being done.
+    /// A failed device call; `what` describes the attempted work.
     pub fn device(stage: Stage, what: impl Into<String>, source: BackendError) -> Self {
         Self::Device {
             stage,
@@ -267,7 +280,7 @@ impl Error {
         }
     }
 
-    /// A bad value of the argument or option field `name`.
+    /// An invalid value of the argument or option field `name`.
     pub fn usage(name: impl Into<String>, what: impl Into<String>) -> Self {
         Self::Usage {
             name: name.into(),
@@ -276,7 +289,7 @@ impl Error {
         }
     }
 
-    /// The same error, of a kind that is known better than its variant tells. Variants without a kind of their own stay as they are.
+    /// Replaces the kind by a more specific one. Variants without a `kind` field stay unchanged.
     #[must_use]
     pub fn of_kind(mut self, better: ErrorKind) -> Self {
         if let Self::File { kind, .. } | Self::Usage { kind, .. } | Self::Other { kind, .. } = &mut self {
@@ -285,20 +298,40 @@ impl Error {
         self
     }
 
-    /// What kind of failure it is.
+    /// The kind of failure.
     pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Io { .. } => ErrorKind::Io,
             Self::File { kind, .. } | Self::Usage { kind, .. } | Self::Other { kind, .. } => *kind,
             Self::Device { source, .. } => kind_of_device(source),
-            Self::Node { source, .. } => source.downcast_ref().map_or(ErrorKind::Other, kind_of_device),
+            Self::Node { source, .. } => kind_of_cause(source.as_ref()),
             Self::Interrupted => ErrorKind::Interrupted,
         }
     }
 
-    /// True when the caller asked for something impossible, rather than something failing: exit code 2.
+    /// True if the caller asked for something impossible; the command then exits with code 2.
     pub fn is_usage(&self) -> bool {
         matches!(self, Self::Usage { .. })
+    }
+}
+
+/// The kind of a node's error.
+fn kind_of_cause(cause: &(dyn std::error::Error + Send + Sync + 'static)) -> ErrorKind {
+    if let Some(e) = cause.downcast_ref() {
+        return kind_of_device(e);
+    }
+    cause.downcast_ref().map_or(ErrorKind::Other, kind_of_op)
+}
+
+/// The kind of an operator's error.
+pub(crate) fn kind_of_op(e: &OpError) -> ErrorKind {
+    match e {
+        OpError::Mismatch { .. } => ErrorKind::ShapeMismatch,
+        OpError::Unsupported(_) | OpError::NoKernel(_) => ErrorKind::Unsupported,
+        OpError::Tensor(TensorError::Absent(_)) => ErrorKind::MissingInput,
+        OpError::Expected { .. } | OpError::Body(_) | OpError::Dim(_) | OpError::Tensor(_) => {
+            ErrorKind::Other
+        }
     }
 }
 
@@ -354,6 +387,18 @@ mod tests {
             ),
             (node(full().into()), ErrorKind::OutOfMemory),
             (node("words".into()), ErrorKind::Other),
+            (
+                node(OpError::mismatch("sizes", 2, 3).into()),
+                ErrorKind::ShapeMismatch,
+            ),
+            (
+                node(OpError::Unsupported("f64".to_owned()).into()),
+                ErrorKind::Unsupported,
+            ),
+            (
+                node(OpError::expected("axis", "below 2", 5).into()),
+                ErrorKind::Other,
+            ),
             (Error::Interrupted, ErrorKind::Interrupted),
             (
                 Error::Interrupted.of_kind(ErrorKind::Usage),

@@ -1,19 +1,24 @@
-//! Transformer-Lite runs ONNX models, language models first, on phone and desktop GPUs: through OpenCL, and through WGSL.
+//! Transformer-Lite runs ONNX models, above all language models, on phone and desktop GPUs through
+//! OpenCL and WGSL.
 //!
 //! ```text
 //! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Executor--> a device
 //!                          \--Interpreter (the reference, and `--backend host`)
 //! ```
 //!
-//! * Shapes are symbolic: `batch`, `sequence` and `past` stay names from import to the last parameter of a kernel.
-//! * A [`plan::Plan`] is made once for a graph and a device. From run to run only parameters and grids change.
+//! * Shapes are symbolic: `batch`, `sequence` and `past` stay symbols from import to the parameters
+//!   of a kernel.
+//! * A [`plan::Plan`] is made once per graph and device. Only kernel parameters and grid sizes
+//!   change between runs.
 //! * Weights may be 4-bit ([`quant`]); activations and the KV cache are stored in 16 bits.
-//! * The KV cache is state of a [`executor::Executor`]: appended to in place, never copied.
-//! * Every kernel exists in OpenCL C and in WGSL; the reference of both is [`graph::op::Op::eval`] on the host.
+//! * The KV cache is state of an [`executor::Executor`]: it is appended to in place, never copied.
+//! * Every kernel exists in OpenCL C and in WGSL; [`graph::op::Op::eval`] on the host is the
+//!   reference for both.
 //!
 //! # Generating text
 //!
-//! A model is a folder with `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside them.
+//! A model is a folder with `model.onnx`, `tokenizer.json` and the configuration files that
+//! exporters write next to them.
 //!
 //! ```no_run
 //! use transformer_lite::llm::{GenerateOptions, LoadOptions, Message, Model};
@@ -29,42 +34,48 @@
 //! }
 //! ```
 //!
-//! A [`Model`](llm::Model) holds weights, kernels, tokenizer and chat template. Its [`Session`](llm::Session)s share them; each has a KV cache
-//! of its own. [`LoadOptions`](llm::LoadOptions) choose the device and the context, a [`Sampler`](llm::Sampler) the tokens,
-//! [`GenerateOptions`](llm::GenerateOptions) the end of an answer, and a [`Cancel`](llm::Cancel) in them stops it from another thread. Models and
-//! sessions may go to any thread; commands to one device are made one after another. A [`Conversation`](llm::Conversation) keeps what is said in a
-//! session. Every [`Error`](error::Error) names its place; [`Error::kind`](error::Error::kind) tells programs of what kind it is.
+//! A [`Model`](llm::Model) holds weights, kernels, tokenizer and chat template. Its
+//! [`Session`](llm::Session)s share them; each has its own KV cache.
+//! [`LoadOptions`](llm::LoadOptions) select the device and the context length, a
+//! [`Sampler`](llm::Sampler) chooses tokens, and [`GenerateOptions`](llm::GenerateOptions) set when
+//! an answer ends; their [`Cancel`](llm::Cancel) stops it from another thread. Models and sessions
+//! can be sent to any thread; commands to one device are serialized. A
+//! [`Conversation`](llm::Conversation) keeps the messages of a session. Every
+//! [`Error`](error::Error) names its place, and [`Error::kind`](error::Error::kind) classifies it
+//! for programs.
 //!
-//! Below that, a [`Generator`](llm::Generator) takes tokens from anything that is a [`LanguageModel`](llm::LanguageModel): two methods and
-//! three sizes. [`capi`] is the same for C, with the header `include/tlite.h`.
+//! At a lower level, a [`Generator`](llm::Generator) draws tokens from any
+//! [`LanguageModel`](llm::LanguageModel), a trait with two methods and three sizes. [`capi`] is the
+//! interface for C, with the header `include/tlite.h`.
 //!
-//! # Modules, in the order of the work
+//! # Modules, in the order of the data flow
 //!
-//! * [`gguf`], [`checkpoint`]: conversion of GGUF files, and of Hugging Face checkpoints, to folders of standard files;
+//! * [`gguf`], [`checkpoint`]: convert GGUF files and Hugging Face checkpoints to model folders;
 //! * [`models`]: the models folder, and downloads from the Hugging Face Hub;
-//! * [`shape`]: symbolic integers, shapes of them, and what is known of a value before it exists;
+//! * [`shape`]: symbolic integers, shapes, and partially known values;
 //! * [`graph`]: operators, import of ONNX files, passes, the host interpreter;
 //! * [`quant`]: the E0M weight formats;
-//! * [`plan`]: one static plan of a graph for a device;
-//! * [`backend`]: OpenCL and wgpu behind one trait, and the kernels as data;
-//! * [`cache`]: what makes the next start faster, on disk;
-//! * [`executor`]: plans on a device;
-//! * [`selftest`]: whether kernels are right on a device;
-//! * [`runner`]: any model, tensors in, tensors out; [`files`]: tensors and pictures from files;
-//! * [`placement`]: which backend, which device;
+//! * [`plan`]: the static plan of a graph for a device;
+//! * [`backend`]: OpenCL and wgpu behind one trait, and descriptions of the kernels;
+//! * [`cache`]: the disk cache that speeds up later starts;
+//! * [`executor`]: runs plans on a device;
+//! * [`selftest`]: checks that kernels compute correctly on a device;
+//! * [`runner`]: runs any model, tensors in, tensors out; [`files`]: tensors and images from files;
+//! * [`placement`]: selects backend and device;
 //! * [`llm`]: models and sessions; tokens in, tokens out;
-//! * [`decoders`]: graphs of known models at their sizes, without weights or with random ones;
-//! * [`inspect`]: what running a model takes, from its file alone;
-//! * [`probe`], [`roofline`]: what a device can do, measured, and how long work takes at least on it;
-//! * [`capi`]: the interface of C;
+//! * [`decoders`]: graphs of known architectures, without weights or with random ones;
+//! * [`inspect`]: what a model needs to run, from its file alone;
+//! * [`probe`], [`roofline`]: measured device limits, and lower bounds on run time;
+//! * [`capi`]: the C interface;
 //! * [`cli`]: the command `tlite`;
-//! * [`mod@tensor`], [`mod@error`]: host values, and errors that name their place.
+//! * [`mod@tensor`], [`mod@error`]: host tensors, and errors that name their place.
 //!
 //! # Features
 //!
-//! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in the interpreter.
-//! OpenCL's library is loaded at run time: a build with `opencl` runs on machines that have none.
-//! `hub`, on by default too, downloads models; without it the library has no HTTP.
+//! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in
+//! the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
+//! machines that have none. `hub`, also on by default, downloads models; without it the library has
+//! no HTTP.
 #![warn(
     clippy::expect_used,
     clippy::panic,
@@ -97,6 +108,7 @@ pub mod llm;
 mod mapped;
 pub mod models;
 pub mod new_folder;
+pub mod note;
 mod parallel;
 pub mod placement;
 pub mod plan;
@@ -108,9 +120,16 @@ pub mod selftest;
 
 pub mod shape;
 pub mod tensor;
+#[cfg(test)]
+mod testing;
 mod units;
 
-/// The Rust example of the README, compiled with the documentation tests.
+/// The Rust examples of the documents, compiled as documentation tests.
 #[cfg(doctest)]
-#[doc = include_str!("../README.md")]
-struct Readme;
+mod documents {
+    #[doc = include_str!("../README.md")]
+    struct Readme;
+
+    #[doc = include_str!("../docs/library.md")]
+    struct Library;
+}

@@ -8,15 +8,15 @@
     clippy::unwrap_used
 )]
 
-use clap::Parser;
+use log::Level;
 use std::io::Write as _;
 use std::process::ExitCode;
 use transformer_lite::backend::NOTE;
 use transformer_lite::cli;
 use transformer_lite::error::Error;
 
-/// Without a session's runtime folder, Mesa's device-select layer complains on standard error of every program. The
-/// layer only reorders devices, which `--device` does here.
+/// Turns off Mesa's device-select layer if it would complain on standard error that there is no runtime
+/// folder. The layer only reorders devices, which `--device` does here.
 fn silence_device_select() {
     let set = |name| std::env::var_os(name).is_some();
     if !set("XDG_RUNTIME_DIR") && !set("NODEVICE_SELECT") {
@@ -25,25 +25,37 @@ fn silence_device_select() {
     }
 }
 
+/// Log lines look like notes of the command. With `RUST_LOG` they have a time, a level and a target.
+fn start_log() {
+    let full = std::env::var_os("RUST_LOG").is_some();
+    let quiet = env_logger::Env::default().default_filter_or("error,transformer_lite=warn");
+    env_logger::Builder::from_env(quiet)
+        .target(env_logger::Target::Pipe(Box::new(cli::LogLines)))
+        .format(move |out, record| {
+            let (level, target) = (record.level(), record.target());
+            if full && target != NOTE {
+                return writeln!(out, "[{} {level:<5} {target}] {}", out.timestamp(), record.args());
+            }
+            let mark = match level {
+                Level::Error => "error",
+                Level::Warn if target != NOTE => "warning",
+                _ => "note",
+            };
+            let text = record.args().to_string();
+            writeln!(out, "{mark}: {}", cli::printable(&text))
+        })
+        .init();
+}
+
 fn main() -> ExitCode {
     silence_device_select();
     #[cfg(feature = "opencl")]
     transformer_lite::backend::opencl::name_library();
-    env_logger::Builder::from_env(
-        env_logger::Env::default().default_filter_or("error,transformer_lite=warn"),
-    )
-    .format(|out, record| match record.target() {
-        NOTE => writeln!(out, "note: {}", record.args()),
-        target => {
-            let (time, level) = (out.timestamp(), record.level());
-            writeln!(out, "[{time} {level:<5} {target}] {}", record.args())
-        }
-    })
-    .init();
-    let parsed = match cli::Cli::try_parse() {
+    start_log();
+    let parsed = match cli::parse() {
         Ok(parsed) => parsed,
         Err(e) => {
-            // With its stream closed there is nobody to tell.
+            // With its stream closed there is nobody to write to.
             let _closed = e.print();
             return u8::try_from(e.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from);
         }
@@ -63,9 +75,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes on standard error.
+/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug` shows its variants and fields too.
 fn report(error: &Error) {
+    log::debug!(target: "transformer_lite::error", "{error:?}");
     let text = format!("error: {}\n", error.lines().join("\n  caused by: "));
-    // With standard error closed the exit code has to do.
+    let text = cli::printable(&text);
+    // With standard error closed, the exit code has to do.
     let _closed = std::io::stderr().write_all(text.as_bytes());
 }

@@ -1,10 +1,11 @@
-//! Output folders that appear whole or not at all.
+//! Output folders that appear complete or not at all.
 
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
-/// A temporary folder that takes the place of the output folder when it is complete. Dropped before
-/// [`NewFolder::commit`], it is removed with all that it holds, unless it is one to resume.
+/// A temporary folder that replaces the output folder once it is complete. If it is dropped before
+/// [`NewFolder::commit`], it is removed with its contents, unless it was made by
+/// [`NewFolder::resume`].
 #[derive(Debug)]
 pub struct NewFolder {
     output: PathBuf,
@@ -19,10 +20,10 @@ enum Temporary {
 }
 
 impl NewFolder {
-    /// Makes an empty temporary folder beside `output`, whose name starts with `prefix`.
+    /// Creates an empty temporary folder next to `output`, with a name that starts with `prefix`.
     ///
-    /// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. Errors:
-    /// something in the way ([`Error::is_usage`]); a folder that cannot be made.
+    /// `output` must not exist or must be an empty folder, and its parent folder must exist.
+    /// Errors: the output exists ([`Error::is_usage`]), or the folder cannot be created.
     pub fn create(output: &Path, prefix: &str) -> Result<Self> {
         let replace = check(output)?;
         let parent = parent(output);
@@ -35,7 +36,7 @@ impl NewFolder {
         }
         let temporary = builder
             .tempdir_in(parent)
-            .map_err(|e| Error::io("cannot make a folder in", parent, e))?;
+            .map_err(|e| Error::io("cannot create a folder in", parent, e))?;
         Ok(Self {
             output: output.to_owned(),
             replace,
@@ -43,17 +44,17 @@ impl NewFolder {
         })
     }
 
-    /// As [`NewFolder::create`], but the folder's name is `prefix` and that of the output: what an earlier run left there is found again. It
-    /// stays when this is dropped; see [`NewFolder::discard`].
+    /// Like [`NewFolder::create`], but names the folder `prefix` plus the output's name, so that a
+    /// later run finds it. Dropping does not remove it; see [`NewFolder::discard`].
     pub fn resume(output: &Path, prefix: &str) -> Result<Self> {
         let replace = check(output)?;
         let temporary = Self::resumed(output, prefix).ok_or_else(|| {
             let option = format!("output {}", output.display());
-            Error::usage(option, "has no name; give one of a folder")
+            Error::usage(option, "has no file name; give the path of a folder")
         })?;
         match std::fs::create_dir(&temporary) {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
-                Err(Error::io("cannot make a folder in", parent(output), e))
+                Err(Error::io("cannot create a folder in", parent(output), e))
             }
             _ => Ok(Self {
                 output: output.to_owned(),
@@ -63,7 +64,7 @@ impl NewFolder {
         }
     }
 
-    /// The temporary folder of [`NewFolder::resume`]; `None` where `output` has no name.
+    /// The temporary folder of [`NewFolder::resume`]; `None` if `output` has no file name.
     pub fn resumed(output: &Path, prefix: &str) -> Option<PathBuf> {
         let mut temporary = std::ffi::OsString::from(prefix);
         temporary.push(output.file_name()?);
@@ -85,13 +86,14 @@ impl NewFolder {
         Ok(())
     }
 
-    /// Removes the temporary folder with all that it holds.
+    /// Removes the temporary folder with its contents.
     pub fn discard(self) -> Result<()> {
         let path = self.path();
         std::fs::remove_dir_all(path).map_err(|e| Error::io("cannot remove", path, e))
     }
 
-    /// Makes an empty folder `name` in the temporary one, in place of one that an earlier run left there; see [`NewFolder::commit_part`].
+    /// Creates an empty folder `name` in the temporary folder and replaces one that an earlier run
+    /// left; see [`NewFolder::commit_part`].
     pub fn empty_part(&self, name: &str) -> Result<PathBuf> {
         let path = self.path().join(name);
         match std::fs::remove_dir_all(&path) {
@@ -100,21 +102,23 @@ impl NewFolder {
             }
             _ => {}
         }
-        std::fs::create_dir(&path).map_err(|e| Error::io("cannot make", &path, e))?;
+        std::fs::create_dir(&path).map_err(|e| Error::io("cannot create", &path, e))?;
         Ok(path)
     }
 
-    /// Gives the folder the output's name, once its list of files is on the disk. After an error it stays where it was.
+    /// Flushes the folder to disk and renames it to the output. After an error it stays where it
+    /// was.
     pub fn commit(self) -> Result<()> {
         self.take_place(self.path())?;
         if let Temporary::Fresh(temporary) = self.temporary {
-            // The folder has moved away: there is nothing left to delete.
+            // The folder has moved; there is nothing to delete.
             let _moved = temporary.keep();
         }
         Ok(())
     }
 
-    /// Gives the folder `name` in the temporary one the output's name, as [`NewFolder::commit`] does; then removes the rest.
+    /// Renames the folder `name` in the temporary one to the output, like [`NewFolder::commit`],
+    /// and removes the rest.
     pub fn commit_part(self, name: &str) -> Result<()> {
         self.take_place(&self.path().join(name))?;
         self.discard()
@@ -139,7 +143,7 @@ fn parent(path: &Path) -> &Path {
     }
 }
 
-/// Waits until the list of files of a folder is on the disk, where a system can be asked for that.
+/// Flushes the directory entry to disk, on systems that support it.
 fn synced(folder: &Path) -> Result<()> {
     #[cfg(unix)]
     std::fs::File::open(folder)
@@ -149,12 +153,12 @@ fn synced(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// True when an empty folder has to be replaced; an error when anything else is in the way.
+/// True if an empty folder has to be replaced; an error if anything else is in the way.
 fn check(output: &Path) -> Result<bool> {
     let in_the_way = |what: &str| {
         Err(Error::usage(
             format!("output {}", output.display()),
-            format!("{what}; give a folder that does not exist yet or is empty"),
+            format!("{what}; give a folder that does not exist or is empty"),
         ))
     };
     match std::fs::symlink_metadata(output) {
@@ -235,7 +239,10 @@ mod tests {
         new.commit_part("part").unwrap();
         assert!(out.join("file").exists() && entries(dir.path()) == 1);
         let e = NewFolder::resume(&dir.path().join("no/such"), ".new-").unwrap_err();
-        assert!(e.to_string().contains("cannot make a folder in"), "{e}");
+        assert!(
+            matches!(&e, Error::Io { path, .. } if path.ends_with("no")),
+            "{e}"
+        );
     }
 
     #[test]
@@ -243,13 +250,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("file");
         std::fs::write(&file, "x").unwrap();
-        for (output, words) in [(file.as_path(), "not a folder"), (dir.path(), "not empty")] {
+        let in_the_way = [file.as_path(), dir.path()].map(|output| {
             let e = NewFolder::create(output, ".new-").unwrap_err();
-            assert!(e.is_usage() && e.to_string().contains(words), "{e}");
-        }
+            let name = format!("output {}", output.display());
+            crate::testing::assert_usage(&e, &name, &[]);
+            e.to_string().replace(&name, "")
+        });
+        assert_ne!(
+            in_the_way[0], in_the_way[1],
+            "a file, and a folder that is not empty"
+        );
         let e = NewFolder::create(&dir.path().join("no/such"), ".new-").unwrap_err();
         assert!(
-            !e.is_usage() && e.to_string().contains("cannot make a folder in"),
+            matches!(&e, Error::Io { path, .. } if path.ends_with("no")),
             "{e}"
         );
 

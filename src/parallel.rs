@@ -1,16 +1,17 @@
-//! Pieces of work on all cores, whose results do not depend on their number.
+//! Parallel loops whose results do not depend on the number of threads.
 
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
-/// The number of cores.
+/// Number of available cores, at least 1.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Calls `work` for each of `0 .. count` on `threads` threads, each with a `state` of its own, and in this thread `take` with each result as it
-/// gets done, in any order. After an error no more is begun; of several that of the lowest number is returned, which is the same for any number of threads.
+/// Calls `work` for each of `0 .. count` on `threads` threads, each with its own `state`. Calls
+/// `take` on this thread with each result, in any order. After an error no new items are started.
+/// The error of the lowest index is returned, so the result is the same for any number of threads.
 pub(crate) fn for_each<S, T: Send, E: Send>(
     threads: usize,
     count: usize,
@@ -28,7 +29,8 @@ pub(crate) fn for_each<S, T: Send, E: Send>(
             let (next, failed, state, work) = (&next, &failed, &state, &work);
             scope.spawn(move || {
                 let mut state = state();
-                // Numbers are taken in order: what comes before one that fails was begun, and its result is told too.
+                // Indices are taken in order: every index below a failed one was started and sends
+                // its result.
                 while !failed.load(Ordering::Relaxed) {
                     let i = next.fetch_add(1, Ordering::Relaxed);
                     if i >= count {

@@ -1,23 +1,24 @@
-//! Where a model runs: which backend, which device.
+//! Selects the backend and the device that run a model.
 
 use crate::backend::{
     self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, RecordingWay,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::note::{Note, Unused};
 use std::fmt;
 use std::str::FromStr;
 
-/// What runs a model.
+/// Backend that runs a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// OpenCL or wgpu, whichever has a GPU; else whichever has a device; else the host.
+    /// OpenCL or wgpu: the first with a GPU, else the first with any device, else the host.
     #[default]
     Auto,
     /// OpenCL.
     Opencl,
     /// WGSL through wgpu.
     Wgpu,
-    /// The interpreter on the CPU: slow, for comparison.
+    /// The interpreter on the CPU: a slow reference.
     Host,
 }
 
@@ -25,7 +26,7 @@ impl BackendChoice {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Auto, Self::Opencl, Self::Wgpu, Self::Host];
 
-    /// The name by which options call it.
+    /// The name used by options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -50,7 +51,7 @@ impl FromStr for BackendChoice {
     }
 }
 
-/// The one of `all` that is called `text`; a usage error of option `what` where there is none.
+/// The value whose name is `text`; a usage error of option `what` if there is none.
 fn named<T: Copy, const N: usize>(
     what: &str,
     all: [T; N],
@@ -60,7 +61,7 @@ fn named<T: Copy, const N: usize>(
     let found = all.into_iter().find(|one| name(*one) == text);
     found.ok_or_else(|| {
         let known = all.map(name).join(", ");
-        Error::usage(what, format!("\"{text}\" is none of {known}"))
+        Error::usage(what, format!("\"{text}\" is not valid; expected one of {known}"))
     })
 }
 
@@ -88,30 +89,32 @@ impl FromStr for RecordingWay {
     }
 }
 
-/// A backend and a device of it.
+/// A backend and one of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Placement {
     /// The backend.
     pub backend: BackendChoice,
-    /// Which of its devices, and how it is opened.
+    /// Which device, and how to open it.
     pub options: OpenOptions,
 }
 
-/// A place that was found.
+/// The result of [`Placement::open`].
 pub enum Opened {
     /// A device, open for work.
     Device(Box<dyn Backend>),
     /// The interpreter.
     Host {
-        /// Why no backend has a device, where it was not asked for.
+        /// Why the host runs the model although it was not requested: the reasons no backend has a
+        /// device.
         for_want: Option<String>,
     },
 }
 
 impl Placement {
-    /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the first with any device, and the host only
-    /// when there is none. Usage errors: no such device, no driver, a device of the host, what the device
-    /// or its backend does not offer.
+    /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the first
+    /// with any device, and the host only if there is none. Usage errors: no driver, no such
+    /// device, a device name for the host, or an option that the device or its backend does not
+    /// support.
     pub fn open(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
@@ -129,16 +132,17 @@ impl Placement {
                 .map_err(failed)
         };
         match self.backend {
-            BackendChoice::Host if device.is_some() => {
-                Err(Error::usage("device", "the host has no devices to choose from"))
-            }
+            BackendChoice::Host if device.is_some() => Err(Error::usage(
+                "device",
+                "the host has no devices; leave this option out",
+            )),
             BackendChoice::Host => match self.options.for_opencl() {
                 Some(refusal) => Err(failed(refusal)),
                 None => Ok(Opened::Host { for_want: None }),
             },
             BackendChoice::Opencl => open(BackendKind::OpenCl),
             BackendChoice::Wgpu => open(BackendKind::Wgpu),
-            // No other has these.
+            // Only OpenCL supports these options.
             BackendChoice::Auto if self.options.for_opencl().is_some() => open(BackendKind::OpenCl),
             BackendChoice::Auto => {
                 let mut reasons = Vec::new();
@@ -163,7 +167,7 @@ impl Placement {
                 if let (Some(on), false) = (&taken, faults.is_empty()) {
                     let (backend, device) = (on.caps().backend, &on.caps().device);
                     log::warn!(
-                        "{backend} on {device} is taken, since another cannot be opened: {}",
+                        "using {backend} on {device} because another backend failed to open: {}",
                         faults.join("; ")
                     );
                 }
@@ -178,33 +182,41 @@ impl Placement {
         }
     }
 
-    /// As [`Placement::open`] for what only a device can do: on the host a usage error, which says `what` it lacks where it was asked for, else why
-    /// there is no device.
+    /// Like [`Placement::open`], for work that needs a device. On the host it returns a usage
+    /// error: `what` if the host was requested, else why there is no device.
     pub fn open_device(&self, what: &str) -> Result<Box<dyn Backend>> {
         match self.open()? {
             Opened::Device(backend) => Ok(backend),
             Opened::Host { for_want: None } => Err(Error::usage("backend", what)),
             Opened::Host { for_want: Some(why) } => {
-                Err(no_device("backend", format!("there is no device: {why}")))
+                Err(no_device("backend", format!("no device found: {why}")))
             }
         }
     }
 
-    /// A note for people where a priority is asked for that what was opened, a device with `caps` or the host, cannot have.
-    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<String> {
+    /// A note for the user if a priority was requested that has no effect. `caps` describes the
+    /// device that was opened; `None` means the host.
+    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<Note> {
         let priority = self.options.priority?;
-        let unused = |place: &str| Some(format!("note: --priority {priority} has no effect on {place}"));
+        let unused = |reason| {
+            Some(Note::NoEffect {
+                option: "priority",
+                value: priority.to_string(),
+                reason,
+            })
+        };
         match caps {
-            None => unused("the host"),
-            Some(caps) if self.options.priority_is_unused(caps) => unused(&format!(
-                "{}, whose {} driver takes none",
-                caps.device, caps.backend
-            )),
+            None => unused(Unused::Host),
+            Some(caps) if self.options.priority_is_unused(caps) => unused(Unused::Driver {
+                device: caps.device.clone(),
+                backend: caps.backend,
+            }),
             Some(_) => None,
         }
     }
 
-    /// Capabilities of the device, without opening it for work; `None` where none is named.
+    /// Capabilities of the device, without opening it for work; `None` if no backend and no device
+    /// is named.
     pub fn caps(&self) -> Result<Option<Caps>> {
         let kinds: &[BackendKind] = match self.backend {
             BackendChoice::Auto if self.options.device.is_none() => return Ok(None),
@@ -214,7 +226,7 @@ impl Placement {
             BackendChoice::Host => {
                 return Err(Error::usage(
                     "backend",
-                    "the host has no plan; give opencl or wgpu, or nothing for a device that does not exist",
+                    "the host has no plan; use opencl or wgpu, or leave this option out for a generic device",
                 ));
             }
         };
@@ -239,10 +251,10 @@ fn no_device(name: &str, what: String) -> Error {
     Error::usage(name, what).of_kind(ErrorKind::NoDevice)
 }
 
-/// The error of one of several backends.
+/// The error of one backend, prefixed with its name.
 fn reason(kind: BackendKind, e: &BackendError) -> String {
     match e {
-        // It names its backend.
+        // The message already names the backend.
         BackendError::NoDriver { .. } => e.to_string(),
         _ => format!("{kind}: {e}"),
     }
@@ -251,6 +263,7 @@ fn reason(kind: BackendKind, e: &BackendError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{assert_carries, assert_usage};
 
     #[test]
     fn names_are_read_as_they_are_written() {
@@ -268,10 +281,7 @@ mod tests {
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
-        assert!(
-            e.is_usage() && e.to_string().contains("auto, opencl, wgpu, host"),
-            "{e}"
-        );
+        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, host"]);
     }
 
     #[test]
@@ -300,9 +310,10 @@ mod tests {
             for caps in [Some(&without), None] {
                 let note = asked(Some(priority), caps).unwrap();
                 assert!(
-                    note.contains(&format!("--priority {priority} has no effect")),
+                    matches!(&note, Note::NoEffect { option: "priority", value, .. } if *value == priority.to_string()),
                     "{note}"
                 );
+                assert_carries(&note, &[&format!("--priority {priority}")]);
             }
         }
     }

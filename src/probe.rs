@@ -1,7 +1,8 @@
-//! What a device can do, measured: speed of its memory, rates of arithmetic, cost of a launch.
+//! Measures a device: memory bandwidth, arithmetic throughput, launch overhead.
 //!
-//! The kernels are pairs like all others and run through [`Backend`]. Times are those of the device's clock where it has one, else of the host's;
-//! each is the median of several runs. What a device does not offer is told with the reason, not left out.
+//! The kernels are pairs like all others and run through [`Backend`]. Times come from the device's
+//! clock if it has one, else the host's; each is the median of several runs. For a feature that the
+//! device lacks, the reason is recorded.
 
 pub mod store;
 
@@ -29,36 +30,38 @@ static MATRIX: Kernel =
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 
-/// What was measured of a device. A rate that is `None` is explained in [`Probe::not_measured`].
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// Measurements of a device. [`Probe::not_measured`] explains a rate that is `None`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Probe {
-    /// Changes when what is measured does.
+    /// Version of the measurement; see [`Probe::VERSION`].
     pub version: u32,
-    /// Backend, as in [`Caps::backend`].
+    /// Backend; see [`Caps::backend`].
     pub backend: String,
     /// Device.
     pub device: String,
     /// Driver.
     pub driver: String,
-    /// Bytes a second, read and written together, of a copy in device memory: by a kernel or by the driver, whichever is faster.
+    /// Bytes per second, read plus written, of a copy in device memory, by a kernel or by the
+    /// driver, whichever is faster.
     pub copy_bytes_per_s: f64,
-    /// Bytes a second that a kernel reads from buffers.
+    /// Bytes per second that a kernel reads from buffers.
     pub read_bytes_per_s: f64,
-    /// The same through images.
+    /// Bytes per second that a kernel reads through images.
     pub image_bytes_per_s: Option<f64>,
-    /// Operations a second in single precision, a multiplication with an addition counted as two, as in all rates.
+    /// Operations per second in single precision. In all rates a multiply-add counts as two.
     pub f32_flops_per_s: f64,
-    /// In half precision.
+    /// Operations per second in half precision.
     pub f16_flops_per_s: Option<f64>,
-    /// Of dot products of four pairs of 8-bit integers.
+    /// Operations per second of dot products of four pairs of 8-bit integers.
     pub int8_ops_per_s: Option<f64>,
-    /// Of units for products of matrices of halves, in the form that kernels use.
+    /// Operations per second of tensor cores or cooperative matrices on halves, in the form that
+    /// kernels use.
     pub matrix_flops_per_s: Option<f64>,
-    /// Seconds that a command of a recording takes of itself.
+    /// Overhead of a command in a recording, in seconds.
     pub launch_s: f64,
-    /// `device` or `host`: whose clock.
+    /// Clock of the times: `device` or `host`.
     pub clock: String,
-    /// Why something was not measured, by the name of its field.
+    /// Why something was not measured, by field name.
     pub not_measured: BTreeMap<String, String>,
 }
 
@@ -66,7 +69,7 @@ pub struct Probe {
 pub const VERSION: u32 = 5;
 
 impl Probe {
-    /// The peaks that least times are told by.
+    /// The peaks used for lower bounds on run time.
     pub fn peaks(&self) -> Peaks {
         Peaks {
             bytes_per_s: self.copy_bytes_per_s.max(self.read_bytes_per_s),
@@ -78,7 +81,7 @@ impl Probe {
         }
     }
 
-    /// It is one of this device, and of this build.
+    /// Whether the probe belongs to this device and this build.
     pub fn is_of(&self, caps: &Caps) -> bool {
         self.version == VERSION
             && self.backend == caps.backend
@@ -87,17 +90,18 @@ impl Probe {
     }
 }
 
-/// Runs of which the median counts.
+/// Number of runs of each measurement; the median counts.
 const RUNS: usize = 5;
-/// Commands of which the cost of one is told.
+/// Number of commands for measuring the overhead of one.
 const LAUNCHES: u32 = 256;
-/// Rounds of a loop in a kernel: CPU drivers cut longer loops off.
+/// Maximum number of loop rounds in a kernel; CPU drivers abort longer loops.
 const MOST_ROUNDS: u32 = 50_000;
-/// What a run of arithmetic takes at least, in seconds, so that its launch does not show.
+/// Minimum time of an arithmetic run in seconds, so that launch overhead is negligible.
 const LONG_ENOUGH: f64 = 0.01;
 
-/// Measures the device, which nothing else uses meanwhile. Takes some seconds, and 3 buffers of 256 MiB at most, which are freed. An error where a
-/// kernel that every device takes is refused, or memory is short.
+/// Measures the device, which must be idle otherwise. Takes some seconds and at most 3 buffers of
+/// 256 MiB, which are freed. Fails if a kernel that every device supports is refused, or if memory
+/// is short.
 pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
     let caps = backend.caps().clone();
     let mut bench = Bench {
@@ -113,13 +117,13 @@ pub fn measure(backend: &mut dyn Backend) -> Result<Probe, BackendError> {
     probe
 }
 
-/// How the work of a kernel is cut.
+/// How the work of a kernel is divided.
 struct Shape {
     /// Work-items of a work-group.
     items: u32,
     /// Work-groups.
     groups: u32,
-    /// A work-item takes neighbouring elements, and computes with the widest vectors.
+    /// A work-item takes adjacent elements and computes with the widest vectors.
     explicit: bool,
     /// Bytes that are moved.
     bytes: u64,
@@ -130,7 +134,7 @@ impl Shape {
         let explicit = caps.explicit_vectors();
         let units = caps.assumed_units().max(1);
         let gpu = caps.kind != DeviceKind::Cpu;
-        // More than caches hold, so far as there is room.
+        // More than the caches hold, if there is room.
         let wanted = if caps.kind == DeviceKind::Discrete {
             256 << 20
         } else {
@@ -159,13 +163,14 @@ impl Shape {
         self.items.saturating_mul(self.groups)
     }
 
-    /// A kernel that has a form, by this define, for devices with explicit vectors.
+    /// A kernel that has a form, with this define, for devices with explicit vectors.
     fn walk(&self, kernel: &'static Kernel, explicit: &'static str) -> KernelSpec {
         let define = [(explicit, 1)];
         spec(kernel, self.items, if self.explicit { &define } else { &[] })
     }
 
-    /// A kernel that reads all through an image, of the kind that plans use or else the first that the device has.
+    /// A kernel that reads everything through an image, of the kind that plans use, else the first
+    /// that the device has.
     fn read_image(&self, images: &Images) -> Option<KernelSpec> {
         let mut kinds = images.reads.into_iter().chain(ImageKind::ALL);
         let fits = |kind: &ImageKind| images.shape(*kind, Pixel::Words, self.bytes).is_some();
@@ -192,7 +197,7 @@ impl Shape {
     }
 }
 
-/// Arithmetic that OpenCL C has no words for is written in PTX.
+/// Whether arithmetic that OpenCL C cannot express is written in PTX.
 fn by_ptx(caps: &Caps) -> bool {
     caps.matrix_units && caps.backend == "opencl"
 }
@@ -202,7 +207,7 @@ fn matrix(caps: &Caps) -> Option<KernelSpec> {
     caps.matrix_units.then(|| spec(&MATRIX, items, &[]))
 }
 
-/// The kernels by which a device is measured.
+/// The kernels that measure a device.
 pub fn specs(caps: &Caps) -> Vec<KernelSpec> {
     let shape = Shape::of(caps);
     let always = [
@@ -226,7 +231,7 @@ struct Bench<'a> {
     buffers: Vec<BufferId>,
 }
 
-/// The middle of some times.
+/// The median of some times.
 fn median(times: &mut [f64]) -> f64 {
     times.sort_by(f64::total_cmp);
     times.get(times.len() / 2).copied().unwrap_or(f64::NAN)
@@ -277,7 +282,7 @@ impl Bench<'_> {
         })
     }
 
-    /// Seconds of one submission of `commands`, and whether by the device's clock.
+    /// Seconds of one submission of `commands`, and whether the device's clock measured them.
     fn seconds(
         &mut self,
         commands: &[Command],
@@ -297,7 +302,7 @@ impl Bench<'_> {
                     self.backend.wait()?;
                     start.elapsed().as_secs_f64()
                 };
-                // The first one warms up.
+                // The first run is a warm-up.
                 if run > 0 {
                     times.push(seconds);
                 }
@@ -309,7 +314,7 @@ impl Bench<'_> {
         done?;
         let middle = median(&mut times);
         if by_device && middle <= 0.0 {
-            // Some drivers tell no times of copies.
+            // Some drivers report no times for copies.
             return self.seconds(commands, launch, false);
         }
         Ok(middle.max(1e-9))
@@ -330,7 +335,7 @@ impl Bench<'_> {
         self.seconds(&[command], &launch, by_device)
     }
 
-    /// Bytes a second of a kernel that walks through a buffer.
+    /// Bytes per second of a kernel that reads or copies a buffer.
     fn walk(&mut self, spec: &KernelSpec, x: View, y: View) -> Result<f64, BackendError> {
         let shape = &self.shape;
         let (groups, all) = (shape.groups, shape.work_items());
@@ -351,22 +356,23 @@ impl Bench<'_> {
         Ok(float(u64::from(vectors) * 16 * moved) / time)
     }
 
-    /// The same through an image, or why not.
+    /// Bytes per second through an image; the inner error is the reason why it was not measured.
     fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
         let Some(spec) = self.shape.read_image(&self.caps.images) else {
             return Ok(Err(
-                "not offered: the driver makes no images of that size in parts of buffers",
+                "not supported: the driver cannot create images of that size over parts of buffers",
             ));
         };
         let before = self.backend.stats().images;
         let rate = self.walk(&spec, x, y)?;
         if self.backend.stats().images == before {
-            return Ok(Err("the driver lists images in buffers and refuses one"));
+            return Ok(Err("the driver lists images over buffers but refused one"));
         }
         Ok(Ok(rate))
     }
 
-    /// Operations a second of a kernel that does `operations` in each round of a work-item, or of a warp of them.
+    /// Operations per second of a kernel that performs `operations` per round of a work-item, or of
+    /// a warp of them.
     fn rate(
         &mut self,
         spec: &KernelSpec,
@@ -401,7 +407,7 @@ impl Bench<'_> {
         }
     }
 
-    /// Seconds that one more command of a recording takes.
+    /// Seconds per additional command in a recording.
     fn launch(&mut self, x: View, y: View) -> Result<f64, BackendError> {
         let kernel = self.backend.compile(&spec(&COPY, 64, &[]))?;
         let params: Vec<u8> = [64u32, 1, 64].iter().flat_map(|n| n.to_le_bytes()).collect();
@@ -433,7 +439,8 @@ impl Bench<'_> {
         };
         let bytes = self.shape.bytes;
         let (x, y) = (self.buffer("probe x", bytes)?, self.buffer("probe y", bytes)?);
-        // What was never written is one page of zeros to the system of a CPU, and reading it shows the speed of a cache.
+        // Memory that was never written is a single page of zeros to a CPU's operating system, and
+        // reading it would measure a cache.
         let fill = Command::Fill { dst: x, byte: 1 };
         self.seconds(&[fill], &Launch::default(), false)?;
         let copied = {
@@ -459,7 +466,7 @@ impl Bench<'_> {
             None => {
                 without(
                     "f16_flops_per_s",
-                    "not offered: the driver has no half arithmetic",
+                    "not supported: the driver has no half arithmetic",
                 );
                 None
             }
@@ -473,11 +480,12 @@ impl Bench<'_> {
             None => {
                 let lacks = PackedDot::x86_refusal(&self.caps);
                 let why = lacks.unwrap_or_else(|| "the driver lists no packed dot product".to_owned());
-                without("int8_ops_per_s", &format!("not offered: {why}"));
+                without("int8_ops_per_s", &format!("not supported: {why}"));
                 None
             }
             Some(spec) => {
-                // Eight chains of dot products of four pairs, with vectors of sixteen columns four steps of them.
+                // Eight chains of dot products of four pairs; with vectors of sixteen columns, four
+                // steps each.
                 let factor = [0x0102_0301u32.to_le_bytes()];
                 let vector = if self.caps.packed_dot == PackedDot::X86 {
                     16 * 4
@@ -492,12 +500,13 @@ impl Bench<'_> {
             None => {
                 without(
                     "matrix_flops_per_s",
-                    "not offered: no units for products of matrices that kernels use",
+                    "not supported: no tensor cores or cooperative matrices that kernels can use",
                 );
                 None
             }
             Some(spec) => {
-                // Four chains of products, of 16 x 8 x 16 in OpenCL C and 16 x 16 x 16 in WGSL, for each 32 work-items.
+                // Four chains of matrix multiplications, 16 x 8 x 16 in OpenCL C and 16 x 16 x 16
+                // in WGSL, per 32 work-items.
                 let product = if by_ptx(&self.caps) {
                     16 * 8 * 16
                 } else {
@@ -527,7 +536,8 @@ impl Bench<'_> {
     }
 }
 
-/// A rate; none, with the reason, where the kernel does not build though the driver should take it.
+/// A rate; if the kernel does not build although the driver should accept it, `None`, and the
+/// reason is recorded.
 fn offered(
     rate: Result<f64, BackendError>,
     field: &str,
@@ -539,7 +549,7 @@ fn offered(
             let first = log.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
             without(
                 field,
-                &format!("the driver offers it and does not compile it: {}", first.trim()),
+                &format!("the driver lists it but cannot compile it: {}", first.trim()),
             );
             Ok(None)
         }

@@ -1,8 +1,10 @@
-//! How long work takes at least: costs of plans ([`crate::plan::NodeCost`]) over the measured peaks of a device ([`crate::probe`]).
+//! Roofline: lower bounds on run time from the costs of plans ([`crate::plan::NodeCost`]) and the
+//! measured peaks of a device ([`crate::probe`]).
 //!
-//! A node takes at least as long as its bytes at the peak of memory, and as its arithmetic at the peak of what computes it, whichever is longer,
-//! and each of its commands a launch, unless the backend joins them. Nodes run one after another. Bytes that caches keep from one node to the next are counted, so that a model
-//! that fits a cache may be faster than this.
+//! A node takes at least the time of its bytes at peak bandwidth or of its arithmetic at peak rate,
+//! whichever is longer, plus a launch per command unless the backend joins them. Nodes run one
+//! after another. Bytes count even if a cache keeps them from one node to the next, so a model that
+//! fits in a cache may be faster than this bound.
 
 pub mod measured;
 
@@ -13,20 +15,22 @@ use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 
-/// The most that a device does.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// Peak rates of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Peaks {
-    /// Bytes a second of memory.
+    /// Bytes of memory traffic per second.
     pub bytes_per_s: f64,
-    /// Operations a second in single precision.
+    /// Operations per second in single precision.
     pub f32_flops_per_s: f64,
-    /// The same in half precision; `None` where a device has no such arithmetic.
+    /// Operations per second in half precision; `None` if the device has no such arithmetic.
     pub f16_flops_per_s: Option<f64>,
-    /// The same of units for products of matrices; `None` where there are none, or none that kernels use.
+    /// Operations per second of tensor cores or cooperative matrices; `None` if there are none that
+    /// kernels use.
     pub matrix_flops_per_s: Option<f64>,
-    /// The same of products of bytes, summed in 32 bits; `None` where a device has no instruction for them.
+    /// Operations per second of dot products of 8-bit integers; `None` if the device has no
+    /// instruction for them.
     pub int8_ops_per_s: Option<f64>,
-    /// Seconds that a launch takes of itself.
+    /// Launch overhead in seconds.
     pub launch_s: f64,
 }
 
@@ -42,17 +46,17 @@ impl fmt::Display for Peaks {
             write!(f, ", f16 {}", quantity(rate, "FLOP/s"))?;
         }
         if let Some(rate) = self.matrix_flops_per_s {
-            write!(f, ", matrix units {}", quantity(rate, "FLOP/s"))?;
+            write!(f, ", tensor cores {}", quantity(rate, "FLOP/s"))?;
         }
         if let Some(rate) = self.int8_ops_per_s {
-            write!(f, ", bytes {}", quantity(rate, "OP/s"))?;
+            write!(f, ", int8 {}", quantity(rate, "OP/s"))?;
         }
-        write!(f, ", a launch {}", quantity(self.launch_s, "s"))
+        write!(f, ", launch {}", quantity(self.launch_s, "s"))
     }
 }
 
 impl Peaks {
-    /// Operations a second; infinite where nothing was measured.
+    /// Operations per second; infinite if not measured.
     pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
         match arithmetic {
             Arithmetic::F32 => self.f32_flops_per_s,
@@ -63,15 +67,15 @@ impl Peaks {
     }
 }
 
-/// What keeps work from being faster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+/// The limiting factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Bound {
-    /// Bytes.
+    /// Memory bandwidth.
     Memory,
-    /// Operations.
+    /// Arithmetic throughput.
     Arithmetic,
-    /// Launches of commands.
+    /// Launch overhead.
     Launches,
 }
 
@@ -86,20 +90,20 @@ impl Bound {
     }
 }
 
-/// What work costs, and how long it takes at least.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+/// Cost of some work, and its minimum time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Total {
-    /// Commands, each a launch of its own where nothing joins them.
+    /// Commands; each is one launch unless the backend joins them.
     pub launches: u64,
     /// Bytes that commands read.
     pub read_bytes: u64,
-    /// Bytes that they write.
+    /// Bytes that commands write.
     pub written_bytes: u64,
-    /// Arithmetic operations, a multiplication with an addition counted as two.
+    /// Arithmetic operations; a multiply-add counts as two.
     pub flops: u64,
-    /// Time of the bytes where they take longer than the arithmetic.
+    /// Time of the bytes, for nodes where it exceeds that of the arithmetic.
     pub memory_s: f64,
-    /// Time of the arithmetic where it takes longer than the bytes.
+    /// Time of the arithmetic, for nodes where it exceeds that of the bytes.
     pub arithmetic_s: f64,
     /// Time of the launches.
     pub launch_s: f64,
@@ -111,7 +115,7 @@ fn float(n: u64) -> f64 {
 }
 
 impl Total {
-    /// Of one node.
+    /// The total of one node.
     pub fn of(cost: &NodeCost, peaks: &Peaks) -> Self {
         let mut total = Self {
             launches: cost.commands.len() as u64,
@@ -131,7 +135,7 @@ impl Total {
         total
     }
 
-    /// Adds work that comes behind.
+    /// Adds work that runs afterwards.
     pub fn add(&mut self, o: &Self) {
         self.launches += o.launches;
         self.read_bytes = self.read_bytes.saturating_add(o.read_bytes);
@@ -142,22 +146,22 @@ impl Total {
         self.launch_s += o.launch_s;
     }
 
-    /// Bytes that are moved.
+    /// Bytes read plus bytes written.
     pub fn bytes(&self) -> u64 {
         self.read_bytes.saturating_add(self.written_bytes)
     }
 
-    /// The least time, in seconds.
+    /// Minimum time in seconds.
     pub fn least_s(&self) -> f64 {
         self.memory_s + self.arithmetic_s + self.launch_s
     }
 
-    /// Operations for each byte.
+    /// Arithmetic intensity: operations per byte.
     pub fn intensity(&self) -> f64 {
         float(self.flops) / float(self.bytes().max(1))
     }
 
-    /// What most of the least time is for.
+    /// The factor that takes most of the minimum time.
     pub fn bound(&self) -> Bound {
         if self.launch_s > self.memory_s.max(self.arithmetic_s) {
             Bound::Launches
@@ -169,15 +173,15 @@ impl Total {
     }
 }
 
-/// [`Total`] with what follows from it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// [`Total`] with derived values.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Summary {
     /// The work.
     #[serde(flatten)]
     pub total: Total,
-    /// The least time, in seconds.
+    /// Minimum time in seconds.
     pub least_s: f64,
-    /// What most of it is for.
+    /// The factor that takes most of it.
     pub bound: Bound,
 }
 
@@ -192,7 +196,7 @@ impl From<Total> for Summary {
 }
 
 /// All nodes of one operator.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Kind {
     /// The operator.
     pub op: String,
@@ -204,44 +208,44 @@ pub struct Kind {
 }
 
 /// A node.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Line {
     /// Its name in the planned graph.
     pub node: String,
     /// Its operator.
     pub op: String,
-    /// Names of the model's nodes that it stands for.
+    /// Names of the model's nodes that it computes.
     pub nodes: Vec<String>,
-    /// Its work, in all runs together.
+    /// Its work in all runs together.
     #[serde(flatten)]
     pub work: Summary,
 }
 
-/// Work of a model: of a decoder so many tokens behind others, of others a run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+/// Work of a model: for a decoder, some tokens after a given context; for other models, one run.
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Work {
     /// `prefill 128`, `decode at 1024`, `run`.
     pub name: String,
-    /// Tokens that a decoder takes in.
+    /// Tokens that a decoder processes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tokens: Option<usize>,
-    /// Tokens a second at the least time.
+    /// Upper bound on tokens per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub most_tokens_per_s: Option<f64>,
-    /// Runs of a plan.
+    /// Number of plan runs.
     pub runs: usize,
-    /// Launches of all commands together.
+    /// Total number of launches.
     pub launches: u64,
     /// All nodes together.
     pub whole: Summary,
-    /// By operator, those that take longest first.
+    /// By operator, longest first.
     pub kinds: Vec<Kind>,
-    /// By node, in the order of the plan.
+    /// By node, in plan order.
     pub lines: Vec<Line>,
 }
 
 impl Work {
-    /// Of the costs of runs one after another, perhaps of several plans of one graph.
+    /// Summarises the costs of consecutive runs, possibly of several plans of one graph.
     pub fn new(name: String, tokens: Option<usize>, runs: &[Vec<NodeCost>], peaks: &Peaks) -> Self {
         let mut whole = Total::default();
         let mut nodes: Vec<(&NodeCost, Total)> = Vec::new();
@@ -288,7 +292,8 @@ impl Work {
         }
     }
 
-    /// The same where the backend joins commands, so that there are only so many launches. Each command has an equal part of their time.
+    /// The same work in a given number of launches, if the backend joins commands. Their time is
+    /// divided equally among the commands.
     #[must_use]
     pub fn in_launches(mut self, launches: u64) -> Self {
         let part = float(launches) / float(self.whole.total.launches.max(1));
@@ -307,7 +312,7 @@ impl Work {
     }
 }
 
-/// Tokens a second at the least time.
+/// Upper bound on tokens per second.
 fn most(tokens: Option<usize>, whole: &Total) -> Option<f64> {
     tokens.map(|n| float(n as u64) / whole.least_s().max(1e-12))
 }

@@ -1,21 +1,23 @@
-//! Any model on any backend: inputs by name to outputs by name.
+//! Runs any model on any backend: named inputs to named outputs.
 //!
-//! Every size may change from run to run: memory is taken for the sizes that come (see [`crate::plan::Plan::reserve`]). A cache of a
-//! decoder is inputs and outputs like others; [`crate::llm`] keeps it on the device. Small inputs whose values decide shapes or
-//! kernels (axes, pads, a number of repeats) may have a plan for their values: see [`crate::graph::Op::decides`].
+//! Every size may change from run to run; memory grows to the sizes that occur (see
+//! [`crate::plan::Plan::reserve`]). A decoder's KV cache is ordinary inputs and outputs here;
+//! [`crate::llm`] keeps it on the device. Small inputs whose values decide shapes or kernels (axes,
+//! pads, repeat counts) may get a plan for their values: see [`crate::graph::Op::decides`].
 
 use crate::backend::{Backend, Caps};
 use crate::cache::Store;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
 use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
+use crate::note::Note;
 use crate::plan::{Plan, bind};
 use crate::selftest::first_use::{FirstUse, Hear};
-use crate::shape::{Bindings, Fact, Shape, Symbol};
+use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use device::Device;
 use std::collections::{BTreeSet, HashMap};
@@ -29,14 +31,14 @@ enum Engine {
     Device(Box<Device>),
 }
 
-/// Whether kernels that are new on a device are compared with the reference, by the inputs of the first run.
+/// Whether kernels that are new on a device are validated with the inputs of the first run.
 #[derive(Clone, Debug, Default)]
 pub enum Checks {
-    /// All are believed.
+    /// No validation.
     #[default]
     Off,
-    /// A variant that is wrong is not used, and a kernel without a twin that is wrong is the error of the run. The store has what earlier
-    /// runs found out; without one there is nothing that is not new.
+    /// An incorrect variant is not used; an incorrect kernel without an alternative fails the run.
+    /// The store holds the results of earlier runs; without one, no kernel counts as new.
     On(Option<Arc<Store>>),
 }
 
@@ -53,22 +55,23 @@ impl std::fmt::Debug for Runner {
     }
 }
 
-/// A tensor with the name of its input or output.
+/// A tensor with its input or output name.
 pub type Named = (String, HostTensor);
 
 impl Runner {
-    /// Loads the ONNX file `path` on `backend`, or for the interpreter. `float` is the storage type of activations on a device.
+    /// Loads the ONNX file `path` on `backend`, or for the interpreter if `None`. `float` is the
+    /// element type of activations on a device.
     pub fn load(path: &Path, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
         Self::of(onnx::import(path)?, backend, float)
     }
 
-    /// As [`Runner::load`], of a graph.
+    /// Like [`Runner::load`], for a graph.
     pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
         let pipeline = Self::pipeline(backend.is_some());
         Self::after(&pipeline, graph, backend, float, Checks::Off)
     }
 
-    /// The passes of [`Runner::of`]: those of the interpreter, or of a device.
+    /// The passes of [`Runner::of`] for the interpreter or a device.
     pub fn pipeline(device: bool) -> Pipeline {
         let all = if device {
             Pipeline::standard()
@@ -78,7 +81,8 @@ impl Runner {
         all.without(&[KV_CACHE.name])
     }
 
-    /// As [`Runner::of`], after these passes and with these checks, which the host does without.
+    /// Like [`Runner::of`], with the given passes and kernel validation. The host needs no
+    /// validation.
     pub fn after(
         pipeline: &Pipeline,
         mut graph: Graph,
@@ -106,22 +110,22 @@ impl Runner {
         })
     }
 
-    /// What the passes did.
+    /// Reports of the passes.
     pub fn passes(&self) -> &[PassReport] {
         &self.passes
     }
 
-    /// What is to be said of kernels that are not used or could not be checked, so far.
-    pub fn notes(&self) -> &[String] {
+    /// Notes so far about kernels that are not used or could not be validated.
+    pub fn notes(&self) -> &[Note] {
         self.first_use().map_or(&[], FirstUse::notes)
     }
 
-    /// Kernels that were compared with the reference so far.
+    /// Number of kernels validated so far.
     pub fn checked_kernels(&self) -> usize {
         self.first_use().map_or(0, FirstUse::checked)
     }
 
-    /// `hear` is told how many of how many new kernels were compared with the reference, whenever one more was.
+    /// Calls `hear` after each validated kernel, with the number validated and the total.
     pub fn hear_checks(&mut self, hear: Hear) {
         if let Engine::Device(device) = &mut self.engine {
             device.hear_checks(hear);
@@ -135,7 +139,7 @@ impl Runner {
         }
     }
 
-    /// What the device offers; `None` on the host.
+    /// Capabilities of the device; `None` on the host.
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
             Engine::Host(_) => None,
@@ -143,7 +147,7 @@ impl Runner {
         }
     }
 
-    /// The plan on the device, of the last run where plans are made for values; `None` on the host.
+    /// The plan on the device, of the last run if plans depend on input values; `None` on the host.
     pub fn plan(&self) -> Option<&Plan> {
         match &self.engine {
             Engine::Host(_) => None,
@@ -156,25 +160,31 @@ impl Runner {
         values.filter_map(|v| Some((v.name.as_str(), v.fact.as_ref()?)))
     }
 
-    /// Names, types and shapes of the inputs, in the model's order.
+    /// Names, types and shapes of the inputs, in model order.
     pub fn inputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
         self.facts(self.graph.inputs())
     }
 
-    /// Names, types and shapes of the outputs, in the model's order.
+    /// Names, types and shapes of the outputs, in model order.
     pub fn outputs(&self) -> impl Iterator<Item = (&str, &Fact)> {
         self.facts(self.graph.outputs())
     }
 
-    /// Checks names, element types, ranks and sizes of `given` and returns the values of the symbols. An error names everything that
-    /// is wrong at once.
+    /// Checks names, element types, ranks and sizes of `given` and returns the values of the
+    /// symbols. The error lists every problem.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
         let find = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, t)| t);
-        let mut wrong = Vec::new();
+        let (mut wrong, mut kind) = (Vec::new(), ErrorKind::Other);
         for (name, fact) in self.inputs() {
             match find(name) {
-                None => wrong.push(format!("input \"{name}\" is missing; expected {fact}")),
+                None => {
+                    kind = ErrorKind::MissingInput;
+                    wrong.push(format!("input \"{name}\" is missing; expected {fact}"));
+                }
                 Some(t) if t.dtype() != fact.dtype || t.shape().len() != fact.shape.rank() => {
+                    if kind == ErrorKind::Other {
+                        kind = ErrorKind::ShapeMismatch;
+                    }
                     wrong.push(format!("input \"{name}\": expected {fact}, found {t:?}"));
                 }
                 Some(_) => {}
@@ -184,7 +194,7 @@ impl Runner {
             if self.inputs().all(|(n, _)| n != name) {
                 let known: Vec<&str> = self.inputs().map(|(n, _)| n).collect();
                 wrong.push(format!(
-                    "the model has no input \"{name}\"; it has {}",
+                    "the model has no input \"{name}\"; its inputs are {}",
                     known.join(", ")
                 ));
             }
@@ -193,7 +203,7 @@ impl Runner {
             }
         }
         if !wrong.is_empty() {
-            return Err(Error::other(Stage::Run, wrong.join("\n  ")));
+            return Err(Error::other(Stage::Run, wrong.join("\n  ")).of_kind(kind));
         }
         let shapes = self
             .inputs()
@@ -201,13 +211,14 @@ impl Runner {
         bind::solve(shapes)
     }
 
-    /// Checks sizes before a run, for which the error names the node or the value that refuses them. What the data of a run decides
-    /// is not known yet: a run may still fail.
+    /// Checks sizes before a run; the error names the node or value that rejects them. A run may
+    /// still fail, because sizes may depend on its data.
     pub fn admits(&self, bindings: &Bindings) -> Result<()> {
         sizes::check(&self.graph, bindings).map_err(|what| Error::other(Stage::Run, what))
     }
 
-    /// Small sizes of `open` with which, beside `fixed`, the model can run, as far as its shapes tell; `None` where none are found.
+    /// Small sizes for the symbols `open` that, together with `fixed`, satisfy the model's shapes;
+    /// `None` if none are found.
     pub fn small_sizes(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
         let mut rules = Rules::of(&self.graph);
         for c in self.plan().iter().flat_map(|p| p.conditions()) {
@@ -216,8 +227,8 @@ impl Runner {
         rules.smallest(open, fixed)
     }
 
-    /// Runs the model on one tensor for each input, in any order, and returns the outputs in the model's order. Integers must fit 32
-    /// bits on a device.
+    /// Runs the model with one tensor per input, in any order, and returns the outputs in model
+    /// order. On a device, integers must fit in 32 bits.
     pub fn run(&mut self, given: &[Named]) -> Result<Vec<Named>> {
         let bindings = self.check(given)?;
         let graph = self.graph.clone();
@@ -232,7 +243,7 @@ impl Runner {
                 let mut out = Vec::with_capacity(results.len());
                 for (v, name) in outputs {
                     let tensor = results.get(&v).cloned();
-                    let missing = || Error::other(Stage::Run, format!("no value of output \"{name}\""));
+                    let missing = || Error::other(Stage::Run, format!("output \"{name}\" has no value"));
                     out.push((name.clone(), tensor.ok_or_else(missing)?));
                 }
                 Ok(out)
@@ -246,7 +257,8 @@ impl Runner {
         }
     }
 
-    /// Runs as [`Runner::run`] does, without reading outputs, and returns what each step took; empty on the host.
+    /// Like [`Runner::run`], but returns the time of each step instead of outputs; empty on the
+    /// host.
     pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {
         let bindings = self.check(given)?;
         let Engine::Device(device) = &mut self.engine else {
@@ -257,25 +269,30 @@ impl Runner {
     }
 }
 
-/// The shape of `fact` with every symbol bound; the error names those that are not.
+/// Evaluates the shape of an input with every symbol bound; the error names unbound symbols.
 pub fn shape_at(name: &str, shape: &Shape, bindings: &Bindings) -> Result<Vec<usize>> {
-    shape
-        .eval(bindings)
-        .map_err(|e| Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")))
+    shape.eval(bindings).map_err(|e| {
+        let kind = match e {
+            DimError::Unbound(_) => ErrorKind::MissingInput,
+            _ => ErrorKind::Other,
+        };
+        Error::other(Stage::Run, format!("input \"{name}\" of shape {shape}: {e}")).of_kind(kind)
+    })
 }
 
-/// How far two tensors are from each other.
+/// Difference of two tensors.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Difference {
-    /// The largest difference of two elements; NaN where only one of them is NaN.
+    /// Largest absolute difference; NaN if only one of two elements is NaN.
     pub max_abs: f32,
-    /// That over the range of the reference's finite elements, or where all are equal over their size, 1 at least.
+    /// `max_abs` divided by the range of the reference's finite elements. If they are all equal, it
+    /// is divided by their magnitude, at least 1.
     pub relative: f32,
-    /// Elements of integer or `bool` tensors that differ.
+    /// Number of differing elements in integer or `bool` tensors.
     pub unequal: usize,
 }
 
-/// Compares `found` with `wanted`, which must agree in type and shape; the error says how they do not.
+/// Compares `found` with `wanted`. An error if type or shape differ.
 pub fn compare(found: &HostTensor, wanted: &HostTensor) -> std::result::Result<Difference, String> {
     if found.dtype() != wanted.dtype() || found.shape() != wanted.shape() {
         return Err(format!("expected {wanted:?}, found {found:?}"));

@@ -1,4 +1,4 @@
-//! Host values: element types and dense tensors, for import, the interpreter and tests.
+//! Host tensors: element types and dense arrays, for import, the interpreter and tests.
 
 mod dtype;
 pub mod mini;
@@ -13,34 +13,34 @@ use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
-/// Why a host tensor cannot be made or read as asked.
+/// Why a host tensor cannot be created or read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TensorError {
-    /// The byte length does not fit the shape.
-    #[error("{dtype}{shape:?} needs {expected} bytes, got {found}")]
+    /// The byte length does not match the shape.
+    #[error("{dtype}{shape:?} expected {expected} bytes, found {found}")]
     Length {
         /// Element type.
         dtype: DType,
-        /// Asked shape.
+        /// Requested shape.
         shape: Vec<usize>,
         /// Bytes that the shape needs.
         expected: usize,
         /// Bytes given.
         found: usize,
     },
-    /// The elements are of another type.
+    /// The elements have another type.
     #[error("expected elements of type {expected}, found {found}")]
     Type {
-        /// What the caller can take.
+        /// The type that the caller needs.
         expected: &'static str,
-        /// What the tensor holds.
+        /// The type that the tensor has.
         found: DType,
     },
-    /// The bytes were not loaded; see [`HostTensor::absent`].
+    /// The elements were not loaded; see [`HostTensor::absent`].
     #[error("{0} is not loaded: the model was read without its weights")]
     Absent(Arc<str>),
-    /// An element is beyond what 64 bits with a sign hold.
-    #[error("{0} is more than {max}", max = i64::MAX)]
+    /// An element exceeds `i64::MAX`.
+    #[error("{0} exceeds {max}", max = i64::MAX)]
     TooHigh(u64),
     /// The shape has more elements than this machine can address.
     #[error("shape {0:?} is too large")]
@@ -65,7 +65,7 @@ enum Storage {
     Owned(Arc<Vec<u64>>),
     /// A part of a shared byte source; may be unaligned.
     Shared { source: Arc<dyn Bytes>, start: usize },
-    /// None; the text says which bytes these would be. Two texts are equal when the bytes are.
+    /// No bytes; the text identifies them. Equal texts mean equal bytes.
     Absent(Arc<str>),
 }
 
@@ -91,12 +91,13 @@ fn byte_len(dtype: DType, shape: &[usize]) -> Result<usize, TensorError> {
 
 macro_rules! typed {
     ($make:ident, $view:ident, $t:ty, $dtype:expr) => {
-        /// A tensor of the given elements, row-major.
+        /// A row-major tensor of the given elements.
         pub fn $make(shape: &[usize], data: &[$t]) -> Result<Self, TensorError> {
             Self::from_bytes($dtype, shape, bytemuck::cast_slice(data))
         }
 
-        /// The elements; copied only when the bytes are not aligned. An error for another element type.
+        /// The elements, copied only if the bytes are not aligned. An error for another element
+        /// type.
         pub fn $view(&self) -> Result<Cow<'_, [$t]>, TensorError> {
             self.view($dtype, stringify!($t))
         }
@@ -184,7 +185,7 @@ impl HostTensor {
         })
     }
 
-    /// A truth-value tensor.
+    /// A `bool` tensor.
     pub fn from_bool(shape: &[usize], data: &[bool]) -> Result<Self, TensorError> {
         let bytes: Vec<u8> = data.iter().map(|b| u8::from(*b)).collect();
         Self::from_bytes(DType::Bool, shape, &bytes)
@@ -206,9 +207,9 @@ impl HostTensor {
         })
     }
 
-    /// A tensor of which only type and shape are known, for work that needs no more. `what` names the bytes for errors and
-    /// tells them from others: tensors of one `what`, type and shape are equal. Every access to elements is
-    /// [`TensorError::Absent`].
+    /// A tensor with a type and a shape but without elements. `what` identifies the bytes in
+    /// errors: two tensors with the same `what`, type and shape are equal. Every access to elements
+    /// returns [`TensorError::Absent`].
     pub fn absent(dtype: DType, shape: &[usize], what: &str) -> Result<Self, TensorError> {
         Ok(Self {
             dtype,
@@ -218,7 +219,7 @@ impl HostTensor {
         })
     }
 
-    /// True when the elements cannot be read; see [`HostTensor::absent`].
+    /// True if the elements cannot be read; see [`HostTensor::absent`].
     pub fn is_absent(&self) -> bool {
         matches!(self.storage, Storage::Absent(_))
     }
@@ -228,7 +229,7 @@ impl HostTensor {
         self.dtype
     }
 
-    /// Sizes, outermost first.
+    /// Sizes, outermost axis first.
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
@@ -238,12 +239,12 @@ impl HostTensor {
         self.bytes / self.dtype.size()
     }
 
-    /// True when a size is zero.
+    /// True if a size is zero.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
-    /// Number of bytes of the elements.
+    /// Size of the elements in bytes.
     pub fn byte_len(&self) -> usize {
         self.bytes
     }
@@ -258,7 +259,7 @@ impl HostTensor {
         Ok(all.get(start..start + self.bytes).unwrap_or(&[]))
     }
 
-    /// The same data under another shape of equal element count.
+    /// The same data with another shape of equal element count.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, TensorError> {
         let expected = byte_len(self.dtype, shape)?;
         if expected != self.bytes {
@@ -275,10 +276,11 @@ impl HostTensor {
         })
     }
 
-    /// Float elements as `f32`. An error for `f64`, which would lose digits: [`HostTensor::to_f64`] takes those.
+    /// Float elements as `f32`. An error for `f64`, which would lose precision; use
+    /// [`HostTensor::to_f64`].
     pub fn to_f32(&self) -> Result<Cow<'_, [f32]>, TensorError> {
         let wrong = |found| TensorError::Type {
-            expected: "a float type of 32 bits at most",
+            expected: "a float type of at most 32 bits",
             found,
         };
         Ok(match self.dtype {
@@ -304,7 +306,7 @@ impl HostTensor {
         }
     }
 
-    /// Integer or truth-value elements as `i64`; an error for a `u64` that is none.
+    /// Integer or `bool` elements as `i64`. An error for a `u64` above `i64::MAX`.
     pub fn to_i64(&self) -> Result<Vec<i64>, TensorError> {
         if self.dtype == DType::U64 {
             let number = |v: &u64| i64::try_from(*v).map_err(|_| TensorError::TooHigh(*v));
@@ -313,7 +315,7 @@ impl HostTensor {
         self.to_bits()
     }
 
-    /// Integer or truth-value elements in 64 bits, of which a `u64` takes that of the sign too.
+    /// Integer or `bool` elements as 64-bit patterns; a `u64` is reinterpreted as `i64`.
     pub fn to_bits(&self) -> Result<Vec<i64>, TensorError> {
         let signed = |v: &u8| i64::from(i8::from_le_bytes([*v]));
         Ok(match self.dtype {
@@ -336,7 +338,7 @@ impl HostTensor {
         })
     }
 
-    /// A tensor of `dtype` (a float type) from `f32` elements, rounded where it has fewer digits.
+    /// A tensor of the float type `dtype` from `f32` elements, rounded to that type.
     pub fn from_floats(dtype: DType, shape: &[usize], data: &[f32]) -> Result<Self, TensorError> {
         match dtype {
             DType::F32 => Self::from_f32(shape, data),
@@ -352,11 +354,11 @@ impl HostTensor {
         }
     }
 
-    /// A tensor of `dtype` (a float type) from `f64` elements, rounded once.
+    /// A tensor of the float type `dtype` from `f64` elements, rounded once.
     pub fn from_f64s(dtype: DType, shape: &[usize], data: &[f64]) -> Result<Self, TensorError> {
         match dtype {
             DType::F64 => Self::from_f64(shape, data),
-            #[expect(clippy::cast_possible_truncation, reason = "rounding to the type is meant")]
+            #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
             DType::F32 => Self::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>()),
             DType::F16 => Self::from_f16(shape, &data.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>()),
             DType::BF16 => Self::from_bf16(
@@ -367,7 +369,7 @@ impl HostTensor {
         }
     }
 
-    /// A tensor of `dtype` (a float type of 8 or 4 bits) from `f64` elements.
+    /// A tensor of an 8-bit or 4-bit float type from `f64` elements.
     pub fn from_rounded(
         dtype: DType,
         shape: &[usize],
@@ -382,7 +384,7 @@ impl HostTensor {
         Self::from_bytes(dtype, shape, &codes)
     }
 
-    /// A tensor from the bytes that a file has, where types of fewer than 8 bits are packed.
+    /// A tensor from file bytes; types of fewer than 8 bits are packed in them.
     pub fn from_packed(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
         let bits = dtype.bits();
         if bits >= 8 {
@@ -410,7 +412,8 @@ impl HostTensor {
         Self::from_bytes(dtype, shape, &codes)
     }
 
-    /// The bytes that a file has, where types of fewer than 8 bits are packed, the first element lowest; see [`HostTensor::from_packed`].
+    /// The bytes as in a file; types of fewer than 8 bits are packed, first element in the lowest
+    /// bits. See [`HostTensor::from_packed`].
     pub fn to_packed(&self) -> Result<Cow<'_, [u8]>, TensorError> {
         let bits = self.dtype.bits();
         let bytes = self.bytes()?;
@@ -425,8 +428,8 @@ impl HostTensor {
         Ok(Cow::Owned(bytes.chunks(8 / bits).map(pack).collect()))
     }
 
-    /// A tensor of `dtype` (an integer type or `bool`) from `i64` elements, keeping the low bits; a
-    /// truth value is `!= 0`.
+    /// A tensor of `dtype` (an integer type or `bool`) from `i64` elements. Integers keep the low
+    /// bits; a `bool` is `element != 0`.
     pub fn from_ints(dtype: DType, shape: &[usize], data: &[i64]) -> Result<Self, TensorError> {
         let mut bytes = Vec::with_capacity(data.len() * dtype.size());
         for v in data {
@@ -448,7 +451,7 @@ impl HostTensor {
 
 impl PartialEq for HostTensor {
     fn eq(&self, other: &Self) -> bool {
-        // The errors of absent tensors say what is absent.
+        // For absent tensors this compares errors, which hold the identifying text.
         self.dtype == other.dtype && self.shape == other.shape && self.bytes() == other.bytes()
     }
 }

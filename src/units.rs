@@ -1,6 +1,6 @@
-//! Numbers as people read them.
+//! Formats numbers for people.
 
-/// A number of bytes, in powers of 1000.
+/// A number of bytes with a decimal unit: `1.5 GB`.
 pub fn size_text(bytes: u64) -> String {
     let mut value = bytes as f64;
     for unit in ["B", "kB", "MB", "GB"] {
@@ -16,7 +16,7 @@ pub fn size_text(bytes: u64) -> String {
     format!("{value:.1} TB")
 }
 
-/// So many of what is called `one`, as in `1 token`, `2 tokens`.
+/// A count with a noun: `1 token`, `2 tokens`.
 pub fn count_text(count: usize, one: &str) -> String {
     match count {
         1 => format!("1 {one}"),
@@ -24,7 +24,7 @@ pub fn count_text(count: usize, one: &str) -> String {
     }
 }
 
-/// So many dispatches.
+/// A count of dispatches: `1 dispatch`, `2 dispatches`.
 pub fn dispatches_text(count: usize) -> String {
     match count {
         1 => "1 dispatch".to_owned(),
@@ -32,7 +32,7 @@ pub fn dispatches_text(count: usize) -> String {
     }
 }
 
-/// A number with three digits or so and a prefix for its power of 1000: `39.1 GB/s`, `12.0 us`.
+/// A value with about three digits and an SI prefix: `39.1 GB/s`, `12.0 µs`.
 pub fn quantity(value: f64, unit: &str) -> String {
     let prefixes = [
         (1e15, "P"),
@@ -42,7 +42,7 @@ pub fn quantity(value: f64, unit: &str) -> String {
         (1e3, "k"),
         (1.0, ""),
         (1e-3, "m"),
-        (1e-6, "u"),
+        (1e-6, "µ"),
     ];
     let found = prefixes.iter().find(|(power, _)| value >= 0.9995 * power);
     let (power, prefix) = found.copied().unwrap_or((1e-9, "n"));
@@ -69,7 +69,7 @@ mod tests {
         );
         assert_eq!(
             [12e-6, 3.456e-3, 2.0].map(|v| quantity(v, "s")),
-            ["12.0 us", "3.46 ms", "2.00 s"]
+            ["12.0 µs", "3.46 ms", "2.00 s"]
         );
     }
 

@@ -1,5 +1,5 @@
-//! The interfaces of programs: sessions over one model, on the host and on every device; and that of C, whose program is compiled and
-//! run here.
+//! The interfaces of programs: sessions over one model, on the host and on every device; and that
+//! of C, whose program is compiled and run here.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "api/c.rs"]
@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use support::gguf::{HIDDEN, Traits, VOCAB};
 use support::{Device, Text};
 use transformer_lite::backend::{Backend as _, OpenOptions};
+use transformer_lite::error::Error;
 use transformer_lite::gguf::Value;
 use transformer_lite::graph::pass::{GREEDY, Pipeline};
 use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
@@ -64,7 +65,8 @@ fn main() -> ExitCode {
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
-/// A tiny random model that says letters: the rows of all other tokens in its output matrix are zero.
+/// A tiny random model that says letters: the rows of all other tokens in its output matrix are
+/// zero.
 fn speaking_model() -> (tempfile::TempDir, PathBuf) {
     let traits = Traits {
         untied: true,
@@ -119,7 +121,8 @@ fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
     Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
 }
 
-/// A second model of a decoder takes memory for its own state and for nothing else, and gives it back.
+/// A second model of a decoder takes memory for its own state and for nothing else, and gives it
+/// back.
 fn executors_share_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
@@ -294,70 +297,79 @@ fn in_threads(place: BackendChoice) -> Outcome {
 fn refused() -> Outcome {
     let (_dir, folder) = speaking_model();
     let host = || options(BackendChoice::Host);
-    let refused = |path: &Path, options: &LoadOptions, words: &str| match Model::load(path, options) {
-        Ok(_) => Err(format!("loaded, expected an error with {words:?}")),
-        Err(e) if e.is_usage() && e.to_string().contains(words) => Ok(()),
-        Err(e) => Err(format!(
-            "expected a usage error with {words:?}, found {}",
-            e.chain()
-        )),
+    let refused = |path: &Path, options: &LoadOptions, option: &str, values: &[&str]| {
+        let Err(e) = Model::load(path, options) else {
+            return Err(format!("loaded, expected an error of {option:?}"));
+        };
+        match &e {
+            Error::Usage { name, .. } if name == option => support::refusal(&e, e.kind(), values),
+            _ => Err(format!(
+                "expected a usage error of {option:?}, found {}",
+                e.chain()
+            )),
+        }
     };
-    refused(Path::new("no/such/folder"), &host(), "no/such/folder")?;
-    refused(&folder.join("model.onnx"), &host(), "is a file")?;
+    refused(
+        Path::new("no/such/folder"),
+        &host(),
+        "folder",
+        &["no/such/folder"],
+    )?;
+    refused(&folder.join("model.onnx"), &host(), "folder", &["model.onnx"])?;
     let base = host();
     let changed = [
         (
-            "context: ",
+            ("context", "0"),
             LoadOptions {
                 context: Some(0),
                 ..base.clone()
             },
         ),
         (
-            "made for at most 64",
+            ("context", "64"),
             LoadOptions {
                 context: Some(65),
                 ..base.clone()
             },
         ),
         (
-            "padding: ",
+            ("padding", "31"),
             LoadOptions {
                 padding: 31,
                 ..base.clone()
             },
         ),
         (
-            "drafts: ",
+            ("drafts", "65"),
             LoadOptions {
                 drafts: 65,
                 ..base.clone()
             },
         ),
         (
-            "kv: ",
+            ("kv", "q8"),
             LoadOptions {
                 kv: KvType::Q8,
                 ..base.clone()
             },
         ),
         (
-            "float: ",
+            ("float", "f16"),
             LoadOptions {
                 float: Some(DType::F16),
                 ..base.clone()
             },
         ),
     ];
-    for (words, options) in changed {
-        refused(&folder, &options, words)?;
+    for ((option, value), options) in changed {
+        refused(&folder, &options, option, &[value])?;
     }
     let mut options = base;
     options.place.options.device = Some("x".to_owned());
-    refused(&folder, &options, "device: ")?;
+    refused(&folder, &options, "device", &["x"])?;
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
-    refused(empty.path(), &host(), "has no tokenizer.json")?;
+    refused(empty.path(), &host(), "folder", &["tokenizer.json"])?;
     std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))
         .map_err(|e| e.to_string())?;
-    refused(empty.path(), &host(), "there is no file")
+    refused(empty.path(), &host(), "folder", &["model.onnx"])
 }

@@ -1,7 +1,9 @@
-//! Imported checkpoints: decoders of each family against the logits that transformers computes of them, from folders of Hugging Face and
-//! from GGUF files; and matrices that kept their bits, on devices against the host.
+//! Imported checkpoints: decoders of each family against the logits that transformers computes of
+//! them, from folders of Hugging Face and from GGUF files; and matrices that kept their bits, on
+//! devices against the host.
 //!
-//! `tests/data/decoders/make.py` made the logits, and says how weights follow from nothing but their names and shapes.
+//! `tests/data/decoders/make.py` made the logits, and says how weights follow from nothing but
+//! their names and shapes.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
@@ -308,7 +310,8 @@ fn on_host(case: &Case) -> Outcome {
         }
         steps(case, &mut HostModel::new(passes, case.tokens.len()).text()?, HOST)?;
     }
-    // What the conversion from GGUF says in config.json is the model, except that factors of frequencies are not repeated.
+    // What the conversion from GGUF says in config.json is the model, except that factors of
+    // frequencies are not repeated.
     if !case.family.gguf_tensors.contains_key("rope_freqs.weight") {
         let text = std::fs::read(of_gguf.join("config.json")).text()?;
         let mut folder = case.family.folder();

@@ -15,7 +15,7 @@ mod support;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use support::hugging_face::{Order, gptq};
-use support::tlite;
+use support::{assert_fails, carries, tlite};
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -24,17 +24,22 @@ fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
 }
 
-/// Runs a command that must fail with `code`, say nothing on standard output and `words` on standard error.
+/// Runs a command that must fail with `code`, nothing on standard output, and an error that carries
+/// `values`.
 #[track_caller]
-fn fails(args: &[&str], code: i32, words: &[&str]) {
-    let output = tlite(args);
-    let text = stderr(&output);
-    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
-    assert!(output.stdout.is_empty(), "{args:?} wrote to standard output");
-    assert!(text.starts_with("error: "), "{args:?}: {text}");
-    for word in words {
-        assert!(text.contains(word), "{args:?}: expected {word:?} in: {text}");
-    }
+fn fails(args: &[&str], code: i32, values: &[&str]) {
+    assert_fails(args, code, values);
+}
+
+/// As [`fails`], with an error of this kind or variant.
+#[track_caller]
+fn fails_as(args: &[&str], code: i32, variant: &str, values: &[&str]) {
+    let failure = assert_fails(args, code, values);
+    assert!(
+        carries(&failure.error, variant),
+        "{args:?}: expected {variant}: {}",
+        failure.error
+    );
 }
 
 /// A folder whose tokenizer knows the single word `hello`.
@@ -206,7 +211,7 @@ fn missing_models_are_named() {
             "x",
         ],
         2,
-        &["is a file"],
+        &["MODEL", "tokenizer.json"],
     );
     let file = dir.path().join("x.gguf");
     std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
@@ -216,7 +221,7 @@ fn missing_models_are_named() {
         &["quantize", model, "-o", "out"],
         &["dequantize", model, "-o", "out"],
     ] {
-        fails(args, 2, &["MODEL: ", "x.gguf is a GGUF file", "tlite convert"]);
+        fails(args, 2, &["MODEL", "x.gguf", "GGUF", "tlite convert"]);
     }
     // These convert it.
     for args in [
@@ -234,22 +239,15 @@ fn broken_folders_are_named() {
     let folder = model_folder();
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
     let model = path(folder.path());
-    fails(
-        &["chat", model],
-        2,
-        &["no chat template", model, "generate --raw"],
-    );
+    fails_as(&["chat", model], 2, "NoTemplate", &[model, "--raw"]);
     write("chat_template.jinja", "{% for %}");
-    fails(
-        &["chat", model],
-        1,
-        &["chat_template.jinja", "syntax error", "caused by: "],
-    );
-    write("chat_template.jinja", "{{ raise_exception('no users here') }}");
-    fails(
+    fails_as(&["chat", model], 1, "InvalidFile", &["chat_template.jinja"]);
+    write("chat_template.jinja", "{{ raise_exception('USERS=0') }}");
+    fails_as(
         &["generate", model, "--prompt", "hello"],
         1,
-        &["chat_template.jinja", "no users here"],
+        "TemplateRefused",
+        &["chat_template.jinja", "USERS=0"],
     );
     write("tokenizer_config.json", "[");
     fails(
@@ -259,11 +257,7 @@ fn broken_folders_are_named() {
     );
     write("tokenizer_config.json", "{}");
     write("tokenizer.json", "{\"model\": 3}");
-    fails(
-        &["generate", model, "--prompt", "hello"],
-        1,
-        &["tokenizer.json", "not a tokenizer description"],
-    );
+    fails(&["generate", model, "--prompt", "hello"], 1, &["tokenizer.json"]);
 }
 
 #[test]
@@ -350,10 +344,10 @@ fn quantize_writes_a_folder_and_a_table() {
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines.len(), 4, "{text}");
     assert!(
-        lines[1].starts_with("first ") && lines[1].contains(" 4 ") && lines[2].contains(" 8 "),
+        lines[1].starts_with("first ") && carries(lines[1], "4") && carries(lines[2], "8"),
         "{text}"
     );
-    assert!(lines[3].starts_with("total: 2 of 2 weights"), "{text}");
+    support::assert_carries(lines[3], &["2"]);
     assert_eq!(names(&out), ["model.onnx", "model.onnx.data", "tokenizer.json"]);
     assert_eq!(names(dir.path()), ["in", "out"]);
 
@@ -377,7 +371,7 @@ fn quantize_writes_a_folder_and_a_table() {
     assert!(rows.iter().all(|r| r["bits"] == 4 && r["group_size"] == 32));
     assert!(json["relative_error"].as_f64().unwrap() < 0.1);
     assert!(json["bytes_after"].as_u64() < json["bytes_before"].as_u64());
-    fails(&command, 2, &["output", "second", "not empty"]);
+    fails(&command, 2, &["output", "second"]);
 }
 
 #[test]
@@ -409,10 +403,7 @@ fn quantize_reports_and_dequantize_goes_back() {
         html.contains("<svg") && html.contains(">first</text>") && !html.contains("://"),
         "{html}"
     );
-    assert!(
-        html.contains("E0M4, method mae") && html.contains("written: mae"),
-        "{html}"
-    );
+    support::assert_carries(&html, &["E0M4", "mae"]);
     for method in ["rtn", "mse", "mae", "int", "written"] {
         // The head takes 8 bits and is not compared with 4.
         assert_eq!(
@@ -432,16 +423,12 @@ fn quantize_reports_and_dequantize_goes_back() {
     }
     let output = tlite(&["dequantize", path(&out), "-o", path(&back)]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    assert!(
-        String::from_utf8(output.stdout)
-            .unwrap()
-            .starts_with("2 weights are f16 again")
-    );
+    support::assert_carries(String::from_utf8(output.stdout).unwrap(), &["2", "f16"]);
     assert_eq!(names(&back), ["model.onnx", "model.onnx.data", "tokenizer.json"]);
     fails(
         &["dequantize", path(&input), "-o", path(&dir.path().join("x"))],
         1,
-        &["no weight", "quantized"],
+        &["model.onnx"],
     );
     assert_eq!(
         names(dir.path()),
@@ -454,8 +441,8 @@ fn quantize_and_convert_usage() {
     let dir = onnx_folder();
     let (input, out) = (dir.path().join("in"), dir.path().join("out"));
     let base = ["quantize", path(&input), "-o", path(&out)];
-    let with = |more: &[&str], words: &[&str]| {
-        fails(&[&base[..], more].concat(), 2, words);
+    let with = |more: &[&str], values: &[&str]| {
+        fails(&[&base[..], more].concat(), 2, values);
         assert_eq!(names(dir.path()), ["in"]);
     };
     with(&["--method", "gptq2"], &["--method", "rtn", "mixed"]);
@@ -464,13 +451,16 @@ fn quantize_and_convert_usage() {
     with(&["--method", "mixed", "--format", "e0m4"], &["--method", "mixed"]);
     with(
         &["--method", "mixed", "--bits", "1"],
-        &["--bits", "too few", "--head-bits"],
+        &["--bits", "1", "--head-bits"],
     );
     // The second matrix makes the logits and keeps 8 bits.
-    with(&["--method", "mixed", "--bits", "4.5"], &["--bits", "too few"]);
+    with(
+        &["--method", "mixed", "--bits", "4.5"],
+        &["--bits", "4.5", "--head-bits"],
+    );
     with(
         &["--method", "mixed", "--bits", "2.2", "--head-bits", "3"],
-        &["--bits", "too few"],
+        &["--bits", "2.2", "--head-bits"],
     );
     with(&["--format", "q4"], &["--format", "q4", "e0m4"]);
     for (option, values) in [
@@ -492,20 +482,17 @@ fn quantize_and_convert_usage() {
     fails(
         &["quantize", path(&input), "-o", path(&input), "--format", "e0m4"],
         2,
-        &["output", "not empty"],
+        &["output", path(&input)],
     );
     fails(
         &["convert", path(&absent), "-o", path(&out)],
         2,
-        &["FILE: there is no file", "absent"],
+        &["FILE", "absent"],
     );
     fails(
         &["convert", path(&input), "-o", path(&out)],
         2,
-        &[
-            "FILE: ",
-            "has no config.json; expected a folder with config.json and safetensors files, or a GGUF file",
-        ],
+        &["FILE", "config.json", "safetensors", "GGUF"],
     );
     let report = absent.join("report.json");
     for command in ["convert", "quantize"] {
@@ -519,20 +506,21 @@ fn quantize_and_convert_usage() {
                 path(&report),
             ],
             2,
-            &["--report-json", "there is no folder"],
+            &["--report-json", path(&absent)],
         );
     }
     let file = input.join("model.onnx");
     fails(
         &["convert", path(&file), "-o", path(&input)],
         2,
-        &["output", "not empty"],
+        &["output", path(&input)],
     );
     let nowhere = absent.join("out");
-    fails(
+    fails_as(
         &["quantize", path(&input), "-o", path(&nowhere), "--format", "e0m4"],
         1,
-        &["cannot make a folder in"],
+        "NotFound",
+        &[path(&absent)],
     );
     assert_eq!(names(dir.path()), ["in"]);
 }
@@ -583,21 +571,19 @@ fn reports_take_no_models_place() {
     let (model, new) = (input.join("model.onnx"), input.join("new.json"));
     let before = std::fs::read(&model).unwrap();
     let other = dir.path().join("x");
-    for (args, words) in [
-        (["--report-json", path(&model)].to_vec(), "is a part of the model"),
-        (["--report", path(&new)].to_vec(), "is a part of the model"),
+    for (args, values) in [
         (
-            ["--report", path(&other), "--report-json", path(&other)].to_vec(),
-            "is the file of --report",
+            &["--report-json", path(&model)][..],
+            &["--report-json", path(&model)][..],
+        ),
+        (&["--report", path(&new)], &["--report", path(&new)]),
+        (
+            &["--report", path(&other), "--report-json", path(&other)],
+            &["--report", "--report-json"],
         ),
     ] {
-        let output = tlite(&[&["quantize", path(&input), "-o", path(&out)][..], &args].concat());
-        assert_eq!(output.status.code(), Some(2), "{args:?}");
-        assert!(
-            stderr(&output).contains(words) && stderr(&output).contains(args[args.len() - 2]),
-            "{args:?}: {}",
-            stderr(&output)
-        );
+        let base = ["quantize", path(&input), "-o", path(&out)];
+        fails(&[&base[..], args].concat(), 2, values);
     }
     assert!(std::fs::read(&model).unwrap() == before && !new.exists() && !out.exists());
 }
@@ -608,14 +594,13 @@ fn damaged_models_are_named_and_leave_nothing() {
     let (input, out) = (dir.path().join("in"), dir.path().join("out"));
     let (model, data) = (input.join("model.onnx"), input.join("model.onnx.data"));
     let (good, weights) = (std::fs::read(&model).unwrap(), std::fs::read(&data).unwrap());
-    let refused = |words: &[&str]| {
+    let refused = |values: &[&str]| {
         let args = ["quantize", path(&input), "-o", path(&out), "--format", "e0m4"];
-        fails(&args, 1, words);
-        assert_eq!(stderr(&tlite(&args)).matches("error: ").count(), 1);
+        fails_as(&args, 1, "InvalidFile", values);
         assert_eq!(names(dir.path()), ["in"]);
     };
     std::fs::write(&model, &good[..good.len() / 2]).unwrap();
-    refused(&["model.onnx", "not an ONNX model, or damaged"]);
+    refused(&["model.onnx", "ONNX"]);
     std::fs::write(&model, "just text").unwrap();
     refused(&["model.onnx"]);
     std::fs::write(&model, "").unwrap();
@@ -632,24 +617,22 @@ fn damaged_models_are_named_and_leave_nothing() {
     std::fs::write(dir.path().join("in/other"), &weights).unwrap();
     for to in [b"../in/./a.data1", b"/tmp/absolute.x", b"a/../../../data"] {
         moved(to);
-        refused(&[
-            "first",
-            std::str::from_utf8(to).unwrap(),
-            "outside the model's folder",
-        ]);
+        refused(&["first", std::str::from_utf8(to).unwrap()]);
     }
     moved(b"other-file.data");
-    refused(&["\"first\"", "cannot be opened", "other-file.data"]);
+    refused(&["\"first\"", "other-file.data"]);
     std::fs::write(&model, &good).unwrap();
     std::fs::write(&data, &weights[..weights.len() - 1]).unwrap();
-    refused(&["second", "model.onnx.data", "which has"]);
+    let size = weights.len() - 1;
+    refused(&["second", "model.onnx.data", &size.to_string()]);
     std::fs::remove_file(&data).unwrap();
-    refused(&["\"first\"", "cannot be opened", "model.onnx.data"]);
+    refused(&["\"first\"", "model.onnx.data"]);
     std::fs::create_dir(&data).unwrap();
-    refused(&["\"first\"", "model.onnx.data", "no file"]);
+    refused(&["\"first\"", "model.onnx.data"]);
 }
 
-/// As in the cache of the Hugging Face Hub, where each file of a folder is a link to one that is named by its contents.
+/// As in the cache of the Hugging Face Hub, where each file of a folder is a link to one that is
+/// named by its contents.
 #[cfg(unix)]
 #[test]
 fn files_of_a_model_may_be_links_and_folders_in_it_may_not() {
@@ -676,7 +659,7 @@ fn files_of_a_model_may_be_links_and_folders_in_it_may_not() {
     symlink("../blobs", input.join("sub")).unwrap();
     let other = dir.path().join("other");
     let args = ["quantize", path(&input), "-o", path(&other)];
-    fails(&args, 1, &["first", "sub/", "a link out of the model's folder"]);
+    fails(&args, 1, &["first", "sub/", "link"]);
     std::fs::remove_file(input.join("sub")).unwrap();
     std::fs::create_dir(input.join("sub")).unwrap();
     symlink("../../blobs/a.bin", input.join("sub/a.bin")).unwrap();
@@ -689,32 +672,28 @@ fn damaged_gguf_files_are_named_and_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("m.gguf"), dir.path().join("out"));
     let golden = std::fs::read("tests/golden/gguf/dequant.gguf").unwrap();
-    for (bytes, words) in [
-        (&golden[..], &["m.gguf", "architecture", "llama"][..]),
+    for (bytes, values) in [
+        (&golden[..], &["m.gguf", "llama"][..]),
         (&golden[..golden.len() - 1], &["m.gguf"]),
         (&golden[..100], &["m.gguf"]),
         (
             b"PK\x03\x04 another format, of many bytes",
-            &["m.gguf", "expected a GGUF file", "begins with \"PK"],
+            &["m.gguf", "GGUF", "\"PK"],
         ),
         (
             b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\0\x01\0\0\0\x01",
-            &["m.gguf", "expected a GGUF file", "begins with \"\\x89PNG\""],
+            &["m.gguf", "GGUF", "\"\\x89PNG\""],
         ),
         (
             b"Call me Ishmael. Some years ago",
-            &["m.gguf", "expected a GGUF file", "begins with \"Call\""],
+            &["m.gguf", "GGUF", "\"Call\""],
         ),
-        (
-            b"GG",
-            &["m.gguf", "expected a GGUF header of 24 bytes, found a file of 2"],
-        ),
-        (b"", &["m.gguf", "expected a GGUF file, found an empty one"]),
+        (b"GG", &["m.gguf", "GGUF", "24", "2"]),
+        (b"", &["m.gguf", "GGUF"]),
     ] {
         std::fs::write(&file, bytes).unwrap();
         let args = ["convert", path(&file), "-o", path(&out)];
-        fails(&args, 1, words);
-        assert_eq!(stderr(&tlite(&args)).matches("error: ").count(), 1);
+        fails(&args, 1, values);
         assert_eq!(names(dir.path()), ["m.gguf"]);
     }
 }
@@ -739,9 +718,11 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{text}");
     assert!(
-        text.starts_with("error: cannot write ") && text.contains(".quantize-out"),
+        text.starts_with("error: ") && text.contains(".quantize-out"),
         "{text}"
     );
+    // What the system calls it.
+    support::assert_carries(text, &["27"]);
     assert_eq!(names(dir.path()), ["in"]);
 }
 

@@ -1,11 +1,12 @@
 //! Every case of every operator on every device, against `Op::eval`.
 //!
-//! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the cases; what is added to each of them says
-//! [`transformer_lite::selftest::case`]. Here buffers have guard zones besides, and kernels by way of local memory run in each size of their tiles.
+//! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the
+//! cases; what is added to each of them says [`transformer_lite::selftest::case`]. Here buffers
+//! have guard zones besides, and kernels by way of local memory run in each size of their tiles.
 //!
-//! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names it.
-//! `tests/expected_failures.txt` lists known failures; one that passes fails. With `CONFORMANCE_ERRORS` set, each
-//! comparison prints its error and its bound.
+//! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names
+//! it. `tests/expected_failures.txt` lists known failures; one that passes fails. With
+//! `CONFORMANCE_ERRORS` set, each comparison prints its error and its bound.
 
 #[path = "conformance/expected.rs"]
 mod expected;

@@ -1,4 +1,5 @@
-//! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that only looks like it.
+//! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that
+//! only looks like it.
 
 #[path = "fusion/appends.rs"]
 mod appends;
@@ -497,7 +498,8 @@ fn elementwise_chains() {
     assert_eq!((b.pass(FUSE, &[("s", 5)]), b.nodes()), (2, 2));
 }
 
-/// A cache `past` of `sizes` that grows along `axis` by `new`; its readers are the concatenation and a product.
+/// A cache `past` of `sizes` that grows along `axis` by `new`; its readers are the concatenation
+/// and a product.
 fn cache(sizes: &str, more: &str, axis: i64, past_first: bool, is_output: bool) -> (Build, ValueId) {
     let mut b = Build::default();
     let (past, new) = (b.input("past", sizes), b.input("new", more));

@@ -1,5 +1,5 @@
-//! Texts that change on purpose only: the graph after the standard passes and the plans of a tiny model. Set
-//! `UPDATE_GOLDEN` to write them anew and review the difference.
+//! Texts that change on purpose only: the graph after the standard passes and the plans of a tiny
+//! model. Set `UPDATE_GOLDEN` to write them anew and review the difference.
 
 mod support;
 #[path = "support/tiny.rs"]
@@ -63,7 +63,8 @@ fn graph_and_plans_of_a_tiny_llama() {
     );
 }
 
-/// Writes a model by `write` and compares its derived graph, that after the standard passes, and the plan for `bounds`.
+/// Writes a model by `write` and compares its derived graph, that after the standard passes, and
+/// the plan for `bounds`.
 fn golden_model(
     name: &str,
     write: fn(&Path) -> transformer_lite::error::Result<()>,
@@ -110,7 +111,8 @@ fn every_pass_fires() {
         let (_dir, model) = support::tiny_model(architecture, Default::default());
         let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
         let edits = |name| decoder.passes.iter().find(|p| p.pass == name).map(|p| p.edits);
-        // Two layers: two normalisations each and one at the end, queries and keys, keys and values.
+        // Two layers: two normalisations each and one at the end, queries and keys, keys and
+        // values.
         assert_eq!(edits("norm"), Some(5), "{architecture}");
         assert_eq!(edits("rotary"), Some(4), "{architecture}");
         assert_eq!(edits("kv_cache"), Some(4), "{architecture}");

@@ -5,7 +5,7 @@ mod support;
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use support::tlite;
+use support::{carries, tlite};
 use transformer_lite::error::Stage;
 use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::tensor::{DType, HostTensor};
@@ -28,16 +28,11 @@ fn json(model: &Path, more: &[&str]) -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Fails with wrong usage, nothing on standard output, and `words` on standard error.
+/// Fails with wrong usage, nothing on standard output, and an error that carries `values`.
 #[track_caller]
-fn refused(model: &Path, more: &[&str], words: &[&str]) {
-    let output = inspect(model, more);
-    let text = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(2), "{more:?}: {text}");
-    assert!(output.stdout.is_empty(), "{more:?} wrote to standard output");
-    for word in words {
-        assert!(text.contains(word), "{more:?}: expected {word:?} in: {text}");
-    }
+fn refused(model: &Path, more: &[&str], values: &[&str]) {
+    let args = [&["inspect", model.to_str().unwrap()], more].concat();
+    support::assert_fails(&args, 2, values);
 }
 
 /// `y = relu(x[1..])` joined with its own half, of `x [N, 8]`; without weights.
@@ -133,8 +128,8 @@ fn a_decoder_needs_so_many_bytes() {
         );
     }
     let text = stdout(&inspect(&model, &["--context", "32", "--chunk", "16"]));
-    let line = format!("This model at context 32 needs {total} bytes (weights ");
-    assert!(text.lines().any(|l| l.starts_with(&line)), "{text}");
+    let sum = |l: &str| carries(l, "32") && carries(l, &total.to_string());
+    assert!(text.lines().any(sum), "{text}");
     // A longer context needs a larger cache and nothing else that counts.
     let longer = json(&model, &["--context", "64", "--chunk", "16"]);
     assert_eq!(longer["states_bytes"].as_u64().unwrap(), 2 * states);
@@ -146,13 +141,11 @@ fn other_models_say_what_was_assumed() {
     let dir = tempfile::tempdir().unwrap();
     let model = small(dir.path());
     let text = stdout(&inspect(&model, &[]));
-    assert!(text.contains("assumed; see --bounds"), "{text}");
-    assert!(text.contains("This model at N="), "{text}");
     let bounded = stdout(&inspect(&model, &["--bounds", "2 <= N <= 100"]));
-    assert!(
-        bounded.contains("This model at N=100 needs ") && !bounded.contains("assumed;"),
-        "{bounded}"
-    );
+    assert!(text.contains(" N=") && carries(&bounded, "N=100"), "{bounded}");
+    // What was assumed comes with the option that changes it.
+    let hints = |text: &str| text.matches("--bounds").count();
+    assert!(hints(&text) > hints(&bounded), "{text}\n{bounded}");
     let all = json(&model, &["--bounds", "2 <= N <= 100"]);
     assert_eq!(all["weights_bytes"], 8 * 512 * 4);
     assert_eq!(all["plans"][0]["bounds"]["N"], 100);
@@ -184,29 +177,23 @@ fn wrong_questions() {
     let dir = tempfile::tempdir().unwrap();
     let model = small(dir.path());
     for (more, words) in [
-        (
-            &["--bind", "M=3"][..],
-            &["--bind", "no symbol M", "its symbols are N"][..],
-        ),
-        (
-            &["--bounds", "M <= 3"],
-            &["--bounds", "no symbol M", "its symbols are N"],
-        ),
-        (&["--bind", "2N=3"], &["--bind", "2N", "identifier"]),
+        (&["--bind", "M=3"][..], &["--bind", "M", "N"][..]),
+        (&["--bounds", "M <= 3"], &["--bounds", "M", "N"]),
+        (&["--bind", "2N=3"], &["--bind", "2N"]),
         (&["--bind", "N"], &["--bind", "NAME=VALUE"]),
-        (&["--bind", "N=-4"], &["--bind", "N=-4", "not negative"]),
-        (&["--bind", "N=1.5"], &["--bind", "1.5", "not an integer"]),
-        (&["--bind", "N=3,N=4"], &["N is both 3 and 4"]),
+        (&["--bind", "N=-4"], &["--bind", "N=-4"]),
+        (&["--bind", "N=1.5"], &["--bind", "1.5"]),
+        (&["--bind", "N=3,N=4"], &["N", "3", "4"]),
         (
             &["--bind", "N=300", "--bounds", "N <= 200"],
-            &["--bind", "N is 300", "N <= 200"],
+            &["--bind", "N", "300", "N <= 200"],
         ),
         (&["--bounds", "N <"], &["--bounds"]),
-        (&["--bounds", "N"], &["--bounds", "`N` is not a constraint"]),
-        (&["--bounds", "N <= 4, N >= 5"], &["--bounds", "contradicts"]),
+        (&["--bounds", "N"], &["--bounds", "`N`"]),
+        (&["--bounds", "N <= 4, N >= 5"], &["--bounds", "N >= 5"]),
         (
             &["--bounds", "N <= 9000000000000000000"],
-            &["--bounds", "shape [N, 8]", "overflow", "N=9000000000000000000"],
+            &["--bounds", "[N, 8]", "N=9000000000000000000"],
         ),
         (&["--context", "0"], &["--context"]),
         (&["--backend", "host"], &["--backend"]),
@@ -226,7 +213,7 @@ fn wrong_questions() {
     refused(
         &decoder,
         &["--context", "64", "--bind", &format!("{past}=64")],
-        &["--bind", "state"],
+        &["--bind", "64"],
     );
 }
 
@@ -248,7 +235,7 @@ fn the_page_is_written_whole_or_not_at_all() {
     refused(
         &model,
         &["--html", dir.path().to_str().unwrap()],
-        &["--html", "is a folder"],
+        &["--html", dir.path().to_str().unwrap()],
     );
     assert_eq!(
         std::fs::read_dir(dir.path()).unwrap().count(),

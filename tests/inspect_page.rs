@@ -1,5 +1,5 @@
-//! The page that `tlite inspect --html` writes, opened in headless Chromium: its numbers are those of the library at lengths that
-//! neither was printed for, and names from the model stay text.
+//! The page that `tlite inspect --html` writes, opened in headless Chromium: its numbers are those
+//! of the library at lengths that neither was printed for, and names from the model stay text.
 
 mod support;
 
@@ -27,7 +27,8 @@ fn bytes(dom: &str, id: &str) -> u64 {
         .unwrap_or_else(|| panic!("no bytes in {id}"))
 }
 
-/// Arena, largest live set and sum of all tensors of a plan with these lengths, from its expressions.
+/// Arena, largest live set and sum of all tensors of a plan with these lengths, from its
+/// expressions.
 fn expected(plan: &PlanReport, lengths: &[(&str, i64)]) -> [u64; 3] {
     let mut bindings = Bindings::new();
     for (name, v) in lengths {

@@ -1,9 +1,11 @@
 //! Decoders on the host and on every device: cache, counters, split weights, and a real model.
 //!
-//! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model. Without the
-//! variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
+//! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model.
+//! Without the variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
+#[path = "llm/answers.rs"]
+mod answers;
 #[path = "llm/generation.rs"]
 mod generation;
 #[cfg(feature = "opencl")]
@@ -18,17 +20,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
 use support::{Device, Text};
-use transformer_lite::backend::Backend as _;
 #[cfg(feature = "opencl")]
 use transformer_lite::backend::BackendKind;
 use transformer_lite::backend::DeviceKind;
+use transformer_lite::backend::{Backend as _, OpenOptions};
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
-    Activations, ChatTemplate, Generator, KvType, LanguageModel, Limits, Message, ModelFolder, Sampler,
-    SamplerConfig, Tokenizer,
+    Activations, ChatTemplate, Conversation, GenerateOptions, Generator, KvType, LanguageModel, Limits,
+    LoadOptions, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
+use transformer_lite::placement::Placement;
 use transformer_lite::plan::Place;
 use transformer_lite::selftest::case::PHONES;
 
@@ -113,8 +116,8 @@ fn main() -> ExitCode {
             let dir = Arc::new(PathBuf::from(dir).join("e0m4"));
             let model = dir.clone();
             add(
-                "real/paris@host".to_owned(),
-                Box::new(move || paris(&model, None)),
+                "real/answers@host".to_owned(),
+                Box::new(move || answers::agree(&model, None)),
             );
             for d in &devices {
                 let name = d.label(&devices);
@@ -142,8 +145,8 @@ fn main() -> ExitCode {
                 );
                 let (model, device) = (dir.clone(), d.clone());
                 add(
-                    format!("real/paris@{name}"),
-                    Box::new(move || paris(&model, Some(&device))),
+                    format!("real/answers@{name}"),
+                    Box::new(move || answers::agree(&model, Some(&device))),
                 );
                 #[cfg(feature = "opencl")]
                 if d.kind == BackendKind::OpenCl {
@@ -234,7 +237,8 @@ fn feed(model: &mut dyn LanguageModel, tokens: &[u32], lengths: &[usize]) -> Res
     }
 }
 
-/// Ways to cut 29 tokens in runs: at once, one by one, odd and even parts, single tokens in between.
+/// Ways to cut 29 tokens in runs: at once, one by one, odd and even parts, single tokens in
+/// between.
 const CUTS: &[&[usize]] = &[
     &[29],
     &[1; 29],
@@ -291,8 +295,9 @@ fn tiny_host(architecture: &str) -> Outcome {
     any_cut(&mut passes, &rows, 1e-10, 1e-10)
 }
 
-/// Bound on the NMSE between a device and the host. Each of some ten roundings to `f16` on the way through a layer errs by
-/// 2^-12 of the value on average, 6e-8 of its square; two layers with sums that cancel stay below this.
+/// Bound on the NMSE between a device and the host. Each of some ten roundings to `f16` on the way
+/// through a layer errs by 2^-12 of the value on average, 6e-8 of its square; two layers with sums
+/// that cancel stay below this.
 const AGAINST_HOST: f64 = 1e-5;
 /// Bound between two runs on one device, whose roundings are mostly the same ones.
 const AGAINST_ITSELF: f64 = 1e-5;
@@ -342,8 +347,8 @@ fn long_caches(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Bound on the NMSE that caches of 8 bits cost: a code errs by at most half of 1/127 of its row's largest, of the square some 1e-5,
-/// in each of two layers.
+/// Bound on the NMSE that caches of 8 bits cost: a code errs by at most half of 1/127 of its row's
+/// largest, of the square some 1e-5, in each of two layers.
 const EIGHT_BITS: f64 = 1e-3;
 
 /// A cache of 8 bits: as the interpreter computes it, near to what floats give, and smaller.
@@ -377,7 +382,8 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     Ok(())
 }
 
-/// Rotary embedding and appends in one dispatch: the same logits, by whatever lengths the tokens come, with three dispatches a layer less.
+/// Rotary embedding and appends in one dispatch: the same logits, by whatever lengths the tokens
+/// come, with three dispatches a layer less.
 fn rotary_append(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
@@ -486,7 +492,8 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
     }
 }
 
-/// Decoding computes the same whatever multiple its lengths are padded to, also where the cache ends within one.
+/// Decoding computes the same whatever multiple its lengths are padded to, also where the cache
+/// ends within one.
 fn paddings_change_nothing(device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_dir, model) = support::tiny_model("llama", Traits::default());
@@ -565,11 +572,13 @@ fn split_weights(device: &Device) -> Outcome {
     }
 }
 
-/// Single tokens at the start, of which few are behind them, rows of a run of many and of one of few, and single tokens behind many.
+/// Single tokens at the start, of which few are behind them, rows of a run of many and of one of
+/// few, and single tokens behind many.
 const AGREEING: [usize; 3] = [20, 220, 320];
 
-/// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed tokens, and agreement of the best token. With a
-/// phone's name in its place the device has the kernels of that.
+/// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed
+/// tokens, and agreement of the best token. With a phone's name in its place the device has the
+/// kernels of that.
 fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
     let _turn = device.turn();
     let share = || {
@@ -590,13 +599,13 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
     let rows = host_rows(dir, &ids)?;
     // Activations in bytes have a bound of their own.
     let all = [
-        (Activations::Float, KvType::F16, 1e-3, 0.98),
+        (Activations::Auto, KvType::F16, 1e-3, 0.985),
         (Activations::Float, KvType::Q8, 1e-3, 0.98),
         (Activations::Int8, KvType::F16, 5e-3, 0.96),
     ];
     for (act, kv, bound, agreeing) in all {
         let mut pipeline = Pipeline::standard();
-        act.store(&mut pipeline, share().caps());
+        act.store(&mut pipeline);
         kv.store(&mut pipeline);
         let decoder = decoder(dir, &pipeline, Logits::All)?;
         let lengths = Lengths::of(ids.len()).on(share().caps());
@@ -631,8 +640,9 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
             100.0 * share,
             of.len(),
         );
-        // Of bytes the first tokens have the largest errors, whatever way they are fed: their bounds are of a text.
-        let exact = (act, kv) == (Activations::Float, KvType::F16);
+        // Of bytes the first tokens have the largest errors, whatever way they are fed: their
+        // bounds are of a text.
+        let exact = (act, kv) == (Activations::Auto, KvType::F16);
         let by_parts = exact && parts.iter().any(|p| *p >= bound);
         if of.len() != ids.len() || mean(&of) >= bound || by_parts || share < agreeing {
             return Err(format!(
@@ -659,92 +669,47 @@ fn best(row: &[f32]) -> usize {
         .map_or(0, |(i, _)| i)
 }
 
-/// A conversation of 20 turns through the command: each turn feeds its own tokens, whatever tokens the answers had.
+/// A conversation of 20 turns: each turn feeds its own tokens, whatever tokens the answers had.
 fn conversation(dir: &Path, device: &Device) -> Outcome {
     let _turn = device.turn();
+    let backend = device.kind.to_string().parse().text()?;
+    let options = LoadOptions {
+        place: Placement {
+            backend,
+            options: OpenOptions::of(Some(&device.caps.device)),
+        },
+        context: Some(1024),
+        ..LoadOptions::default()
+    };
+    let model = Model::load(dir, &options).text()?;
+    let mut session = model.session().text()?;
+    let sampling = SamplerConfig {
+        temperature: 1.5,
+        seed: 3,
+        ..SamplerConfig::default()
+    };
+    session.set_sampler(Sampler::new(sampling).text()?);
+    let mut conversation = Conversation::new(session, Vec::new());
+    let options = GenerateOptions {
+        max_tokens: 8,
+        ..GenerateOptions::default()
+    };
     let tokenizer = Tokenizer::load(dir).text()?;
-    let messages: Vec<String> = (0..20)
-        .map(|i| format!("Tell me fact number {i} about the sea, briefly."))
-        .collect();
-    let mut child = support::command()
-        .arg("chat")
-        .arg(dir)
-        .args([
-            "--backend",
-            &device.kind.to_string(),
-            "--device",
-            &device.caps.device,
-        ])
-        .args([
-            "--max-tokens",
-            "8",
-            "--context",
-            "1024",
-            "--temperature",
-            "1.5",
-            "--seed",
-            "3",
-        ])
-        .stdin(std::process::Stdio::piped())
-        .stdout(std::process::Stdio::null())
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .text()?;
-    let mut input = child.stdin.take().ok_or("no standard input")?;
-    std::io::Write::write_all(&mut input, messages.join("\n").as_bytes()).text()?;
-    drop(input);
-    let output = child.wait_with_output().text()?;
-    let notes = String::from_utf8(output.stderr).text()?;
-    let lines: Vec<&str> = notes.lines().filter(|l| l.starts_with("[prompt ")).collect();
-    if !output.status.success() || lines.len() != messages.len() {
-        return Err(format!("{} answers: {notes}", lines.len()));
-    }
-    for (line, message) in lines.iter().zip(&messages).skip(1) {
+    for i in 0..20 {
+        let message = format!("Tell me fact number {i} about the sea, briefly.");
+        let mut reply = conversation
+            .say(Message::user(message.as_str()), &options)
+            .text()?;
+        reply.text().text()?;
         let turn = format!("<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n");
-        let new = tokenizer.encode(&turn, false).text()?.len();
-        let (_, fed) = line
-            .split_once('(')
-            .ok_or_else(|| format!("nothing reused: {line}"))?;
-        let fed: usize = fed.split(' ').next().unwrap_or_default().parse().text()?;
+        let (new, fed) = (
+            tokenizer.encode(&turn, false).text()?.len(),
+            reply.metrics().prompt_tokens,
+        );
         // The last token of an answer that was cut short was not fed yet.
-        if !(new..=new + 1).contains(&fed) {
-            return Err(format!("a turn of {new} tokens: {line}"));
+        if i > 0 && !(new..=new + 1).contains(&fed) {
+            return Err(format!("a turn of {new} tokens feeds {fed}"));
         }
     }
     Ok(())
-}
-
-/// The greedy answer through the chat template names the capital.
-fn paris(dir: &Path, device: Option<&Device>) -> Outcome {
-    let _turn = device.map(Device::turn);
-    let folder = ModelFolder::open(dir).text()?;
-    let tokenizer = Tokenizer::load(dir).text()?;
-    let question = [Message::user("What is the capital of France?")];
-    let prompt = ChatTemplate::load(&folder)
-        .text()?
-        .render(&question, &Values::new(), true)
-        .text()?;
-    let prompt = tokenizer.encode(&prompt, false).text()?;
-    let limits = Limits {
-        max_tokens: 24,
-        eos: folder.eos_ids(&tokenizer),
-        ..Limits::default()
-    };
-    let context = prompt.len() + limits.max_tokens;
-    let mut model: Box<dyn LanguageModel> = match device {
-        Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
-        None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
-    };
-    let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
-    let generator = Generator::new(model.as_mut(), &mut sampler, &prompt, limits).text()?;
-    let ids: Vec<u32> = generator
-        .map(|t| t.map(|t| t.id))
-        .collect::<Result<_, _>>()
-        .text()?;
-    let answer = tokenizer.decode(&ids).text()?;
-    if answer.contains("Paris") {
-        Ok(())
-    } else {
-        Err(format!("the answer is \"{answer}\""))
-    }
 }

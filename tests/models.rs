@@ -1,8 +1,10 @@
 //! Real models as their authors exported them: what planning changes, and what devices compute.
 //!
-//! `TLITE_TEST_MODELS` names a folder with one folder for each model, as `tools/fetch_model.py` makes them; `tools/setup.sh`
-//! does it. Without the variable one ignored trial says so, which fails when `REQUIRE_BACKENDS` is set. CLIP and what Optimum exports are no
-//! package's: they are tested where `tools/setup.sh` has put them into that folder, and an ignored trial says where it has not.
+//! `TLITE_TEST_MODELS` names a folder with one folder for each model, as `tools/fetch_model.py`
+//! makes them; `tools/setup.sh` does it. Without the variable one ignored trial says so, which
+//! fails when `REQUIRE_BACKENDS` is set. CLIP and what Optimum exports are no package's: they are
+//! tested where `tools/setup.sh` has put them into that folder, and an ignored trial says where it
+//! has not.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
@@ -52,11 +54,13 @@ enum Kind {
     Steep,
 }
 
-/// The largest difference over the range of the interpreter's output, by the storage of activations.
+/// The largest difference over the range of the interpreter's output, by the storage of
+/// activations.
 const BOUNDS: [(DType, f32); 2] = [(DType::F32, 1e-3), (DType::F16, 2e-2)];
 
-/// The bound in `f16` of a model that tells text from ground by a steep function. The boxes are the same. ONNX Runtime differs by 0.07 from
-/// itself when all that it stores is rounded to halves (`tools/compare_ort.py --round-activations`).
+/// The bound in `f16` of a model that tells text from ground by a steep function. The boxes are the
+/// same. ONNX Runtime differs by 0.07 from itself when all that it stores is rounded to halves
+/// (`tools/compare_ort.py --round-activations`).
 const STEEP: f32 = 0.1;
 
 const MODELS: &[Real] = &[
@@ -175,8 +179,9 @@ const MODELS: &[Real] = &[
 /// A decoder with integer products; see [`decoder_of_integers`].
 const DECODER: &str = "minimind2-small";
 const VOCABULARY: usize = 6400;
-/// Its products quantize their operands to 8 bits at run time: a last bit of difference moves some by a whole step, and logits by
-/// parts of their range. ONNX Runtime differs by as much from itself, between its levels of optimization.
+/// Its products quantize their operands to 8 bits at run time: a last bit of difference moves some
+/// by a whole step, and logits by parts of their range. ONNX Runtime differs by as much from
+/// itself, between its levels of optimization.
 const OF_INTEGERS: f32 = 2.5e-2;
 
 fn main() -> ExitCode {
@@ -282,9 +287,10 @@ const GREEDY: &[Greedy] = &[
 /// How many of them a device must choose, and the host where ONNX Runtime itself is not steady.
 const MOST: usize = 60;
 
-/// Greedy tokens of a decoder's own file, its cache in place: on the host those of ONNX Runtime. Where two of its logits are nearly equal or
-/// its levels of optimization differ, and on devices, the model is fed its tokens and asked for each next one, as a text that parts once, where two logits
-/// are as good as equal, stays another (see [`OF_INTEGERS`]).
+/// Greedy tokens of a decoder's own file, its cache in place: on the host those of ONNX Runtime.
+/// Where two of its logits are nearly equal or its levels of optimization differ, and on devices,
+/// the model is fed its tokens and asked for each next one, as a text that parts once, where two
+/// logits are as good as equal, stays another (see [`OF_INTEGERS`]).
 fn greedy_tokens(path: &Path, greedy: &Greedy, device: Option<&Device>) -> Outcome {
     let _turn = device.map(Device::turn);
     let cases: Vec<Value> = serde_json::from_str(greedy.generated).text()?;
@@ -568,7 +574,8 @@ fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32)
     Ok(())
 }
 
-/// `MiniMind2`: the form of its author without a cache, and that of the engine with one, fed in parts.
+/// `MiniMind2`: the form of its author without a cache, and that of the engine with one, fed in
+/// parts.
 fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % VOCABULARY as u32).collect();
     let load = |pipeline: &Pipeline| Decoder::load(path, pipeline, Logits::All).text();

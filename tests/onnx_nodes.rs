@@ -1,14 +1,15 @@
-//! The cases of the ONNX project on the host interpreter and on every device. The set `node` has models of one operator, with operands
-//! and results; `simple`, `pytorch-operator` and `pytorch-converted` small models; `light` well known topologies whose weights are
-//! all the same.
+//! The cases of the ONNX project on the host interpreter and on every device. The set `node` has
+//! models of one operator, with operands and results; `simple`, `pytorch-operator` and
+//! `pytorch-converted` small models; `light` well known topologies whose weights are all the same.
 //!
-//! `TLITE_ONNX_DATA` names the folder `onnx/backend/test/data` of the Python package `onnx`; `tools/setup.sh` fetches
-//! its sets. A trial is named as its folder, with that of its set and `/` before unless that is `node`, and on a device with `@` and the
-//! backend behind. A model that the importer refuses because an
-//! operator or a type is not there counts as unsupported. What is unsupported and what fails is listed in
-//! `tests/onnx_nodes_expected.txt`, with reasons; all that is listed must be so. On a device a case counts as passed where the device runs
-//! something of it and the host nothing.
-//! With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each case.
+//! `TLITE_ONNX_DATA` names the folder `onnx/backend/test/data` of the Python package `onnx`;
+//! `tools/setup.sh` fetches its sets. A trial is named as its folder, with that of its set and `/`
+//! before unless that is `node`, and on a device with `@` and the backend behind. A model that the
+//! importer refuses because an operator or a type is not there counts as unsupported. What is
+//! unsupported and what fails is listed in `tests/onnx_nodes_expected.txt`, with reasons; all that
+//! is listed must be so. On a device a case counts as passed where the device runs something of it
+//! and the host nothing. With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each
+//! case.
 
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
@@ -79,7 +80,8 @@ const LIGHT: &str = "light";
 /// Error bounds of ONNX's own runner.
 const RELATIVE: f64 = 1e-3;
 const ABSOLUTE: f64 = 1e-7;
-/// On devices besides, in units of the largest element: exp and log of WGSL may be some last places off.
+/// On devices besides, in units of the largest element: exp and log of WGSL may be some last places
+/// off.
 const OF_LARGEST: f64 = 1e-5;
 
 const NO_FOLDER: &str = "TLITE_ONNX_DATA is not set: it must name the folder onnx/backend/test/data of the \
@@ -90,7 +92,8 @@ enum Outcome {
     Passed,
     /// On a device, with nodes on the host: the reasons.
     PartlyOnHost(String),
-    /// On a device, with nothing left to run: planning computed the results of the values of inputs.
+    /// On a device, with nothing left to run: planning computed the results of the values of
+    /// inputs.
     Planned,
     /// The importer's reason.
     Unsupported(String),
@@ -309,7 +312,8 @@ fn sets(graph: &Graph, case: &CaseFiles) -> Result<Vec<Set>, String> {
     Ok(out)
 }
 
-/// The data of a model of the set `light`: as ONNX's own runner, inputs counted from 0 up to, but without, 1.
+/// The data of a model of the set `light`: as ONNX's own runner, inputs counted from 0 up to, but
+/// without, 1.
 fn light(graph: &Graph, case: &CaseFiles) -> Result<Set, String> {
     let mut inputs = Vec::new();
     for v in graph.inputs() {
@@ -434,8 +438,8 @@ fn compare(found: &HostTensor, expected: &HostTensor, of_largest: f64) -> Result
     }
 }
 
-/// The list of what is known to fail: lines `name | reason` of cases (`name@place` of one place alone), and `unsupported: message | reason` of what the importer
-/// says; `*` stands for any text.
+/// The list of what is known to fail: lines `name | reason` of cases (`name@place` of one place
+/// alone), and `unsupported: message | reason` of what the importer says; `*` stands for any text.
 struct Expected {
     failures: Vec<(String, String)>,
     unsupported: Vec<String>,

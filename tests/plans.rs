@@ -1,4 +1,5 @@
-//! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells, wrong input.
+//! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells,
+//! wrong input.
 
 #[path = "plans/costs.rs"]
 mod costs;
@@ -21,7 +22,8 @@ mod values;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
-use support::{Device, fake_caps};
+use support::{Device, assert_error, fake_caps, present as devices};
+use transformer_lite::error::ErrorKind;
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::interp::Interpreter;
 use transformer_lite::graph::op::InferCx;
@@ -40,7 +42,7 @@ use transformer_lite::graph::op::top_k::TopK;
 use transformer_lite::graph::op::transpose::Transpose;
 use transformer_lite::graph::pass::{FUSE, Pipeline};
 use transformer_lite::graph::{Edit, Graph, Op, OpError, ValueId, derive};
-use transformer_lite::plan::{Bound, Options, Plan, Segment, Shared, Tensor};
+use transformer_lite::plan::{Bound, HostReason, HostStep, Options, Plan, Segment, Shared, Tensor};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
 
@@ -111,18 +113,6 @@ fn options(bounds: &[(&str, i64)]) -> Options {
         bounds: all,
         ..Options::default()
     }
-}
-
-/// Devices of the backends that must be there; without `REQUIRE_BACKENDS`, those that are.
-fn devices() -> Vec<Device> {
-    let (found, missing) = support::devices();
-    let absent: Vec<_> = missing
-        .iter()
-        .filter(|m| m.is_required())
-        .map(|m| format!("{}: {}", m.backend, m.why))
-        .collect();
-    assert!(absent.is_empty(), "{}", absent.join("; "));
-    found
 }
 
 fn random(shape: &[usize], seed: u64) -> HostTensor {
@@ -279,8 +269,8 @@ fn recipe() -> impl Strategy<Value = Vec<(u8, usize, usize)>> {
 }
 
 proptest! {
-    /// No two tensors that live at one time share a byte, unless one is the other's view or overwrites it; and no tensor
-    /// outgrows its bytes within the bounds.
+    /// No two tensors that live at one time share a byte, unless one is the other's view or
+    /// overwrites it; and no tensor outgrows its bytes within the bounds.
     #[test]
     fn live_tensors_never_overlap(recipe in recipe(), n in 1i64..25, m in 1i64..25) {
         let graph = random_graph(&recipe);
@@ -424,7 +414,7 @@ fn lengths_that_data_tells() {
             plan.host.iter().map(|h| h.name.as_str()).collect::<Vec<_>>(),
             ["node1"]
         );
-        assert!(plan.host[0].why.contains("data"), "{}", plan.host[0].why);
+        assert_eq!(plan.host[0].why, HostReason::Data);
         assert_eq!(plan.host[0].read_backs(), 0, "the mask is given, not computed");
         assert!(
             matches!(plan.segments.as_slice(), [Segment::Host(0), Segment::Device(_)]),
@@ -488,8 +478,8 @@ fn lengths_that_data_tells() {
     }
 }
 
-/// Figure 1 of the paper: tensors flow through Reshape and Transpose, whose shapes are computed by Shape, Gather, Mul,
-/// Unsqueeze and Concat.
+/// Figure 1 of the paper: tensors flow through Reshape and Transpose, whose shapes are computed by
+/// Shape, Gather, Mul, Unsqueeze and Concat.
 #[test]
 fn the_papers_demonstration_graph_leaves_no_shape_operator() {
     let mut b = Build::default();
@@ -533,37 +523,30 @@ fn the_papers_demonstration_graph_leaves_no_shape_operator() {
 #[test]
 fn wrong_input_is_refused_by_name() {
     let graph = mixed();
-    let device = devices()
-        .into_iter()
-        .next()
-        .expect("a driver; see CONTRIBUTING.md");
+    let Some(device) = devices().into_iter().next() else {
+        return;
+    };
     let _turn = device.turn();
     let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16), ("m", 16)])).unwrap();
     let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
-    let message = |r: transformer_lite::error::Result<()>| r.unwrap_err().to_string();
-    let e = message(executor.write(0, "z", &random(&[1], 1)));
-    assert!(e.contains("\"z\"") && e.contains("x, y"), "{e}");
-    let e = message(executor.write(0, "x", &random(&[3, 8], 1)));
-    assert!(
-        e.contains("\"x\"") && e.contains("[1, n, 8]") && e.contains("[3, 8]"),
-        "{e}"
-    );
-    let e = message(executor.write(0, "x", &HostTensor::from_i64(&[1, 1, 8], &[0; 8]).unwrap()));
-    assert!(
-        e.contains("\"x\"") && e.contains("f32") && e.contains("i64"),
-        "{e}"
-    );
+    let refused = |r: transformer_lite::error::Result<()>, kind, values: &[&str]| {
+        assert_error(&r.unwrap_err(), kind, values);
+    };
+    let mismatch = ErrorKind::ShapeMismatch;
+    let written = executor.write(0, "z", &random(&[1], 1));
+    refused(written, ErrorKind::Other, &["\"z\"", "x, y"]);
+    let written = executor.write(0, "x", &random(&[3, 8], 1));
+    refused(written, mismatch, &["\"x\"", "[1, n, 8]", "[3, 8]"]);
+    let written = executor.write(0, "x", &HostTensor::from_i64(&[1, 1, 8], &[0; 8]).unwrap());
+    refused(written, mismatch, &["\"x\"", "f32", "i64"]);
     executor.write(0, "x", &random(&[1, 4, 8], 1)).unwrap();
     executor.write(0, "y", &random(&[1, 2, 8], 1)).unwrap();
-    let e = message(executor.run(0, &Bindings::from([("n", 5), ("m", 2)])));
-    assert!(
-        e.contains("\"x\"") && e.contains("n = 5") && e.contains("[1, 4, 8]"),
-        "{e}"
-    );
-    let e = message(executor.run(0, &Bindings::from([("n", 4)])));
-    assert!(e.contains("symbol m has no value"), "{e}");
-    let e = message(executor.run(0, &Bindings::from([("n", 4), ("m", 17)])));
-    assert!(e.contains("m = 17") && e.contains("0..=16"), "{e}");
+    let ran = executor.run(0, &Bindings::from([("n", 5), ("m", 2)]));
+    refused(ran, mismatch, &["\"x\"", "n = 5", "[1, 4, 8]"]);
+    let ran = executor.run(0, &Bindings::from([("n", 4)]));
+    refused(ran, ErrorKind::MissingInput, &["m"]);
+    let ran = executor.run(0, &Bindings::from([("n", 4), ("m", 17)]));
+    refused(ran, ErrorKind::Other, &["m", "17", "16"]);
     executor.run(0, &Bindings::from([("n", 4), ("m", 2)])).unwrap();
     // Sizes that the model says are equal, and are not.
     let mut b = Build::default();
@@ -574,16 +557,14 @@ fn wrong_input_is_refused_by_name() {
     let mut bound = Bound::default();
     plan.bind(&Bindings::from([("p", 3), ("q", 3)]), &mut bound)
         .unwrap();
-    let e = message(plan.bind(&Bindings::from([("p", 3), ("q", 4)]), &mut bound));
-    assert!(
-        e.contains("node1") && e.contains('p') && e.contains("q = 4"),
-        "{e}"
-    );
+    let e = plan.bind(&Bindings::from([("p", 3), ("q", 4)]), &mut bound);
+    refused(e, mismatch, &["node1", "p", "q = 4"]);
     plan.bind(&Bindings::from([("p", 5), ("q", 5)]), &mut bound)
         .unwrap();
 }
 
-/// Rows that a mask hides wholly: the least number in every place. All are alike then, and nothing is no number.
+/// Rows that a mask hides wholly: the least number in every place. All are alike then, and nothing
+/// is no number.
 #[test]
 fn softmax_of_the_least_numbers() {
     for axis in [-1, 0] {
@@ -621,7 +602,8 @@ fn nothing_runs_as_nothing() {
     }
 }
 
-/// `-x` on the device, `x + d` in `f64` on the host, and what follows from it in `f32` on the device again.
+/// `-x` on the device, `x + d` in `f64` on the host, and what follows from it in `f32` on the
+/// device again.
 #[test]
 fn types_that_devices_do_not_hold_stay_on_the_host() {
     let cast = |to| Pointwise {
@@ -657,11 +639,8 @@ fn types_that_devices_do_not_hold_stay_on_the_host() {
     );
     let plan = Plan::compile(&graph, &fake_caps(), &options(&[("n", 16)])).unwrap();
     assert_eq!((plan.host.len(), plan.steps.len()), (5, 2));
-    assert!(
-        plan.host
-            .iter()
-            .all(|h| h.why.contains("no device kernel for elements of type"))
-    );
+    let wide = |h: &HostStep| matches!(h.why, HostReason::Type(DType::F64 | DType::U64));
+    assert!(plan.host.iter().all(wide), "{:?}", plan.host);
     for device in devices() {
         let _turn = device.turn();
         let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16)])).unwrap();
@@ -677,7 +656,8 @@ fn types_that_devices_do_not_hold_stay_on_the_host() {
 
 #[test]
 fn parts_need_no_copies() {
-    // Two halves of 64 channels, one changed, joined again: the slice is a view and the parts are written in place.
+    // Two halves of 64 channels, one changed, joined again: the slice is a view and the parts are
+    // written in place.
     let mut b = Build::default();
     let x = b.input("x", DType::F32, "1 128 4 4");
     let y = b.node(unary(Unary::Neg), &[x]);
@@ -705,7 +685,8 @@ fn parts_need_no_copies() {
     }
 }
 
-/// An output that is another name of a value, as exporters that put the sequence first have their logits, is stored as any other.
+/// An output that is another name of a value, as exporters that put the sequence first have their
+/// logits, is stored as any other.
 #[test]
 fn outputs_are_floats_under_any_name() {
     let mut b = Build::default();
@@ -742,7 +723,8 @@ fn outputs_are_floats_under_any_name() {
     }
 }
 
-/// The host repeats what a sample computes: of the nodes with a kernel it is the one with the least work, in runs of any size.
+/// The host repeats what a sample computes: of the nodes with a kernel it is the one with the least
+/// work, in runs of any size.
 #[test]
 fn samples_are_nodes_with_the_least_work() {
     let mut b = Build::default();

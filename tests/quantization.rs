@@ -1,7 +1,7 @@
 //! Table 2 of the paper on real weights: how far E0M4 is from unquantized weights, against INT4.
 //!
-//! The weights are those of the first layers of stories15M and `MiniLM`, in the folder that `TLITE_TEST_MODELS` names. With
-//! `PRINT_TABLE=1` the table is printed.
+//! The weights are those of the first layers of stories15M and `MiniLM`, in the folder that
+//! `TLITE_TEST_MODELS` names. With `PRINT_TABLE=1` the table is printed.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 mod support;
@@ -20,8 +20,8 @@ struct Matrix {
     columns: Vec<f32>,
 }
 
-/// The matrices of the first layer in a checkpoint of llama2.c: seven sizes, then all weights in f32, layer by layer for each kind; a row
-/// of a matrix is a column of the product.
+/// The matrices of the first layer in a checkpoint of llama2.c: seven sizes, then all weights in
+/// f32, layer by layer for each kind; a row of a matrix is a column of the product.
 fn stories(folder: &Path) -> Result<Vec<Matrix>, String> {
     const HEADER: usize = 7;
     let bytes = std::fs::read(folder.join("stories15m/llama2.data")).text()?;
@@ -156,7 +156,8 @@ fn table(model: &str, all: &[Matrix], count: usize) -> Result<(), String> {
     }
 }
 
-/// What else holds for real weights: no method is worse than the paper's by its own measure, at any format.
+/// What else holds for real weights: no method is worse than the paper's by its own measure, at any
+/// format.
 fn methods(all: &[Matrix]) -> Result<(), String> {
     for bits in Bits::ALL {
         for m in all.iter().filter(|m| m.k.is_multiple_of(bits.k_step())) {
@@ -164,7 +165,8 @@ fn methods(all: &[Matrix]) -> Result<(), String> {
             let columns = &m.columns[..m.k * 16];
             let of = |method| Packed::from_columns(bits, 64, m.k, columns, &ByGroup::from(method)).text();
             let [rtn, mse, mae] = [of(Method::Rtn)?.1, of(Method::Mse)?.1, of(Method::Mae)?.1];
-            // Among 256 levels many places are nearly as good: what a search by the other measure comes upon is no better by half a percent.
+            // Among 256 levels many places are nearly as good: what a search by the other measure
+            // comes upon is no better by half a percent.
             let least = mae.squared * 1.005;
             if mse.squared > rtn.squared.min(least) || mae.absolute > rtn.absolute.min(mse.absolute) {
                 return Err(format!("{bits} of {}: {rtn:?} {mse:?} {mae:?}", m.name));

@@ -1,5 +1,5 @@
-//! What derivation says of small integers holds in every run: random computations on the shape of an input, derived for
-//! symbols and run with numbers.
+//! What derivation says of small integers holds in every run: random computations on the shape of
+//! an input, derived for symbols and run with numbers.
 
 use proptest::prelude::*;
 use std::collections::HashMap;
@@ -16,7 +16,8 @@ use transformer_lite::tensor::{DType, HostTensor};
 
 const SYMBOLS: [&str; 3] = ["batch", "past", "rows"];
 
-/// Lists of integers over the shape of `x [batch, past + rows, 2*rows]`, and for each what it is made of by moving alone.
+/// Lists of integers over the shape of `x [batch, past + rows, 2*rows]`, and for each what it is
+/// made of by moving alone.
 struct Values<'a> {
     edit: Edit<'a>,
     lists: Vec<(ValueId, usize)>,

@@ -1,6 +1,8 @@
-//! Derivation against evaluation: every conformance case with symbols in place of sizes, at random values of them.
+//! Derivation against evaluation: every conformance case with symbols in place of sizes, at random
+//! values of them.
 //!
-//! Where derivation succeeds and its assumptions hold, evaluation must succeed and give the derived shapes.
+//! Where derivation succeeds and its assumptions hold, evaluation must succeed and give the derived
+//! shapes.
 
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use proptest::{prop_oneof, strategy::Just, strategy::Strategy, strategy::ValueTree};
@@ -54,7 +56,8 @@ fn symbolic(tensor: &HostTensor, axes: Axes) -> Fact {
     Fact::new(tensor.dtype(), Shape(sizes.collect()))
 }
 
-/// Evaluates once under `axes` with the values that `draw` gives; false where derivation refuses or an assumption fails.
+/// Evaluates once under `axes` with the values that `draw` gives; false where derivation refuses or
+/// an assumption fails.
 fn check(case: &Case, axes: Axes, data: usize, draw: &mut dyn FnMut() -> i64) -> Result<bool, String> {
     let tensors: Vec<HostTensor> = (1..).zip(&case.inputs).map(|(s, i)| i.make(s).unwrap()).collect();
     // The first operands are data; the others keep their sizes, as weights do.

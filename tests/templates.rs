@@ -1,7 +1,8 @@
 //! Chat templates of many models against what Python's transformers renders.
 //!
-//! `tests/data/templates` holds the chats, a few templates and, made by its `make.py`, what comes of them. The other templates lie in the
-//! folder that `TLITE_TEST_MODELS` names, as `tools/fetch_model.py` makes it. Without the variable one ignored trial says so, which fails
+//! `tests/data/templates` holds the chats, a few templates and, made by its `make.py`, what comes
+//! of them. The other templates lie in the folder that `TLITE_TEST_MODELS` names, as
+//! `tools/fetch_model.py` makes it. Without the variable one ignored trial says so, which fails
 //! when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 

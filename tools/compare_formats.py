@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
-"""Quantizes a model in many ways, and measures what each does to its answers: perplexity and divergence by bits a weight.
+"""Compares quantization methods: perplexity and divergence of a model against its bits per weight.
 
-    tools/compare_formats.py MODEL --text FILE --calibration FILE [--tokens N] [--groups 128,64,32] [--methods int,rtn,...] [--bits 4.5]
-                             [--gguf FILE --llama-cpp DIR] [--backend host|opencl|wgpu] [--work DIR] [--json FILE]
+    tools/compare_formats.py MODEL --text FILE --calibration FILE [--tokens N]
+                             [--groups 128,64,32] [--methods int,rtn,...] [--bits 4.5]
+                             [--gguf FILE --llama-cpp DIR] [--backend host|opencl|wgpu]
+                             [--work DIR] [--json FILE]
 
-MODEL is a folder that `tlite convert` made, and the reference. Each method of --methods is taken at each group size of --groups, and mixed once, at
---bits bits a weight with no fewer than --head-bits for the output head. Methods that learn, and mixed, get --calibration, the others look at weights only. Prints a row as soon as it is measured, and `MISSED` behind
-the row of a method that should lose at most half of the perplexity that INT4 loses at groups of 128 and does not.
+MODEL is a folder that `tlite convert` made; it is also the reference. Each method of --methods runs
+at each group size of --groups. The method mixed runs once, at --bits bits per weight, with at least
+--head-bits for the output head. Calibrated methods and mixed use --calibration; the others look at
+weights only. Each row is printed as soon as it is measured. A calibrated method at groups of 128 is
+marked `MISSED` if it loses more than half of the perplexity that INT4 loses.
 
---llama-cpp DIR also measures llama.cpp's Q4_0 and Q4_K_M: DIR holds its libraries (libllama, libggml), as the npm package
-@node-llama-cpp/linux-x64 3.22.1 has them in bins/linux-x64; they quantize --gguf FILE, which MODEL was converted from, anew, and `tlite convert` reads the
-result. Counting its bits needs the Python package gguf. Set TLITE to the command, else the one of the release build is taken.
+--llama-cpp DIR also measures llama.cpp's Q4_0 and Q4_K_M. DIR holds its libraries (libllama,
+libggml), as in the folder bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 3.22.1. They
+quantize --gguf FILE, the file that MODEL was converted from, and `tlite convert` reads the result.
+Counting its bits needs the Python package gguf.
+
+The environment variable TLITE names the command; by default it is that of the release build.
 """
 
 import argparse
@@ -27,7 +34,7 @@ LLAMA_CPP = {"Q4_0": Q4_0, "Q4_K_M": Q4_K_M}
 
 
 def bits_of(file):
-    """Bits a weight of the matrices of a GGUF file, and the types that they have."""
+    """Bits per weight of the matrices in a GGUF file, and their types."""
     import gguf
 
     matrices = [t for t in gguf.GGUFReader(file).tensors if len(t.shape) > 1]
@@ -36,7 +43,7 @@ def bits_of(file):
 
 
 class Table:
-    """Rows as they are measured."""
+    """The table of results, printed row by row."""
 
     def __init__(self, arguments):
         self.arguments = arguments
@@ -45,7 +52,7 @@ class Table:
         print(f"{'method':<12}{'group':>6}{'bits':>7}{'perplexity':>12}{'loss':>9}{'mean KL':>10}{'p99 KL':>9}{'same best':>11}")
 
     def measure(self, method, group, bits, model, note=""):
-        """Scores a model beside the reference and prints its row."""
+        """Measures a model against the reference and prints its row."""
         a = self.arguments
         result = tlite("perplexity", model, "--text", a.text, "--tokens", a.tokens, "--reference", a.model, "--json",
                        "--backend", a.backend)
@@ -96,7 +103,7 @@ def main():
                 report = tlite("quantize", a.model, "-o", made, "--method", "mixed", "--bits", a.bits, "--head-bits", a.head_bits, "--json",
                                "--calibration", a.calibration, "--calibration-tokens", a.calibration_tokens, "--backend", a.backend)
             except Failure as e:
-                # Not every mean can be had of every model; the other rows do not depend on it.
+                # Some models cannot reach this mean; the other rows do not depend on it.
                 print(f"mixed: {e}", file=sys.stderr)
             else:
                 table.measure("mixed", None, report["bits_per_weight"], made)
@@ -107,7 +114,7 @@ def main():
                 file = os.path.join(work, f"{name}.gguf")
                 quantize_gguf(library, a.gguf, file, number)
                 bits, types = bits_of(file)
-                tlite("convert", file, "-o", made)
+                tlite("convert", file, "--float", "-o", made)
                 table.measure(name, None, bits, made, ", ".join(types))
                 shutil.rmtree(made)
                 os.remove(file)

@@ -1,28 +1,39 @@
 #!/usr/bin/env python3
-"""Compares how fast a model runs here and in other engines, on the same cores and lengths, in turns.
+"""Compares the speed of tlite with other engines, on the same cores and lengths, in turns.
 
-    tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR] [--genai [PYTHON]] [--openvino [PYTHON]]
-                         [--backend opencl,wgpu] [--device TEXT] [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
+    tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR]
+                         [--genai [PYTHON]] [--openvino [PYTHON]]
+                         [--backend opencl,wgpu] [--device TEXT] [--act auto|float|int8]
+                         [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
                          [--threads N] [--work DIR] [--json FILE]
 
-`tlite` runs the weights of GGUF as E0M4; of the others at least one is named:
+tlite runs the weights of GGUF as E0M4, with the activation precision of --act. Name at least one
+other engine:
 
---llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in
-                bins/linux-x64.
---llama-bench   llama.cpp by a llama-bench of your own, on the devices that it chooses; no other option is needed.
---vulkan        llama.cpp's Vulkan back end, on the first Vulkan device. DIR as above, of the package @node-llama-cpp/linux-x64-vulkan 3.22.1.
---genai         ONNX Runtime GenAI on the CPU, weights of 4 bits in groups of 32.
+--llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as in the folder
+                bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 3.22.1.
+--llama-bench   llama.cpp through your own llama-bench, on the devices that it chooses.
+--vulkan        llama.cpp's Vulkan backend on the first Vulkan device. DIR as above, of the package
+                @node-llama-cpp/linux-x64-vulkan 3.22.1.
+--genai         ONNX Runtime GenAI on the CPU, 4-bit weights in groups of 32.
 --openvino      OpenVINO GenAI on the CPU, arithmetic in f32.
 
-llama.cpp and OpenVINO take Q4_0, which llama.cpp makes of the same file: the libraries of --llama-cpp or --vulkan, or a llama-quantize beside llama-bench.
-Without any of these llama-bench takes GGUF itself, with the bits that it has. GenAI takes what its model builder makes of it. PYTHON has the packages listed
-below; without it a Python environment with them is made in --work, which takes PyTorch where Debian's python3-torch is not installed. An engine that was
-named and cannot be had, or cannot run the model, ends the comparison with 1 and the reason.
+llama.cpp and OpenVINO get Q4_0, which llama.cpp makes of the same file. That takes the libraries of
+--llama-cpp or --vulkan, or a llama-quantize beside llama-bench. Without any of these, llama-bench
+runs GGUF itself with the bits that it has. GenAI gets what its model builder makes of GGUF.
 
-In each round every program does every test once, after once to warm up, and another program begins: ppN feeds N tokens at once into an empty cache, tgN feeds
-N one by one. The table has the medians of tokens/s (smallest to largest), and the median of the rounds' ratios, tlite over the other: other work on the machine
-moves the first, and the last less. Files are made in --work and stay there; without it they go to a temporary folder. --threads is for the others; an OpenCL or
-Vulkan driver for CPUs takes all cores. Set TLITE to the command, else the one of the release build is taken.
+PYTHON has the packages listed below. Without it, a Python environment with them is made in --work;
+that needs PyTorch, and installs it unless Debian's python3-torch is there. If a named engine cannot
+be had or cannot run the model, the comparison ends with exit code 1 and the reason.
+
+In each round every engine runs every test once, after one warm-up, and another engine begins. ppN
+feeds N tokens at once into an empty cache; tgN feeds N tokens one by one. The table has the median
+tokens/s (smallest to largest), and the median over the rounds of tlite's speed over that of the
+other engine. Other work on the machine affects the ratios less than the speeds.
+
+Files are made in --work and stay there; without it they go to a temporary folder. --threads is for
+the other engines; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable TLITE
+names the command; by default it is that of the release build.
 """
 
 import argparse
@@ -39,7 +50,8 @@ import zipfile
 from llama_cpp import Q4_0, Failure, folder_for, libraries, quantize_gguf, tlite
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llm_peers.py")
-# What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the transformers that fits Debian's PyTorch.
+# What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the
+# transformers that fits Debian's PyTorch.
 PACKAGES = ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "openvino-genai==2026.4.1.0", "transformers==4.46.3", "onnx==1.22.0",
             "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "numpy<2"]
 BUILDER = "onnxruntime-genai==0.8.3"
@@ -56,11 +68,11 @@ def numbers(text):
 
 
 class Tlite:
-    """A folder on a backend."""
+    """A model folder on a backend."""
 
-    def __init__(self, folder, backend, device):
+    def __init__(self, folder, backend, device, act):
         self.name = f"tlite, {backend}"
-        self.options = [folder, "--backend", backend, *(["--device", device] if device else [])]
+        self.options = [folder, "--backend", backend, "--act", act, *(["--device", device] if device else [])]
 
     def round(self, prefill, decode):
         lengths = ["--prefill", ",".join(map(str, prefill)), "--decode", decode, "--repeat", 1, "--context", max(*prefill, decode)]
@@ -70,11 +82,11 @@ class Tlite:
 
 
 class Process:
-    """A peer of llm_peers.py, at work when it is made."""
+    """An engine of llm_peers.py, started when the object is created."""
 
     def __init__(self, name, python, peer, model, context, threads, folder=None):
         command = [python, PEERS, peer, model, "--context", str(context), "--threads", str(threads), *(["--llama-cpp", folder] if folder else [])]
-        # Without this llama.cpp's Vulkan back end leaves drivers for CPUs out, and runs on the CPU itself.
+        # Without this, llama.cpp's Vulkan backend ignores CPU drivers and runs on the CPU directly.
         environment = {"GGML_VK_VISIBLE_DEVICES": "0"} | os.environ
         self.name = name
         self.errors = tempfile.TemporaryFile("w+")
@@ -85,7 +97,7 @@ class Process:
         line = self.child.stdout.readline()
         if not line:
             self.errors.seek(0)
-            raise Failure(f"it ended with {self.child.wait()}: {self.errors.read().strip()[-800:]}")
+            raise Failure(f"the process ended with exit code {self.child.wait()}: {self.errors.read().strip()[-800:]}")
         answer = json.loads(line)
         if "error" in answer:
             raise Failure(answer["error"])
@@ -98,13 +110,13 @@ class Process:
 
 
 class Program:
-    """llama.cpp by its llama-bench."""
+    """llama.cpp through llama-bench."""
 
     name = "llama-bench"
 
     def __init__(self, path, model, threads):
         self.command = [path, "-m", model, "-t", str(threads), "-r", "1", "-o", "json"]
-        # It tells with its results.
+        # Known after the first round.
         self.device = ""
 
     def round(self, prefill, decode):
@@ -137,19 +149,19 @@ class Program:
 
 
 def called(command):
-    """Runs a command that prints nothing that is needed."""
+    """Runs a command whose output is not needed; a failure includes it."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         raise Failure(f"{' '.join(command)}: {done.stdout.strip()[-800:]}")
 
 
 def environment(work):
-    """The Python of an environment with PACKAGES, made on first use."""
+    """The Python of an environment with PACKAGES, created on first use."""
     folder = os.path.join(os.path.dirname(work), "peers")
     python, ready = os.path.join(folder, "bin", "python"), os.path.join(folder, "ready")
     if os.path.isfile(ready):
         return python
-    print(f"==> Making a Python environment in {folder}", file=sys.stderr, flush=True)
+    print(f"==> Creating a Python environment in {folder}", file=sys.stderr, flush=True)
     system = "/usr/bin/python3"
     debian = os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0
     called([system, "-m", "venv", "--system-site-packages", folder] if debian else [sys.executable, "-m", "venv", folder])
@@ -159,23 +171,23 @@ def environment(work):
 
 
 def genai_model(python, gguf, work):
-    """GenAI's form of GGUF, made on first use."""
+    """The GGUF model in GenAI's format, converted on first use."""
     model, builder = os.path.join(work, "genai-int4"), os.path.join(os.path.dirname(work), "genai-builder")
     if os.path.isdir(model):
         return model
     folder = os.path.join(builder, "onnxruntime_genai", "models")
     if not os.path.isdir(folder):
-        # Any wheel has it; that for another Python than this serves as well.
+        # Every wheel contains the builder, also one for another version of Python.
         called([python, "-m", "pip", "-q", "download", "--no-deps", "--only-binary", ":all:", "--python-version", "3.11", "-d", builder, BUILDER])
         with zipfile.ZipFile(glob.glob(os.path.join(builder, "*.whl"))[0]) as wheel:
             wheel.extractall(builder, [n for n in wheel.namelist() if n.startswith("onnxruntime_genai/models/")])
-    print(f"==> Making {model}", file=sys.stderr, flush=True)
+    print(f"==> Converting {model}", file=sys.stderr, flush=True)
     called([python, PEERS, "genai-model", gguf, "--builder", folder, "-o", model])
     return model
 
 
 def q4_0(a, work):
-    """llama.cpp's Q4_0 of the file, made on first use; without a llama.cpp that can make it, nothing."""
+    """The file in llama.cpp's Q4_0, quantized on first use; None if no llama.cpp can do that."""
     path = os.path.join(work, "q4_0.gguf")
     if os.path.isfile(path):
         return path
@@ -191,27 +203,27 @@ def q4_0(a, work):
 
 
 def needed_q4_0(a, work):
-    """The same, for who takes nothing else."""
+    """The same for engines that need Q4_0."""
     path = q4_0(a, work)
     if not path:
-        raise Failure(f"there is no {os.path.join(work, 'q4_0.gguf')}; --llama-cpp DIR or --vulkan DIR makes it")
+        raise Failure(f"{os.path.join(work, 'q4_0.gguf')} not found; give --llama-cpp DIR or --vulkan DIR to create it")
     return path
 
 
 def look(a):
-    """Sees to it that what the options name is there, before anything is made."""
+    """Checks that the programs and libraries in the options exist."""
     if a.llama_bench and not os.access(a.llama_bench, os.X_OK):
-        raise Failure(f"llama-bench: {a.llama_bench} is no program")
+        raise Failure(f"llama-bench: {a.llama_bench} is not executable")
     for name, folder in (("llama.cpp", a.llama_cpp), ("llama.cpp, Vulkan", a.vulkan)):
         if folder and not glob.glob(os.path.join(folder, "libllama.*so*")):
             raise Failure(f"{name}: {folder} has no libllama")
     for name, python in (("ONNX Runtime GenAI", a.genai), ("OpenVINO", a.openvino)):
         if python and not shutil.which(python):
-            raise Failure(f"{name}: {python} is no program")
+            raise Failure(f"{name}: {python} not found")
 
 
 def started(a, work):
-    """The other programs, at work."""
+    """Starts the other engines."""
     context = max(*a.prefill, a.decode) + 8
     rest = (context, a.threads)
     wanted = []
@@ -233,7 +245,7 @@ def started(a, work):
 
 
 def named(name, do, *arguments):
-    """What `do` makes of the arguments; a failure with whose it is.
+    """Calls `do` with the arguments; a failure names the engine.
 
     >>> named("llama.cpp", Program("/nowhere/llama-bench", "m.gguf", 2).round, [8], 4)
     Traceback (most recent call last):
@@ -272,7 +284,7 @@ def shown(values):
 
 
 def table(tests, ours, others, rounds):
-    """The lines of the table; `rounds` has an object of tokens/s by test for each program.
+    """The lines of the table; `rounds` has tokens/s by program and test.
 
     >>> rounds = [{"a": {"tg1": 2.0}, "b": {"tg1": 4.0}}, {"a": {"tg1": 3.0}, "b": {"tg1": 4.0}}]
     >>> for line in table(["tg1"], ["a"], ["b"], rounds): print(" ".join(line.split()))
@@ -300,6 +312,7 @@ def main():
     parser.add_argument("--openvino", nargs="?", const="")
     parser.add_argument("--backend", default="opencl,wgpu")
     parser.add_argument("--device")
+    parser.add_argument("--act", choices=["auto", "float", "int8"], default="auto")
     parser.add_argument("--prefill", type=numbers, default=[128, 512])
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=32)
@@ -309,17 +322,17 @@ def main():
     parser.add_argument("--json")
     a = parser.parse_args()
     if not any((a.llama_cpp, a.llama_bench, a.vulkan, a.genai is not None, a.openvino is not None)):
-        parser.error("one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino is needed")
+        parser.error("give at least one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino")
     look(a)
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)
         plain, folder = (os.path.join(work, name) for name in ("onnx", f"e0m4-{a.group_size}"))
         if not os.path.isdir(folder):
             if not os.path.isdir(plain):
-                tlite("convert", a.gguf, "-o", plain)
+                tlite("convert", a.gguf, "--float", "-o", plain)
             tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
         others = started(a, work)
-        ours = [Tlite(folder, backend, a.device) for backend in a.backend.split(",")]
+        ours = [Tlite(folder, backend, a.device, a.act) for backend in a.backend.split(",")]
         rounds = [{p.name: named(p.name, p.round, a.prefill, a.decode) for p in turns([*ours, *others], n)} for n in range(a.rounds)]
     tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"]
     for line in table(tests, [p.name for p in ours], [p.name for p in others], rounds):

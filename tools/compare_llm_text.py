@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Compares what a model answers greedily with what llama.cpp answers, both with unquantized weights of the same file.
+"""Compares greedy answers of tlite and llama.cpp, both with unquantized weights of the same file.
 
-    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend host|opencl|wgpu] [--device NAME] [--tokens 32] [--wanted 8] [--threads N]
-                              [--work DIR]
+    tools/compare_llm_text.py GGUF --llama-cpp DIR [--backend host|opencl|wgpu] [--device NAME]
+                              [--tokens 32] [--wanted 8] [--threads N] [--work DIR]
 
-`tlite convert` makes floats of the weights of GGUF, which a device stores as f16; llama.cpp writes the same file as F16 and runs that. Ten
-questions go through ChatML, which the model must have been made for. For each the table has how many of the first --tokens tokens are the
-same, and where they part, by how much llama.cpp's logit of its own choice is above that of the other. Exit code 1 where fewer than --wanted
-questions have the same answer to the end.
+`tlite convert --float` converts the weights of GGUF to floats, which a device stores as f16;
+llama.cpp converts the same file to F16. Ten questions are asked in ChatML, so the model must be
+trained for it. For each question the table shows how many of the first --tokens tokens are equal
+and, at the first difference, how far llama.cpp's logit of its own choice is above the other. The
+exit code is 1 if fewer than --wanted answers are equal to the end.
 
-DIR holds llama.cpp's libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in bins/linux-x64. Files are
-made in --work and stay there; without it they go to a temporary folder. Set TLITE to the command, else the one of the release build is taken.
+DIR holds llama.cpp's libraries (libllama, libggml), as in the folder bins/linux-x64 of the npm
+package @node-llama-cpp/linux-x64 3.22.1. Files are created in --work and stay there; without it
+they go to a temporary folder. The environment variable TLITE names the command; by default it is
+that of the release build.
 """
 
 import argparse
@@ -35,14 +38,14 @@ QUESTIONS = [
 
 
 def compare(theirs, rows, ours, wanted):
-    """How many of the first tokens are the same, and what there is to say of the first that is not."""
+    """The number of equal tokens at the start, whether the answers agree, and a note."""
     same = next((i for i, pair in enumerate(zip(theirs, ours)) if pair[0] != pair[1]), min(len(theirs), len(ours)))
     if same == wanted or len(theirs) == len(ours) == same:
-        return same, True, "" if same == wanted else "both end"
+        return same, True, "" if same == wanted else "both ended"
     if same == len(ours):
-        return same, False, "ended"
+        return same, False, "tlite ended"
     if same == len(theirs):
-        return same, False, "went on"
+        return same, False, "llama.cpp ended"
     margin = rows[same][theirs[same]] - rows[same][ours[same]]
     return same, False, f"logits {margin:.4f} apart"
 
@@ -65,7 +68,7 @@ def main():
         if not os.path.isfile(half):
             quantize_gguf(library, a.gguf, half, F16)
         if not os.path.isdir(folder):
-            tlite("convert", a.gguf, "-o", folder)
+            tlite("convert", a.gguf, "--float", "-o", folder)
         library.llama_backend_init()
         model = LlamaCpp(library, half, 512, a.threads)
         agreed = 0
@@ -78,7 +81,7 @@ def main():
             found = tlite("generate", folder, "--raw", "--prompt", prompt, "--max-tokens", a.tokens, "--context", 512, "--json", "--backend",
                           a.backend, *device)
             if found["prompt_tokens"] != len(ids):
-                raise Failure(f"{question}: {found['prompt_tokens']} tokens, in llama.cpp {len(ids)}")
+                raise Failure(f"{question}: {found['prompt_tokens']} prompt tokens, {len(ids)} in llama.cpp")
             same, good, note = compare(theirs, rows, found["tokens"], a.tokens)
             agreed += good
             print(f"{question:<58}{same:>6}  {note}\n    {' '.join(found['text'].split())}", flush=True)

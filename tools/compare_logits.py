@@ -1,7 +1,10 @@
-"""Called by compare_logits.sh: LOGITS_PROGRAM TEXT_DIR [--positions N] [--decode N] [--backend NAME].. MODEL_DIR..
+"""Compares logits with ONNX Runtime; called by compare_logits.sh.
 
-For each folder the file's logits by ONNX Runtime: of a prefill, and of --decode tokens one at a time behind it, with the cache that the
-file itself gives back, whole or new rows alone, in whatever layout. The same by the program on each backend, and the relative errors.
+usage: LOGITS_PROGRAM TEXT_DIR [--positions N] [--decode N] [--backend NAME].. MODEL_DIR..
+
+For each folder, ONNX Runtime computes the logits of a prefill and of --decode tokens one by one
+after it, feeding back the model's own KV cache (the whole cache or only its new rows, in any
+layout). The program computes the same on each backend, and the relative errors are printed.
 """
 
 import argparse
@@ -26,7 +29,7 @@ def fail(text):
 
 
 class Reference:
-    """A decoder in ONNX Runtime with its cache; without one all tokens are run again."""
+    """A decoder in ONNX Runtime with its KV cache; without one, all tokens are run again."""
 
     def __init__(self, path, optimized=True):
         options = ort.SessionOptions()
@@ -40,21 +43,21 @@ class Reference:
         self.logits = next(i for i, v in enumerate(outputs) if v.name.endswith("logits"))
         self.made = [i for i in range(len(outputs)) if i != self.logits]
         if len(self.past) != len(self.made):
-            fail(f"{path}: {len(self.past)} caches go in and {len(self.made)} come out")
+            fail(f"{path}: expected as many KV caches in as out, found {len(self.past)} and {len(self.made)}")
         self.cache = None
         self.ids = []
 
     def sizes(self, value, growing):
-        """Sizes of a cache with `growing` rows; of one sequence."""
+        """Sizes of a cache of one sequence with `growing` rows, and the axis of the rows."""
         symbols = [i for i, n in enumerate(value.shape) if not isinstance(n, int)]
-        # A batch comes before what grows, but for a cache that is sequence first.
+        # The batch axis comes before the rows, except in a sequence-first cache.
         axis = next((i for i in symbols if "batch" not in str(value.shape[i])), None)
         if axis is None:
-            fail(f"{value.name} of {value.shape} has no axis that grows")
+            fail(f"{value.name} of shape {value.shape} has no axis that grows")
         return [growing if i == axis else 1 if i in symbols else n for i, n in enumerate(value.shape)], axis
 
     def run(self, ids, past):
-        """Logits of `ids` behind the first `past` of those that were run before."""
+        """Logits of `ids` after the first `past` tokens of earlier runs."""
         self.ids = [*self.ids[:past], *ids]
         if self.past:
             return self.step(ids, past)
@@ -84,14 +87,14 @@ class Reference:
 
 
 def token_ids(model, texts, count):
-    """Of a text where the folder has a tokenizer, else any."""
+    """Token ids of a text if the folder has a tokenizer, else random ones."""
     if (model / "tokenizer.json").exists():
         from tokenizers import Tokenizer
 
         text = sorted(pathlib.Path(texts).glob("*.txt"))[0].read_text(encoding="utf-8")
         ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids[:count]
         if len(ids) < count:
-            fail(f"only {len(ids)} tokens of text; {count} are needed")
+            fail(f"the text has only {len(ids)} tokens, expected {count}")
         return ids
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     vocab = config.get("vocab_size", config.get("padded_vocab_size"))
@@ -99,13 +102,13 @@ def token_ids(model, texts, count):
 
 
 def errors(found, wanted):
-    """Relative error of the whole, and of the worst row."""
+    """Relative error over all rows, and of the worst row."""
     norm = np.linalg.norm
     return norm(found - wanted) / norm(wanted), np.max(norm(found - wanted, axis=1) / norm(wanted, axis=1))
 
 
 def compare(model, args, work):
-    """True if all backends are within their bounds; prints a line for each."""
+    """Prints a line for each backend; returns whether all are within their bounds."""
     ids = token_ids(model, args.texts, args.positions + args.decode)
     reference = Reference(model / "model.onnx")
     parts = [ids[: args.positions], *([i] for i in ids[args.positions:])]

@@ -1,11 +1,17 @@
 #!/usr/bin/env bash
-# Compares decoders with ONNX Runtime, over the first positions of a real text; of any tokens where the folder has no tokenizer.
+# Compares the logits of decoders with ONNX Runtime, on the first tokens of a real text, or on
+# random tokens if the folder has no tokenizer.
 #
-#   tools/compare_logits.sh [--positions N] [--decode N] [--backend host|opencl|wgpu].. [MODEL_DIR..]
+#   tools/compare_logits.sh [--positions N] [--decode N] [--backend NAME].. [MODEL_DIR..]
 #
-# MODEL_DIR defaults to the demo's converted (not quantized) model, --positions, tokens of the prefill, to 128, --decode, tokens after it
-# one at a time, to 0, --backend to the host. Makes a Python environment in the cache folder on first use. Fails when a relative error of
-# the logits, ||ours - theirs|| / ||theirs||, of all rows or of one, reaches 1e-3 on the host or 2e-2 on a device that stores 16 bits.
+#   MODEL_DIR     a folder with model.onnx (default: the demo's converted, unquantized model)
+#   --positions   tokens in the prefill (default: 128)
+#   --decode      tokens decoded one by one after it (default: 0)
+#   --backend     host, opencl or wgpu; may be repeated (default: host)
+#
+# Creates a Python environment in the cache folder on first use. Fails if the relative error of the
+# logits, ||ours - theirs|| / ||theirs||, over all rows or in one row, reaches 1e-3 on the host or
+# 2e-2 on a device, which stores 16-bit floats.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 cache=${TLITE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/transformer-lite}
@@ -20,13 +26,13 @@ done
 [ ${#models[@]} -gt 0 ] || models=("$cache/smollm2-135m/onnx")
 for model in "${models[@]}"; do
   if [ ! -f "$model/model.onnx" ]; then
-    echo "compare_logits: no $model/model.onnx; run tools/demo.sh first, or name a folder that 'tlite convert' or export_llm.py wrote" >&2
+    echo "compare_logits: no $model/model.onnx; name a folder that 'tlite convert --float' or export_llm.py wrote" >&2
     exit 2
   fi
 done
 venv=$cache/venv-ort
 if ! "$venv/bin/python" -c 'import onnxruntime, tokenizers' 2>/dev/null; then
-  echo "making a Python environment in $venv" >&2
+  echo "Creating a Python environment in $venv" >&2
   python3 -m venv "$venv"
   "$venv/bin/python" -m pip install --quiet 'onnxruntime==1.31.1' numpy tokenizers
 fi

@@ -1,18 +1,29 @@
 #!/usr/bin/env python3
-"""Runs models through tlite and through ONNX Runtime on the same inputs, and compares results and times.
+"""Compares results and times of tlite with ONNX Runtime, on the same models and inputs.
 
-    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N] [--threads N] [--float f32|f16] [--json FILE]
+    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N]
+                         [--threads N] [--float f32|f16] [--json FILE]
                          [--round-activations] [--picture FILE] [MODEL[:SIZES]]...
 
-MODEL is a name of tools/fetch_model.py, which is fetched, one of tools/export_clip.py, which is taken where it was exported to the cache, a
-folder with model.onnx, or an ONNX file. SIZES gives symbols values, as in minilm:batch_size=1,sequence_length=128. Without models all
-that the list below names are taken. --float f16 stores the activations of all models in 16 bits on devices, with the bound 0.02. Prints one line for each model and
-backend: the largest difference over the range of ONNX Runtime's output, its bound, both medians and their ratio. Both run in turn, --repeat
-times in each of --rounds. Exit code 1 where a
-difference exceeds its bound. --round-activations asks what 16 bits cost whoever stores in them: no tlite runs; ONNX Runtime, with f32
-arithmetic and unoptimized, is compared with itself with the result of every operator rounded to a half. --picture takes the one float
-input of 3 planes from a picture, normalised as for ImageNet. Needs onnx, onnxruntime 1.31.1 and numpy; ONNX Runtime gets as many threads as there are cores unless
---threads says otherwise. Set TLITE to the command, else the one of the release build is taken.
+MODEL is a name of tools/fetch_model.py, which is downloaded; a name of tools/export_clip.py that
+was exported to the cache; a folder with model.onnx; or an ONNX file. SIZES gives values to symbols,
+for example minilm:batch_size=1,sequence_length=128. Without MODEL, all models of the list below
+run.
+
+Prints a line for each model and backend: the largest difference relative to the range of ONNX
+Runtime's output, both median times and their ratio. Both engines run in turn, --repeat times in
+each of --rounds. The exit code is 1 if a difference exceeds its bound.
+
+--float f16           store activations in 16 bits on devices; the bound is then 0.02
+--threads N           threads for ONNX Runtime (default: the number of cores)
+--round-activations   show what 16-bit activations cost, without tlite: compare ONNX Runtime,
+                      unoptimized in f32, with itself while the result of every operator is rounded
+                      to f16
+--picture FILE        with --round-activations, use an image normalised for ImageNet as the model's
+                      only float input of 3 planes
+
+Needs onnx, onnxruntime 1.31.1 and numpy. The environment variable TLITE names the command; by
+default it is that of the release build.
 """
 
 import argparse
@@ -29,9 +40,9 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.environ.get("TLITE_CACHE") or os.path.join(
     os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "transformer-lite")
 
-# The bound of the difference over the range of the output, by the storage of activations.
+# Bound on the difference relative to the range of the output, by storage type of activations.
 BOUNDS = {"f32": 1e-3, "f16": 2e-2}
-# Sizes where symbols have none, and the bound of the difference where it is not that of f32.
+# Default sizes of symbols, and the bound on the difference if it is not that of f32.
 MODELS = {
     "minilm": ("batch_size=1,sequence_length=128", None),
     "mobilenetv2": ("", None),
@@ -39,8 +50,8 @@ MODELS = {
     "ppocr-rec": ("p2o_DynamicDimension_0=1,x_2=48,p2o_DynamicDimension_1=320", None),
     "ppocr-cls": ("x_0=1,x_1=3,x_2=48,x_3=192,p2o_DynamicDimension_0=1", None),
     "yolo11n": ("batch=1,height=320,width=320", None),
-    # Its products quantize their operands at run time: a last bit moves some by a whole step. ONNX Runtime differs by 0.025 from itself
-    # between its levels of optimization.
+    # Its matmuls quantize their operands at run time, so a difference in the last bit can become a
+    # whole quantization step. ONNX Runtime's own optimization levels differ by 0.025.
     "minimind2-small": ("batch_size=1,sequence_length=9,past_sequence_length=0", 0.05),
     "silero-vad": ("input_0=1,input_1=576,state_1=1,sr=16000", None),
     # Models in 16 bits.
@@ -50,12 +61,12 @@ MODELS = {
     "clip-image-f16": ("batch=1", BOUNDS["f16"]),
     "clip-text-f16": ("batch=1,sequence=77", BOUNDS["f16"]),
 }
-# What tools/export_clip.py makes: nothing that could be fetched.
+# Exported by tools/export_clip.py; these cannot be downloaded.
 EXPORTED = [name for name in MODELS if name.startswith("clip-")]
 
 
 def exported(name):
-    """False for a model that is to be exported and was not."""
+    """False for a model that must be exported first and was not."""
     return name not in EXPORTED or os.path.isfile(os.path.join(CACHE, name, "model.onnx"))
 
 
@@ -64,18 +75,18 @@ def say(text):
 
 
 def model_file(name):
-    """The ONNX file of a name, folder or file."""
+    """The ONNX file of a model name, folder or file."""
     if name.endswith(".onnx"):
         return name
     if os.path.isdir(name):
         return os.path.join(name, "model.onnx")
     if name not in MODELS:
-        sys.exit(f"error: {name}: no ONNX file, no folder, and no model of tools/fetch_model.py")
+        sys.exit(f"error: {name}: expected an ONNX file, a folder or a model name of tools/fetch_model.py")
     path = os.path.join(CACHE, name, "model.onnx")
     if not os.path.isfile(path):
         if name in EXPORTED:
             half = " --fp16" if name.endswith("-f16") else ""
-            sys.exit(f"error: no {path}; make it with tools/export_clip.py --dir {CACHE}{half}")
+            sys.exit(f"error: {path} not found; create it with tools/export_clip.py --dir {CACHE}{half}")
         fetch = os.path.join(ROOT, "tools", "fetch_model.py")
         subprocess.run([sys.executable, fetch, name, "--dir", CACHE], check=True, stdout=subprocess.DEVNULL)
     return path
@@ -90,7 +101,8 @@ def sizes_of(text):
 
 
 def inputs_of(session, sizes):
-    """An array for each input of an ONNX Runtime session: seeded floats; ones for masks; counted positions; small numbers."""
+    """An array for each input of a session: seeded random floats, ones for masks, consecutive
+    positions, and small integers."""
     import numpy as np
 
     types = {
@@ -103,20 +115,21 @@ def inputs_of(session, sizes):
         shape = []
         for axis, d in enumerate(i.shape):
             if isinstance(d, str):
-                # As tlite names symbols, with an input's name and axis for sizes that have none.
+                # tlite's names of symbols; a size without a name is called after the input and
+                # axis.
                 d = re.sub(r"[^A-Za-z0-9_+ ]", "_", d) if re.search(r"\w", d) else f"{i.name}_{axis}"
                 if d in sizes:
                     d = sizes[d]
                 else:
-                    # Sums, as of the length of a mask.
+                    # A sum, such as the length of a mask.
                     parts = [p.strip() for p in d.split("+")]
                     if not all(p in sizes for p in parts):
-                        sys.exit(f"error: input \"{i.name}\" has the size {d}; give it as MODEL:{d}=N")
+                        sys.exit(f"error: input \"{i.name}\" has the unknown size {d}; set it with MODEL:{d}=N")
                     d = sum(sizes[p] for p in parts)
             shape.append(sizes.get(f"{i.name}_{axis}", 1) if d is None else d)
         kind = types.get(i.type)
         if kind is None:
-            sys.exit(f"error: input \"{i.name}\" is of type {i.type}")
+            sys.exit(f"error: input \"{i.name}\" has the unsupported type {i.type}")
         count = int(np.prod(shape))
         if kind in (np.float32, np.float16):
             value = random.uniform(-1, 1, shape)
@@ -135,7 +148,7 @@ def inputs_of(session, sizes):
 
 
 def picture_of(file, shape):
-    """A picture as planes of this size, normalised as for ImageNet. Needs pillow."""
+    """An image as planes of this size, normalised for ImageNet. Needs pillow."""
     import numpy as np
     from PIL import Image
 
@@ -146,7 +159,7 @@ def picture_of(file, shape):
 
 
 def rounded(path):
-    """The model with each float result of its nodes rounded to a half, its outputs excepted."""
+    """The model with each float result of its nodes rounded to f16, except its outputs."""
     import onnx
     from onnx import TensorProto, helper
 
@@ -171,7 +184,7 @@ def rounded(path):
 
 
 def round_activations(name, path, sizes, picture):
-    """Prints how far ONNX Runtime is from itself with rounded activations."""
+    """Prints the differences in ONNX Runtime between plain and rounded activations."""
     import numpy as np
     import onnxruntime as ort
 
@@ -185,12 +198,12 @@ def round_activations(name, path, sizes, picture):
     if picture:
         planes = [n for n, v in given.items() if v.dtype == np.float32 and v.ndim == 4 and v.shape[:2] == (1, 3)]
         if len(planes) != 1:
-            sys.exit(f"error: {name}: --picture needs one float input of 3 planes, there are {len(planes)}")
+            sys.exit(f"error: {name}: --picture needs exactly one float input of 3 planes, found {len(planes)}")
         given[planes[0]] = picture_of(picture, given[planes[0]].shape)
     for output, plain, half in zip(sessions[0].get_outputs(), *(s.run(None, given) for s in sessions)):
         if plain.dtype == np.float32 and plain.size:
             if not (np.isfinite(plain).all() and np.isfinite(half).all()):
-                print(f"{name:<16} {output.name:<24} {count} results rounded: beyond the range of halves", flush=True)
+                print(f"{name:<16} {output.name:<24} {count} results rounded: exceeds the range of f16", flush=True)
                 continue
             apart = np.abs(plain - half) / ((plain.max() - plain.min()) or max(abs(plain.max()), 1.0))
             print(f"{name:<16} {output.name:<24} {count} results rounded: largest difference {apart.max():.1e}, "
@@ -202,7 +215,8 @@ def median_of(runs):
 
 
 def with_ort(path, sizes, threads, repeat, work):
-    """Writes inputs and outputs to `work` and returns the arguments for tlite and what takes the milliseconds of `repeat` runs."""
+    """Writes inputs and outputs to `work`. Returns arguments for tlite, and a function that returns
+    the milliseconds of `repeat` runs."""
     import numpy as np
     import onnxruntime as ort
 
@@ -233,7 +247,7 @@ def with_ort(path, sizes, threads, repeat, work):
 
 
 def in_turn(command, timed, rounds):
-    """Times of ONNX Runtime and of tlite, and the last report of tlite; what it printed where that is no report."""
+    """Times of ONNX Runtime and of tlite, and the last report of tlite, or its error as a text."""
     theirs, ours = [], []
     for _ in range(rounds):
         theirs += timed()
@@ -260,18 +274,18 @@ def main():
     parser.add_argument("model", nargs="*")
     args = parser.parse_args()
     if min(args.repeat, args.rounds) < 1:
-        parser.error("--repeat and --rounds take at least 1")
+        parser.error("--repeat and --rounds must be at least 1")
     if args.picture and not args.round_activations:
-        parser.error("--picture goes with --round-activations")
+        parser.error("--picture needs --round-activations")
     models = args.model or [name for name in MODELS if exported(name)]
     for name in MODELS:
         if not args.model and name not in models:
-            say(f"{name} is left out: tools/export_clip.py makes it")
+            say(f"skipping {name}: export it with tools/export_clip.py first")
     try:
         import numpy  # noqa: F401
         import onnxruntime
     except ImportError as e:
-        sys.exit(f"error: {e}; pip install onnxruntime==1.31.1 numpy")
+        sys.exit(f"error: {e}; run pip install onnxruntime==1.31.1 numpy")
     tlite = os.environ.get("TLITE") or os.path.join(
         os.environ.get("CARGO_TARGET_DIR") or os.path.join(ROOT, "target"), "release", "tlite")
     say(f"ONNX Runtime {onnxruntime.__version__} with {args.threads} threads")

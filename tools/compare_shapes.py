@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compares the shapes that this engine derives for a model with those that ONNX Runtime computes.
+"""Compares the shapes that tlite infers for a model with those that ONNX Runtime computes.
 
 usage: compare_shapes.py MODEL [--bind NAME=SIZE,... ]... [--ours COMMAND]
 
-Every intermediate value of the model is made an output and the model is run, unoptimised, at each binding of its symbols;
-shape and element type of each value are compared with the derived ones, evaluated at that binding. Without --bind three
-bindings are made up: small sizes, for images multiples of 32. MODEL is a file or a folder with model.onnx.
+MODEL is a file or a folder with model.onnx. Every intermediate value becomes an output, and ONNX
+Runtime runs the unoptimised model for each binding of its symbols. Shape and element type of each
+value are compared with the inferred ones at that binding. Without --bind, three bindings are
+chosen: small sizes, and multiples of 32 for images.
 
-COMMAND, to which the path is added, prints the derived shapes as JSON: {"inputs": [..], "values": [{"name", "dtype",
-"shape": ["batch_size", "3*N"]}]}. Needs the Python packages onnx, onnxruntime, numpy.
+COMMAND, followed by the path, prints the inferred shapes as JSON: {"inputs": [..], "values":
+[{"name", "dtype", "shape": ["batch_size", "3*N"]}]}. Needs onnx, onnxruntime and numpy.
 """
 
 import argparse
@@ -32,10 +33,10 @@ DTYPES = {
     "int8": "i8",
     "bool": "bool",
 }
-# Sizes of the n-th symbol in the three made-up bindings.
+# Sizes of the n-th symbol in the three default bindings.
 SMALL = [(1, 5, 3, 2), (2, 7, 4, 5), (1, 1, 6, 3)]
 IMAGE = [(64, 96), (96, 64), (128, 160)]
-# The runtime needs a folder to find external data when the model comes from memory.
+# ONNX Runtime needs the folder of external data if the model comes from memory.
 FOLDER_KEY = "session.model_external_initializers_file_folder_path"
 
 
@@ -51,12 +52,12 @@ def symbols(expression):
 
 
 def evaluate(expression, binding):
-    """The value of a shape expression; None where it holds a symbol that only the run tells."""
+    """The value of a shape expression; None if it contains a symbol that depends on data."""
     if not re.fullmatch(r"[\w\s+\-*/(),%]+", expression):
-        fail(f"shape expression {expression!r} has characters that are none of an expression's")
+        fail(f"shape expression {expression!r} contains invalid characters")
     if any(s not in binding for s in symbols(expression)):
         return None
-    # Quotients are exact, and floor and ceil round them.
+    # Quotients are exact; floor and ceil round them.
     names = {name: Fraction(size) for name, size in binding.items()}
     text = re.sub(r"\b(\d+)\b", r"Fraction(\1)", expression)
     value = eval(text, {"__builtins__": {}, "Fraction": Fraction, **FUNCTIONS}, names)  # checked above
@@ -83,7 +84,7 @@ def parse_binding(text):
 
 
 def made_up(inputs):
-    """Three bindings of the symbols of the inputs."""
+    """Three default bindings of the symbols of the inputs."""
     names, images = [], []
     for i in inputs:
         for axis, size in enumerate(i["shape"]):
@@ -100,7 +101,7 @@ def made_up(inputs):
 
 
 def runner(path, onnx, onnxruntime):
-    """A function that runs the model with all intermediate values as outputs, and their names."""
+    """A session of the model with all intermediate values as outputs, and their names."""
     model = onnx.load(path, load_external_data=False)
     known = {o.name for o in model.graph.output}
     for node in model.graph.node:
@@ -121,14 +122,15 @@ def runner(path, onnx, onnxruntime):
 
 
 def feed(inputs, binding, numpy):
-    """Input values: ones for integers, which every table has a row for; seeded noise for floats."""
+    """Input values: ones for integers, which are valid indices everywhere; seeded noise for
+    floats."""
     noise = numpy.random.default_rng(1)
     names = {ours: theirs for theirs, ours in DTYPES.items()}
     out = {}
     for i in inputs:
         shape = [evaluate(size, binding) for size in i["shape"]]
         if None in shape:
-            fail(f"input {i['name']} of shape {i['shape']} needs more than the binding {binding}")
+            fail(f"input {i['name']} of shape {i['shape']} has symbols that the binding {binding} lacks")
         dtype = numpy.dtype(names[i["dtype"]])
         if i["dtype"].startswith("f"):
             out[i["name"]] = noise.standard_normal(shape).astype(dtype)
@@ -138,7 +140,8 @@ def feed(inputs, binding, numpy):
 
 
 def compare(ours, names, results, binding):
-    """Prints differences; returns the numbers of values that agree, differ, and could not be told."""
+    """Prints differences; returns the numbers of values that agree, that differ, and that are
+    unknown."""
     found = dict(zip(names, results))
     agree = differ = open_sizes = 0
     for value in ours["values"]:
@@ -152,7 +155,7 @@ def compare(ours, names, results, binding):
         told = [(a, b) for a, b in zip(shape, theirs) if a is not None]
         if not same_rank or any(a != b for a, b in told) or dtype != value["dtype"]:
             differ += 1
-            print(f"  {value['name']}: derived {value['dtype']}{value['shape']}, which is {shape}; run {dtype}{theirs}")
+            print(f"  {value['name']}: inferred {value['dtype']}{value['shape']} = {shape}, ONNX Runtime has {dtype}{theirs}")
         elif None in shape:
             open_sizes += 1
         else:
@@ -171,12 +174,12 @@ def main():
         import onnx
         import onnxruntime
     except ImportError as e:
-        fail(f"{e.name} is needed; install it with: {sys.executable} -m pip install onnx onnxruntime numpy")
+        fail(f"the Python package {e.name} is needed; install it with: {sys.executable} -m pip install onnx onnxruntime numpy")
     path = options.model
     if os.path.isdir(path):
         path = os.path.join(path, "model.onnx")
     if not os.path.isfile(path):
-        fail(f"there is no file {path}")
+        fail(f"{path} not found")
     ours = derived(options.ours, path)
     session, names = runner(path, onnx, onnxruntime)
     wrong = False

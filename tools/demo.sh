@@ -1,24 +1,30 @@
 #!/usr/bin/env bash
-# Sets everything up and lets the model answer.
+# Builds tlite, downloads a small model (93 MB) and lets it answer a question.
 #
-#   ./tools/demo.sh                                    asks why the sky is blue
+#   ./tools/demo.sh                                    asks for the capital of France
 #   ./tools/demo.sh "What is a binary search?"         asks something else
+#   ./tools/demo.sh --yes                              installs drivers without asking first
 #   ./tools/demo.sh "Hello" --backend wgpu             passes options on to `tlite generate`
 set -euo pipefail
 
-case ${1:-} in
--h | --help)
-    sed -n '2,6s/^# \{0,1\}//p' "$0"
-    exit 0
-    ;;
-esac
-prompt="Why is the sky blue?"
-case ${1:-} in
-"") [ $# -eq 0 ] || shift ;;
---*) ;;
+prompt="What is the capital of France?"
+ASK=1
+options=()
+for argument in "$@"; do
+    case $argument in
+    -h | --help)
+        sed -n '2,8s/^# \{0,1\}//p' "$0"
+        exit 0
+        ;;
+    --yes) ASK= ;;
+    *) options+=("$argument") ;;
+    esac
+done
+case ${options[0]:-} in
+"" | -*) ;;
 *)
-    prompt=$1
-    shift
+    prompt=${options[0]}
+    options=("${options[@]:1}")
     ;;
 esac
 
@@ -28,6 +34,12 @@ esac
 setup_drivers
 setup_rust
 build_tlite
-prepare_model
-say "$prompt"
-exec "$TLITE" generate "$MODEL_DIR/e0m4" --prompt "$prompt" "$@"
+fetch_demo_model
+say "Asking: $prompt"
+"$TLITE" generate "$DEMO_GGUF" --prompt "$prompt" --temperature 0 --max-tokens 200 ${options[@]+"${options[@]}"}
+say "To try next:"
+tlite=${TLITE#"$PWD"/}
+printf '  %s\n' \
+    "$tlite chat $DEMO_GGUF" \
+    "$tlite bench $DEMO_GGUF" \
+    "$tlite --help" >&2

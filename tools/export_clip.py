@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Exports the image and the text encoder of CLIP from PyTorch to ONNX.
+"""Exports the image and text encoders of CLIP from PyTorch to ONNX.
 
 usage: export_clip.py --dir DIR [--weights DIR] [--size base|tiny] [--fp16] [--opset N] [--seed N]
 
-Writes DIR/clip-image/model.onnx and DIR/clip-text/model.onnx, with --fp16 clip-image-f16 and clip-text-f16, and prints their paths.
-The image encoder takes `pixel_values` [batch, 3, 224, 224] and gives `image_embeds` [batch, 512]; the text encoder takes `input_ids`
-[batch, sequence], each row ended by the vocabulary's last token, and gives `text_embeds` [batch, 512]. Embeddings are not normalised.
+Writes DIR/clip-image/model.onnx and DIR/clip-text/model.onnx (clip-image-f16 and clip-text-f16 with
+--fp16) and prints their paths. The image encoder maps `pixel_values` [batch, 3, 224, 224] to
+`image_embeds` [batch, 512]. The text encoder maps `input_ids` [batch, sequence], where each row
+ends with the vocabulary's last token, to `text_embeds` [batch, 512]. Embeddings are not normalised.
 
---weights names a folder as transformers keeps it: config.json and model.safetensors or pytorch_model.bin of a CLIP model. Without it the
-weights are made from --seed, equal on every machine, with the architecture of clip-vit-base-patch32, or, with --size tiny, of a
-small one with the same vocabulary, for tests. Nothing is fetched.
+--weights names a folder in the format of transformers: config.json and model.safetensors or
+pytorch_model.bin of a CLIP model. Without it, random weights are generated from --seed, equal on
+every machine, for the architecture of clip-vit-base-patch32 or, with --size tiny, for a small one
+with the same vocabulary, for tests. Nothing is downloaded.
 
-Needs torch 1.13 or newer with a transformers that fits it (4.39 for torch 1.13), onnx and numpy; no GPU. Debian's python3-torch serves. Where
-onnxruntime is installed the exported files are compared with PyTorch.
+Needs torch 1.13 or newer with a matching transformers (4.39 for torch 1.13), onnx and numpy, but no
+GPU. Debian's python3-torch works. If onnxruntime is installed, the exported files are compared with
+PyTorch.
 """
 
 import argparse
@@ -20,7 +23,7 @@ import inspect
 import os
 import sys
 
-# Of clip-vit-base-patch32.
+# The sizes of clip-vit-base-patch32.
 BASE = {
     "vision": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12,
                "image_size": 224, "patch_size": 32},
@@ -34,7 +37,7 @@ TINY = {
     "projection_dim": 32,
 }
 SIZES = {"base": BASE, "tiny": TINY}
-# The largest number of 16 bits.
+# The largest f16 value.
 HALF_MAX = 65504.0
 
 
@@ -47,13 +50,14 @@ def configs(size):
 
     of = SIZES[size]
     shared = {"hidden_act": "quick_gelu", "projection_dim": of["projection_dim"]}
-    # The models of OpenAI name 2 as the end of a text; transformers then takes the largest token, as OpenAI's own code does.
+    # OpenAI's models name token 2 as the end of a text; transformers then looks for the largest
+    # token, like OpenAI's own code.
     text = CLIPTextConfig(vocab_size=49408, max_position_embeddings=77, eos_token_id=2, **shared, **of["text"])
     return CLIPVisionConfig(**shared, **of["vision"]), text
 
 
 def make_up(model, seed):
-    """Weights with which activations keep the size that those of trained models have, and attention is far from even."""
+    """Sets random weights that give activations a realistic magnitude and uneven attention."""
     import numpy as np
     import torch
 
@@ -70,7 +74,7 @@ def make_up(model, seed):
                 value = 0.3 * noise
             else:
                 inputs = p[0].numel()
-                # What is added to the residual stream, once for each of two blocks a layer.
+                # Added to the residual stream twice per layer.
                 added = name.endswith(("out_proj.weight", "fc2.weight"))
                 value = noise * (inputs * (2 * layers if added else 1)) ** -0.5
             p.copy_(value)
@@ -80,11 +84,11 @@ def encoders(args):
     from transformers import CLIPTextModelWithProjection, CLIPVisionModelWithProjection
 
     classes = (CLIPVisionModelWithProjection, CLIPTextModelWithProjection)
-    # Plain attention exports as matrix products and a softmax.
+    # Eager attention exports as matmuls and a softmax.
     plain = {"attn_implementation": "eager"}
     if args.weights:
         if not os.path.isfile(os.path.join(args.weights, "config.json")):
-            sys.exit(f"error: {args.weights} has no config.json of a CLIP model")
+            sys.exit(f"error: {args.weights}: expected a CLIP model with config.json")
         return [c.from_pretrained(args.weights, local_files_only=True, **plain).eval() for c in classes]
     models = []
     for i, (make, config) in enumerate(zip(classes, configs(args.size))):
@@ -96,7 +100,7 @@ def encoders(args):
 
 
 def wrapped(model, output):
-    """A module of one tensor to one tensor."""
+    """A module with one input and one output tensor."""
     import torch
 
     class Encoder(torch.nn.Module):
@@ -113,14 +117,14 @@ def wrapped(model, output):
 def export(module, example, file, names, axes, opset):
     import torch
 
-    # The exporter that traces; newer versions of torch have another by default.
+    # Use the tracing exporter, which is no longer the default in newer versions of torch.
     kind = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     torch.onnx.export(module, (example,), file, input_names=names[:1], output_names=names[1:], dynamic_axes=axes,
                       opset_version=opset, do_constant_folding=True, **kind)
 
 
 def halved(model):
-    """Stores all floats of a model in 16 bits, those of inputs and outputs too."""
+    """Stores all floats of a model in 16 bits, including inputs and outputs."""
     import numpy as np
     from onnx import TensorProto, numpy_helper
 
@@ -139,14 +143,14 @@ def halved(model):
                 convert(attribute.t)
             if node.op_type == "Cast" and attribute.name == "to":
                 attribute.i = names.get(attribute.i, attribute.i)
-            # LayerNormalization's sums stay in 32 bits: stash_type is left alone.
+            # stash_type is not changed, so LayerNormalization accumulates in 32 bits.
     for value in [*model.graph.input, *model.graph.output, *model.graph.value_info]:
         kind = value.type.tensor_type
         kind.elem_type = names.get(kind.elem_type, kind.elem_type)
 
 
 def finished(file, weights, half):
-    """Says in the file where its weights are from, and stores it in 16 bits where asked for."""
+    """Records the source of the weights in the file, and converts it to 16 bits if `half`."""
     import onnx
 
     model = onnx.load(file)
@@ -158,11 +162,11 @@ def finished(file, weights, half):
 
 
 def check(module, file, examples, half):
-    """Compares a file with PyTorch where ONNX Runtime is there."""
+    """Compares a file with PyTorch if ONNX Runtime is installed."""
     try:
         import onnxruntime
     except ImportError:
-        say("onnxruntime is not installed: the file is not compared with PyTorch")
+        say("onnxruntime is not installed; skipping the comparison with PyTorch")
         return
     import numpy as np
     import torch
@@ -176,7 +180,7 @@ def check(module, file, examples, half):
             given = given.astype(np.float16)
         found = session.run(None, {session.get_inputs()[0].name: given})[0]
         error = np.abs(found.astype(np.float32) - wanted).max() / (wanted.max() - wanted.min())
-        say(f"{file}: {list(x.shape)}: {error:.1e} of the range from PyTorch, elements of size {np.abs(wanted).mean():.2f}")
+        say(f"{file}: {list(x.shape)}: difference to PyTorch {error:.1e} of the range, mean magnitude {np.abs(wanted).mean():.2f}")
         if not error <= (2e-2 if half else 1e-4):
             sys.exit(f"error: {file} differs from PyTorch")
 
@@ -196,7 +200,7 @@ def main():
         import torch
         import transformers
     except ImportError as e:
-        sys.exit(f"error: {e}; needed are torch, transformers, onnx and numpy (python3 tools/export_clip.py --help)")
+        sys.exit(f"error: {e}; torch, transformers, onnx and numpy are needed (see python3 tools/export_clip.py --help)")
     transformers.logging.set_verbosity_error()
     vision, text = encoders(args)
     torch.manual_seed(args.seed)
@@ -219,7 +223,7 @@ def main():
         module = wrapped(model, made)
         export(module, examples[0], part, [given, made], {given: axes, made: {0: "batch"}}, args.opset)
         trained = args.weights and f"from {os.path.basename(os.path.abspath(args.weights))}"
-        finished(part, trained or f"made up, seed {args.seed}", args.fp16)
+        finished(part, trained or f"random, seed {args.seed}", args.fp16)
         check(module, part, examples, args.fp16)
         os.replace(part, file)
         print(file)

@@ -1,25 +1,33 @@
 #!/usr/bin/env python3
-"""Exports decoders of language models from PyTorch to ONNX, with caches of keys and values.
+"""Exports decoders of language models with KV caches from PyTorch to ONNX.
 
-usage: export_llm.py MODEL [--gguf FILE] -o DIR [--form paper|plain|optimum|uncached]
-       export_llm.py --config FAMILY --random-weights [--size true|small] [--seed N] [--layers N] [--hidden N] .. -o DIR [--form ..]
+usage: export_llm.py MODEL -o DIR [--form paper|plain|optimum|uncached]
+       export_llm.py --gguf FILE -o DIR [--form ..]
+       export_llm.py --config FAMILY --random-weights [--size true|small] [--seed N]
+                     [--layers N] [--hidden N] .. -o DIR [--form ..]
        export_llm.py --list
 
-MODEL is a folder as transformers keeps it: config.json and *.safetensors or pytorch_model*.bin; --gguf FILE, a file in that folder or
-anywhere, takes architecture and weights from GGUF through transformers instead. With --random-weights a family's architecture, at its true
-size or at one for tests, gets weights made from the seed, equal on every machine. Nothing is fetched. DIR must not exist; it gets
-model.onnx, config.json and what there is of a tokenizer.
+MODEL is a folder in the format of transformers: config.json and *.safetensors or
+pytorch_model*.bin. --gguf FILE reads architecture and weights from a GGUF file through transformers
+instead. --random-weights generates the weights of a family from the seed, equal on every machine,
+at the family's true size or at a small one for tests. Nothing is downloaded. DIR must not exist; it
+gets model.onnx, config.json and the tokenizer files that exist.
 
---form plain (the default) is the graph that transformers' own code gives: attention_mask [batch, keys], position_ids, past_key_values.N.key
-and .value [batch, heads, keys, size] in, logits and present.N.key and .value with the new rows appended out. For families that
-the installed transformers lacks it is the same form of llm_modules.py. --form paper is that of the paper, always from llm_modules.py: the
-mask [1, 1, N, sumN] is added to the scores, past_key_inN and past_value_inN are [1, sumN - N, heads, size], for ChatGLM2
-[sumN - N, 1, heads, size], and past_keyN and past_valueN are the N new rows alone. --form optimum is what the package of this name makes, as
-`optimum-cli export onnx --task text-generation-with-past` does; --form uncached is the same for --task text-generation: no cache goes in or out.
+--form plain      (default) The graph of transformers' own code. Inputs: attention_mask [batch,
+                  keys], position_ids, past_key_values.N.key and .value [batch, heads, keys, size].
+                  Outputs: logits, present.N.key and .value including the new rows. Families that
+                  the installed transformers lacks come from llm_modules.py.
+--form paper      The form of the paper, always from llm_modules.py. The mask [1, 1, N, sumN] is
+                  added to the scores; past_key_inN and past_value_inN are [1, sumN - N, heads,
+                  size] (ChatGLM2: [sumN - N, 1, heads, size]); past_keyN and past_valueN are only
+                  the N new rows.
+--form optimum    The output of `optimum-cli export onnx --task text-generation-with-past`.
+--form uncached   The same with `--task text-generation`: without a KV cache.
 
-Needs torch 1.13 or newer with a transformers that fits it (4.46 for torch 1.13), onnx and numpy; no GPU. Where they are missing a Python
-environment is made with them in the cache folder, with Debian's python3-torch if it is installed. The modules of llm_modules.py are
-compared with transformers where that has the family, and the file with PyTorch where onnxruntime is installed.
+Needs torch 1.13 or newer with a matching transformers (4.46 for torch 1.13), onnx and numpy, but no
+GPU. If they are missing, a Python environment is created in the cache folder, with Debian's
+python3-torch if that is installed. The modules of llm_modules.py are compared with transformers if
+that has the family, and the file is compared with PyTorch if onnxruntime is installed.
 """
 
 import argparse
@@ -33,7 +41,7 @@ import sys
 import tempfile
 import warnings
 
-# True sizes, by the authors' config.json.
+# True sizes, from the authors' config.json.
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 FAMILIES = {
     "llama2": dict(model_type="llama", vocab_size=32000, hidden_size=4096, intermediate_size=11008, num_hidden_layers=32,
@@ -82,7 +90,7 @@ FAMILIES = {
                      num_attention_heads=32, multi_query_attention=True, multi_query_group_num=2, kv_channels=128, seq_length=32768,
                      layernorm_epsilon=1e-5, add_qkv_bias=True, tie_word_embeddings=False),
 }
-# What a family keeps at the size for tests; the least that shows all its traits.
+# Sizes for tests: the smallest that still have all features of a family.
 SMALL = dict(vocab_size=512, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
              head_dim=16, max_position_embeddings=512, sliding_window=24, pad_token_id=0)
 SMALL_OF = {
@@ -98,7 +106,7 @@ SMALL_OF = {
 }
 GLM_NAMES = {"vocab_size": "padded_vocab_size", "intermediate_size": "ffn_hidden_size", "num_hidden_layers": "num_layers",
              "num_key_value_heads": "multi_query_group_num", "head_dim": "kv_channels", "max_position_embeddings": "seq_length"}
-# Options that change a size, and the entry of config.json that they stand for.
+# Options that change a size, with the entry of config.json that they set.
 SIZES = {"layers": "num_hidden_layers", "hidden": "hidden_size", "inner": "intermediate_size", "heads": "num_attention_heads",
          "kv-heads": "num_key_value_heads", "head-dim": "head_dim", "vocab": "vocab_size", "context": "max_position_embeddings",
          "window": "sliding_window"}
@@ -109,7 +117,7 @@ PACKAGES = ["transformers==4.46.3", "onnx>=1.16,<1.23", "numpy<2", "gguf", "acce
 OPTIMUM_TASKS = {"optimum": "text-generation-with-past", "uncached": "text-generation"}
 # The last version that takes torch 1.13.
 OPTIMUM = ["optimum==1.23.3"]
-# Its default for these families.
+# Optimum's default for these families.
 OPTIMUM_OPSET = 14
 
 
@@ -122,7 +130,7 @@ def fail(text):
 
 
 def ensure_packages(optimum):
-    """Goes on in an environment that has what is needed; makes it on first use."""
+    """Continues in a Python environment with the packages, which is created on first use."""
     try:
         import numpy, onnx, torch, transformers  # noqa: E401, F401
 
@@ -138,7 +146,7 @@ def ensure_packages(optimum):
     if os.path.exists(ready) and os.path.realpath(sys.prefix) == os.path.realpath(venv):
         fail(f"{missing}; remove {venv} and try again")
     if not os.path.exists(ready):
-        say(f"Making a Python environment in {venv}")
+        say(f"Creating a Python environment in {venv}")
         system = "/usr/bin/python3"
         debian = os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0
         make = [system, "-m", "venv", "--system-site-packages"] if debian else [sys.executable, "-m", "venv"]
@@ -152,7 +160,7 @@ def ensure_packages(optimum):
 
 
 def named(entries, glm):
-    """Entries of config.json, for ChatGLM2 under its own names; those that it does not have are left out."""
+    """Entries of config.json; for ChatGLM2 renamed, without those that it lacks."""
     if not glm:
         return entries
     known = {*GLM_NAMES, "hidden_size", "num_attention_heads"}
@@ -160,7 +168,7 @@ def named(entries, glm):
 
 
 def configured(args):
-    """config.json of a family at the asked-for size."""
+    """The config.json of a family at the requested size."""
     config = dict(FAMILIES[args.config])
     glm = config["model_type"] == "chatglm"
     if args.size == "small":
@@ -177,12 +185,12 @@ def configured(args):
     heads = config["num_attention_heads"]
     groups = config.get("num_key_value_heads", config.get("multi_query_group_num"))
     if heads % groups:
-        fail(f"--kv-heads: {groups} do not divide {heads} heads")
+        fail(f"--kv-heads: {groups} must divide the number of heads, {heads}")
     return config
 
 
 def make_up(model, seed):
-    """Weights with which activations keep the size that those of trained models have, and attention is far from even."""
+    """Sets random weights that give activations a realistic magnitude and uneven attention."""
     import numpy as np
     import torch
 
@@ -197,7 +205,7 @@ def make_up(model, seed):
             elif name.endswith("bias"):
                 p.copy_(0.3 * noise)
             elif "embed_tokens" in name:
-                # An output head too, where tied; Gemma scales what is looked up.
+                # Also the output head if tied. Gemma scales embeddings.
                 p.copy_(noise * (model.s.hidden ** -0.5 if model.s.tied else 0.5))
             else:
                 added = name.endswith(("o_proj.weight", "down_proj.weight"))
@@ -206,29 +214,30 @@ def make_up(model, seed):
 
 
 def class_of(config):
-    """The class of transformers and its configuration, or None where the installed one lacks the family."""
+    """The model from transformers without weights, or None if the installed version lacks the
+    family."""
     import transformers
 
     if config["model_type"] == "chatglm" or config["model_type"] not in transformers.CONFIG_MAPPING:
         return None
-    # Older versions turn whole heads of Phi.
+    # Older versions ignore Phi's partial rotary factor.
     turned = config.get("partial_rotary_factor", 1.0)
     if turned != 1.0 and tuple(map(int, transformers.__version__.split(".")[:2])) < (4, 49):
         return None
     made = transformers.CONFIG_MAPPING[config["model_type"]](**{k: v for k, v in config.items() if k != "model_type"})
-    # Matrix products and a softmax, as exporters see them.
+    # Eager attention exports as matmuls and a softmax.
     made._attn_implementation = "eager"
     return transformers.AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
 
 
 def checkpoint(folder):
-    """The tensors of a folder in 32 bits."""
+    """The tensors of a checkpoint folder, as f32."""
     import torch
 
     names = sorted(os.listdir(folder))
     files = [n for n in names if n.endswith(".safetensors")] or [n for n in names if n.startswith("pytorch_model") and n.endswith(".bin")]
     if not files:
-        fail(f"{folder} has neither *.safetensors nor pytorch_model*.bin")
+        fail(f"{folder}: expected *.safetensors or pytorch_model*.bin, found neither")
     tensors = {}
     for name in files:
         path = os.path.join(folder, name)
@@ -243,12 +252,12 @@ def checkpoint(folder):
 
 
 def loaded(model, tensors):
-    """`model` with `tensors`; all of its own must be there."""
+    """Loads `tensors` into `model`; all parameters of the model must be present."""
     wanted = dict(model.named_parameters())
     tied = "lm_head.weight" not in wanted or "lm_head.weight" not in tensors
     missing = [n for n in wanted if n not in tensors]
     if missing and not (tied and missing == ["lm_head.weight"]):
-        fail(f"the checkpoint lacks {len(missing)} tensors, such as {missing[0]}")
+        fail(f"the checkpoint lacks {len(missing)} tensors, for example {missing[0]}")
     for name in wanted:
         if name in tensors and tensors[name].shape != wanted[name].shape:
             fail(f"{name}: expected {list(wanted[name].shape)}, found {list(tensors[name].shape)}")
@@ -257,7 +266,8 @@ def loaded(model, tensors):
 
 
 def sources(args):
-    """config.json, our module in the asked-for form, transformers' module or None, and where the weights are from."""
+    """config.json, our module in the requested form, transformers' module or None, and the source
+    of the weights."""
     import transformers
     from llm_modules import Decoder, glm_names
 
@@ -270,16 +280,16 @@ def sources(args):
         theirs = class_of(config)
         if theirs is not None:
             loaded(theirs, ours.state_dict())
-        return config, ours, theirs, f"made up, seed {args.seed}"
+        return config, ours, theirs, f"random, seed {args.seed}"
     if args.gguf:
         if not os.path.isfile(args.gguf):
-            fail(f"there is no file {args.gguf}")
+            fail(f"{args.gguf} not found")
         folder, file = os.path.split(os.path.abspath(args.gguf))
         theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True, attn_implementation="eager")
         theirs = theirs.float().eval()
         from gguf import GGUFReader
 
-        # Some versions of transformers make up an output matrix where a file has none.
+        # Some versions of transformers initialize an output head randomly if the file has none.
         if all(t.name != "output.weight" for t in GGUFReader(args.gguf).tensors):
             theirs.config.tie_word_embeddings = True
             theirs.tie_weights()
@@ -288,11 +298,11 @@ def sources(args):
     else:
         path = os.path.join(args.model, "config.json")
         if not os.path.isfile(path):
-            fail(f"{args.model} has no config.json")
+            fail(f"{args.model}: expected a folder with config.json")
         with open(path, encoding="utf-8") as f:
             config = full = json.load(f)
         if config.get("model_type") not in {f["model_type"] for f in FAMILIES.values()}:
-            fail(f"{path}: model_type {config.get('model_type')} is not among the families of --list")
+            fail(f"{path}: model_type {config.get('model_type')} is not supported; see --list")
         tensors, source = checkpoint(args.model), os.path.basename(os.path.abspath(args.model))
         if config["model_type"] == "chatglm":
             tensors = glm_names(tensors)
@@ -304,7 +314,7 @@ def sources(args):
 
 
 def wrapped(theirs):
-    """transformers' module with the inputs and outputs of ours."""
+    """transformers' module with our inputs and outputs."""
     import torch
     from transformers import DynamicCache
 
@@ -348,7 +358,7 @@ class Case:
 
 
 def interface(ours):
-    """Names of inputs and outputs, and their sizes that change."""
+    """Names of inputs and outputs, and their dynamic axes."""
     layers = range(ours.s.layers)
     if ours.paper:
         past = [f"past_{part}_in{i}" for i in layers for part in ("key", "value")]
@@ -370,7 +380,8 @@ def interface(ours):
 
 @contextlib.contextmanager
 def gaps_filled(opset):
-    """What the exporter of old versions of torch lacks: the or of truth values, and numbers in `where`, which it takes for doubles."""
+    """Fixes the exporter of old versions of torch: adds the logical or, and keeps it from exporting
+    numbers in `where` as doubles."""
     import torch
 
     where = torch.where
@@ -391,7 +402,7 @@ def gaps_filled(opset):
 def export(module, ours, file, opset):
     import torch
 
-    # The exporter that traces; newer versions of torch have another by default.
+    # Use the tracing exporter, which is no longer the default in newer versions of torch.
     kind = {"dynamo": False} if "dynamo" in inspect.signature(torch.onnx.export).parameters else {}
     names, made, axes = interface(ours)
     with warnings.catch_warnings(), torch.no_grad(), gaps_filled(opset):
@@ -401,7 +412,7 @@ def export(module, ours, file, opset):
 
 
 def export_by_optimum(theirs, task, folder, work):
-    """What Optimum makes of transformers' module for a task goes to `folder`."""
+    """Exports transformers' module with Optimum for a task to `folder`."""
     from optimum.exporters.onnx import main_export
 
     theirs.save_pretrained(work)
@@ -414,7 +425,8 @@ def export_by_optimum(theirs, task, folder, work):
 
 
 def finished(file, weights, ours):
-    """Says in the file where its weights are from, and gives inputs and outputs their sizes as they were asked for."""
+    """Records the source of the weights in the file, and sets the symbolic sizes of inputs and
+    outputs."""
     import onnx
 
     model = onnx.load(file)
@@ -431,16 +443,16 @@ def finished(file, weights, ours):
 
 
 def distance(found, wanted):
-    """The largest difference, of the range of what is wanted."""
+    """The largest difference relative to the range of `wanted`."""
     return float((found - wanted).abs().max() / (wanted.max() - wanted.min()))
 
 
 def check_modules(ours, theirs):
-    """Compares our module with transformers', in whatever form ours is."""
+    """Compares our module, in any form, with transformers'."""
     import torch
 
     for past, new in ((0, 12), (7, 5)):
-        # Old versions of transformers count a window from the first new row.
+        # Old versions of transformers start a sliding window at the first new row.
         if past and any(w and w < past + new for w in ours.s.windows):
             continue
         case = Case(ours, past, new, 1)
@@ -450,19 +462,19 @@ def check_modules(ours, theirs):
             found = ours(*case.inputs)[0]
             wanted = wrapped(theirs)(ids, torch.ones((1, past + new), dtype=torch.int64), positions, *other)[0]
         error = distance(found, wanted)
-        say(f"llm_modules.py: {new} tokens after {past}: {error:.1e} of the range from transformers")
+        say(f"llm_modules.py: {new} tokens after {past}: difference to transformers {error:.1e} of the range")
         if not error <= 1e-4:
             fail("llm_modules.py differs from transformers")
 
 
 def check_file(module, ours, file):
-    """Compares a file with PyTorch where ONNX Runtime is there."""
+    """Compares a file with PyTorch if ONNX Runtime is installed."""
     import torch
 
     try:
         import onnxruntime
     except ImportError:
-        say("onnxruntime is not installed: the file is not compared with PyTorch")
+        say("onnxruntime is not installed; skipping the comparison with PyTorch")
         return
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
@@ -476,7 +488,7 @@ def check_file(module, ours, file):
         feeds = {v.name: by_name[v.name].numpy() for v in session.get_inputs()}
         found = session.run(None, feeds)
         error = max(distance(torch.from_numpy(f), w) for f, w in zip(found, wanted))
-        say(f"{os.path.basename(file)}: {new} tokens after {past}: {error:.1e} of the range from PyTorch")
+        say(f"{os.path.basename(file)}: {new} tokens after {past}: difference to PyTorch {error:.1e} of the range")
         if not error <= 1e-4:
             fail(f"{file} differs from PyTorch")
 
@@ -492,7 +504,7 @@ def main():
     parser.add_argument("--gguf", metavar="FILE")
     parser.add_argument("-o", "--output", metavar="DIR")
     parser.add_argument("--form", choices=["paper", "plain", *OPTIMUM_TASKS], default="plain")
-    parser.add_argument("--opset", type=int, default=17, help="of the forms paper and plain")
+    parser.add_argument("--opset", type=int, default=17, help="ONNX opset of the forms paper and plain (default: 17)")
     for option in SIZES:
         parser.add_argument(f"--{option}", type=int, metavar="N")
     args = parser.parse_args()
@@ -500,16 +512,16 @@ def main():
         print("\n".join(FAMILIES))
         return
     if sum(map(bool, (args.model, args.config, args.gguf))) != 1:
-        parser.error("one of MODEL, --config FAMILY and --gguf FILE")
+        parser.error("give exactly one of MODEL, --config FAMILY and --gguf FILE")
     if bool(args.config) != args.random_weights:
-        parser.error("--config and --random-weights go together")
+        parser.error("--config and --random-weights must be used together")
     if not args.config and any(getattr(args, o.replace("-", "_")) is not None for o in SIZES):
-        parser.error("sizes can be changed with --config only")
+        parser.error("sizes can be changed only with --config")
     if not args.output:
         parser.error("-o DIR is needed")
     if os.path.exists(args.output):
-        fail(f"{args.output} exists")
-    # No bars of progress between the lines.
+        fail(f"{args.output} exists already")
+    # Disable progress bars.
     os.environ.setdefault("TQDM_DISABLE", "1")
     ensure_packages(args.form in OPTIMUM_TASKS)
     import torch
@@ -523,7 +535,7 @@ def main():
     module = ours if theirs is None or ours.paper else wrapped(theirs)
     task = OPTIMUM_TASKS.get(args.form)
     if task and theirs is None:
-        fail(f"--form {args.form}: transformers {transformers.__version__} lacks the family")
+        fail(f"--form {args.form}: transformers {transformers.__version__} does not support the family")
     output = os.path.abspath(args.output)
     os.makedirs(os.path.dirname(output), exist_ok=True)
     part = tempfile.mkdtemp(prefix=".export-", dir=os.path.dirname(output))

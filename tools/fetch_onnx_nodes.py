@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Fetches the cases of the ONNX project from its Python package: the sets node, simple, pytorch-operator and pytorch-converted with a
-folder for each case, with model and data, and the set light with models and their outputs.
+"""Downloads the test cases of the ONNX project from its Python package.
 
 usage: fetch_onnx_nodes.py FOLDER
 
-FOLDER is left alone when it is there and whole. Nothing of the package is installed or run: the cases are taken out
-of the wheel, whose platform does not matter, and the checksum over all their files is verified. After a failure no
-part of FOLDER is left.
+The sets node, simple, pytorch-operator and pytorch-converted have a folder with model and data for
+each case; the set light has models and their outputs. An intact FOLDER is not downloaded again.
+Nothing of the package is installed or run: the cases are extracted from the wheel, for any
+platform, and a checksum over all files is verified. A failure leaves no partial FOLDER.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ SHA256 = "fef80d9bf475c6e177bd43849e9e533884ea2eb6f6198993dfdfb444dca8c298"
 
 
 def sha256(folder):
-    """Over name, size and bytes of every file, in the order of their names."""
+    """Checksum over name, size and contents of every file, sorted by name."""
     names = []
     for root, _, files in os.walk(folder):
         names += [os.path.relpath(os.path.join(root, name), folder).replace(os.sep, "/") for name in files]
@@ -42,7 +42,7 @@ def fetch(target):
     folder = os.path.dirname(target)
     os.makedirs(folder, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        say(f"Fetching the cases of ONNX, 18 MB (Python package {PACKAGE})")
+        say(f"Downloading the ONNX test cases, 18 MB (Python package {PACKAGE})")
         path = download(f"pip:{PACKAGE}", scratch)
         part = os.path.join(scratch, "part")
         with zipfile.ZipFile(path) as wheel:
@@ -54,7 +54,7 @@ def fetch(target):
                 if inner[0] not in SETS:
                     continue
                 if any(word in ("", ".", "..") for word in inner):
-                    sys.exit(f"error: {os.path.basename(path)} holds a file {name}")
+                    sys.exit(f"error: {os.path.basename(path)} contains a file with an invalid path: {name}")
                 file = os.path.join(part, *inner)
                 os.makedirs(os.path.dirname(file), exist_ok=True)
                 with wheel.open(member) as source, open(file, "wb") as sink:
@@ -73,7 +73,7 @@ def main():
     if os.path.isdir(target):
         if sha256(target) == SHA256:
             return
-        say(f"{target} is damaged and is fetched again")
+        say(f"{target} is damaged, downloading it again")
     try:
         fetch(target)
     except (Failure, OSError, zipfile.BadZipFile) as e:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Fetches English prose in the public domain, for calibration and for measuring perplexity.
+"""Downloads English prose in the public domain, for calibration and perplexity.
 
 usage: fetch_text.py NAME... --dir DIR
        fetch_text.py --list
 
-Each NAME is a novel by Jane Austen and becomes DIR/texts/NAME.txt, whose path is printed. They are taken out of the
-Debian package r-cran-janeaustenr, which apt downloads and which is not installed.
+Each NAME is a novel by Jane Austen. It is written to DIR/texts/NAME.txt, and the path is printed.
+The texts come from the Debian package r-cran-janeaustenr, which apt downloads without installing
+it.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ import zlib
 PACKAGE = "r-cran-janeaustenr"
 DATA = "usr/lib/R/site-library/janeaustenr/data/Rdata.rdb"
 
-# Name: the first line of the novel, and the checksum of the file made of it.
+# By name: the first line of the novel, and the checksum of the written file.
 TEXTS = {
     "emma": ("EMMA", "7c67b5985c6d0de1efaeb5d342d52cb82c38083c40e2295129e30e87ee690ebe"),
     "mansfield-park": ("MANSFIELD PARK", "98bc90519cdf4ef663ad7de2734bb529435ef24f7abbde6bb1a50898871dafe9"),
@@ -32,13 +33,13 @@ TEXTS = {
 
 
 class Failure(Exception):
-    """What the user is told."""
+    """An error to report to the user."""
 
 
 def lines_of(data):
     """The elements of a vector of strings as R serializes it (XDR, version 3)."""
     if data[:2] != b"X\n":
-        raise Failure(f"{PACKAGE}: an object is not in R's portable format")
+        raise Failure(f"{PACKAGE}: expected an object in R's portable format")
     at = 2 + 3 * 4
     at += 4 + struct.unpack_from(">i", data, at)[0]
     kind, count = struct.unpack_from(">ii", data, at)
@@ -53,7 +54,7 @@ def lines_of(data):
 
 
 def novels(database):
-    """First line and text of each object: a length, then a stream of zlib."""
+    """First line and text of each object in the database: a length, then a zlib stream."""
     while database:
         stream = zlib.decompressobj()
         lines = list(lines_of(stream.decompress(database[4:])))
@@ -62,12 +63,12 @@ def novels(database):
 
 
 def unpacked(scratch):
-    """The database of the package."""
+    """Downloads the package and returns its database."""
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
-            raise Failure(f"{tool} is needed; this works on Debian and its relatives")
+            raise Failure(f"{tool} not found; this tool needs Debian or a distribution based on it")
     if subprocess.run(["apt-get", "download", "-q", PACKAGE], cwd=scratch, stdout=sys.stderr.fileno()).returncode:
-        raise Failure(f"apt could not download {PACKAGE}; try apt-get update")
+        raise Failure(f"apt could not download {PACKAGE}; run apt-get update and try again")
     (archive,) = [f for f in os.listdir(scratch) if f.endswith(".deb")]
     subprocess.run(["dpkg-deb", "-x", archive, "."], cwd=scratch, check=True)
     with open(os.path.join(scratch, DATA), "rb") as file:
@@ -93,7 +94,7 @@ def fetch(names, folder):
                 title, checksum = TEXTS[name]
                 text = found.get(title)
                 if text is None:
-                    raise Failure(f"{PACKAGE} has no text \"{title}\"; there are {', '.join(found)}")
+                    raise Failure(f"{PACKAGE} has no text \"{title}\"; it has {', '.join(found)}")
                 if not checked(text.encode(), checksum):
                     raise Failure(f"{name}: expected sha256 {checksum}, found {hashlib.sha256(text.encode()).hexdigest()}")
                 part = os.path.join(scratch, "part")
@@ -114,7 +115,7 @@ def main():
     names = arguments[:at] + arguments[at + 2 :]
     unknown = [n for n in names if n not in TEXTS]
     if unknown or not names:
-        sys.exit(f"error: no text {' '.join(unknown)}; there are {', '.join(TEXTS)}" if unknown else __doc__.strip())
+        sys.exit(f"error: unknown text {' '.join(unknown)}; choose from {', '.join(TEXTS)}" if unknown else __doc__.strip())
     try:
         print("\n".join(fetch(names, os.path.abspath(arguments[at + 1]))))
     except (Failure, OSError, subprocess.CalledProcessError, zlib.error, struct.error) as e:

@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
-"""Makes a GGUF file, which `tlite convert` reads, of a checkpoint of llama2.c with its tokenizer behind it.
+"""Converts a llama2.c checkpoint with an appended tokenizer to a GGUF file for `tlite convert`.
 
 usage: llama2c_to_gguf.py CHECKPOINT OUTPUT.gguf
 
-CHECKPOINT is in llama2.c's first format (seven integers, then all weights as f32), followed by the content of a
-tokenizer.bin, as the file of stories15M that fetch_model.py brings. Weights are copied bit by bit. Needs nothing but Python.
+CHECKPOINT is in llama2.c's first format (seven integers, then all weights as f32), followed by the
+contents of a tokenizer.bin, like the stories15M file that fetch_model.py downloads. Weights are
+copied bit by bit. Needs only Python.
 """
 
 import os
@@ -18,11 +19,12 @@ FIRST_BYTE, FIRST_PIECE = 3, 259
 
 
 class Failure(Exception):
-    """What the user is told."""
+    """An error to report to the user."""
 
 
 def tensors(header):
-    """Names in GGUF, sizes (innermost first) and offsets of all weights; and where they end."""
+    """GGUF names, sizes (innermost first) and offsets of all weights, and the end of the last
+    one."""
     dim, hidden, layers, heads, kv_heads, vocab, context = header
     shared, vocab = vocab > 0, abs(vocab)
     kv_dim = dim // heads * kv_heads
@@ -49,7 +51,7 @@ def tensors(header):
     take("blk.{}.ffn_down.weight", hidden, dim)
     take("blk.{}.ffn_up.weight", dim, hidden)
     take("output_norm.weight", dim, of_layers=False)
-    # Cosines and sines of the rotation, which the graph computes itself.
+    # Skip cosines and sines of the rotary embedding, which the graph computes.
     at += 4 * context * (dim // heads)
     if not shared:
         take("output.weight", dim, vocab, of_layers=False)
@@ -74,7 +76,7 @@ def pieces(data, at, vocab):
         scores.append(score)
         roles.append(role)
     if at != len(data):
-        raise Failure(f"{len(data) - at} bytes behind a tokenizer of {vocab} tokens; expected none")
+        raise Failure(f"found {len(data) - at} bytes after the tokenizer of {vocab} tokens, expected none")
     return texts, scores, roles
 
 
@@ -95,16 +97,16 @@ def entry(key, kind, value):
 
 
 def convert(data):
-    """The bytes of the GGUF file, in parts."""
+    """The contents of the GGUF file, in parts."""
     if len(data) < struct.calcsize("<7i"):
-        raise Failure(f"{len(data)} bytes are no checkpoint")
+        raise Failure(f"not a checkpoint: the file has only {len(data)} bytes")
     header = struct.unpack_from("<7i", data)
     dim, hidden, layers, heads, kv_heads, vocab, context = header
     if min(dim, hidden, layers, heads, kv_heads, abs(vocab), context) < 1 or dim % heads or heads % kv_heads:
-        raise Failure(f"the sizes {header} are no checkpoint's")
+        raise Failure(f"not a checkpoint: invalid sizes {header}")
     weights, end = tensors(header)
     if end > len(data):
-        raise Failure(f"weights of these sizes take {end} bytes, the file has {len(data)}")
+        raise Failure(f"expected at least {end} bytes for weights of these sizes, found {len(data)}")
     texts, scores, roles = pieces(data, end, abs(vocab))
     metadata = [
         entry("general.architecture", STRING, "llama"),

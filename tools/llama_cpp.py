@@ -1,7 +1,7 @@
-"""What the tools that compare with llama.cpp share: running `tlite`, and llama.cpp's library, by ctypes.
+"""Shared by comparisons with llama.cpp: runs `tlite`, and llama.cpp's library through ctypes.
 
-DIR of --llama-cpp holds llama.cpp's libraries (libllama, libggml), as the npm package @node-llama-cpp/linux-x64 3.22.1 has them in
-bins/linux-x64.
+DIR of --llama-cpp holds llama.cpp's libraries (libllama, libggml), as in the folder bins/linux-x64
+of the npm package @node-llama-cpp/linux-x64 3.22.1.
 """
 
 import ctypes
@@ -13,16 +13,16 @@ import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 COMMAND = os.environ.get("TLITE") or os.path.join(ROOT, "target/release/tlite")
-# llama.cpp's numbers of types of files.
+# llama.cpp's numbers for file types.
 F16, Q4_0, Q4_K_M = 1, 2, 15
 
 
 class Failure(Exception):
-    """What the user is told."""
+    """An error to report to the user."""
 
 
 def folder_for(gguf, work):
-    """The folder in `work` for what is made of a file, whose name and size tell it from others."""
+    """The folder in `work` for files derived from `gguf`, identified by its name and size."""
     stem = os.path.splitext(os.path.basename(gguf))[0]
     folder = os.path.join(os.path.abspath(work), f"{stem}-{os.path.getsize(gguf)}")
     os.makedirs(folder, exist_ok=True)
@@ -30,7 +30,7 @@ def folder_for(gguf, work):
 
 
 def tlite(*arguments):
-    """The object that a command prints."""
+    """Runs tlite and returns its output, parsed if it is a JSON object."""
     command = [COMMAND, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     if done.returncode != 0:
@@ -39,14 +39,14 @@ def tlite(*arguments):
 
 
 def libraries(folder):
-    """llama.cpp's library, with those that it needs loaded before it."""
+    """Loads llama.cpp's library and the libraries that it depends on."""
     for pattern in ("libggml-base*.so*", "libggml.*so*", "libllama.*so*"):
         found = sorted(glob.glob(os.path.join(folder, pattern)))
         if not found:
             raise Failure(f"--llama-cpp: {folder} has no {pattern}")
         library = ctypes.CDLL(found[0], mode=ctypes.RTLD_GLOBAL)
         if pattern.startswith("libggml."):
-            # The one for this CPU.
+            # Selects the library for this CPU.
             library.ggml_backend_load_all_from_path.argtypes = [ctypes.c_char_p]
             with silence():
                 library.ggml_backend_load_all_from_path(folder.encode())
@@ -54,7 +54,7 @@ def libraries(folder):
 
 
 class QuantizeParams(ctypes.Structure):
-    """The beginning of llama_model_quantize_params; what lies behind it keeps its defaults."""
+    """The first fields of llama_model_quantize_params; the rest keeps its defaults."""
 
     _fields_ = [
         ("threads", ctypes.c_int32),
@@ -67,14 +67,14 @@ class QuantizeParams(ctypes.Structure):
 
 
 def quantize_gguf(library, source, target, number):
-    """Quantizes a GGUF file as llama.cpp does."""
+    """Quantizes a GGUF file with llama.cpp to file type `number`."""
     library.llama_model_quantize_default_params.restype = QuantizeParams
     library.llama_model_quantize.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.POINTER(QuantizeParams)]
     library.llama_model_quantize.restype = ctypes.c_uint32
     params = library.llama_model_quantize_default_params()
     params.format, params.allow_requantize = number, True
     part = target + ".part"
-    # It tells of each tensor.
+    # It reports every tensor.
     with silence():
         code = library.llama_model_quantize(source.encode(), part.encode(), ctypes.byref(params))
     if code != 0:
@@ -83,7 +83,7 @@ def quantize_gguf(library, source, target, number):
 
 
 class silence:
-    """Sends what libraries write to the standard streams nowhere."""
+    """Discards what libraries write to standard output and standard error."""
 
     def __enter__(self):
         sys.stdout.flush()
@@ -99,7 +99,7 @@ class silence:
 
 
 class Params(ctypes.Structure):
-    """The beginning of llama.cpp's parameters of models and of contexts; what lies behind it keeps its defaults."""
+    """The first fields of llama.cpp's model and context parameters; the rest keeps its defaults."""
 
     _fields_ = [("context", ctypes.c_uint32), ("batch", ctypes.c_uint32), ("rest", ctypes.c_uint8 * 504)]
 
@@ -161,7 +161,7 @@ class LlamaCpp:
         self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
 
     def feed(self, part):
-        """Goes on with these tokens, and waits for it."""
+        """Feeds these tokens and waits until they are processed."""
         ids = (ctypes.c_int32 * len(part))(*part)
         code = self.lib.llama_decode(self.context, self.lib.llama_batch_get_one(ids, len(part)))
         if code != 0:
@@ -169,7 +169,7 @@ class LlamaCpp:
         self.lib.llama_synchronize(self.context)
 
     def generate(self, prompt, count):
-        """The most likely tokens, and the logits that each was chosen by."""
+        """Greedy tokens, and the logits from which each was chosen."""
         self.clear()
         tokens, rows, part = [], [], prompt
         while len(tokens) < count:

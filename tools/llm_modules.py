@@ -1,12 +1,15 @@
-"""Decoders of language models as PyTorch modules, by the structure that their authors published. Used by export_llm.py.
+"""Decoders of language models as PyTorch modules, for export_llm.py.
 
-One module serves all families; `Structure` reads from a `config.json` in what they differ. Parameters have the names that they have in
-transformers, so that a checkpoint's tensors load as they are; those of ChatGLM2 are renamed by `glm_names`.
+They follow the structure that the models' authors published. One module serves all families;
+`Structure` reads their differences from a `config.json`. Parameters have the names of transformers,
+so the tensors of a checkpoint load directly; `glm_names` renames those of ChatGLM2.
 
-Two forms. `plain` is the graph that exporters usually write: `attention_mask` [batch, keys] of ones, a cache [batch, heads, keys, size]
-that comes in, is concatenated and goes out whole. `paper` is that of the paper *Transformer-Lite*, section 2.3: the mask is an input
-[1, 1, N, keys] that is added to the scores, the cache is sequence first, [1, keys, heads, size], and only its new rows come out.
-ChatGLM2 keeps hidden states and cache [keys, batch, heads, size] in both forms.
+There are two forms. `plain` is the graph that exporters usually write: `attention_mask` [batch,
+keys] of ones, and a KV cache [batch, heads, keys, size] that is an input, is extended, and is a
+whole output. `paper` is the form of the paper *Transformer-Lite*, section 2.3: the mask is an input
+[1, 1, N, keys] that is added to the scores, the cache is sequence first, [1, keys, heads, size],
+and only its new rows are an output. ChatGLM2 has hidden states and caches [keys, batch, heads,
+size] in both forms.
 """
 
 import math
@@ -15,12 +18,12 @@ import re
 import torch
 from torch import nn
 
-# Added to scores that do not count.
+# Added to masked scores.
 HIDDEN = -65504.0
 
 
 class Structure:
-    """Sizes and traits of a decoder, from the entries of its `config.json`."""
+    """Sizes and features of a decoder, from its `config.json`."""
 
     def __init__(self, config):
         kind = config["model_type"]
@@ -75,7 +78,8 @@ class Structure:
 
 
 def frequencies(size, theta, scaling):
-    """Angles a position, and the factor on sine and cosine, of a rotary embedding of `size` elements."""
+    """Angles per position, and the factor on sine and cosine, of a rotary embedding of `size`
+    elements."""
     kind = (scaling or {}).get("rope_type") or (scaling or {}).get("type")
     factor = (scaling or {}).get("factor", 1.0)
     if kind == "ntk":
@@ -114,7 +118,8 @@ class RmsNorm(nn.Module):
 
 
 def turn_halves(x, cos, sin):
-    """Element i of a head turns with element i + turned / 2; those behind the turned ones stay."""
+    """Rotates element i of a head with element i + turned / 2; elements after `turned` do not
+    change."""
     turned = cos.shape[-1]
     stays = x[..., turned:] if x.shape[-1] > turned else None
     x = x[..., :turned]
@@ -124,7 +129,8 @@ def turn_halves(x, cos, sin):
 
 
 def turn_neighbours(x, angles):
-    """Elements 2 i and 2 i + 1 of [s, b, heads, size] turn; angles are [s, b, pairs, 2], cosines first."""
+    """Rotates elements 2 i and 2 i + 1 of [s, b, heads, size]; angles are [s, b, pairs, 2], cosines
+    first."""
     s, b, heads, _ = x.shape
     pairs = angles.shape[-2]
     x, stays = x[..., : 2 * pairs], x[..., 2 * pairs:]
@@ -202,7 +208,7 @@ class BatchFirst(Attention):
 
 
 class SequenceFirst(Attention):
-    """Hidden states [s, b, hidden], as ChatGLM2 has them."""
+    """Hidden states [s, b, hidden], as in ChatGLM2."""
 
     def forward(self, x, mask, angles, past, paper):
         q, k, v = self.heads(x)
@@ -259,7 +265,8 @@ class Layer(nn.Module):
 
 
 class Decoder(nn.Module):
-    """`forward(input_ids, attention_mask, position_ids, key 0, value 0, key 1, ..)` gives logits and the keys and values of its form."""
+    """`forward(input_ids, attention_mask, position_ids, key 0, value 0, key 1, ..)` returns the
+    logits and the keys and values in its form."""
 
     def __init__(self, config, paper):
         super().__init__()
@@ -288,7 +295,8 @@ class Decoder(nn.Module):
         return (cos, sin) if factor == 1.0 else (cos * factor, sin * factor)
 
     def masks(self, mask, length):
-        """What is added to scores, by window: None, and each window that layers have."""
+        """Masks to add to the scores, by window size: None, and each sliding window of the
+        layers."""
         keys = mask.shape[-1]
         places = torch.arange(keys)
         rows = (torch.arange(length) + (keys - length))[:, None]
@@ -298,7 +306,7 @@ class Decoder(nn.Module):
             seen = (places <= rows)[None, None] & mask[:, None, None, :].bool()
             whole = torch.where(seen, torch.tensor(0.0), torch.tensor(HIDDEN))
         far = lambda window: torch.where(rows - places >= window, torch.tensor(HIDDEN), torch.tensor(0.0))
-        # The sum of two least halves is no half.
+        # The minimum instead of the sum, which would exceed the range of f16.
         return {w: whole if w is None else torch.minimum(whole, far(w)) for w in set(self.s.windows)}
 
     def forward(self, input_ids, attention_mask, position_ids, *past):
@@ -343,7 +351,8 @@ GLM = {
 
 
 def glm_names(tensors):
-    """The tensors of a ChatGLM2 checkpoint under the names of `Decoder`; its table of angles is left out."""
+    """The tensors of a ChatGLM2 checkpoint with the names of `Decoder`, without its table of
+    angles."""
     out = {}
     for name, tensor in tensors.items():
         for pattern, new in GLM.items():

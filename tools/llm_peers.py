@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Other engines than tlite, for compare_llm.py: each runs as a process of its own, by the Python that has its packages.
+"""Runs other engines for compare_llm.py, each in its own process and Python environment.
 
     llm_peers.py llama.cpp|vulkan|genai|openvino MODEL --context N --threads N [--llama-cpp DIR]
     llm_peers.py genai-model GGUF --builder FOLDER -o DIR
 
-A peer writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N} of standard input it does every test once, after once to
-warm up, and writes {"pp128": tokens/s, .., "tgN": tokens/s}. What it cannot do is {"error": ..}, and its end. ppN feeds N tokens at once into
-an empty cache and has the logits behind them; tgN runs the model on N tokens one by one.
+An engine writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N} of
+standard input it runs every test once after a warm-up, and writes {"pp128": tokens/s, .., "tgN":
+tokens/s}. After a failure it writes {"error": ..} and ends. ppN feeds N tokens at once into an
+empty KV cache and computes the logits after the last one; tgN feeds N tokens one by one.
 
-MODEL is a GGUF file; for genai the folder that genai-model makes of one: floats by transformers, from these 4 bits in groups of 32, the output head too,
-whose products take bytes (accuracy level 4), by the model builder of ONNX Runtime GenAI in FOLDER.
+MODEL is a GGUF file; for genai it is the folder that genai-model makes of one. To do so,
+transformers reads the floats, and the model builder of ONNX Runtime GenAI in FOLDER quantizes them
+to 4 bits in groups of 32, including the output head, with 8-bit activations (accuracy level 4).
 """
 
 import argparse
@@ -24,7 +26,7 @@ from llama_cpp import Failure, LlamaCpp, libraries
 
 
 class Library:
-    """llama.cpp, on the CPU or, by its Vulkan back end, on the first Vulkan device."""
+    """llama.cpp on the CPU, or through its Vulkan backend on the first Vulkan device."""
 
     def __init__(self, a):
         library = libraries(a.llama_cpp)
@@ -32,7 +34,7 @@ class Library:
         if a.peer == "vulkan":
             devices = {name: text for name, text in devices.items() if name.startswith("Vulkan")}
             if not devices:
-                raise Failure(f"{a.llama_cpp} finds no Vulkan device")
+                raise Failure(f"no Vulkan device found by the libraries in {a.llama_cpp}")
         self.device = f"llama.cpp: {', '.join(f'{name} {text}' for name, text in devices.items())}"
         library.llama_backend_init()
         self.model = LlamaCpp(library, a.model, a.context, a.threads)
@@ -47,7 +49,7 @@ class Library:
 
 
 def described(library):
-    """llama.cpp's devices, and what it tells of each."""
+    """The names of llama.cpp's devices, with their descriptions."""
     import ctypes
 
     base = ctypes.CDLL(None)
@@ -61,7 +63,7 @@ def described(library):
 
 
 class Genai:
-    """ONNX Runtime GenAI, on the CPU."""
+    """ONNX Runtime GenAI on the CPU."""
 
     def __init__(self, a):
         import onnxruntime
@@ -75,7 +77,7 @@ class Genai:
 
     def generator(self):
         params = self.og.GeneratorParams(self.model)
-        # No end token ends it before.
+        # Ignore end tokens.
         params.set_search_options(max_length=self.context, min_length=self.context, do_sample=False)
         return self.og.Generator(self.model, params)
 
@@ -86,7 +88,7 @@ class Genai:
     def decode(self, count):
         generator = self.generator()
 
-        # The first choice is made of the logits that are there.
+        # The first token is chosen from the logits of the appended one.
         def run():
             generator.append_tokens([1])
             for _ in range(count):
@@ -96,7 +98,7 @@ class Genai:
 
 
 class OpenVino:
-    """OpenVINO GenAI, on the CPU, in f32 as the model's file is; its own default is bfloat16 where the CPU has it."""
+    """OpenVINO GenAI on the CPU in f32; its own default is bfloat16 if the CPU supports that."""
 
     def __init__(self, a):
         import numpy
@@ -104,7 +106,7 @@ class OpenVino:
         import openvino_genai as genai
 
         self.genai, self.numpy, self.tensor = genai, numpy, openvino.Tensor
-        # The other back end keeps what it has computed of a prompt, so that the same one costs nothing.
+        # The other attention backend caches prompts, so that repeating one would cost nothing.
         options = {"ATTENTION_BACKEND": "SDPA", "INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": a.threads}
         self.pipeline = genai.LLMPipeline(a.model, "CPU", **options)
         self.device = f"OpenVINO GenAI {genai.__version__.split('-')[0]}, f32"
@@ -124,7 +126,7 @@ class OpenVino:
 
 
 def speed(count, prepare):
-    """Tokens/s of the second of two runs."""
+    """Tokens/s in the second of two runs."""
     for _ in range(2):
         run = prepare(count)
         start = time.perf_counter()
@@ -144,14 +146,14 @@ def serve(a, write):
 
 
 def genai_model(a):
-    """Makes GenAI's form of a GGUF file."""
+    """Converts a GGUF file to GenAI's format."""
     import gguf
     import torch
     import transformers
 
     folder, file = os.path.split(os.path.abspath(a.model))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True, torch_dtype=torch.float32)
-    # transformers does not take from the file that the head is the embedding.
+    # transformers does not detect in the file that the output head is tied to the embedding.
     if all(t.name != "output.weight" for t in gguf.GGUFReader(a.model).tensors):
         model.config.tie_word_embeddings = True
         model.tie_weights()
@@ -163,7 +165,7 @@ def genai_model(a):
         command += ["--extra_options", "int4_block_size=32", "int4_accuracy_level=4"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if done.returncode != 0:
-            raise Failure(f"the model builder: {done.stdout.strip()[-800:]}")
+            raise Failure(f"the model builder failed: {done.stdout.strip()[-800:]}")
         os.rename(made, a.output)
 
 
@@ -177,7 +179,7 @@ def main():
     parser.add_argument("--builder")
     parser.add_argument("-o", "--output")
     a = parser.parse_args()
-    # What libraries print goes to standard error.
+    # Redirect the output of libraries to standard error.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
 

@@ -1,16 +1,23 @@
 #!/usr/bin/env python3
-"""Prints how many of the node cases of ONNX pass here and in other engines.
+"""Counts the node cases of ONNX that pass in tlite and in other engines.
 
-    tools/onnx_score.py [--data DIR] [--report FILE] [--peers NAME,...] [--seconds N] [--json FILE] [--failures]
+    tools/onnx_score.py [--data DIR] [--report FILE] [--peers NAME,...] [--seconds N]
+                        [--json FILE] [--failures]
 
-Ours are counted from the report of tests/onnx_nodes.rs: --report names one that was written with TLITE_ONNX_NODES_REPORT; without it the test
-is run. On a device a case counts as passed where the device runs all of it; those with nodes on the host are counted in another column.
-Peers are onnxruntime (a Python package; its Python interface, which takes no types of 4 bits), and tract, rten and wonnx, whose runners are
-built from tools/onnx_score. All have the bounds of ONNX's own runner, 0.001 of an element and 1e-7; ours
-on devices 1e-5 of the largest element besides, since exp and log of GPUs may be some last places off. A refusal, a crash and a case that takes
-longer than --seconds count as not passed; rten may answer with 32-bit integers and wonnx without shapes. --data is a folder of
-tools/fetch_onnx_nodes.py, by default that of the cache. --failures prints each failure of a peer. Needs onnx, onnxruntime and numpy for
-onnxruntime, Cargo for the others.
+The results of tlite come from the report of tests/onnx_nodes.rs. --report names a report that was
+written with TLITE_ONNX_NODES_REPORT; without it the test runs. On a device a case counts as passed
+if the device runs all of it; cases with nodes on the host are counted in another column.
+
+The other engines are onnxruntime (through its Python interface, which does not support 4-bit
+types), tract, rten and wonnx; the runners of the last three are built from tools/onnx_score. All
+have the error bounds of ONNX's own runner, 0.001 of an element and 1e-7. On devices tlite may also
+err by 1e-5 of the largest element, since exp and log of GPUs are less accurate. An unsupported
+case, a crash, and a case that takes longer than --seconds count as not passed. rten may return
+32-bit integers, and wonnx results without shapes.
+
+--data is a folder of tools/fetch_onnx_nodes.py, by default the one in the cache. --failures prints
+each failure of the other engines. Needs onnx, onnxruntime and numpy for onnxruntime, and Cargo for
+the others.
 """
 
 import argparse
@@ -34,7 +41,7 @@ def say(text):
 
 
 def onnxruntime_case(folder):
-    """Runs a case; an exception says what failed."""
+    """Runs a case; raises an exception if it fails."""
     import numpy as np
     import onnx
     import onnxruntime
@@ -47,7 +54,8 @@ def onnxruntime_case(folder):
     session = onnxruntime.InferenceSession(os.path.join(folder, "model.onnx"), options, providers=["CPUExecutionProvider"])
 
     def plain(value):
-        """Types that numpy has not, as the bytes of an OrtValue of ONNX's type; others as they are."""
+        """Converts types that numpy lacks to an OrtValue with the ONNX type; returns others
+        unchanged."""
         if not isinstance(value, np.ndarray) or value.dtype.isbuiltin == 1 or value.dtype.kind in "OSUb":
             return value
         kind = onnx.helper.np_dtype_to_tensor_dtype(value.dtype)
@@ -55,7 +63,7 @@ def onnxruntime_case(folder):
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(raw, kind)
 
     def as_array(value):
-        """The reverse for a result, whose bytes are copied."""
+        """The reverse for a result; copies its bytes."""
         kind = value.element_type()
         if not value.is_tensor() or kind not in EXOTIC:
             return value.numpy() if value.is_tensor() else value
@@ -64,7 +72,8 @@ def onnxruntime_case(folder):
         raw = ctypes.string_at(value.data_ptr(), count * dtype.itemsize)
         return np.frombuffer(raw, dtype).reshape(value.shape())
 
-    # bfloat16 and the floats of 8 bits. Types of 4 and 2 bits are packed, and are left to the plain interface.
+    # bfloat16 and the 8-bit floats. 4-bit and 2-bit types are packed and left to the plain
+    # interface.
     EXOTIC = {16, 17, 18, 19, 20, 24}
 
     def read(file, kind):
@@ -78,13 +87,13 @@ def onnxruntime_case(folder):
 
     def check(found, wanted):
         if wanted is None or found is None:
-            assert wanted is None and found is None, "one of two is nothing"
+            assert wanted is None and found is None, "expected both or neither to have a value"
         elif isinstance(wanted, list):
             assert len(found) == len(wanted), f"{len(found)} elements, expected {len(wanted)}"
             for pair in zip(found, wanted):
                 check(*pair)
         elif wanted.dtype.kind in "OSU":
-            assert found.shape == wanted.shape and found.astype(str).tolist() == wanted.astype(str).tolist(), "other text"
+            assert found.shape == wanted.shape and found.astype(str).tolist() == wanted.astype(str).tolist(), "the texts differ"
         else:
             assert found.dtype == wanted.dtype and found.shape == wanted.shape, f"{found.dtype}{list(found.shape)}"
             exotic = wanted.dtype.isbuiltin != 1
@@ -112,7 +121,7 @@ def onnxruntime_case(folder):
 
 
 def serve_onnxruntime():
-    """As the runners of tools/onnx_score: a folder a line, an answer a line."""
+    """Reads a folder per line and answers with a line, like the runners of tools/onnx_score."""
     for line in sys.stdin:
         try:
             onnxruntime_case(line.strip())
@@ -122,7 +131,7 @@ def serve_onnxruntime():
 
 
 class Runner:
-    """A process that answers a line for each line, started anew after a crash."""
+    """A process that answers every line with a line, and is restarted after a crash."""
 
     def __init__(self, command, environment):
         self.command, self.environment, self.process = command, environment, None
@@ -164,7 +173,7 @@ class Runner:
 
 
 def runner_of(peer):
-    """The runner of a peer and its version, or None and why not."""
+    """The runner of an engine and its version, or None and the reason."""
     if peer == "onnxruntime":
         try:
             import onnx  # noqa: F401
@@ -173,10 +182,10 @@ def runner_of(peer):
             return None, str(e)
         return Runner([sys.executable, os.path.abspath(__file__), "--serve-onnxruntime"], None), onnxruntime.__version__
     folder = os.path.join(ROOT, "tools", "onnx_score")
-    say(f"Building the runner of {peer}")
+    say(f"Building the runner for {peer}")
     manifest = ["--manifest-path", os.path.join(folder, "Cargo.toml")]
     if subprocess.run(["cargo", "build", "--release", "--locked", "--features", peer, "--bin", peer, *manifest]).returncode != 0:
-        return None, "its runner was not built"
+        return None, "building its runner failed"
     command = ["cargo", "metadata", "--format-version", "1", "--locked", "--features", peer, *manifest]
     metadata = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     crate = {"tract": "tract-onnx"}.get(peer, peer)
@@ -185,7 +194,7 @@ def runner_of(peer):
 
 
 def ours(file, names):
-    """Counts of a report: place to kind to number."""
+    """Counts in a report, by place and kind."""
     counts = {}
     with open(file, encoding="utf-8") as f:
         for line in f:
@@ -204,7 +213,7 @@ def report_of_test(data, scratch):
     command = ["cargo", "test", "--release", "--test", "onnx_nodes", "--manifest-path", os.path.join(ROOT, "Cargo.toml")]
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
     if not os.path.isfile(file):
-        sys.exit("error: the test wrote no report")
+        sys.exit("error: tests/onnx_nodes.rs wrote no report")
     return file
 
 
@@ -221,10 +230,10 @@ def main():
     args = parser.parse_args()
     peers = [p for p in args.peers.split(",") if p]
     if unknown := [p for p in peers if p not in PEERS]:
-        sys.exit(f"error: no peer {', '.join(unknown)}; there are {', '.join(PEERS)}")
+        sys.exit(f"error: --peers: unknown engine {', '.join(unknown)}; choose from {', '.join(PEERS)}")
     nodes = os.path.join(args.data, "node")
     if not os.path.isdir(nodes):
-        sys.exit(f"error: no folder {nodes}; tools/fetch_onnx_nodes.py {args.data} fetches it")
+        sys.exit(f"error: folder {nodes} not found; run tools/fetch_onnx_nodes.py {args.data}")
     names = sorted(n for n in os.listdir(nodes) if os.path.isfile(os.path.join(nodes, n, "model.onnx")))
     rows = []
     with tempfile.TemporaryDirectory() as scratch:
@@ -235,7 +244,7 @@ def main():
     for peer in peers:
         runner, version = runner_of(peer)
         if runner is None:
-            say(f"{peer} is left out: {version}")
+            say(f"skipping {peer}: {version}")
             continue
         say(f"{peer} {version}")
         passed = 0
@@ -246,9 +255,9 @@ def main():
                 print(f"{peer}\t{name}\t{answer}", flush=True)
         runner.stop()
         rows.append({"engine": f"{peer} {version}", "passed": passed, "partly_on_host": 0, "of": len(names)})
-    print(f"{'of ' + str(len(names)) + ' node cases':<40} passed   besides, partly on the host")
+    print(f"{'of ' + str(len(names)) + ' node cases':<40} passed   passed partly on the host")
     for row in rows:
-        note = "" if row["of"] == len(names) else f"   (of {row['of']} that were run)"
+        note = "" if row["of"] == len(names) else f"   (of {row['of']} cases run)"
         print(f"{row['engine']:<40} {row['passed']:>6}   {row['partly_on_host'] or '':>6}{note}")
     if args.json:
         with open(args.json, "w", encoding="utf-8") as f:

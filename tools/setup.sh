@@ -23,17 +23,36 @@ have() {
     command -v "$1" >/dev/null 2>&1
 }
 
-# Runs a command as root, where that needs no password.
+# Runs a command as root.
 as_root() {
     if [ "$(id -u)" -eq 0 ]; then
         "$@"
+    elif [ -n "${ASK:-}" ]; then
+        sudo "$@"
     else
         sudo -n "$@"
     fi
 }
 
+# True when packages can be installed: as root, by sudo without a password, or by sudo with one where somebody can be
+# asked (ASK is set, and there is a terminal).
 may_install() {
-    have apt-get && { [ "$(id -u)" -eq 0 ] || { have sudo && sudo -n true 2>/dev/null; }; }
+    have apt-get || return 1
+    [ "$(id -u)" -eq 0 ] && return 0
+    have sudo || return 1
+    if [ -n "${ASK:-}" ]; then
+        [ -t 0 ] && [ -t 2 ]
+    else
+        sudo -n true 2>/dev/null
+    fi
+}
+
+# Asks before sudo is used, if ASK is set. True when it may be.
+agreed() {
+    local answer
+    [ -n "${ASK:-}" ] && [ "$(id -u)" -ne 0 ] || return 0
+    read -r -p "Install $* with sudo apt-get? [Y/n] " answer || return 1
+    [[ ${answer:-y} == [Yy]* ]]
 }
 
 # Reads the lists of packages, once.
@@ -62,7 +81,8 @@ install() {
         fi
         return 0
     fi
-    say "Installing $*"
+    agreed "$@" || { say "Not installed: $*. To install, type:  $line"; return 0; }
+    say "Installing $* (apt-get)"
     log=$(mktemp)
     if ! { update_packages && as_root env DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@"; } >"$log" 2>&1; then
         tail -n 5 "$log" >&2
@@ -185,14 +205,31 @@ setup_python() {
     install python3 python3-pip
 }
 
+# Shows one moving line in place of cargo's hundreds, on a terminal.
+short_cargo_output() {
+    local line crates=0
+    while IFS= read -r line; do
+        case $line in
+        *Compiling*)
+            crates=$((crates + 1))
+            [ ! -t 2 ] || printf '\r    compiled %d crates, now %-40.40s' "$crates" "${line##*Compiling }" >&2
+            ;;
+        *Downloaded* | *Downloading* | *Updating* | *Finished* | *Locking* | *Blocking*) ;;
+        *) printf '%s\n' "$line" >&2 ;;
+        esac
+    done
+    [ ! -t 2 ] || [ "$crates" -eq 0 ] || printf '\r%70s\r' "" >&2
+}
+
 # Builds the command and sets TLITE to its path.
 build_tlite() {
     local target
-    say "Building tlite (some minutes the first time)"
-    cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml"
-    target=$(cargo metadata --no-deps --format-version 1 --manifest-path "$ROOT/Cargo.toml" | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
+    say "Building tlite (about 5 minutes on two cores the first time)"
+    cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml" 2>&1 | short_cargo_output
+    target=$(cargo metadata --no-deps --format-version 1 --manifest-path "$ROOT/Cargo.toml" |
+        sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
     TLITE=$target/release/tlite
-    [ -x "$TLITE" ] || fail "cargo has built no $TLITE"
+    [ -x "$TLITE" ] || fail "cargo has not built $TLITE"
 }
 
 # What the prepared model depends on: a change of it makes the model anew.
@@ -202,20 +239,25 @@ model_stamp() {
     (cd "$ROOT" && find src/gguf src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
 }
 
+# Downloads the demo's model, if it is not there or not whole, and sets DEMO_GGUF to its path.
+DEMO_GGUF=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf
+fetch_demo_model() {
+    setup_python
+    have python3 || fail "python3 is needed to download the model"
+    python3 "$ROOT/tools/fetch_model.py" smollm2-135m --dir "$CACHE" >/dev/null
+}
+
 # Puts the demo model into $MODEL_DIR/onnx and, quantized, into $MODEL_DIR/e0m4.
 prepare_model() {
-    local gguf=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf total
+    local total
     if [ -f "$MODEL_DIR/onnx/model.onnx" ] && [ -f "$MODEL_DIR/e0m4/model.onnx" ] && [ "$(cat "$MODEL_DIR/stamp" 2>/dev/null)" = "$(model_stamp)" ]; then
         say "The model is ready in $MODEL_DIR"
         return 0
     fi
-    mkdir -p "$MODEL_DIR"
-    setup_python
-    have python3 || fail "python3 is needed to fetch the model"
-    python3 "$ROOT/tools/fetch_model.py" "$(basename "$MODEL_DIR")" --dir "$(dirname "$MODEL_DIR")" >/dev/null
+    fetch_demo_model
     rm -rf "$MODEL_DIR/stamp" "$MODEL_DIR/onnx" "$MODEL_DIR/e0m4"
     say "Converting it to ONNX"
-    "$TLITE" convert "$gguf" -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"
+    "$TLITE" convert "$DEMO_GGUF" --float -o "$MODEL_DIR/onnx" >"$MODEL_DIR/convert.txt"
     say "Quantizing it to 4 bits"
     "$TLITE" quantize "$MODEL_DIR/onnx" -o "$MODEL_DIR/e0m4" --format e0m4 --group-size 32 >"$MODEL_DIR/quantize.txt"
     total=$(tail -n 1 "$MODEL_DIR/quantize.txt")

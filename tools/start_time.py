@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
-"""How long `tlite generate` takes from the start of the process to its first token: once with all caches empty, then with full ones.
+"""Measures the time from starting `tlite generate` to its first token, with cold and warm caches.
 
     tools/start_time.py MODEL [--backend opencl] [--device TEXT] [--raw] [--runs 5]
 
-The caches of tlite, PoCL and Mesa are in a temporary folder, so a user's own stay as they are. "first" is until the answer of one token
-stands on standard output, "cpu" what the process took of all cores. Ends with 1 if a warm start compiles a kernel or says another token.
-Set TLITE to the command, else the one of the release build is taken.
+The caches of tlite, PoCL and Mesa are in a temporary folder, so your own caches are not touched.
+"first" is the time until the answer of one token is on standard output; "cpu" is the CPU time of
+the process over all cores. The exit code is 1 if a warm start compiles a kernel or generates
+another token. The environment variable TLITE names the command; by default it is that of the
+release build.
 """
 
 import argparse
@@ -28,7 +30,7 @@ def start(command, environment):
     first = time.monotonic() - begin
     process.stdout.read()
     if process.wait() != 0:
-        sys.exit(f"{' '.join(command)} ended with {process.returncode}")
+        sys.exit(f"{' '.join(command)} ended with exit code {process.returncode}")
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return first, cpu, json.loads(line)
@@ -53,14 +55,14 @@ def main():
             os.mkdir(environment[variable])
         runs = [start(command, environment) for _ in range(1 + args.runs)]
     if runs[0][2]["kernels_compiled"] is None:
-        sys.exit("the host compiles no kernels; see --backend")
+        sys.exit("the host interpreter compiles no kernels; choose a device with --backend")
     print("start   first s   cpu s  compiled  cached  prompt tokens")
     for number, (first, cpu, report) in enumerate(runs):
         counts = [report["kernels_compiled"], report["kernels_cached"], report["prompt_tokens"]]
         print(f"{'warm' if number else 'cold'}  {first:9.2f} {cpu:7.2f} {counts[0]:9} {counts[1]:7} {counts[2]:14}")
     cold, warm = runs[0], runs[1:]
     if any(report["kernels_compiled"] != 0 or report["tokens"] != cold[2]["tokens"] for _, _, report in warm):
-        sys.exit("a warm start compiled a kernel, or said another token")
+        sys.exit("a warm start compiled a kernel or generated another token")
 
 
 if __name__ == "__main__":

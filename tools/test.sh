@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
-# Sets up what the tests need and runs all of them: format, lints, features, tests in release, documentation.
+# Sets up what the tests need and runs all checks: format, lints, features, tests in release mode,
+# documentation.
 set -euo pipefail
 
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 cd "$ROOT"
 
-# One line before a step and its time after it.
+# Prints a line before a step and its time after it.
 step() {
     local name=$1 start=$SECONDS
     shift
@@ -25,8 +26,8 @@ cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
 say "$(cargo --version), $(rustc --version), drivers:"
 driver_versions >&2
 
-# All in release, so that the steps share what they build.
-# Cargo does not see the modules that the list of operators declares.
+# All steps use the release profile, so that they share build results.
+# cargo fmt does not find the modules that the list of operators declares.
 format() {
     cargo fmt --check -p transformer-lite -p tlite-standin && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs
 }
@@ -49,27 +50,28 @@ prepare_optimum
 export TLITE_TEST_MODEL_DIR=$MODEL_DIR
 export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
-# A driver that is missing fails the tests instead of leaving some of them out.
+# A missing driver fails the tests instead of skipping some.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
 setup_phone_compilers
-step "Phone compilers: what is a fault" python3 -m doctest tools/phone_compile/tables.py tools/phone_compile/predictions.py
-step "Phone compilers" python3 tools/phone_compile --check
+step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,summary,predictions,page}.py
+# PHONE_KERNELS_ALL=1 compiles every kernel text, not only new ones and a sample.
+step "Phone compilers" python3 tools/phone_compile --check ${PHONE_KERNELS_ALL:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
 step "Tests" cargo test --release --locked --no-fail-fast
-# Each once and without a clock: criterion does so where nobody says `--bench`.
+# Runs each benchmark once without timing, as criterion does without `--bench`.
 step "Benchmarks" cargo test --release --locked --bench '*'
 if setup_intel_opencl; then
     intel() {
         OCL_ICD_VENDORS=$INTEL_VENDORS REQUIRE_BACKENDS=opencl cargo test --release --locked "$@"
     }
-    # The trials of a test whose names hold a text, and of those all that further arguments leave. A filter that nothing matches passes,
-    # so there must be some.
+    # Runs the trials of a test whose names contain a text, after further filters. Fails if there
+    # are none, since a filter without matches would pass.
     matching() {
         local test=$1
         shift
         [[ $(intel --test "$test" -- "$@" --list) == *": test"* ]] && intel --test "$test" -- "$@"
     }
-    # Its compiler takes one program at a time in a process.
+    # Its compiler builds one program at a time per process, so use two processes.
     operators() {
         matching conformance f16@opencl & local halves=$!
         matching conformance @opencl --skip f16@opencl & local others=$!
@@ -80,7 +82,8 @@ if setup_intel_opencl; then
     }
     step "Intel's OpenCL: backend" intel --lib -- backend::opencl
     step "Intel's OpenCL: operators" operators
-    # There images in buffers are the driver's own, and weights are taken in pairs, as arithmetic in halves allows.
+    # Intel's driver supports images over buffers, and the half-precision arithmetic that weights in
+    # pairs need.
     step "Intel's OpenCL: accuracy of phones' kernels" matching llm agreement_as_
     step "Intel's OpenCL: a model on an Adreno" matching phone_path adreno_
     step "Intel's OpenCL: a model on a Mali" matching phone_path mali_

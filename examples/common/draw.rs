@@ -1,9 +1,9 @@
-//! Lines and text on pictures.
+//! Draws lines and text on images.
 
 use ab_glyph::{Font, FontRef, PxScale, ScaleFont, point};
 use image::{Rgb, RgbImage};
 
-/// A colour for each number, easily told from that of the next.
+/// A color per number; consecutive colors are easy to distinguish.
 pub fn colour(i: usize) -> Rgb<u8> {
     const ALL: [[u8; 3]; 8] = [
         [230, 25, 75],
@@ -18,7 +18,7 @@ pub fn colour(i: usize) -> Rgb<u8> {
     Rgb(ALL[i % ALL.len()])
 }
 
-/// Mixes `part` of 0 to 1 of a colour into a pixel; outside of the picture nothing happens.
+/// Blends a share from 0 to 1 of a color into a pixel. Pixels outside the image are ignored.
 fn mix(picture: &mut RgbImage, x: i64, y: i64, colour: Rgb<u8>, part: f32) {
     let (Ok(x), Ok(y)) = (u32::try_from(x), u32::try_from(y)) else {
         return;
@@ -30,7 +30,7 @@ fn mix(picture: &mut RgbImage, x: i64, y: i64, colour: Rgb<u8>, part: f32) {
     }
 }
 
-/// A line of this width with soft edges.
+/// A line of the given width with soft edges.
 pub fn line(picture: &mut RgbImage, from: [f32; 2], to: [f32; 2], width: f32, colour: Rgb<u8>) {
     let [dx, dy] = [to[0] - from[0], to[1] - from[1]];
     let length = (dx * dx + dy * dy).max(1e-6);
@@ -69,17 +69,17 @@ pub fn fill(picture: &mut RgbImage, at: [f32; 2], size: [f32; 2], colour: Rgb<u8
 }
 
 fn font() -> FontRef<'static> {
-    FontRef::try_from_slice(epaint_default_fonts::UBUNTU_LIGHT).expect("the font of the package is whole")
+    FontRef::try_from_slice(epaint_default_fonts::UBUNTU_LIGHT).expect("the bundled font is valid")
 }
 
-/// Width in pixels of a text in a font of this height.
+/// Width in pixels of a text at this font height.
 pub fn text_width(text: &str, height: f32) -> f32 {
     let font = font();
     let font = font.as_scaled(PxScale::from(height));
     text.chars().map(|c| font.h_advance(font.glyph_id(c))).sum()
 }
 
-/// Writes a text; `at` is its upper left.
+/// Writes a text; `at` is its upper left corner.
 pub fn text(picture: &mut RgbImage, text: &str, at: [f32; 2], height: f32, colour: Rgb<u8>) {
     let font = font();
     let scaled = font.as_scaled(PxScale::from(height));
@@ -98,7 +98,7 @@ pub fn text(picture: &mut RgbImage, text: &str, at: [f32; 2], height: f32, colou
     }
 }
 
-/// A text on a ground of its own above a point, or below where there is no room.
+/// A text on a filled background above a point, or below it if there is no room.
 pub fn label(picture: &mut RgbImage, what: &str, at: [f32; 2], height: f32, ground: Rgb<u8>) {
     let size = [text_width(what, height) + height / 2.0, height * 1.2];
     let room = [

@@ -1,4 +1,4 @@
-//! What the examples of models share: options, files in the cache, models on a device.
+//! Shared by the model examples: options, files in the cache, models on a device.
 #![allow(dead_code, reason = "each example uses a part")]
 
 pub mod draw;
@@ -12,13 +12,13 @@ use transformer_lite::files::picture;
 use transformer_lite::runner::{Named, Runner};
 use transformer_lite::tensor::{DType, HostTensor};
 
-/// Any error, as an example's `main` returns it.
+/// Any error returned by an example's `main`.
 pub type AnyError = Box<dyn std::error::Error>;
 
 /// Where a model runs.
 #[derive(Clone, Copy, Debug, Default, ValueEnum)]
 enum On {
-    /// The first device of OpenCL, else of wgpu, else the host
+    /// The first OpenCL device, else the first of wgpu, else the host
     #[default]
     Auto,
     Opencl,
@@ -32,13 +32,13 @@ pub struct Common {
     /// Where the models run
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     backend: On,
-    /// Device of this name, or with this text in its name or driver
+    /// Device name, or text that the device or driver name contains
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Store activations in 16 bits
     #[arg(long)]
     f16: bool,
-    /// Folder of models and pictures [default: the cache of the tools, ~/.cache/transformer-lite]
+    /// Folder of models and images [default: the cache of the tools, ~/.cache/transformer-lite]
     #[arg(long, value_name = "DIR")]
     models: Option<PathBuf>,
 }
@@ -55,7 +55,8 @@ impl Common {
         given.or_else(cache).unwrap_or_else(usual)
     }
 
-    /// The path of a file that `tools/fetch_model.py NAME` brings; the error says what to type where it is not there.
+    /// The path of a file that `tools/fetch_model.py NAME` downloads; the error gives the command
+    /// if it is missing.
     pub fn file(&self, name: &str, file: &str) -> Result<PathBuf, AnyError> {
         let folder = self.folder();
         let path = folder.join(name).join(file);
@@ -68,10 +69,10 @@ impl Common {
         } else {
             format!("tools/fetch_model.py {name}")
         };
-        Err(format!("there is no {path}; to get it, type:  python3 {tool} --dir {folder}").into())
+        Err(format!("file not found: {path}; download it with:  python3 {tool} --dir {folder}").into())
     }
 
-    /// A picture: the given one, else one of those of `tools/fetch_model.py pictures`.
+    /// An image: the given one, else one from `tools/fetch_model.py pictures`.
     pub fn picture(&self, given: Option<&Path>, usual: &str) -> Result<RgbImage, AnyError> {
         let path = match given {
             Some(path) => path.to_owned(),
@@ -93,7 +94,7 @@ impl Common {
         }
     }
 
-    /// Loads the model of this name, and says where it runs.
+    /// Loads the model of this name and prints where it runs.
     pub fn model(&self, name: &str) -> Result<Model, AnyError> {
         let path = self.file(name, "model.onnx")?;
         let float = if self.f16 { DType::F16 } else { DType::F32 };
@@ -104,7 +105,7 @@ impl Common {
     }
 }
 
-/// A model of one input and one output that matter.
+/// A model whose first input and output are used.
 pub struct Model {
     runner: Runner,
     /// Its file.
@@ -112,14 +113,14 @@ pub struct Model {
 }
 
 impl Model {
-    /// The sizes of the first input; `None` for those that are free.
+    /// The sizes of the first input; `None` for dynamic ones.
     pub fn input_sizes(&self) -> Vec<Option<usize>> {
         let dims = self.runner.inputs().next().map(|(_, f)| f.shape.0.clone());
         let size = |d: &transformer_lite::shape::Dim| d.as_const().and_then(|n| n.try_into().ok());
         dims.unwrap_or_default().iter().map(size).collect()
     }
 
-    /// Gives the first input and returns the first output's shape and numbers.
+    /// Runs with the first input and returns the first output's shape and values.
     pub fn run(&mut self, input: HostTensor) -> Result<(Vec<usize>, Vec<f32>), AnyError> {
         let name = self.runner.inputs().next().map(|(name, _)| name.to_owned());
         let given: [Named; 1] = [(name.ok_or("the model has no input")?, input)];
@@ -131,14 +132,14 @@ impl Model {
         Ok((output.shape().to_vec(), output.to_f32()?.into_owned()))
     }
 
-    /// A text that the exporter left in the file.
+    /// Metadata that the exporter stored in the file.
     pub fn metadata(&self, key: &str) -> Result<Option<String>, AnyError> {
         let all = transformer_lite::graph::onnx::metadata(&self.path)?;
         Ok(all.into_iter().find(|(k, _)| k == key).map(|(_, v)| v))
     }
 }
 
-/// Probabilities of scores.
+/// Softmax of the scores.
 pub fn softmax(scores: &[f32]) -> Vec<f32> {
     let most = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let powers: Vec<f32> = scores.iter().map(|s| (s - most).exp()).collect();
@@ -146,11 +147,11 @@ pub fn softmax(scores: &[f32]) -> Vec<f32> {
     powers.iter().map(|p| p / sum).collect()
 }
 
-/// Writes a picture, PNG or JPEG by the name of its file.
+/// Writes an image as PNG or JPEG, by file extension.
 pub fn save(picture: &RgbImage, file: &Path) -> Result<(), AnyError> {
     picture
         .save(file)
         .map_err(|e| format!("{}: {e}", file.display()))?;
-    println!("the picture is in {}", file.display());
+    println!("saved {}", file.display());
     Ok(())
 }

@@ -1,20 +1,20 @@
-//! Regions of a map of probabilities, and the smallest rectangles around them.
+//! Connected regions of a probability map, and the smallest rectangles around them.
 
 use image::RgbImage;
 
-/// A rectangle in any direction.
+/// A rotated rectangle.
 #[derive(Clone, Copy, Debug)]
 pub struct Rect {
-    /// Its middle.
+    /// Center.
     pub centre: [f32; 2],
-    /// The direction of its width, of length 1, to the right.
+    /// Unit vector along the width, pointing right.
     pub along: [f32; 2],
     /// Width and height.
     pub size: [f32; 2],
 }
 
 impl Rect {
-    /// The point at these parts of width and height, 0 to 1.
+    /// The point at these shares of width and height, from 0 to 1.
     pub fn at(&self, x: f32, y: f32) -> [f32; 2] {
         let [ux, uy] = self.along;
         let (dx, dy) = ((x - 0.5) * self.size[0], (y - 0.5) * self.size[1]);
@@ -34,13 +34,13 @@ impl Rect {
         ]
     }
 
-    /// The rectangle with each edge moved outwards.
+    /// The rectangle with each edge moved outward.
     pub fn grown(mut self, by: f32) -> Self {
         self.size = self.size.map(|s| s + 2.0 * by);
         self
     }
 
-    /// The rectangle in another scale for each axis; its angle is kept.
+    /// The rectangle scaled per axis; its angle is kept.
     pub fn scaled(self, factor: [f32; 2]) -> Self {
         let corners = self.corners().map(|[x, y]| [x * factor[0], y * factor[1]]);
         let side = |a: [f32; 2], b: [f32; 2]| [b[0] - a[0], b[1] - a[1]];
@@ -53,7 +53,7 @@ impl Rect {
         }
     }
 
-    /// What the picture shows inside, upright.
+    /// The image content inside, rotated upright.
     pub fn cut(&self, picture: &RgbImage) -> RgbImage {
         let [w, h] = self.size.map(|s| s.round().clamp(1.0, 8192.0) as u32);
         RgbImage::from_fn(w, h, |x, y| {
@@ -63,7 +63,7 @@ impl Rect {
     }
 }
 
-/// The colour between pixels; beyond the edges that of the edge.
+/// Bilinear sample; outside the image, the nearest edge pixel.
 fn sample(picture: &RgbImage, [x, y]: [f32; 2]) -> image::Rgb<u8> {
     let (w, h) = (picture.width() as f32, picture.height() as f32);
     let (x, y) = ((x - 0.5).clamp(0.0, w - 1.0), (y - 0.5).clamp(0.0, h - 1.0));
@@ -85,16 +85,16 @@ fn sample(picture: &RgbImage, [x, y]: [f32; 2]) -> image::Rgb<u8> {
     image::Rgb(out)
 }
 
-/// A connected part of a map in which all is above a threshold.
+/// A connected region of a map above a threshold.
 #[derive(Debug)]
 pub struct Region {
-    /// Its outermost points of each row.
+    /// Its outermost points in each row.
     points: Vec<[f32; 2]>,
-    /// The mean of the map in it.
+    /// Mean of the map inside it.
     pub mean: f32,
 }
 
-/// All regions of a map of this width, of pixels that touch, at corners too.
+/// All 8-connected regions of a map of this width.
 pub fn regions(map: &[f32], width: usize, threshold: f32) -> Vec<Region> {
     let width = width.max(1);
     let height = map.len() / width;
@@ -106,7 +106,7 @@ pub fn regions(map: &[f32], width: usize, threshold: f32) -> Vec<Region> {
         }
         seen[start] = true;
         let (mut work, mut sum, mut count) = (vec![start], 0.0, 0.0);
-        // First and last pixel of each row.
+        // First and last pixel per row.
         let mut rows: std::collections::BTreeMap<usize, (usize, usize)> = Default::default();
         while let Some(i) = work.pop() {
             let (x, y) = (i % width, i / width);
@@ -136,7 +136,7 @@ pub fn regions(map: &[f32], width: usize, threshold: f32) -> Vec<Region> {
     all
 }
 
-/// The corners of the convex hull, by Andrew's chains.
+/// The convex hull, by Andrew's monotone chain algorithm.
 fn hull(points: &[[f32; 2]]) -> Vec<[f32; 2]> {
     let mut sorted = points.to_vec();
     sorted.sort_by(|a, b| a[0].total_cmp(&b[0]).then(a[1].total_cmp(&b[1])));
@@ -163,14 +163,14 @@ fn hull(points: &[[f32; 2]]) -> Vec<[f32; 2]> {
 }
 
 impl Region {
-    /// The smallest rectangle around it, whose width is the direction nearer to the horizontal.
+    /// The smallest rectangle around it; its width is the more horizontal direction.
     pub fn rect(&self) -> Option<Rect> {
         let hull = hull(&self.points);
         let candidate = |i: usize| {
             let (a, b) = (hull[i], hull[(i + 1) % hull.len()]);
             let [dx, dy] = [b[0] - a[0], b[1] - a[1]];
             let length = dx.hypot(dy);
-            // One of the edge's direction, its normal and their opposites points to the right.
+            // One of the edge direction, its normal and their opposites points right.
             let [ux, uy] = if dx.abs() >= dy.abs() {
                 [dx / length * dx.signum(), dy / length * dx.signum()]
             } else {

@@ -1,104 +1,110 @@
-//! What a device offers, as far as planning and the choice of kernels ask for it.
+//! Device capabilities that planning and kernel selection depend on.
 
 use super::image::{ImageKind, Images};
 use super::kernel::{self, Kernel};
 use super::tunable::Tuned;
 use super::wave::Wave;
 
-/// Kind of processor behind a driver.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+/// Kind of processor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum DeviceKind {
-    /// A GPU with memory of its own.
+    /// A GPU with its own memory.
     Discrete,
     /// A GPU that shares the host's memory.
     Integrated,
     /// A driver that runs kernels on the CPU (PoCL, lavapipe, Intel's CPU runtime).
     Cpu,
-    /// Not said by the driver.
+    /// The driver does not say.
     Other,
 }
 
-/// What a device offers, as far as planning and kernel choice need it.
+/// Device capabilities that planning and kernel selection depend on.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Caps {
     /// `opencl` or `wgpu`.
     pub backend: &'static str,
-    /// Device name as the driver prints it.
+    /// Device name as the driver reports it.
     pub device: String,
-    /// Names and versions of the driver, and the device's version where it has one: that may be all that names the model.
+    /// Names and versions of the driver, and the device's version if it has one. For some devices
+    /// only this text names the model.
     pub driver: String,
     /// Kind of processor.
     pub kind: DeviceKind,
-    /// Required alignment of a view's offset, in bytes; a power of two, 16 or more, so that vectors of four words can be read.
+    /// Required alignment of a view's offset, in bytes: a power of two, at least 16, so that
+    /// kernels can load vectors of four words.
     pub view_align: u64,
-    /// Required alignment of each dispatch's parameters within [`super::Launch::params`], in bytes; a power of two.
+    /// Required alignment of each dispatch's parameters within [`super::Launch::params`], in bytes:
+    /// a power of two.
     pub params_align: u64,
     /// Largest view that a kernel may bind, in bytes.
     pub max_view_bytes: u64,
     /// Largest buffer, in bytes.
     pub max_buffer_bytes: u64,
-    /// Device memory in bytes; 0 when the driver does not say.
+    /// Device memory in bytes; 0 if the driver does not say.
     pub memory_bytes: u64,
     /// Work-group (local, shared) memory in bytes.
     pub local_bytes: u32,
-    /// Local memory is faster than the caches of global memory, so that it pays to bring there what several work-items read.
+    /// Local memory is faster than the caches of global memory, so staging data that several
+    /// work-items read pays off.
     pub fast_local: bool,
-    /// Compute units, each of which runs work-groups of its own; 0 when the driver does not say.
+    /// Compute units; 0 if the driver does not say.
     pub units: u32,
     /// Largest number of work-items in a work-group.
     pub max_workgroup: u32,
     /// Largest grid on each axis, in work-groups.
     pub max_grid: u32,
-    /// Sub-group size where the driver has sub-groups; the smallest where it varies.
+    /// Subgroup size if the driver has subgroups; the smallest one if it varies.
     pub subgroup: Option<u32>,
-    /// Waves that kernels may ask for; none where compilers choose alone.
+    /// Subgroup widths that kernels may request; empty if the compiler alone decides.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub waves: Vec<Wave>,
-    /// Half-precision arithmetic is offered.
+    /// Half-precision arithmetic is available.
     pub f16_math: bool,
-    /// Products of 16 x 16 halves, summed in single precision by 32 work-items together, run on units of their own, which kernels reach
-    /// by inline PTX in OpenCL C and by cooperative matrices in WGSL.
+    /// Tensor cores (NVIDIA) or cooperative matrices are available: 16 x 16 tiles of halves,
+    /// accumulated in single precision by 32 work-items together. Kernels use inline PTX in OpenCL
+    /// C and cooperative matrices in WGSL.
     pub matrix_units: bool,
-    /// How kernels write dot products of bytes.
+    /// How kernels write dot products of 8-bit values.
     pub packed_dot: PackedDot,
-    /// Times of single dispatches can be measured.
+    /// Single dispatches can be timed.
     pub profiling: bool,
-    /// The driver takes a [`super::Priority`].
+    /// The driver accepts a [`super::Priority`].
     pub priorities: bool,
-    /// Kernels that are not used on it, since they were wrong there or could not be built.
+    /// Kernels quarantined on this device because they gave wrong results or could not be built.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub quarantined: Vec<Quarantined>,
-    /// What measuring on it chose for kernels.
+    /// Kernel settings chosen by measurement on this device.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tuned: Vec<Tuned>,
-    /// Images in buffers, and whether plans use them.
+    /// Images created from buffers, and whether plans use them.
     pub images: Images,
-    /// What the driver lists and then refuses, each with its words.
+    /// Features that the driver lists and then refuses, each with the driver's message.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub refused: Vec<String>,
 }
 
-/// A variant of a kernel ([`kernel::KernelSpec::variants`]) that is not used on a device.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// A quarantined kernel: a variant ([`kernel::KernelSpec::variants`]) that is not used on a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 pub struct Quarantined {
-    /// Its name.
+    /// Name of the variant.
     pub variant: String,
-    /// [`Kernel::checksum`]; other texts are tried anew.
+    /// [`Kernel::checksum`]; a kernel whose source has changed is tried again.
     pub checksum: u32,
-    /// What was wrong with it.
+    /// What was wrong.
     pub why: String,
 }
 
 impl Caps {
-    /// True for a kernel that any device takes, and for a variant where the device has what it needs and it is not quarantined there. This and
-    /// [`Caps::takes_form`] alone decide that.
+    /// Whether the device can run a kernel: always for a generic one; for a variant, if the device
+    /// has what it needs and the variant is not quarantined. Only this method and
+    /// [`Caps::takes_form`] decide that.
     pub fn takes(&self, kernel: &'static Kernel) -> bool {
         let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
         kernel.variant.is_none_or(able)
     }
 
-    /// True for a form of a kernel where the device has what it needs and it is not quarantined there.
+    /// Whether the device has what a form of a kernel needs and the form is not quarantined.
     pub fn takes_form(&self, kernel: &'static Kernel, define: &str) -> bool {
         let form = kernel.forms.iter().find(|f| f.define == define);
         let able = |f: &kernel::Form| {
@@ -107,19 +113,20 @@ impl Caps {
         form.is_some_and(able)
     }
 
-    /// The images that a kernel reads operands through where they fit, unless that form of it is quarantined.
+    /// The kind of image through which a kernel reads operands that fit, unless that form of the
+    /// kernel is quarantined.
     pub fn images_of(&self, kernel: &'static Kernel) -> Option<ImageKind> {
         let used = |_: &ImageKind| !self.is_quarantined(kernel, &kernel::image_form(kernel));
         self.images.reads.filter(used)
     }
 
-    /// A variant of this name, the kernel's or that of one of its forms, is not used.
+    /// Whether this variant, the kernel itself or one of its forms, is quarantined.
     pub fn is_quarantined(&self, kernel: &'static Kernel, variant: &str) -> bool {
         let same = |q: &Quarantined| q.variant == variant && q.checksum == kernel.checksum();
         self.quarantined.iter().any(same)
     }
 
-    /// The same device, on which a variant of this name is not used.
+    /// This device with the given variant quarantined.
     #[must_use]
     pub fn without(mut self, kernel: &'static Kernel, variant: &str, why: &str) -> Self {
         self.quarantined.retain(|q| q.variant != variant);
@@ -131,10 +138,11 @@ impl Caps {
         self
     }
 
-    /// Compute units, or how many a device of this kind that does not say probably has.
+    /// Compute units, or an estimate for a device of this kind if the driver does not say.
     pub fn assumed_units(&self) -> u32 {
         match (self.units, self.kind) {
-            // Desktop GPUs with matrix units have 24 to 170, and fewer work-groups than units cost more than smaller ones.
+            // Desktop GPUs with tensor cores have 24 to 170, and too few work-groups cost more than
+            // small ones.
             (0, DeviceKind::Discrete) if self.matrix_units => 128,
             (0, DeviceKind::Discrete) => 64,
             (0, _) => 16,
@@ -142,41 +150,47 @@ impl Caps {
         }
     }
 
-    /// A work-item is an iteration of a loop on a core, whose vectors are those that the kernel writes out: OpenCL on CPUs, where
-    /// drivers besides pay for barriers. Such a device wants rows by one work-item each, in runs of 16 elements.
+    /// OpenCL on a CPU: a work-item is a loop iteration on a core, and the kernel's own vector
+    /// types decide vectorization. Barriers are expensive. Such a device wants one row per
+    /// work-item, in runs of 16 elements.
     pub fn explicit_vectors(&self) -> bool {
         self.kind == DeviceKind::Cpu && self.backend == "opencl"
     }
 
-    /// A work-item is a lane of a vector on a core: WGSL on CPUs, by llvmpipe. Loads are made lane by lane, wherever they lie, so that a vector of
-    /// four elements takes little longer than one; barriers and local memory take longer than what they save.
+    /// WGSL on a CPU (llvmpipe): a work-item is a lane of a core's vector. Loads are made lane by
+    /// lane, wherever they lie, so a vector of four elements takes little longer than one. Barriers
+    /// and local memory cost more than they save.
     pub fn lane_vectors(&self) -> bool {
         self.kind == DeviceKind::Cpu && self.backend == "wgpu"
     }
 
-    /// Besides, what one of eight lanes has loaded reaches the others by an instruction: each loads another row, and all take all rows.
+    /// Like [`Caps::lane_vectors`], with subgroups of at least 8 lanes: broadcasting a value to the
+    /// subgroup is cheaper than loading it again, so each lane loads a different row and all lanes
+    /// share them.
     pub fn lane_broadcast(&self) -> bool {
         self.lane_vectors() && self.subgroup.is_some_and(|lanes| lanes >= 8)
     }
 
-    /// A work-item has so few registers that large tiles of results do not fit: Mali, with 64 of 32 bits, of which threads that take more than
-    /// half leave half of a core idle. Arm's drivers and Mesa's name the GPU so.
+    /// Work-items have so few registers that large result tiles do not fit. True on Mali: 64
+    /// registers of 32 bits, and threads that use more than half of them leave half of a core idle.
+    /// Arm's drivers and Mesa both report "Mali" in the device name.
     pub fn few_registers(&self) -> bool {
         self.device.contains("Mali")
     }
 
-    /// Arithmetic in halves takes less time than in single precision: GPUs of phones, where it is offered. Drivers for CPUs emulate it.
+    /// Half-precision arithmetic is faster than single precision: on phone GPUs that offer it. CPU
+    /// drivers only emulate it.
     pub fn fast_half(&self) -> bool {
         self.f16_math && (self.is_called("adreno") || self.few_registers())
     }
 
-    /// Its name or that of its driver contains this text, ASCII case ignored.
+    /// Whether the device's or driver's name contains this text; ASCII case is ignored.
     pub fn is_called(&self, text: &str) -> bool {
         super::is_called([&self.device, &self.driver], text)
     }
 
-    /// A device that does not exist, for planning where there is no driver: a GPU that shares the host's memory, with
-    /// limits that phones keep to, reached through OpenCL.
+    /// A generic device for planning without a driver: an OpenCL GPU that shares the host's memory,
+    /// with limits that phones meet.
     pub fn neutral() -> Self {
         Self {
             backend: "opencl",
@@ -208,27 +222,28 @@ impl Caps {
     }
 }
 
-/// How kernels write the dot product of four bytes with four others, which devices compute by one instruction.
+/// How kernels write the dot product of four 8-bit values with four others, which some devices
+/// compute in one instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PackedDot {
-    /// By single products.
+    /// Single multiplications.
     #[default]
     None,
-    /// As the language has it: WGSL.
+    /// The built-in function of WGSL.
     Wgsl,
-    /// By inline PTX.
+    /// Inline PTX.
     Ptx,
     /// `cl_khr_integer_dot_product`.
     Khr,
     /// `cl_arm_integer_dot_product_accumulate_int8`.
     Arm,
-    /// By instructions of an x86 CPU with AVX-512, sixteen words at a time.
+    /// AVX-512 instructions of an x86 CPU, sixteen words at a time.
     X86,
 }
 
 impl PackedDot {
-    /// The define that asks for it in OpenCL C (cl/common/dot.cl).
+    /// The define that selects it in OpenCL C (cl/common/dot.cl).
     pub fn define(self) -> Option<&'static str> {
         match self {
             Self::None | Self::Wgsl => None,
@@ -239,8 +254,9 @@ impl PackedDot {
         }
     }
 
-    /// What a CPU or its OpenCL driver lacks for [`PackedDot::X86`]: the compiler must have functions for the instructions of this CPU's 512-bit
-    /// vectors, as PoCL's has, which compiles for the CPU that it runs on. `None` where nothing is missing, or where no CPU is asked.
+    /// Why [`PackedDot::X86`] is not available on a CPU: the CPU lacks an instruction set, or its
+    /// OpenCL compiler is not known to support the intrinsics for it. PoCL's compiler does, because
+    /// it compiles for the CPU it runs on. `None` if nothing is missing or the device is not a CPU.
     pub(crate) fn x86_refusal(caps: &Caps) -> Option<String> {
         #[cfg(target_arch = "x86_64")]
         let sets = [
@@ -254,7 +270,7 @@ impl PackedDot {
             .flatten()
     }
 
-    /// By the extensions that an OpenCL driver lists.
+    /// Chooses by the extensions that an OpenCL driver lists.
     #[cfg(feature = "opencl")]
     pub(crate) fn listed(has: impl Fn(&str) -> bool) -> Self {
         [
@@ -267,7 +283,7 @@ impl PackedDot {
     }
 }
 
-/// Which of these instruction sets a CPU lacks, or that its driver's compiler has no functions for them.
+/// The instruction sets that a CPU lacks, or that its driver's compiler does not support.
 fn lacks(caps: &Caps, sets: &[(&str, bool)]) -> Option<String> {
     let missing: Vec<&str> = sets.iter().filter(|(_, has)| !has).map(|(set, _)| *set).collect();
     if !missing.is_empty() {
@@ -276,24 +292,24 @@ fn lacks(caps: &Caps, sets: &[(&str, bool)]) -> Option<String> {
     let names: Vec<&str> = sets.iter().map(|(set, _)| *set).collect();
     (!caps.driver.contains("PoCL")).then(|| {
         format!(
-            "the driver's compiler is not known to have functions for {}, as PoCL's has",
+            "the driver's compiler is not known to support {}; PoCL's does",
             names.join(" and ")
         )
     })
 }
 
-/// Who names the maker of a GPU.
+/// How the maker of a GPU is known.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Maker {
-    /// The driver, by a PCI number.
+    /// PCI vendor ID, reported by the driver.
     Pci(u32),
-    /// The driver is Apple's own (Metal, Apple's OpenCL), which gives no such number.
+    /// The driver is Apple's own (Metal or OpenCL), which reports no vendor ID.
     ApplesDriver,
 }
 
-/// [`Caps::fast_local`]: GPUs of NVIDIA, AMD, Intel and Apple keep local memory beside their cores, and Apple's drivers drive no others. Mali
-/// has none, and Adreno's does not beat its caches.
+/// [`Caps::fast_local`]: NVIDIA, AMD, Intel and Apple GPUs have dedicated local memory, and Apple's
+/// drivers drive only these. Mali has none, and Adreno's is not faster than its caches.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 pub(crate) fn fast_local(kind: DeviceKind, maker: Maker) -> bool {
     let known = match maker {
@@ -306,6 +322,7 @@ pub(crate) fn fast_local(kind: DeviceKind, maker: Maker) -> bool {
 #[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]
 mod tests {
     use super::*;
+    use crate::testing::{assert_carries, carries};
 
     #[test]
     fn what_a_cpu_lacks_for_bytes_is_named() {
@@ -315,13 +332,13 @@ mod tests {
         };
         let at = |driver: &str, wide, bytes| lacks(&caps(driver), &[("AVX512F", wide), ("AVX512BW", bytes)]);
         assert_eq!(at("PoCL 5", true, true), None);
-        assert_eq!(at("PoCL 5", true, false).unwrap(), "the CPU lacks AVX512BW");
-        assert_eq!(
-            at("PoCL 5", false, false).unwrap(),
-            "the CPU lacks AVX512F and AVX512BW"
-        );
+        let one = at("PoCL 5", true, false).unwrap();
+        assert!(carries(&one, "AVX512BW") && !carries(&one, "AVX512F"), "{one}");
+        let both = at("PoCL 5", false, false).unwrap();
+        assert_carries(&both, &["AVX512F", "AVX512BW"]);
         let other = at("Intel", true, true).unwrap();
-        assert!(other.contains("AVX512F and AVX512BW"), "{other}");
+        assert_carries(&other, &["AVX512F", "AVX512BW"]);
+        assert_ne!(both, other);
         assert_eq!(PackedDot::x86_refusal(&caps("PoCL")), None, "no CPU");
     }
 

@@ -1,21 +1,22 @@
-//! What a kernel does to its results before it stores them.
+//! Epilogues: an elementwise function that a kernel applies to its results before it stores them.
 //!
-//! A kernel stores through the accessors of its result `y`. With an [`Epilogue`] these apply a generated function to every element
-//! on its way, and read that function's further operands beside it. So any kernel that stores each result once, through `y`'s
-//! accessors, and never reads it, takes an epilogue without a word in its text. An elementwise kernel is nothing but that.
+//! A kernel stores through the accessors of its result `y`. With an [`Epilogue`], these accessors
+//! apply a generated function to every element and read the function's further operands. Any kernel
+//! that stores each result once, through `y`'s accessors, and never reads it takes an epilogue
+//! without changes to its text. An elementwise kernel consists of nothing else.
 //!
-//! Where the function takes two results ([`Argument::Other`]) the accessors take both, as `y_put2(i, v, u)`, of kernels that compute two
-//! for each place.
+//! If the function takes two results ([`Argument::Other`]), the accessors take both: `y_put2(i, v,
+//! u)`, in kernels that compute two results per index.
 //!
-//! The function is `apply`, of one element. OpenCL C has `apply2`, `apply4`, `apply8` and `apply16` besides, of vectors, where
-//! [`Epilogue::vectors`] says so; else vectors are taken apart.
+//! The function is `apply`, on one element. If [`Epilogue::vectors`] is set, OpenCL C also has
+//! `apply2`, `apply4`, `apply8` and `apply16` on vectors; otherwise vectors are split.
 //!
-//! | operand | where its element for result `i` lies | parameters |
+//! | operand | index of its element for result `i` | parameters |
 //! |---|---|---|
-//! | [`Beside::Same`] | at `i` | |
-//! | [`Beside::Row`] | at `i % n` | `n` |
-//! | [`Beside::Plane`] | at `i / n % m` | `n`, `m` |
-//! | [`Beside::Apart`] | result index split by sizes, a stride for each part | the strides; sizes and count once for all |
+//! | [`Beside::Same`] | `i` | |
+//! | [`Beside::Row`] | `i % n` | `n` |
+//! | [`Beside::Plane`] | `i / n % m` | `n`, `m` |
+//! | [`Beside::Apart`] | result index split by sizes, one stride per part | the strides; sizes and count once for all |
 
 use super::kernel::{Arg, FieldTy, Role, Snippet, Ty};
 use crate::tensor::DType;
@@ -64,75 +65,78 @@ const STRIDES: [[&str; MAX_AXES]; MAX_OPERANDS] = [
     ["ed_0", "ed_1", "ed_2", "ed_3", "ed_4"],
 ];
 
-/// How an operand lies beside the results.
+/// How an operand's elements map to the results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Beside {
-    /// One element for each result, in their order.
+    /// One element for each result, in the same order.
     Same,
-    /// A row that repeats. Its length is a multiple of `aligned`, 1 to 16.
+    /// A row that repeats. Its length is a multiple of `aligned`, from 1 to 16.
     Row {
         /// A power of two.
         aligned: u32,
     },
-    /// An element for `n` results, where `n` is a multiple of `aligned`; and again from the first after `m` elements.
+    /// One element for every `n` results, where `n` is a multiple of `aligned`; starts again after
+    /// `m` elements.
     Plane {
         /// A power of two.
         aligned: u32,
     },
-    /// Anywhere, by strides.
+    /// Arbitrary strides.
     Apart,
 }
 
 /// An operand of an epilogue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Further {
-    /// Where its elements lie.
+    /// How its elements map to the results.
     pub beside: Beside,
-    /// It lies in a buffer of weights, bound read-only: so it must where the kernel binds weights that way.
+    /// It is in a buffer of weights and bound read-only. Required if the kernel binds weights that
+    /// way.
     pub weight: bool,
 }
 
 /// An argument of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Argument {
-    /// What the kernel computed.
+    /// The kernel's result.
     Result,
-    /// The second of two results that the kernel computed.
+    /// The second of two results of the kernel.
     Other,
     /// An operand, by index.
     Operand(usize),
 }
 
-/// What is done to each result.
+/// An elementwise function with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
     /// The function in both languages.
     pub function: Snippet,
-    /// OpenCL C has the function for vectors.
+    /// The function also exists for vectors in OpenCL C.
     pub vectors: bool,
     /// Its arguments.
     pub arguments: Vec<Argument>,
-    /// Its operands; their types are the last of [`super::kernel::KernelSpec::operands`].
+    /// Its operands; their types come last in [`super::kernel::KernelSpec::operands`].
     pub operands: Vec<Further>,
-    /// Axes of [`Beside::Apart`], which all such operands share.
+    /// Number of axes of [`Beside::Apart`], shared by all such operands.
     pub axes: usize,
 }
 
 impl Epilogue {
-    /// The operands as a kernel declares them.
+    /// The operands as the kernel declares them.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
         let both = READ.iter().zip(&WEIGHTS);
         let args = self.operands.iter().zip(both);
         args.map(|(o, (read, weight))| if o.weight { weight } else { read })
     }
 
-    /// Kernels hand over two results at a time.
+    /// Whether kernels pass two results at a time.
     fn of_two(&self) -> bool {
         self.arguments.contains(&Argument::Other)
     }
 
-    /// The parameters behind those of the kernel: where an operand is apart the number of results and the sizes of all axes but the
-    /// last, innermost first; then for each operand its period or its strides.
+    /// The parameters that follow those of the kernel. If an operand is [`Beside::Apart`]: the
+    /// number of results and the sizes of all axes but the last, innermost first. Then each
+    /// operand's period or strides.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, FieldTy)> + '_ {
         let apart = self.operands.iter().any(|o| o.beside == Beside::Apart);
         let sizes = SIZES.iter().take(self.axes.saturating_sub(1));
@@ -151,7 +155,8 @@ impl Epilogue {
         shared.chain(own).map(|name| (name, FieldTy::U32))
     }
 
-    /// Where the element of an operand for the result with index `i`, a plain variable, lies: one text for both languages.
+    /// Expression for the index of an operand's element for result `i` (a variable name), in both
+    /// languages.
     fn place(&self, operand: usize, i: &str) -> String {
         match self.operands.get(operand).map(|o| o.beside) {
             Some(Beside::Row { .. }) => format!("{i} % p.{}", PLANES[operand][0]),
@@ -178,7 +183,8 @@ impl Epilogue {
         }
     }
 
-    /// Elements of an operand for `width` results from index `i`, a plain variable, on; `t` is its element type.
+    /// Expression for the elements of an operand for `width` results from index `i` (a variable
+    /// name) on; `t` is the element type.
     fn fetch_cl(&self, operand: usize, width: u32, t: &str) -> String {
         let name = NAMES[operand];
         let one = format!("{name}_at({})", self.place(operand, "i_"));
@@ -199,7 +205,8 @@ impl Epilogue {
         format!("({t}{width})({})", each.collect::<Vec<_>>().join(", "))
     }
 
-    /// The function of `width` results from index `i_` on in OpenCL C; they are `v_`, and the second ones `u_`.
+    /// The call of the function for `width` results from index `i_` on in OpenCL C; the results are
+    /// `v_`, the second ones `u_`.
     fn call_cl(&self, width: u32, types: &[DType], elem: &str) -> String {
         let name = |o: usize| type_name(types.get(o).copied(), "float", "int");
         let args = |pick: &dyn Fn(Argument) -> String| {
@@ -231,7 +238,8 @@ impl Epilogue {
         format!("({elem}{width})({})", lanes.collect::<Vec<_>>().join(", "))
     }
 
-    /// Accessors `{y}_put..` over `{y}_raw..`, for operands of `types` and a result of accessor type `elem`.
+    /// Accessors `{y}_put..` built on `{y}_raw..`, for operands of `types` and a result of accessor
+    /// type `elem`.
     pub(super) fn accessors_cl(&self, y: &str, types: &[DType], elem: &str) -> String {
         let mut s = String::new();
         let (values, given) = if self.of_two() {
@@ -264,7 +272,7 @@ impl Epilogue {
         s
     }
 
-    /// The same in WGSL; with `single` the result is stored one by one too.
+    /// The accessors in WGSL; with `single`, also one that stores a single result.
     pub(super) fn accessors_wgsl(&self, y: &str, elem: &str, single: bool) -> String {
         let call = |i: &str, lane: &str| {
             let args = self.arguments.iter().map(|a| match a {

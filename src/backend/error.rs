@@ -1,6 +1,6 @@
-//! What goes wrong in drivers and devices.
+//! Errors of drivers and devices.
 
-/// What went wrong below the executor.
+/// An error below the executor.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// No driver, or the driver's library cannot be loaded.
@@ -8,43 +8,43 @@ pub enum BackendError {
     NoDriver {
         /// Backend name.
         backend: &'static str,
-        /// What was looked for and what was found, with the remedy.
+        /// What was looked for, what was found, and what to do.
         why: String,
     },
-    /// No device matches.
+    /// No device matches the name asked for.
     #[error("no device matches \"{asked}\"; found: {found}")]
     NoDevice {
-        /// What was asked for.
+        /// The name asked for.
         asked: String,
-        /// The devices there are.
+        /// The available devices.
         found: String,
     },
-    /// Several devices match.
+    /// Several devices match the name asked for.
     #[error(
-        "\"{asked}\" is several devices: {found}; give more of a name or driver, or add #1 for the first of them"
+        "\"{asked}\" matches several devices: {found}; give a longer part of the name or driver, or add #1 for the first"
     )]
     ManyDevices {
-        /// What was asked for.
+        /// The name asked for.
         asked: String,
-        /// Those that match.
+        /// The devices that match.
         found: String,
     },
-    /// Fewer devices match than the number behind `#` asks for.
+    /// Fewer devices match than the number after `#` asks for.
     #[error("only {} \"{asked}\"; there is no #{number}", matches_of(*count))]
     FewDevices {
-        /// What was asked for, without the number.
+        /// The name asked for, without the number.
         asked: String,
         /// How many match.
         count: usize,
         /// The number.
         number: usize,
     },
-    /// What a field of [`super::OpenOptions`] asks for is not there.
+    /// An option of [`super::OpenOptions`] that the device or backend does not support.
     #[error("{field}: {why}")]
     NotOffered {
         /// The field.
         field: &'static str,
-        /// Its value, and why it is not there.
+        /// Its value, and why it is not supported.
         why: String,
     },
     /// A kernel did not compile.
@@ -54,27 +54,28 @@ pub enum BackendError {
         kernel: String,
         /// Device and driver.
         device: String,
-        /// The compiler's words.
+        /// The compiler's output.
         log: String,
-        /// Expanded source around the place, with line numbers.
+        /// The expanded source around the error, with line numbers.
         source_excerpt: String,
     },
-    /// A kernel asks for more than the device has: work-items in a work-group, local memory.
+    /// A kernel needs more than the device has: work-items in a work-group, local memory.
     #[error("kernel {kernel} does not run on {device}: {why}")]
     Unsuited {
         /// Kernel and defines.
         kernel: String,
         /// Device and driver.
         device: String,
-        /// What it asks for, and what there is.
+        /// What it needs, and what the device has.
         why: String,
     },
-    /// The driver refuses to launch a kernel that it has compiled: work-items take more registers than there are, say.
-    #[error("kernel {kernel} is refused at its launch: {why}")]
+    /// The driver refuses to launch a kernel that it has compiled, for example because its
+    /// work-items need more registers than there are.
+    #[error("kernel {kernel} was refused by the driver at launch: {why}")]
     Launch {
         /// Kernel and defines.
         kernel: String,
-        /// What was asked for, and the driver's code.
+        /// What was launched, and the driver's error code.
         why: String,
     },
     /// An allocation failed.
@@ -84,13 +85,11 @@ pub enum BackendError {
         label: String,
         /// Size asked for.
         bytes: u64,
-        /// Limit or driver code.
+        /// The limit, or the driver's error code.
         why: String,
     },
-    /// A kernel that has no twin computes something else than its operator asks for.
-    #[error(
-        "kernel {kernel} gives wrong results on {device}: {why}; another driver may help, or another backend"
-    )]
+    /// A kernel without a fallback gives results that differ from the operator's reference.
+    #[error("kernel {kernel} gives wrong results on {device}: {why}; try another driver or another backend")]
     Wrong {
         /// Kernel and defines.
         kernel: String,
@@ -99,21 +98,21 @@ pub enum BackendError {
         /// What differs.
         why: String,
     },
-    /// The device is gone; nothing on it can be used again.
+    /// The device is lost; nothing on it can be used any more.
     #[error("device lost: {0}")]
     Lost(String),
-    /// Any other refusal of the driver.
+    /// Any other error of the driver.
     #[error("{call}: {why}")]
     Driver {
-        /// The call, and the buffer or kernel that it was about.
+        /// The call, and the buffer or kernel that it concerned.
         call: String,
-        /// The driver's code or words.
+        /// The driver's error code or message.
         why: String,
     },
 }
 
 impl BackendError {
-    /// There is no such driver or device, of which nothing is at fault.
+    /// Whether the error means that there is no such driver or device, which is not a fault.
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::NoDriver { .. } | Self::NoDevice { .. })
     }

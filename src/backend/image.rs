@@ -1,37 +1,39 @@
-//! Images that are made from the memory of buffers, for kernels to read operands through.
+//! Images created from the memory of buffers, through which kernels read operands.
 //!
-//! Values stay in buffers. A kernel that reads an operand by aligned fours alone may read them as pixels of an image that is made from the
-//! operand's view, through a GPU's texture units and their caches (paper, section 2.1): floats of halves come without instructions. The image
-//! is another name of the memory, made once and never copied.
+//! Values stay in buffers. A kernel that reads an operand only in aligned vectors of four may read
+//! it as pixels of an image over the operand's view. The GPU's texture units and their caches then
+//! serve the loads (paper, section 2.1), and halves arrive as floats without conversion
+//! instructions. The image is another name for the memory: created once, never copied.
 //!
-//! [`KernelSpec::images`](super::kernel::KernelSpec::images) says which operands a kernel's text reads so; the accessors that are generated for
-//! them are the only difference. Width, height and pitch of an image follow from its kind and the length of the view ([`Images::shape`]).
+//! [`KernelSpec::images`](super::kernel::KernelSpec::images) lists the operands that a kernel reads
+//! this way; only the generated accessors differ. The width, height and pitch of an image follow
+//! from its kind and the length of the view ([`Images::shape`]).
 
 use super::kernel::Ty;
 use crate::tensor::DType;
 use serde::Serialize;
 use std::fmt;
 
-/// Pixels of a row of an [`ImageKind::Image2d`]: a multiple of every device's pitch that is known, and a power of two, so that places in it cost
-/// a mask and a shift.
+/// Pixels per row of an [`ImageKind::Image2d`]: a multiple of every known device's pitch alignment,
+/// and a power of two, so that an index takes a mask and a shift.
 pub const ROW_PIXELS: u64 = 256;
 
-/// How an image in a buffer is numbered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+/// Kind of image over a buffer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
 pub enum ImageKind {
-    /// `image1d_buffer_t`, of OpenCL 1.2: one row.
+    /// `image1d_buffer_t` of OpenCL 1.2: a single row.
     #[serde(rename = "1d")]
     Image1dBuffer,
-    /// `image2d_t` of `cl_khr_image2d_from_buffer`, in OpenCL 2 without it: rows of [`ROW_PIXELS`].
+    /// `image2d_t` by `cl_khr_image2d_from_buffer` (part of OpenCL 2): rows of [`ROW_PIXELS`].
     #[serde(rename = "2d")]
     Image2d,
 }
 
 impl ImageKind {
-    /// All of them; those that more devices have first.
+    /// All values, most widely supported first.
     pub const ALL: [Self; 2] = [Self::Image1dBuffer, Self::Image2d];
 
-    /// Its type in OpenCL C.
+    /// Its OpenCL C type.
     pub fn name(self) -> &'static str {
         match self {
             Self::Image1dBuffer => "image1d_buffer_t",
@@ -46,7 +48,7 @@ impl fmt::Display for ImageKind {
     }
 }
 
-/// What a pixel holds: four of them.
+/// What a pixel holds: four values of this kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pixel {
     /// Halves, read as floats.
@@ -58,10 +60,10 @@ pub enum Pixel {
 }
 
 impl Pixel {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Halves, Self::Floats, Self::Words];
 
-    /// Those of an operand; `None` where images have no such pixels.
+    /// The pixels of an operand; `None` if images do not support them.
     pub fn of(ty: Ty, dtype: DType) -> Option<Self> {
         match (ty, dtype) {
             (Ty::Words4, _) => Some(Self::Words),
@@ -71,7 +73,7 @@ impl Pixel {
         }
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Halves => 8,
@@ -80,34 +82,36 @@ impl Pixel {
     }
 }
 
-/// The images in buffers that a device offers. By default none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// The images over buffers that a device offers; by default none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Images {
-    /// Most pixels of an [`ImageKind::Image1dBuffer`]; 0 where there are none.
+    /// Maximum number of pixels of an [`ImageKind::Image1dBuffer`]; 0 if not supported.
     pub max_pixels: u64,
-    /// Most rows of an [`ImageKind::Image2d`]; 0 where there are none.
+    /// Maximum number of rows of an [`ImageKind::Image2d`]; 0 if not supported.
     pub max_rows: u64,
-    /// Pixels that the rows of an [`ImageKind::Image2d`] begin at multiples of; a power of two, at most [`ROW_PIXELS`].
+    /// Required alignment of the rows of an [`ImageKind::Image2d`], in pixels: a power of two, at
+    /// most [`ROW_PIXELS`].
     pub pitch_align: u32,
-    /// Pixels that the first row begins at a multiple of; a power of two, at most [`ROW_PIXELS`].
+    /// Required alignment of the first row, in pixels: a power of two, at most [`ROW_PIXELS`].
     pub base_align: u32,
-    /// The kind that plans let kernels read operands through, where it is worth it.
+    /// The kind through which plans let kernels read operands if that is faster.
     pub reads: Option<ImageKind>,
 }
 
-/// An image over a view, from its first byte on.
+/// An image over a view, starting at its first byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ImageShape {
-    /// Pixels of a row.
+    /// Pixels per row.
     pub width: u64,
     /// Rows.
     pub height: u64,
-    /// Bytes of all rows, which follow one another without gaps: those of the view, up to a whole row or pixel.
+    /// Bytes of all rows, which are contiguous: those of the view, rounded up to a whole row or
+    /// pixel.
     pub bytes: u64,
 }
 
 impl Images {
-    /// Images of this kind can be made.
+    /// Whether images of this kind can be created.
     pub fn offers(&self, kind: ImageKind) -> bool {
         match kind {
             ImageKind::Image1dBuffer => self.max_pixels > 0,
@@ -115,7 +119,7 @@ impl Images {
         }
     }
 
-    /// The same device without images of this kind.
+    /// These capabilities without images of this kind.
     #[must_use]
     pub fn without(mut self, kind: ImageKind) -> Self {
         match kind {
@@ -126,7 +130,7 @@ impl Images {
         self
     }
 
-    /// The image over a view of `bytes`; `None` where that is more than an image holds.
+    /// The image over a view of `bytes`; `None` if the view is too large for an image.
     pub fn shape(&self, kind: ImageKind, pixel: Pixel, bytes: u64) -> Option<ImageShape> {
         let pixels = bytes.div_ceil(pixel.bytes()).max(1);
         let (width, height) = match kind {
@@ -144,7 +148,8 @@ impl Images {
         })
     }
 
-    /// What the offset of a view must be a multiple of, beside [`Caps::view_align`](super::Caps::view_align), in bytes.
+    /// Alignment that the offset of a view needs besides
+    /// [`Caps::view_align`](super::Caps::view_align), in bytes.
     pub fn align(&self, kind: ImageKind, pixel: Pixel) -> u64 {
         match kind {
             ImageKind::Image1dBuffer => pixel.bytes(),
@@ -152,7 +157,8 @@ impl Images {
         }
     }
 
-    /// Bytes that buffers are a multiple of, so that the last row of an image ends in the buffer of its view.
+    /// Buffer sizes are a multiple of this, in bytes, so that the last row of an image stays inside
+    /// its buffer.
     pub fn room(&self) -> u64 {
         let row = if self.offers(ImageKind::Image2d) {
             ROW_PIXELS
@@ -162,7 +168,8 @@ impl Images {
         row * 16
     }
 
-    /// The alignment of views with which rows of an image of this kind, the last one too, hold nothing else.
+    /// View alignment with which the rows of an image of this kind, including the last one, hold
+    /// nothing but the view.
     pub fn view_align(&self, kind: ImageKind) -> u64 {
         match kind {
             ImageKind::Image1dBuffer => 16,

@@ -1,8 +1,8 @@
-//! Kernels as data: descriptors, specialisation, and the expansion of both source languages.
+//! Kernels as data: descriptors, specialisation, and expansion of the source in both languages.
 //!
-//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The parameter struct, the
-//! operand declarations and the accessors of both languages are generated from the descriptor, so the
-//! two texts cannot disagree about them:
+//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The parameter
+//! struct, operand declarations and accessors of both languages are generated from the descriptor,
+//! so the two texts cannot disagree about them:
 //!
 //! | operand type | OpenCL C | WGSL | in the kernel text |
 //! |---|---|---|---|
@@ -14,25 +14,31 @@
 //! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
 //! | [`Ty::Halves4`] | `uint2 *` | `array<vec4<f16>>` | `w[i]` |
 //!
-//! `at2(i)` reads elements `2i` and `2i + 1`, `at4(i)` reads `4i ..= 4i + 3`, in OpenCL C each in one access, as views are aligned to
-//! 16 bytes. There is no store of one half: WGSL has no 16-bit store without an extension, so a work-item always owns an aligned pair;
-//! or a [`Ty::Single`] result is stored one at a time, in WGSL halves by two atomic operations on the word that two of them share. A
-//! tensor with an odd number of elements is followed by padding up to a multiple of 4 bytes.
+//! `at2(i)` reads elements `2i` and `2i + 1`; `at4(i)` reads `4i ..= 4i + 3`. In OpenCL C each is
+//! one access, because views are aligned to 16 bytes. WGSL has no 16-bit store without an
+//! extension, so a work-item always owns an aligned pair of halves. A [`Ty::Single`] result can be
+//! stored one element at a time; in WGSL a single half takes two atomic operations on its word. A
+//! tensor with an odd number of elements is padded to a multiple of 4 bytes.
 //!
-//! OpenCL C, which stores any part of a word, has besides `x_run(n, i)` and `y_put_run(n, i, v)`, the elements `i .. i + n` at any `i` as
-//! a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers make nothing as good of single elements.
+//! OpenCL C also has `x_run(n, i)` and `y_put_run(n, i, v)`, which access the elements `i .. i + n`
+//! at any `i` as a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers do not
+//! vectorize single accesses as well.
 //!
-//! In WGSL an operand may be [bound as vectors of four](KernelSpec::fours); it has `x_at4(i)` alone then.
+//! In WGSL an operand may be [bound as vectors of four](KernelSpec::fours); then it has only
+//! `x_at4(i)`.
 //!
-//! An operand that is [read through an image](KernelSpec::images) has `x_at4(i)` alone, in OpenCL C; of [`Ty::Words4`] it has none otherwise.
-//! Its text sees the define `IMAGE_X`.
+//! In OpenCL C an operand that is [read through an image](KernelSpec::images) has only `x_at4(i)`,
+//! and its kernel sees the define `IMAGE_X`. For [`Ty::Words4`] this accessor exists only with
+//! images.
 //!
-//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, or without one of the first element
-//! operand: a float or an `int`; `LEAST` is where its running maxima start.
+//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, a float or an
+//! `int`; without a result it is that of the first element operand. `LEAST` is the initial value of
+//! its running maxima.
 //!
-//! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`. Numeric
-//! defines become `#define` and `const`; a define is also visible to `#ifdef`. An optional operand `b` that
-//! is bound defines `HAS_B`; an output that shares the binding of input `x` defines `IN_PLACE`.
+//! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`.
+//! Numeric defines become `#define` and `const`; `#ifdef` sees them too. An optional operand `b`
+//! that is bound defines `HAS_B`; an output that shares the binding of input `x` defines
+//! `IN_PLACE`.
 
 use super::Caps;
 use super::epilogue::Epilogue;
@@ -43,7 +49,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 use std::fmt::{self, Write as _};
 
-/// Options of compilers of OpenCL C. 1.2 is the common ground of phone drivers; math stays exact but for fused multiply-add.
+/// Compiler options for OpenCL C. Phone drivers support 1.2; math stays exact except for fused
+/// multiply-add.
 pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
 
 /// Type of a parameter field; each is 4 bytes.
@@ -67,41 +74,41 @@ pub struct Params {
 /// How a kernel uses an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// Read; arena, state or constant.
+    /// Read; in the arena, state or constants.
     In,
-    /// Read; may be left out.
+    /// Read; optional.
     OptionalIn,
-    /// Read only, and its buffer is bound to nothing else in the dispatch.
+    /// Read-only; its buffer has no other binding in the dispatch.
     Weight,
-    /// As [`Role::Weight`]; may be left out.
+    /// Like [`Role::Weight`]; optional.
     OptionalWeight,
-    /// Every element is written.
+    /// Written completely.
     Out,
-    /// Partly written, and not read.
+    /// Written partly; not read.
     Part,
     /// Read and partly written.
     InOut,
-    /// Read and partly written; may be left out.
+    /// Read and partly written; optional.
     OptionalInOut,
 }
 
 impl Role {
-    /// The kernel writes there.
+    /// Whether the kernel writes the operand.
     pub fn writes(self) -> bool {
         matches!(self, Self::Out | Self::Part | Self::InOut | Self::OptionalInOut)
     }
 
-    /// The kernel reads there.
+    /// Whether the kernel reads the operand.
     pub fn reads(self) -> bool {
         !matches!(self, Self::Out | Self::Part)
     }
 
-    /// The kernel may read there what it has written.
+    /// Whether the kernel may read what it has written.
     pub fn rereads(self) -> bool {
         matches!(self, Self::InOut | Self::OptionalInOut)
     }
 
-    /// The operand may be left out.
+    /// Whether the operand is optional.
     pub fn is_optional(self) -> bool {
         matches!(
             self,
@@ -109,7 +116,7 @@ impl Role {
         )
     }
 
-    /// Its buffer is bound read-only.
+    /// Whether the operand's buffer is bound read-only.
     pub fn is_weight(self) -> bool {
         matches!(self, Self::Weight | Self::OptionalWeight)
     }
@@ -120,18 +127,19 @@ impl Role {
 pub enum Ty {
     /// Elements of the operand's data type through accessors.
     Elem,
-    /// A result that is stored one element at a time, or several. It is not read, and never takes the place of an operand.
+    /// A result that is stored one or several elements at a time. It is not read and never aliases
+    /// an operand.
     Single,
     /// 32-bit words.
     Words,
     /// Vectors of four 32-bit words.
     Words4,
-    /// Vectors of four halves, for matrix units.
+    /// Vectors of four halves, for tensor cores.
     Halves4,
 }
 
 impl Ty {
-    /// Elements are read and written through accessors.
+    /// Whether elements are read and written through accessors.
     pub fn has_accessors(self) -> bool {
         matches!(self, Self::Elem | Self::Single)
     }
@@ -142,9 +150,9 @@ impl Ty {
 pub struct Arg {
     /// Name in the kernel text.
     pub name: &'static str,
-    /// Use.
+    /// How the kernel uses it.
     pub role: Role,
-    /// Form.
+    /// How the kernel sees its bytes.
     pub ty: Ty,
 }
 
@@ -157,36 +165,38 @@ pub struct Kernel {
     pub cl: &'static str,
     /// WGSL text before expansion.
     pub wgsl: &'static str,
-    /// Parameters, called `p` in the text.
+    /// Parameters, `p` in the text.
     pub params: Params,
     /// Operands in order.
     pub args: &'static [Arg],
-    /// What it needs of a device, and what takes its place elsewhere; `None` for a kernel that any device takes.
+    /// What it needs from a device, and the fallback for other devices; `None` for a generic
+    /// kernel.
     pub variant: Option<Variant>,
-    /// Defines that make it a variant of itself without them.
+    /// Defines that turn the kernel into a variant of itself.
     pub forms: &'static [Form],
 }
 
-/// A define by which a kernel suits some devices, and without which it suits any. See [`Caps::takes_form`].
+/// A define that adapts a kernel to some devices; without it the kernel runs on any device. See
+/// [`Caps::takes_form`].
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// The define.
     pub define: &'static str,
-    /// What it asks of a device, whatever the sizes.
+    /// What it needs from a device, whatever the sizes.
     pub needs: fn(&Caps) -> bool,
 }
 
-/// What makes a kernel a choice of some devices. See [`Caps::takes`].
+/// Restricts a kernel to some devices. See [`Caps::takes`].
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// What computes the same on any device.
+    /// The kernel that computes the same on any device (the fallback).
     pub twin: &'static Kernel,
-    /// What it asks of a device, whatever the sizes.
+    /// What it needs from a device, whatever the sizes.
     pub needs: fn(&Caps) -> bool,
 }
 
-/// Declares a kernel: `kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])`. A missing file of the
-/// pair is a compile error.
+/// Declares a kernel: `kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])`. A
+/// missing source file is a compile error.
 #[macro_export]
 macro_rules! kernel {
     ($name:ident { $($field:ident : $fty:ident),* $(,)? } [ $($arg:ident : $role:ident $ty:ident),* $(,)? ]) => {
@@ -208,7 +218,7 @@ macro_rules! kernel {
     };
 }
 
-/// Generated text that a kernel calls: the function of an [`Epilogue`].
+/// Generated source that a kernel calls: the function of an [`Epilogue`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Snippet {
     /// OpenCL C.
@@ -226,16 +236,19 @@ pub struct KernelSpec {
     pub workgroup: u32,
     /// Numeric constants by name.
     pub defines: BTreeMap<&'static str, i64>,
-    /// Data type bound to each operand of the descriptor and then of the epilogue; `None` leaves an optional operand out.
+    /// Data types of the descriptor's operands, then of the epilogue's; `None` omits an optional
+    /// operand.
     pub operands: Vec<Option<DType>>,
-    /// Operand that the [`Role::Out`] operand shares its binding with; that operand has then no view of its own.
+    /// Index of the operand whose binding the [`Role::Out`] operand shares; the output then has no
+    /// view.
     pub in_place: Option<usize>,
-    /// What is done to each result before it is stored.
+    /// What is applied to each result before it is stored.
     pub epilogue: Option<Epilogue>,
-    /// Operands of the descriptor that OpenCL C reads through images, by their index. They are only read, and their accessors are `at4` alone.
+    /// Indices of the descriptor's operands that OpenCL C reads through images. They are only read,
+    /// and only through `at4`.
     pub images: BTreeMap<usize, ImageKind>,
-    /// Operands of the descriptor that WGSL binds as vectors of four elements, by their index. They are only read, and their accessors are `at4`
-    /// alone.
+    /// Indices of the descriptor's operands that WGSL binds as vectors of four elements. They are
+    /// only read, and only through `at4`.
     pub fours: BTreeSet<usize>,
 }
 
@@ -298,12 +311,12 @@ impl fmt::Display for KernelSpec {
 pub enum Language {
     /// OpenCL C 1.2.
     OpenCl,
-    /// WGSL; texts that need an extension enable it.
+    /// WGSL; a text that needs an extension enables it.
     Wgsl,
 }
 
 impl Language {
-    /// That of a device's kernels.
+    /// The language of a device's kernels.
     pub fn of(caps: &Caps) -> Self {
         match caps.backend {
             "wgpu" => Self::Wgsl,
@@ -312,7 +325,7 @@ impl Language {
     }
 }
 
-/// Why a kernel text cannot be expanded: a mistake in the text or its spec.
+/// A kernel's source cannot be expanded: a mistake in the source or its spec.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kernel {kernel}: {why}")]
 pub struct ExpandError {
@@ -380,47 +393,47 @@ const COMMON: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Matrix units in OpenCL C.
+/// Tensor core functions in OpenCL C.
 pub(super) const MMA: &str = include_str!("../../cl/common/mma.cl");
 
-/// Names made of two in OpenCL C.
+/// Token pasting in OpenCL C.
 pub(super) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
 
 /// Packed dot products in OpenCL C.
 pub(super) const DOT: &str = include_str!("../../cl/common/dot.cl");
 
-/// Loads and stores of halves in OpenCL C, behind the accessors.
+/// Loads and stores of halves in OpenCL C, used by the accessors.
 pub(super) const HALF: &str = include_str!("../../cl/common/half.cl");
 
-/// A finite value that behaves like minus infinity in a softmax and fits binary16.
+/// A finite value that acts as minus infinity in a softmax and fits binary16.
 pub const MASK_MIN: f32 = -65504.0;
 
-/// The entry of a WGSL text whose work-items are numbered along one axis.
+/// The entry point of a WGSL text whose work-items are numbered along one axis.
 const LINEAR: &str = "(@builtin(global_invocation_id) id: vec3<u32>) {";
-/// The same where a grid that is too long for one axis is folded over two.
+/// The entry point for a grid too long for one axis, folded over two.
 const FOLDED_ENTRY: &str =
     "(@builtin(global_invocation_id) folded: vec3<u32>, @builtin(num_workgroups) folds: vec3<u32>) {
   let id = vec3<u32>(folded.x + folded.y * folds.x * WG, 0u, 0u);";
-/// The define that folds a grid.
+/// The define that folds a long grid over two axes.
 pub const FOLDED: &str = "FOLDED";
 
 impl Kernel {
-    /// The same as a variant of `twin`, for devices that have what it `needs`.
+    /// Makes the kernel a variant of `twin` for devices that have what it `needs`.
     #[must_use]
     pub const fn variant_of(mut self, twin: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
         self.variant = Some(Variant { twin, needs });
         self
     }
 
-    /// The same with forms for devices that have what they need.
+    /// Adds forms for devices that have what they need.
     #[must_use]
     pub const fn with_forms(mut self, forms: &'static [Form]) -> Self {
         self.forms = forms;
         self
     }
 
-    /// Checksum of all that its programs are made of in both languages: its texts and those that they include, the accessors that are generated
-    /// for its operands, and the compiler's options.
+    /// Checksum of everything its programs are made of in both languages: source, included files,
+    /// generated accessors and compiler options.
     pub fn checksum(&'static self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
         sum.update(BUILD_OPTIONS.to_bytes());
@@ -437,7 +450,8 @@ impl Kernel {
         sum.finalize()
     }
 
-    /// Specs that have all accessors: of each type of elements, by images of each kind, and by fours; and what asks for waves.
+    /// Specs that together use all accessors: each element type, images of each kind, vectors of
+    /// four, and subgroup requests.
     fn samples(&'static self) -> Vec<KernelSpec> {
         let of = |dtype: DType, kind: Option<ImageKind>, fours: bool| {
             let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
@@ -467,12 +481,13 @@ impl Kernel {
         plain.chain(waves).collect()
     }
 
-    /// It has the form that asks for a wave.
+    /// Whether it has a form that requests a subgroup width.
     fn may_ask_for_waves(&self) -> bool {
         self.forms.iter().any(|f| f.define == WAVE)
     }
 
-    /// Its text in this language works on matrix units ([`super::Caps::matrix_units`]), and compiles only for devices that have them.
+    /// Whether its text in this language uses tensor cores ([`super::Caps::matrix_units`]) and
+    /// compiles only for devices that have them.
     pub fn needs_matrix_units(&self, language: Language) -> bool {
         match language {
             Language::OpenCl => self.cl.contains("#include \"common/mma\""),
@@ -480,37 +495,40 @@ impl Kernel {
         }
     }
 
-    /// It multiplies bytes, by what [`super::PackedDot`] says.
+    /// Whether it multiplies 8-bit values as [`super::PackedDot`] selects.
     pub fn multiplies_bytes(&self) -> bool {
         self.wgsl.contains("#include \"common/dot\"")
     }
 
-    /// Its work-items are numbered along one axis, and those behind the last one that is needed do nothing: a long grid may be folded
-    /// over two axes, with the define [`FOLDED`].
+    /// Whether its work-items are numbered along one axis and surplus ones do nothing. A long grid
+    /// may then be folded over two axes with the define [`FOLDED`].
     pub fn is_linear(&self) -> bool {
         self.wgsl.contains(LINEAR)
     }
 }
 
-/// What the form of a kernel is called that reads operands through images; without them it is its own twin.
+/// Name of the form of a kernel that reads operands through images. Its fallback is the same kernel
+/// without images.
 const IMAGES: &str = "images";
 
-/// The name of the form of a kernel that reads operands through images, as [`KernelSpec::variants`] gives it.
+/// Name of the image form of a kernel, as [`KernelSpec::variants`] lists it.
 pub fn image_form(kernel: &Kernel) -> String {
     form_name(kernel, IMAGES)
 }
 
-/// The name of a form of a kernel, as [`KernelSpec::variants`] gives it.
+/// Name of a form of a kernel, as [`KernelSpec::variants`] lists it.
 pub fn form_name(kernel: &Kernel, define: &str) -> String {
     format!("{} {define}", kernel.name)
 }
 
-/// A text in OpenCL C such that it runs from any work-group on: the driver's function counts from the first that is queued.
+/// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
+/// one queued.
 pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
 
-/// The axes of a grid of whose number of work-groups a text in OpenCL C does not ask: along these it can run in parts.
+/// The grid axes along which OpenCL C source can run in parts, because it does not query their
+/// number of work-groups.
 pub fn free_axes(text: &str) -> [bool; 3] {
     let asks = |axis: usize| text.contains(&format!("get_num_groups({axis})"));
     [0, 1, 2].map(|axis| !text.contains("get_global_size(") && !asks(axis))
@@ -537,13 +555,13 @@ pub fn fields<'a>(
 }
 
 impl KernelSpec {
-    /// It multiplies in halves, on no matrix units: weights are taken in pairs of them.
+    /// Whether it multiplies halves without tensor cores, which takes weights in pairs.
     pub fn multiplies_halves(&self) -> bool {
         self.defines.contains_key("PAIRS")
     }
 
-    /// Names of what some devices do without: that it asks for a wave and that it reads images, which come first, and the kernel, if it is a
-    /// variant, or its forms.
+    /// Names of the variants and forms in this spec that some devices cannot run: first those for
+    /// subgroups and images, then the kernel itself if it is a variant, else its forms.
     pub fn variants(&self) -> Vec<String> {
         let mut all: Vec<String> = self.outer_forms().collect();
         if self.kernel.variant.is_some() {
@@ -556,21 +574,22 @@ impl KernelSpec {
         all
     }
 
-    /// The first of [`KernelSpec::variants`]: forms that are made of the same text, by its attributes and accessors. The wave comes first, as few
-    /// kernels of a device ask for one, and many read images.
+    /// The first of [`KernelSpec::variants`]: forms that change only attributes and accessors. The
+    /// subgroup form comes first because few kernels of a device request one, while many read
+    /// images.
     pub fn outer_forms(&self) -> impl Iterator<Item = String> + use<> {
         let images = (!self.images.is_empty()).then(|| image_form(self.kernel));
         let wave = self.wave().map(|_| form_name(self.kernel, WAVE));
         wave.into_iter().chain(images)
     }
 
-    /// The wave that it asks for in OpenCL C.
+    /// The subgroup width that it requests in OpenCL C.
     pub fn wave(&self) -> Option<Wave> {
         let number = self.defines.get(WAVE).and_then(|n| u32::try_from(*n).ok());
         number.and_then(Wave::of)
     }
 
-    /// Its operands, those of the epilogue last.
+    /// Its operands; those of the epilogue come last.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
         args(self.kernel, self.epilogue.as_ref())
     }
@@ -580,12 +599,12 @@ impl KernelSpec {
         fields(self.kernel, self.epilogue.as_ref())
     }
 
-    /// The operand whose place the result takes.
+    /// The operand whose binding the result shares.
     pub fn shared(&self) -> Option<&'static Arg> {
         self.in_place.and_then(|i| self.args().nth(i))
     }
 
-    /// Operands that have a view of their own, in binding order, with their data types.
+    /// Operands with a view of their own, in binding order, with their data types.
     pub fn bound(&self) -> impl Iterator<Item = (&'static Arg, DType)> + '_ {
         self.args().zip(&self.operands).filter_map(|(arg, dtype)| {
             let shared = self.in_place.is_some() && arg.role == Role::Out;
@@ -593,7 +612,7 @@ impl KernelSpec {
         })
     }
 
-    /// The image that each of [`KernelSpec::bound`] is read through.
+    /// The image through which each of [`KernelSpec::bound`] is read.
     pub fn bound_images(&self) -> impl Iterator<Item = Option<(ImageKind, Pixel)>> + '_ {
         self.bound().map(|(arg, dtype)| {
             let index = self.kernel.args.iter().position(|a| a.name == arg.name)?;
@@ -601,19 +620,20 @@ impl KernelSpec {
         })
     }
 
-    /// Its text in WGSL works on sub-groups, which devices with matrix units have, and those with [`super::Caps::lane_broadcast`].
+    /// Whether its WGSL source uses subgroups. Devices with cooperative matrices or
+    /// [`super::Caps::lane_broadcast`] have them.
     pub fn needs_sub_groups(&self) -> bool {
         self.expand(Language::Wgsl)
             .is_ok_and(|text| text.contains("subgroup"))
     }
 
-    /// WGSL binds this operand as vectors of four elements.
+    /// Whether WGSL binds this operand as vectors of four elements.
     pub fn is_by_fours(&self, arg: &Arg) -> bool {
         let named = |i: &usize| self.kernel.args.get(*i).is_some_and(|a| a.name == arg.name);
         self.fours.iter().any(named)
     }
 
-    /// The same kernel, all operands of which are read from their buffers.
+    /// The same kernel reading all operands from their buffers.
     #[must_use]
     pub fn without_images(&self) -> Self {
         Self {
@@ -622,18 +642,18 @@ impl KernelSpec {
         }
     }
 
-    /// Bytes of the parameter struct.
+    /// Size of the parameter struct in bytes.
     pub fn params_bytes(&self) -> u32 {
         u32::try_from(self.fields().count() * 4).unwrap_or(u32::MAX)
     }
 
-    /// The whole text to give to the compiler.
+    /// Expands the source for the compiler.
     pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
         self.expand_as(language, None)
     }
 
-    /// The text in OpenCL C as a function of this name behind [`HALF`], which does what a work-group does: `group_at` is its place in the grid
-    /// ([`super::persistent`]).
+    /// The OpenCL C source as a function of this name that does the work of one work-group, to be
+    /// placed after [`HALF`]. `group_at` is its position in the grid ([`super::persistent`]).
     #[cfg(feature = "opencl")]
     pub(super) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
         self.expand_as(Language::OpenCl, Some(name))
@@ -687,7 +707,7 @@ impl KernelSpec {
         if let Some(epilogue) = &self.epilogue {
             let result = self
                 .result()
-                .ok_or_else(|| error("no result for an epilogue".to_owned()))?;
+                .ok_or_else(|| error("the kernel has no result to apply the epilogue to".to_owned()))?;
             let types: Vec<DType> = self
                 .operands
                 .iter()
@@ -708,7 +728,7 @@ impl KernelSpec {
         let mut body = String::new();
         preprocess(text, language, &names, 0, &mut body).map_err(error)?;
         if language == Language::Wgsl {
-            // Extensions stand before all else.
+            // WGSL extensions must come first.
             let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
             out.insert_str(0, &lines(&enabled));
             body = lines(&rest);
@@ -734,12 +754,13 @@ impl KernelSpec {
         if self.elem_is_float() { "f32" } else { "i32" }
     }
 
-    /// How the accessors that store are called: those that a kernel calls, or where these apply an epilogue those under them.
+    /// Name of the storing accessors: those that the kernel calls, or the raw ones below an
+    /// epilogue.
     fn store(&self) -> &'static str {
         if self.epilogue.is_some() { "raw" } else { "put" }
     }
 
-    /// The operands as OpenCL C declares them, with `restrict` where each is said to be apart from the others.
+    /// The operands as OpenCL C declares them; `restrict` qualifies operands that do not alias.
     pub(super) fn signature_cl(&self, restrict: &str) -> Vec<String> {
         let mut signature = Vec::new();
         for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
@@ -830,7 +851,8 @@ impl KernelSpec {
             };
             let n = arg.name;
             let m = self.storage_of(arg);
-            // Views begin where a vector may; `vload` and `vstore` would not assume so, and compilers of GPUs then move single elements.
+            // Views are aligned for vector access. `vload` and `vstore` do not assume that, and GPU
+            // compilers then move single elements.
             let t = if dtype.is_float() { "float" } else { "int" };
             if arg.role.writes() {
                 let _ = match dtype {
@@ -891,7 +913,7 @@ impl KernelSpec {
         s
     }
 
-    /// True when the accessors of the first element operand work in floats.
+    /// Whether the result's (or first element operand's) accessors work in floats.
     fn elem_is_float(&self) -> bool {
         let args = self.kernel.args.iter().zip(&self.operands);
         let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
@@ -1023,12 +1045,13 @@ impl KernelSpec {
     }
 }
 
-/// Lines as a text.
+/// Joins lines into a text.
 fn lines(lines: &[&str]) -> String {
     lines.iter().flat_map(|l| [l, "\n"]).collect()
 }
 
-/// The shared files that a text includes, and those that these do, whatever the conditions, in the order of their names.
+/// The shared files that a text includes, directly or indirectly, whatever the conditions, in the
+/// order of [`COMMON`].
 fn included(text: &str, language: Language) -> Vec<&'static str> {
     let (mut found, mut left) = (BTreeSet::new(), vec![text]);
     while let Some(text) = left.pop() {
@@ -1057,7 +1080,7 @@ fn preprocess(
     if depth > 4 {
         return Err("#include nested more than 4 deep".to_owned());
     }
-    // For each open conditional: the branch is taken, and `#else` has been seen.
+    // For each open conditional: whether the branch is taken, and whether `#else` has been seen.
     let mut open: Vec<(bool, bool)> = Vec::new();
     for (number, line) in text.lines().enumerate() {
         let at = |why: &str| format!("line {}: {why}: {line}", number + 1);
@@ -1100,11 +1123,12 @@ fn preprocess(
     if open.is_empty() {
         Ok(())
     } else {
-        Err("a conditional is not closed".to_owned())
+        Err("a conditional is not closed by #endif".to_owned())
     }
 }
 
-/// `source` around line `line` (1-based) with line numbers, or its start when the line is unknown.
+/// The lines of `source` around line `line` (1-based) with line numbers; its start if `line` is
+/// `None`.
 pub fn excerpt(source: &str, line: Option<usize>) -> String {
     let first = line.map_or(1, |l| l.saturating_sub(4).max(1));
     let mut s = String::new();
@@ -1123,6 +1147,7 @@ pub fn excerpt(source: &str, line: Option<usize>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::assert_carries;
 
     #[test]
     fn conditionals_nest_and_mistakes_are_named() {
@@ -1135,12 +1160,11 @@ mod tests {
         assert_eq!(run(text, &["A"]).unwrap(), "1\n3\n");
         assert_eq!(run(text, &["A", "B"]).unwrap(), "1\n2\n");
         assert_eq!(run(text, &["B"]).unwrap(), "4\n");
-        assert!(run("#endif", &[]).unwrap_err().contains("line 1"));
+        assert_carries(run("#endif", &[]).unwrap_err(), &["1"]);
         assert!(run("#ifdef A", &[]).is_err());
-        assert!(
-            run("#include \"common/none\"", &[])
-                .unwrap_err()
-                .contains("no such file")
+        assert_carries(
+            run("#include \"common/none\"", &[]).unwrap_err(),
+            &["common/none"],
         );
     }
 }

@@ -1,20 +1,23 @@
-//! What a device must offer: buffers, views of buffers, kernels, recordings.
+//! The interface that a device implements: buffers, views of buffers, kernels, recordings.
 //!
 //! Contract shared by all backends:
 //!
-//! * **[`crate::executor::Executor`] validates, backends trust.** Bounds, alignment, argument counts, access
-//!   conflicts and grid limits are checked once there. A backend reports only what could not be
-//!   foreseen: build failure, out of memory, device lost, a driver's error code.
-//! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees all
-//!   writes of earlier submissions. There is no barrier command.
-//! * **Views** are one level deep: a range of a buffer, `offset` a multiple of [`Caps::view_align`], `len`
-//!   a multiple of 4 and at most [`Caps::max_view_bytes`].
+//! * **[`crate::executor::Executor`] validates, backends trust.** The executor checks bounds,
+//!   alignment, argument counts, access conflicts and grid limits once. A backend reports only what
+//!   could not be foreseen: a failed build, out of memory, a lost device, an error code of the
+//!   driver.
+//! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees
+//!   all writes of earlier submissions. There is no barrier command.
+//! * **Views** are one level deep: a range of a buffer, `offset` a multiple of
+//!   [`Caps::view_align`], `len` a multiple of 4 and at most [`Caps::max_view_bytes`].
 //! * **Access.** Within one dispatch a buffer is bound either only through [`kernel::Role::Weight`]
-//!   operands (read only) or only through the others. Two operands of one dispatch never overlap: a kernel that
-//!   works in place has one binding for both.
-//! * **Images.** An operand that a kernel's spec [reads through an image](kernel::KernelSpec::images) is a view as any other. The
-//!   backend makes the image from it when commands are recorded ([`image`]); where its driver refuses, it takes the kernel without images.
-//! * **Parameters** travel by value: the bytes `params` of [`Launch::params`] named by the command.
+//!   operands (read only) or only through the others. Two operands of one dispatch never overlap: a
+//!   kernel that works in place has one binding for both.
+//! * **Images.** An operand that a kernel [reads through an image](kernel::KernelSpec::images) is
+//!   an ordinary view. The backend creates the image from it when it records the commands
+//!   ([`image`]). If the driver refuses the image, the backend uses the kernel without images.
+//! * **Parameters** are passed by value: each command names its range of bytes in
+//!   [`Launch::params`].
 
 mod caps;
 pub mod epilogue;
@@ -51,19 +54,19 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A buffer of one backend.
+/// Handle of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferId(pub u32);
 
-/// A compiled kernel of one backend.
+/// Handle of a compiled kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelId(pub u32);
 
-/// A list of commands prepared for repeated submission.
+/// Handle of a list of commands prepared for repeated submission.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RecordingId(pub u32);
 
-/// A range of a buffer, in bytes. Plain data, never nested.
+/// A range of a buffer, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct View {
     /// The buffer.
@@ -81,21 +84,21 @@ pub enum Command {
     Dispatch {
         /// The kernel.
         kernel: KernelId,
-        /// One view for each operand that the kernel's spec binds, in the order of its descriptor.
+        /// One view for each operand that the kernel's spec binds, in descriptor order.
         args: Vec<View>,
-        /// Index into [`Launch::grids`]. A grid with a zero runs nothing.
+        /// Index into [`Launch::grids`]. A grid with a zero on any axis runs nothing.
         step: u32,
-        /// Bytes of [`Launch::params`] that hold this dispatch's parameter struct.
+        /// The bytes of [`Launch::params`] that hold this dispatch's parameter struct.
         params: Range<u32>,
     },
-    /// Copies `src` to `dst`; equal lengths, different buffers or disjoint ranges.
+    /// Copies `src` to `dst`: equal lengths; different buffers or disjoint ranges.
     Copy {
         /// Source.
         src: View,
         /// Target.
         dst: View,
     },
-    /// Sets every byte.
+    /// Sets every byte of `dst`.
     Fill {
         /// Target.
         dst: View,
@@ -118,42 +121,45 @@ pub struct Launch {
 pub struct Stats {
     /// Device buffers and sub-buffers created, staging buffers included.
     pub allocations: u64,
-    /// Images made in buffers.
+    /// Images created from buffers.
     pub images: u64,
     /// Bytes of device buffers alive, staging buffers included.
     pub bytes: u64,
-    /// Kernels compiled from their text.
+    /// Kernels compiled from source.
     pub compiles: u64,
     /// Kernels whose compiled form came from the [`Store`].
     pub cached: u64,
-    /// Recordings made.
+    /// Recordings created.
     pub recordings: u64,
     /// Recordings submitted.
     pub submits: u64,
-    /// Those of them whose dispatches all came from recordings of the driver ([`RecordingWay`]).
+    /// Recordings submitted for which the driver replayed every dispatch ([`RecordingWay`]).
     pub recorded_submits: u64,
-    /// Launches of them: a command is one, whatever its grid, dispatches that the backend joins are one together, parts of a slice are several. What
-    /// a first run tries, or runs again to compare, is not counted.
+    /// Launches in submitted recordings. Every command counts once, whatever its grid; dispatches
+    /// that the backend joins count as one, and each part of a sliced dispatch counts as one. Trial
+    /// runs and comparison runs of a first run are not counted.
     pub launches: u64,
-    /// Nanoseconds that calls of the driver took which submit, write, read or wait; 0 where that is not measured.
+    /// Nanoseconds spent in driver calls that submit, write, read or wait; 0 if not measured.
     pub driver_ns: u64,
-    /// Nanoseconds of device time of the longest slice ([`OpenOptions::slice_ms`]), and of what the first run of a recording, which measures, queues at a
-    /// time; 0 where work is not sliced.
+    /// Device nanoseconds of the longest slice ([`OpenOptions::slice_ms`]) and of the largest batch
+    /// that the measuring first run of a recording queues at once; 0 if work is not sliced.
     pub longest_slice_ns: u64,
 }
 
-/// Target of what the log tells of how work is done, for people who have done nothing wrong: `tlite` prints it as a note.
+/// Log target of informational messages about how work is done. `tlite` prints them as notes.
 pub const NOTE: &str = "transformer_lite::note";
 
-/// How commands that are submitted again and again reach the device.
+/// How commands that are submitted repeatedly reach the device (replay).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RecordingWay {
-    /// Recorded where the device is a GPU whose OpenCL driver can, joined on a CPU, else queued one by one.
+    /// The driver's recordings on a GPU that supports them, persistent kernels on a CPU, else
+    /// queued one by one.
     #[default]
     Auto,
-    /// Joined in persistent kernels, on CPUs.
+    /// Joined in persistent kernels; CPUs only.
     Persistent,
-    /// `cl_khr_command_buffer`; changed in place where `cl_khr_command_buffer_mutable_dispatch` is there too.
+    /// `cl_khr_command_buffer`; updated in place if the driver also has
+    /// `cl_khr_command_buffer_mutable_dispatch`.
     CommandBuffer,
     /// `cl_qcom_recordable_queues`.
     Qcom,
@@ -162,7 +168,7 @@ pub enum RecordingWay {
 }
 
 impl RecordingWay {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 5] = [
         Self::Auto,
         Self::Persistent,
@@ -171,7 +177,7 @@ impl RecordingWay {
         Self::Off,
     ];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -189,20 +195,20 @@ impl fmt::Display for RecordingWay {
     }
 }
 
-/// Whether kernels read operands through images that are made from their buffers.
+/// Whether kernels read operands through images created from their buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ImageUse {
-    /// Where that is known to be faster: on Adreno.
+    /// On devices where images are known to be faster (Adreno).
     #[default]
     Auto,
-    /// Through images of this kind, which must be there.
+    /// Through images of this kind; opening a device without them fails.
     Of(ImageKind),
     /// Never.
     Off,
 }
 
 impl ImageUse {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 4] = [
         Self::Auto,
         Self::Of(ImageKind::Image1dBuffer),
@@ -210,7 +216,7 @@ impl ImageUse {
         Self::Off,
     ];
 
-    /// Its name on the command line.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -232,24 +238,27 @@ pub trait Backend: Send {
     /// What the device offers.
     fn caps(&self) -> &Caps;
 
-    /// A new buffer of `bytes` (a multiple of 4, above 0) with undefined contents. `label` names it in errors.
+    /// Creates a buffer of `bytes` (a multiple of 4, above 0) with undefined contents. `label`
+    /// names it in errors.
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError>;
 
-    /// Frees a buffer. Recordings that use it must have been released.
+    /// Frees a buffer. Recordings that use it must have been released before.
     fn destroy_buffer(&mut self, buffer: BufferId);
 
-    /// Writes `bytes` to the start of `dst`, after all work submitted before. `bytes.len()` is a multiple of 4.
+    /// Writes `bytes` to the start of `dst` after all work submitted before. `bytes.len()` is a
+    /// multiple of 4.
     fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError>;
 
-    /// Reads the start of `src` into `out` once all work submitted before is done. `out.len()` is a
+    /// Reads the start of `src` into `out` after all work submitted before. `out.len()` is a
     /// multiple of 4.
     fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError>;
 
-    /// Compiles, or finds in the cache, the kernel for `spec`.
+    /// Compiles the kernel for `spec` or loads it from the cache.
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError>;
 
-    /// Compiles kernels that [`Backend::compile`] will be asked for, several at once where that is faster. `done` hears after each how many are.
-    /// Those that fail are left out: `compile` says why.
+    /// Compiles kernels ahead of [`Backend::compile`], several at once if that is faster. Calls
+    /// `done` after each kernel with the number that are ready. Kernels that fail are skipped;
+    /// `compile` reports the error.
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
         let _one_by_one = (specs, done);
     }
@@ -257,17 +266,17 @@ pub trait Backend: Send {
     /// Prepares commands for submission.
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError>;
 
-    /// How many launches a recording of dispatches of these kernels takes, one behind the other, if the backend can do what it means to: fewer than there
-    /// are where it joins them.
+    /// Number of launches that a recording of dispatches of these kernels takes in sequence: fewer
+    /// than `kernels.len()` if the backend joins dispatches.
     fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
         kernels.len()
     }
 
-    /// Queues a recording with these launch values. Returns before the device is done.
+    /// Queues a recording with these launch values. Returns before the device has finished.
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError>;
 
-    /// Runs a recording and returns the device time of each command in nanoseconds, 0 for one that did not
-    /// run. An error where [`Caps::profiling`] is false.
+    /// Runs a recording and returns the device time of each command in nanoseconds, 0 for a command
+    /// that did not run. Fails if [`Caps::profiling`] is false.
     fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError>;
 
     /// Waits until all submitted work is done.
@@ -279,25 +288,26 @@ pub trait Backend: Send {
     /// Running totals.
     fn stats(&self) -> Stats;
 
-    /// The driver has refused images that it lists: kernels whose specs read operands through images have run, and run, without, as if they
-    /// had been compiled for [`KernelSpec::without_images`].
+    /// Whether the driver has refused images that it lists. Kernels whose specs read operands
+    /// through images then run as if compiled for [`KernelSpec::without_images`].
     fn refuses_images(&self) -> bool {
         false
     }
 
-    /// How recordings reach the device now, whatever was asked for: never [`RecordingWay::Auto`].
+    /// How recordings reach the device now, whatever was asked for; never [`RecordingWay::Auto`].
     fn recording_way(&self) -> RecordingWay {
         RecordingWay::Off
     }
 
-    /// Names of what the driver offers beside the core of its API: extensions, features. For people, and for what [`Caps`] does not tell.
+    /// Names of the optional extensions and features that the driver offers. For display, and for
+    /// what [`Caps`] does not cover.
     fn extensions(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// What [`Backend::compile_ahead`] does in each backend: builds those of `specs` that are not `known`, on all cores, and returns those that
-/// could be. One that fails is left for `compile` to say why.
+/// Shared part of [`Backend::compile_ahead`]: builds those of `specs` that are not `known`, on all
+/// cores, and returns those that succeeded. `compile` reports the error of one that failed.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 fn build_ahead<'a, T: Send>(
     specs: &[&'a KernelSpec],
@@ -325,12 +335,12 @@ fn build_ahead<'a, T: Send>(
     built
 }
 
-/// The backends compiled in.
+/// The backends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BackendKind {
     /// OpenCL 1.2 or later, loaded at run time.
     OpenCl,
-    /// WGSL through wgpu.
+    /// WGSL (WebGPU) through wgpu.
     Wgpu,
 }
 
@@ -351,7 +361,7 @@ pub const COMPILED: &[BackendKind] = &[
     BackendKind::Wgpu,
 ];
 
-/// Capabilities of every device of one backend, without opening them for work.
+/// Lists the capabilities of every device of one backend without opening the devices for work.
 pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
     match kind {
         #[cfg(feature = "opencl")]
@@ -363,7 +373,7 @@ pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
     }
 }
 
-/// The devices with names that are theirs alone, as [`OpenOptions::device`] takes them: several may be called the same.
+/// The devices with unique names `NAME#N`, as [`OpenOptions::device`] accepts them.
 pub fn numbered(all: &[Caps]) -> impl Iterator<Item = (String, &Caps)> {
     all.iter().enumerate().map(|(i, caps)| {
         let same = all.iter().take(i + 1).filter(|c| c.device == caps.device);
@@ -374,38 +384,42 @@ pub fn numbered(all: &[Caps]) -> impl Iterator<Item = (String, &Caps)> {
 /// Which device to open, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The device of this name, else the one whose name or driver contains this text (ASCII case ignored); with `#N` at its end the
-    /// Nth of several. Without it the best one: discrete before integrated before CPU.
+    /// The device with this name, else the one whose name or driver contains this text (ASCII case
+    /// ignored). A suffix `#N` selects the Nth of several matches. `None`: the best device
+    /// (discrete before integrated before CPU).
     pub device: Option<String>,
-    /// How its work stands against that of other programs; without one [`Priority::default_on`].
+    /// Scheduling priority; `None` means [`Priority::default_on`].
     pub priority: Option<Priority>,
-    /// Where compiled kernels are kept for the next start; without it nothing is read or written.
+    /// Where compiled kernels are cached; `None` disables the cache.
     pub cache: Option<Arc<Store>>,
-    /// How repeated commands reach an OpenCL device. A way that is named must be there.
+    /// How repeated commands reach an OpenCL device. Opening fails if the device lacks the
+    /// mechanism asked for.
     pub recording: RecordingWay,
-    /// Whether kernels read operands through images, which OpenCL devices alone have.
+    /// Whether kernels read operands through images (OpenCL only).
     pub images: ImageUse,
-    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit. By default 8 on GPUs that
-    /// share the host's memory, and so probably draw the screen, and no limit elsewhere.
+    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0
+    /// for no limit. Default: 8 on GPUs that share the host's memory, since they probably draw the
+    /// screen, and no limit elsewhere.
     pub slice_ms: Option<u32>,
 }
 
-/// How a device's work stands against that of other programs, the one that draws the screen among them. A driver takes it as a hint.
+/// GPU scheduling priority relative to other programs, such as the one that draws the screen.
+/// Drivers treat it as a hint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// After others' work: a screen stays smooth.
+    /// After other programs' work, so that the screen stays responsive.
     Low,
-    /// As drivers have it.
+    /// The driver's default.
     Normal,
-    /// Before others' work, at the highest clocks.
+    /// Before other programs' work, at the highest clocks.
     High,
 }
 
 impl Priority {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 3] = [Self::Low, Self::Normal, Self::High];
 
-    /// The name by which options call it.
+    /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Low => "low",
@@ -414,7 +428,8 @@ impl Priority {
         }
     }
 
-    /// What a device gets of which nobody asks for a priority: low where it draws the screen too, else whatever the driver does.
+    /// The priority of a device for which none is asked: low on integrated GPUs, which probably
+    /// draw the screen, else the driver's default (`None`).
     pub fn default_on(kind: DeviceKind) -> Option<Self> {
         (kind == DeviceKind::Integrated).then_some(Self::Low)
     }
@@ -427,7 +442,7 @@ impl fmt::Display for Priority {
 }
 
 impl OpenOptions {
-    /// The options that ask for a device by name.
+    /// Options that select a device by name.
     pub fn of(device: Option<&str>) -> Self {
         Self {
             device: device.map(str::to_owned),
@@ -435,7 +450,7 @@ impl OpenOptions {
         }
     }
 
-    /// The refusal of what is asked for and the OpenCL backend alone has, if anything is.
+    /// The error for an option that only the OpenCL backend supports, if one is set.
     pub fn for_opencl(&self) -> Option<BackendError> {
         let refusal = |field, value: String, can: &str| {
             let why = format!("{value}: only the OpenCL backend {can}");
@@ -443,20 +458,21 @@ impl OpenOptions {
         };
         match (self.recording, self.images, self.slice_ms) {
             (way @ (RecordingWay::Persistent | RecordingWay::CommandBuffer | RecordingWay::Qcom), ..) => {
-                refusal("recording", way.to_string(), "records commands so")
+                refusal("recording", way.to_string(), "supports it")
             }
             (_, ImageUse::Of(_), _) => refusal("images", self.images.name().to_owned(), "reads images"),
-            (.., Some(ms)) if ms > 0 => refusal("slice_ms", ms.to_string(), "cuts work into slices"),
+            (.., Some(ms)) if ms > 0 => refusal("slice_ms", ms.to_string(), "splits work into slices"),
             _ => None,
         }
     }
 
-    /// True where a priority is asked for that a device with `caps` does not get, as its driver takes none.
+    /// Whether a priority is asked for that the device with `caps` cannot apply, because its driver
+    /// takes none.
     pub fn priority_is_unused(&self, caps: &Caps) -> bool {
         !caps.priorities && matches!(self.priority, Some(Priority::Low | Priority::High))
     }
 
-    /// The budget of a slice on a device; `None` for no limit.
+    /// The time budget of a slice on a device; `None` for no limit.
     #[cfg(feature = "opencl")]
     pub(crate) fn slice_nanoseconds(&self, caps: &Caps) -> Option<u64> {
         let default = if caps.kind == DeviceKind::Integrated { 8 } else { 0 };
@@ -487,17 +503,18 @@ fn not_compiled(kind: BackendKind) -> BackendError {
     };
     BackendError::NoDriver {
         backend,
-        why: format!("not in this build; build with `--features {backend}`"),
+        why: format!("not part of this build; rebuild with `--features {backend}`"),
     }
 }
 
-/// The device among `all` that [`open`] would take.
+/// The device among `all` that [`open`] would choose.
 pub fn pick(mut all: Vec<Caps>, device: Option<&str>) -> Result<Caps, BackendError> {
     let i = choose(&all, device)?;
     Ok(all.swap_remove(i))
 }
 
-/// Index of the device to open among `all`: that which `asked` names, as [`OpenOptions::device`] says, else the best kind.
+/// Index of the device to open among `all`: the one that `asked` names (see
+/// [`OpenOptions::device`]), else the best kind.
 pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
     let rank = |kind| match kind {
         DeviceKind::Discrete => 0,
@@ -539,13 +556,13 @@ pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, Backend
     }
 }
 
-/// True where one of these names holds `text`; ASCII case is ignored.
+/// Whether one of these names contains `text`; ASCII case is ignored.
 pub fn is_called(names: [&str; 2], text: &str) -> bool {
     let text = text.to_ascii_lowercase();
     names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
 }
 
-/// The names of devices, with their drivers where these are what they differ in.
+/// The names of devices, with their drivers if several devices share a name.
 pub fn names(devices: &[&Caps]) -> String {
     let same = |c: &Caps| devices.iter().filter(|d| d.device == c.device).count() > 1;
     let named = devices.iter().map(|c| match same(c) {
@@ -560,7 +577,8 @@ pub fn names(devices: &[&Caps]) -> String {
     }
 }
 
-/// Indices of the devices of this name, or where there is none, of those with this text in their names or drivers.
+/// Indices of the devices with this name; if there are none, of those whose name or driver contains
+/// this text.
 fn named(all: &[Caps], text: &str) -> Vec<usize> {
     let of = |holds: &dyn Fn(&Caps) -> bool| -> Vec<usize> {
         let found = all.iter().enumerate().filter(|(_, c)| holds(c));
@@ -586,25 +604,43 @@ mod tests {
                 ..Caps::neutral()
             })
             .into();
-        let at = |asked| choose(&all, Some(asked)).map_err(|e| e.to_string());
-        assert_eq!(at("big gpu"), Ok(0), "a whole name");
-        assert_eq!(at("gpu 2"), Ok(1));
-        assert_eq!(at("b"), Err("\"b\" is several devices: Big GPU, Big GPU 2, CPU; give more of a name or driver, or add #1 for the first of them".to_owned()));
-        assert!(at("cpu").is_err_and(|e| e.starts_with("\"cpu\" is several devices: CPU (A), CPU (B); ")));
-        assert_eq!(at("cpu#2"), Ok(3));
-        assert_eq!(at("big#1"), Ok(0));
+        let at = |asked| choose(&all, Some(asked));
+        let is = |asked, place| assert_eq!(at(asked).unwrap(), place, "{asked}");
+        is("big gpu", 0);
+        is("gpu 2", 1);
+        let several = |name, devices: &str| match at(name).unwrap_err() {
+            BackendError::ManyDevices { asked, found } => {
+                assert_eq!((asked.as_str(), found.as_str()), (name, devices))
+            }
+            e => panic!("{e}"),
+        };
+        several("b", "Big GPU, Big GPU 2, CPU");
+        several("cpu", "CPU (A), CPU (B)");
+        is("cpu#2", 3);
+        is("big#1", 0);
         for wrong in ["cpu#x", "no such", "no such#1"] {
-            let why = format!("no device matches \"{wrong}\"; found: Big GPU, Big GPU 2, CPU (A), CPU (B)");
-            assert_eq!(at(wrong), Err(why));
+            match at(wrong).unwrap_err() {
+                BackendError::NoDevice { asked, found } => {
+                    assert_eq!(asked, wrong);
+                    assert_eq!(found, "Big GPU, Big GPU 2, CPU (A), CPU (B)");
+                }
+                e => panic!("{e}"),
+            }
         }
-        let few = |what: &str| Err(what.to_owned());
-        assert_eq!(at("cpu#3"), few("only 2 devices match \"cpu\"; there is no #3"));
-        assert_eq!(at("cpu#0"), few("only 2 devices match \"cpu\"; there is no #0"));
-        assert_eq!(
-            at("gpu 2#2"),
-            few("only 1 device matches \"gpu 2\"; there is no #2")
-        );
+        for (name, wanted) in [
+            ("cpu#3", ("cpu", 2, 3)),
+            ("cpu#0", ("cpu", 2, 0)),
+            ("gpu 2#2", ("gpu 2", 1, 2)),
+        ] {
+            match at(name).unwrap_err() {
+                BackendError::FewDevices { asked, count, number } => {
+                    assert_eq!((asked.as_str(), count, number), wanted)
+                }
+                e => panic!("{e}"),
+            }
+        }
         assert_eq!(choose(&all, None).ok(), Some(0));
-        assert!(choose(&[], None).is_err_and(|e| e.to_string() == "no device matches \"any\"; found: none"));
+        let none = choose(&[], None);
+        assert!(matches!(none, Err(BackendError::NoDevice { asked, .. }) if asked == "any"));
     }
 }

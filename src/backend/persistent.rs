@@ -1,30 +1,36 @@
-//! Persistent kernels on CPUs: the kernels of dispatches that follow one another as the stages of one, so that there is one launch for all of them.
+//! Persistent kernels on CPUs: kernels of consecutive dispatches become the stages of one kernel,
+//! so that one launch runs them all.
 //!
-//! A driver for CPUs puts its threads to sleep behind each launch and wakes them for the next, which takes longer than a small kernel. Here the
-//! work-groups of a launch, one for each core, take the work-groups of a stage from a counter one after another, and go on to the next stage once all
-//! of this one are done. A work-group that waits has no work left to take, so it waits only for others that run: whatever number of threads the
-//! driver has, and in whatever order they come, none waits for one that has not begun.
+//! A CPU driver puts its threads to sleep after each launch and wakes them for the next, which
+//! takes longer than a small kernel. Here the work-groups of one launch, one per core, take the
+//! work-groups of a stage from a counter, and move on to the next stage once all of them are done.
+//! A work-group that waits has no work left to take, so it waits only for others that already run.
+//! There is no deadlock, whatever the number of the driver's threads and the order in which they
+//! start.
 //!
-//! A stage is the text of its kernel as a function of a work-group's place; names that stages share are renamed. Its work-group is a single work-item,
-//! which waits for no other and has local memory for itself: what kernels ask for that are written with vectors of their own.
+//! A stage is its kernel's text as a function of the work-group's position; names shared by stages
+//! are renamed. Its work-group is a single work-item with local memory of its own, as in kernels
+//! that use explicit vectors.
 
 use super::kernel::{ExpandError, FOLDED, HALF, KernelSpec, Language};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// Name of the entry.
+/// Name of the entry point.
 pub const ENTRY: &str = "persistent";
 
-/// Words of a counter: no two of them share a line of a cache.
+/// Words per counter, so that no two counters share a cache line.
 const APART: usize = 32;
 
-/// Bytes of the counters of so many stages, which are 0 before the first launch, and again behind each.
+/// Bytes of the counters of this many stages. They must be 0 before the first launch, and are 0
+/// again after each one.
 pub fn counter_bytes(stages: usize) -> usize {
     4 * APART * (2 * stages + 1)
 }
 
-/// Ends a stage: counts what this work-group did of it, and waits for the others. What they wrote before they counted is there afterwards: fences
-/// of the CPU say so on both sides, as atomic operations of OpenCL 1.2 order nothing. Reading plainly leaves the line with those that count.
+/// Ends a stage: counts what this work-group has done and waits for the others. CPU fences on both
+/// sides make earlier writes visible, because OpenCL 1.2 atomics order nothing. The plain read
+/// leaves the cache line with the threads that count.
 const TAKE: &str = "
 #if defined(__x86_64__)
 #define WAIT __builtin_ia32_pause()
@@ -39,7 +45,7 @@ static void meet(volatile __global uint *done, uint mine, uint all) {
 }
 ";
 
-/// What a text defines: its macros, and its functions and types, which need names of their own.
+/// What a text defines: its macros, and its functions and types, which must be renamed.
 fn defined(text: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
     let is_part = |c: char| c.is_alphanumeric() || c == '_';
     let word = |text: &str| text.find(|c| !is_part(c)).unwrap_or(text.len());
@@ -58,16 +64,16 @@ fn defined(text: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
             others.extend(head.rsplit(|c| !is_part(c)).next());
         }
     }
-    // What is a function on some devices and a macro on others takes no name of its own.
+    // A name that is a function on some devices and a macro on others is not renamed.
     others.retain(|name| !macros.contains(name));
     (macros, others)
 }
 
-/// The kernel may be a stage.
+/// Whether the kernel can be a stage.
 ///
 /// # Errors
 ///
-/// Those of its text.
+/// Its text cannot be expanded.
 pub fn is_stage(spec: &KernelSpec) -> Result<bool, ExpandError> {
     if !spec.images.is_empty() || spec.workgroup != 1 || spec.defines.contains_key(FOLDED) {
         return Ok(false);
@@ -77,12 +83,13 @@ pub fn is_stage(spec: &KernelSpec) -> Result<bool, ExpandError> {
     Ok(!counts.iter().any(|call| text.contains(call)))
 }
 
-/// The text in OpenCL C of a persistent kernel with these stages. Its arguments are the operands of all stages, then parameters and grid (`uint4`) of
-/// each, then the counters ([`counter_bytes`]). It runs in work-groups of one work-item.
+/// The OpenCL C text of a persistent kernel with these stages. Its arguments are the operands of
+/// all stages, then the parameters and grid (`uint4`) of each, then the counters
+/// ([`counter_bytes`]). It runs in work-groups of one work-item.
 ///
 /// # Errors
 ///
-/// Those of the stages' texts.
+/// The text of a stage cannot be expanded.
 pub fn text(stages: &[&KernelSpec]) -> Result<String, ExpandError> {
     let mut out = format!("{HALF}{TAKE}");
     out.push_str("#define __local\n#define barrier(flags)\n");

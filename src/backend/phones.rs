@@ -1,29 +1,30 @@
-//! GPUs of phones as data, to plan for where there is none.
+//! Phone GPUs as data, for planning without a phone.
 //!
-//! Limits and features are those that Mesa's drivers report: rusticl for OpenCL, Turnip and `PanVK` for Vulkan, on which the kernels are
-//! compiled without a phone (`tools/phone_compile`). The makers' own drivers offer at least as much, but for sub-groups in OpenCL, which
-//! these have and rusticl has not.
+//! Limits and features are those of Mesa's drivers: rusticl for OpenCL, Turnip and `PanVK` for
+//! Vulkan, with which the kernels are compiled without a phone (`tools/phone_compile`). The
+//! vendors' drivers offer at least as much, except OpenCL subgroups, which they have and rusticl
+//! lacks.
 
 use super::image::{ImageKind, Images};
 use super::{BackendKind, Caps, DeviceKind, PackedDot};
 
-/// A family of GPUs, with what its members share.
+/// A family of GPUs with common properties.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Family {
     Adreno,
     Mali,
 }
 
-/// The GPU of a phone.
+/// A phone's GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phone {
-    /// Short name, as `adreno-750`.
+    /// Short name, such as `adreno-750`.
     pub name: &'static str,
-    /// Name that drivers report.
+    /// Device name that drivers report.
     pub device: &'static str,
-    /// A system on chip that has it.
+    /// A system on chip with this GPU.
     pub chip: &'static str,
-    /// Compute units in that one.
+    /// Compute units in that chip.
     pub units: u32,
     family: Family,
 }
@@ -44,7 +45,7 @@ const fn phone(
     }
 }
 
-/// The GPUs that kernels are compiled for.
+/// The GPUs that kernels are compiled for offline.
 pub const PHONES: &[Phone] = &[
     phone(
         "adreno-740",
@@ -71,7 +72,7 @@ pub const PHONES: &[Phone] = &[
     phone("mali-g720", "Mali-G720", "Dimensity 9300", 12, Family::Mali),
 ];
 
-/// As Qualcomm's drivers and Mesa's have them.
+/// Reported by Qualcomm's and Mesa's drivers alike.
 const ADRENO_IMAGES: Images = Images {
     max_pixels: 1 << 27,
     max_rows: 1 << 14,
@@ -86,7 +87,8 @@ impl Phone {
         PHONES.iter().find(|p| p.name == name)
     }
 
-    /// What it offers through a backend. Local memory is not faster than the caches on any of them.
+    /// Its capabilities through a backend. Local memory is not faster than the caches on any of
+    /// these GPUs.
     pub fn caps(&self, backend: BackendKind) -> Caps {
         let adreno = self.family == Family::Adreno;
         let base = Caps {
@@ -121,7 +123,8 @@ impl Phone {
                 params_align: 64,
                 max_view_bytes: if adreno { 1 << 27 } else { (1 << 31) - 4 },
                 subgroup: Some(if adreno { 64 } else { 16 }),
-                // Turnip has the arithmetic, but not 16-bit uniforms, which wgpu asks for with it.
+                // Turnip has the arithmetic, but not the 16-bit uniforms that wgpu requests with
+                // it.
                 f16_math: !adreno,
                 packed_dot: PackedDot::Wgsl,
                 ..base

@@ -1,4 +1,4 @@
-//! One device in several hands.
+//! One device shared by several owners.
 
 use super::kernel::{Kernel, KernelSpec};
 use super::tunable::Tuned;
@@ -7,9 +7,9 @@ use super::{
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A handle to a backend that others hold, too, from any thread. Each call has the device to itself, so calls are made one after
-/// another, in some order; what holders queue is therefore ordered for each of them. They must not write one another's buffers.
-/// The backend is closed with its last handle.
+/// A handle to a backend that other threads may hold too. Each call has exclusive use of the
+/// device, so calls are serialized, and what each holder queues stays in order. Holders must not
+/// write to one another's buffers. The backend closes with its last handle.
 #[derive(Clone)]
 pub struct SharedBackend {
     backend: Arc<Mutex<Box<dyn Backend>>>,
@@ -17,7 +17,7 @@ pub struct SharedBackend {
 }
 
 impl SharedBackend {
-    /// The first handle.
+    /// Wraps a backend in its first handle.
     pub fn new(backend: Box<dyn Backend>) -> Self {
         Self {
             caps: Arc::new(backend.caps().clone()),
@@ -25,13 +25,13 @@ impl SharedBackend {
         }
     }
 
-    /// A handle to the same device by which a variant is not used any more.
+    /// A handle to the same device with one more variant quarantined.
     #[must_use]
     pub fn without(&self, kernel: &'static Kernel, variant: &str, why: &str) -> Self {
         self.with(Caps::clone(&self.caps).without(kernel, variant, why))
     }
 
-    /// A handle to the same device whose plans read no images.
+    /// A handle to the same device whose plans use no images.
     #[must_use]
     pub fn without_images(&self) -> Self {
         let mut caps = Caps::clone(&self.caps);
@@ -39,7 +39,7 @@ impl SharedBackend {
         self.with(caps)
     }
 
-    /// A handle to the same device for which measuring chose so.
+    /// A handle to the same device with these measured settings.
     #[must_use]
     pub fn tuned(&self, tuned: Vec<Tuned>) -> Self {
         self.with(Caps {
@@ -48,7 +48,8 @@ impl SharedBackend {
         })
     }
 
-    /// A handle to the same device for whose plans views begin at multiples of `align`, a multiple of what the device needs.
+    /// A handle to the same device whose plans align views to `align`, a multiple of what the
+    /// device needs.
     pub(crate) fn aligned(&self, align: u64) -> Self {
         self.with(Caps {
             view_align: align,
@@ -63,13 +64,14 @@ impl SharedBackend {
         }
     }
 
-    /// The device for one call. After a panic in the middle of a call nothing is known of the driver's state.
+    /// Locks the device for one call. Fails if an earlier call panicked, since the driver's state
+    /// is then unknown.
     fn turn(&self) -> Result<MutexGuard<'_, Box<dyn Backend>>, BackendError> {
-        let poisoned = |_| BackendError::Lost("a thread panicked in the middle of a call".to_owned());
+        let poisoned = |_| BackendError::Lost("a thread panicked during a call".to_owned());
         self.backend.lock().map_err(poisoned)
     }
 
-    /// The device for a call that cannot fail and only frees or counts.
+    /// Locks the device for a call that cannot fail and only frees or counts.
     fn turn_anyway(&self) -> MutexGuard<'_, Box<dyn Backend>> {
         self.backend.lock().unwrap_or_else(PoisonError::into_inner)
     }

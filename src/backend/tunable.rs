@@ -1,62 +1,64 @@
-//! Numbers of kernels, such as sizes of tiles, that measuring on a device may choose.
+//! Kernel settings, such as tile sizes, that can be chosen by measurement on a device.
 //!
-//! A family joins by a [`Tunable`] and by asking [`Tunable::of`] in `lower`, whose answer goes to the call
-//! ([`crate::plan::lower::Call::tuned_by`]). What is chosen belongs to all that the choice was measured for, which the text of the shape names, bounds
-//! of symbols included; anything else takes the default.
+//! A kernel family takes part with a [`Tunable`] and by calling [`Tunable::of`] in `lower`, whose
+//! answer is passed to the call ([`crate::plan::lower::Call::tuned_by`]). A choice applies only to
+//! what it was measured for, as named by the text of the shape (including bounds of symbols).
+//! Everything else uses the default.
 
 use super::Caps;
 use super::kernel::Kernel;
 use super::wave::Wave;
 use std::fmt;
 
-/// A kernel with numbers that may be chosen.
+/// A kernel with settings that can be tuned.
 #[derive(Debug)]
 pub struct Tunable {
     /// The kernel.
     pub kernel: &'static Kernel,
-    /// What the numbers are; [`ASKED_WAVE`] of a wave ([`Wave::of`]), [`BY_IMAGE`] of 1 or 0.
+    /// Names of the settings. [`ASKED_WAVE`] is a subgroup width ([`Wave::of`]); [`BY_IMAGE`] is 1
+    /// or 0.
     pub names: &'static [&'static str],
-    /// The sets of numbers that are right on a device, the default first.
+    /// The valid settings on a device, the default first.
     pub choices: fn(&Caps) -> Vec<Vec<u32>>,
 }
 
-/// What was chosen for a kernel and a shape.
+/// The settings chosen for a kernel and a shape.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Tuned {
     /// Name of the kernel.
     pub kernel: String,
-    /// [`Kernel::checksum`]; for other texts it counts no more.
+    /// [`Kernel::checksum`]; the entry is ignored if the kernel's text has changed.
     pub checksum: u32,
-    /// The shape; [`ANY`] for each that has no entry of its own.
+    /// The shape; [`ANY`] for every shape without an entry of its own.
     pub shape: String,
-    /// The numbers.
+    /// The settings.
     pub choice: Vec<u32>,
 }
 
-/// The name of the number of a wave.
+/// Name of the setting for the subgroup width.
 pub const ASKED_WAVE: &str = "wave";
 
-/// The name of the number that is 1 where weights are read through an image.
+/// Name of the setting that is 1 if weights are read through an image.
 pub const BY_IMAGE: &str = "weights by image";
 
 /// See [`Tuned::shape`].
 pub const ANY: &str = "*";
 
-/// The numbers by which a dispatch is cut.
+/// The settings of a dispatch.
 #[derive(Clone, Debug)]
 pub struct Tuning {
-    /// The kernel and what it can be cut by.
+    /// The kernel and its settings.
     pub tunable: &'static Tunable,
     /// What it computes.
     pub shape: String,
-    /// The numbers.
+    /// The settings.
     pub choice: Vec<u32>,
-    /// They are the default.
+    /// Whether they are the default.
     pub is_default: bool,
 }
 
 impl Tunable {
-    /// What a dispatch for `shape` is cut by on a device.
+    /// The settings of a dispatch for `shape` on a device.
     pub fn of(&'static self, caps: &Caps, shape: String) -> Tuning {
         let choices = (self.choices)(caps);
         let entry = |shape: &str| {
@@ -85,7 +87,7 @@ impl Tunable {
         }
     }
 
-    /// Numbers with their names, the wave, if one is asked for, and what is read through an image.
+    /// The settings with their names, followed by the subgroup width and the image use if set.
     pub fn text(&self, choice: &[u32]) -> String {
         let parts = self.names.iter().zip(choice);
         parts
@@ -98,17 +100,17 @@ impl Tunable {
             .join(", ")
     }
 
-    /// The wave of these numbers.
+    /// The subgroup width in these settings.
     pub fn wave(&self, choice: &[u32]) -> Option<Wave> {
         Wave::of(self.number(ASKED_WAVE, choice))
     }
 
-    /// By these numbers weights are read through an image.
+    /// Whether weights are read through an image with these settings.
     pub fn is_by_image(&self, choice: &[u32]) -> bool {
         self.number(BY_IMAGE, choice) > 0
     }
 
-    /// The number of this name; 0 where there is none.
+    /// The setting with this name; 0 if there is none.
     fn number(&self, name: &str, choice: &[u32]) -> u32 {
         let mut parts = self.names.iter().zip(choice);
         parts.find(|(n, _)| **n == name).map_or(0, |(_, v)| *v)
@@ -160,10 +162,17 @@ mod tests {
             names: &["rows", ASKED_WAVE, BY_IMAGE],
             ..TUNABLE
         };
-        assert_eq!(waves.text(&[2, 2, 1]), "rows 2, full wave, weights by image");
+        let named = |wave: Wave| format!("rows 2, {wave}");
+        assert_eq!(
+            waves.text(&[2, 2, 1]),
+            format!("{}, {BY_IMAGE}", named(Wave::Full))
+        );
         assert!(waves.is_by_image(&[2, 2, 1]) && !waves.is_by_image(&[2, 2, 0]));
         let texts = [0, 1, 16].map(|wave| waves.text(&[2, wave, 0]));
-        assert_eq!(texts, ["rows 2", "rows 2, half wave", "rows 2, waves of 16"]);
+        assert_eq!(
+            texts,
+            ["rows 2".to_owned(), named(Wave::Half), named(Wave::Lanes(16))]
+        );
         assert_eq!([0, 1].map(|n| waves.wave(&[2, n, 0])), [None, Some(Wave::Half)]);
     }
 }

@@ -1,18 +1,20 @@
-//! What is known of kernels on a device: which were found right there, and which variants are not used since they were not.
+//! Kernel validation results per device: which kernels gave right results, and which variants are
+//! quarantined because they did not. Also the measured kernel settings ([`super::tunable`]).
 //!
-//! Besides, what measuring chose for kernels ([`super::tunable`]). All are kept in the [`Store`], so that a start checks nothing that an earlier one has. A verdict belongs to the whole text of a
-//! specialised kernel, to device and driver, and to this version of the library, which decides with which arguments it runs. What is damaged
-//! or missing is found out anew; without a store every start does. So where the list of what is not used is gone, variants are checked again at their
-//! next use.
+//! Everything is kept in the [`Store`], so that a start checks nothing again. A result belongs to
+//! the whole text of a specialised kernel, to device and driver, and to this version of the
+//! library, which decides the arguments of a check. Damaged or missing entries are determined
+//! again; without a store every start does so. If the list of quarantined variants is lost,
+//! variants are checked again at their next use.
 
 use super::kernel::{BUILD_OPTIONS, KernelSpec, Language};
 use super::tunable::Tuned;
 use super::{Caps, Quarantined};
 use crate::cache::{Key, Kind, Store};
 
-/// Contents of the file of a kernel that was right.
+/// Contents of the file of a kernel that gave right results.
 const RIGHT: &[u8] = b"right";
-/// The same of one that was not.
+/// Contents of the file of a kernel that gave wrong results.
 const WRONG: &[u8] = b"wrong";
 
 fn key(caps: &Caps, subject: String, text: &str) -> Key {
@@ -25,7 +27,7 @@ fn key(caps: &Caps, subject: String, text: &str) -> Key {
     }
 }
 
-/// `None` for a text that cannot be expanded, which compiling tells of.
+/// `None` if the text cannot be expanded; compiling reports that.
 fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
     let language = Language::of(caps);
     let text = spec.expand(language).ok()?;
@@ -44,71 +46,76 @@ fn tuned_key(caps: &Caps) -> Key {
     key(caps, "tuning".to_owned(), "")
 }
 
-/// Sets what is known of a device that was just opened: variants that are not used, and what measuring chose.
+/// Applies the stored results to a device that was just opened: quarantined variants and measured
+/// settings.
 pub fn apply(store: Option<&Store>, caps: &mut Caps) {
     caps.quarantined = quarantined(store, caps);
     caps.tuned = tuned(store, caps);
 }
 
-/// What measuring chose for kernels.
+/// The stored kernel settings.
 fn tuned(store: Option<&Store>, caps: &Caps) -> Vec<Tuned> {
     let Some(bytes) = store.and_then(|s| s.get(Kind::Tuning, &tuned_key(caps))) else {
         return Vec::new();
     };
     serde_json::from_slice(&bytes).unwrap_or_else(|e| {
-        log::warn!("what was tuned on {}: {e}; defaults are used", caps.device);
+        log::warn!(
+            "cannot read the tuned kernel settings of {}: {e}; using the defaults",
+            caps.device
+        );
         Vec::new()
     })
 }
 
-/// Keeps [`Caps::tuned`] for later starts.
+/// Stores [`Caps::tuned`] for later starts.
 pub fn keep_tuned(store: &Store, caps: &Caps) {
     match serde_json::to_vec(&caps.tuned) {
         Ok(bytes) => store.put(Kind::Tuning, &tuned_key(caps), &bytes),
-        Err(e) => log::warn!("what was tuned cannot be kept: {e}"),
+        Err(e) => log::warn!("cannot save the tuned kernel settings: {e}"),
     }
 }
 
-/// Variants that are not used on the device.
+/// Variants quarantined on the device.
 pub fn quarantined(store: Option<&Store>, caps: &Caps) -> Vec<Quarantined> {
     store.and_then(|s| list(s, caps)).unwrap_or_default()
 }
 
-/// The same; `None` where there is no list.
+/// The stored list of quarantined variants; `None` if there is none.
 fn list(store: &Store, caps: &Caps) -> Option<Vec<Quarantined>> {
     let bytes = store.get(Kind::Verdict, &list_key(caps))?;
     let read = serde_json::from_slice(&bytes);
     read.map_err(|e| {
         log::warn!(
-            "the list of kernels that are not used on {}: {e}; they are checked again",
+            "cannot read the list of quarantined kernels of {}: {e}; checking them again",
             caps.device
         );
     })
     .ok()
 }
 
-/// Adds [`Caps::quarantined`] to what later starts do not use. Another process may have found more since this one has read the list.
+/// Adds [`Caps::quarantined`] to the stored list. Another process may have extended that list in
+/// the meantime.
 pub fn keep_quarantined(store: &Store, caps: &Caps) {
     let mut all = quarantined(Some(store), caps);
     all.retain(|q| !caps.quarantined.iter().any(|own| own.variant == q.variant));
     all.extend(caps.quarantined.iter().cloned());
     match serde_json::to_vec(&all) {
         Ok(bytes) => store.put(Kind::Verdict, &list_key(caps), &bytes),
-        Err(e) => log::warn!("the list of kernels that are not used cannot be kept: {e}"),
+        Err(e) => log::warn!("cannot save the list of quarantined kernels: {e}"),
     }
 }
 
-/// Which kernels were found right on a device.
+/// The kernels that passed validation on a device.
 #[derive(Debug)]
 pub struct Right<'a> {
     store: &'a Store,
     caps: &'a Caps,
-    /// There is a list of variants that are not used.
+    /// The store has a list of quarantined variants.
     listed: bool,
 }
 
 impl<'a> Right<'a> {
-    /// As the store has it now.
+    /// Reads the state of the store.
     pub fn new(store: &'a Store, caps: &'a Caps) -> Self {
         Self {
             store,
@@ -117,7 +124,7 @@ impl<'a> Right<'a> {
         }
     }
 
-    /// True for a kernel that was found right.
+    /// Whether a kernel has passed validation.
     pub fn has(&self, spec: &KernelSpec) -> bool {
         if !self.listed && !spec.variants().is_empty() {
             return false;
@@ -126,10 +133,10 @@ impl<'a> Right<'a> {
         found.as_deref() == Some(RIGHT)
     }
 
-    /// Keeps for later starts that these are right.
+    /// Stores that these kernels passed validation.
     pub fn keep<'s>(&mut self, specs: impl Iterator<Item = &'s KernelSpec>) {
         if !self.listed {
-            // Another process may have written one meanwhile.
+            // Another process may have written a list in the meantime.
             keep_quarantined(self.store, self.caps);
             self.listed = true;
         }
@@ -139,8 +146,8 @@ impl<'a> Right<'a> {
     }
 }
 
-/// What was found of a program that a backend made of a kernel besides: true where it is right. `program` names the program, `text` is the whole
-/// of it, with what it is built with.
+/// The stored validation result of another program that a backend made from kernels: `true` if it
+/// gave right results. `program` is its name, `text` its whole source including build options.
 pub fn of_program(store: Option<&Store>, caps: &Caps, program: &str, text: &str) -> Option<bool> {
     let found = store?.get(Kind::Verdict, &key(caps, program.to_owned(), text))?;
     match found.as_slice() {
@@ -150,7 +157,7 @@ pub fn of_program(store: Option<&Store>, caps: &Caps, program: &str, text: &str)
     }
 }
 
-/// Keeps for later starts what [`of_program`] tells.
+/// Stores the result that [`of_program`] returns.
 pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_right: bool) {
     let verdict = if is_right { RIGHT } else { WRONG };
     store.put(Kind::Verdict, &key(caps, program.to_owned(), text), verdict);

@@ -1,37 +1,38 @@
-//! Sizes of sub-groups, waves, that kernels in OpenCL C ask for by an attribute, where the driver takes such a request. Without one the compiler
-//! chooses.
+//! Subgroup widths ("waves" on AMD and Qualcomm GPUs) that OpenCL C kernels request by an
+//! attribute, if the driver supports one. Without a request the compiler chooses.
 
 use super::Caps;
 use super::kernel::Form;
 use std::fmt;
 
-/// The define by which a kernel asks for a wave: its [`Wave::number`]. It is a [form](FORM) of the kernels that may have it, and changes nothing
-/// but how they are compiled.
+/// The define by which a kernel requests a subgroup width: its [`Wave::number`]. It is a
+/// [form](FORM) of the kernels that allow it, and changes only how they are compiled.
 pub const WAVE: &str = "WAVE";
 
-/// The form of kernels that ask for a wave.
+/// The form of kernels that request a subgroup width.
 pub const FORM: Form = Form {
     define: WAVE,
     needs: |caps: &Caps| !caps.waves.is_empty(),
 };
 
-/// Most work-items of a sub-group of which the number is asked for.
+/// Largest subgroup width, in work-items, that is requested by number.
 pub const MOST: u32 = 32;
 
-/// What a kernel asks for.
+/// A requested subgroup width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Wave {
-    /// Half as many work-items as the GPU has at most, and with them twice the registers: `cl_qcom_reqd_sub_group_size`.
+    /// Half of the GPU's maximum width, which doubles the registers per work-item:
+    /// `cl_qcom_reqd_sub_group_size`.
     Half,
-    /// As many as the GPU has.
+    /// The GPU's maximum width: `cl_qcom_reqd_sub_group_size`.
     Full,
-    /// So many: `cl_intel_required_subgroup_size`.
+    /// This many work-items: `cl_intel_required_subgroup_size`.
     Lanes(u32),
 }
 
 impl Wave {
-    /// It as a define, and among the numbers that measuring chooses from, where 0 is no request.
+    /// The width as a define, and as a tunable setting, where 0 means no request.
     pub fn number(self) -> u32 {
         match self {
             Self::Half => 1,
@@ -40,7 +41,8 @@ impl Wave {
         }
     }
 
-    /// The wave of a number; `None` for 0. Sub-groups of one or two work-items are none to ask for.
+    /// The width for a number; `None` for 0. Subgroups of one or two work-items are never
+    /// requested.
     pub fn of(number: u32) -> Option<Self> {
         match number {
             0 => None,
@@ -50,7 +52,7 @@ impl Wave {
         }
     }
 
-    /// Work-groups of so many items can be cut in such waves.
+    /// Whether work-groups of this many work-items split evenly into such subgroups.
     pub fn divides(self, items: u32) -> bool {
         match self {
             Self::Half | Self::Full => true,
@@ -58,7 +60,7 @@ impl Wave {
         }
     }
 
-    /// The line that lets a text use the attribute; empty where none is needed.
+    /// The pragma that enables the attribute; empty if none is needed.
     pub(super) fn pragma(self) -> &'static str {
         match self {
             Self::Half | Self::Full => "#pragma OPENCL EXTENSION cl_qcom_reqd_sub_group_size : enable\n",
@@ -66,7 +68,7 @@ impl Wave {
         }
     }
 
-    /// The attribute, which stands before `void`.
+    /// The attribute, placed before `void`.
     pub(super) fn attribute(self) -> String {
         match self {
             Self::Half => "__attribute__((qcom_reqd_sub_group_size(\"half\"))) ".to_owned(),

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! 0   8 bytes   "TLITE\0CA"
-//! 8   u32       version of this form
-//! 12  u32       CRC-32 of all that follows
-//! 16  u64       bytes of the key
-//! 24  u64       bytes of the contents
+//! 8   u32       version of this format
+//! 12  u32       CRC-32 of everything that follows
+//! 16  u64       size of the key in bytes
+//! 24  u64       size of the contents in bytes
 //! 32            the key as JSON, the contents
 //! ```
 //!
@@ -14,10 +14,10 @@
 const MAGIC: [u8; 8] = *b"TLITE\0CA";
 const VERSION: u32 = 1;
 
-/// Bytes before the key.
+/// Size of the header in bytes.
 pub(super) const HEADER: usize = 32;
 
-/// A file's bytes for a key and contents.
+/// The bytes of a file with this key and contents.
 pub(super) fn write(key: &[u8], contents: &[u8]) -> Vec<u8> {
     let mut rest = Vec::with_capacity(HEADER + key.len() + contents.len());
     rest.extend_from_slice(&MAGIC);
@@ -34,11 +34,14 @@ pub(super) fn write(key: &[u8], contents: &[u8]) -> Vec<u8> {
     rest
 }
 
-/// Key and contents of a file that is whole; else what is wrong with it.
+/// Key and contents of a valid file, or why it is damaged.
 pub(super) fn read(file: &[u8]) -> Result<(&[u8], &[u8]), String> {
-    let (header, rest) = file
-        .split_at_checked(HEADER)
-        .ok_or_else(|| format!("{} bytes, the header alone takes {HEADER}", file.len()))?;
+    let (header, rest) = file.split_at_checked(HEADER).ok_or_else(|| {
+        format!(
+            "found {} bytes, expected at least the header of {HEADER}",
+            file.len()
+        )
+    })?;
     let number = |at: usize| {
         header
             .get(at..at + 8)
@@ -52,18 +55,18 @@ pub(super) fn read(file: &[u8]) -> Result<(&[u8], &[u8]), String> {
             .map(|b| u32::from_le_bytes(*b))
     };
     if !header.starts_with(&MAGIC) {
-        return Err("it is no file of this cache".to_owned());
+        return Err("it is not a file of this cache".to_owned());
     }
     if word(8) != Some(VERSION) {
         return Err(format!(
-            "its form is of version {:?}, expected {VERSION}",
+            "its format version is {:?}, expected {VERSION}",
             word(8).unwrap_or(0)
         ));
     }
     let (key, contents) = (number(16).unwrap_or(0), number(24).unwrap_or(0));
     if key.checked_add(contents) != Some(rest.len() as u64) {
         return Err(format!(
-            "{} bytes behind the header, which tells of {key} and {contents}",
+            "found {} bytes after the header, expected {key} and {contents}",
             rest.len()
         ));
     }
@@ -77,7 +80,7 @@ pub(super) fn read(file: &[u8]) -> Result<(&[u8], &[u8]), String> {
     usize::try_from(key)
         .ok()
         .and_then(|n| rest.split_at_checked(n))
-        .ok_or_else(|| format!("a key of {key} bytes"))
+        .ok_or_else(|| format!("its key of {key} bytes does not fit"))
 }
 
 #[cfg(test)]
@@ -98,7 +101,7 @@ mod tests {
             assert!(read(&file[..at]).is_err(), "{at} bytes");
         }
         let longer = [file.as_slice(), b"x"].concat();
-        assert!(read(&longer).is_err_and(|e| e.contains("behind the header")));
-        assert!(read(&[7; 100]).is_err_and(|e| e.contains("no file of this cache")));
+        let (longer, foreign) = (read(&longer).unwrap_err(), read(&[7; 100]).unwrap_err());
+        assert_ne!(longer, foreign);
     }
 }

@@ -1,12 +1,14 @@
-//! Files that save time at the next start: programs as drivers compiled them, and what was found out about devices.
+//! Files that speed up the next start: compiled programs, and validation and measurement results of
+//! devices.
 //!
-//! A [`Store`] is a folder of them, one file for each [`Key`]. A key is everything that the contents depend on, and stands in the file: what is
-//! found is compared with it byte by byte, so the hash in a file's name need not be a strong one. Whatever is wrong with a file,
-//! it is removed and made anew, with all others of which that holds, and they are told of together; whatever is wrong with the folder, it is said once, and the run goes on without. So the cache changes how
-//! long a start takes and nothing else.
+//! A [`Store`] is a folder with one file per [`Key`]. The key contains everything that the contents
+//! depend on. It is stored in the file and compared byte by byte, so the hash in the file name need
+//! not be strong. Damaged files are removed, all at once with one warning, and rebuilt. If the
+//! folder is not usable, one warning is logged and the run continues without it. The cache changes
+//! only how long a start takes.
 //!
-//! Files are written under another name and renamed, so several processes may use one folder: each sees whole files, and the last
-//! one to write a key wins.
+//! Files are written under a temporary name and renamed, so several processes can share a folder:
+//! each sees whole files, and the last writer of a key wins.
 
 mod entry;
 
@@ -20,42 +22,44 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
-/// Bytes that a folder may take unless asked otherwise.
+/// Default size limit of a folder in bytes.
 pub const DEFAULT_LIMIT: u64 = 4 << 30;
 
-/// The variable that names the folder, before all others.
+/// Environment variable that selects the folder.
 pub const FOLDER_VARIABLE: &str = "TLITE_CACHE_DIR";
 
-/// How names of files end.
+/// File name extension.
 const EXTENSION: &str = "tlc";
 
-/// How names of files begin that are not yet whole.
+/// Prefix of temporary files.
 const TEMPORARY: &str = ".tlite-";
 
-/// A temporary file older than this was left by a process that ended before its time.
+/// A temporary file older than this was left by a process that was killed.
 const ABANDONED: Duration = Duration::from_secs(3600);
 
-/// The time of a file's last use is kept to this.
+/// Resolution of the time of a file's last use.
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// What a file holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize)]
+/// Kind of a file's contents.
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// An OpenCL program as its driver gives it away.
+    /// An OpenCL program binary.
     Program,
     /// A pipeline cache of wgpu, of one pipeline.
     Pipeline,
-    /// What checks of kernels on a device found.
+    /// Kernel validation results of a device.
     Verdict,
-    /// What measuring on a device chose for kernels.
+    /// Tuned kernel settings of a device.
     Tuning,
-    /// How fast a device is.
+    /// Measured speed of a device.
     Probe,
 }
 
 impl Kind {
-    /// All of them.
+    /// All values.
     pub const ALL: [Self; 5] = [
         Self::Program,
         Self::Pipeline,
@@ -64,7 +68,7 @@ impl Kind {
         Self::Probe,
     ];
 
-    /// The name in options and files.
+    /// The name in options and file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::Program => "program",
@@ -85,13 +89,13 @@ impl std::fmt::Display for Kind {
 /// Everything that a file's contents depend on.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Key {
-    /// The device as its driver calls it.
+    /// The device name that the driver reports.
     pub device: String,
     /// Names and versions of driver and platform, and the device's version.
     pub driver: String,
-    /// What it is of, for people: a kernel with its defines.
+    /// What the file is about, for display: a kernel with its defines.
     pub subject: String,
-    /// The text that was compiled, options included.
+    /// The compiled source including options.
     pub text: String,
 }
 
@@ -104,29 +108,29 @@ pub struct Entry {
     pub path: PathBuf,
     /// Its size in bytes.
     pub bytes: u64,
-    /// When it was written or, to a day, last used.
+    /// When it was written or last used, to the day.
     pub used: SystemTime,
-    /// What it is for; `None` for a damaged file, which the next start removes.
+    /// Its key; `None` for a damaged file, which the next start removes.
     pub key: Option<Key>,
 }
 
-/// A folder of files that save time. See the module documentation.
+/// A cache folder. See the module documentation.
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,
     limit: u64,
-    /// Bytes of all files, once something was written.
+    /// Total size of the files in bytes, once something has been written.
     size: Mutex<Option<u64>>,
-    /// The folder cannot be used as it should, which was said.
+    /// A warning about the folder has been logged.
     told: AtomicBool,
-    /// The folder is there and nobody else's; false where it is not to be used.
+    /// Whether the folder is private to the user; if not, it is not used.
     own: OnceLock<bool>,
-    /// Whose turn it is to remove damaged files and tell of them.
+    /// Held while damaged files are removed and reported.
     mending: Mutex<()>,
 }
 
 impl PartialEq for Store {
-    /// The same folder.
+    /// Whether both use the same folder.
     fn eq(&self, other: &Self) -> bool {
         self.folder == other.folder
     }
@@ -135,7 +139,7 @@ impl PartialEq for Store {
 impl Eq for Store {}
 
 impl Store {
-    /// The store in `folder`, which need not exist, of at most `limit` bytes. Nothing is read or written yet.
+    /// A store in `folder`, which need not exist, limited to `limit` bytes. Does no I/O yet.
     pub fn new(folder: PathBuf, limit: u64) -> Self {
         Self {
             folder,
@@ -147,19 +151,19 @@ impl Store {
         }
     }
 
-    /// A user's own folder: what [`FOLDER_VARIABLE`] names, else a folder where the system keeps caches; `None` where the environment
-    /// names none.
+    /// The user's cache folder: the one that [`FOLDER_VARIABLE`] names, else one in the system's
+    /// place for caches. `None` if the environment names none.
     pub fn default_folder() -> Option<PathBuf> {
         named_folder(FOLDER_VARIABLE, "store")
     }
 
-    /// Where the files are.
+    /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// Whether the folder can be written, which is tried, or made; what is above it is tried in its place where it is not there. Where it cannot, nothing
-    /// more is said of that later.
+    /// Tests whether the folder can be written or, if it does not exist, created below its nearest
+    /// existing parent. If not, later failures are not reported again.
     pub fn try_writing(&self) -> std::io::Result<()> {
         let there = self
             .folder
@@ -172,16 +176,16 @@ impl Store {
         if tried.is_err() {
             self.told.store(true, Ordering::Relaxed);
         }
-        // The error of the file that was tried names that file.
+        // The error of the trial file contains its name.
         tried.map(drop).map_err(|e| e.kind().into())
     }
 
-    /// True where something could not be read or written.
+    /// Whether something could not be read or written.
     pub fn is_refused(&self) -> bool {
         self.told.load(Ordering::Relaxed)
     }
 
-    /// What was stored under `key`. A file that is not whole, or not of this store, is removed.
+    /// The contents stored under `key`. A damaged or foreign file is removed.
     pub fn get(&self, kind: Kind, key: &Key) -> Option<Vec<u8>> {
         if !self.is_own() {
             return None;
@@ -201,16 +205,16 @@ impl Store {
                 touch(&path, &metadata);
                 Some(contents.to_vec())
             }
-            // The names are equal by chance; the next to be written takes the place.
+            // Hash collision: the next write replaces the file.
             Ok(_) => None,
             Err(why) => {
                 let _turn = self.mending.lock().unwrap_or_else(PoisonError::into_inner);
-                // Another thread may have told of it.
+                // Another thread may have reported it.
                 if path.exists() {
                     let count = self.remove_damaged().max(1);
                     let files = count_text(count, "damaged cache file");
                     log::warn!(
-                        "{files} removed, {} among them: {why}; what was in them is made anew, but for what `tlite tune` chose",
+                        "removed {files}, for example {}: {why}; contents are rebuilt when needed, except settings chosen by `tlite tune`",
                         path.display()
                     );
                 }
@@ -219,8 +223,8 @@ impl Store {
         }
     }
 
-    /// Removes all files that are not whole, or not of this store: where one is damaged others probably are, and all together are told of at once.
-    /// Returns how many there were.
+    /// Removes all damaged and foreign files, since one is rarely damaged alone, so that one
+    /// warning covers them. Returns their number.
     fn remove_damaged(&self) -> usize {
         let mut files = self.files().unwrap_or_default();
         files.retain(|(_, path, _)| {
@@ -231,8 +235,8 @@ impl Store {
         files.len()
     }
 
-    /// Stores `contents` under `key`, in place of what was there. Where that fails it is said once, and nothing else happens. Beyond the
-    /// limit the files go that were not used for longest.
+    /// Stores `contents` under `key`, replacing earlier contents. A failure is logged once and
+    /// otherwise ignored. Above the limit, the least recently used files are removed.
     pub fn put(&self, kind: Kind, key: &Key, contents: &[u8]) {
         let Some(bytes) = self.bytes_of(key) else { return };
         let path = self.path(kind, &bytes);
@@ -249,14 +253,15 @@ impl Store {
         }
     }
 
-    /// Removes what is stored under `key`, which a driver has refused.
+    /// Removes the file of `key`, which a driver has refused.
     pub fn remove(&self, kind: Kind, key: &Key) {
         if let Some(bytes) = self.bytes_of(key).filter(|_| self.is_own()) {
             self.delete(&self.path(kind, &bytes));
         }
     }
 
-    /// All files of the store, last used first. No folder is no files. An error where the folder cannot be read.
+    /// All files of the store, most recently used first; empty if the folder does not exist. Fails
+    /// if the folder cannot be read.
     pub fn entries(&self) -> Result<Vec<Entry>> {
         let mut entries: Vec<Entry> = self
             .files()?
@@ -279,8 +284,8 @@ impl Store {
         Ok(entries)
     }
 
-    /// Removes the files of `kind`, or all, and returns how many there were and their bytes. Files of others in the folder stay. An error
-    /// where one cannot be removed.
+    /// Removes the files of `kind`, or all, and returns their number and total bytes. Foreign files
+    /// in the folder stay. Fails if a file cannot be removed.
     pub fn clear(&self, kind: Option<Kind>) -> Result<(usize, u64)> {
         let (mut count, mut bytes) = (0, 0);
         for (_, path, metadata) in self
@@ -293,7 +298,7 @@ impl Store {
                     count += 1;
                     bytes += metadata.len();
                 }
-                // Another process was faster.
+                // Another process removed it first.
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => return Err(Error::io("cannot remove", &path, e)),
             }
@@ -303,7 +308,8 @@ impl Store {
         Ok((count, bytes))
     }
 
-    /// Nobody else can put a file there for drivers to run. Says once where somebody can, and the folder is not used. True where there is none.
+    /// Whether nobody else can put files there, which drivers would run. If somebody can, logs that
+    /// once, and the folder is not used. `true` if the folder does not exist.
     fn is_own(&self) -> bool {
         if let Some(known) = self.own.get() {
             return *known;
@@ -316,7 +322,7 @@ impl Store {
             if let Some(why) = &exposed {
                 self.told.store(true, Ordering::Relaxed);
                 log::warn!(
-                    "the cache folder {} is not used: {why}, and drivers run what is in it",
+                    "the cache folder {} is not used: {why}, and drivers execute its files",
                     self.folder.display()
                 );
             }
@@ -324,7 +330,7 @@ impl Store {
         })
     }
 
-    /// The key as it stands in a file.
+    /// The key as stored in a file.
     fn bytes_of(&self, key: &Key) -> Option<Vec<u8>> {
         let bytes = serde_json::to_vec(key);
         bytes
@@ -333,7 +339,7 @@ impl Store {
     }
 
     fn path(&self, kind: Kind, key: &[u8]) -> PathBuf {
-        // A release of Rust with another hash finds nothing and writes anew.
+        // If a release of Rust changes this hash, nothing is found and files are written again.
         let mut hasher = DefaultHasher::new();
         key.hash(&mut hasher);
         self.folder
@@ -343,9 +349,9 @@ impl Store {
     fn read(&self, path: &Path) -> std::io::Result<(Vec<u8>, Metadata)> {
         let metadata = std::fs::metadata(path)?;
         if !metadata.is_file() {
-            return Err(std::io::Error::other("it is no file"));
+            return Err(std::io::Error::other("it is not a regular file"));
         }
-        // What is larger than all files together may be is none of them, and need not fit the memory.
+        // A file larger than the limit of the whole folder is foreign, and may not fit in memory.
         if metadata.len() > self.limit.max(entry::HEADER as u64) {
             return Ok((Vec::new(), metadata));
         }
@@ -368,17 +374,17 @@ impl Store {
         }
     }
 
-    /// Says once that the folder cannot be used as it should.
+    /// Logs once that the folder cannot be used.
     fn tell(&self, what: &str, path: &Path, e: &std::io::Error) {
         if !self.told.swap(true, Ordering::Relaxed) {
             log::warn!(
-                "cannot {what} cache file {}: {e}; the next start may take longer",
+                "cannot {what} cache file {}: {e}; the next start may be slower",
                 path.display()
             );
         }
     }
 
-    /// Kind, path and size of every file of the store.
+    /// Kind, path and metadata of every file of the store.
     fn files(&self) -> Result<Vec<(Kind, PathBuf, Metadata)>> {
         let failed = |e| Error::io("cannot read the cache folder", &self.folder, e);
         let list = match std::fs::read_dir(&self.folder) {
@@ -388,7 +394,7 @@ impl Store {
         let mut files = Vec::new();
         for item in list {
             let path = item.map_err(failed)?.path();
-            // One that another process has just removed is none.
+            // Skip files that another process has just removed.
             if let (Some(kind), Ok(metadata)) = (kind_of(&path), std::fs::metadata(&path)) {
                 files.push((kind, path, metadata));
             }
@@ -397,7 +403,8 @@ impl Store {
         Ok(files)
     }
 
-    /// Counts `new` bytes, and removes what was not used for longest where all are more than the limit.
+    /// Adds `new` bytes to the total, and removes the least recently used files if it exceeds the
+    /// limit.
     fn trim(&self, new: u64) {
         let mut size = self.size.lock().unwrap_or_else(PoisonError::into_inner);
         let known = size.map(|old| old.saturating_add(new));
@@ -421,7 +428,7 @@ impl Store {
         *size = Some(total);
     }
 
-    /// Removes what processes left that ended while they wrote.
+    /// Removes temporary files of processes that were killed.
     fn sweep(&self) {
         let Ok(list) = std::fs::read_dir(&self.folder) else {
             return;
@@ -439,8 +446,8 @@ impl Store {
     }
 }
 
-/// The folder that the environment variable `variable` names, else `transformer-lite/name` where the system keeps
-/// a user's caches. `None` where the environment names neither.
+/// The folder that the environment variable `variable` names, else `transformer-lite/name` where
+/// the system keeps a user's caches. `None` where the environment names neither.
 pub fn named_folder(variable: &str, name: &str) -> Option<PathBuf> {
     let value = |name| std::env::var_os(name).map(PathBuf::from);
     // The XDG specification says to ignore relative paths.
@@ -471,7 +478,7 @@ fn used(metadata: &Metadata) -> SystemTime {
     metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH)
 }
 
-/// Notes that a file was used, unless that was noted within the last day.
+/// Updates a file's time of last use, unless that was done within the last day.
 fn touch(path: &Path, metadata: &Metadata) {
     if used(metadata).elapsed().is_ok_and(|age| age > DAY) {
         let touched = File::open(path).and_then(|f| f.set_modified(SystemTime::now()));
@@ -479,29 +486,29 @@ fn touch(path: &Path, metadata: &Metadata) {
     }
 }
 
-/// How somebody else can write to a folder, or change who can.
+/// Why somebody else can write to a folder, or change its permissions.
 #[cfg(unix)]
 fn exposed(folder: &Metadata) -> Option<String> {
     use std::os::unix::fs::MetadataExt;
     let (owner, user) = (folder.uid(), rustix::process::geteuid().as_raw());
-    // With the sticky bit too, others can make files of names that are looked for.
+    // Even with the sticky bit, others can create files under names that are looked for.
     let others = folder.mode() & 0o022;
     if owner != user {
         return Some(format!("it belongs to user {owner}, this is user {user}"));
     }
     (others != 0).then(|| {
         let mode = folder.mode() & 0o7777;
-        format!("others can write it (mode {mode:04o}; `chmod go-w` ends that)")
+        format!("others can write to it (mode {mode:04o}; run `chmod go-w` on it)")
     })
 }
 
-/// Elsewhere a user's folders are the user's own by how they are inherited.
+/// On other systems, users' folders inherit private permissions.
 #[cfg(not(unix))]
 fn exposed(_: &Metadata) -> Option<String> {
     None
 }
 
-/// Makes a folder that nobody else can write, where there is none: drivers run what is in it.
+/// Creates a folder that only the user can write, since drivers execute its files.
 fn create_folder(folder: &Path) -> std::io::Result<()> {
     let mut builder = std::fs::DirBuilder::new();
     builder.recursive(true);

@@ -1,4 +1,4 @@
-//! The log of the library for callers in C.
+//! Delivers the library's log lines to a C callback.
 
 use super::{TliteLogLevel, c_text};
 use crate::error::{Error, Result, Stage};
@@ -8,13 +8,13 @@ use std::sync::{OnceLock, PoisonError, RwLock};
 
 type Callback = unsafe extern "C" fn(TliteLogLevel, *const c_char, *mut c_void);
 
-/// Who is told.
 pub(super) struct Listener {
     callback: Callback,
     user: *mut c_void,
 }
 
-// SAFETY: who makes one promises that the callback may be called with the pointer from any thread, from several at a time.
+// SAFETY: the creator promises that the callback may be called with the pointer from any thread,
+// also from several at once.
 unsafe impl Send for Listener {}
 // SAFETY: as above.
 unsafe impl Sync for Listener {}
@@ -22,7 +22,8 @@ unsafe impl Sync for Listener {}
 impl Listener {
     /// # Safety
     ///
-    /// `callback` may be called with `user` from any thread, from several at a time, until the listener is gone.
+    /// `callback` may be called with `user` from any thread, also from several at once, until the
+    /// listener is dropped.
     pub(super) unsafe fn new(callback: Callback, user: *mut c_void) -> Self {
         Self { callback, user }
     }
@@ -34,18 +35,18 @@ impl Listener {
             Level::Info | Level::Debug | Level::Trace => TliteLogLevel::Info,
         };
         let text = c_text(text);
-        // SAFETY: the text lives until it returns and ends with a 0; the rest is as promised to `new`.
+        // SAFETY: the text outlives the call and ends with a 0; the rest is as promised to `new`.
         unsafe { (self.callback)(level, text.as_ptr(), self.user) };
     }
 }
 
 static LISTENER: RwLock<Option<Listener>> = RwLock::new(None);
 
-/// The logger of a process whose program is not in Rust.
+/// The logger of a process whose program is not written in Rust.
 struct ToListener;
 
 impl Log for ToListener {
-    /// All that this library says, for people of any kind; of others only what failed.
+    /// Accepts this library's lines up to `Info`, and only errors of other crates.
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let own = metadata.target().starts_with(env!("CARGO_CRATE_NAME"));
         metadata.level() <= if own { Level::Info } else { Level::Error }
@@ -62,8 +63,8 @@ impl Log for ToListener {
     fn flush(&self) {}
 }
 
-/// Has `listener` told in place of the one before, whose callback does not run any more when this returns. An error where the process has another
-/// logger.
+/// Replaces the listener. When this returns, the callback of the previous one is no longer running.
+/// An error if the process has another logger.
 pub(super) fn set(listener: Option<Listener>) -> Result<()> {
     static OURS: OnceLock<bool> = OnceLock::new();
     let level = match listener {
@@ -71,7 +72,10 @@ pub(super) fn set(listener: Option<Listener>) -> Result<()> {
         None => LevelFilter::Off,
     };
     if listener.is_some() && !*OURS.get_or_init(|| log::set_logger(&ToListener).is_ok()) {
-        return Err(Error::other(Stage::Run, "the program has a logger of its own"));
+        return Err(Error::other(
+            Stage::Run,
+            "the program has already set its own logger",
+        ));
     }
     *LISTENER.write().unwrap_or_else(PoisonError::into_inner) = listener;
     if OURS.get() == Some(&true) {

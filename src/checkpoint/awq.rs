@@ -1,31 +1,33 @@
-//! Matrices quantized by AWQ, as `AutoAWQ` stores them in its version `gemm`: `w = scale * (q - zero)` with 4 bits.
+//! Matrices quantized with AWQ, as `AutoAWQ` stores them in version `gemm`: 4 bits,
+//! `w = scale * (q - zero)`.
 //!
-//! For K inputs, N outputs and groups of g inputs: `qweight`, `i32[K][N / 8]`; `qzeros`, `i32[ceil(K / g)][N / 8]`; `scales`, `f16[ceil(K / g)][N]`. The
-//! nibbles of a word, the lowest first, are of columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight.
+//! For K inputs, N outputs and groups of g inputs: `qweight`, `i32[K][N / 8]`; `qzeros`,
+//! `i32[ceil(K / g)][N / 8]`; `scales`, `f16[ceil(K / g)][N]`. The nibbles of a word, lowest first,
+//! are columns 0, 2, 4, 6, 1, 3, 5, 7 of a block of eight.
 
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
 use crate::error::Result;
 use crate::quant::{Bits, Grid, GridColumn, Grids};
 
-/// What the configuration says.
+/// AWQ settings of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Awq {
-    /// Inputs of a group; `None` for all of a column.
+    /// Inputs per group; `None` for one group per column.
     pub group: Option<usize>,
 }
 
-/// Shift of column j of eight.
+/// Bit shift of column j in a block of eight.
 const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
-/// The nibble of column `j` in row `row` of `words` words.
+/// The nibble of column `j` in row `row`, with `words` words per row.
 fn nibble(tensor: Tensor<'_>, row: usize, words: usize, j: usize) -> u8 {
     let word = tensor.word(row * words + j / 8);
     u8::try_from(word >> SHIFTS[j % 8] & 15).unwrap_or_default()
 }
 
 impl Awq {
-    /// A matrix of `outputs` rows of `inputs`. An error where a tensor has another shape or type.
+    /// A matrix of `outputs` x `inputs`. An error if a tensor has another shape or type.
     pub fn stored<'a>(
         &self,
         [qweight, qzeros, scales]: [Tensor<'a>; 3],
@@ -36,7 +38,9 @@ impl Awq {
         let group = self.group.unwrap_or(k);
         let groups = k.div_ceil(group);
         if !n.is_multiple_of(8) {
-            return Err(qweight.bad(format!("{n} columns of 4 bits fill no whole words")));
+            return Err(qweight.bad(format!(
+                "{n} columns of 4 bits do not fill whole words; expected a multiple of 8"
+            )));
         }
         qweight.expect("I32", &[k, words])?;
         qzeros.expect("I32", &[groups, words])?;
@@ -62,7 +66,7 @@ impl Awq {
             rows: decoded(grids(), None),
             grids: Some(grids()),
             order: None,
-            kind: "AWQ of 4 bits".to_owned(),
+            kind: "4-bit AWQ".to_owned(),
             bytes: [qweight, qzeros, scales]
                 .iter()
                 .map(|t| t.bytes.len() as u64)

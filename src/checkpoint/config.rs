@@ -1,22 +1,22 @@
-//! `config.json` of a Hugging Face checkpoint: the model's sizes, and how its matrices are quantized.
+//! `config.json` of a Hugging Face checkpoint: model sizes, and how matrices are quantized.
 
 use super::awq::Awq;
 use super::gptq::Gptq;
 use super::params::{Activation, Architecture, Params, Window};
 use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::quant::Bits;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 
-/// `model_type` of a model that is not one of text alone.
+/// `model_type` of a model that also reads images.
 const WITH_PICTURES: &str = "gemma3";
-/// `model_type` of Llama's form with a window in all layers.
+/// `model_type` of the Llama architecture with a window in all layers.
 const MISTRAL: &str = "mistral";
-/// A head this wide is no head.
+/// Upper bound on the head size.
 const MAX_HEAD: usize = 1 << 16;
 
-/// How the quantized matrices of a checkpoint are stored.
+/// Quantization scheme of a checkpoint's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
     /// See [`Gptq`].
@@ -25,21 +25,21 @@ pub enum Scheme {
     Awq(Awq),
 }
 
-/// An object of a JSON file.
+/// A JSON object in the file.
 pub struct Config {
     path: PathBuf,
-    /// Place of the object in the file, as a prefix of its keys.
+    /// Path of the object in the file, as a prefix of its keys.
     inside: String,
-    /// Its entries.
+    /// The object's entries.
     pub map: Map<String, Value>,
 }
 
 impl Config {
-    /// The file `path`.
+    /// Reads the file `path`.
     pub fn open(path: &Path) -> Result<Self> {
         let text = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
         let map = serde_json::from_slice(&text)
-            .map_err(|e| Error::parse(Stage::Convert, path, "expected an object in JSON", e))?;
+            .map_err(|e| Error::parse(Stage::Convert, path, "expected a JSON object", e))?;
         Ok(Self {
             path: path.to_owned(),
             inside: String::new(),
@@ -52,7 +52,12 @@ impl Config {
         Error::file(Stage::Convert, &self.path, what)
     }
 
-    /// A value that is there and not null.
+    /// An error for a valid value that is not implemented.
+    fn unsupported(&self, key: &str, what: impl AsRef<str>) -> Error {
+        self.bad(key, what).of_kind(ErrorKind::Unsupported)
+    }
+
+    /// A value that exists and is not null.
     fn get(&self, key: &str) -> Option<&Value> {
         self.map.get(key).filter(|v| !v.is_null())
     }
@@ -78,13 +83,13 @@ impl Config {
     }
 
     fn number(&self, key: &str) -> Result<Option<f32>> {
-        #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
         let positive = |v: &Value| v.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v > 0.0);
         self.typed(key, "a positive number", positive)
     }
 
     fn truth(&self, key: &str) -> Result<Option<bool>> {
-        self.typed(key, "a truth value", Value::as_bool)
+        self.typed(key, "true or false", Value::as_bool)
     }
 
     fn text(&self, key: &str) -> Result<Option<&str>> {
@@ -114,10 +119,11 @@ impl Config {
             return Ok(());
         }
         let list = supported.join(", ");
-        Err(self.bad(key, format!("\"{value}\" is not supported; supported: {list}")))
+        Err(self.unsupported(key, format!("\"{value}\" is not supported; supported: {list}")))
     }
 
-    /// The configuration of the text model: of `gemma3`, which reads pictures too, the object on it with the tokens that stand beside it.
+    /// The configuration of the text model. `gemma3`, which also reads images, has it in an inner
+    /// object; the special tokens next to that object are added.
     pub fn text_model(mut self) -> Result<Self> {
         if self.text("model_type")? != Some(WITH_PICTURES) {
             return Ok(self);
@@ -140,9 +146,9 @@ impl Config {
         Ok(text)
     }
 
-    /// A size that must be there, or that the library has where it is not.
+    /// A required size, or the library's default if it is missing.
     fn need_size(&self, architecture: Architecture, key: &str) -> Result<usize> {
-        // Files of `gemma3` leave out what is as the library has it.
+        // Files of `gemma3` leave out default values.
         let default = match (architecture, key) {
             (Architecture::Gemma3, "num_attention_heads") => Some(8),
             (Architecture::Gemma3, "num_key_value_heads") => Some(4),
@@ -153,7 +159,7 @@ impl Config {
         self.need(key, self.size(key)?.or(default))
     }
 
-    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are `tensors` of them.
+    /// The model's parameters. `has` returns whether a tensor exists; `tensors` is their number.
     pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
         let model_type = self.need("model_type", self.text("model_type")?)?;
         let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
@@ -167,7 +173,7 @@ impl Config {
         let need = |key: &str| self.need_size(architecture, key);
         let layers = need("num_hidden_layers")?;
         if layers > tensors {
-            let what = format!("{layers} layers, but only {tensors} tensors");
+            let what = format!("{layers} layers, but the checkpoint has only {tensors} tensors");
             return Err(self.bad("num_hidden_layers", what));
         }
         let hidden = need("hidden_size")?;
@@ -192,7 +198,7 @@ impl Config {
             }
         };
         if head_dim % 2 != 0 || head_dim > MAX_HEAD {
-            let what = format!("expected heads of an even width up to {MAX_HEAD}, found {head_dim}");
+            let what = format!("expected an even head size up to {MAX_HEAD}, found {head_dim}");
             return Err(self.bad("head_dim", what));
         }
         let context = need("max_position_embeddings")?;
@@ -203,7 +209,7 @@ impl Config {
         } else {
             head_dim as f32
         };
-        // What is null is off, what is not there is as the library has it.
+        // Null means off; a missing value means the library's default.
         let cap = |key: &str, default: f32| match self.map.contains_key(key) {
             true => self.number(key),
             false => Ok((architecture == two).then_some(default)),
@@ -242,7 +248,7 @@ impl Config {
     fn activation(&self, architecture: Architecture) -> Result<()> {
         let (key, supported): (_, &[&str]) = match architecture.activation() {
             Activation::Silu => ("hidden_act", &["silu"]),
-            // The first files of Gemma say `gelu` and mean its tanh form.
+            // The first Gemma files say `gelu` but mean the tanh form.
             Activation::GeluTanh if self.get("hidden_activation").is_none() => {
                 ("hidden_act", &["gelu_pytorch_tanh", "gelu"])
             }
@@ -254,7 +260,7 @@ impl Config {
         }
     }
 
-    /// Which layers see the latest keys only. `rope` is the rotary embedding of these.
+    /// Which layers use a sliding window. `rope` is their rotary embedding.
     fn window(
         &self,
         architecture: Architecture,
@@ -265,7 +271,7 @@ impl Config {
         let on = self.truth("use_sliding_window")?;
         let mistral = self.text("model_type")? == Some(MISTRAL);
         let length = match architecture {
-            // What is null is off, what is not there is as the library has it.
+            // Null means off; a missing value means the library's default.
             Architecture::Llama if mistral && !self.map.contains_key("sliding_window") => Some(4096),
             Architecture::Llama if mistral => self.size("sliding_window")?,
             Architecture::Llama | Architecture::Gemma => None,
@@ -275,7 +281,9 @@ impl Config {
         };
         let Some(length) = length else {
             return match on {
-                Some(true) => Err(self.bad("use_sliding_window", "there is no window that it could mean")),
+                Some(true) => {
+                    Err(self.bad("use_sliding_window", "is true, but \"sliding_window\" is missing"))
+                }
                 _ => Ok(None),
             };
         };
@@ -305,14 +313,14 @@ impl Config {
         Ok(Window::new(length, of, rope, context))
     }
 
-    /// The rotary embeddings of layers that see all keys, and of those with a window, where that is another one.
+    /// The rotary embeddings of full-attention layers and, if different, of sliding-window layers.
     fn ropes(
         &self,
         architecture: Architecture,
         head_dim: usize,
         context: usize,
     ) -> Result<(Rope, Option<Rope>)> {
-        // Newer files have all of it in one object, or in one for each kind of layer.
+        // Newer files use one object, or one per kind of layer.
         let all = self.inner("rope_parameters")?;
         let (full, local) = match &all {
             Some(all) if all.get("full_attention").is_some() => {
@@ -330,14 +338,14 @@ impl Config {
         };
         let share = either(&full, "partial_rotary_factor", "partial_rotary_factor")?.unwrap_or(1.0);
         if share != 1.0 && architecture != Architecture::Phi3 {
-            let what = "heads that are rotated in part are not supported";
-            return Err(self.bad("partial_rotary_factor", what));
+            let what = "partially rotated heads are not supported";
+            return Err(self.unsupported("partial_rotary_factor", what));
         }
         #[expect(clippy::cast_possible_truncation, reason = "the library truncates")]
-        #[expect(clippy::cast_sign_loss, reason = "it is positive")]
+        #[expect(clippy::cast_sign_loss, reason = "the value is positive")]
         let width = (head_dim as f64 * f64::from(share)) as usize;
         if width == 0 || width > head_dim || !width.is_multiple_of(2) {
-            let what = format!("expected an even part of {head_dim} elements, found {width}");
+            let what = format!("expected an even number of up to {head_dim} elements, found {width}");
             return Err(self.bad("partial_rotary_factor", what));
         }
         let default = if architecture == Architecture::Gemma3 {
@@ -365,7 +373,8 @@ impl Config {
         Ok((rope, other))
     }
 
-    /// What this object in the configuration `top` says on the scaling of rotary frequencies; and the factor of cosines and sines.
+    /// The scaling of rotary frequencies in this object, and the factor for cosines and sines.
+    /// `top` is the model's configuration.
     fn scaling(&self, top: &Self, width: usize, context: usize) -> Result<(Scaling, f32)> {
         let kind = self
             .text("rope_type")?
@@ -431,7 +440,7 @@ impl Config {
 
     /// A list of `count` positive numbers.
     fn divisors(&self, key: &str, count: usize) -> Result<Vec<f32>> {
-        #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+        #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
         let number = |v: &Value| v.as_f64().map(|v| v as f32).filter(|v| v.is_finite() && *v > 0.0);
         let list = |v: &Value| v.as_array()?.iter().map(number).collect::<Option<Vec<_>>>();
         let expected = format!("a list of {count} positive numbers");
@@ -439,8 +448,8 @@ impl Config {
         self.need(key, found)
     }
 
-    /// How the matrices are quantized: what the object under `quantization_config` says, or a file beside this one that older tools
-    /// write.
+    /// The quantization scheme: the object `quantization_config`, or a separate file that older
+    /// tools write.
     pub fn scheme(&self) -> Result<Option<Scheme>> {
         if let Some(inner) = self.inner("quantization_config")? {
             let method = inner.need("quant_method", inner.text("quant_method")?)?;
@@ -479,7 +488,10 @@ impl Config {
                 &["autoawq"],
             )?;
             if self.truth("zero_point")? == Some(false) {
-                return Err(self.bad("zero_point", "matrices without zero points are not supported"));
+                return Err(self.unsupported(
+                    "zero_point",
+                    "expected true: matrices without zero points are not supported",
+                ));
             }
             return Ok(Scheme::Awq(Awq { group }));
         }
@@ -490,17 +502,14 @@ impl Config {
         let format = self.text("checkpoint_format")?.unwrap_or("gptq");
         self.one_of("checkpoint_format", format, &["gptq", "gptq_v2"])?;
         if self.truth("is_marlin_format")? == Some(true) {
-            return Err(self.bad(
-                "is_marlin_format",
-                "is not supported; supported are gptq and gptq_v2",
-            ));
+            return Err(self.unsupported("is_marlin_format", "is not supported; supported: gptq, gptq_v2"));
         }
         if self
             .get("dynamic")
             .and_then(Value::as_object)
             .is_some_and(|d| !d.is_empty())
         {
-            return Err(self.bad("dynamic", "bits that differ by module are not supported"));
+            return Err(self.unsupported("dynamic", "different bits per module are not supported"));
         }
         Ok(Scheme::Gptq(Gptq {
             bits,

@@ -1,6 +1,6 @@
-//! The graph of a decoder of any architecture in [`super::Architecture`], as ONNX.
+//! Builds the ONNX graph of a decoder of any [`super::Architecture`].
 //!
-//! Names of values and nodes are those that exporters make of Hugging Face's modules.
+//! Names of values and nodes are those that exporters give to Hugging Face modules.
 
 use super::params::{Activation, Window};
 use super::rope::Rope;
@@ -11,14 +11,15 @@ use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
 use crate::graph::op::OWN_DOMAIN;
 use crate::tensor::{DType, HostTensor};
 
-/// Added to the scores of keys that a query must not see.
+/// Added to the scores of hidden keys.
 const MASKED: f32 = f32::MIN;
-/// Operator set of the graph; the first one with `Gelu`.
+/// Opset of the graph; the first one with `Gelu`.
 const OPSET: i64 = 20;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
 impl Builder<'_> {
-    /// Inputs, outputs, nodes and weights of the whole model; the writer is returned for finishing, with what was kept.
+    /// Builds the whole model and returns the writer, to be finished, and the weights that kept
+    /// their bits.
     pub fn build(mut self) -> Result<(ModelWriter, Kept)> {
         let p = self.params;
         self.out.opset("", OPSET);
@@ -53,7 +54,7 @@ impl Builder<'_> {
         Ok((self.out, self.kept))
     }
 
-    /// The rows of the tokens, and the table as it is stored, `[vocab, hidden]` where it is one of floats.
+    /// The rows of the tokens, and the embedding as stored: `[vocab, hidden]` for floats.
     fn embedding(&mut self) -> Result<(String, Matrix)> {
         let p = self.params;
         let path = "/model/embed_tokens/Gather";
@@ -113,7 +114,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// Root mean square normalisation of rows of `width` with a weight.
+    /// RMS normalization of rows of `width`, with a weight.
     fn norm(&mut self, target: &str, path: &str, x: &str, width: usize, s: &Shared) -> Result<String> {
         let weight = format!("{target}.weight");
         self.vector(&weight, width, self.params.norm_offset, None)?;
@@ -138,7 +139,7 @@ impl Builder<'_> {
         self.node("Tanh", &format!("{path}/Tanh"), &[&divided], &[])
     }
 
-    /// A projection with its weight and, when the checkpoint has one, its bias.
+    /// A projection with its weight and, if the checkpoint has one, its bias.
     fn linear(&mut self, l: &Linear<'_>, layer: usize, x: &str) -> Result<String> {
         let target = format!("model.layers.{layer}.{}", l.target);
         let path = format!("/model/layers.{layer}/{}", l.target.replace('.', "/"));
@@ -156,7 +157,7 @@ impl Builder<'_> {
         self.node("Add", &format!("{path}/Add"), &[&product, &bias], &[])
     }
 
-    /// Parts of `x` along its last axis, whose sizes the value `sizes` holds.
+    /// Splits `x` along its last axis into the sizes in the value `sizes`.
     fn split<const N: usize>(&mut self, path: &str, x: &str, sizes: &str) -> Result<[String; N]> {
         let parts: [String; N] = std::array::from_fn(|i| format!("{path}_output_{i}"));
         self.out.add_node(NodeSpec {
@@ -196,7 +197,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Appends new keys or values to the cache and gives them a query-group axis.
+    /// Appends new keys or values to the cache and adds a query-group axis.
     fn cache(&mut self, path: &str, layer: usize, part: &str, new: &str, s: &Shared) -> Result<String> {
         let past = format!("past_key_values.{layer}.{part}");
         let present = format!("present.{layer}.{part}");
@@ -216,7 +217,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Queries, keys and values, `[batch, sequence, width]`.
+    /// Queries, keys and values, each `[batch, sequence, width]`.
     fn projections(&mut self, layer: usize, x: &str, s: &Shared) -> Result<[String; 3]> {
         let p = self.params;
         let projection = |target, outputs| Linear {
@@ -300,7 +301,7 @@ impl Builder<'_> {
     fn mlp(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
         let p = self.params;
         let path = format!("/model/layers.{layer}/mlp");
-        // What lies between the matrices may stand in the order that the last one wants, for nothing.
+        // Values between the matrices can be in the order of the last matrix at no cost.
         let mut order = if self.keep_bits {
             let name = format!("model.layers.{layer}.mlp.down_proj.weight");
             self.tensors.stored(&name, &[p.hidden, p.intermediate])?.order
@@ -386,18 +387,18 @@ impl Builder<'_> {
 
 /// A projection of a layer.
 struct Linear<'a> {
-    /// Name, after `model.layers.{layer}.`.
+    /// Name after `model.layers.{layer}.`.
     target: &'a str,
     inputs: usize,
     outputs: usize,
     bias: bool,
-    /// Its columns are wanted in this order.
+    /// Requested order of its columns.
     columns: Option<&'a [usize]>,
-    /// Its input comes in the order that it wants.
+    /// True if its input is already in the order that it needs.
     in_order: bool,
 }
 
-/// Names of the values that all layers read.
+/// Names of values that all layers read.
 struct Shared {
     two: String,
     eps: String,
@@ -406,9 +407,9 @@ struct Shared {
     last_axis: String,
     zero: String,
     one: String,
-    /// Half of the elements of a head that are rotated.
+    /// Half the number of rotated elements of a head.
     half: String,
-    /// Those elements, where they are not all.
+    /// The number of rotated elements, if it is not the whole head.
     rotated: Option<String>,
     end: String,
     axis_2: String,
@@ -421,23 +422,23 @@ struct Shared {
     joint: Option<Joint>,
     angles: Angles,
     mask: String,
-    /// Angles, if they are others, and mask of layers with a window.
+    /// Angles, if different, and mask of sliding-window layers.
     window: Option<(Option<Angles>, String)>,
 }
 
-/// Names of the sizes of the parts of joint projections.
+/// Names of the part sizes of fused projections.
 struct Joint {
     qkv: String,
     gate_up: String,
 }
 
-/// Names of cosines and sines of the positions' angles, `[batch, sequence, 1, width]`.
+/// Names of the cosines and sines of the rotary angles, `[batch, sequence, 1, width]`.
 struct Angles {
     cos: String,
     sin: String,
 }
 
-/// What a layer sees.
+/// Angles, mask and scale of a layer.
 struct View<'a> {
     angles: &'a Angles,
     mask: &'a str,
@@ -504,7 +505,7 @@ impl Shared {
         })
     }
 
-    /// What `layer` sees.
+    /// The view of `layer`.
     fn view(&self, p: &Params, layer: usize) -> View<'_> {
         let windowed = p.window.as_ref().and_then(|w| w.layers.get(layer)) == Some(&true);
         match &self.window {
@@ -520,7 +521,7 @@ impl Shared {
     }
 }
 
-/// Cosines and sines of the positions' angles.
+/// Computes cosines and sines of the rotary angles.
 fn rotary(b: &mut Builder<'_>, module: &str, rope: &Rope, axis_2: &str) -> Result<Angles> {
     let at = |name: &str| format!("/model/{module}/{name}");
     let (short, long) = rope.frequencies();
@@ -568,8 +569,8 @@ fn rotary(b: &mut Builder<'_>, module: &str, rope: &Rope, axis_2: &str) -> Resul
     })
 }
 
-/// Zero where a query sees a key and [`MASKED`] elsewhere, `[batch, 1, 1, sequence, total]`; and the same for layers with a window that the
-/// model's context exceeds.
+/// The mask `[batch, 1, 1, sequence, total]`: zero where a query sees a key, else [`MASKED`]. Also
+/// the mask of sliding-window layers, if the model's context exceeds the window.
 fn mask(b: &mut Builder<'_>, axis_0: &str, axis_1: &str) -> Result<(String, Option<String>)> {
     let path = "/model/mask";
     let at = |name: &str| format!("{path}/{name}");

@@ -1,4 +1,5 @@
-//! Hugging Face checkpoints: folders with `config.json` and `safetensors` files, of floats or quantized by GPTQ or AWQ.
+//! Hugging Face checkpoints: folders with `config.json` and `safetensors` files, in floats or
+//! quantized with GPTQ or AWQ.
 
 use super::config::{Config, Scheme};
 use super::gptq;
@@ -11,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
-/// Files that a model folder has beside the model, where they exist.
+/// Files copied to the model folder if they exist.
 pub(crate) const COPIED: [&str; 9] = [
     "added_tokens.json",
     "chat_template.jinja",
@@ -24,21 +25,26 @@ pub(crate) const COPIED: [&str; 9] = [
     "vocab.json",
 ];
 
-/// What the names of a model's tensors begin with: of a text model, and of the text model in one that reads pictures, as old and new files have it.
+/// Prefixes of tensor names: of a text model, and of the text model inside an image-and-text model,
+/// in old and new files.
 const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_model."];
 
-/// Converts the checkpoint in the folder `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data`, `config.json` and the
-/// tokenizer's files. Matrices that GPTQ or AWQ quantized keep their bits as E0M; others are `f32`.
+/// Converts the checkpoint folder `input` to the folder `output` with `model.onnx`,
+/// `model.onnx.data`, `config.json` and the tokenizer's files. Matrices quantized with GPTQ or AWQ
+/// keep their bits as E0M; others become `f32`.
 ///
-/// Codes are kept as they are, scales and zero points are exact where they are halves and whole numbers, which they are in what the usual tools
-/// write. Act-order is kept by putting the inputs of a matrix in the order of its groups: those of `down_proj` for nothing, by the
-/// order of the columns of `gate_proj` and `up_proj`; others by a `Gather`, which the matrices that read one value in one order share.
+/// Quantized values are kept. Scales and zero points are exact if they are f16 and integers, which
+/// is what common tools write. Act-order is kept by sorting a matrix's inputs by group: for
+/// `down_proj` at no cost, through the column order of `gate_proj` and `up_proj`; for others with a
+/// `Gather`, which matrices that read the same value in the same order share.
 ///
-/// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
-/// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
+/// `output` must not exist or must be an empty folder, and its parent folder must exist. Files are
+/// written to a temporary folder next to it, which replaces it at the end; after an error nothing
+/// is left.
 ///
-/// Errors: a model type, quantization or other trait that is not supported; tensors that are missing, of no use here, or of another shape or
-/// type than the configuration says; a damaged file; an output that is in the way ([`Error::is_usage`]); a failure to write.
+/// Errors: an unsupported model type, quantization or feature; tensors that are missing,
+/// unexpected, or of another shape or type than the configuration says; a damaged file; an existing
+/// output ([`Error::is_usage`]); a failed write.
 pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let new = NewFolder::create(output, TEMPORARY)?;
     let summary = convert_into(input, new.path(), progress)?;
@@ -46,7 +52,8 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
     Ok(summary)
 }
 
-/// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
+/// Like [`convert`], but writes into the existing folder `folder`. After an error, files already
+/// written stay there.
 pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
     let config = Config::open(&input.join("config.json"))?;
     let scheme = config.scheme()?;
@@ -71,14 +78,14 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
             std::fs::copy(&from, &to).map_err(|e| Error::io("cannot copy to", &to, e))?;
         }
     }
-    // What is written is not quantized as it says.
+    // The new model is not quantized in this way.
     config.map.shift_remove("quantization_config");
     let kept_config = serde_json::Value::Object(config.map);
     write_json(folder, "config.json", &kept_config, true)?;
 
     let keep = scheme.is_some();
     let mut summary = write_model(&tensors, &params, keep, &[], folder, progress)?;
-    // What has no codes in a quantized checkpoint is of floats on purpose.
+    // Float tensors of a quantized checkpoint are floats on purpose.
     summary
         .left
         .retain(|l| tensors.shards.get(&tensors.name(&l.name)).is_none());
@@ -92,8 +99,8 @@ pub fn is_checkpoint(folder: &Path) -> bool {
         && std::fs::read_dir(folder).is_ok_and(|list| list.flatten().any(|item| safetensors(item.path())))
 }
 
-/// The files of the checkpoint in `folder` that [`convert`] reads. Errors: no `safetensors` files, or several without
-/// an index.
+/// The files of the checkpoint in `folder` that [`convert`] reads. Errors: no `safetensors` files, or
+/// several without an index.
 pub fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let small = ["config.json", INDEX].into_iter().chain(COPIED);
     let mut files: Vec<PathBuf> = small.map(|name| folder.join(name)).collect();
@@ -105,7 +112,7 @@ pub fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
 /// The tensors of a folder.
 struct FolderTensors {
     folder: PathBuf,
-    /// What names of the text model begin with.
+    /// Prefix of the text model's names.
     prefix: &'static str,
     shards: Shards,
     scheme: Option<Scheme>,
@@ -122,19 +129,19 @@ impl FolderTensors {
         }
     }
 
-    /// An error about the tensor of this name in the files.
+    /// An error about a tensor, by its name in the files.
     fn bad_tensor(&self, name: &str, what: &str) -> Error {
         Error::file(Stage::Convert, &self.folder, format!("tensor \"{name}\": {what}"))
     }
 
-    /// A tensor that must be there, by its name in the files.
+    /// A required tensor, by its name in the files.
     fn need(&self, name: &str) -> Result<Tensor<'_>> {
         self.used.borrow_mut().insert(name.to_owned());
         let found = self.shards.get(name);
         found.ok_or_else(|| self.bad_tensor(name, "is missing"))
     }
 
-    /// Compares what the configuration claims with the tensors before anything is allocated by it.
+    /// Checks the configuration's claims against the tensors before anything is allocated.
     fn check(&self, p: &Params) -> Result<()> {
         if p.elements().is_none() {
             return Err(self.bad_file(TOO_LARGE));
@@ -181,9 +188,7 @@ impl Tensors for FolderTensors {
                 Some(Scheme::Awq(awq)) => {
                     awq.stored([qweight, part("qzeros")?, part("scales")?], inputs, outputs)
                 }
-                None => {
-                    Err(qweight.bad("is quantized, but config.json has no quantization_config that says how"))
-                }
+                None => Err(qweight.bad("is quantized, but config.json has no quantization_config")),
             };
         }
         let tensor = self.need(name)?;
@@ -218,10 +223,11 @@ impl Tensors for FolderTensors {
     fn all_used(&self) -> Result<()> {
         let used = self.used.borrow();
         let needless = |name: &str| {
-            // Older tools store a table that follows from the configuration, and the embedding twice.
+            // Older tools store a table that follows from the configuration, and the embedding
+            // twice.
             name.ends_with(".rotary_emb.inv_freq")
                 || self.tied && name.ends_with("lm_head.weight")
-                // What reads pictures.
+                // Image encoder.
                 || self.prefix != PREFIXES[0] && !name.starts_with(self.prefix)
         };
         let extra = self
@@ -230,7 +236,7 @@ impl Tensors for FolderTensors {
             .iter()
             .find(|n| !used.contains(*n) && !needless(n));
         extra.map_or(Ok(()), |name| {
-            Err(self.bad_tensor(name, "has no place in this architecture"))
+            Err(self.bad_tensor(name, "is not part of this architecture"))
         })
     }
 }

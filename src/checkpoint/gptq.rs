@@ -1,39 +1,42 @@
-//! Matrices quantized by GPTQ, as `AutoGPTQ` and `GPTQModel` store them: `w = scale * (q - zero)`.
+//! Matrices quantized with GPTQ, as `AutoGPTQ` and `GPTQModel` store them:
+//! `w = scale * (q - zero)`.
 //!
-//! For K inputs, N outputs, groups of g inputs and b bits (2, 3, 4 or 8): `qweight`, `i32[K * b / 32][N]`, each column a stream of bits, the
-//! lowest of a word first; `qzeros`, `i32[ceil(K / g)][N * b / 32]`, each row such a stream; `scales`, `f16[ceil(K / g)][N]`; `g_idx`, `i32[K]`,
-//! the group of each input, which with act-order is not its number divided by g. The format `gptq` stores zero points less 1, `gptq_v2` as they are.
+//! For K inputs, N outputs, groups of g inputs and b bits (2, 3, 4 or 8): `qweight`,
+//! `i32[K * b / 32][N]`, each column a bit stream, lowest bits of a word first; `qzeros`,
+//! `i32[ceil(K / g)][N * b / 32]`, each row such a stream; `scales`, `f16[ceil(K / g)][N]`;
+//! `g_idx`, `i32[K]`, the group of each input, which with act-order differs from its index divided
+//! by g. The format `gptq` stores zero points minus 1, `gptq_v2` unchanged.
 
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
 use crate::error::Result;
 use crate::quant::{Bits, Grid, GridColumn, Grids, by_group};
 
-/// What the configuration says.
+/// GPTQ settings of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gptq {
-    /// Bits of a weight: 2, 3, 4 or 8.
+    /// Bits per weight: 2, 3, 4 or 8.
     pub bits: Bits,
-    /// Inputs of a group; `None` for all of a column.
+    /// Inputs per group; `None` for one group per column.
     pub group: Option<usize>,
-    /// Zero points are stored as they are.
+    /// True if zero points are stored unchanged.
     pub plain_zeros: bool,
 }
 
 /// The tensors of a matrix.
 #[derive(Clone, Copy)]
 pub struct Parts<'a> {
-    /// Codes.
+    /// Quantized weights.
     pub qweight: Tensor<'a>,
     /// Zero points.
     pub qzeros: Tensor<'a>,
     /// Scales.
     pub scales: Tensor<'a>,
-    /// Groups of inputs.
+    /// Group of each input.
     pub g_idx: Option<Tensor<'a>>,
 }
 
-/// Value `i` of a stream of bits whose words are `word(0)`, `word(1)`, ...
+/// Value `i` of a bit stream with the words `word(0)`, `word(1)`, ...
 fn value(bits: Bits, i: usize, word: impl Fn(usize) -> u32) -> u8 {
     let at = i * bits.count() as usize;
     let (w, shift) = (at / 32, at % 32);
@@ -45,7 +48,8 @@ fn value(bits: Bits, i: usize, word: impl Fn(usize) -> u32) -> u8 {
 }
 
 impl Gptq {
-    /// A matrix of `outputs` rows of `inputs`. An error where a tensor has another shape or type, or groups that are not all of the same size.
+    /// A matrix of `outputs` x `inputs`. An error if a tensor has another shape or type, or if
+    /// groups differ in size.
     pub fn stored<'a>(&self, parts: Parts<'a>, inputs: usize, outputs: usize) -> Result<Stored<'a>> {
         let Parts {
             qweight,
@@ -60,7 +64,9 @@ impl Gptq {
                 .filter(|b| b.is_multiple_of(32));
             all.map(|b| b / 32).ok_or_else(|| {
                 let bits = bits.count();
-                qweight.bad(format!("a {k} x {n} matrix of {bits} bits fills no whole words"))
+                qweight.bad(format!(
+                    "a {k} x {n} matrix of {bits} bits does not fill whole words"
+                ))
             })
         };
         let group = self.group.unwrap_or(k);
@@ -79,7 +85,7 @@ impl Gptq {
             }
             None => None,
         };
-        // Rounded up, as a group of ours is a multiple of 8 weights and may be longer than a column.
+        // Rounded up: an E0M group is a multiple of 8 weights and may be longer than a column.
         let packed_group = self.group.unwrap_or_else(|| k.next_multiple_of(8));
         let plain_zeros = self.plain_zeros;
         let grids = || {
@@ -88,7 +94,7 @@ impl Gptq {
                 let stored = value(bits, j, |w| qzeros.word(g * zero_words + w));
                 match (plain_zeros, bits) {
                     (true, _) => stored,
-                    // As the packages that write these files read them.
+                    // As the tools that write these files read them.
                     (false, Bits::Three) => stored + 1,
                     (false, _) => stored.wrapping_add(1) & bits.top(),
                 }
@@ -116,7 +122,7 @@ impl Gptq {
             rows: decoded(grids(), order.clone()),
             grids: Some(grids()),
             order,
-            kind: format!("GPTQ of {} bits", bits.count()),
+            kind: format!("{}-bit GPTQ", bits.count()),
             bytes: all.iter().flatten().map(|t| t.bytes.len() as u64).sum(),
         })
     }

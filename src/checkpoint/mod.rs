@@ -1,7 +1,8 @@
-//! Checkpoints of decoders, of any [`Architecture`], as ONNX models.
+//! Converts decoder checkpoints of any supported [`Architecture`] to ONNX models.
 //!
-//! [`Builder`] writes graph and weights from [`Params`] and [`Tensors`], which the readers of file formats provide: [`crate::gguf`], and
-//! [`folder`] for those of Hugging Face, plain or quantized by GPTQ or AWQ.
+//! [`Builder`] writes graph and weights from [`Params`] and [`Tensors`], which readers of file
+//! formats provide: [`crate::gguf`], and [`folder`] for Hugging Face checkpoints, plain or
+//! quantized with GPTQ or AWQ.
 
 mod awq;
 mod config;
@@ -30,47 +31,48 @@ use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-/// How the name of the temporary folder of a conversion starts.
+/// Prefix of the temporary folder of a conversion.
 pub(crate) const TEMPORARY: &str = ".convert-";
 
-/// How far a conversion is.
+/// Progress of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
     /// The weight being written, by its name in the graph.
     pub tensor: &'a str,
-    /// Bytes of weights written, each weight counted as an `f32`.
+    /// Bytes of weights written; each weight counts as an `f32`.
     pub done: u64,
-    /// Bytes of weights in all, counted likewise.
+    /// Total bytes of weights, counted in the same way.
     pub total: u64,
 }
 
-/// What a conversion made.
+/// Result of a conversion.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Architecture, as the checkpoint names it.
     pub architecture: String,
-    /// The model's own name, if the checkpoint tells one.
+    /// The model's own name, if the checkpoint has one.
     pub name: Option<String>,
     /// Number of layers.
     pub layers: usize,
     /// Number of weights.
     pub parameters: u64,
-    /// How many tensors of each type the checkpoint had, by the type's name.
+    /// Number of tensors per type in the checkpoint, by type name.
     pub source_types: BTreeMap<String, usize>,
-    /// Entries of the vocabulary, as the model counts them.
+    /// Vocabulary size of the model.
     pub vocab: usize,
-    /// Longest sequence that the model was made for.
+    /// Longest sequence that the model supports.
     pub context: usize,
     /// Bytes of `model.onnx.data`.
     pub data_bytes: u64,
-    /// Weights that kept their few bits, with the error that this added: in place of the method's, against the weights that the checkpoint's
-    /// codes stand for.
+    /// Weights that kept their bits, with the error that the conversion added relative to the
+    /// weights of the checkpoint.
     pub kept: Vec<Quantized>,
-    /// Weights that are floats though bits were to be kept.
+    /// Weights stored as floats although bits were to be kept.
     pub left: Vec<Left>,
 }
 
-/// Writes `model.onnx` and its data into `folder`. `metadata` are entries of the model's; of them `name` is the model's own.
+/// Writes `model.onnx` and its data into `folder`. `metadata` becomes the model's metadata; the
+/// entry `name` is the model's own name.
 pub(crate) fn write_model(
     tensors: &dyn Tensors,
     params: &Params,
@@ -112,10 +114,10 @@ pub(crate) fn write_model(
     })
 }
 
-/// What is wrong with sizes whose products are no sizes.
+/// Message for sizes whose product overflows.
 pub(crate) const TOO_LARGE: &str = "a model of these sizes is too large";
 
-/// Weights of few bits, as [`Summary`] lists them.
+/// Lists of weights for [`Summary`].
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Kept {
     /// See [`Summary::kept`].

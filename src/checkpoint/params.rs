@@ -1,23 +1,25 @@
-//! Sizes and traits of a decoder, whichever file they are read from.
+//! Parameters of a decoder, independent of the file format.
 
 use super::rope::Rope;
 
-/// Architectures that [`super::Builder`] knows.
+/// Architectures that [`super::Builder`] supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
-    /// Llama 1 to 3, `SmolLM`, and what else calls itself so.
+    /// Llama 1 to 3, `SmolLM`, and other models of this type.
     Llama,
-    /// Qwen1.5, Qwen2 and Qwen2.5: queries, keys and values have biases.
+    /// Qwen1.5, Qwen2 and Qwen2.5: biases in queries, keys and values.
     Qwen2,
-    /// Qwen3: normalised queries and keys.
+    /// Qwen3: normalized queries and keys.
     Qwen3,
-    /// Gemma: scaled embeddings, GELU, norms whose weights are 1 and something.
+    /// Gemma: scaled embeddings, GELU, norm weights stored minus 1.
     Gemma,
-    /// Gemma 2: also soft-capping, norms behind attention and MLP, a window in every other layer.
+    /// Gemma 2: also soft-capping, norms after attention and MLP, a sliding window in every other
+    /// layer.
     Gemma2,
-    /// Gemma 3, its text model: also normalised queries and keys, windows in five layers of six, which have a rotary base of their own.
+    /// Gemma 3 (text model): also normalized queries and keys, and sliding windows in five of six
+    /// layers, with their own rotary base.
     Gemma3,
-    /// Phi-3, Phi-3.5 and Phi-4-mini: joint projections, frequencies that depend on the length.
+    /// Phi-3, Phi-3.5 and Phi-4-mini: fused projections, length-dependent frequencies.
     Phi3,
 }
 
@@ -54,7 +56,7 @@ impl Architecture {
         }
     }
 
-    /// Class of Hugging Face's library.
+    /// Class name in Hugging Face's library.
     pub const fn class(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
@@ -67,27 +69,28 @@ impl Architecture {
         }
     }
 
-    /// One of those of Gemma.
+    /// True for the Gemma architectures.
     pub const fn is_gemma(self) -> bool {
         matches!(self, Self::Gemma | Self::Gemma2 | Self::Gemma3)
     }
 
-    /// Queries and keys of each head are normalised before their rotation.
+    /// True if the queries and keys of each head are normalized before rotation.
     pub const fn normalizes_heads(self) -> bool {
         matches!(self, Self::Qwen3 | Self::Gemma3)
     }
 
-    /// What attention and MLP make is normalised before it is added to the residual stream.
+    /// True if the results of attention and MLP are normalized before they are added to the
+    /// residual stream.
     pub const fn normalizes_results(self) -> bool {
         matches!(self, Self::Gemma2 | Self::Gemma3)
     }
 
-    /// Queries, keys and values are one matrix, gate and up another.
+    /// True if queries, keys and values are one matrix, and gate and up another.
     pub const fn joins_projections(self) -> bool {
         matches!(self, Self::Phi3)
     }
 
-    /// Function of the gate.
+    /// Activation function of the gate.
     pub const fn activation(self) -> Activation {
         if self.is_gemma() {
             Activation::GeluTanh
@@ -96,7 +99,7 @@ impl Architecture {
         }
     }
 
-    /// What rows of an embedding of this width are multiplied by.
+    /// Factor for embedding rows of this width.
     pub fn embedding_scale(self, hidden: usize) -> f32 {
         if self.is_gemma() {
             (hidden as f32).sqrt()
@@ -105,10 +108,11 @@ impl Architecture {
         }
     }
 
-    /// The layers that see a window of the latest keys, where the checkpoint does not list them. `None`: all.
+    /// Default layer pattern if the checkpoint does not list one: every n-th layer has full
+    /// attention, the others a sliding window. `None`: all layers have the window.
     pub const fn window_period(self) -> Option<usize> {
         match self {
-            // The last of each so many layers sees all keys.
+            // The last layer of each period has full attention.
             Self::Gemma2 => Some(2),
             Self::Gemma3 => Some(6),
             _ => None,
@@ -116,35 +120,35 @@ impl Architecture {
     }
 }
 
-/// Function between the matrices of the MLP.
+/// Activation function of the MLP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
-    /// GELU by its tanh formula.
+    /// GELU, tanh form.
     GeluTanh,
 }
 
-/// Attention over the latest keys.
+/// Sliding-window attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
-    /// Keys that a query sees, its own included.
+    /// Keys that a query sees, including its own.
     pub length: usize,
-    /// Whether a layer has the window, for each.
+    /// For each layer, whether it has the window.
     pub layers: Vec<bool>,
-    /// Rotary embedding of those layers, where it is another one.
+    /// Rotary embedding of those layers, if different.
     pub rope: Option<Rope>,
 }
 
 impl Window {
-    /// A window of `length` keys in those of `layers`. `None` where it shortens nothing in a `context` of so many tokens, and these layers are
-    /// like the others in all else.
+    /// A window of `length` keys in the given `layers`. `None` if the window is not shorter than
+    /// `context` tokens and these layers are otherwise like the others.
     pub fn new(length: usize, layers: Vec<bool>, rope: Option<Rope>, context: usize) -> Option<Self> {
         let matters = layers.contains(&true) && (length < context || rope.is_some());
         matters.then_some(Self { length, layers, rope })
     }
 
-    /// Which of `layers` layers of `architecture` have the window.
+    /// For each of `layers` layers of `architecture`, whether it has the window.
     pub fn of(architecture: Architecture, layers: usize) -> Vec<bool> {
         let period = architecture.window_period();
         (1..=layers)
@@ -153,7 +157,7 @@ impl Window {
     }
 }
 
-/// Sizes and numbers of a model.
+/// Parameters of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Params {
     /// Architecture.
@@ -162,56 +166,56 @@ pub struct Params {
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
-    /// Width between the matrices of the MLP.
+    /// Intermediate size of the MLP.
     pub intermediate: usize,
-    /// Query heads.
+    /// Number of query heads.
     pub heads: usize,
-    /// Key and value heads; divides `heads`.
+    /// Number of key and value heads; divides `heads`.
     pub kv_heads: usize,
-    /// Width of a head; even.
+    /// Head size; even.
     pub head_dim: usize,
     /// Rotary embedding.
     pub rope: Rope,
-    /// Layers whose queries do not see all keys before them.
+    /// Sliding-window attention, if any layer has it.
     pub window: Option<Window>,
-    /// Scores of attention are multiplied by this.
+    /// Factor for attention scores.
     pub scale: f32,
-    /// Scores `s` become `cap * tanh(s / cap)`.
+    /// Soft-capping: scores `s` become `cap * tanh(s / cap)`.
     pub score_cap: Option<f32>,
-    /// Logits likewise.
+    /// Soft-capping of logits.
     pub logit_cap: Option<f32>,
-    /// Rows of the embedding are multiplied by this.
+    /// Factor for embedding rows.
     pub embedding_scale: f32,
     /// Added to the stored weights of norms.
     pub norm_offset: f32,
-    /// Added to the mean square in normalisations.
+    /// Epsilon of the normalizations.
     pub eps: f32,
-    /// Rows of the embedding.
+    /// Vocabulary size: rows of the embedding.
     pub vocab: usize,
-    /// Longest sequence that the model was made for.
+    /// Longest sequence that the model supports.
     pub context: usize,
-    /// The embedding is the output matrix too.
+    /// True if the embedding is also the output matrix.
     pub tied: bool,
-    /// The query, key and value projections have biases.
+    /// True if the query, key and value projections have biases.
     pub qkv_bias: bool,
-    /// The output projection of attention has a bias.
+    /// True if the output projection of attention has a bias.
     pub output_bias: bool,
-    /// The matrices of the MLP have biases.
+    /// True if the matrices of the MLP have biases.
     pub mlp_bias: bool,
 }
 
 impl Params {
-    /// Width of all queries.
+    /// Total width of the queries.
     pub fn q_width(&self) -> usize {
         self.heads * self.head_dim
     }
 
-    /// Width of all keys, and of all values.
+    /// Total width of the keys, and of the values.
     pub fn kv_width(&self) -> usize {
         self.kv_heads * self.head_dim
     }
 
-    /// Number of weights; `None` where that, in `f32`, is more than memory can be.
+    /// Number of weights; `None` if their `f32` size overflows.
     pub fn elements(&self) -> Option<usize> {
         let on = |on: bool, n: usize| if on { n } else { 0 };
         let q = self.heads.checked_mul(self.head_dim)?;

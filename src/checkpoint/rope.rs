@@ -1,69 +1,70 @@
-//! Rotary embeddings: which frequencies the elements of a head turn with, and how these are scaled for long sequences.
+//! Rotary embeddings: frequencies, and their scaling for long sequences.
 
 use serde_json::{Value, json};
 use std::f64::consts::TAU;
 
-/// A rotary embedding: elements `i` and `i + width / 2` of a head turn by `position * frequency(i)`.
+/// A rotary embedding: elements `i` and `i + width / 2` of a head rotate by
+/// `position * frequency(i)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rope {
-    /// Base: frequency i is `theta^(-2 i / width)` before it is scaled.
+    /// Base: frequency i before scaling is `theta^(-2 i / width)`.
     pub theta: f32,
-    /// Elements of a head that are turned, its first; even.
+    /// Number of rotated elements, at the start of a head; even.
     pub width: usize,
-    /// How frequencies are scaled.
+    /// Scaling of the frequencies.
     pub scaling: Scaling,
-    /// Each frequency is also divided by its own of these, half as many as `width`.
+    /// Additional divisors, one per frequency (`width / 2`).
     pub divisors: Option<Vec<f32>>,
-    /// Cosines and sines are multiplied by this.
+    /// Factor for cosines and sines.
     pub magnitude: f32,
 }
 
-/// A way to scale frequencies. Names and formulas are those of Hugging Face's library.
+/// Scaling of frequencies, with the names and formulas of Hugging Face's library.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
-    /// Not at all.
+    /// No scaling.
     Default,
-    /// All are divided by a factor.
+    /// All frequencies are divided by a factor.
     Linear {
         /// The factor.
         factor: f32,
     },
-    /// Low ones are divided by a factor, high ones stay, those between are mixed.
+    /// Low frequencies are divided by a factor, high ones are unchanged, those between are blended.
     Llama3 {
         /// The factor.
         factor: f32,
-        /// Frequencies of fewer turns in `original` tokens are low.
+        /// Frequencies with fewer turns in `original` tokens are low.
         low: f32,
-        /// Those of more turns are high.
+        /// Frequencies with more turns are high.
         high: f32,
-        /// Context that the model was first made for.
+        /// Original context length of the model.
         original: f32,
     },
-    /// `YaRN`: as `Llama3`, mixed in proportion to their number, not to their turns.
+    /// `YaRN`: like `Llama3`, but blended by index instead of by turns.
     Yarn {
         /// The factor.
         factor: f32,
-        /// Turns from which on frequencies are high.
+        /// Frequencies with at least this many turns are high.
         fast: f32,
-        /// Turns up to which they are low.
+        /// Frequencies with at most this many turns are low.
         slow: f32,
-        /// Context that the model was first made for.
+        /// Original context length of the model.
         original: f32,
-        /// The bounds between low, mixed and high are whole numbers of frequencies.
+        /// True if the bounds of the blend are rounded to whole indices.
         truncate: bool,
     },
-    /// `LongRoPE`: each has a divisor, which depends on the length of the sequence.
+    /// `LongRoPE`: each frequency has a divisor, which depends on the length of the sequence.
     Long {
-        /// Divisors for sequences of up to `original` tokens, half as many as the width.
+        /// Divisors for sequences of up to `original` tokens (`width / 2`).
         short: Vec<f32>,
-        /// Divisors for longer ones.
+        /// Divisors for longer sequences.
         long: Vec<f32>,
-        /// Context that the model was first made for.
+        /// Original context length of the model.
         original: usize,
     },
 }
 
-/// The factor for cosines and sines that `YaRN` wants where frequencies are divided by `factor`.
+/// Factor for cosines and sines that `YaRN` uses when frequencies are divided by `factor`.
 pub fn yarn_magnitude(factor: f32) -> f32 {
     if factor > 1.0 {
         0.1 * factor.ln() + 1.0
@@ -72,9 +73,10 @@ pub fn yarn_magnitude(factor: f32) -> f32 {
     }
 }
 
-/// The factor for cosines and sines that `LongRoPE` wants for a context of `factor` times `original` tokens.
+/// Factor for cosines and sines that `LongRoPE` uses for a context of `factor` times `original`
+/// tokens.
 pub fn long_magnitude(factor: f64, original: usize) -> f32 {
-    #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+    #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
     if factor > 1.0 {
         (1.0 + factor.ln() / (original as f64).ln()).sqrt() as f32
     } else {
@@ -82,13 +84,13 @@ pub fn long_magnitude(factor: f64, original: usize) -> f32 {
     }
 }
 
-/// An `f32` as the shortest decimal that reads back as the same `f32`.
+/// The shortest decimal that reads back as the same `f32`.
 pub fn decimal(v: f32) -> Value {
     v.to_string().parse::<f64>().map_or(Value::Null, Value::from)
 }
 
 impl Rope {
-    /// Frequencies without scaling.
+    /// Without scaling.
     pub fn plain(theta: f32, width: usize) -> Self {
         Self {
             theta,
@@ -99,19 +101,20 @@ impl Rope {
         }
     }
 
-    /// An error, in words, where a frequency is no positive number.
+    /// Returns a message if a frequency is not a positive number.
     pub fn check(&self) -> Result<(), String> {
         let (short, long) = self.frequencies();
         let mut all = short.iter().chain(long.iter().flat_map(|(_, long)| long));
         match all.find(|f| !(f.is_finite() && **f > 0.0)) {
             Some(f) => Err(format!(
-                "a rotary frequency of {f} follows from it and the scaling"
+                "with the scaling it gives a rotary frequency of {f}; expected a positive number"
             )),
             None => Ok(()),
         }
     }
 
-    /// Frequencies of short sequences, and those of long ones with the longest short length, where these differ.
+    /// Frequencies of short sequences and, if different, the longest short length and the
+    /// frequencies of long sequences.
     pub fn frequencies(&self) -> (Vec<f32>, Option<(usize, Vec<f32>)>) {
         match &self.scaling {
             Scaling::Long {
@@ -145,7 +148,7 @@ impl Rope {
             .collect()
     }
 
-    /// What `config.json` says of the scaling; null where there is none.
+    /// The scaling entry for `config.json`; null if there is no scaling.
     pub fn scaling_json(&self) -> Value {
         match &self.scaling {
             Scaling::Default => Value::Null,
@@ -182,9 +185,9 @@ impl Rope {
 }
 
 impl Scaling {
-    /// What frequency `i`, which is `frequency`, is divided by.
+    /// Divisor of frequency `i`, whose value is `frequency`.
     fn divisor(&self, rope: &Rope, i: usize, frequency: f64) -> f64 {
-        // The share `kept` of a frequency stays, the rest of it is divided by the factor.
+        // The share `kept` of a frequency stays, and the rest is divided by the factor.
         let mixed = |kept: f64, factor: f32| 1.0 / (kept + (1.0 - kept) / f64::from(factor));
         match *self {
             Self::Default | Self::Long { .. } => 1.0,
@@ -207,7 +210,7 @@ impl Scaling {
                 truncate,
             } => {
                 let width = rope.width as f64;
-                // The number, a fraction perhaps, of the frequency of so many turns.
+                // The fractional index of the frequency with this many turns.
                 let number = |turns: f32| {
                     let turns = f64::from(turns) * TAU;
                     width * (f64::from(original) / turns).ln() / (2.0 * f64::from(rope.theta).ln())

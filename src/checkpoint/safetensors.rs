@@ -1,4 +1,5 @@
-//! Files in the format `safetensors`: eight bytes with the length of a header, the header in JSON, the tensors' bytes. Mapped, not read.
+//! Memory-mapped `safetensors` files: the header length in eight bytes, the header in JSON, the
+//! tensors' bytes.
 
 use crate::error::{Error, Result, Stage};
 use crate::mapped::Mapped;
@@ -10,7 +11,7 @@ use std::fs::File;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// Bytes of the header at most, as the format has it.
+/// Maximum header size in the format, in bytes.
 const MAX_HEADER: usize = 100_000_000;
 
 /// An entry of the header.
@@ -26,11 +27,11 @@ struct Entry {
 pub struct Tensor<'a> {
     /// Name in the file.
     pub name: &'a str,
-    /// Type as the format names it.
+    /// Type name in the format.
     pub dtype: &'a str,
-    /// Sizes, the outermost first.
+    /// Sizes, outermost axis first.
     pub shape: &'a [usize],
-    /// Its elements, little-endian.
+    /// Little-endian elements.
     pub bytes: &'a [u8],
     path: &'a Path,
 }
@@ -58,17 +59,17 @@ impl Tensor<'_> {
         }
         let found = self.shape;
         Err(self.bad(format!(
-            "expected shape {shape:?} by the configuration, found {found:?}"
+            "expected shape {shape:?} from the configuration, found {found:?}"
         )))
     }
 
-    /// Element `i` of an `I32` tensor as its bits; 0 beyond the end.
+    /// The bits of element `i` of an `I32` tensor; 0 past the end.
     pub fn word(&self, i: usize) -> u32 {
         let bytes = self.bytes.as_chunks::<4>().0;
         bytes.get(i).map_or(0, |b| u32::from_le_bytes(*b))
     }
 
-    /// All elements as `f32`. An error unless it has this shape and they are finite.
+    /// All elements as `f32`. An error unless the shape matches and all are finite.
     pub fn finite(&self, shape: &[usize]) -> Result<Vec<f32>> {
         self.expect_shape(shape)?;
         let mut all = vec![0.0; shape.iter().product()];
@@ -79,7 +80,7 @@ impl Tensor<'_> {
         }
     }
 
-    /// Elements `first .. first + out.len()` as `f32`. An error for types that are no floats.
+    /// Elements `first .. first + out.len()` as `f32`. An error for types other than floats.
     pub fn floats(&self, first: usize, out: &mut [f32]) -> Result<()> {
         fn read<const N: usize>(
             bytes: &[u8],
@@ -108,7 +109,7 @@ impl Tensor<'_> {
             Ok(())
         } else {
             Err(self.bad(format!(
-                "no elements {first} to {}",
+                "elements {first} to {} do not exist",
                 first.saturating_add(out.len())
             )))
         }
@@ -122,14 +123,14 @@ struct Place {
     bytes: Range<usize>,
 }
 
-/// The tensors of the files of a checkpoint.
+/// The tensors of a checkpoint's files.
 pub struct Shards {
     files: Vec<(PathBuf, Mapped)>,
     tensors: HashMap<String, Place>,
     names: Vec<String>,
 }
 
-/// Bits of an element, of types that are read or may stand beside them.
+/// Bits per element of known types.
 fn bits(dtype: &str) -> Option<usize> {
     Some(match dtype {
         "BOOL" | "U8" | "I8" | "F8_E4M3" | "F8_E5M2" => 8,
@@ -143,7 +144,7 @@ fn bits(dtype: &str) -> Option<usize> {
 /// The file that says which tensor is in which file of a checkpoint.
 pub const INDEX: &str = "model.safetensors.index.json";
 
-/// The files of a checkpoint: those that an index lists, or the only one.
+/// The files of a checkpoint: those listed in an index, or the only one.
 pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     #[derive(Deserialize)]
     struct Index {
@@ -153,7 +154,7 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     if index.is_file() {
         let text = std::fs::read(&index).map_err(|e| Error::io("cannot read", &index, e))?;
         let parsed: Index = serde_json::from_slice(&text)
-            .map_err(|e| Error::parse(Stage::Convert, &index, "not an index of safetensors files", e))?;
+            .map_err(|e| Error::parse(Stage::Convert, &index, "invalid index of safetensors files", e))?;
         let mut names: Vec<&String> = parsed.weight_map.values().collect();
         names.sort();
         names.dedup();
@@ -163,7 +164,7 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
                 if Path::new(name).file_name().is_some_and(|f| f == name.as_str()) {
                     return Ok(folder.join(name));
                 }
-                let what = format!("\"{name}\" is no name of a file in the folder");
+                let what = format!("\"{name}\" is not a file name in the folder");
                 Err(Error::file(Stage::Convert, &index, what))
             })
             .collect();
@@ -184,11 +185,12 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
         0 => Err(Error::file(
             Stage::Convert,
             folder,
-            "there is no safetensors file in it",
+            "the folder contains no safetensors file",
         )),
         n => {
             let what = format!(
-                "{n} safetensors files and no model.safetensors.index.json that says which belong together"
+                "the folder contains {n} safetensors files but no model.safetensors.index.json, \
+                 which lists the files of a model"
             );
             Err(Error::file(Stage::Convert, folder, what))
         }
@@ -196,8 +198,8 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
 }
 
 impl Shards {
-    /// Opens the checkpoint in `folder`. Every length and offset is compared with the size of the file. The files must not be changed by others
-    /// while they are open.
+    /// Opens the checkpoint in `folder`. All lengths and offsets are checked against the file size.
+    /// The files must not change while they are open.
     pub fn open(folder: &Path) -> Result<Self> {
         let mut out = Self {
             files: Vec::new(),
@@ -222,13 +224,13 @@ impl Shards {
             .and_then(|n| all.get(8..8 + n))
             .ok_or_else(|| {
                 bad(format!(
-                    "expected 8 bytes with the length of the header and the header, found a file of {} bytes that is no \
-                     safetensors file, or cut off",
+                    "not a safetensors file, or truncated: expected 8 bytes with the header length and \
+                     the header, found a file of {} bytes",
                     all.len()
                 ))
             })?;
         let mut entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)
-            .map_err(|e| Error::parse(Stage::Convert, &path, "not a header of safetensors", e))?;
+            .map_err(|e| Error::parse(Stage::Convert, &path, "invalid safetensors header", e))?;
         entries.remove("__metadata__");
         let data = 8 + header.len();
         for (name, entry) in entries {
@@ -242,13 +244,13 @@ impl Shards {
             let wanted = bits(&dtype)
                 .zip(count)
                 .and_then(|(bits, n)| Some(n.checked_mul(bits)? / 8));
-            // The bytes of a type that is not known are not looked at.
+            // The bytes of an unknown type are not checked.
             let fits = bits(&dtype).is_none() || wanted.is_some_and(|n| end.checked_sub(start) == Some(n));
             let range = data.checked_add(start).zip(data.checked_add(end));
             let range = range.filter(|(start, end)| fits && start <= end && *end <= all.len());
             let Some((start, end)) = range else {
                 return Err(bad(format!(
-                    "{dtype} {shape:?} at bytes {start} to {end} of {}; the file is damaged or cut off",
+                    "{dtype} {shape:?} at bytes {start} to {end} of {}; the file is damaged or truncated",
                     all.len() - data
                 )));
             };
@@ -259,7 +261,7 @@ impl Shards {
                 bytes: start..end,
             };
             if self.tensors.insert(name.clone(), place).is_some() {
-                return Err(bad("it occurs twice".to_owned()));
+                return Err(bad("occurs twice".to_owned()));
             }
             self.names.push(name);
         }

@@ -1,19 +1,20 @@
-//! What a checkpoint must tell of its tensors.
+//! Interface to the tensors of a checkpoint.
 
 use crate::error::{Error, Result};
 use crate::quant::{GridColumn, Grids};
 use std::collections::BTreeMap;
 
-/// Reads rows as `f32`: from the given row on, as many as the buffer holds.
+/// Reads rows as `f32`: from the given row, as many as the buffer holds.
 pub type Rows<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + 'a>;
 
-/// A tensor as a checkpoint stores it, in the order of the graph's heads.
+/// A stored tensor, in the order of the graph's heads.
 pub struct Stored<'a> {
-    /// Its elements.
+    /// Reads its elements.
     pub rows: Rows<'a>,
-    /// Where they are codes on grids: the matrix of `inputs` rows and `outputs` columns, whose column j is row j of the tensor.
+    /// For quantized tensors: the matrix of `inputs` rows and `outputs` columns; its column j is
+    /// row j of the tensor.
     pub grids: Option<Grids<'a>>,
-    /// Row i of `grids` is for input `order[i]`; `None` where that is i.
+    /// Row i of `grids` is for input `order[i]`; `None` if that is i.
     pub order: Option<Vec<usize>>,
     /// Name of the type.
     pub kind: String,
@@ -21,26 +22,26 @@ pub struct Stored<'a> {
     pub bytes: u64,
 }
 
-/// The tensors of a checkpoint, by the names that they have in checkpoints of Hugging Face. Errors name them as the file does.
+/// The tensors of a checkpoint, by their Hugging Face names. Errors use the names of the file.
 pub trait Tensors {
-    /// The tensor of this name and shape, a weight `[outputs, inputs]`. An error where there is none or it has another shape or a type that
-    /// cannot be read.
+    /// The tensor with this name and shape; a weight is `[outputs, inputs]`. An error if it is
+    /// missing, has another shape, or has an unsupported type.
     fn stored(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>>;
 
-    /// An error about the tensor of this name.
+    /// An error about the tensor with this name.
     fn bad(&self, name: &str, what: &str) -> Error;
 
-    /// An error about all of it.
+    /// An error about the checkpoint as a whole.
     fn bad_file(&self, what: &str) -> Error;
 
-    /// How many tensors of each type there are, by the type's name.
+    /// Number of tensors per type, by type name.
     fn types(&self) -> BTreeMap<String, usize>;
 
-    /// An error naming a tensor that nothing has asked for, if there is one.
+    /// An error naming a tensor that was never requested, if there is one.
     fn all_used(&self) -> Result<()>;
 }
 
-/// Rows of a matrix on grids.
+/// Reads rows of a quantized matrix.
 pub fn decoded<'a>(grids: Grids<'a>, order: Option<Vec<usize>>) -> Rows<'a> {
     Box::new(move |first, out| {
         let (mut column, mut weights) = (GridColumn::default(), Vec::new());

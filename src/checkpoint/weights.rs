@@ -1,4 +1,4 @@
-//! Weights and nodes of a model that is being written.
+//! Writes the weights and nodes of a converted model.
 
 use super::{Kept, Params, Stored, Tensors};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -8,9 +8,9 @@ use crate::graph::op::OWN_DOMAIN;
 use crate::quant::{Bits, Grids, Packed as PackedMatrix, QuantError};
 use crate::tensor::{DType, HostTensor, TensorError};
 
-/// Elements that are decoded at once when a tensor is copied in its own order.
+/// Elements decoded at once when a tensor is copied in its own order.
 const CHUNK: usize = 1 << 20;
-/// Rows of a transposed matrix that are gathered at once.
+/// Rows of a transposed matrix gathered at once.
 const STRIPE: usize = 64;
 
 /// Writes the graph and its weights.
@@ -20,16 +20,16 @@ pub struct Builder<'a> {
     pub(super) out: ModelWriter,
     pub(super) keep_bits: bool,
     pub(super) kept: Kept,
-    /// The value whose elements were last put in another order, that order, and the result.
+    /// The last reordered value, its order, and the result.
     ordered: Option<(String, Vec<usize>, String)>,
-    /// Called with a tensor's name and the bytes of it that were written, in `f32`.
+    /// Receives a tensor's name and the number of written bytes, in `f32`.
     progress: &'a mut dyn FnMut(&str, u64),
 }
 
 /// A constant matrix of the graph, `[inputs, outputs]`.
 #[derive(Clone, Debug)]
 pub(super) enum Matrix {
-    /// The name of a float one.
+    /// Name of a float matrix.
     Float(String),
     Packed(Packed),
 }
@@ -40,7 +40,7 @@ pub(super) struct Packed {
     scales: String,
     bits: Bits,
     group: usize,
-    /// Its row i is for input `order[i]`.
+    /// Row i is for input `order[i]`.
     pub(super) order: Option<Vec<usize>>,
 }
 
@@ -65,8 +65,9 @@ fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
 }
 
 impl<'a> Builder<'a> {
-    /// A builder over an empty model file. With `keep_bits` matrices that are stored as codes on grids stay such, as E0M. `progress` is
-    /// called with the name of a weight and the number of bytes of it that were written since the last call, each weight counted as an `f32`.
+    /// A builder for an empty model file. With `keep_bits`, quantized matrices are stored as E0M.
+    /// `progress` receives the name of a weight and the bytes written since the last call, each
+    /// weight counted as an `f32`.
     pub fn new(
         tensors: &'a dyn Tensors,
         params: &'a Params,
@@ -102,7 +103,7 @@ impl<'a> Builder<'a> {
             })
     }
 
-    /// Copies a vector with `offset` added to its elements, in the order of `columns` if that is given.
+    /// Copies a vector, adds `offset` to its elements, and reorders it by `columns` if given.
     pub(super) fn vector(
         &mut self,
         name: &str,
@@ -124,7 +125,8 @@ impl<'a> Builder<'a> {
             })
     }
 
-    /// Copies a matrix of `outputs` rows as its transpose `[inputs, outputs]`, its columns in the order of `columns` if that is given.
+    /// Copies a matrix of `outputs` rows as its transpose `[inputs, outputs]`, with columns in the
+    /// order `columns` if given.
     pub(super) fn matrix(
         &mut self,
         name: &str,
@@ -160,7 +162,7 @@ impl<'a> Builder<'a> {
         Ok(Matrix::Float(name.to_owned()))
     }
 
-    /// The grids of a matrix that keeps its bits. One that is to be kept and cannot is noted.
+    /// The grids of a matrix that keeps its bits. Records matrices that cannot keep them.
     pub(super) fn grids<'s>(
         &mut self,
         name: &str,
@@ -175,7 +177,7 @@ impl<'a> Builder<'a> {
             None => format!("it is stored as {}", stored.kind),
             Some(g) => match PackedMatrix::check(g.bits, g.group, g.k, g.n) {
                 Err(e @ QuantError::Size { .. }) => e.to_string(),
-                // Other errors are those of packing.
+                // Packing reports other errors.
                 _ => return grids,
             },
         };
@@ -187,7 +189,7 @@ impl<'a> Builder<'a> {
         None
     }
 
-    /// Writes a matrix of codes on grids, its columns in the order of `columns` if that is given.
+    /// Writes a quantized matrix, with columns in the order `columns` if given.
     pub(super) fn pack<'g>(
         &mut self,
         name: &str,
@@ -226,7 +228,7 @@ impl<'a> Builder<'a> {
         Ok(out)
     }
 
-    /// The product of `x` and a matrix, made by the node `path` as the value `output`.
+    /// Adds the matmul of `x` and a matrix: node `path`, value `output`.
     pub(super) fn product(&mut self, path: &str, x: &str, matrix: &Matrix, output: &str) -> Result<()> {
         let packed = match matrix {
             Matrix::Float(name) => return self.node_as("MatMul", path, &[x, name], &[], output),
@@ -239,7 +241,7 @@ impl<'a> Builder<'a> {
         self.own_node("MatMulE0M", path, &x, packed, output)
     }
 
-    /// A node of our own domain that reads a packed matrix.
+    /// Adds a node of this project's domain that reads a packed matrix.
     pub(super) fn own_node(
         &mut self,
         op: &str,
@@ -258,7 +260,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// The elements of `x` along its last axis in another order. Products that read one value in one order share the result.
+    /// Reorders `x` along its last axis. Matmuls that read one value in one order share the result.
     fn in_order(&mut self, path: &str, x: &str, order: &[usize]) -> Result<String> {
         if let Some((of, known, result)) = &self.ordered
             && of == x
@@ -301,7 +303,7 @@ impl<'a> Builder<'a> {
         self.constant(name, HostTensor::from_f32(&[], &[value]))
     }
 
-    /// Adds a node named `path` with one output of the given name.
+    /// Adds a node named `path` with one named output.
     pub(super) fn node_as(
         &mut self,
         op: &str,
@@ -320,7 +322,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Adds a node named `path`; the value it makes is returned.
+    /// Adds a node named `path` and returns its output.
     pub(super) fn node(
         &mut self,
         op: &str,
@@ -334,11 +336,11 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Rows of a tensor, from `first` on. An error where one is not finite.
+/// Reads rows of a tensor from `first` on. An error if an element is not finite.
 fn read(tensors: &dyn Tensors, name: &str, stored: &Stored<'_>, first: usize, out: &mut [f32]) -> Result<()> {
     (stored.rows)(first, out)?;
     match out.iter().find(|v| !v.is_finite()) {
-        Some(v) => Err(tensors.bad(name, &format!("one of its elements is {v}"))),
+        Some(v) => Err(tensors.bad(name, &format!("has the element {v}; expected finite numbers"))),
         None => Ok(()),
     }
 }

@@ -1,12 +1,12 @@
-//! Answers of a model as they are streamed, and the options that they take beside sampling.
+//! Streaming of a model's answers, and their options other than sampling.
 
 use super::fields::{in_file_of, option_of};
 use super::load::load;
-use super::options::{ExecOptions, check_writable, read_text, whole};
-use super::output::{count, note, put};
+use super::options::{ExecOptions, check_writable, from_zero, read_text, whole};
+use super::output::{count, detail, is_verbose, put};
 use super::sampling::some_text;
 use crate::error::{Error, Result, Stage};
-use crate::llm::load::{Loading, MOST_DRAFTS, Purpose};
+use crate::llm::load::{Loading, MOST_DRAFTS, Purpose, Used};
 use crate::llm::{
     Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
     NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
@@ -18,10 +18,10 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// How tokens are guessed ahead.
+/// How tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum DraftKind {
-    /// As the context went on where its last tokens stood before.
+    /// Propose the tokens that followed the same text earlier in the context
     Ngram,
 }
 
@@ -29,42 +29,71 @@ pub enum DraftKind {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Generation")]
 pub struct AnswerOptions {
-    /// End an answer before TEXT, wherever its tokens are cut; may be given several times
+    /// Maximum number of tokens to generate [default: no limit]
+    ///
+    /// Without it, an answer ends at the end of the text or of the context.
+    #[arg(short = 'n', long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
+    max_tokens: Option<usize>,
+    /// Stop before TEXT, even if it spans several tokens; repeatable
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
     pub stop: Vec<String>,
-    /// Slide when the context is full: what must stay is kept, the oldest of the rest is forgotten, and what is left is fed again
-    #[arg(long)]
-    pub context_shift: bool,
-    /// Guess tokens ahead; the model verifies them in one run and keeps those that it would choose. Where two logits differ by no more
-    /// than rounding, another of these tokens may be taken than without
-    #[arg(long, value_enum, value_name = "KIND", conflicts_with = "draft_model")]
-    pub draft: Option<DraftKind>,
-    /// The same with the guesses of a smaller model, a folder with the same tokenizer
-    #[arg(long, value_name = "DIR")]
-    pub draft_model: Option<PathBuf>,
-    /// Guess at most N tokens ahead, 1 to 64 [default: 8]
-    #[arg(long, value_name = "N", value_parser = draft_tokens, allow_negative_numbers = true)]
-    pub draft_tokens: Option<usize>,
-    /// Keep to the grammar in FILE, in the notation of Lark; its rule `start` is a whole answer
-    #[arg(long, value_name = "FILE", conflicts_with = "json_schema")]
-    pub grammar: Option<PathBuf>,
-    /// Answer with JSON as the schema in FILE describes it
+    /// Constrain the answer to the JSON schema in FILE
     #[arg(long, value_name = "FILE")]
     pub json_schema: Option<PathBuf>,
-    /// Begin with the cache in FILE, if there is one, and write it there in the end; the messages of a chat are not kept
-    #[arg(long, value_name = "FILE")]
+    /// Constrain the answer to the Lark grammar in FILE (entry rule: `start`)
+    #[arg(
+        long,
+        value_name = "FILE",
+        conflicts_with = "json_schema",
+        hide_short_help = true
+    )]
+    pub grammar: Option<PathBuf>,
+    /// When the context is full, drop the oldest text, keep the system prompt and continue
+    #[arg(long, hide_short_help = true)]
+    pub context_shift: bool,
+    /// Load the KV cache from FILE if it exists and save it on exit; chat messages are not saved
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     pub prompt_cache: Option<PathBuf>,
+    /// Speculative decoding with this kind of draft
+    ///
+    /// The model verifies the drafted tokens in one run and keeps those it would choose itself.
+    /// Near-ties between tokens may be resolved differently than without drafting.
+    #[arg(
+        long,
+        value_enum,
+        value_name = "KIND",
+        conflicts_with = "draft_model",
+        hide_short_help = true
+    )]
+    pub draft: Option<DraftKind>,
+    /// Speculative decoding with the draft model in this folder; it needs the same tokenizer
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pub draft_model: Option<PathBuf>,
+    /// Maximum number of tokens per draft, from 1 to 64 [default: 8]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = draft_tokens,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
+    pub draft_tokens: Option<usize>,
 }
 
 fn draft_tokens(text: &str) -> Result<usize, String> {
     whole(text, 1, MOST_DRAFTS)
 }
 
-/// Tokens that are guessed ahead unless another number is asked for.
+/// Default number of tokens per draft.
 const DRAFT_TOKENS: usize = 8;
 
 impl AnswerOptions {
-    /// Most tokens that are guessed ahead; 0 without a draft.
+    /// Maximum number of tokens of an answer.
+    pub fn max_tokens(&self) -> usize {
+        self.max_tokens.unwrap_or(usize::MAX)
+    }
+
+    /// Maximum number of tokens per draft; 0 without a draft.
     fn drafts(&self) -> usize {
         match self.draft.is_some() || self.draft_model.is_some() {
             true => self.draft_tokens.unwrap_or(DRAFT_TOKENS),
@@ -72,7 +101,7 @@ impl AnswerOptions {
         }
     }
 
-    /// `sampler` with the constraint that is asked for. A usage error for a file that holds none.
+    /// `sampler` with the grammar or schema. A usage error for a file that has neither.
     pub fn constrain(&self, sampler: Sampler, codec: &Codec) -> Result<Sampler> {
         let (tokenizer, eos) = (codec.tokenizer(), codec.eos());
         let (option, path) = match (&self.grammar, &self.json_schema) {
@@ -90,12 +119,13 @@ impl AnswerOptions {
         Ok(sampler.constrained(Box::new(grammar)))
     }
 
-    /// What ends an answer.
+    /// Texts that end an answer.
     pub fn stop_strings(&self) -> Result<StopStrings> {
         StopStrings::new(self.stop.clone())
     }
 
-    /// Usage errors, before a model is loaded: a draft that is no model's folder, tokens to guess without a draft, a cache that could not be written.
+    /// Usage errors that need no model: a draft model that is not a model folder, `--draft-tokens`
+    /// without a draft, a prompt cache that cannot be written.
     pub fn check(&self) -> Result<()> {
         if self.draft_tokens.is_some() && self.drafts() == 0 {
             let what = "has no effect without --draft or --draft-model";
@@ -110,7 +140,7 @@ impl AnswerOptions {
         }
     }
 
-    /// How the model is to be loaded for tokens that `sampler` chooses.
+    /// Load options for tokens that `sampler` chooses.
     pub fn load_options(&self, exec: &ExecOptions, sampler: &Sampler) -> LoadOptions {
         LoadOptions {
             drafts: self.drafts(),
@@ -119,7 +149,7 @@ impl AnswerOptions {
         }
     }
 
-    /// The draft, if one is asked for. `hear` and errors as of [`load_draft_model`].
+    /// The draft, if one is asked for. `hear` and errors are those of [`load_draft_model`].
     fn load_draft(
         &self,
         exec: &ExecOptions,
@@ -129,7 +159,7 @@ impl AnswerOptions {
         if let Some(dir) = &self.draft_model {
             let draft = load_draft_model(dir, exec, tokenizer, &mut |step| match step {
                 Loading::Memory(memory) => {
-                    note(&mut std::io::stderr(), &format!("draft model: memory {memory}"));
+                    detail(&mut std::io::stderr(), &format!("draft model: memory {memory}"));
                 }
                 step => hear(step),
             });
@@ -150,7 +180,8 @@ impl AnswerOptions {
             .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
     }
 
-    /// A session of `model` with these options, whose tokens `sampler` chooses. `hear` hears of what a draft model takes.
+    /// A session of `model` with these options, whose tokens `sampler` chooses. `hear` is called while a
+    /// draft model is loaded.
     pub fn session(
         &self,
         model: &Model,
@@ -172,7 +203,7 @@ impl AnswerOptions {
         Ok(session)
     }
 
-    /// Writes the cache of `session` to the file of `--prompt-cache`, if it was given.
+    /// Writes the KV cache of `session` to the file of `--prompt-cache`, if given.
     pub fn save(&self, session: &mut Session) -> Result<()> {
         match &self.prompt_cache {
             Some(path) => session.save_cache(path),
@@ -181,8 +212,9 @@ impl AnswerOptions {
     }
 }
 
-/// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the command, as far as the draft model was made
-/// for so much. `hear` as in [`load`]. A usage error for a model with other tokens, and errors of loading.
+/// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the
+/// command, limited to what the draft model supports. `hear` is called as by [`load`]. A usage error for
+/// a model with other tokens, and errors of loading.
 fn load_draft_model(
     dir: &Path,
     exec: &ExecOptions,
@@ -190,7 +222,7 @@ fn load_draft_model(
     hear: &mut dyn FnMut(Loading<'_>),
 ) -> Result<ModelDraft> {
     if !Tokenizer::load(dir)?.has_tokens_of(tokenizer) {
-        let what = "another vocabulary than that of the model; a draft needs the same";
+        let what = "the vocabulary differs from the model's; a draft model needs the same tokenizer";
         return Err(Error::usage("tokenizer.json", what));
     }
     let folder = ModelFolder::open(dir)?;
@@ -207,36 +239,86 @@ fn load_draft_model(
     Ok(ModelDraft::new(loaded.model()?))
 }
 
-/// What an answer gave.
+/// A finished answer.
 #[derive(Debug, PartialEq)]
 pub struct Outcome {
-    /// Generated ids, without an end token.
+    /// Generated IDs, without an end token.
     pub tokens: Vec<u32>,
     /// Their text, up to a stop string.
     pub text: String,
     /// Why it ended.
     pub finish: Option<Finish>,
-    /// Tokens of the prompt that the cache held.
+    /// Tokens of the prompt that were already in the cache.
     pub reused: usize,
     /// Counts and times.
     pub metrics: Metrics,
 }
 
-impl Outcome {
-    /// One line for people.
-    pub fn speed_line(&self) -> String {
-        let why = self.finish.map_or_else(String::new, |f| format!(" ({f})"));
-        let tokens = count_text(self.tokens.len(), "token");
-        format!("[{}, {tokens} generated{why}]", self.metrics)
+/// Facts about a run that its status lines show beside the figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Facts {
+    /// Seed of the sampler; `None` for greedy decoding.
+    pub seed: Option<u64>,
+    /// Activations are quantized to 8 bits.
+    pub int8: bool,
+}
+
+impl Facts {
+    /// The facts about a model that uses `used`, sampled with `seed`.
+    pub fn new(seed: Option<u64>, used: &Used) -> Self {
+        Self {
+            seed,
+            int8: used.act == INT8,
+        }
     }
 }
 
-/// A bar over the tokens of a long prompt on standard error, while it is read; nothing when that is no terminal. It goes when it is dropped.
+/// [`Used::act`] of activations in 8 bits.
+const INT8: &str = "int8";
+
+impl Outcome {
+    /// The line after an answer: `[14 tokens, 52.1 tokens/s, first token after 0.21 s, seed 12345]`. With
+    /// `--verbose` also the prompt and the cache.
+    pub fn status_line(&self, facts: Facts) -> String {
+        let m = &self.metrics;
+        let mut parts = vec![count_text(self.tokens.len(), "token")];
+        match self.finish {
+            None | Some(Finish::Eos(_)) => {}
+            Some(other) => parts.push(other.to_string()),
+        }
+        parts.extend(m.decode_tokens_per_s().map(|rate| format!("{rate:.1} tokens/s")));
+        if m.tokens > 0 {
+            parts.push(format!("first token after {:.2} s", m.first_token.as_secs_f64()));
+        }
+        if m.drafted > 0 {
+            parts.push(format!("{} of {} drafted tokens accepted", m.accepted, m.drafted));
+        }
+        if m.forgotten > 0 {
+            parts.push(format!("context shifted by {}", count_text(m.forgotten, "token")));
+        }
+        if facts.int8 {
+            parts.push("int8 activations".to_owned());
+        }
+        parts.extend(facts.seed.map(|seed| format!("seed {seed}")));
+        if is_verbose() {
+            let reused = count_text(m.reused_tokens, "token");
+            parts.push(format!("prompt {}", count_text(m.prompt_tokens, "token")));
+            parts.extend((m.reused_tokens > 0).then(|| format!("{reused} reused")));
+            parts.extend(
+                m.prefill_tokens_per_s()
+                    .map(|rate| format!("prefill {rate:.1} tokens/s")),
+            );
+        }
+        format!("[{}]", parts.join(", "))
+    }
+}
+
+/// A progress bar over the tokens of a long prompt, on a terminal. It disappears when dropped.
 #[derive(Default)]
 pub struct Reading(Arc<Mutex<Option<ProgressBar>>>);
 
 impl Reading {
-    /// What moves the bar.
+    /// The callback that moves the bar.
     pub fn progress(&self) -> Progress {
         let bar = self.0.clone();
         Progress::of(move |done, all| {
@@ -263,7 +345,7 @@ impl Drop for Reading {
     }
 }
 
-/// Writes what follows `prompt` to `out` as it comes.
+/// Generates after `prompt` and writes the text to `out` piece by piece.
 pub fn answer<'p>(
     session: &mut Session,
     prompt: impl Into<Prompt<'p>>,
@@ -281,7 +363,7 @@ pub fn answer<'p>(
     })
 }
 
-/// Writes pieces of an answer to `out` as they come, and returns their tokens and text.
+/// Writes the pieces of an answer to `out` as they arrive. Returns their tokens and text.
 pub fn stream(
     pieces: &mut dyn Iterator<Item = Result<Piece>>,
     out: &mut dyn Write,
@@ -341,8 +423,39 @@ mod tests {
         .unwrap();
         assert_eq!(out.0, ["a", "é", "!"]);
         assert_eq!((outcome.text.as_str(), outcome.tokens.len()), ("aé!", 4));
-        let line = outcome.speed_line();
-        assert!(line.ends_with("4 tokens generated (end of text)]"), "{line}");
+    }
+
+    #[test]
+    fn status_line_names_what_matters() {
+        let outcome = Outcome {
+            tokens: vec![0; 14],
+            text: String::new(),
+            finish: Some(Finish::Eos(2)),
+            reused: 0,
+            metrics: Metrics {
+                tokens: 14,
+                decode_tokens: 10,
+                decode: std::time::Duration::from_secs(4),
+                first_token: std::time::Duration::from_millis(210),
+                ..Metrics::default()
+            },
+        };
+        let seed = Some(12345);
+        let facts = |seed, int8| Facts { seed, int8 };
+        let parts = |outcome: &Outcome, facts| -> Vec<String> {
+            let line = outcome.status_line(facts);
+            let inside = line.strip_prefix('[').and_then(|l| l.strip_suffix(']')).unwrap();
+            inside.split(", ").map(str::to_owned).collect()
+        };
+        let figures = ["14 tokens", "2.5 tokens/s", "first token after 0.21 s"];
+        assert_eq!(parts(&outcome, facts(None, false)), figures);
+        let all = parts(&outcome, facts(seed, true));
+        assert_eq!(all[3..], ["int8 activations", "seed 12345"]);
+        let cut = Outcome {
+            finish: Some(Finish::MaxTokens),
+            ..outcome
+        };
+        assert_eq!(parts(&cut, facts(None, false))[1], Finish::MaxTokens.to_string());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::load::{load_model, print_notes};
-use super::options::{ExecOptions, check_fits, from_one, from_zero};
+use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table};
 use super::random::RandomOptions;
 use crate::backend::Stats;
@@ -13,30 +13,48 @@ use crate::llm::sampler::SplitMix64;
 use crate::llm::{Cancel, LanguageModel, ModelFolder};
 use crate::probe::{Probe, store};
 use crate::roofline::Work;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::time::Instant;
 
-/// Lengths of prompts unless others are asked for.
+/// Default prompt lengths.
 const PREFILL: [usize; 2] = [128, 512];
-/// Numbers of tokens to decode unless others are asked for.
+/// Default numbers of tokens to decode.
 const DECODE: [usize; 1] = [64];
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite bench MODEL
+  tlite bench MODEL --prefill 512 --decode 128 --depth 0,1024
+  tlite bench --random smollm2-135m --json";
+
+const COLUMNS: &str = "\
+Columns:
+  test      ppN: prefill of N tokens; tgN@D: decoding of N tokens after D others
+  tokens/s  median of the runs; min and max are the slowest and the fastest run
+  limit     tokens/s at the device's limits, if `tlite devices --probe` has measured them
+  share     tokens/s as a share of the limit
+  host      microseconds per token on the host, outside the OpenCL driver
+  recorded  share of submissions that replayed a recording
+
+";
 
 /// Measure the speed of a model
 ///
-/// Test ppN feeds N tokens at once into an empty cache; test tgN feeds N tokens one by one, into an empty cache or, as
-/// tgN@D, behind D others. Each is run once to warm up and then --repeat times. With OpenCL, host is the time of a token on the host outside
-/// of the driver, and where work is sliced a line tells how long the longest slice was. Ctrl-C stops; what was measured until then is
-/// shown, and the exit code is 130.
+/// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one, after
+/// an empty context or, as tgN@D, after D tokens. Each test runs once to warm up, then --repeat times.
+/// Ctrl-C stops: the results so far are shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",
+    after_help = EXAMPLES,
+    after_long_help = format!("{COLUMNS}{EXAMPLES}")
+)]
 pub struct Args {
-    /// Folder with model.onnx and the config files
-    #[arg(required_unless_present = "random")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    random: RandomOptions,
-    /// Lengths of prompts, separated by commas [default: 128,512, as far as the context goes]
+    model: RandomOptions,
+    /// Prompt lengths [default: 128,512, limited by the context]
     #[arg(
         long,
         value_name = "N,...",
@@ -45,7 +63,7 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     prefill: Vec<NonZeroUsize>,
-    /// Numbers of tokens to decode, separated by commas [default: 64, as far as the context goes]
+    /// Numbers of tokens to decode [default: 64, limited by the context]
     #[arg(
         long,
         value_name = "N,...",
@@ -54,7 +72,7 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     decode: Vec<NonZeroUsize>,
-    /// Tokens in the cache before those that are decoded, separated by commas
+    /// Numbers of tokens in the cache before decoding
     #[arg(
         long,
         value_name = "N,...",
@@ -64,12 +82,14 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     depth: Vec<usize>,
-    /// Number of measured runs of each test
+    /// Measured runs of each test
     #[arg(long, value_name = "N", default_value = "5", value_parser = from_one, allow_negative_numbers = true)]
     repeat: NonZeroUsize,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
     #[command(flatten)]
     exec: ExecOptions,
 }
@@ -78,7 +98,7 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prefill(usize),
-    /// So many tokens, behind so many others.
+    /// So many tokens after so many others.
     Decode(usize, usize),
 }
 
@@ -105,7 +125,7 @@ impl Test {
         }
     }
 
-    /// Tokens that are in the cache before the test.
+    /// Tokens in the cache before the test.
     fn depth(self) -> usize {
         match self {
             Self::Prefill(_) => 0,
@@ -114,34 +134,39 @@ impl Test {
     }
 }
 
-/// Tokens per second over the measured runs.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-struct Line {
+/// A test.
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
+pub(super) struct Line {
+    /// The test: `pp128`, `tg64`, `tg64@1024`.
     test: String,
+    /// Prompt tokens per second, median of the runs; only for prefill.
     #[serde(skip_serializing_if = "Option::is_none")]
     prefill_tokens_per_s: Option<f64>,
+    /// Decoded tokens per second, median of the runs; only for decoding.
     #[serde(skip_serializing_if = "Option::is_none")]
     decode_tokens_per_s: Option<f64>,
+    /// Tokens per second of the slowest run.
     min: f64,
+    /// Tokens per second of the fastest run.
     max: f64,
-    /// Tokens per second at the least time, where the device has been measured.
+    /// Tokens per second at the device's limits; only if the device has been measured.
     #[serde(skip_serializing_if = "Option::is_none")]
     most_tokens_per_s: Option<f64>,
-    /// Of that, what the median reaches.
+    /// The median as a share of that, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     share_of_most: Option<f64>,
-    /// Median microseconds of a token on the host outside of the driver, where the backend tells its times.
+    /// Median microseconds per token on the host, outside the driver; only if the backend measures it.
     #[serde(skip_serializing_if = "Option::is_none")]
     host_us_per_token: Option<f64>,
-    /// Launches of a prompt, or of a token that is decoded, where a device has them.
+    /// Kernel launches per prompt, or per decoded token; only on a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     launches: Option<f64>,
-    /// Submissions that came from recordings of the driver, as a share of all.
+    /// Share of submissions that replayed a recording of the driver, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     recorded: Option<f64>,
 }
 
-/// What one run gives.
+/// Figures of one run.
 #[derive(Clone, Copy, Debug)]
 struct Run {
     /// Tokens per second.
@@ -160,21 +185,27 @@ impl Line {
     }
 }
 
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+/// The object of `tlite bench --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Backend: `opencl`, `wgpu` or `host`.
     backend: &'a str,
+    /// Name of the device.
     device: &'a str,
+    /// Name and version of its driver.
     driver: &'a str,
     #[serde(flatten)]
     used: Used,
+    /// The tests.
     results: &'a [Line],
-    /// Milliseconds of device time of the longest slice, where work is sliced.
+    /// Milliseconds of device time of the longest slice; only if work is sliced (`--slice-ms`).
     #[serde(skip_serializing_if = "Option::is_none")]
     longest_slice_ms: Option<f64>,
+    /// Ctrl-C ended the tests early.
     interrupted: bool,
 }
 
-/// The numbers that are `asked` for, else the `usual` ones, cut to `room`, of which `notes` says so by the name of `option`.
+/// The numbers that are `asked` for, else the `usual` ones, limited to `room`. `notes` tells of limits.
 fn lengths(
     option: &str,
     asked: &[NonZeroUsize],
@@ -190,7 +221,7 @@ fn lengths(
         let length = wanted.min(room);
         if length < wanted {
             notes.push(format!(
-                "note: {option}: {length} tokens, as many as the context has room for, and not {wanted}"
+                "{option}: {length} tokens instead of {wanted}; the context has no room for more"
             ));
         }
         if length > 0 && !lengths.contains(&length) {
@@ -200,7 +231,7 @@ fn lengths(
     lengths
 }
 
-/// What `args` ask for in a context of so many tokens, and what there is to note. A usage error for a depth that leaves no room.
+/// The tests for a context of so many tokens, and notes. A usage error for a depth that leaves no room.
 fn tests(args: &Args, context: usize) -> Result<(Vec<Test>, Vec<String>)> {
     let mut notes = Vec::new();
     let prefill = lengths("--prefill", &args.prefill, &PREFILL, context, &mut notes);
@@ -216,7 +247,7 @@ fn tests(args: &Args, context: usize) -> Result<(Vec<Test>, Vec<String>)> {
     ))
 }
 
-/// One run; `None` where it was cancelled.
+/// One run; `None` if it was cancelled.
 fn measure(
     model: &mut dyn LanguageModel,
     stats: &dyn Fn() -> Option<Stats>,
@@ -227,7 +258,7 @@ fn measure(
     let mut logits = Vec::new();
     let (before, tokens) = tokens.split_at_checked(test.depth()).unwrap_or((&[], tokens));
     model.truncate(before.len());
-    // What lies before is the same in all runs of a test.
+    // The tokens before are the same in all runs of a test.
     if let Some(missing) = before.get(model.len()..).filter(|m| !m.is_empty()) {
         model.forward(missing, &mut logits)?;
     }
@@ -262,7 +293,7 @@ fn measure(
     }))
 }
 
-/// The middle one of `values`, which are sorted.
+/// The median of sorted `values`.
 fn median(values: &[f64]) -> Option<f64> {
     let middle = values.len() / 2;
     let upper = *values.get(middle)?;
@@ -298,8 +329,8 @@ fn line(test: Test, runs: &[Run]) -> Option<Line> {
     })
 }
 
-/// Runs all tests until `cancel` is set, and gives what was measured; `step` hears the name of each run before it starts. Usage errors, before anything runs,
-/// for tests that do not fit the context.
+/// Runs all tests until `cancel` is set, and returns the results. `step` is called with the name of each
+/// run before it starts. Usage errors, before anything runs, for tests that do not fit the context.
 fn bench(
     model: &mut dyn LanguageModel,
     stats: &dyn Fn() -> Option<Stats>,
@@ -341,8 +372,8 @@ fn bench(
     Ok(lines)
 }
 
-/// Sets what `lines` reach of the speed at the least time ([`crate::roofline`]), by the stored probe of the device and the launches that there were. Decoding is compared with a
-/// token in its middle.
+/// Compares `lines` with the device's limits ([`crate::roofline`]), from its stored probe and the launches
+/// that were counted. Decoding is compared at its middle token.
 fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe: &Probe) -> Result<()> {
     let peaks = probe.peaks();
     for line in lines {
@@ -372,28 +403,30 @@ fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe: &Probe) -
     Ok(())
 }
 
-fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
+fn text(name: &str, place: &PlaceName, used: &Used, lines: &[Line]) -> String {
     let compared = lines.iter().any(|l| l.most_tokens_per_s.is_some());
-    let mut titles = vec!["model", "backend", "device", "test", "tokens/s", "min", "max"];
+    let mut titles = vec!["test", "tokens/s", "min", "max"];
     if compared {
-        titles.extend(["at most", "share"]);
+        titles.extend(["limit", "share"]);
     }
     let mut rows = vec![titles.into_iter().map(str::to_owned).collect::<Vec<_>>()];
     rows.extend(lines.iter().map(|l| {
         let speeds = [l.median(), l.min, l.max].map(|s| format!("{s:.2}"));
-        let names = [name, place.backend, &place.device, &l.test].map(str::to_owned);
         let most = l.most_tokens_per_s.map(|s| format!("{s:.2}"));
         let share = l.share_of_most.map(|s| format!("{:.1} %", 100.0 * s));
         let most = [most, share].map(Option::unwrap_or_default);
         let most = most.into_iter().filter(|_| compared);
-        names.into_iter().chain(speeds).chain(most).collect::<Vec<_>>()
+        std::iter::once(l.test.clone())
+            .chain(speeds)
+            .chain(most)
+            .collect::<Vec<_>>()
     }));
     if lines.iter().any(|l| l.host_us_per_token.is_some()) {
         let cell = |l: &Line| {
             l.host_us_per_token
                 .map_or_else(|| "-".to_owned(), |us| format!("{us:.1}"))
         };
-        let column = std::iter::once("host us/token".to_owned()).chain(lines.iter().map(cell));
+        let column = std::iter::once("host µs/token".to_owned()).chain(lines.iter().map(cell));
         rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
     }
     if lines.iter().any(|l| l.recorded.is_some()) {
@@ -401,12 +434,19 @@ fn text(name: &str, place: &PlaceName, lines: &[Line]) -> String {
         let column = std::iter::once("recorded".to_owned()).chain(lines.iter().map(cell));
         rows.iter_mut().zip(column).for_each(|(row, cell)| row.push(cell));
     }
-    table(&rows, 4)
+    let PlaceName { backend, device, .. } = place;
+    let int8 = if used.act == "int8" {
+        ", int8 activations"
+    } else {
+        ""
+    };
+    format!("{name} on {device} ({backend}{int8})\n{}", table(&rows, 1))
 }
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let source = args.random.source(args.model.as_deref(), interrupt)?;
+    args.verbosity.apply(args.json);
+    let source = args.model.source(interrupt)?;
     let folder = ModelFolder::holding("MODEL", source.path(), &[])?;
     let options = LoadOptions {
         weights: source.weights,
@@ -441,7 +481,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             Some(probe) => compare(&mut lines, &tests, &loaded.all, &probe)?,
             None => note(
                 &mut std::io::stderr(),
-                "note: `tlite devices --probe` measures the device; then this tells what share of its limit is reached",
+                "run `tlite devices --probe` once to see how close these speeds are to the device's limit",
             ),
         }
     }
@@ -478,7 +518,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             },
         )?;
     } else {
-        put(&mut out, &text(&folder.name(), &loaded.place, &lines))?;
+        put(
+            &mut out,
+            &text(&folder.name(), &loaded.place, &loaded.all.used()?, &lines),
+        )?;
         if let Some(ms) = longest_slice_ms {
             put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;
         }
@@ -621,30 +664,46 @@ mod tests {
         assert!(line(Test::Prefill(1), &[]).is_none());
     }
 
-    #[test]
-    fn the_table_has_a_row_for_each_test() {
-        let place = PlaceName {
-            backend: "wgpu",
-            device: "Card".to_owned(),
-            driver: "d".to_owned(),
-        };
-        let lines = [
-            line(Test::Prefill(128), &runs(&[1000.0])).unwrap(),
-            line(Test::Decode(8, 0), &runs(&[9.5])).unwrap(),
-        ];
-        let expected = "model  backend  device  test   tokens/s      min      max\n\
-                        m      wgpu     Card    pp128   1000.00  1000.00  1000.00\n\
-                        m      wgpu     Card    tg8        9.50     9.50     9.50\n";
-        assert_eq!(text("m", &place, &lines), expected);
-    }
-
-    #[test]
-    fn what_a_backend_tells_has_columns() {
+    /// The cells of the table for `lines`, and its first line.
+    fn cells(lines: &[Line]) -> (String, Vec<Vec<String>>) {
         let place = PlaceName {
             backend: "opencl",
             device: "Card".to_owned(),
             driver: "d".to_owned(),
         };
+        let used = Used {
+            act: "float",
+            kv: None,
+            recording: None,
+        };
+        let text = text("m", &place, &used, lines);
+        let mut all = text.lines();
+        let head = all.next().unwrap().to_owned();
+        let cells = |l: &str| {
+            l.split("  ")
+                .map(str::trim)
+                .filter(|c| !c.is_empty())
+                .map(str::to_owned)
+                .collect()
+        };
+        (head, all.map(cells).collect())
+    }
+
+    #[test]
+    fn the_table_has_a_row_for_each_test() {
+        let lines = [
+            line(Test::Prefill(128), &runs(&[1000.0])).unwrap(),
+            line(Test::Decode(8, 0), &runs(&[9.5])).unwrap(),
+        ];
+        let (head, rows) = cells(&lines);
+        assert!(["m", "Card", "opencl"].iter().all(|n| head.contains(n)), "{head}");
+        assert_eq!(rows.len(), 3);
+        assert_eq!(rows[1], ["pp128", "1000.00", "1000.00", "1000.00"]);
+        assert_eq!(rows[2], ["tg8", "9.50", "9.50", "9.50"]);
+    }
+
+    #[test]
+    fn figures_of_a_backend_have_columns() {
         let run = |host_us, recorded| Run {
             speed: 9.5,
             host_us: Some(host_us),
@@ -656,10 +715,9 @@ mod tests {
             line(Test::Prefill(128), &runs(&[1000.0])).unwrap(),
             line(Test::Decode(8, 0), &[run(20.0, 4), run(30.0, 2), run(90.0, 3)]).unwrap(),
         ];
-        let expected = "model  backend  device  test   tokens/s      min      max  host us/token  recorded\n\
-                        m      opencl   Card    pp128   1000.00  1000.00  1000.00              -       0 %\n\
-                        m      opencl   Card    tg8        9.50     9.50     9.50           30.0      75 %\n";
-        assert_eq!(text("m", &place, &lines), expected);
+        let (_, rows) = cells(&lines);
+        assert_eq!(rows[1][4..], ["-", "0 %"]);
+        assert_eq!(rows[2][4..], ["30.0", "75 %"]);
         // 80 in each of three runs of 8 tokens.
         assert_eq!((lines[0].launches, lines[1].launches), (None, Some(10.0)));
     }

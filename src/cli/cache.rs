@@ -1,15 +1,15 @@
-//! `tlite cache`, and the options of commands that use what it shows.
+//! `tlite cache`, and the cache options of other commands.
 
-use super::options::whole;
-use super::output::{note, put, put_json, table};
+use super::options::{ADVANCED, whole};
+use super::output::{fitted_table, note, put, put_json};
 use crate::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
 use crate::error::{Error, Result};
 use crate::units::{count_text, size_text};
 use clap::builder::{PathBufValueParser, PossibleValue, TypedValueParser};
 use clap::{Subcommand, ValueEnum};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
@@ -21,20 +21,32 @@ const MOST_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
 
 /// The cache of compiled kernels.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Execution")]
+#[command(next_help_heading = ADVANCED)]
 pub struct CacheOptions {
-    /// Neither read nor write compiled kernels on disk
-    #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"])]
+    /// Ignore the kernel cache; device measurements are still saved
+    #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"], hide_short_help = true)]
     pub no_cache: bool,
-    /// Folder for compiled kernels and what was measured of devices [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
-    #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
+    /// Folder for compiled kernels and device measurements [default: `$TLITE_CACHE_DIR`, else in the
+    /// user's cache folder]
+    #[arg(
+        long,
+        value_name = "DIR",
+        value_parser = PathBufValueParser::new().try_map(folder),
+        hide_short_help = true
+    )]
     pub cache_dir: Option<PathBuf>,
-    /// Size of that folder beyond which the longest unused files are removed [default: 4096]
-    #[arg(long, value_name = "N", value_parser = megabytes, allow_negative_numbers = true)]
+    /// Cache size limit in MB; least recently used files are removed first [default: 4096]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = megabytes,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub cache_mb: Option<NonZeroU64>,
 }
 
-/// It was said that the folder cannot be written.
+/// The note that the folder cannot be written is printed once.
 static TOLD: Once = Once::new();
 
 fn folder(path: PathBuf) -> Result<PathBuf, String> {
@@ -49,7 +61,7 @@ fn megabytes(text: &str) -> Result<NonZeroU64, String> {
 }
 
 impl CacheOptions {
-    /// The store that is asked for; `None` for none, or where no folder is known, which the log says. A note tells where nothing can be
+    /// The kernel cache; `None` without one, or if no folder is known. A note says if it cannot be
     /// written.
     pub fn store(&self) -> Option<Arc<Store>> {
         if self.no_cache {
@@ -58,22 +70,23 @@ impl CacheOptions {
         self.probes().map(Arc::new)
     }
 
-    /// The same store for what is measured of devices, which `--no-cache` is not about.
+    /// The same store for device measurements, which `--no-cache` does not affect.
     pub fn probes(&self) -> Option<Store> {
         let limit = self.cache_mb.map_or(DEFAULT_LIMIT, |n| n.get() * MB);
         let store = store_in(self.cache_dir.as_ref(), limit)?;
         if let Err(e) = store.try_writing() {
             TOLD.call_once(|| {
                 let (option, folder) = (self.folder_option(), store.folder().display());
-                let what =
-                    format!("note: {option}: cannot write in {folder} ({e}); the next start compiles again");
+                let what = format!(
+                    "{option}: cannot write in {folder} ({e}); the next start compiles kernels again"
+                );
                 note(&mut std::io::stderr(), &what);
             });
         }
         Some(store)
     }
 
-    /// What names the folder.
+    /// The option or variable that names the folder.
     fn folder_option(&self) -> &'static str {
         match &self.cache_dir {
             Some(_) => "--cache-dir",
@@ -83,19 +96,25 @@ impl CacheOptions {
     }
 }
 
-/// The store in the folder that is asked for, else in the user's own; `None` where no folder is known, which the log says.
+/// The store in `folder`, else in the user's cache folder; `None` if that is not known.
 fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
     let folder = folder.cloned().or_else(Store::default_folder);
     if folder.is_none() {
-        log::info!("no folder for compiled kernels is known; see --cache-dir");
+        log::info!("no cache folder is known; see --cache-dir");
     }
     folder.map(|folder| Store::new(folder, limit))
 }
 
-/// List or remove the compiled kernels of earlier runs, and what they found out about devices
+/// List or clear cached kernels and device measurements
 ///
-/// Programs as drivers compiled them make the next start faster; so does what was checked, tuned and measured. Removing them changes nothing else.
+/// The cache makes starts faster: it keeps programs as drivers compiled them, the results of kernel
+/// checks, tuned settings and device measurements. Clearing it is safe.
 #[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  tlite cache list
+  tlite cache list --files
+  tlite cache clear --kind program")]
 pub struct Args {
     #[command(subcommand)]
     action: Action,
@@ -103,22 +122,32 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// What there is, for which devices, and when it was last used
+    /// List what is cached, by kind and device
+    #[command(after_help = "\
+Examples:
+  tlite cache list
+  tlite cache list --files
+  tlite cache list --json --cache-dir DIR")]
     List {
         #[command(flatten)]
         place: Place,
-        /// One line for each file
+        /// Print one line per file
         #[arg(long)]
         files: bool,
-        /// Print one JSON object, with each file
+        /// Print one JSON object, with every file
         #[arg(long)]
         json: bool,
     },
-    /// Remove all of it, or one kind
+    /// Remove cached files
+    #[command(after_help = "\
+Examples:
+  tlite cache clear
+  tlite cache clear --kind program
+  tlite cache clear --cache-dir DIR")]
     Clear {
         #[command(flatten)]
         place: Place,
-        /// What to remove
+        /// Remove only this kind
         #[arg(long, value_enum, value_name = "KIND")]
         kind: Option<Kind>,
     },
@@ -126,7 +155,7 @@ enum Action {
 
 #[derive(Debug, clap::Args)]
 struct Place {
-    /// The folder [default: `$TLITE_CACHE_DIR`, else a folder where the system keeps caches]
+    /// Folder of the cache [default: `$TLITE_CACHE_DIR`, else in the user's cache folder]
     #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     cache_dir: Option<PathBuf>,
 }
@@ -135,7 +164,7 @@ impl Place {
     fn store(&self) -> Result<Store> {
         let store = store_in(self.cache_dir.as_ref(), DEFAULT_LIMIT);
         store.ok_or_else(|| {
-            let what = "neither TLITE_CACHE_DIR nor the system names a folder";
+            let what = "no cache folder is known; set TLITE_CACHE_DIR or give --cache-dir";
             Error::usage("--cache-dir", what.to_owned())
         })
     }
@@ -148,34 +177,43 @@ impl ValueEnum for Kind {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Program => "OpenCL programs",
-            Self::Pipeline => "pipeline caches of wgpu",
-            Self::Verdict => "what checks of kernels on a device found",
-            Self::Tuning => "what `tlite tune` chose",
-            Self::Probe => "what `tlite devices --probe` measured",
+            Self::Program => "Compiled OpenCL programs",
+            Self::Pipeline => "Pipeline caches of wgpu",
+            Self::Verdict => "Results of kernel checks",
+            Self::Tuning => "Settings that `tlite tune` chose",
+            Self::Probe => "Measurements of `tlite devices --probe`",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }
 }
 
-/// A file in JSON.
-#[derive(Debug, Serialize)]
-struct Row<'a> {
+/// A file of the cache.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Row<'a> {
+    /// What it holds.
     kind: Kind,
+    /// Its path.
     file: String,
+    /// Its size.
     bytes: u64,
-    /// Seconds since it was written or, to a day, last used.
+    /// Seconds since its last use, to the day.
     age_s: u64,
+    /// The device that it is for; null for a damaged file.
     device: Option<&'a str>,
+    /// The driver that it is for; null for a damaged file.
     driver: Option<&'a str>,
-    /// Kernel and defines; none for a damaged file.
+    /// Kernel and defines; null for a damaged file.
     subject: Option<&'a str>,
 }
 
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+/// The object of `tlite cache list --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Report<'a> {
+    /// The folder.
     folder: String,
+    /// Size of all files.
     bytes: u64,
+    /// The files, last used first.
     files: Vec<Row<'a>>,
 }
 
@@ -183,7 +221,7 @@ fn age(entry: &Entry, now: SystemTime) -> u64 {
     now.duration_since(entry.used).map_or(0, |age| age.as_secs())
 }
 
-/// Seconds as people count them.
+/// Seconds in the largest unit that fits.
 pub fn age_text(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
@@ -202,56 +240,27 @@ struct Group {
     age: u64,
 }
 
-const DAMAGED: (&str, &str) = ("(damaged; the next start removes it)", "");
+const DAMAGED: &str = "(damaged; the next start removes it)";
 
-/// Device and driver of a file.
-fn owner(entry: &Entry) -> (&str, &str) {
-    entry.key.as_ref().map_or(DAMAGED, |k| (&k.device, &k.driver))
+/// Device of a file.
+fn owner(entry: &Entry) -> &str {
+    entry.key.as_ref().map_or(DAMAGED, |k| &k.device)
 }
 
-/// Columns of a terminal.
-const COLUMNS: usize = 80;
-
-/// `rows` with the texts of a column cut so far that a line of their table has no more than [`COLUMNS`], if that is enough.
-pub fn fitted(mut rows: Vec<Vec<String>>, column: usize) -> Vec<Vec<String>> {
-    let width = |rows: &[Vec<String>]| {
-        table(rows, 3)
-            .lines()
-            .map(|l| l.chars().count())
-            .max()
-            .unwrap_or(0)
-    };
-    let lengths = rows
-        .iter()
-        .filter_map(|r| r.get(column))
-        .map(|t| t.chars().count());
-    let longest = lengths.max().unwrap_or(0);
-    let room = longest
-        .saturating_sub(width(&rows).saturating_sub(COLUMNS))
-        .max(12);
-    for text in rows.iter_mut().filter_map(|r| r.get_mut(column)) {
-        if text.chars().count() > room {
-            *text = text.chars().take(room - 3).chain("...".chars()).collect();
-        }
-    }
-    rows
-}
-
-/// A line for each kind and device, or, with `files`, for each file. On a terminal the longest column is cut.
-fn text(entries: &[Entry], files: bool, now: SystemTime, terminal: bool) -> String {
-    let fitted = |rows| if terminal { fitted(rows, 2) } else { rows };
+/// A line for each kind and device or, with `files`, for each file.
+fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
     let heads = |names: &[&str]| names.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     if files {
         let mut rows = vec![heads(&["kind", "device", "kernel", "size", "used"])];
         rows.extend(entries.iter().map(|e| {
             let subject = e.key.as_ref().map_or("", |k| &k.subject);
-            let names = [e.kind.name(), owner(e).0, subject].map(str::to_owned);
+            let names = [e.kind.name(), owner(e), subject].map(str::to_owned);
             names
                 .into_iter()
                 .chain([size_text(e.bytes), age_text(age(e, now))])
                 .collect()
         }));
-        return table(&fitted(rows), 3);
+        return fitted_table(&rows, 3, 2);
     }
     let mut groups = BTreeMap::<_, Group>::new();
     for e in entries {
@@ -263,9 +272,9 @@ fn text(entries: &[Entry], files: bool, now: SystemTime, terminal: bool) -> Stri
         group.bytes += e.bytes;
         group.age = group.age.min(age(e, now));
     }
-    let mut rows = vec![heads(&["kind", "device", "driver", "files", "size", "used"])];
-    rows.extend(groups.into_iter().map(|((kind, (device, driver)), group)| {
-        let names = [kind.name(), device, driver].map(str::to_owned);
+    let mut rows = vec![heads(&["kind", "device", "files", "size", "used"])];
+    rows.extend(groups.into_iter().map(|((kind, device), group)| {
+        let names = [kind.name(), device].map(str::to_owned);
         let numbers = [
             group.files.to_string(),
             size_text(group.bytes),
@@ -273,7 +282,7 @@ fn text(entries: &[Entry], files: bool, now: SystemTime, terminal: bool) -> Stri
         ];
         names.into_iter().chain(numbers).collect()
     }));
-    table(&fitted(rows), 3)
+    fitted_table(&rows, 2, 1)
 }
 
 /// Runs the command.
@@ -318,7 +327,7 @@ pub fn run(args: &Args) -> Result<()> {
             let list = if entries.is_empty() {
                 String::new()
             } else {
-                text(&entries, *files, now, std::io::stdout().is_terminal())
+                text(&entries, *files, now)
             };
             put(&mut out, &format!("{head}{list}"))
         }
@@ -364,16 +373,15 @@ mod tests {
             entry(Kind::Pipeline, Some("B"), 200_000),
             entry(Kind::Program, None, 60),
         ];
-        let lines = text(&all, false, now, false);
+        let lines = text(&all, false, now);
         let lines: Vec<Vec<&str>> = lines
             .lines()
             .map(|l| l.split("  ").map(str::trim).filter(|c| !c.is_empty()).collect())
             .collect();
-        assert_eq!(lines[0], ["kind", "device", "driver", "files", "size", "used"]);
-        assert_eq!(lines[1], ["program", DAMAGED.0, "1", &size_text(1000), "1 min"]);
-        assert_eq!(lines[2], ["program", "B", "1", "2", &size_text(2000), "59 s"]);
-        assert_eq!(lines[3], ["pipeline", "B", "1", "1", &size_text(1000), "2 d"]);
-        let lines = text(&all, true, now, false);
+        assert_eq!(lines[1], ["program", DAMAGED, "1", &size_text(1000), "1 min"]);
+        assert_eq!(lines[2], ["program", "B", "2", &size_text(2000), "59 s"]);
+        assert_eq!(lines[3], ["pipeline", "B", "1", &size_text(1000), "2 d"]);
+        let lines = text(&all, true, now);
         assert_eq!(lines.lines().count(), 5);
         assert!(
             lines
@@ -382,20 +390,6 @@ mod tests {
                 .is_some_and(|l| l.contains("matmul") && l.ends_with("2 h")),
             "{lines}"
         );
-    }
-
-    #[test]
-    fn on_a_terminal_lines_are_no_longer_than_it() {
-        let row = |driver: &str| ["program", "Device", driver, "3"].map(str::to_owned).to_vec();
-        let rows = || vec![row("driver"), row(&"long ".repeat(30)), row("1")];
-        let lines = table(&fitted(rows(), 2), 3);
-        assert!(lines.lines().all(|l| l.len() <= COLUMNS), "{lines}");
-        assert!(
-            lines.lines().any(|l| l.len() == COLUMNS && l.contains("lo...")),
-            "{lines}"
-        );
-        let short = vec![row("driver"), row("1")];
-        assert_eq!(fitted(short.clone(), 2), short);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The methods of `tlite quantize`, and the text that some of them learn from.
+//! The methods of `tlite quantize`, and the calibration text that some of them need.
 
 use super::load::{load, place};
 use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
@@ -16,44 +16,51 @@ use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// What a method makes of a calibration.
+/// How a method uses calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CalibratedBy {
-    /// Nothing: it looks at weights only.
+    /// Not at all: the method looks at weights only.
     Nothing,
-    /// Nothing, and it makes integers.
+    /// Not at all; it makes integers.
     Integers,
-    /// With a text, it weighs the errors of weights by their inputs' mean squares.
+    /// With a text, errors of weights are weighted by the mean squares of their inputs.
     Squares,
-    /// GPTQ: it compensates errors, by the Hessians of the inputs.
+    /// GPTQ: compensates errors, using the Hessians of the inputs.
     Gptq,
-    /// AWQ: it scales weights, by the Hessians of the inputs.
+    /// AWQ: scales weights, using the Hessians of the inputs.
     Awq,
-    /// Both: scaled weights are rounded with compensation.
+    /// Both: scales weights, then rounds with compensation.
     AwqGptq,
 }
 
-/// Options of the methods that look at what the model computes.
+/// Options of the methods that run the model over a text.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Calibration")]
 pub struct CalibrationOptions {
-    /// Text on which the inputs of weights are looked at, a file in UTF-8: like what the model is to be used for, and not
-    /// what it is measured with
+    /// Calibration text (UTF-8), similar to the intended use and different from your evaluation text
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Use the first N tokens of the text
-    #[arg(long, value_name = "N", default_value = "8192", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "8192",
+        value_parser = from_one,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     calibration_tokens: NonZeroUsize,
-    /// Where the model runs over the text.
+    /// Where the model runs.
     #[command(flatten)]
     on: DeviceOptions,
-    /// Storage of activations on a device [default: f16, or f32 where the model quantizes at run time]
-    #[arg(long, value_enum, value_name = "TYPE")]
+    /// Storage of activations on a device [default: f16, or f32 if the model quantizes at run time]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
 }
 
-/// Calls `work` with the methods that `by` means for the weights of the model in the folder `model`; the model runs when they are prepared, or later. Usage
-/// errors: a calibration that is missing or of no use to the method, a model that is no decoder.
+/// Calls `work` with the methods that `by` means for the weights of the model in the folder `model`; the
+/// model runs when they are prepared, or later. Usage errors: a calibration text that is missing or that
+/// the method cannot use, a model that does not generate text.
 pub fn with_methods<T>(
     by: CalibratedBy,
     given: &CalibrationOptions,
@@ -64,11 +71,14 @@ pub fn with_methods<T>(
 ) -> Result<T> {
     let file = match (&given.calibration, by) {
         (Some(_), CalibratedBy::Nothing | CalibratedBy::Integers) => {
-            return Err(Error::usage("--calibration", "this method looks at weights only"));
+            return Err(Error::usage(
+                "--calibration",
+                "this method takes no calibration text",
+            ));
         }
         (None, CalibratedBy::Integers) => return work(&mut Integers),
         (None, CalibratedBy::Gptq | CalibratedBy::Awq | CalibratedBy::AwqGptq) => {
-            let what = "gptq, awq and awq-gptq need a text to run the model on";
+            let what = "gptq, awq and awq-gptq need a calibration text; give --calibration FILE";
             return Err(Error::usage("--calibration", what));
         }
         (None, _) => {

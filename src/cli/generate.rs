@@ -1,51 +1,91 @@
 //! `tlite generate`.
 
-use super::answer::{AnswerOptions, Reading, answer};
+use super::answer::{AnswerOptions, Facts, Reading, answer};
 use super::interrupt::Interrupt;
-use super::load::{print_notes, waiting};
-use super::options::ExecOptions;
-use super::output::{note, put, put_json};
-use super::sampling::SamplingOptions;
+use super::load::{model_folder, print_loaded, waiting};
+use super::options::{ExecOptions, MODEL, MODEL_LONG, MODEL_OPTION, Verbosity};
+use super::output::{figures, note, put, put_json, text_output};
+use super::sampling::{Chosen, SamplingOptions};
 use super::template::TemplateOptions;
 use crate::error::{Error, Result};
 use crate::llm::load::Used;
 use crate::llm::template::Values;
-use crate::llm::{Codec, Finish, GenerateOptions, Message, Model, ModelFolder};
+use crate::llm::{Codec, Finish, GenerateOptions, Message, Model};
 use serde::Serialize;
 use std::io::{Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Continue a prompt
+const EXAMPLES: &str = "\
+Examples:
+  tlite generate MODEL \"What is the capital of France?\"
+  tlite generate -m MODEL -n 100 --temp 0 -p \"Write a haiku about rain\"
+  git diff | tlite generate MODEL --system \"Summarize this diff\" -p -";
+
+/// Answer a single prompt
 ///
-/// The prompt is sent as a user's message through the model's chat template, unless --raw is given.
+/// The prompt goes through the model's chat template as a user message, unless --raw is given. The
+/// answer goes to standard output, everything else to standard error.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "tlite generate [OPTIONS] MODEL [PROMPT]", after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with model.onnx, tokenizer.json and the config files
-    model: PathBuf,
-    /// The prompt; `-` reads it from standard input
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    prompt: String,
-    /// Feed the prompt as it is, without the chat template
-    #[arg(long)]
-    raw: bool,
-    /// Instructions that stand before the prompt
+    #[arg(help = MODEL, long_help = MODEL_LONG, required_unless_present = "model_option")]
+    model: Option<PathBuf>,
+    /// Prompt; `-` reads it from standard input
+    #[arg(value_name = "PROMPT")]
+    text: Option<String>,
+    #[arg(help = MODEL_OPTION, id = "model_option", short = 'm', long = "model", value_name = "MODEL")]
+    option: Option<PathBuf>,
+    /// Same as the argument PROMPT
+    #[arg(short, long, value_name = "TEXT", allow_hyphen_values = true)]
+    prompt: Option<String>,
+    /// System prompt
     #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
     system: Option<String>,
+    /// Do not use the chat template
+    #[arg(long)]
+    raw: bool,
     /// Print one JSON object instead of the text
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
+    answers: AnswerOptions,
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
     template: TemplateOptions,
     #[command(flatten)]
-    answers: AnswerOptions,
-    #[command(flatten)]
     exec: ExecOptions,
 }
 
-/// The name of an end in JSON.
+impl Args {
+    /// Model and prompt. With `-m` the first argument is the prompt. Usage errors: no prompt, or two.
+    fn given(&self) -> Result<(&Path, &str)> {
+        let wrong = |what: &str| Err(Error::usage("PROMPT", what));
+        let (model, argument) = match (&self.option, &self.model, &self.text) {
+            (Some(_), Some(_), Some(_)) => {
+                return wrong("two arguments beside --model; expected one, the prompt");
+            }
+            (Some(model), Some(prompt), None) => match prompt.to_str() {
+                Some(prompt) => (model, Some(prompt)),
+                None => return wrong("is not UTF-8"),
+            },
+            (Some(model), None, text) | (None, Some(model), text) => (model, text.as_deref()),
+            (None, None, _) => return Err(Error::usage("MODEL", "no model is given")),
+        };
+        match (argument, self.prompt.as_deref()) {
+            (Some(_), Some(_)) => wrong("is given twice: as an argument and with --prompt"),
+            (None, None) => {
+                wrong("no prompt is given; add it after MODEL or with --prompt (- reads standard input)")
+            }
+            (Some(prompt), None) | (None, Some(prompt)) => Ok((model, prompt)),
+        }
+    }
+}
+
+/// The value of `stop` in JSON.
 fn stop(finish: Finish) -> &'static str {
     match finish {
         Finish::Eos(_) => "end_of_text",
@@ -57,33 +97,52 @@ fn stop(finish: Finish) -> &'static str {
     }
 }
 
-/// The object of `--json`.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+/// The object of `tlite generate --json`.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Backend: `opencl`, `wgpu` or `host`.
     backend: &'a str,
+    /// Name of the device.
     device: &'a str,
+    /// Name and version of its driver.
     driver: &'a str,
     #[serde(flatten)]
     used: Used,
+    /// Tokens of the prompt, template included.
     prompt_tokens: usize,
+    /// Those of them that `--prompt-cache` had already.
     reused_tokens: usize,
+    /// Generated token IDs, without an end token.
     tokens: &'a [u32],
+    /// Generated text, up to a stop string.
     text: &'a str,
-    /// Why it ended.
+    /// Why the answer ended: `end_of_text`, `stop_string`, `grammar_complete`, `max_tokens`,
+    /// `context_full` or `interrupted`.
     stop: Option<&'static str>,
+    /// Seed of the sampler; null for greedy decoding.
+    seed: Option<u64>,
+    /// Milliseconds until the model was ready, compiling included.
     load_ms: f64,
+    /// Milliseconds of them in which new kernels were compiled.
+    compile_ms: f64,
+    /// Prompt tokens per second.
     prefill_tokens_per_s: Option<f64>,
+    /// Tokens per second after the first one.
     decode_tokens_per_s: Option<f64>,
+    /// Tokens that a draft proposed.
     drafted_tokens: usize,
+    /// Those of them that the model accepted.
     accepted_tokens: usize,
-    /// Of what the model runs on a device.
+    /// Kernels compiled in this run; null on the host.
     kernels_compiled: Option<u64>,
+    /// Kernels taken from the cache; null on the host.
     kernels_cached: Option<u64>,
+    /// Kernels checked against the reference in this run.
     kernels_checked: usize,
 }
 
-/// The tokens to feed for `prompt`. Where the model has no chat template the prompt is fed as it is, and
-/// `notes` says so; with a system text that is a usage error.
+/// The tokens of `prompt`. Without a chat template the prompt is used as it is, which a note says; a
+/// system prompt is then a usage error.
 fn prompt_tokens(
     codec: &Codec,
     prompt: &str,
@@ -98,20 +157,20 @@ fn prompt_tokens(
             let what = if raw {
                 "has no effect with --raw"
             } else {
-                "the model has no chat template that could take it"
+                "the model has no chat template to use it"
             };
             return Err(Error::usage(option, what));
         }
         if system.is_some() {
             return Err(Error::usage(
                 "--system",
-                "the model has no chat template that could place it",
+                "the model has no chat template, so it cannot take a system prompt",
             ));
         }
         if !raw {
             note(
                 notes,
-                "note: the model has no chat template; the prompt is fed as it is",
+                "the model has no chat template; the prompt is used as it is",
             );
         }
         return codec.encode(prompt, values);
@@ -121,6 +180,8 @@ fn prompt_tokens(
     codec.encode(&messages, values)
 }
 
+/// The prompt, for `-` the text of `input` without one line end at its end. A usage error for bytes that
+/// are not UTF-8.
 fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
     if prompt != "-" {
         return Ok(prompt.to_owned());
@@ -128,32 +189,34 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
     let mut bytes = Vec::new();
     input
         .read_to_end(&mut bytes)
-        .map_err(|e| Error::io("cannot read", std::path::Path::new("standard input"), e))?;
-    String::from_utf8(bytes).map_err(|e| {
-        Error::usage(
-            "--prompt -",
-            format!(
-                "standard input is not UTF-8 at byte {}",
-                e.utf8_error().valid_up_to()
-            ),
-        )
-    })
+        .map_err(|e| Error::io("cannot read", Path::new("standard input"), e))?;
+    let mut text = String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        let what =
+            format!("standard input is not UTF-8 at byte {at}; convert it first, for example with iconv");
+        Error::usage("--prompt -", what)
+    })?;
+    if text.ends_with('\n') {
+        text.pop();
+        if text.ends_with('\r') {
+            text.pop();
+        }
+    }
+    Ok(text)
 }
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     let mut notes = std::io::stderr();
-    let folder = ModelFolder::holding(
-        "MODEL",
-        &super::model::resolve(&args.model, interrupt)?,
-        &["tokenizer.json"],
-    )?;
+    let (model, prompt) = args.given()?;
+    let folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
     args.answers.check()?;
     let values = args.template.values()?;
     let codec = Arc::new(Codec::load(folder.clone())?);
-    let sampler = args.sampling.sampler(codec.tokenizer())?;
+    let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
-    let prompt = read_prompt(&args.prompt, &mut std::io::stdin())?;
+    let prompt = read_prompt(prompt, &mut std::io::stdin())?;
     let system = args.system.as_deref();
     let prompt = prompt_tokens(
         &codec,
@@ -167,42 +230,46 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let ends = args.answers.stop_strings()?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
-    let ((model, mut session), load_ms) = waiting(&folder, |hear| {
+    let ((model, mut session), time) = waiting(&folder, |hear| {
         let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
         let session = args.answers.session(&model, sampler, &args.exec, hear)?;
         Ok((model, session))
     })?;
-    print_notes(model.notes());
     let place = model.place();
+    print_loaded(model.notes(), &place, time);
 
     let generating = interrupt.generating();
     let reading = Reading::default();
     let options = GenerateOptions {
-        max_tokens: args.sampling.max_tokens,
+        max_tokens: args.answers.max_tokens(),
         stop: ends,
         cancel: generating.flag(),
         slide: args.answers.context_shift.then_some(prompt.len()),
         progress: reading.progress(),
         template_values: values,
     };
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = text_output();
     let mut nowhere = std::io::sink();
-    let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut stdout };
+    let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut *stdout };
     let outcome = answer(&mut session, prompt.as_slice(), &options, live)?;
     drop((generating, reading));
+    let used = model.used()?;
+    let facts = Facts::new(seed, &used);
     if args.json {
         let stats = model.stats();
         let report = Report {
             backend: place.backend,
             device: &place.device,
             driver: &place.driver,
-            used: model.used()?,
+            used,
             prompt_tokens: prompt.len(),
             reused_tokens: outcome.reused,
             tokens: &outcome.tokens,
             text: &outcome.text,
             stop: outcome.finish.map(stop),
-            load_ms,
+            seed,
+            load_ms: time.all_ms(),
+            compile_ms: time.compiling_ms(),
             prefill_tokens_per_s: outcome.metrics.prefill_tokens_per_s(),
             decode_tokens_per_s: outcome.metrics.decode_tokens_per_s(),
             drafted_tokens: outcome.metrics.drafted,
@@ -211,15 +278,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kernels_cached: stats.map(|s| s.cached),
             kernels_checked: model.checked_kernels(),
         };
-        put_json(&mut stdout, &report)?;
+        put_json(&mut *stdout, &report)?;
     } else if options.max_tokens > 0 {
-        put(&mut stdout, "\n")?;
+        put(&mut *stdout, "\n")?;
     }
-    note(
-        &mut notes,
-        &format!("{} on {}, loaded in {load_ms:.0} ms", place.backend, place.device),
-    );
-    note(&mut notes, &outcome.speed_line());
+    figures(&mut notes, &outcome.status_line(facts));
     args.answers.save(&mut session)?;
     if outcome.finish == Some(Finish::Cancelled) {
         return Err(Error::Interrupted);
@@ -257,11 +320,7 @@ mod tests {
         assert!(notes.is_empty());
         let (_dir, plain) = byte_codec("{}");
         assert_eq!(tokens(&plain, None, false, &mut notes).unwrap(), ids(&["hi"]));
-        assert!(
-            String::from_utf8(std::mem::take(&mut notes))
-                .unwrap()
-                .contains("no chat template")
-        );
+        assert_eq!(notes.iter().filter(|b| **b == b'\n').count(), 1, "one note");
         assert!(
             tokens(&plain, Some("s"), false, &mut notes)
                 .unwrap_err()
@@ -271,13 +330,49 @@ mod tests {
 
     #[test]
     fn prompts_from_standard_input() {
+        let read = |bytes: &[u8]| read_prompt("-", &mut { bytes });
         assert_eq!(read_prompt("text", &mut "unread".as_bytes()).unwrap(), "text");
-        assert_eq!(read_prompt("-", &mut "é\n".as_bytes()).unwrap(), "é\n");
-        assert!(
-            read_prompt("-", &mut [b'a', 0xff].as_slice())
-                .unwrap_err()
-                .to_string()
-                .contains("byte 1")
-        );
+        for (given, taken) in [
+            ("é\n", "é"),
+            ("a\r\n", "a"),
+            ("a\n\n", "a\n"),
+            ("a", "a"),
+            ("", ""),
+        ] {
+            assert_eq!(read(given.as_bytes()).unwrap(), taken, "{given:?}");
+        }
+        let e = read(&[b'a', 0xff]).unwrap_err();
+        assert!(e.is_usage() && e.to_string().contains("byte 1"), "{e}");
+    }
+
+    #[test]
+    fn model_and_prompt_are_arguments_or_options() {
+        use clap::{Args as _, FromArgMatches};
+        let given = |args: &[&str]| -> Result<(String, String)> {
+            let command = Args::augment_args(clap::Command::new("tlite"));
+            let args = std::iter::once(&"tlite").chain(args);
+            let args = Args::from_arg_matches(&command.get_matches_from(args)).unwrap();
+            let (model, prompt) = args.given()?;
+            Ok((model.display().to_string(), prompt.to_owned()))
+        };
+        let expected = ("m".to_owned(), "hi".to_owned());
+        for args in [
+            &["m", "hi"][..],
+            &["m", "-p", "hi"],
+            &["m", "--prompt", "hi"],
+            &["-m", "m", "hi"],
+            &["--model", "m", "-p", "hi"],
+        ] {
+            assert_eq!(given(args).unwrap(), expected, "{args:?}");
+        }
+        assert_eq!(given(&["m", "-"]).unwrap().1, "-");
+        for args in [
+            &["m"][..],
+            &["-m", "m"],
+            &["m", "hi", "-p", "hi"],
+            &["-m", "m", "a", "b"],
+        ] {
+            assert!(given(args).unwrap_err().is_usage(), "{args:?}");
+        }
     }
 }

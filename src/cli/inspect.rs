@@ -115,7 +115,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         kv: args.kv.unwrap_or_default(),
         float: args.float.map(Float::dtype),
     };
-    let report = inspect(&super::model::resolve(&args.model, interrupt)?, &request)?;
+    let report = inspect(&super::model::model_path(&args.model, interrupt)?, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
         let page = page::render(&report);

@@ -5,9 +5,12 @@ use crate::llm::Cancel;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 /// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
 pub const INTERRUPTED: u8 = 130;
+/// How long the end of the program waits until all output is written.
+const FLUSH: Duration = Duration::from_millis(500);
 /// How often an unfinished path is removed.
 const ATTEMPTS: usize = 100;
 
@@ -17,12 +20,18 @@ struct State {
     cancel: Cancel,
     scratch: Mutex<Vec<PathBuf>>,
     parting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    hint: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl State {
-    /// True when this signal was one for the running generation, false when the program is to end.
+    /// True when this signal stopped a generation or was answered with a hint, false when the
+    /// program is to end.
     fn signal(&self) -> bool {
-        self.generating.load(Ordering::SeqCst) && self.cancel.cancel()
+        if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
+            return true;
+        }
+        let hint = self.hint.lock().unwrap_or_else(PoisonError::into_inner).take();
+        hint.map(|hint| hint()).is_some()
     }
 
     fn part(&self) {
@@ -39,7 +48,8 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // A folder can gain a file while it is being removed, as the work goes on until the program ends.
+            // A folder can gain a file while it is being removed, as the work goes on until the
+            // program ends.
             for _ in 0..ATTEMPTS {
                 // What cannot be removed cannot be reported better than by its presence.
                 let _gone = if path.is_dir() {
@@ -55,18 +65,26 @@ impl State {
     }
 }
 
-/// Ends the program at once. Work goes on in other threads, perhaps inside of a driver; so what drivers would take down at the end of a program,
-/// which crashes those threads now and then, stays as it is.
+/// Ends the program at once. Work goes on in other threads, perhaps inside of a driver; so what
+/// drivers would take down at the end of a program, which crashes those threads now and then, stays
+/// as it is.
 fn end() -> ! {
     use std::io::Write;
-    // With its stream closed there is nobody to tell.
-    let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
+    // Another thread may hold a stream for as long as it waits for input.
+    let (done, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // With its stream closed there is nobody to tell.
+        let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
+        let _late = done.send(());
+    });
+    let _late = waiting.recv_timeout(FLUSH);
     #[cfg(unix)]
     {
         unsafe extern "C" {
             fn _exit(code: std::ffi::c_int) -> !;
         }
-        // SAFETY: POSIX: ends the process, from any thread and at any time, without a look at its memory.
+        // SAFETY: POSIX: ends the process, from any thread and at any time, without a look at its
+        // memory.
         unsafe { _exit(INTERRUPTED.into()) }
     }
     #[cfg(not(unix))]
@@ -93,15 +111,16 @@ impl Interrupt {
         Ok(Self(state))
     }
 
-    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the program.
+    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the
+    /// program.
     pub fn generating(&self) -> Generating<'_> {
         self.0.cancel.reset();
         self.0.generating.store(true, Ordering::SeqCst);
         Generating(&self.0)
     }
 
-    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends the
-    /// program. Dropping the guard removes nothing.
+    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends
+    /// the program. Dropping the guard removes nothing.
     pub fn scratch(&self, path: &Path) -> Scratch<'_> {
         self.0
             .scratch
@@ -114,11 +133,18 @@ impl Interrupt {
         }
     }
 
-    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes on: for commands whose steps take long, which show
-    /// at once what they have.
+    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes
+    /// on: for commands whose steps take long, which show at once what they have.
     pub fn parting(&self, say: impl FnOnce() + Send + 'static) -> Parting<'_> {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(say));
         Parting(&self.0)
+    }
+
+    /// Until the guard is dropped the first Ctrl-C calls `hint` and only the second ends the
+    /// program.
+    pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Hinting<'_> {
+        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hint));
+        Hinting(&self.0)
     }
 
     #[cfg(test)]
@@ -157,6 +183,15 @@ impl Drop for Parting<'_> {
     }
 }
 
+/// A prompt at which Ctrl-C is answered with a hint first.
+pub struct Hinting<'a>(&'a State);
+
+impl Drop for Hinting<'_> {
+    fn drop(&mut self) {
+        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
 /// A path that is unfinished.
 pub struct Scratch<'a> {
     state: &'a State,
@@ -188,6 +223,24 @@ mod tests {
             assert!(!interrupt.0.signal());
         }
         assert!(!interrupt.0.signal());
+    }
+
+    #[test]
+    fn the_first_signal_at_a_prompt_is_hinted_at() {
+        let interrupt = Interrupt::without_handler();
+        let hints = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for round in 1..3 {
+            let seen = hints.clone();
+            let hinting = interrupt.hinting(move || {
+                seen.fetch_add(1, Ordering::SeqCst);
+            });
+            assert!(interrupt.0.signal());
+            assert!(!interrupt.0.signal(), "the second one ends the program");
+            assert_eq!(hints.load(Ordering::SeqCst), round);
+            drop(hinting);
+            drop(interrupt.hinting(|| panic!("the prompt is over")));
+            assert!(!interrupt.0.signal());
+        }
     }
 
     #[test]

@@ -1,14 +1,14 @@
 //! `tlite list`.
 
-use super::cache::{age_text, fitted};
-use super::output::{put, put_json, table};
+use super::cache::age_text;
+use super::output::{fitted_table, printable, put, put_json};
 use crate::error::Result;
 use crate::models::hub::{Cached, Hub};
 use crate::models::{Entry, ModelStore};
 use crate::units::{count_text, size_text};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::io::IsTerminal;
 use std::time::{Duration, SystemTime};
 
 /// List the models that were downloaded or converted
@@ -27,27 +27,36 @@ pub struct Args {
     json: bool,
 }
 
-/// An entry in JSON.
-#[derive(Debug, Serialize)]
+/// A converted model. Also the object of `tlite pull --json`.
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct Row<'a> {
+    /// Its name.
     name: &'a str,
+    /// Its folder.
     folder: String,
-    /// Bytes on disk.
+    /// Bytes of its files.
     bytes: u64,
+    /// What it was made of: a path, or a name on the Hugging Face Hub.
     source: &'a str,
+    /// Bytes of the source.
     source_bytes: u64,
+    /// Architecture, such as `llama`.
     architecture: &'a str,
+    /// Number of weights.
     parameters: u64,
-    /// Of a weight, on average.
+    /// Bits of a weight on average, scales included.
     bits: f64,
+    /// Number of tensors of each type in the source.
     source_types: &'a BTreeMap<String, usize>,
-    /// Seconds since 1970.
+    /// When it was converted, in seconds since 1970.
     created: u64,
-    /// Seconds since 1970.
+    /// When it was last used, in seconds since 1970, to the minute.
     used: u64,
+    /// Version of the layout of its files.
     layout: u32,
-    /// False where the next use converts the source anew.
+    /// False if the next use converts the source anew.
     current: bool,
+    /// SHA-256 of the content of the source.
     key: &'a str,
 }
 
@@ -75,20 +84,27 @@ impl<'a> Row<'a> {
     }
 }
 
-/// A file in the hub's cache in JSON.
-#[derive(Debug, Serialize)]
+/// A file in the cache of the Hugging Face Hub.
+#[derive(Debug, Serialize, JsonSchema)]
 struct Download {
+    /// Its name on the hub.
     name: String,
+    /// Its path.
     path: String,
+    /// Its size.
     bytes: u64,
 }
 
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+/// The object of `tlite list --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Report<'a> {
+    /// The models folder.
     folder: String,
+    /// Bytes of all models.
     bytes: u64,
+    /// The models.
     models: Vec<Row<'a>>,
-    /// Files in the hub's cache that are not converted.
+    /// Files that were downloaded and are not converted.
     downloads: Vec<Download>,
 }
 
@@ -103,15 +119,8 @@ pub fn unconverted(entries: &[Entry]) -> Vec<Cached> {
     cached
 }
 
-/// `text` without control characters, which paths may have.
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
-}
-
-fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime, terminal: bool) -> String {
-    let cells = |cells: [&str; 5]| cells.map(printable).to_vec();
+fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime) -> String {
+    let cells = |cells: [&str; 5]| cells.map(|c| printable(c).into_owned()).to_vec();
     let mut rows = vec![cells(["name", "source", "bits", "size", "used"])];
     rows.extend(entries.iter().map(|e| {
         let age = now.duration_since(e.used()).unwrap_or(Duration::ZERO);
@@ -131,7 +140,7 @@ fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime, terminal: bool
         let name = d.spec.to_string();
         cells([&name, "downloaded, not converted", "-", &size_text(d.bytes), "-"])
     }));
-    table(&if terminal { fitted(rows, 1) } else { rows }, 2)
+    fitted_table(&rows, 2, 1)
 }
 
 /// Runs the command.
@@ -167,9 +176,5 @@ pub fn run(args: &Args) -> Result<()> {
         count_text(entries.len(), "model"),
         size_text(bytes)
     );
-    let terminal = std::io::stdout().is_terminal();
-    put(
-        &mut out,
-        &(head + &text(&entries, &downloads, SystemTime::now(), terminal)),
-    )
+    put(&mut out, &(head + &text(&entries, &downloads, SystemTime::now())))
 }

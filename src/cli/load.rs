@@ -1,15 +1,19 @@
-//! What commands do around loading: options, notes on standard error, times.
+//! Loading of models and devices, with progress and notes on standard error.
 
+use super::interrupt::Interrupt;
+pub use super::model::model_path;
 use super::options::{DeviceOptions, ExecOptions};
-use super::output;
+use super::output::{self, detail, note, warning};
 use crate::backend::{Backend, Caps};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::llm::LanguageModel;
 use crate::llm::folder::ModelFolder;
 use crate::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
 use crate::placement::{BackendChoice, Opened};
 use crate::units::count_text;
+use std::fmt;
 use std::io::IsTerminal;
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -20,26 +24,41 @@ pub struct LoadedModel {
     pub model: Box<dyn LanguageModel>,
     /// Where it runs.
     pub place: PlaceName,
-    /// What it is one of.
+    /// What the model was made from.
     pub all: Loaded,
 }
 
-/// Opens the device that `options` name; `None` is the host, of which standard error says so where it was not asked for.
+/// The folder of the language model that `option` names as `given`, with the files `needed`. Errors are
+/// those of [`model_path`] and [`ModelFolder::holding`].
+pub fn model_folder(
+    option: &str,
+    given: &Path,
+    needed: &[&str],
+    interrupt: &Interrupt,
+) -> Result<ModelFolder> {
+    let path = model_path(given, interrupt).map_err(|e| match e {
+        Error::Usage { name, what, kind } if name == "model" => Error::usage(option, what).of_kind(kind),
+        e => e,
+    })?;
+    ModelFolder::holding(option, &path, needed)
+}
+
+/// Opens the device that `options` name; `None` is the host. A note says so if `auto` chose it.
 pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     match options.placement().open()? {
         Opened::Device(backend) => Ok(Some(backend)),
         Opened::Host { for_want } => {
             if for_want.is_some() {
-                let what = "no device, `tlite devices` says why; running on the host, slowly";
-                output::note(&mut std::io::stderr(), what);
+                warning(&mut std::io::stderr(), NO_DEVICE);
             }
             Ok(None)
         }
     }
 }
 
-/// Names what decides about the last bits of what a model computes with `options`: device, driver, and storage of activations. Where they leave the choice of a backend
-/// open and it is the host, they say so from here on. Errors as for [`open`].
+/// Names everything that decides about the last bits of what a model computes with `options`: device,
+/// driver, and storage of activations. If the backend is left open and it is the host, `options` name the
+/// host from here on. Errors are those of [`open`].
 pub fn place(options: &mut ExecOptions) -> Result<String> {
     let float = options.on.storage(options.float)?;
     let float = float.map_or_else(|| "its floats".to_owned(), |f| f.to_string());
@@ -60,29 +79,77 @@ pub fn place(options: &mut ExecOptions) -> Result<String> {
     })
 }
 
-/// Prints what happened while a model was loaded.
-pub fn print_notes(notes: &[String]) {
-    for note in notes {
-        output::note(&mut std::io::stderr(), note);
+/// Prints the notes of a loaded model.
+pub fn print_notes(notes: &[impl fmt::Display]) {
+    for text in notes {
+        note(&mut std::io::stderr(), &text.to_string());
     }
 }
 
-/// Tells now and then, from its making until it is dropped, that work which takes long goes on.
+/// Prints the notes of a loaded model and, with `--verbose`, where it runs and how long loading took.
+pub fn print_loaded(notes: &[impl fmt::Display], place: &PlaceName, time: LoadTime) {
+    print_notes(notes);
+    let what = format!("{} on {}, {time}", place.backend, place.device);
+    detail(&mut std::io::stderr(), &what);
+}
+
+/// Time that loading took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LoadTime {
+    /// From the start until the model was ready.
+    pub all: Duration,
+    /// The part of it in which new kernels were compiled.
+    pub compiling: Duration,
+}
+
+impl LoadTime {
+    /// [`LoadTime::all`] in milliseconds.
+    pub fn all_ms(self) -> f64 {
+        milliseconds(self.all)
+    }
+
+    /// [`LoadTime::compiling`] in milliseconds.
+    pub fn compiling_ms(self) -> f64 {
+        milliseconds(self.compiling)
+    }
+}
+
+/// A time as JSON output has it, to the microsecond.
+pub fn milliseconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 1e6).round() / 1e3
+}
+
+impl fmt::Display for LoadTime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let loading = self.all.saturating_sub(self.compiling).as_secs_f64();
+        write!(f, "loaded in {loading:.1} s")?;
+        if !self.compiling.is_zero() {
+            let compiling = self.compiling.as_secs_f64();
+            write!(f, ", plus {compiling:.1} s to compile kernels")?;
+        }
+        Ok(())
+    }
+}
+
+/// Reports at intervals that long work goes on, until it is dropped.
 struct Sign {
     stop: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-/// How often it tells.
+/// Said when `auto` finds no device.
+const NO_DEVICE: &str = "no device found (see `tlite devices`); running on the host, which is slow";
+
+/// How often it reports.
 const SIGN: Duration = Duration::from_secs(15);
 
 impl Sign {
-    fn new(every: Duration, mut tell: impl FnMut(u64) + Send + 'static) -> Self {
+    fn new(every: Duration, mut report: impl FnMut(u64) + Send + 'static) -> Self {
         let (stop, stopped) = channel();
         let start = Instant::now();
         let thread = std::thread::spawn(move || {
             while stopped.recv_timeout(every) == Err(RecvTimeoutError::Timeout) {
-                tell(start.elapsed().as_secs());
+                report(start.elapsed().as_secs());
             }
         });
         Self {
@@ -96,13 +163,13 @@ impl Drop for Sign {
     fn drop(&mut self) {
         self.stop = None;
         if let Some(thread) = self.thread.take() {
-            // A thread that has panicked tells nothing any more.
+            // A thread that has panicked reports nothing any more.
             let _ended = thread.join();
         }
     }
 }
 
-/// Loads the model in `folder`. `hear` and errors as of [`Loaded::new`].
+/// Loads the model in `folder`. `hear` and errors are those of [`Loaded::new`].
 pub fn load(
     folder: &ModelFolder,
     options: &LoadOptions,
@@ -114,53 +181,66 @@ pub fn load(
     Ok(loaded)
 }
 
-/// As [`load`], with what it takes and a turning sign on standard error meanwhile.
+/// As [`load`], with progress on standard error.
 pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<'_>) -> Result<LoadedModel> {
-    let (loaded, _) = waiting(folder, |hear| load(folder, options, purpose, hear))?;
+    let (loaded, time) = waiting(folder, |hear| load(folder, options, purpose, hear))?;
+    let place = loaded.place();
+    let printed: &[String] = &[];
+    print_loaded(printed, &place, time);
     Ok(LoadedModel {
         model: loaded.model()?,
-        place: loaded.place(),
+        place,
         all: loaded,
     })
 }
 
-/// Runs `work`, which loads the model in `folder`, with a turning sign on standard error, which becomes a bar while kernels are compiled. The memory
-/// that it hears of is printed there too.
-/// Returns what it gives and the milliseconds that it took.
+/// Runs `work`, which loads the model in `folder`, with progress on standard error. Returns its result
+/// and the time it took.
 pub fn waiting<T>(
     folder: &ModelFolder,
     work: impl FnOnce(&mut dyn FnMut(Loading<'_>)) -> Result<T>,
-) -> Result<(T, f64)> {
+) -> Result<(T, LoadTime)> {
     let start = Instant::now();
     let progress = output::spinner(format!("loading {}", folder.name()));
     let mut sign = None;
+    let mut title = "kernels".to_owned();
+    let (mut compiling, mut compiled) = (None, None);
     let done = work(&mut |step| match step {
-        Loading::Memory(memory) => {
-            progress.suspend(|| output::note(&mut std::io::stderr(), &format!("memory {memory}")));
-        }
-        // A bar tells it on a terminal.
+        Loading::Memory(memory) => detail(&mut std::io::stderr(), &format!("memory {memory}")),
         Loading::New {
             device,
             kernels,
             kept,
         } => {
+            compiling = Some(Instant::now());
+            let once = if kept { " (first start only)" } else { "" };
+            title = format!("compiling kernels for {device}{once}");
+            // On a terminal the bar has the title.
             if !std::io::stderr().is_terminal() {
-                let kept = if kept { "; kept for the next start" } else { "" };
-                let kernels = count_text(kernels, "kernel");
-                let what = format!("note: compiling and checking {kernels} for {device}{kept}");
-                output::note(&mut std::io::stderr(), &what);
+                note(&mut std::io::stderr(), &title);
                 sign = Some(Sign::new(SIGN, |seconds| {
-                    let what = format!("note: compiling and checking goes on, {seconds} s so far");
-                    output::note(&mut std::io::stderr(), &what);
+                    let what = format!("still compiling and checking kernels ({seconds} s)");
+                    note(&mut std::io::stderr(), &what);
                 }));
             }
+            let what = format!("{} to compile and check", count_text(kernels, "kernel"));
+            detail(&mut std::io::stderr(), &what);
         }
         Loading::Kernels { all: 0, .. } => {}
-        Loading::Kernels { ready, all } => output::count(&progress, ready, all, "kernels"),
+        Loading::Kernels { ready, all } => {
+            compiled = (ready == all).then(Instant::now);
+            output::count(&progress, ready, all, &title);
+        }
     });
     drop(sign);
     progress.finish_and_clear();
-    Ok((done?, start.elapsed().as_secs_f64() * 1e3))
+    let end = Instant::now();
+    let compiling = compiling.map(|from| compiled.unwrap_or(end).duration_since(from));
+    let time = LoadTime {
+        all: end.duration_since(start),
+        compiling: compiling.unwrap_or_default(),
+    };
+    Ok((done?, time))
 }
 
 #[cfg(test)]
@@ -168,14 +248,30 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sign_tells_until_it_is_dropped() {
+    fn a_sign_reports_until_it_is_dropped() {
         let (told, heard) = channel();
         let sign = Sign::new(Duration::from_millis(1), move |_| {
             let _gone = told.send(());
         });
         heard.recv().unwrap();
         drop(sign);
-        // What it sent before is followed by its end.
+        // Everything it sent before is followed by its end.
         while heard.recv().is_ok() {}
+    }
+
+    #[test]
+    fn load_time_shows_compiling_apart() {
+        let ms = Duration::from_millis;
+        let time = |all, compiling| LoadTime {
+            all: ms(all),
+            compiling: ms(compiling),
+        };
+        assert_eq!(time(1500, 0).to_string(), "loaded in 1.5 s");
+        let both = time(16_700, 15_200).to_string();
+        assert!(both.contains("1.5 s") && both.contains("15.2 s"), "{both}");
+        assert_eq!(
+            (time(1500, 20).all_ms(), time(1500, 20).compiling_ms()),
+            (1500.0, 20.0)
+        );
     }
 }

@@ -8,6 +8,7 @@ mod chat;
 mod convert;
 mod dequantize;
 mod devices;
+mod docs;
 mod fields;
 mod generate;
 mod inspect;
@@ -16,6 +17,7 @@ mod list;
 pub mod load;
 mod model;
 mod options;
+mod other;
 mod output;
 mod perplexity;
 mod profile;
@@ -31,23 +33,33 @@ mod template;
 mod tune;
 
 pub use cache::CacheOptions;
+pub use docs::{json_markdown, markdown, operators_markdown};
 pub use interrupt::INTERRUPTED;
-pub use options::{DeviceOptions, ExecOptions, Float};
-pub use output::is_broken_pipe;
-pub use sampling::SamplingOptions;
+pub use options::{DeviceOptions, ExecOptions, Float, ModelArg, Verbosity};
+pub use output::{LogLines, is_broken_pipe, printable};
+pub use sampling::{Chosen, SamplingOptions};
 
 use crate::error::Result;
-use clap::{Parser, Subcommand};
+use clap::error::{ContextKind, ErrorKind};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupt;
+use std::fmt::Write as _;
 
-/// ONNX models on phone and desktop GPUs.
+/// Run language models and other ONNX models on GPUs and CPUs
 #[derive(Debug, Parser)]
 #[command(
     name = "tlite",
     version,
     about,
-    propagate_version = true,
-    arg_required_else_help = false
+    arg_required_else_help = true,
+    max_term_width = 100,
+    after_help = "\
+Examples:
+  tlite chat MODEL
+  tlite generate MODEL \"What is the capital of France?\"
+  tlite devices
+
+`tlite COMMAND -h` shows the common options of a command, `--help` all of them."
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -56,28 +68,82 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    Devices(devices::Args),
+    Chat(Box<chat::Args>),
+    Generate(Box<generate::Args>),
+    Run(Box<run::Args>),
     Pull(pull::Args),
     List(list::Args),
     Rm(rm::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
-    Generate(Box<generate::Args>),
-    Chat(Box<chat::Args>),
     Bench(bench::Args),
     Perplexity(perplexity::Args),
     Profile(profile::Args),
     Roofline(roofline::Args),
-    Inspect(inspect::Args),
-    Run(Box<run::Args>),
-    Selftest(selftest::Args),
     Tune(tune::Args),
+    Inspect(inspect::Args),
+    Devices(devices::Args),
+    Selftest(selftest::Args),
     Cache(cache::Args),
+    Completions(other::CompletionsArgs),
+    Man(other::ManArgs),
 }
 
-/// Runs the command that was asked for. Errors for which [`crate::error::Error::is_usage`] holds are wrong
-/// usage, others are failures.
+/// The groups of commands in `tlite --help`.
+const GROUPS: [(&str, &[&str]); 5] = [
+    ("Run", &["chat", "generate", "run"]),
+    (
+        "Models",
+        &["pull", "list", "rm", "convert", "quantize", "dequantize"],
+    ),
+    ("Measure", &["bench", "perplexity", "profile", "roofline", "tune"]),
+    ("Inspect", &["inspect", "devices", "selftest", "cache"]),
+    ("Other", &["completions", "man", "help"]),
+];
+
+/// The command line, with commands in groups.
+pub fn command() -> clap::Command {
+    let command = Cli::command();
+    let mut built = command.clone();
+    built.build();
+    let mut template = "{about}\n\n{usage-heading} tlite [OPTIONS] COMMAND\n".to_owned();
+    for (title, names) in GROUPS {
+        // Writing to a string cannot fail.
+        let _ok = write!(template, "\n{title}:\n");
+        for name in names {
+            if let Some(about) = built.find_subcommand(name).and_then(clap::Command::get_about) {
+                let _ok = writeln!(template, "  {name:<12}{about}");
+            }
+        }
+    }
+    template += "\nOptions:\n{options}{after-help}";
+    command.help_template(template)
+}
+
+/// Parses the arguments of this process. Errors are to be printed; those for help and version too.
+pub fn parse() -> Result<Cli, clap::Error> {
+    let mut command = command();
+    let parsed = command
+        .try_get_matches_from_mut(std::env::args_os())
+        .and_then(|matches| Cli::from_arg_matches(&matches).map_err(|e| e.format(&mut command)));
+    parsed.map_err(plain)
+}
+
+/// `error` without tips that mislead.
+fn plain(mut error: clap::Error) -> clap::Error {
+    match error.kind() {
+        // All values are listed anyway, and the most similar one is often not what was meant.
+        ErrorKind::InvalidValue => drop(error.remove(ContextKind::SuggestedValue)),
+        // How to pass a text that looks like an option.
+        ErrorKind::UnknownArgument => drop(error.remove(ContextKind::Suggested)),
+        _ => {}
+    }
+    error
+}
+
+/// Runs the command. Errors for which [`crate::error::Error::is_usage`] holds are wrong usage, others are
+/// failures.
 pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let done = match cli.command {
@@ -99,17 +165,11 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Selftest(args) => selftest::run(&args),
         Command::Tune(args) => tune::run(&args, &interrupt),
         Command::Cache(args) => cache::run(&args),
+        Command::Completions(args) => other::completions(&args),
+        Command::Man(args) => other::man(&args),
     };
     done.map_err(fields::in_options)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use clap::CommandFactory;
-
-    #[test]
-    fn the_description_is_consistent() {
-        Cli::command().debug_assert();
-    }
-}
+mod tests;

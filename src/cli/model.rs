@@ -2,7 +2,7 @@
 
 use super::interrupt::{Interrupt, Scratch};
 use super::output::{byte_bar, note};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::models::{Event, ModelStore, is_source};
 use crate::units::size_text;
 use indicatif::ProgressBar;
@@ -11,26 +11,14 @@ use std::path::{Path, PathBuf};
 
 /// The folder with `model.onnx` that MODEL stands for, or the ONNX file; see
 /// [`ModelStore::resolve`]. Standard error shows a conversion or a download.
-pub fn resolve(model: &Path, interrupt: &Interrupt) -> Result<PathBuf> {
-    resolve_with(model, interrupt, false)
-}
-
-/// As [`resolve`], for a model that `option` names in place of MODEL.
-pub fn resolve_for(option: &str, model: &Path, interrupt: &Interrupt) -> Result<PathBuf> {
-    resolve(model, interrupt).map_err(|e| match e {
-        Error::Usage { name, what, kind } if name == "model" => Error::usage(option, what).of_kind(kind),
-        e => e,
-    })
-}
-
-/// As [`resolve`]; `quiet` leaves out notes and bars.
-pub fn resolve_with(model: &Path, interrupt: &Interrupt, quiet: bool) -> Result<PathBuf> {
-    let store = ModelStore::open_default();
-    let mut view = View::new(interrupt, quiet);
-    match store {
-        Ok(store) => store.resolve(model, &mut |event| view.show(event)),
+pub fn model_path(given: &Path, interrupt: &Interrupt) -> Result<PathBuf> {
+    match ModelStore::open_default() {
+        Ok(store) => {
+            let mut view = View::new(interrupt);
+            store.resolve(given, &mut |event| view.show(event))
+        }
         // Without a models folder, what needs no conversion can still be used.
-        Err(_) if model.exists() && !is_source(model) => Ok(model.to_owned()),
+        Err(_) if given.exists() && !is_source(given) => Ok(given.to_owned()),
         Err(e) => Err(e),
     }
 }
@@ -38,7 +26,6 @@ pub fn resolve_with(model: &Path, interrupt: &Interrupt, quiet: bool) -> Result<
 /// Shows on standard error what happens: as a bar on a terminal, else as one line for each file.
 pub struct View<'a> {
     interrupt: &'a Interrupt,
-    quiet: bool,
     terminal: bool,
     bar: Option<ProgressBar>,
     /// What the bar or the last line is about.
@@ -49,10 +36,9 @@ pub struct View<'a> {
 
 impl<'a> View<'a> {
     /// A view that shows nothing yet.
-    pub fn new(interrupt: &'a Interrupt, quiet: bool) -> Self {
+    pub fn new(interrupt: &'a Interrupt) -> Self {
         Self {
             interrupt,
-            quiet,
             terminal: std::io::stderr().is_terminal(),
             bar: None,
             subject: String::new(),
@@ -65,9 +51,6 @@ impl<'a> View<'a> {
         if let Event::Begin { folder, .. } = event {
             self.unfinished = Some(self.interrupt.scratch(folder));
         }
-        if self.quiet {
-            return;
-        }
         match event {
             Event::Hashing { name, done, total } => {
                 // Without a terminal the conversion that follows says enough.
@@ -78,7 +61,10 @@ impl<'a> View<'a> {
             Event::Begin { name, .. } => {
                 self.clear();
                 if !self.terminal {
-                    self.say(&format!("note: converting {name} for its first use"));
+                    note(
+                        &mut std::io::stderr(),
+                        &format!("converting {name} for its first use"),
+                    );
                 }
             }
             Event::Converting { name, done, total } => {
@@ -92,29 +78,28 @@ impl<'a> View<'a> {
                 if self.terminal {
                     self.advance(&subject, done, total);
                 } else if self.subject != subject {
-                    self.say(&format!("note: {subject}{size}"));
+                    note(&mut std::io::stderr(), &format!("{subject}{size}"));
                     self.subject = subject;
                 }
             }
             Event::Waiting { name } => {
-                self.say(&format!("note: waiting for another process that prepares {name}"));
+                note(
+                    &mut std::io::stderr(),
+                    &format!("waiting for another process that prepares {name}"),
+                );
             }
             Event::Retrying { why, seconds } => {
-                self.say(&format!("note: {why}; trying again in {seconds:.1} s"));
+                note(
+                    &mut std::io::stderr(),
+                    &format!("{why}; trying again in {seconds:.1} s"),
+                );
             }
             Event::Offline { why } => {
-                self.say(&format!(
-                    "note: {why}; using the files that were downloaded before"
-                ));
+                note(
+                    &mut std::io::stderr(),
+                    &format!("{why}; using the files that were downloaded before"),
+                );
             }
-        }
-    }
-
-    fn say(&self, text: &str) {
-        let say = || note(&mut std::io::stderr(), text);
-        match &self.bar {
-            Some(bar) => bar.suspend(say),
-            None => say(),
         }
     }
 
@@ -157,8 +142,8 @@ mod tests {
             view.show(Event::Begin { folder, name: "m" });
         };
         let [done, begun] = &folders;
-        begin(&mut View::new(&interrupt, true), done);
-        let mut view = View::new(&interrupt, true);
+        begin(&mut View::new(&interrupt), done);
+        let mut view = View::new(&interrupt);
         begin(&mut view, begun);
         interrupt.remove_scratch();
         assert_eq!(folders.each_ref().map(|f| f.exists()), [true, false]);

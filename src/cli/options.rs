@@ -1,7 +1,7 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::cache::CacheOptions;
-use super::output::note;
+use super::output::{self, Level, note};
 use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
 use crate::error::{Error, Result};
 use crate::executor::WeightSource;
@@ -13,8 +13,64 @@ use crate::tensor::DType;
 use clap::ValueEnum;
 use clap::builder::PossibleValue;
 use std::num::{NonZeroU64, NonZeroUsize};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
+
+/// Heading of the options for experts, which `-h` does not show.
+pub const ADVANCED: &str = "Advanced";
+
+/// Help of the argument MODEL, in `-h`.
+pub const MODEL: &str = "Model folder or .gguf file, or a model to download or list";
+/// The same in `--help`.
+pub const MODEL_LONG: &str = "The model: a folder with model.onnx, a .gguf file, a Hugging Face checkpoint folder, \
+                              hf:OWNER/REPO[:FILE], or a name that `tlite list` prints";
+/// Help of the option `--model`.
+pub const MODEL_OPTION: &str = "Same as the argument MODEL";
+
+/// The model of a command, as an argument or with `-m`.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct ModelArg {
+    #[arg(
+        help = MODEL,
+        long_help = MODEL_LONG,
+        required_unless_present = "model_option",
+        conflicts_with = "model_option"
+    )]
+    model: Option<PathBuf>,
+    #[arg(help = MODEL_OPTION, id = "model_option", short = 'm', long = "model", value_name = "MODEL")]
+    option: Option<PathBuf>,
+}
+
+impl ModelArg {
+    /// The model as it was given. A usage error without one, which the parser reports first.
+    pub fn given(&self) -> Result<&Path> {
+        let given = self.option.as_deref().or(self.model.as_deref());
+        given.ok_or_else(|| Error::usage("MODEL", "no model is given"))
+    }
+}
+
+/// How much a command prints beside its result.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Verbosity {
+    /// Print no notes and no figures
+    #[arg(short, long, conflicts_with = "verbose")]
+    pub quiet: bool,
+    /// Print more notes and all figures
+    #[arg(short, long)]
+    pub verbose: bool,
+}
+
+impl Verbosity {
+    /// Sets what this process prints from now on. With `json` there are no figures: the object has them.
+    pub fn apply(self, json: bool) {
+        let level = match self {
+            Self { quiet: true, .. } => Level::Quiet,
+            Self { verbose: true, .. } => Level::Verbose,
+            _ => Level::Normal,
+        };
+        output::set_level(level, !json);
+    }
+}
 
 impl ValueEnum for BackendChoice {
     fn value_variants<'a>() -> &'a [Self] {
@@ -23,10 +79,10 @@ impl ValueEnum for BackendChoice {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Auto => "OpenCL or wgpu, whichever has a GPU; else whichever has a device; else the host",
+            Self::Auto => "The first of OpenCL and wgpu with a GPU, else with any device, else the host",
             Self::Opencl => "OpenCL",
-            Self::Wgpu => "WGSL through wgpu",
-            Self::Host => "The interpreter on the CPU: slow, for comparison",
+            Self::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
+            Self::Host => "Reference interpreter on the CPU: slow, for comparison",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }
@@ -39,8 +95,11 @@ impl ValueEnum for KvType {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            Self::F16 => PossibleValue::new("f16").help("As activations: f16 unless --float says otherwise"),
-            Self::Q8 => PossibleValue::new("q8").help("8 bits"),
+            Self::F16 => {
+                PossibleValue::new("f16").help("Same type as activations (f16 by default; see --float)")
+            }
+            Self::Q8 => PossibleValue::new("q8")
+                .help("8-bit values, one scale per head and token: half the size of f16"),
         })
     }
 }
@@ -52,11 +111,10 @@ impl ValueEnum for Activations {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            Self::Auto => {
-                PossibleValue::new("auto").help("int8 on CPUs that multiply bytes faster, else float")
-            }
-            Self::Float => PossibleValue::new("float").help("As they are stored"),
-            Self::Int8 => PossibleValue::new("int8").help("8 bits, quantized at run time"),
+            Self::Auto => PossibleValue::new("auto").help("Same as float, on every backend"),
+            Self::Float => PossibleValue::new("float").help("In their stored precision (see --float)"),
+            Self::Int8 => PossibleValue::new("int8")
+                .help("Quantized to 8 bits at run time: faster on CPUs, but answers may differ"),
         })
     }
 }
@@ -68,9 +126,9 @@ impl ValueEnum for Priority {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Low => "After other programs' work: a screen stays smooth",
-            Self::Normal => "As drivers have it",
-            Self::High => "Before other programs' work, at the highest clocks",
+            Self::Low => "After the work of other programs, so that the screen stays smooth",
+            Self::Normal => "The driver's default",
+            Self::High => "Before the work of other programs, at the highest clock rates",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }
@@ -83,10 +141,10 @@ impl ValueEnum for RecordingWay {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Auto => "Recorded on GPUs whose driver can, persistent on CPUs",
-            Self::Persistent => "Dispatches that repeat are stages of one kernel, on CPUs",
-            Self::CommandBuffer => "By cl_khr_command_buffer",
-            Self::Qcom => "By cl_qcom_recordable_queues",
+            Self::Auto => "Recorded by GPU drivers that can, persistent on CPUs, else off",
+            Self::Persistent => "Joined in one persistent kernel; CPUs only",
+            Self::CommandBuffer => "Recorded with cl_khr_command_buffer",
+            Self::Qcom => "Recorded with cl_qcom_recordable_queues",
             Self::Off => "Queued one by one",
         };
         Some(PossibleValue::new(self.name()).help(help))
@@ -101,9 +159,9 @@ impl ValueEnum for ImageUse {
     fn to_possible_value(&self) -> Option<PossibleValue> {
         use crate::backend::image::ImageKind;
         let help = match self {
-            Self::Auto => "Where that is known to be faster: on Adreno",
+            Self::Auto => "Through images where that is known to be faster (Adreno)",
             Self::Of(ImageKind::Image1dBuffer) => "Through image1d_buffer_t",
-            Self::Of(ImageKind::Image2d) => "Through image2d_t, by cl_khr_image2d_from_buffer",
+            Self::Of(ImageKind::Image2d) => "Through image2d_t, with cl_khr_image2d_from_buffer",
             Self::Off => "From buffers",
         };
         Some(PossibleValue::new(self.name()).help(help))
@@ -118,32 +176,42 @@ fn slice_ms(text: &str) -> Result<u32, String> {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Execution")]
 pub struct DeviceOptions {
-    /// Where the model runs
+    /// Backend to run on
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
     pub backend: BackendChoice,
-    /// Device of this name, or with this text in its name or driver, and #2 behind it for the second; see `tlite devices`
-    #[arg(long, value_name = "SUBSTRING")]
+    /// Device whose name or driver contains TEXT
+    ///
+    /// Append #2 for the second device that matches. `tlite devices` lists the devices.
+    #[arg(long, value_name = "TEXT")]
     pub device: Option<String>,
-    /// Whose work a device does first, where its driver takes a hint [default: low on GPUs that share the host's memory, else the driver's]
-    #[arg(long, value_enum, value_name = "NAME")]
+    /// Scheduling priority, on drivers that support it [default: low on GPUs that share the host's
+    /// memory, else the driver's]
+    #[arg(long, value_enum, value_name = "NAME", hide_short_help = true, help_heading = ADVANCED)]
     pub priority: Option<Priority>,
     /// Compiled kernels of earlier runs.
     #[command(flatten)]
     pub cache: CacheOptions,
-    /// How commands that repeat, as those of decoding, reach an OpenCL device
-    #[arg(long, value_enum, default_value_t, value_name = "WAY")]
+    /// How repeated commands, such as decoding steps, are submitted to an OpenCL device
+    #[arg(long, value_enum, default_value_t, value_name = "WAY", hide_short_help = true, help_heading = ADVANCED)]
     pub recording: RecordingWay,
-    /// How products of matrices read activations on an OpenCL device
-    #[arg(long, value_enum, default_value_t, value_name = "KIND")]
+    /// How matmuls read activations on an OpenCL device
+    #[arg(long, value_enum, default_value_t, value_name = "KIND", hide_short_help = true, help_heading = ADVANCED)]
     pub images: ImageUse,
-    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0 for no limit [default: 8 on GPUs that
-    /// share the host's memory, else 0]
-    #[arg(long, value_name = "MS", value_parser = slice_ms, allow_negative_numbers = true)]
+    /// Time in milliseconds that queued work may hold an OpenCL device before other programs get a
+    /// turn; 0 is no limit [default: 8 on GPUs that share the host's memory, else 0]
+    #[arg(
+        long,
+        value_name = "MS",
+        value_parser = slice_ms,
+        allow_negative_numbers = true,
+        hide_short_help = true,
+        help_heading = ADVANCED
+    )]
     pub slice_ms: Option<u32>,
 }
 
 impl DeviceOptions {
-    /// The place as the library takes it.
+    /// The options as the library takes them.
     pub fn placement(&self) -> Placement {
         Placement {
             backend: self.backend,
@@ -158,25 +226,23 @@ impl DeviceOptions {
         }
     }
 
-    /// Storage of activations, where `float` is asked for. A usage error for halves on the host, whose floats have the model's type.
+    /// Storage type of activations, if `float` is given. A usage error for f16 on the host, which keeps
+    /// the model's types.
     pub fn storage(&self, float: Option<Float>) -> Result<Option<DType>> {
         match (float, self.backend) {
             (Some(Float::F16), BackendChoice::Host) => Err(Error::usage(
                 "--float",
-                "f16 is storage on a device; the host keeps the model's own types",
+                "f16 is stored on devices only; the host keeps the model's own types",
             )),
             _ => Ok(float.map(Float::dtype)),
         }
     }
 }
 
-/// Says that an asked for storage type has no effect, where `auto` came to the host.
+/// Notes that `--float f16` has no effect when `auto` chose the host.
 pub fn note_unused(float: Option<DType>) {
     if float == Some(DType::F16) {
-        note(
-            &mut std::io::stderr(),
-            "note: --float f16 has no effect on the host",
-        );
+        note(&mut std::io::stderr(), "--float f16 has no effect on the host");
     }
 }
 
@@ -199,24 +265,33 @@ impl Float {
     }
 }
 
-/// Options that find what a rewrite of the graph does wrong, or gains.
+/// Options that find which graph pass breaks or speeds up a model.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Passes")]
 pub struct PassOptions {
-    /// Leave out passes by name; without a name that is known the error lists them
-    #[arg(long, value_name = "NAME,...", value_delimiter = ',')]
+    /// Skip these passes; an unknown name lists all
+    #[arg(long, value_name = "NAME,...", value_delimiter = ',', hide_short_help = true)]
     pub skip_pass: Vec<String>,
     /// Stop after N rewrites of all passes together, to bisect a wrong result
-    #[arg(long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = from_zero::<usize>,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
     pub edit_limit: Option<usize>,
 }
 
 impl PassOptions {
-    /// `pipeline` as the options change it.
+    /// `pipeline` with the options applied.
     pub fn apply(&self, mut pipeline: Pipeline) -> Result<Pipeline> {
         let known: Vec<&str> = pipeline.passes.iter().map(|p| p.name).collect();
         if let Some(name) = self.skip_pass.iter().find(|n| !known.contains(&n.as_str())) {
-            let what = format!("there is no pass \"{name}\" here; there are {}", known.join(", "));
+            let what = format!(
+                "no pass is called \"{name}\"; expected one of {}",
+                known.join(", ")
+            );
             return Err(Error::usage("--skip-pass", what));
         }
         let names: Vec<&str> = self.skip_pass.iter().map(String::as_str).collect();
@@ -233,25 +308,46 @@ pub struct ExecOptions {
     /// Backend and device.
     #[command(flatten)]
     pub on: DeviceOptions,
-    /// Number of tokens to hold in the cache [default: what the model was made for, at most 4096]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    /// Context length in tokens [default: the model's, at most 4096]
+    #[arg(short, long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     pub context: Option<NonZeroUsize>,
-    /// Storage of activations and cache on a device [default: f16, or f32 where the model quantizes at run time]
-    #[arg(long, value_enum, value_name = "TYPE")]
+    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes at
+    /// run time]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     pub float: Option<Float>,
-    /// Storage of the cache on a device; q8 is 8 bits and a factor for each head of a token, of half the size
-    #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
+    /// Storage of the KV cache on a device
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "TYPE",
+        hide_short_help = true
+    )]
     pub kv: KvType,
-    /// Activations in products with E0M weights of 4 and 8 bits, on a device
-    #[arg(long, value_enum, default_value_t, value_name = "TYPE")]
+    /// Precision of activations in matmuls with 4-bit and 8-bit weights, on a device
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "TYPE",
+        hide_short_help = true
+    )]
     pub act: Activations,
-    /// Pad the lengths of decoding to multiples of N, 32 to 256
-    #[arg(long, value_name = "N", default_value_t = PADDING, value_parser = padding, allow_negative_numbers = true)]
+    /// Pad the lengths of decoding steps to multiples of N, from 32 to 256
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = PADDING,
+        value_parser = padding,
+        allow_negative_numbers = true,
+        hide_short_help = true,
+        help_heading = ADVANCED
+    )]
     pub padding: usize,
 }
 
 impl ExecOptions {
-    /// The options as the library takes them, for runs that read logits and verify no drafts.
+    /// The options as the library takes them, for runs that read all logits and use no drafts.
     pub fn load_options(&self) -> LoadOptions {
         LoadOptions {
             place: self.on.placement(),
@@ -267,25 +363,25 @@ impl ExecOptions {
     }
 }
 
-/// The value of an option `--padding`.
+/// Parses `--padding`.
 pub fn padding(text: &str) -> Result<usize, String> {
     whole(text, *PADDINGS.start(), *PADDINGS.end())
 }
 
-/// The value of an option that counts something.
+/// Parses a whole number of at least 1.
 pub fn from_one(text: &str) -> Result<NonZeroUsize, String> {
     whole(text, NonZeroUsize::MIN, NonZeroUsize::MAX)
 }
 
-/// The value of an option that is a whole number.
+/// Parses a whole number of at least 0.
 pub fn from_zero<T: Whole>(text: &str) -> Result<T, String> {
     whole(text, T::LEAST, T::MOST)
 }
 
-/// The value of an option that is a whole number in a range. All such options say in the same words which numbers they take.
+/// Parses a whole number in a range. The error names the range.
 pub fn whole<T: Whole>(text: &str, from: T, to: T) -> Result<T, String> {
     let value = text.parse().ok().filter(|n| (from..=to).contains(n));
-    // The largest number of a type says nothing, but to who asks for more.
+    // The largest number of the type matters only to those who ask for more.
     let more = text.bytes().all(|b| b.is_ascii_digit())
         && text.bytes().any(|b| b != b'0')
         && text.parse::<T>().is_err();
@@ -314,7 +410,7 @@ macro_rules! whole {
 
 whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
-/// A usage error, before any work, where `option` names a file to read that is not there.
+/// A usage error if the file that `option` names does not exist.
 pub fn check_file(option: &str, path: &Path) -> Result<()> {
     if path.is_file() {
         return Ok(());
@@ -327,7 +423,8 @@ pub fn check_file(option: &str, path: &Path) -> Result<()> {
     Err(Error::usage(option, what))
 }
 
-/// As [`check_writable`], for a report on `model`, a file or a folder: a usage error also where it would take the place of a part of it.
+/// As [`check_writable`], for a report on `model`, a file or folder. A usage error also if the report
+/// would overwrite a part of it.
 pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
     check_writable(option, path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
@@ -336,21 +433,18 @@ pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
     let is_part = within.is_some_and(|(folder, model)| folder.starts_with(&model))
         || real(path).is_some_and(|path| real(model) == Some(path));
     if is_part {
-        let what = format!(
-            "{} is a part of the model; expected another place",
-            path.display()
-        );
+        let what = format!("{} is part of the model; choose another place", path.display());
         return Err(Error::usage(option, what));
     }
     Ok(())
 }
 
-/// A usage error, before any work, where `option` names a file that could not be written in the end.
+/// A usage error if the file that `option` names cannot be written; called before any work.
 pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     let refused = |what: String| Err(Error::usage(option, format!("{}: {what}", path.display())));
     if path == Path::new("-") {
         return refused(
-            "standard output is for the report; expected a file, ./- for one of this name".to_owned(),
+            "standard output is for the report; expected a file (./- for a file called -)".to_owned(),
         );
     }
     if path.is_dir() {
@@ -368,7 +462,7 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// The text of the file that `option` names. Usage errors for one that is not there, and for bytes that are no UTF-8.
+/// The text of the file that `option` names. A usage error if it does not exist or is not UTF-8.
 pub fn read_text(option: &str, path: &Path) -> Result<String> {
     check_file(option, path)?;
     let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
@@ -378,14 +472,14 @@ pub fn read_text(option: &str, path: &Path) -> Result<String> {
     })
 }
 
-/// A usage error when `tokens`, asked for by `option`, do not fit `context`.
+/// A usage error if the `tokens` that `option` asks for exceed `context`.
 pub fn check_fits(option: &str, tokens: usize, context: usize) -> Result<()> {
     if tokens <= context {
         return Ok(());
     }
     Err(Error::usage(
         option,
-        format!("{tokens} tokens are more than the context of {context}; see --context"),
+        format!("{tokens} tokens do not fit the context of {context}; raise --context"),
     ))
 }
 

@@ -1,12 +1,49 @@
-//! Standard output as a place for results, and standard error as a place for progress and notes.
+//! Standard output for results; standard error for progress, notes and figures.
 
 use crate::error::{Error, Result};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::{ErrorKind, Write};
+use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
+use std::borrow::Cow;
+use std::io::{ErrorKind, IsTerminal, StdoutLock, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 const STDOUT: &str = "standard output";
+
+/// How much a command prints beside its result.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[repr(u8)]
+pub enum Level {
+    /// Errors only.
+    Quiet = 0,
+    /// Notes, warnings and one line of figures.
+    #[default]
+    Normal = 1,
+    /// Details too.
+    Verbose = 2,
+}
+
+static LEVEL: AtomicU8 = AtomicU8::new(Level::Normal as u8);
+static FIGURES: AtomicBool = AtomicBool::new(true);
+
+/// Sets what this process prints from now on. `figures` is false for JSON output, which has them already.
+pub fn set_level(level: Level, figures: bool) {
+    LEVEL.store(level as u8, Ordering::Relaxed);
+    FIGURES.store(figures, Ordering::Relaxed);
+    if level == Level::Quiet && std::env::var_os("RUST_LOG").is_none() {
+        log::set_max_level(log::LevelFilter::Error);
+    }
+}
+
+fn prints(at_least: Level) -> bool {
+    LEVEL.load(Ordering::Relaxed) >= at_least as u8
+}
+
+/// True with `--verbose`.
+pub fn is_verbose() -> bool {
+    prints(Level::Verbose)
+}
 
 /// Writes a piece of the result and passes it on at once.
 pub fn put(out: &mut dyn Write, text: &str) -> Result<()> {
@@ -30,16 +67,149 @@ pub fn is_broken_pipe(e: &Error) -> bool {
     matches!(e, Error::Io { path, source, .. } if path == Path::new(STDOUT) && source.kind() == ErrorKind::BrokenPipe)
 }
 
-/// A line for people. Nothing is left to be done when standard error is closed.
+/// Writes `note: TEXT`, unless `--quiet` is given.
 pub fn note(notes: &mut dyn Write, text: &str) {
-    let _closed = writeln!(notes, "{text}");
+    marked(notes, Level::Normal, "note: ", text);
+}
+
+/// Writes `warning: TEXT`, unless `--quiet` is given.
+pub fn warning(notes: &mut dyn Write, text: &str) {
+    marked(notes, Level::Normal, "warning: ", text);
+}
+
+/// Writes `note: TEXT` with `--verbose`.
+pub fn detail(notes: &mut dyn Write, text: &str) {
+    marked(notes, Level::Verbose, "note: ", text);
+}
+
+/// Writes a line of figures, unless `--quiet` or `--json` is given.
+pub fn figures(notes: &mut dyn Write, text: &str) {
+    if FIGURES.load(Ordering::Relaxed) {
+        marked(notes, Level::Normal, "", text);
+    }
+}
+
+fn marked(notes: &mut dyn Write, at_least: Level, mark: &str, text: &str) {
+    if !prints(at_least) {
+        return;
+    }
+    let text = text.strip_prefix(mark).unwrap_or(text);
+    let line = format!("{mark}{}\n", printable(text));
+    aside(|| {
+        // With the stream closed there is nobody to write to.
+        let _closed = notes.write_all(line.as_bytes()).and_then(|()| notes.flush());
+    });
+}
+
+/// The progress line on the terminal, if there is one.
+static SHOWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
+
+fn shown(bar: ProgressBar) -> ProgressBar {
+    *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
+    bar
+}
+
+/// Runs `write` while the progress line is off the terminal.
+fn aside(write: impl FnOnce()) {
+    let bar = SHOWN.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match bar.and_then(|bar| bar.upgrade()) {
+        Some(bar) => bar.suspend(write),
+        None => write(),
+    }
+}
+
+/// Standard error for the log: whole lines, which do not mix with a progress line.
+#[derive(Debug)]
+pub struct LogLines;
+
+impl Write for LogLines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let mut written = Ok(());
+        aside(|| written = std::io::stderr().write_all(bytes));
+        written.map(|()| bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        std::io::stderr().flush()
+    }
+}
+
+/// Takes the place of a control character.
+const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
+
+/// `text` for one line of a terminal: control characters, which could move the cursor or change
+/// settings, are replaced, except line feeds of our own making and tabs.
+pub fn printable(text: &str) -> Cow<'_, str> {
+    let bad = |c: char| c.is_control() && c != '\n' && c != '\t';
+    match text.contains(bad) {
+        true => Cow::Owned(text.replace(bad, REPLACEMENT.encode_utf8(&mut [0; 4]))),
+        false => Cow::Borrowed(text),
+    }
+}
+
+/// A writer that replaces control characters as [`printable`] does. Carriage returns are dropped.
+#[derive(Debug)]
+pub struct Sanitized<W> {
+    out: W,
+    /// The last byte written was the first of two that may encode a control character.
+    begun: bool,
+}
+
+impl<W: Write> Sanitized<W> {
+    /// Passes on to `out` what terminals may be given.
+    pub fn new(out: W) -> Self {
+        Self { out, begun: false }
+    }
+}
+
+impl<W: Write> Write for Sanitized<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        const BEGIN: u8 = 0xc2;
+        let mut text = Vec::with_capacity(bytes.len());
+        let mut begun = self.begun;
+        let replaced = |text: &mut Vec<u8>| {
+            text.extend_from_slice(REPLACEMENT.encode_utf8(&mut [0; 4]).as_bytes());
+        };
+        for &byte in bytes {
+            if std::mem::take(&mut begun) {
+                if (0x80..=0x9f).contains(&byte) {
+                    replaced(&mut text);
+                    continue;
+                }
+                text.push(BEGIN);
+            }
+            match byte {
+                BEGIN => begun = true,
+                b'\r' => {}
+                b'\n' | b'\t' => text.push(byte),
+                0..=0x1f | 0x7f => replaced(&mut text),
+                _ => text.push(byte),
+            }
+        }
+        self.out.write_all(&text)?;
+        self.begun = begun;
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
+}
+
+/// Standard output for generated text: a terminal gets no control characters, a pipe every byte.
+pub fn text_output() -> Box<dyn Write> {
+    let out: StdoutLock<'static> = std::io::stdout().lock();
+    match out.is_terminal() {
+        true => Box::new(Sanitized::new(out)),
+        false => Box::new(out),
+    }
 }
 
 /// A moving line on standard error until it is dropped or cleared; nothing when that is no terminal.
 pub fn spinner(text: String) -> ProgressBar {
-    let bar = ProgressBar::new_spinner().with_message(text);
+    let bar = ProgressBar::new_spinner().with_message(printable(&text).into_owned());
     bar.enable_steady_tick(Duration::from_millis(100));
-    bar
+    shown(bar)
 }
 
 const COUNTED: &str = "{bar:30} {pos}/{len} {msg}";
@@ -47,18 +217,18 @@ const COUNTED: &str = "{bar:30} {pos}/{len} {msg}";
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(u64::try_from(steps).unwrap_or(u64::MAX));
-    match ProgressStyle::with_template(COUNTED) {
+    shown(match ProgressStyle::with_template(COUNTED) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
-    }
+    })
 }
 
 /// Makes a moving line a bar that has come to `done` of `all`, called `what`.
-pub fn count(line: &ProgressBar, done: usize, all: usize, what: &'static str) {
+pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
     if let Ok(style) = ProgressStyle::with_template(COUNTED) {
         line.set_style(style);
     }
-    line.set_message(what);
+    line.set_message(printable(what).into_owned());
     line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
     line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
 }
@@ -66,10 +236,12 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &'static str) {
 /// A bar over bytes on standard error, whose length is set later; nothing when that is no terminal.
 pub fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    match ProgressStyle::with_template("{bar:30} {decimal_bytes}/{decimal_total_bytes} {wide_msg}") {
-        Ok(style) => bar.with_style(style),
-        Err(_) => bar,
-    }
+    shown(
+        match ProgressStyle::with_template("{bar:30} {decimal_bytes}/{decimal_total_bytes} {wide_msg}") {
+            Ok(style) => bar.with_style(style),
+            Err(_) => bar,
+        },
+    )
 }
 
 /// A table of columns of equal width: `left` of them aligned to the left, the others to the right.
@@ -104,6 +276,44 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
     out
 }
 
+/// Widest line of a table.
+pub const COLUMNS: usize = 100;
+
+/// A [`table`] of at most [`COLUMNS`] columns: texts in the column `cut` are shortened if necessary, in
+/// the middle, as their ends often tell them apart.
+pub fn fitted_table(rows: &[Vec<String>], left: usize, cut: usize) -> String {
+    let text = table(rows, left);
+    let width = text.lines().map(|l| l.chars().count()).max().unwrap_or(0);
+    let lengths = rows.iter().filter_map(|r| r.get(cut)).map(|t| t.chars().count());
+    let room = lengths
+        .max()
+        .unwrap_or(0)
+        .saturating_sub(width.saturating_sub(COLUMNS));
+    if width <= COLUMNS {
+        return text;
+    }
+    let mut rows = rows.to_vec();
+    for text in rows.iter_mut().filter_map(|r| r.get_mut(cut)) {
+        *text = shortened(text, room.max(12));
+    }
+    table(&rows, left)
+}
+
+/// `text` in at most `most` characters, with `...` in the place of its middle.
+pub fn shortened(text: &str, most: usize) -> String {
+    let all: Vec<char> = text.chars().collect();
+    if all.len() <= most {
+        return text.to_owned();
+    }
+    let kept = most.saturating_sub(3);
+    let end = all.len() - kept / 2;
+    let start = all.iter().take(kept - kept / 2);
+    start
+        .chain(&['.', '.', '.'])
+        .chain(all.iter().skip(end))
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -116,6 +326,26 @@ mod tests {
     }
 
     #[test]
+    fn wide_tables_are_cut_in_one_column() {
+        let row = |name: &str| ["program", name, "3"].map(str::to_owned).to_vec();
+        let lines = fitted_table(&[row("short"), row(&"long".repeat(40)), row("x")], 2, 1);
+        assert!(lines.lines().all(|l| l.chars().count() <= COLUMNS), "{lines}");
+        assert!(
+            lines
+                .lines()
+                .nth(1)
+                .is_some_and(|l| l.contains("...") && l.len() == COLUMNS),
+            "{lines}"
+        );
+        let short = [row("short"), row("x")];
+        assert_eq!(fitted_table(&short, 2, 1), table(&short, 2));
+        assert_eq!(
+            (shortened("abcdefgh", 7), shortened("abc", 3)),
+            ("ab...gh".to_owned(), "abc".to_owned())
+        );
+    }
+
+    #[test]
     fn only_standard_output_can_break_quietly() {
         let broken = || std::io::Error::from(ErrorKind::BrokenPipe);
         assert!(is_broken_pipe(&refused(broken())));
@@ -125,5 +355,36 @@ mod tests {
             broken()
         )));
         assert!(!is_broken_pipe(&refused(ErrorKind::StorageFull.into())));
+    }
+
+    #[test]
+    fn notes_have_one_mark_and_no_control_characters() {
+        let written = |write: fn(&mut dyn Write, &str), text: &str| {
+            let mut out = Vec::new();
+            write(&mut out, text);
+            String::from_utf8(out).unwrap()
+        };
+        assert_eq!(written(note, "a"), "note: a\n");
+        assert_eq!(written(note, "note: a"), "note: a\n");
+        assert_eq!(written(warning, "b\u{1b}[2J"), "warning: b\u{fffd}[2J\n");
+        assert_eq!(written(detail, "c"), "", "details need --verbose");
+    }
+
+    #[test]
+    fn terminals_get_no_control_characters() {
+        let clean = |pieces: &[&[u8]]| {
+            let mut out = Sanitized::new(Vec::new());
+            pieces.iter().for_each(|p| out.write_all(p).unwrap());
+            String::from_utf8(out.out).unwrap()
+        };
+        assert_eq!(clean(&[b"a\tb\r\nc"]), "a\tb\nc");
+        assert_eq!(
+            clean(&[b"\x1b[31mred\x07\x7f"]),
+            "\u{fffd}[31mred\u{fffd}\u{fffd}"
+        );
+        assert_eq!(clean(&["\u{9b}2J é ¿".as_bytes()]), "\u{fffd}2J é ¿");
+        // A character may be cut between two writes.
+        assert_eq!(clean(&[b"x\xc2", b"\x9b", b"y\xc2", b"\xbf"]), "x\u{fffd}y¿");
+        assert_eq!(printable("a\rb\u{85}c\n\td"), "a\u{fffd}b\u{fffd}c\n\td");
     }
 }

@@ -1,97 +1,139 @@
 //! `tlite perplexity`.
 
 use super::interrupt::Interrupt;
-use super::load::load_model;
-use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
-use super::output::{bar, note, put, put_json};
+use super::load::{load_model, model_folder};
+use super::options::{DeviceOptions, ExecOptions, Float, ModelArg, Verbosity, from_one, read_text};
+use super::output::{bar, figures, note, put, put_json};
 use crate::error::{Error, Result};
 use crate::llm::engine::PADDING;
 use crate::llm::load::{PlaceName, Purpose};
 use crate::llm::metrics::rate;
 use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
 use crate::llm::{Activations, KvType, LanguageModel, ModelFolder, Tokenizer};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Window of the models that were made for as many tokens.
+/// Default window.
 pub(super) const WINDOW: usize = 512;
-/// The share of positions whose divergence is told beside the mean.
+/// The quantile of the divergence that is reported beside the mean.
 const SHARE: f64 = 0.99;
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite perplexity MODEL --text wiki.txt
+  tlite perplexity QUANTIZED --text wiki.txt --reference ORIGINAL
+  tlite perplexity MODEL --text wiki.txt --tokens 10000 --context 1024 --json";
 
 /// Measure how well a model predicts a text
 ///
-/// The text is scored in windows, each of which is fed to an empty cache: every token of the text counts once, but the
-/// very first where the tokenizer has no start token. With --reference the divergence from another model
-/// over the same vocabulary is measured beside it. Ctrl-C stops; what was scored until then is shown, and the exit code is 130.
+/// The text is scored in windows, each from an empty context. With --reference, the KL divergence from
+/// another model with the same vocabulary is measured too, which shows what quantization costs. Ctrl-C
+/// stops: the results so far are shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "tlite perplexity [OPTIONS] --text FILE MODEL", after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with model.onnx, tokenizer.json and the config files
-    model: PathBuf,
-    /// The text, a file in UTF-8
+    #[command(flatten)]
+    model: ModelArg,
+    /// Text to score, a UTF-8 file
     #[arg(long, value_name = "FILE")]
     text: PathBuf,
-    /// Folder of the model to compare with
+    /// Model to compare with
     #[arg(long, value_name = "MODEL2")]
     reference: Option<PathBuf>,
-    /// Score the first N tokens only
+    /// Score only the first N tokens
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     tokens: Option<NonZeroUsize>,
     /// Print one JSON object instead of the lines
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     on: DeviceOptions,
-    /// Tokens of a window [default: 512, or what the models were made for where that is less]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, help_heading = "Execution")]
-    context: Option<NonZeroUsize>,
-    /// Storage of activations and cache on a device [default: f16, or f32 where the model quantizes at run time]
-    #[arg(long, value_enum, value_name = "TYPE", help_heading = "Execution")]
-    float: Option<Float>,
-    /// Storage of the models' caches on a device
+    /// Tokens of a window [default: 512, limited by the models]
     #[arg(
+        short,
         long,
-        value_enum,
-        default_value_t,
-        value_name = "TYPE",
+        value_name = "N",
+        value_parser = from_one,
+        allow_negative_numbers = true,
         help_heading = "Execution"
     )]
-    kv: KvType,
-    /// Activations of the models in products with E0M weights of 4 and 8 bits, on a device
+    context: Option<NonZeroUsize>,
+    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes at
+    /// run time]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        help_heading = "Execution",
+        hide_short_help = true
+    )]
+    float: Option<Float>,
+    /// Storage of the KV cache on a device
     #[arg(
         long,
         value_enum,
         default_value_t,
         value_name = "TYPE",
-        help_heading = "Execution"
+        help_heading = "Execution",
+        hide_short_help = true
+    )]
+    kv: KvType,
+    /// Precision of activations in matmuls with 4-bit and 8-bit weights, on a device
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        value_name = "TYPE",
+        help_heading = "Execution",
+        hide_short_help = true
     )]
     act: Activations,
 }
 
-/// The object of `--json`.
-#[derive(Debug, Serialize)]
-struct Object<'a> {
+/// The object of `tlite perplexity --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Object<'a> {
+    /// Backend: `opencl`, `wgpu` or `host`.
     backend: &'a str,
+    /// Name of the device.
     device: &'a str,
+    /// Name and version of its driver.
     driver: &'a str,
+    /// Tokens of a window.
     window: usize,
+    /// Number of windows.
     windows: usize,
+    /// Tokens of the text.
     text_tokens: usize,
+    /// Tokens that were scored.
     tokens: usize,
+    /// Perplexity of the model.
     perplexity: f64,
+    /// Standard error of the perplexity.
     standard_error: f64,
     #[serde(flatten)]
     comparison: Option<Compared>,
+    /// Ctrl-C ended the run early.
     interrupted: bool,
+    /// Scored tokens per second.
     tokens_per_s: Option<f64>,
 }
 
-#[derive(Debug, Serialize)]
-struct Compared {
+/// Keys that `--reference` adds.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Compared {
+    /// Perplexity of the reference; with `--reference`.
     reference_perplexity: f64,
+    /// Mean KL divergence from the reference in nats; with `--reference`.
     kl_mean: f64,
+    /// 99th percentile of the KL divergence in nats; with `--reference`.
     kl_p99: f64,
+    /// Share of positions where both prefer the same token, from 0 to 1; with `--reference`.
     top1_agreement: f64,
 }
 
@@ -106,7 +148,7 @@ impl Compared {
     }
 }
 
-/// What was measured, with what was asked for.
+/// Results and what was asked for.
 struct Measured<'a> {
     report: &'a Report,
     window: usize,
@@ -136,7 +178,7 @@ impl Measured<'_> {
     fn lines(&self) -> String {
         let r = self.report;
         let mut out = format!(
-            "{} of {} tokens scored, windows of {}{}\nperplexity            {:.4} +- {:.4}\n",
+            "{} of {} tokens scored, windows of {}{}\nperplexity            {:.4} ± {:.4}\n",
             r.model.tokens(),
             self.text_tokens,
             self.window,
@@ -165,12 +207,12 @@ pub(super) fn encode(tokenizer: &Tokenizer, text: &str) -> Result<Text> {
     })
 }
 
-/// An error where the reference's tokenizer makes other tokens of the text.
+/// An error if the reference's tokenizer splits the text otherwise.
 fn check_same(model: &Text, reference: &Text) -> Result<()> {
     let different = |what: String| Err(Error::usage("--reference", what));
     if model.start != reference.start {
         return different(format!(
-            "its tokenizer begins texts with tokens {:?}, the model's with {:?}",
+            "its tokenizer starts texts with tokens {:?}, the model's with {:?}",
             reference.start, model.start
         ));
     }
@@ -179,9 +221,9 @@ fn check_same(model: &Text, reference: &Text) -> Result<()> {
     match (model.tokens.get(same), reference.tokens.get(same)) {
         (None, None) => Ok(()),
         (a, b) => {
-            let shown = |t: Option<&u32>| t.map_or_else(|| "the end".to_owned(), |t| format!("token {t}"));
+            let shown = |t: Option<&u32>| t.map_or_else(|| "the end".to_owned(), |t| format!("ID {t}"));
             different(format!(
-                "its tokenizer differs from the model's: place {same} of the text is {}, not {}",
+                "its tokenizer differs from the model's: token {same} of the text is {}, not {}",
                 shown(b),
                 shown(a)
             ))
@@ -189,7 +231,7 @@ fn check_same(model: &Text, reference: &Text) -> Result<()> {
     }
 }
 
-/// Tokens of a window: those asked for, else what is usual and all models were made for.
+/// Tokens of a window: those `asked` for, else the default, limited by the models.
 pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<usize> {
     folders.iter().try_fold(asked.unwrap_or(WINDOW), |least, folder| {
         Ok(folder.context(asked)?.min(least))
@@ -198,19 +240,12 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     let text = read_text("--text", &args.text)?;
-    let folder = ModelFolder::holding(
-        "MODEL",
-        &super::model::resolve(&args.model, interrupt)?,
-        &["tokenizer.json"],
-    )?;
+    let folder = model_folder("MODEL", args.model.given()?, &["tokenizer.json"], interrupt)?;
     let other = args.reference.as_deref();
     let other = other
-        .map(|path| super::model::resolve_for("--reference", path, interrupt))
-        .transpose()?;
-    let other = other
-        .as_deref()
-        .map(|path| ModelFolder::holding("--reference", path, &["tokenizer.json", "model.onnx"]))
+        .map(|path| model_folder("--reference", path, &["tokenizer.json", "model.onnx"], interrupt))
         .transpose()?;
     let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
     if let Some(other) = &other {
@@ -277,11 +312,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
     put(&mut out, &measured.lines())?;
     let speed = rate(report.model.tokens(), measured.time).unwrap_or(0.0);
-    let where_run = format!(
-        "{} on {}, {speed:.0} tokens/s",
-        model.place.backend, model.place.device
-    );
-    note(&mut std::io::stderr(), &where_run);
+    let int8 = match model.all.used()?.act {
+        "int8" => ", int8 activations",
+        _ => "",
+    };
+    let (backend, device) = (model.place.backend, &model.place.device);
+    let line = format!("[{speed:.0} tokens/s on {device} ({backend}){int8}]");
+    figures(&mut std::io::stderr(), &line);
     end
 }
 
@@ -313,7 +350,7 @@ mod tests {
         assert_eq!(window(&[&long, &short], None).unwrap(), 256);
         assert_eq!(window(&[&long], Some(2048)).unwrap(), 2048);
         let e = window(&[&long, &short], Some(300)).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("at most 256"), "{e}");
+        assert!(e.is_usage() && e.to_string().starts_with("context: "), "{e}");
     }
 
     #[test]
@@ -330,22 +367,11 @@ mod tests {
         );
         check_same(&text, &text).unwrap();
         let e = check_same(&text, &encoded(&b, "abc")).unwrap_err();
-        assert!(
-            e.is_usage() && e.to_string().contains("begins texts with tokens []"),
-            "{e}"
-        );
-        let e = check_same(&text, &encoded(&a, "abd")).unwrap_err();
-        assert!(
-            e.to_string()
-                .contains("place 2 of the text is token 100, not token 99"),
-            "{e}"
-        );
-        let e = check_same(&text, &encoded(&a, "ab")).unwrap_err();
-        assert!(
-            e.to_string()
-                .contains("place 2 of the text is the end, not token 99"),
-            "{e}"
-        );
+        assert!(e.is_usage(), "{e}");
+        for (other, values) in [("abd", ["2", "100", "99"]), ("ab", ["2", "end", "99"])] {
+            let e = check_same(&text, &encoded(&a, other)).unwrap_err().to_string();
+            assert!(values.iter().all(|v| e.contains(v)), "{e}");
+        }
     }
 
     #[test]
@@ -369,15 +395,10 @@ mod tests {
             time: Duration::from_secs(2),
         };
         let lines = measured.lines();
-        assert!(
-            lines.starts_with("3 of 4 tokens scored, windows of 8\nperplexity            5.5"),
-            "{lines}"
-        );
-        assert!(
-            lines.contains("mean 0.000000, 99th percentile 0.000000 nats\n"),
-            "{lines}"
-        );
-        assert!(lines.ends_with("same top token        100.000 %\n"), "{lines}");
+        assert_eq!(lines.lines().count(), 5, "{lines}");
+        for value in ["3 of 4", " 8\n", " 5.5", "0.000000", "100.000 %"] {
+            assert!(lines.contains(value), "{value} in {lines}");
+        }
         let on = PlaceName {
             backend: "host",
             device: "d".to_owned(),

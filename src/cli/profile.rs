@@ -1,13 +1,13 @@
-//! `tlite profile`: device time by operator beside bytes, operations and the peaks of the device.
+//! `tlite profile`: device time by operator, with bytes, operations and the peaks of the device.
 
 mod page;
 
 use super::interrupt::Interrupt;
 use super::load;
-use super::options::{ExecOptions, check_writable, from_one};
-use super::output::{note, put, put_json, table};
+use super::options::{ExecOptions, Verbosity, check_writable, from_one};
+use super::output::{fitted_table, note, put, put_json};
 use super::random::{RandomOptions, Source};
-use super::roofline::{device, flops_text, work_table};
+use super::roofline::{HOST_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
@@ -24,61 +24,89 @@ use crate::roofline::measured::{Measured, Profile, trace};
 use crate::runner::Runner;
 use crate::tensor::DType;
 use crate::units::{quantity, size_text};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// Show where the device's time goes, by operator, and how near it comes to what the device can do
+const EXAMPLES: &str = "\
+Examples:
+  tlite profile MODEL
+  tlite profile MODEL --prefill 512 --past 1024 --kernels
+  tlite profile model.onnx --bind batch=1 --html profile.html";
+
+const COLUMNS_HELP: &str = "\
+Columns:
+  time, share  device time, and its share of the run
+  bytes, FLOP  bytes moved, and arithmetic operations
+  memory       bytes per second; arithmetic: operations per second; each as a share of the peak
+  bound        what limits the operator: memory, arithmetic or launches
+  of limit     speed as a share of what the device allows
+
+";
+
+/// Show device time per operator, compared with the device's limits
 ///
-/// Times are those of the device's clock, of the fastest of some runs. Bytes and operations follow from the plan, as in `tlite roofline`; peaks are
-/// those of `tlite devices --probe`. A language model takes in a prompt and decodes; any other model runs once, with made up inputs. The commands of
-/// a run that is timed are queued at once, not in the slices of --slice-ms.
+/// Times come from the device's clock; the fastest of several runs counts. Bytes and operations follow
+/// from the plan, as in `tlite roofline`, and peaks from `tlite devices --probe`. A language model runs a
+/// prefill and a decoding step, any other model one run with made-up inputs. The commands of a timed run
+/// are queued at once, without --slice-ms.
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "tlite profile [OPTIONS] MODEL\n       tlite profile [OPTIONS] --random NAME",
+    after_help = EXAMPLES,
+    after_long_help = format!("{COLUMNS_HELP}{EXAMPLES}")
+)]
 pub struct Args {
-    /// Folder with model.onnx, or an ONNX file
-    #[arg(required_unless_present = "random")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    random: RandomOptions,
-    /// Tokens of the prefill run of a language model, at most one chunk [default: 128]
+    model: RandomOptions,
+    /// Prefill length of a language model [default: 128]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     prefill: Option<NonZeroUsize>,
-    /// Tokens in the cache when the decode run of a language model starts [default: 128]
+    /// Tokens in the cache before the decoding step [default: 128]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     past: Option<NonZeroUsize>,
-    /// Sizes of any other model's inputs, as in batch=1,sequence=16; may be given several times
+    /// Input sizes of other models, such as batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...")]
     bind: Vec<String>,
-    /// List kernels in place of operators
+    /// List kernels instead of operators
     #[arg(long, conflicts_with = "nodes")]
     kernels: bool,
-    /// List nodes in place of operators
+    /// List nodes instead of operators
     #[arg(long)]
     nodes: bool,
     /// Print one JSON object, with operators, kernels, nodes and commands
     #[arg(long)]
     json: bool,
-    /// Write the commands as trace events, for Perfetto or the tracing page of Chrome
+    /// Write trace events for Perfetto or chrome://tracing
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Write a page with a roofline picture
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     exec: ExecOptions,
 }
 
-/// Runs of which the fastest counts; earlier ones warm the device up.
+/// Number of runs; the fastest counts, and the first ones warm up the device.
 const RUNS: usize = 5;
 
-/// What was measured of a model.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+/// The object of `tlite profile --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Name of the model.
     model: String,
+    /// Backend: `opencl` or `wgpu`.
     backend: &'a str,
+    /// Name of the device.
     device: &'a str,
+    /// Name and version of its driver.
     driver: &'a str,
+    /// Peaks of the device.
     peaks: Peaks,
+    /// The runs.
     runs: Vec<Profile>,
 }
 
@@ -97,7 +125,7 @@ fn fastest(mut run: impl FnMut() -> Result<Vec<Timing>>) -> Result<Vec<Timing>> 
     best.ok_or_else(|| Error::other(Stage::Run, "nothing ran"))
 }
 
-/// Times one run of a decoder over `tokens` behind `past` others.
+/// Times one run of a decoder over `tokens` after `past` others.
 fn measure(model: &mut DeviceModel, past: usize, tokens: usize) -> Result<Vec<Timing>> {
     let mut logits = Vec::new();
     fastest(|| {
@@ -109,7 +137,7 @@ fn measure(model: &mut DeviceModel, past: usize, tokens: usize) -> Result<Vec<Ti
     })
 }
 
-/// The costs of a run that is one run of a plan.
+/// The costs of a run.
 fn costs(loaded: &Loaded, tokens: usize, past: usize) -> Result<Vec<NodeCost>> {
     let runs = loaded.costs(tokens, past)?.unwrap_or_default();
     Ok(runs.into_iter().flatten().collect())
@@ -119,7 +147,7 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
-            "the sizes of a language model are --prefill and --past",
+            "is for other models; a language model takes --prefill and --past",
         ));
     }
     let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
@@ -135,7 +163,7 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
         &mut |_| (),
     )?;
     let Some(mut model) = loaded.device_model()? else {
-        return Err(Error::usage("--backend", "the host has no kernels to time"));
+        return Err(Error::usage("--backend", HOST_LACKS));
     };
     if let (false, Some(_)) = (loaded.keeps_cache(), args.past) {
         return Err(Error::usage("--past", "the model has no KV cache"));
@@ -150,13 +178,16 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
     if prefill > most {
         return Err(Error::usage(
             "--prefill",
-            format!("{prefill}: one run takes at most {most} tokens"),
+            format!("{prefill} tokens: a run takes at most {most}"),
         ));
     }
     if past >= model.context() {
         return Err(Error::usage(
             "--past",
-            format!("{past} tokens leave no room in a context of {}", model.context()),
+            format!(
+                "{past} tokens leave no room in the context of {}",
+                model.context()
+            ),
         ));
     }
     let timings = measure(&mut model, 0, prefill)?;
@@ -186,7 +217,7 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
         ("--context", args.exec.context.is_some()),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("{} is no language model with a cache", model.display());
+        let what = format!("is for language models, and {} is not one", model.display());
         return Err(Error::usage(option, what));
     }
     let float = args.exec.on.storage(args.exec.float)?.unwrap_or(DType::F32);
@@ -205,19 +236,19 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
     )])
 }
 
-/// An error where the device does not tell times of commands.
+/// An error if the device cannot time commands.
 fn check_times(caps: &Caps) -> Result<()> {
     if caps.profiling {
         return Ok(());
     }
     let what = format!(
-        "{} ({}, {}) does not measure the times of commands",
-        caps.device, caps.backend, caps.driver
+        "{} ({}) cannot measure the times of commands",
+        caps.device, caps.backend
     );
     Err(Error::usage("--device", what))
 }
 
-/// The cells of a table for some work.
+/// The cells of a row for some work.
 fn cells(m: &Measured) -> Vec<String> {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let t = &m.work.total;
@@ -261,8 +292,8 @@ const COLUMNS: [&str; 11] = [
 
 fn text(report: &Report<'_>, args: &Args) -> String {
     let mut out = format!(
-        "{} on {} ({}, {})\npeaks: {}\n",
-        report.model, report.device, report.backend, report.driver, report.peaks
+        "{} on {} ({})\npeaks: {}\n",
+        report.model, report.device, report.backend, report.peaks
     );
     for run in &report.runs {
         out.push_str(&format!("\n{}: {}\n", run.name, quantity(run.seconds(), "s")));
@@ -281,7 +312,7 @@ fn text(report: &Report<'_>, args: &Args) -> String {
                     share,
                 ]
             }));
-            out.push_str(&table(&rows, 1));
+            out.push_str(&fitted_table(&rows, 1, 0));
             continue;
         }
         let all = (run.lines.len(), cells(&run.whole));
@@ -310,12 +341,13 @@ fn write(file: &Path, bytes: &[u8]) -> Result<()> {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     for (option, file) in [("--trace", &args.trace), ("--html", &args.html)] {
         if let Some(file) = file {
             check_writable(option, file)?;
         }
     }
-    let source = args.random.source(args.model.as_deref(), interrupt)?;
+    let source = args.model.source(interrupt)?;
     let decodes = inspect::is_decoder(source.path())?;
     let (caps, probe) = device(&args.exec)?;
     check_times(&caps)?;
@@ -355,10 +387,7 @@ mod tests {
     fn a_device_without_times_is_named() {
         let caps = Caps::neutral();
         let e = check_times(&caps).unwrap_err();
-        assert!(
-            e.is_usage() && e.to_string().contains("none (opencl, none)"),
-            "{e}"
-        );
+        assert!(e.is_usage() && e.to_string().starts_with("--device: "), "{e}");
         assert!(
             check_times(&Caps {
                 profiling: true,

@@ -17,7 +17,7 @@ use crate::units::size_text;
 #[command(after_help = "\
 Examples:
   tlite pull bartowski/SmolLM2-135M-Instruct-GGUF
-  tlite pull bartowski/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct-Q4_0.gguf
+  tlite pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
   HF_TOKEN=hf_... tlite pull meta-llama/Llama-3.2-1B-Instruct")]
 pub struct Args {
     /// Repository, and perhaps a GGUF file of it
@@ -32,7 +32,7 @@ pub struct Args {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let spec: Spec = args.model.parse()?;
     let store = ModelStore::open_default()?;
-    let mut view = View::new(interrupt, false);
+    let mut view = View::new(interrupt);
     let entry = store.pull(&Hub::from_env()?, &spec, true, &mut |event| view.show(event))?;
     drop(view);
     let mut out = std::io::stdout().lock();

@@ -1,7 +1,8 @@
-//! Models that are made up, in place of a folder: the graph of a known model at its true size, and weights of a seed.
+//! Models that are made up: the graph of a known model at its true size, with random weights.
 
 use super::interrupt::Interrupt;
-use super::model::resolve;
+use super::load::model_path;
+use super::options::{MODEL, MODEL_LONG, MODEL_OPTION, from_one, from_zero};
 use super::quantize::group_size;
 use crate::decoders::{Form, Spec, write};
 use crate::error::{Error, Result};
@@ -11,39 +12,69 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
-/// Weights that share a scale, unless another number is asked for.
+/// Default number of weights that share a scale.
 const GROUP_SIZE: usize = 128;
+/// Heading of the options of made-up models.
+const HEADING: &str = "Made-up models";
 
-/// Which model is made up, where one is.
+/// A model of files, as an argument or with `-m`, or a made-up one.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Made-up models")]
 pub struct RandomOptions {
-    /// In place of MODEL: a model of the sizes of this one in E0M4, with random weights that are made on the device. Not all of its kernels
-    /// can be checked before they are measured
+    #[arg(help = MODEL, long_help = MODEL_LONG, conflicts_with = "model_option")]
+    model: Option<PathBuf>,
+    #[arg(help = MODEL_OPTION, id = "model_option", short = 'm', long = "model", value_name = "MODEL")]
+    option: Option<PathBuf>,
+    /// Instead of MODEL, use this architecture with random E0M4 weights
+    ///
+    /// E0M4 is the 4-bit format of `tlite quantize`. The weights are made on the device. Not all kernels
+    /// can be checked before they are measured.
     #[arg(
         long,
         value_name = "NAME",
-        conflicts_with = "model",
-        value_parser = PossibleValuesParser::new(Spec::all().map(|s| s.name))
+        conflicts_with_all = ["model", "model_option"],
+        value_parser = PossibleValuesParser::new(Spec::all().map(|s| s.name)),
+        help_heading = HEADING,
+        hide_short_help = true
     )]
     random: Option<String>,
     /// Weights that share a scale, or `channel` for a whole column [default: 128]
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = group_size)]
+    #[arg(
+        long,
+        value_name = "N",
+        allow_negative_numbers = true,
+        value_parser = group_size,
+        help_heading = HEADING,
+        hide_short_help = true
+    )]
     group_size: Option<usize>,
-    /// The first N layers alone [default: all]
-    #[arg(long, value_name = "N", value_parser = super::options::from_one, allow_negative_numbers = true)]
+    /// Use only the first N layers [default: all]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = from_one,
+        allow_negative_numbers = true,
+        help_heading = HEADING,
+        hide_short_help = true
+    )]
     layers: Option<NonZeroUsize>,
     /// Seed of the weights [default: 0]
-    #[arg(long, value_name = "N", value_parser = super::options::from_zero::<u32>, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = from_zero::<u32>,
+        allow_negative_numbers = true,
+        help_heading = HEADING,
+        hide_short_help = true
+    )]
     seed: Option<u32>,
 }
 
-/// A model as commands take it.
+/// The model of a command.
 pub struct Source {
     path: PathBuf,
     /// Where its weights come from.
     pub weights: WeightSource,
-    /// The folder of a model that is made up, which ends with this.
+    /// The folder of a made-up model; removed on drop.
     _folder: Option<TempDir>,
 }
 
@@ -55,8 +86,8 @@ impl Source {
 }
 
 impl RandomOptions {
-    /// A usage error for an option that has no effect on a model of files. `clap` does not see it: what an option requires is not asked
-    /// for beside MODEL, which excludes that.
+    /// A usage error for an option that needs `--random`. The parser cannot check it: `--random` excludes
+    /// MODEL, so it never requires one of them beside it.
     fn check_alone(&self) -> Result<()> {
         let given = [
             ("--group-size", self.group_size.is_some()),
@@ -69,24 +100,31 @@ impl RandomOptions {
         }
     }
 
-    /// The model that `given` stands for, or the one that is made up in its place. Usage errors: neither of them, more layers than the model
-    /// has; errors also as of [`resolve`].
-    pub fn source(&self, given: Option<&Path>, interrupt: &Interrupt) -> Result<Source> {
+    /// The model. Usage errors: none is given, more layers than the model has. Errors of [`model_path`].
+    pub fn source(&self, interrupt: &Interrupt) -> Result<Source> {
+        let given = self.option.as_ref().or(self.model.as_ref());
         let (mut spec, folder) = match (self.random.as_deref().and_then(Spec::find), given) {
             (Some(spec), _) => (spec, tempfile::tempdir()),
             (None, Some(path)) => {
                 self.check_alone()?;
                 return Ok(Source {
-                    path: resolve(path, interrupt)?,
+                    path: model_path(path, interrupt)?,
                     weights: WeightSource::Files,
                     _folder: None,
                 });
             }
-            (None, None) => return Err(Error::usage("MODEL", "no model is given, and none with --random")),
+            (None, None) => {
+                let names: Vec<&str> = Spec::all().map(|s| s.name).collect();
+                let what = format!(
+                    "no model is given; --random NAME takes a made-up one (NAME is one of {})",
+                    names.join(", ")
+                );
+                return Err(Error::usage("MODEL", what));
+            }
         };
         let layers = self.layers.map_or(spec.layers, NonZeroUsize::get);
         if layers > spec.layers {
-            let what = format!("{layers}: {} has {} layers", spec.name, spec.layers);
+            let what = format!("{layers} layers: {} has only {}", spec.name, spec.layers);
             return Err(Error::usage("--layers", what));
         }
         spec.layers = layers;

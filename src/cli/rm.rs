@@ -18,7 +18,7 @@ use std::io::{BufRead, IsTerminal, Write};
 Examples:
   tlite rm SmolLM2-135M-Instruct-Q4_0
   tlite rm --yes SmolLM2-135M-Instruct-Q4_0 SmolLM2-360M-Instruct-Q8_0
-  tlite rm hf:bartowski/SmolLM2-135M-Instruct-GGUF:SmolLM2-135M-Instruct-Q4_0.gguf")]
+  tlite rm hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf")]
 pub struct Args {
     /// Names that `tlite list` shows
     #[arg(required = true, value_name = "NAME")]

@@ -1,8 +1,8 @@
 //! `tlite roofline`.
 
 use super::interrupt::Interrupt;
-use super::options::{ExecOptions, check_fits, from_one, from_zero};
-use super::output::{note, put, put_json, table};
+use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
+use super::output::{fitted_table, note, put, put_json};
 use super::random::RandomOptions;
 use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result};
@@ -13,22 +13,43 @@ use crate::llm::load::PlannedDecoder;
 use crate::probe::{Probe, store};
 use crate::roofline::{Peaks, Summary, Work};
 use crate::units::{quantity, size_text};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// Show how long a model's work takes at least on a device, without running it
+const EXAMPLES: &str = "\
+Examples:
+  tlite roofline MODEL
+  tlite roofline MODEL --prefill 512 --depth 4000
+  tlite roofline model.onnx --bind batch=1 --nodes";
+
+const COLUMNS_HELP: &str = "\
+Columns:
+  dispatches     kernel launches
+  read, written  bytes moved
+  FLOP           arithmetic operations
+  FLOP/byte      arithmetic intensity
+  minimum        time at the device's limits, and its share of the run
+  bound          what limits the operator: memory, arithmetic or launches
+
+";
+
+/// Estimate the minimum run time of a model on a device (roofline)
 ///
-/// Bytes and operations follow from the model's plans; peaks of memory, arithmetic and launches are those that `tlite devices --probe` measures,
-/// once for each device. A language model takes in prompts and decodes behind others; any other model runs once, with the sizes of --bind.
+/// Nothing is run: bytes and operations follow from the model's plan, and the peaks of memory, arithmetic
+/// and launches from `tlite devices --probe`, which runs once per device. A language model is estimated
+/// for prefill and decoding, any other model for one run with the sizes of --bind.
 #[derive(Debug, clap::Args)]
+#[command(
+    override_usage = "tlite roofline [OPTIONS] MODEL\n       tlite roofline [OPTIONS] --random NAME",
+    after_help = EXAMPLES,
+    after_long_help = format!("{COLUMNS_HELP}{EXAMPLES}")
+)]
 pub struct Args {
-    /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
-    #[arg(required_unless_present = "random")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    random: RandomOptions,
-    /// Lengths of prompts of a language model, separated by commas [default: 128,1024]
+    model: RandomOptions,
+    /// Prompt lengths of a language model [default: 128,1024]
     #[arg(
         long,
         value_name = "N,...",
@@ -37,7 +58,7 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     prefill: Vec<NonZeroUsize>,
-    /// Tokens in the cache of a language model when it decodes, separated by commas [default: 128,1024]
+    /// Tokens in the cache before a decoding step [default: 128,1024]
     #[arg(
         long,
         value_name = "N,...",
@@ -46,47 +67,61 @@ pub struct Args {
         allow_negative_numbers = true
     )]
     depth: Vec<usize>,
-    /// Sizes of any other model, as in batch=1,sequence=16; may be given several times
+    /// Input sizes of other models, such as batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...")]
     bind: Vec<String>,
-    /// List the nodes too
+    /// List nodes instead of operators
     #[arg(long)]
     nodes: bool,
     /// Print one JSON object, with all nodes
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     exec: ExecOptions,
 }
 
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+/// The object of `tlite roofline --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Name of the model.
     model: String,
+    /// Backend: `opencl` or `wgpu`.
     backend: &'a str,
+    /// Name of the device.
     device: &'a str,
+    /// Name and version of its driver.
     driver: &'a str,
+    /// Peaks of the device.
     peaks: Peaks,
+    /// Measurements that the peaks come from.
     probe: &'a Probe,
+    /// The runs.
     work: Vec<Work>,
 }
 
-/// The capabilities of the device that `options` name, and what is measured of it. A usage error on the host.
+/// Why the host is refused.
+pub(super) const HOST_LACKS: &str =
+    "roofline and profile need a device; the host interpreter cannot be measured";
+
+/// Capabilities and measurements of the device that `options` name. A usage error on the host.
 pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
     let (backend, probe) = measured(options)?;
     Ok((backend.caps().clone(), probe))
 }
 
-/// The same, with the device.
+/// The device and its measurements.
 fn measured(options: &ExecOptions) -> Result<(Box<dyn Backend>, Probe)> {
     let place = options.on.placement();
-    let mut backend = place.open_device("the host has no peaks to measure")?;
+    let mut backend = place.open_device(HOST_LACKS)?;
     let kept = options.on.cache.probes();
     let hear = &mut |what: &str| note(&mut std::io::stderr(), what);
     let probe = store::of_device(backend.as_mut(), kept.as_ref(), hear)?;
     Ok((backend, probe))
 }
 
-/// Usual lengths that fit a context, where none are asked for.
+/// The lengths `asked` for, else the default ones that fit the context.
 fn usual(asked: &[usize], context: usize) -> Vec<usize> {
     if asked.is_empty() {
         return [128, 1024].into_iter().filter(|n| *n < context).collect();
@@ -98,7 +133,7 @@ fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) 
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
-            "the sizes of a language model are --prefill and --depth",
+            "is for other models; a language model takes --prefill and --depth",
         ));
     }
     let folder = ModelFolder::holding("MODEL", model, &[])?;
@@ -133,7 +168,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
         ("--padding", args.exec.padding != PADDING),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("{} is no language model with a cache", model.display());
+        let what = format!("is for language models, and {} is not one", model.display());
         return Err(Error::usage(option, what));
     }
     let request = Request {
@@ -144,10 +179,10 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
     };
     let mut work = Vec::new();
     for plan in inspect::plans(model, &request)? {
-        let open: Vec<String> = plan.bounds().iter().map(|(s, _)| format!("{s}=...")).collect();
+        let open: Vec<String> = plan.bounds().iter().map(|(s, _)| format!("{s}=1")).collect();
         if !open.is_empty() {
             let what = format!(
-                "the model has sizes that nothing gives; give them with --bind {}",
+                "some input sizes are not fixed; set them, for example --bind {}",
                 open.join(",")
             );
             return Err(Error::usage("--bind", what));
@@ -156,10 +191,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
         let launches = plan.launches(&mut |kernels| backend.launches(kernels));
         work.push(Work::new("run".to_owned(), None, &[costs], peaks).in_launches(launches as u64));
         if !plan.host.is_empty() {
-            let what = format!(
-                "note: {} nodes run on the host and are not counted",
-                plan.host.len()
-            );
+            let what = format!("{} nodes run on the host and are not counted", plan.host.len());
             note(&mut std::io::stderr(), &what);
         }
     }
@@ -172,7 +204,7 @@ const COLUMNS: [&str; 8] = [
     "written",
     "FLOP",
     "FLOP/byte",
-    "least",
+    "minimum",
     "share",
     "bound",
 ];
@@ -187,7 +219,7 @@ pub(super) fn flops_text(flops: u64) -> String {
     }
 }
 
-/// A table of work under its columns, by node or by operator: its lines, each with two names, then all of it.
+/// A table of work by node or by operator: lines, each with two names, then the total.
 pub(super) fn work_table(
     nodes: bool,
     columns: &[&str],
@@ -205,10 +237,10 @@ pub(super) fn work_table(
         .chain([all])
         .map(|(names, cells)| names.into_iter().chain(cells).collect());
     let rows: Vec<Vec<String>> = std::iter::once(head).chain(rows).collect();
-    table(&rows, left)
+    fitted_table(&rows, left, 0)
 }
 
-/// What a table shows of some work, of which all takes `whole` seconds.
+/// The cells of a row for some work; everything takes `whole` seconds.
 fn cells(work: &Summary, whole: f64) -> Vec<String> {
     let t = &work.total;
     vec![
@@ -225,8 +257,8 @@ fn cells(work: &Summary, whole: f64) -> Vec<String> {
 
 fn text(report: &Report<'_>, nodes: bool) -> String {
     let mut out = format!(
-        "{} on {} ({}, {})\nmeasured: {}\n",
-        report.model, report.device, report.backend, report.driver, report.peaks
+        "{} on {} ({})\npeaks: {}\n",
+        report.model, report.device, report.backend, report.peaks
     );
     for work in &report.work {
         let most = work
@@ -238,7 +270,7 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
             false => String::new(),
         };
         out.push_str(&format!(
-            "\n{}: {} at least{most}{joined}\n",
+            "\n{}: at least {}{most}{joined}\n",
             work.name,
             quantity(work.whole.least_s, "s")
         ));
@@ -263,7 +295,8 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    let source = args.random.source(args.model.as_deref(), interrupt)?;
+    args.verbosity.apply(args.json);
+    let source = args.model.source(interrupt)?;
     let model = source.path();
     let decodes = inspect::is_decoder(model)?;
     let (mut backend, probe) = measured(&args.exec)?;

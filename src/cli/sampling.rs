@@ -1,116 +1,228 @@
-//! Options of commands that generate text: how tokens are chosen.
+//! Options that choose how tokens are sampled, and their defaults.
 
 use super::options::{from_one, from_zero};
-use crate::error::Result;
+use crate::error::{Error, Result, Stage};
+use crate::llm::folder::GENERATION_CONFIG;
 use crate::llm::sampler::{
     DRY_BASE, DRY_MULTIPLIER, Dry, FREQUENCY, MIN_P, PRESENCE, Penalties, REPETITION, Range, SamplerConfig,
     Setting, TEMPERATURE, TOP_P, TYPICAL_P,
 };
-use crate::llm::{Sampler, Tokenizer};
+use crate::llm::{ModelFolder, Sampler, Tokenizer};
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
 
 /// Options of every command that samples tokens, in the order in which they take effect.
-#[derive(Clone, Debug, clap::Args)]
+///
+/// Without an option, `generation_config.json` decides, else the defaults of
+/// [`SamplerConfig::sampling`].
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
-    /// Largest number of tokens to generate; 0 generates none
-    #[arg(long, value_name = "N", default_value = "256", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
-    pub max_tokens: usize,
-    /// Add BIAS to the logit of the token ID; -inf forbids it
-    #[arg(long, value_name = "ID=BIAS,...", value_delimiter = ',', value_parser = logit_bias)]
-    pub logit_bias: Vec<(u32, f32)>,
-    /// How many of the last tokens the next three penalties look at; 0 is none
-    #[arg(long, value_name = "N", default_value = "64", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
-    pub penalty_last_n: usize,
-    /// Divide logits of tokens that occurred by F, where they are positive, else multiply; 1 is off
-    #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = number(REPETITION))]
-    pub repetition_penalty: f32,
-    /// Subtract F, from -2 to 2, from the logit of a token for each time that it occurred; 0 is off
-    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(FREQUENCY))]
-    pub frequency_penalty: f32,
-    /// Subtract F, from -2 to 2, from the logit of a token that occurred; 0 is off
-    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(PRESENCE))]
-    pub presence_penalty: f32,
-    /// DRY: subtract F * base ^ (length - allowed length) where a token would repeat a longer stretch; 0 is off
-    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(DRY_MULTIPLIER))]
-    pub dry_multiplier: f32,
-    /// DRY: the base
-    #[arg(long, value_name = "F", default_value = "1.75", allow_negative_numbers = true, value_parser = number(DRY_BASE))]
-    pub dry_base: f32,
-    /// DRY: the allowed length, in tokens
-    #[arg(long, value_name = "N", default_value = "2", value_parser = from_one, allow_negative_numbers = true)]
-    pub dry_allowed_length: NonZeroUsize,
-    /// DRY: how many of the last tokens are looked at [default: all]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    /// Randomness; 0 always takes the most likely token
+    ///
+    /// By default, the model's generation_config.json decides about temperature, top-k, top-p and
+    /// min-p. If it names none of them, they are 0.8, 40, 0.95 and 0.05.
+    #[arg(
+        long,
+        visible_alias = "temp",
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(TEMPERATURE)
+    )]
+    pub temperature: Option<f32>,
+    /// Sample from the N most likely tokens; 0 is off
+    #[arg(long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
+    pub top_k: Option<usize>,
+    /// Sample from the most likely tokens of total probability F; 1 is off
+    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number(TOP_P))]
+    pub top_p: Option<f32>,
+    /// Sample from tokens at least F times as likely as the best; 0 is off
+    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number(MIN_P))]
+    pub min_p: Option<f32>,
+    /// Seed; equal seeds give equal texts [default: random]
+    #[arg(long, value_name = "N", value_parser = from_zero::<u64>, allow_negative_numbers = true)]
+    pub seed: Option<u64>,
+    /// Locally typical sampling with total probability F; 1 is off [default: 1]
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(TYPICAL_P),
+        hide_short_help = true
+    )]
+    pub typical_p: Option<f32>,
+    /// Divide positive logits of repeated tokens by F and multiply negative ones; 1 is off
+    ///
+    /// Default: the value in generation_config.json when tokens are sampled, else 1.
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(REPETITION),
+        hide_short_help = true
+    )]
+    pub repetition_penalty: Option<f32>,
+    /// Subtract F, from -2 to 2, from a token's logit for each time it occurred [default: 0]
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(FREQUENCY),
+        hide_short_help = true
+    )]
+    pub frequency_penalty: Option<f32>,
+    /// Subtract F, from -2 to 2, from the logit of every token that occurred [default: 0]
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(PRESENCE),
+        hide_short_help = true
+    )]
+    pub presence_penalty: Option<f32>,
+    /// Number of last tokens that these three penalties consider; 0 is none [default: 64]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = from_zero::<usize>,
+        allow_negative_numbers = true,
+        hide_short_help = true
+    )]
+    pub penalty_last_n: Option<usize>,
+    /// DRY: subtract F * base ^ (length - allowed length) from tokens that extend a repeated sequence;
+    /// 0 is off [default: 0]
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(DRY_MULTIPLIER),
+        hide_short_help = true
+    )]
+    pub dry_multiplier: Option<f32>,
+    /// DRY: base [default: 1.75]
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(DRY_BASE),
+        hide_short_help = true
+    )]
+    pub dry_base: Option<f32>,
+    /// DRY: length in tokens up to which sequences may repeat [default: 2]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
+    pub dry_allowed_length: Option<NonZeroUsize>,
+    /// DRY: number of last tokens to search for repeats [default: all]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
     pub dry_last_n: Option<NonZeroUsize>,
-    /// DRY: no stretch reaches over a token that holds TEXT; may be given several times [default: line ends, : " *]
-    #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
+    /// DRY: repeats do not extend over a token that contains TEXT; repeatable [default: line feed, :, ",
+    /// *]
+    #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true, hide_short_help = true)]
     pub dry_breaker: Vec<String>,
-    /// Choose among the N most likely tokens; 0 is off
-    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
-    pub top_k: usize,
-    /// Choose among the tokens nearest to the expected information, as many as have a probability of F; 1 is off
-    #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = number(TYPICAL_P))]
-    pub typical_p: f32,
-    /// Choose among the fewest tokens whose probabilities sum to F; 1 is off
-    #[arg(long, value_name = "F", default_value = "1", allow_negative_numbers = true, value_parser = number(TOP_P))]
-    pub top_p: f32,
-    /// Choose among the tokens at least F times as likely as the most likely one; 0 is off
-    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(MIN_P))]
-    pub min_p: f32,
-    /// 0 takes the most likely token always; higher values take others more often
-    #[arg(long, value_name = "F", default_value = "0", allow_negative_numbers = true, value_parser = number(TEMPERATURE))]
-    pub temperature: f32,
-    /// Start of the random sequence; equal seeds give equal texts
-    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<u64>, allow_negative_numbers = true)]
-    pub seed: u64,
+    /// Add BIAS to the logit of token ID; -inf forbids the token
+    #[arg(long, value_name = "ID=BIAS,...", value_delimiter = ',', value_parser = logit_bias, hide_short_help = true)]
+    pub logit_bias: Vec<(u32, f32)>,
 }
 
-/// What ends a stretch for DRY unless told otherwise.
+/// Texts that end a repeated sequence for DRY by default.
 const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 
+/// A sampler, and the seed to show.
+#[derive(Debug)]
+pub struct Chosen {
+    /// The sampler.
+    pub sampler: Sampler,
+    /// Its seed; `None` if no random number decides.
+    pub seed: Option<u64>,
+}
+
 impl SamplingOptions {
-    /// The sampler, for the tokens of `tokenizer`.
-    pub fn sampler(&self, tokenizer: &Tokenizer) -> Result<Sampler> {
-        let mut breakers = HashSet::new();
-        if self.dry_multiplier > 0.0 {
-            let texts: Vec<&[u8]> = if self.dry_breaker.is_empty() {
-                BREAKERS.iter().map(|t| t.as_bytes()).collect()
-            } else {
-                self.dry_breaker.iter().map(String::as_bytes).collect()
-            };
-            let holds = |bytes: &[u8]| texts.iter().any(|t| bytes.windows(t.len()).any(|w| w == *t));
-            breakers.extend(
-                tokenizer
-                    .tokens()
-                    .filter(|(_, t)| holds(&t.bytes))
-                    .map(|(id, _)| id),
-            );
+    /// The sampler for the model in `folder`: the options, else its `generation_config.json`, else the
+    /// defaults. A usage error for a value in that file that is out of range.
+    pub fn sampler(&self, folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<Chosen> {
+        let mut config = self.config(folder)?;
+        if config.dry.multiplier > 0.0 {
+            config.dry.breakers = self.breakers(tokenizer);
         }
-        Sampler::new(SamplerConfig {
-            logit_bias: self.logit_bias.clone(),
-            penalties: Penalties {
-                last_n: self.penalty_last_n,
-                repetition: self.repetition_penalty,
-                frequency: self.frequency_penalty,
-                presence: self.presence_penalty,
-            },
-            dry: Dry {
-                multiplier: self.dry_multiplier,
-                base: self.dry_base,
-                allowed_length: self.dry_allowed_length.get(),
-                last_n: self.dry_last_n.map_or(usize::MAX, NonZeroUsize::get),
-                breakers,
-            },
-            top_k: self.top_k,
-            typical_p: self.typical_p,
-            top_p: self.top_p,
-            min_p: self.min_p,
-            temperature: self.temperature,
-            seed: self.seed,
+        let seed = match (config.is_random(), self.seed) {
+            (false, _) => None,
+            (true, Some(seed)) => Some(seed),
+            (true, None) => Some(drawn()?),
+        };
+        config.seed = seed.unwrap_or(0);
+        Ok(Chosen {
+            sampler: Sampler::new(config)?,
+            seed,
         })
     }
+
+    /// The settings without seed and breakers.
+    fn config(&self, folder: &ModelFolder) -> Result<SamplerConfig> {
+        let file = folder.generation.sampling();
+        // A file of another model family may hold anything; an option in its place is a way out.
+        let checked = |(name, range): Setting, option: Option<f32>, found: f32| match option {
+            Some(value) => Ok(value),
+            None if range.holds(found) => Ok(found),
+            None => {
+                let what = format!(
+                    "{name} is {found}: expected {range}; give --{}",
+                    name.replace('_', "-")
+                );
+                let file = folder.dir().join(GENERATION_CONFIG);
+                Err(Error::file(Stage::Text, &file, what))
+            }
+        };
+        let temperature = checked(TEMPERATURE, self.temperature, file.temperature)?;
+        let repetition = match (self.repetition_penalty, temperature == 0.0) {
+            (None, true) => Penalties::default().repetition,
+            (option, _) => checked(REPETITION, option, file.penalties.repetition)?,
+        };
+        let (penalties, dry) = (file.penalties, file.dry);
+        Ok(SamplerConfig {
+            logit_bias: self.logit_bias.clone(),
+            penalties: Penalties {
+                last_n: self.penalty_last_n.unwrap_or(penalties.last_n),
+                repetition,
+                frequency: self.frequency_penalty.unwrap_or(penalties.frequency),
+                presence: self.presence_penalty.unwrap_or(penalties.presence),
+            },
+            dry: Dry {
+                multiplier: self.dry_multiplier.unwrap_or(dry.multiplier),
+                base: self.dry_base.unwrap_or(dry.base),
+                allowed_length: self
+                    .dry_allowed_length
+                    .map_or(dry.allowed_length, NonZeroUsize::get),
+                last_n: self.dry_last_n.map_or(dry.last_n, NonZeroUsize::get),
+                breakers: dry.breakers,
+            },
+            top_k: self.top_k.unwrap_or(file.top_k),
+            typical_p: self.typical_p.unwrap_or(file.typical_p),
+            top_p: checked(TOP_P, self.top_p, file.top_p)?,
+            min_p: checked(MIN_P, self.min_p, file.min_p)?,
+            temperature,
+            seed: 0,
+        })
+    }
+
+    /// The tokens that end a repeated sequence for DRY.
+    fn breakers(&self, tokenizer: &Tokenizer) -> HashSet<u32> {
+        let texts: Vec<&[u8]> = if self.dry_breaker.is_empty() {
+            BREAKERS.iter().map(|t| t.as_bytes()).collect()
+        } else {
+            self.dry_breaker.iter().map(String::as_bytes).collect()
+        };
+        let holds = |bytes: &[u8]| texts.iter().any(|t| bytes.windows(t.len()).any(|w| w == *t));
+        let tokens = tokenizer.tokens().filter(|(_, t)| holds(&t.bytes));
+        tokens.map(|(id, _)| id).collect()
+    }
+}
+
+/// A seed that is short enough to type again.
+fn drawn() -> Result<u64> {
+    let drawn = getrandom::u32().map_err(|e| {
+        let what = format!("the system gives no random number: {e}; give --seed");
+        Error::other(Stage::Run, what)
+    })?;
+    Ok(drawn.into())
 }
 
 /// A parser of numbers in the range of a setting.
@@ -132,14 +244,128 @@ fn logit_bias(text: &str) -> Result<(u32, f32), String> {
         .filter(|b: &f32| b.is_finite() || *b == f32::NEG_INFINITY);
     match (id.trim().parse(), bias) {
         (Ok(id), Some(bias)) => Ok((id, bias)),
-        _ => Err("must be a token's id, =, and a finite number or -inf".to_owned()),
+        _ => Err("expected ID=BIAS with a token ID and a finite number or -inf".to_owned()),
     }
 }
 
-/// The value of an option that is a text of at least one character.
+/// Parses a text of at least one character.
 pub fn some_text(text: &str) -> Result<String, String> {
     if text.is_empty() {
         return Err("must not be empty".to_owned());
     }
     Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::llm::testing;
+    use clap::{Args as _, FromArgMatches};
+
+    fn options(args: &[&str]) -> SamplingOptions {
+        let command = SamplingOptions::augment_args(clap::Command::new("tlite"));
+        let matches = command.get_matches_from(std::iter::once(&"tlite").chain(args));
+        SamplingOptions::from_arg_matches(&matches).unwrap()
+    }
+
+    /// The settings for a model folder with this `generation_config.json`.
+    fn config(file: &str, args: &[&str]) -> Result<SamplerConfig> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(GENERATION_CONFIG), file).unwrap();
+        options(args).config(&ModelFolder::open(dir.path())?)
+    }
+
+    fn values(config: &SamplerConfig) -> (f32, usize, f32, f32, f32) {
+        let c = config;
+        (c.temperature, c.top_k, c.top_p, c.min_p, c.penalties.repetition)
+    }
+
+    #[test]
+    fn sampling_defaults_follow_generation_config() {
+        for (file, args, expected) in [
+            ("{}", &[][..], (0.8, 40, 0.95, 0.05, 1.0)),
+            (
+                r#"{"eos_token_id": 2, "do_sample": true}"#,
+                &[],
+                (0.8, 40, 0.95, 0.05, 1.0),
+            ),
+            // What it does not name is off.
+            (
+                r#"{"temperature": 0.7, "top_p": 0.8}"#,
+                &[],
+                (0.7, 0, 0.8, 0.0, 1.0),
+            ),
+            (r#"{"top_k": 20}"#, &[], (1.0, 20, 1.0, 0.0, 1.0)),
+            (r#"{"top_k": null, "min_p": 0.1}"#, &[], (1.0, 0, 1.0, 0.1, 1.0)),
+            (
+                r#"{"do_sample": true, "temperature": 0.7, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.1}"#,
+                &[],
+                (0.7, 20, 0.8, 0.0, 1.1),
+            ),
+            (r#"{"repetition_penalty": 1.2}"#, &[], (0.8, 40, 0.95, 0.05, 1.2)),
+            // Options win.
+            (
+                "{}",
+                &["--temp", "0.3", "--top-k", "0"],
+                (0.3, 0, 0.95, 0.05, 1.0),
+            ),
+            (
+                r#"{"temperature": 0.7}"#,
+                &["--min-p", "0.2"],
+                (0.7, 0, 1.0, 0.2, 1.0),
+            ),
+        ] {
+            assert_eq!(values(&config(file, args).unwrap()), expected, "{file} {args:?}");
+        }
+    }
+
+    #[test]
+    fn greedy_is_asked_for_by_file_or_option() {
+        let greedy = |file: &str, args: &[&str]| {
+            let config = config(file, args).unwrap();
+            Sampler::new(config).unwrap().is_greedy()
+        };
+        let sampled = r#"{"temperature": 0.6, "repetition_penalty": 1.1}"#;
+        assert!(!greedy("{}", &[]));
+        assert!(greedy(r#"{"do_sample": false}"#, &[]));
+        assert!(greedy(r#"{"do_sample": false, "temperature": 0.6}"#, &[]));
+        assert!(greedy(sampled, &["--temperature", "0"]));
+        assert!(greedy(r#"{"temperature": 0}"#, &[]));
+        assert!(!greedy(
+            sampled,
+            &["--temperature", "0", "--repetition-penalty", "1.1"]
+        ));
+        assert!(!greedy(r#"{"do_sample": false}"#, &["--temperature", "0.5"]));
+    }
+
+    #[test]
+    fn values_out_of_range_name_the_file() {
+        for (file, name) in [
+            (r#"{"top_p": 0}"#, "top_p"),
+            (r#"{"temperature": -1}"#, "temperature"),
+            (r#"{"min_p": 2}"#, "min_p"),
+            (r#"{"repetition_penalty": 0}"#, "repetition_penalty"),
+        ] {
+            let e = config(file, &[]).unwrap_err();
+            assert!(
+                matches!(&e, Error::File { path, what, .. } if path.ends_with(GENERATION_CONFIG) && what.contains(name)),
+                "{e}"
+            );
+        }
+        assert_eq!(config(r#"{"top_p": 0}"#, &["--top-p", "0.5"]).unwrap().top_p, 0.5);
+    }
+
+    #[test]
+    fn seeds_are_drawn_unless_given_or_useless() {
+        let dir = tempfile::tempdir().unwrap();
+        testing::write_byte_level_tokenizer(dir.path());
+        let folder = ModelFolder::open(dir.path()).unwrap();
+        let tokenizer = Tokenizer::load(dir.path()).unwrap();
+        let seed = |args: &[&str]| options(args).sampler(&folder, &tokenizer).unwrap().seed;
+        assert_eq!(seed(&["--seed", "7"]), Some(7));
+        assert_eq!(seed(&["--temperature", "0", "--seed", "7"]), None);
+        assert_eq!(seed(&["--top-k", "1"]), None);
+        let drawn: HashSet<_> = (0..8).map(|_| seed(&[])).collect();
+        assert!(drawn.len() > 1 && !drawn.contains(&None), "{drawn:?}");
+    }
 }

@@ -1,4 +1,4 @@
-//! What a chat template is given beside the messages.
+//! Values for a chat template beside the messages.
 
 use super::options::read_text;
 use crate::error::{Error, Result};
@@ -6,25 +6,25 @@ use crate::llm::template::Values;
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// What templates are given of the conversation itself.
+/// Values that the conversation itself gives to templates.
 const TAKEN: [&str; 2] = ["messages", "add_generation_prompt"];
 
 /// Options of every command that renders a chat template.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Chat template")]
 pub struct TemplateOptions {
-    /// Tools that the model may call: a JSON list in FILE, as the model's chat template takes it
-    #[arg(long, value_name = "FILE")]
+    /// Tools that the model may call: a JSON list in FILE, in the form the chat template expects
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
     tools: Option<PathBuf>,
-    /// A further value for the chat template, as in `enable_thinking=false`: JSON, else a text; may be given several times
-    #[arg(long, value_name = "NAME=VALUE", value_parser = named_value)]
+    /// Value for the chat template, such as `enable_thinking=false`: JSON or text; repeatable
+    #[arg(long, value_name = "NAME=VALUE", value_parser = named_value, hide_short_help = true)]
     template_value: Vec<(String, Value)>,
 }
 
 fn named_value(text: &str) -> Result<(String, Value), String> {
     match text.split_once('=') {
         Some((name, _)) if TAKEN.contains(&name) => {
-            Err(format!("{name} is that of the conversation and cannot be given"))
+            Err(format!("{name} comes from the conversation and cannot be set"))
         }
         Some((name, value)) if !name.is_empty() => {
             let value = serde_json::from_str(value).unwrap_or_else(|_| Value::from(value));
@@ -41,7 +41,7 @@ impl TemplateOptions {
         self.tools.as_ref().map(|_| "--tools").or(value)
     }
 
-    /// The values by name. Usage errors: no such file, or one that holds no JSON list.
+    /// The values by name. A usage error for a file that is not a JSON list.
     pub fn values(&self) -> Result<Values> {
         let mut values: Values = self.template_value.iter().cloned().collect();
         if let Some(path) = &self.tools {
@@ -68,8 +68,7 @@ mod tests {
         assert_eq!(value("a=26 Jul = 2024"), json!("26 Jul = 2024"));
         assert_eq!(value("a="), json!(""));
         assert!(named_value("a").is_err() && named_value("=1").is_err());
-        let e = named_value("messages=3").unwrap_err();
-        assert_eq!(e, "messages is that of the conversation and cannot be given");
+        assert!(named_value("messages=3").unwrap_err().contains("messages"));
     }
 
     #[test]
@@ -88,10 +87,7 @@ mod tests {
         assert_eq!(Value::from(values), json!({"x": 1, "tools": [{"name": "f"}]}));
         for bad in ["{}", "[", "", "null"] {
             let e = read(bad).unwrap_err();
-            assert!(
-                e.is_usage() && e.to_string().contains("expected a JSON list"),
-                "{e}"
-            );
+            assert!(e.is_usage() && e.to_string().starts_with("--tools: "), "{e}");
         }
     }
 }

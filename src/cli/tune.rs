@@ -1,51 +1,67 @@
 //! `tlite tune`.
 
 use super::interrupt::Interrupt;
-use super::options::{ExecOptions, from_one};
-use super::output::{bar, note, put, put_json, spinner, table};
+use super::load::model_folder;
+use super::options::{ExecOptions, ModelArg, Verbosity, from_one};
+use super::output::{bar, fitted_table, note, put, put_json, spinner};
 use crate::error::Result;
-use crate::llm::ModelFolder;
 use crate::llm::engine::{Tuner, TuningRow};
 use crate::llm::load::Loaded;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Measure how kernels are best cut for a model on a device, and keep it
+const EXAMPLES: &str = "\
+Examples:
+  tlite tune MODEL
+  tlite tune MODEL --seconds 300
+  tlite tune MODEL --backend opencl --json";
+
+/// Find and save the fastest kernel settings for a model on a device
 ///
-/// Every set of numbers that a kernel can run with is checked against the reference and timed in a prefill and in decoding, in turn with the default;
-/// what gains more than such times differ by themselves is kept in the cache, for the device, its driver and the shapes of the model, and used from then on. Ctrl-C keeps and shows what was found until then, and the exit code is 130.
-/// The commands of a run that is timed are queued at once, not in the slices of --slice-ms.
+/// Each setting is checked against the reference and timed in turn with the default, in prefill and in
+/// decoding. Settings faster by more than measurement noise are saved in the kernel cache for this
+/// device, driver and these shapes, and used from then on. Ctrl-C keeps and shows what was found so far;
+/// the exit code is then 130. The commands of a timed run are queued at once, without --slice-ms.
 #[derive(Debug, clap::Args)]
+#[command(override_usage = "tlite tune [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with model.onnx and the files of its tokenizer
-    model: PathBuf,
-    /// Start nothing new after so many seconds, but for the first set
+    #[command(flatten)]
+    model: ModelArg,
+    /// Time limit in seconds; the first setting is always measured
     #[arg(long, value_name = "N", default_value = "60", value_parser = from_one, allow_negative_numbers = true)]
     seconds: NonZeroUsize,
-    /// Measure at most so many sets beside the defaults: those that were chosen earlier come first, then those that are like the defaults
+    /// Measure at most N settings besides the defaults
+    ///
+    /// Settings chosen earlier come first, then those close to the defaults.
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     sets: Option<NonZeroUsize>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     exec: ExecOptions,
 }
 
-/// What is known so far, to be shown in the end or when Ctrl-C ends the program.
-#[derive(Clone, Debug, Default, Serialize)]
-struct Report {
+/// The object of `tlite tune --json`.
+#[derive(Clone, Debug, Default, Serialize, JsonSchema)]
+pub(super) struct Report {
+    /// Name of the model.
     model: String,
-    /// Sets of numbers that were measured, of how many.
+    /// Settings that were measured.
     measured: usize,
+    /// Settings that there are.
     all: usize,
-    /// Something was found that is better than a default, and is in the cache.
+    /// A faster setting than a default was found and saved.
     kept: bool,
+    /// Ctrl-C ended the search early.
     interrupted: bool,
+    /// Results by kernel and shape.
     shapes: Vec<TuningRow>,
 }
 
@@ -60,24 +76,24 @@ impl Report {
         put(out, &text(&self.shapes))
     }
 
-    /// One line on how far it came, in so much time for the `defaults` and for the `others`; `limited` where no more were asked for.
+    /// One line on the progress: `defaults` and `others` are the times that they took, `limited` is true
+    /// if `--sets` was reached.
     fn closing(&self, limited: bool, defaults: Duration, others: Duration) -> String {
         let (measured, all) = (self.measured, self.all);
+        let part = format!("{measured} of {all} settings measured");
         match (self.interrupted, measured) {
-            (true, _) if self.shapes.is_empty() => "stopped; not even the defaults were measured".to_owned(),
-            (true, _) => format!("stopped; {measured} of {all} sets were measured"),
+            (true, _) if self.shapes.is_empty() => "interrupted before the defaults were measured".to_owned(),
+            (true, _) => format!("interrupted; {part}"),
             _ if all == 0 => {
-                "nothing to tune: no kernel of the model has numbers to choose on this device".to_owned()
+                "nothing to tune: no kernel of this model has settings on this device".to_owned()
             }
-            (false, 1) if all == 1 => "the one set was measured".to_owned(),
-            (false, _) if measured == all => format!("all {all} sets were measured"),
-            (false, _) if limited => format!("{measured} of {all} sets were measured"),
+            (false, _) if measured == all || limited => part,
             (false, _) => {
                 #[expect(clippy::cast_precision_loss, reason = "for people")]
                 let whole =
                     defaults.as_secs_f64() + others.as_secs_f64() * all as f64 / measured.max(1) as f64;
                 let seconds = (whole / 10.0).ceil() * 10.0;
-                format!("{measured} of {all} sets were measured; give --seconds {seconds:.0} for all")
+                format!("{part}; --seconds {seconds:.0} measures all")
             }
         }
     }
@@ -92,7 +108,7 @@ fn text(rows: &[TuningRow]) -> String {
         let gain = r.default_ns as f64 / r.best_ns.max(1) as f64;
         let best = match (r.best_ns < r.default_ns, r.within_noise) {
             (true, _) => r.best.as_str(),
-            (false, true) => "- (others gain no more than noise)",
+            (false, true) => "- (gains within noise)",
             (false, false) => "-",
         };
         vec![
@@ -104,35 +120,32 @@ fn text(rows: &[TuningRow]) -> String {
             format!("{gain:.2}x"),
         ]
     };
-    table(
-        &std::iter::once(head)
-            .chain(rows.iter().map(line))
-            .collect::<Vec<_>>(),
-        4,
-    )
+    let rows: Vec<_> = std::iter::once(head).chain(rows.iter().map(line)).collect();
+    fitted_table(&rows, 4, 0)
 }
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     let start = Instant::now();
-    let folder = ModelFolder::holding("MODEL", &super::model::resolve(&args.model, interrupt)?, &[])?;
+    let folder = model_folder("MODEL", args.model.given()?, &[], interrupt)?;
     let options = args.exec.load_options();
     let store = options.place.options.cache.clone();
     let mut notes = std::io::stderr();
     if store.is_none() {
-        note(&mut notes, "note: without a cache nothing is kept");
+        note(&mut notes, "without a cache, results are not saved");
     }
     let known = Arc::new(Mutex::new(Report {
         model: folder.name(),
         ..Report::default()
     }));
-    // A set may take many seconds, so Ctrl-C does not wait for it. What was kept is whole, as files of the cache are.
+    // A setting may take many seconds, so Ctrl-C does not wait for it. Files of the cache are always whole.
     let (json, shown) = (args.json, known.clone());
     let parting = interrupt.parting(move || {
         let mut report = shown.lock().unwrap_or_else(PoisonError::into_inner);
         report.interrupted = true;
         if json || !report.shapes.is_empty() {
-            // With the stream closed there is nobody to tell.
+            // With the stream closed there is nobody to write to.
             let _closed = report.show(json, &mut std::io::stdout());
         }
         note(
@@ -140,7 +153,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             &report.closing(false, Duration::ZERO, Duration::ZERO),
         );
     });
-    let line = spinner(format!("measuring {} as it is", folder.name()));
+    let line = spinner(format!("measuring the defaults of {}", folder.name()));
     let tuner = Loaded::tuner(&folder, &options, store.as_deref());
     line.finish_and_clear();
     let mut tuner = tuner?;
@@ -206,7 +219,7 @@ mod tests {
             within_noise: true,
             ..row(300)
         };
-        assert!(super::text(&[close]).contains("  - (others gain no more than noise)  "));
+        assert!(super::text(&[close]).contains("noise"));
     }
 
     #[test]
@@ -219,23 +232,32 @@ mod tests {
             ..Report::default()
         };
         let closing = |r: Report| r.closing(false, Duration::from_secs(9), Duration::from_secs(25));
-        let part = "5 of 16 sets were measured";
-        assert_eq!(
-            closing(report(false, 5)),
-            format!("{part}; give --seconds 90 for all")
+        let text = closing(report(false, 5));
+        assert!(
+            ["5 of 16", "--seconds 90"].iter().all(|p| text.contains(p)),
+            "{text}"
         );
-        assert_eq!(closing(report(false, 16)), "all 16 sets were measured");
+        let all = closing(report(false, 16));
+        assert!(all.contains("16 of 16") && !all.contains("--seconds"), "{all}");
         let limited = report(false, 5).closing(true, Duration::ZERO, Duration::ZERO);
-        assert_eq!(limited, part);
-        assert!(closing(Report::default()).starts_with("nothing to tune"));
-        assert_eq!(
-            closing(report(true, 0)),
-            "stopped; not even the defaults were measured"
+        assert!(
+            limited.contains("5 of 16") && !limited.contains("--seconds"),
+            "{limited}"
         );
-        let some = Report {
+        let none = closing(Report::default());
+        assert!(!none.contains("of 0"), "{none}");
+        let early = closing(report(true, 0));
+        assert!(
+            early.starts_with("interrupted") && !early.contains("16"),
+            "{early}"
+        );
+        let some = closing(Report {
             shapes: vec![row(300)],
             ..report(true, 5)
-        };
-        assert_eq!(closing(some), format!("stopped; {part}"));
+        });
+        assert!(
+            some.starts_with("interrupted") && some.contains("5 of 16"),
+            "{some}"
+        );
     }
 }

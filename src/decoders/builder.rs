@@ -1,5 +1,5 @@
-//! What the graphs of all families are made of: nodes under the exporter's names, constants, chains of sizes, weights, and the parts that
-//! decoders share.
+//! Building blocks of the graphs of all families: nodes with the exporter's names, constants, size
+//! computations, weights, and parts that decoders share.
 
 use super::{Family, Form, Spec};
 use crate::error::{Error, Result, Stage};
@@ -9,7 +9,7 @@ use crate::quant::{Bits, group_size};
 use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::HashMap;
 
-/// Evenly distributed numbers from -1 to 1 (SplitMix64).
+/// Uniform numbers from -1 to 1 (SplitMix64).
 pub(super) struct Random(pub u64);
 
 impl Random {
@@ -29,13 +29,13 @@ impl Random {
 pub(super) struct Builder<'a> {
     pub spec: &'a Spec,
     pub form: Form,
-    /// Element type of activations.
+    /// Activation type.
     pub float: DType,
     pub random: Random,
     pub out: ModelWriter,
-    /// How often an operator was used in a scope, for the exporter's names.
+    /// Number of uses of an operator per scope, for the exporter's names.
     pub used: HashMap<String, usize>,
-    /// Constants by what they hold.
+    /// Constants by value.
     pub numbers: HashMap<String, String>,
 }
 
@@ -46,7 +46,7 @@ const TOTAL: &str = "past_sequence_length + sequence_length";
 
 type Attrs<'a> = [(&'a str, Attr)];
 
-/// Names of codes and scales, and the attributes of the node that reads them.
+/// Names of quantized weights and scales, and the attributes of the node that reads them.
 type Packed = ([String; 2], [(&'static str, Attr); 2]);
 
 pub(super) fn axis(a: i64) -> [(&'static str, Attr); 1] {
@@ -109,7 +109,7 @@ impl Builder<'_> {
         self.node_of("", op, scope, inputs, attributes, None)
     }
 
-    /// A node whose result has a name of its own.
+    /// A node with an explicit output name.
     pub(super) fn node_as(
         &mut self,
         op: &str,
@@ -164,7 +164,7 @@ impl Builder<'_> {
         self.node("Gather", scope, &[&shape, &at], &axis(0))
     }
 
-    /// A list of sizes, each the scalar of a name or a number.
+    /// A list of sizes, each a named scalar or a number.
     fn list(&mut self, scope: &str, sizes: &[Part<'_>]) -> Result<String> {
         let mut parts = Vec::new();
         for size in sizes {
@@ -185,7 +185,7 @@ impl Builder<'_> {
         self.node("Reshape", scope, &[x, &list], &[])
     }
 
-    /// `x.expand(sizes)`, where -1 keeps a size: the chain of the exporter.
+    /// `x.expand(sizes)`, where -1 keeps a size, as the exporter writes it.
     pub(super) fn expand(&mut self, scope: &str, x: &str, sizes: &[Part<'_>]) -> Result<String> {
         let list = self.list(scope, sizes)?;
         let rank = self.node("Shape", scope, &[&list], &[])?;
@@ -209,7 +209,7 @@ impl Builder<'_> {
         self.node("Unsqueeze", scope, &[x, &axes], &[])
     }
 
-    /// Elements `from .. to` along `a`.
+    /// Elements `from .. to` along axis `a`.
     pub(super) fn part(&mut self, scope: &str, x: &str, a: i64, from: i64, to: i64) -> Result<String> {
         let (from, to, a, step) = (
             self.ints(&[from])?,
@@ -220,7 +220,7 @@ impl Builder<'_> {
         self.node("Slice", scope, &[x, &from, &to, &a, &step], &[])
     }
 
-    /// The parts of these sizes along the last axis.
+    /// Splits the last axis into parts of these sizes.
     pub(super) fn split<const N: usize>(
         &mut self,
         scope: &str,
@@ -250,7 +250,7 @@ impl Builder<'_> {
 
     // ---- weights ----
 
-    /// A weight in the data file: `center` and evenly distributed around it up to `spread`.
+    /// A weight in the data file: uniform within `spread` around `center`.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize], center: f32, spread: f32) -> Result<()> {
         let (float, random) = (self.float, &mut self.random);
         self.out.add_initializer_external(name, float, shape, |out| {
@@ -284,7 +284,7 @@ impl Builder<'_> {
         let scale = 1.0 / (k as f32).sqrt();
         self.out
             .add_initializer_external(&names[1], DType::F16, &shape, |out| {
-                // Codes are from 2 to 4: weights are from -scale to scale.
+                // Quantized values are 2 to 4, so weights are from -scale to scale.
                 let pair = [half::f16::from_f32(scale), half::f16::from_f32(3.0)];
                 let bytes: Vec<u8> = pair.iter().flat_map(|h| h.to_le_bytes()).collect();
                 for _ in 0..shape[0] * shape[1] {
@@ -299,7 +299,7 @@ impl Builder<'_> {
         Ok((names, attributes))
     }
 
-    /// `x` times a `k` x `n` matrix, with a bias if asked for.
+    /// `x` times a `k` x `n` matrix, optionally plus a bias.
     pub(super) fn linear(
         &mut self,
         scope: &str,
@@ -355,7 +355,7 @@ impl Builder<'_> {
         }
     }
 
-    /// The product with the output matrix.
+    /// Matmul with the output matrix.
     pub(super) fn head(
         &mut self,
         scope: &str,
@@ -386,7 +386,7 @@ impl Builder<'_> {
 
     // ---- what all families share ----
 
-    /// Root mean square normalisation.
+    /// RMS normalization.
     pub(super) fn norm(&mut self, scope: &str, name: &str, x: &str) -> Result<String> {
         let weight = format!("{name}.weight");
         let gemma = self.spec.family == Family::Gemma;
@@ -433,7 +433,8 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// 0 where a query sees a key, the lowest number elsewhere: `[batch, 1, sequence, total]`. `past` is a scalar.
+    /// 0 where a query sees a key, else the lowest number: `[batch, 1, sequence, total]`. `past` is
+    /// a scalar.
     pub(super) fn mask(&mut self, scope: &str, past: &str) -> Result<String> {
         let batch = self.size(scope, "input_ids", 0)?;
         let sequence = self.size(scope, "input_ids", 1)?;
@@ -468,7 +469,7 @@ impl Builder<'_> {
 /// An element of a list of sizes.
 #[derive(Clone, Copy)]
 pub(super) enum Part<'a> {
-    /// The scalar of this name.
+    /// The scalar with this name.
     Of(&'a str),
     /// A number.
     Is(i64),

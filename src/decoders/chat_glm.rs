@@ -1,4 +1,5 @@
-//! `ChatGLM`: sequence first, fused projections, a rotary embedding of neighbours in the first half of each head.
+//! `ChatGLM`: sequence-first layout, fused projections, and an interleaved rotary embedding in the
+//! first half of each head.
 
 use super::builder::{BATCH, Builder, Part, axis, perm, signed};
 use crate::error::Result;
@@ -42,7 +43,7 @@ impl Builder<'_> {
         self.node_as("Transpose", "", &[&logits], &perm(&[1, 0, 2]), "logits")
     }
 
-    /// Cosine and sine side by side, `[sequence, batch, head_dim / 4, 2]`.
+    /// Cosines and sines, interleaved: `[sequence, batch, head_dim / 4, 2]`.
     fn neighbour_angles(&mut self, scope: &str) -> Result<String> {
         let frequencies = self.frequencies(self.spec.head_dim / 2);
         let shape = [1, 1, frequencies.len()];
@@ -63,7 +64,8 @@ impl Builder<'_> {
         self.cast(scope, &cache, self.float)
     }
 
-    /// Turns pairs of neighbours in the first half of each head of `[sequence, batch, heads, head_dim]`.
+    /// Rotates adjacent pairs in the first half of each head of
+    /// `[sequence, batch, heads, head_dim]`.
     fn rotate_neighbours(&mut self, scope: &str, x: &str, heads: usize, cache: &str) -> Result<String> {
         let dim = signed(self.spec.head_dim);
         let half = dim / 2;

@@ -1,4 +1,4 @@
-//! Llama, and what follows it: Qwen, Gemma.
+//! Llama and its relatives Qwen and Gemma.
 
 use super::Family;
 use super::builder::{BATCH, Builder, Part, axis, perm, signed};
@@ -37,7 +37,8 @@ impl Builder<'_> {
         self.head("/lm_head", embedding, &x, Some("logits")).map(|_| ())
     }
 
-    /// Cosines and sines of the positions' angles, `[batch, sequence, head_dim]` with an axis of 1 for the heads.
+    /// Cosines and sines of the rotary angles: `[batch, sequence, head_dim]` with an axis of size 1
+    /// for the heads.
     fn angles(&mut self, scope: &str) -> Result<[String; 2]> {
         let frequencies = self.frequencies(self.spec.head_dim);
         let shape = [1, frequencies.len(), 1];
@@ -167,7 +168,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Keys or values `[batch, kv_heads, total, head_dim]` once for each query head.
+    /// Repeats keys or values `[batch, kv_heads, total, head_dim]` for each query head.
     fn repeat(&mut self, scope: &str, x: String) -> Result<String> {
         let s = self.spec;
         let times = s.heads / s.kv_heads;

@@ -1,10 +1,12 @@
-//! Decoders at the sizes of known models, as exporters from Python write their graphs, with random weights or none.
+//! Graphs of known decoder architectures, as Python exporters write them, with random weights or
+//! none.
 //!
-//! Shapes and plans need no weight bytes: without weights the data file is announced and not made, and the model is read with
-//! `ImportOptions { absent_weights: true }`; a device can make them up ([`crate::executor::WeightSource`]). The forms follow the models' own
-//! Python code: sizes come from chains of `Shape`, `Gather`, `Concat`; `expand` is the exporter's chain around `Expand`; normalisation, rotary
-//! embedding, mask and attention are decomposed; the cache goes in as past and out as present. What is converted from checkpoints has another
-//! builder, [`crate::checkpoint`].
+//! Shapes and plans need no weights. Without weights the data file is declared but not written, and
+//! the model is read with `ImportOptions { absent_weights: true }`; a device can generate random
+//! weights ([`crate::executor::WeightSource`]). The graphs follow the models' Python code: sizes
+//! come from chains of `Shape`, `Gather` and `Concat`; normalization, rotary embedding, mask and
+//! attention are decomposed; the cache is an input (past) and an output (present).
+//! [`crate::checkpoint`] converts real checkpoints.
 
 mod builder;
 mod chat_glm;
@@ -18,51 +20,52 @@ use builder::{Builder, Random};
 use std::collections::HashMap;
 use std::path::Path;
 
-/// Whose code the graph follows.
+/// Model family whose code the graph follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
-    /// Llama; the rotary embedding turns halves of a head.
+    /// Llama; the rotary embedding pairs the two halves of a head.
     Llama,
-    /// As Llama, with biases in the projections of queries, keys and values.
+    /// Like Llama, with biases in the query, key and value projections.
     Qwen,
-    /// As Llama, with a scaled embedding, normalisation by `1 + w`, and a tanh-GELU in the MLP.
+    /// Like Llama, with a scaled embedding, normalization by `1 + w`, and tanh-GELU in the MLP.
     Gemma,
-    /// Sequence first; fused projections; the rotary embedding turns neighbours in the first half of a head.
+    /// Sequence-first; fused projections; the rotary embedding pairs adjacent elements in the first
+    /// half of a head.
     ChatGlm,
 }
 
 /// Sizes of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// Name, as [`Spec::find`] takes it.
+    /// Name for [`Spec::find`].
     pub name: &'static str,
-    /// Whose code the graph follows.
+    /// Model family.
     pub family: Family,
     /// Number of layers.
     pub layers: usize,
-    /// Elements of a row of activations.
+    /// Hidden size.
     pub hidden: usize,
-    /// Heads of queries.
+    /// Number of query heads.
     pub heads: usize,
-    /// Heads of keys and values.
+    /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Elements of a head.
+    /// Head size.
     pub head_dim: usize,
-    /// Width between the matrices of the MLP.
+    /// Intermediate size of the MLP.
     pub inner: usize,
-    /// Number of tokens.
+    /// Vocabulary size.
     pub vocab: usize,
     /// Base of the rotary frequencies.
     pub theta: f32,
-    /// Added to the mean square before its root.
+    /// Epsilon of the normalization.
     pub eps: f32,
-    /// The embedding is the output matrix too.
+    /// True if the embedding is also the output matrix.
     pub tied: bool,
-    /// Tokens that the device has room for in the paper's deployments: prompt and answer.
+    /// Context length in tokens (prompt and answer) in the paper's deployments.
     pub context: usize,
 }
 
-/// The models of the paper's section 3.
+/// The models of section 3 of the paper.
 pub const SPECS: [Spec; 5] = [
     Spec {
         name: "gemma-2b",
@@ -141,7 +144,7 @@ pub const SPECS: [Spec; 5] = [
     },
 ];
 
-/// The small model that the demo runs.
+/// The small model of the demo.
 pub const SMOLLM2: Spec = Spec {
     name: "smollm2-135m",
     family: Family::Llama,
@@ -158,7 +161,7 @@ pub const SMOLLM2: Spec = Spec {
     context: 2048,
 };
 
-/// Few heads of keys and values for many of queries: what decoding behind many tokens is measured on.
+/// Few key and value heads for many query heads: used to measure decode with long contexts.
 pub const QWEN25: Spec = Spec {
     name: "qwen2.5-0.5b",
     family: Family::Qwen,
@@ -175,7 +178,7 @@ pub const QWEN25: Spec = Spec {
     context: 4096,
 };
 
-/// The same family, of a size between that of the small models and those of the paper.
+/// A larger model of the same family, between the small models and those of the paper.
 pub const QWEN25_LARGER: Spec = Spec {
     name: "qwen2.5-1.5b",
     family: Family::Qwen,
@@ -203,7 +206,7 @@ impl Spec {
         Self::all().find(|s| s.name == name).cloned()
     }
 
-    /// The same form, small: two layers, four heads of 16, the same kind of grouping.
+    /// A small version: two layers, four heads of 16, the same kind of grouping.
     pub fn small(mut self) -> Self {
         self.kv_heads = match self.heads / self.kv_heads {
             1 => 4,
@@ -216,19 +219,21 @@ impl Spec {
     }
 }
 
-/// How matrices are stored.
+/// Weight storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// As `tlite quantize` stores them: 4 bits, and 8 for embedding and output head, in groups of this size.
+    /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like
+    /// `tlite quantize`.
     E0m4(usize),
-    /// Floats of this type, activations too.
+    /// This float type, also for activations.
     Float(DType),
 }
 
-/// Random weights of this seed, or none.
+/// Seed of random weights, or `None` for no weights.
 pub type Weights = Option<u64>;
 
-/// Writes `model.onnx` into `folder`, and its data beside it where there are weights. An error where a file cannot be written.
+/// Writes `model.onnx` into `folder`, and its data file if there are weights. An error if a file
+/// cannot be written.
 pub fn write(spec: &Spec, form: Form, weights: Weights, folder: &Path) -> Result<Written> {
     let out = match weights {
         Some(_) => ModelWriter::create(Stage::Convert, folder, "model.onnx", spec.name)?,

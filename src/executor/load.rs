@@ -1,4 +1,4 @@
-//! What happens before runs: memory is taken, dispatches are checked and recorded.
+//! Prepares runs: reserves memory, checks and records dispatches.
 
 use super::{Executor, Loaded};
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
@@ -8,7 +8,7 @@ use crate::shape::Bindings;
 use std::sync::Arc;
 
 impl Executor {
-    /// Takes the memory of a plan of the program, and records its dispatches unless it is open.
+    /// Reserves the memory of a plan of the program, and records its dispatches unless it is open.
     pub(super) fn load(&mut self, plan: Arc<Plan>, kernels: Arc<[KernelId]>) -> Result<()> {
         let live = create(&mut self.backend, "live values", plan.live_bytes())?;
         let ports = plan.inputs.len() + plan.unread.len();
@@ -30,8 +30,8 @@ impl Executor {
         }
     }
 
-    /// Takes memory for an open plan, for values up to `bindings`, and records again what the old memory was bound to. After
-    /// an error all is as it was.
+    /// Reserves memory for an open plan, for values up to `bindings`, and records its dispatches
+    /// again. An error leaves everything unchanged.
     pub(super) fn grow(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
@@ -64,7 +64,7 @@ impl Executor {
         } else {
             self.plans[plan].bound = Bound::default();
         }
-        // What is no longer used: the old ones, or after an error the new ones.
+        // Unused now: the old recordings and buffers, or the new ones after an error.
         for r in old.into_iter().flatten() {
             self.backend.release(r);
         }
@@ -74,7 +74,7 @@ impl Executor {
         recorded
     }
 
-    /// Checks every dispatch of a plan and gives the commands of all.
+    /// Checks every dispatch of a plan and returns the commands.
     pub(super) fn commands(&self, index: usize) -> Result<Vec<Command>> {
         let Some(loaded) = self.plans.get(index) else {
             return Ok(Vec::new());
@@ -103,7 +103,7 @@ impl Executor {
                 .collect::<Result<_>>()?;
             if views.len() != spec.bound().count() {
                 return Err(wrong(format!(
-                    "{} operands, the kernel binds {}",
+                    "found {} operands, expected {}",
                     views.len(),
                     spec.bound().count()
                 )));
@@ -113,7 +113,7 @@ impl Executor {
                 let fits = caps.images.shape(kind, pixel, view.len).is_some();
                 if !fits || !view.offset.is_multiple_of(caps.images.align(kind, pixel)) {
                     return Err(wrong(format!(
-                        "operand {} at {view:?} fits in no {kind}",
+                        "operand {} at {view:?} does not fit in {kind}",
                         arg.name
                     )));
                 }
@@ -130,13 +130,13 @@ impl Executor {
                 }
                 if view.len > caps.max_view_bytes {
                     return Err(wrong(format!(
-                        "operand {} is {} bytes, the device binds at most {}",
+                        "operand {} has {} bytes, the device binds at most {}",
                         arg.name, view.len, caps.max_view_bytes
                     )));
                 }
                 if view.buffer == self.arena.buffer && view.offset + view.len > self.arena.len {
                     return Err(wrong(format!(
-                        "operand {} ends at {}, the arena at {}",
+                        "operand {} ends at byte {}, after the end of the arena at {}",
                         arg.name,
                         view.offset + view.len,
                         self.arena.len
@@ -194,7 +194,7 @@ pub(super) fn create(backend: &mut dyn Backend, label: &str, bytes: u64) -> Resu
         return Err(failed(BackendError::OutOfMemory {
             label: label.to_owned(),
             bytes,
-            why: format!("the device's largest buffer is {limit}"),
+            why: format!("the device's buffers are limited to {limit} bytes"),
         }));
     }
     let buffer: BufferId = backend.create_buffer(label, bytes).map_err(failed)?;

@@ -1,7 +1,8 @@
-//! Plans on a device: weights are packed and uploaded, kernels compiled, command lists recorded once; then runs.
+//! Executes plans on a device: packs and uploads weights, compiles kernels and records command
+//! lists once, then runs.
 //!
-//! All checks that the backends rely on are made here, when a plan is loaded: bounds and alignment of views, numbers of
-//! operands, access conflicts; and at each run the limits of the grid.
+//! All checks that backends rely on are made here. When a plan is loaded: bounds and alignment of
+//! views, numbers of operands, access conflicts. At each run: grid limits.
 
 mod load;
 mod observe;
@@ -16,7 +17,7 @@ pub use random::WeightSource;
 pub use run::Timing;
 
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
 use crate::plan::{Bound, Place, Plan, Port, bind};
 use crate::shape::Bindings;
@@ -27,9 +28,9 @@ use pack::{from_device, to_device};
 use std::sync::Arc;
 
 struct Loaded {
-    /// The program's, until an open one takes more memory.
+    /// Shared with the program, until an open plan reserves more memory.
     plan: Arc<Plan>,
-    /// One for each segment on the device, in order.
+    /// One per device segment, in order.
     recordings: Vec<RecordingId>,
     bound: Bound,
     /// The table of values that change at every step.
@@ -37,25 +38,26 @@ struct Loaded {
     /// Values that the host keeps during a run.
     host: Vec<Option<HostTensor>>,
     kernels: Arc<[KernelId]>,
-    /// Inputs of a plan whose memory is taken when their sizes are known.
+    /// Inputs of an open plan, kept until their sizes are known and memory is reserved.
     pending: Vec<Option<HostTensor>>,
     /// Shapes of the inputs as last written, in the order of the plan's inputs and unread inputs.
     written: Vec<Option<Vec<usize>>>,
 }
 
 impl Loaded {
-    /// The value of a port that needs no device.
+    /// The value of a port that is available on the host.
     fn on_host<'a>(&'a self, port: &'a Port) -> Option<&'a HostTensor> {
         let kept = || self.host.get(port.host?)?.as_ref();
         port.constant.as_deref().or_else(kept)
     }
 }
 
-/// Runs the plans of a [`Program`], in memory of its own: states, arena, tables of live values. Several executors of one program can run in
-/// threads of their own; their commands reach the device one after another.
+/// Runs the plans of a [`Program`] with its own memory: states, arena, tables of live values.
+/// Several executors of one program can run in different threads; the device receives their
+/// commands one after another.
 pub struct Executor {
     program: Arc<Program>,
-    /// The program's, at hand for calls.
+    /// The program's backend.
     backend: SharedBackend,
     states: Vec<View>,
     arena: View,
@@ -73,7 +75,7 @@ impl std::fmt::Debug for Executor {
 }
 
 impl Executor {
-    /// Loads `plans` of `graph` on `backend`, which nothing else uses.
+    /// Loads `plans` of `graph` on a backend that is not shared.
     pub fn new(backend: Box<dyn Backend>, graph: &Graph, plans: Vec<Plan>) -> Result<Self> {
         let program = Program::load(
             SharedBackend::new(backend),
@@ -85,7 +87,7 @@ impl Executor {
         Self::of(&Arc::new(program))
     }
 
-    /// One more executor of `program`, with states of its own, whose contents are undefined.
+    /// Creates another executor of `program` with its own states, whose contents are undefined.
     pub fn of(program: &Arc<Program>) -> Result<Self> {
         let mut backend = program.backend.clone();
         let plans = || program.plans.iter().map(|(p, _)| p);
@@ -95,7 +97,7 @@ impl Executor {
             .unwrap_or(4)
             .next_multiple_of(16);
         let arena = create(&mut backend, "arena", arena_bytes)?;
-        // From here on what was taken is freed when an error ends this.
+        // From here on, an error drops the executor, which frees its memory.
         let mut executor = Self {
             program: program.clone(),
             backend,
@@ -112,7 +114,7 @@ impl Executor {
             executor.clear_counters()?;
         }
         for (i, state) in plans().next().iter().flat_map(|p| &p.states).enumerate() {
-            // Plans of one graph may differ in nothing that concerns states.
+            // Plans of one graph must agree about states.
             if plans().any(|p| p.states.get(i).map(|s| s.bytes) != Some(state.bytes)) {
                 return Err(Error::other(
                     Stage::Plan,
@@ -154,12 +156,12 @@ impl Executor {
         written.map_err(|e| Error::device(Stage::Run, "clearing counters", e))
     }
 
-    /// What the device offers.
+    /// The device's capabilities.
     pub fn caps(&self) -> &Caps {
         self.backend.caps()
     }
 
-    /// What it shares with others.
+    /// The program that it shares with other executors.
     pub fn program(&self) -> &Arc<Program> {
         &self.program
     }
@@ -169,7 +171,7 @@ impl Executor {
         self.backend.stats()
     }
 
-    /// Plan `plan` as loaded.
+    /// The loaded plan with this index.
     pub fn plan(&self, plan: usize) -> Option<&Plan> {
         self.plans.get(plan).map(|l| l.plan.as_ref())
     }
@@ -178,7 +180,7 @@ impl Executor {
         self.plans.get(plan).ok_or_else(|| {
             Error::other(
                 Stage::Run,
-                format!("no plan {plan}; {} are loaded", self.plans.len()),
+                format!("there is no plan {plan}: {} are loaded", self.plans.len()),
             )
         })
     }
@@ -189,13 +191,14 @@ impl Executor {
             .ok_or_else(|| {
                 Error::other(
                     Stage::Run,
-                    format!("\"{}\" has no place on the device", port.name),
+                    format!("\"{}\" is not stored on the device", port.name),
                 )
             })
     }
 
-    /// Writes an input of `plan`, before every run: a step may work in place of it. An input that nothing reads is only
-    /// checked. Integers are range-checked to 32 bits, floats become the device's storage type. The run checks the shape.
+    /// Writes an input of `plan`. Required before every run, since a step may overwrite it. An
+    /// input that nothing reads is only checked. Integers must fit 32 bits; floats are converted to
+    /// the device's storage type. The run checks the shape.
     pub fn write(&mut self, plan: usize, name: &str, tensor: &HostTensor) -> Result<()> {
         let loaded = self.loaded(plan)?;
         let p = &loaded.plan;
@@ -208,7 +211,10 @@ impl Executor {
                 .collect();
             return Err(Error::other(
                 Stage::Run,
-                format!("the model has no input \"{name}\"; it has {}", known.join(", ")),
+                format!(
+                    "the model has no input \"{name}\"; its inputs are {}",
+                    known.join(", ")
+                ),
             ));
         };
         let wrong = |what: String| Error::other(Stage::Run, format!("input \"{name}\": {what}"));
@@ -218,15 +224,16 @@ impl Executor {
             .or_else(|| p.unread.get(at - p.inputs.len()))
             .cloned();
         let port = port.ok_or_else(|| wrong("no port".to_owned()))?;
+        let mismatch = |what: String| wrong(what).of_kind(ErrorKind::ShapeMismatch);
         if port.dtype != tensor.dtype() {
-            return Err(wrong(format!(
+            return Err(mismatch(format!(
                 "expected elements of type {}, found {}",
                 port.dtype,
                 tensor.dtype()
             )));
         }
         if port.shape.rank() != tensor.shape().len() {
-            return Err(wrong(format!(
+            return Err(mismatch(format!(
                 "expected shape {}, found {:?}",
                 port.shape,
                 tensor.shape()
@@ -257,7 +264,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Writes a tensor to the place of a port; `what` says in errors what it is.
+    /// Writes a tensor to the location of a port; `what` names it in errors.
     fn upload(&mut self, plan: usize, what: &str, port: &Port, tensor: &HostTensor) -> Result<()> {
         let name = &port.name;
         let wrong = |why: String| Error::other(Stage::Run, format!("{what} \"{name}\": {why}"));
@@ -265,7 +272,7 @@ impl Executor {
         let bytes = to_device(tensor, port.device).map_err(wrong)?;
         if bytes.len() as u64 > view.len {
             return Err(wrong(format!(
-                "{} bytes, the plan has room for {}",
+                "found {} bytes, expected at most {}",
                 bytes.len(),
                 view.len
             )));
@@ -275,7 +282,7 @@ impl Executor {
         written.map_err(|e| Error::device(Stage::Run, format!("writing \"{name}\""), e))
     }
 
-    /// The values of all symbols that the shapes of inputs determine, from the tensors written last.
+    /// The values of all symbols that the input shapes determine, from the tensors written last.
     pub fn bindings(&self, plan: usize) -> Result<Bindings> {
         let loaded = self.loaded(plan)?;
         let ports = loaded.plan.inputs.iter().chain(&loaded.plan.unread);
@@ -285,20 +292,22 @@ impl Executor {
         bind::solve(shapes)
     }
 
-    /// Reads elements `first ..` of a float output of `plan` as `f32`, as many as `out` holds, once queued runs are done.
-    /// `first` is even.
+    /// Reads elements `first ..` of a float output of `plan` as `f32` after all queued runs, as
+    /// many as `out` holds. `first` must be even.
     pub fn read_f32(&mut self, plan: usize, name: &str, first: usize, out: &mut [f32]) -> Result<()> {
         let loaded = self.loaded(plan)?;
         let port = loaded
             .plan
             .output(name)
-            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
+            .ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?
             .clone();
         if let Some(tensor) = loaded.on_host(&port) {
             let wrong = |e: String| Error::other(Stage::Run, format!("output \"{name}\": {e}"));
             let data = tensor.to_f32().map_err(|e| wrong(e.to_string()))?;
             let part = data.get(first..first + out.len());
-            out.copy_from_slice(part.ok_or_else(|| wrong(format!("{} elements, too few", data.len())))?);
+            out.copy_from_slice(
+                part.ok_or_else(|| wrong(format!("the output has only {} elements", data.len())))?,
+            );
             return Ok(());
         }
         let view = self.port_view(loaded, &port)?;
@@ -314,7 +323,7 @@ impl Executor {
             return Err(Error::other(
                 Stage::Run,
                 format!(
-                    "\"{name}\" is {} bytes, {len} asked for from byte {start}",
+                    "\"{name}\" has {} bytes, cannot read {len} from byte {start}",
                     view.len
                 ),
             ));
@@ -337,7 +346,7 @@ impl Executor {
             other => {
                 return Err(Error::other(
                     Stage::Run,
-                    format!("\"{name}\" is {other} on the device, not a float"),
+                    format!("\"{name}\" has type {other} on the device, expected a float"),
                 ));
             }
         }
@@ -350,7 +359,7 @@ impl Executor {
         let port = loaded
             .plan
             .output(name)
-            .ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?
+            .ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?
             .clone();
         if let Some(tensor) = loaded.on_host(&port) {
             return Ok(tensor.clone());
@@ -358,7 +367,7 @@ impl Executor {
         self.download(plan, &port)
     }
 
-    /// Reads the tensor at the place of a port, with its shape in the current run.
+    /// Reads the tensor at the location of a port, with its shape in the current run.
     fn download(&mut self, plan: usize, port: &Port) -> Result<HostTensor> {
         let loaded = self.loaded(plan)?;
         let tensor_error = |e: String| Error::other(Stage::Run, format!("\"{}\": {e}", port.name));
@@ -374,7 +383,7 @@ impl Executor {
         let size = if port.device == DType::F16 { 2 } else { 4 };
         let len = (count * size).next_multiple_of(4);
         if len as u64 > view.len {
-            return Err(tensor_error(format!("{} bytes, {len} asked for", view.len)));
+            return Err(tensor_error(format!("found {} bytes, expected {len}", view.len)));
         }
         view.len = len as u64;
         let mut bytes = vec![0; len];
@@ -388,18 +397,19 @@ impl Executor {
         let mut view = state.ok_or_else(|| {
             Error::other(
                 Stage::Run,
-                format!("no state {index}; there are {}", self.states.len()),
+                format!("there is no state {index}: the model has {}", self.states.len()),
             )
         })?;
         if bytes as u64 > view.len {
-            let what = format!("state {index} is {} bytes, {bytes} asked for", view.len);
+            let what = format!("state {index} has {} bytes, not {bytes}", view.len);
             return Err(Error::other(Stage::Run, what));
         }
         view.len = (bytes as u64).next_multiple_of(4);
         Ok(view)
     }
 
-    /// Reads the first bytes of state `index`, as many as `out` holds, as the device stores them, once queued runs are done.
+    /// Reads the first bytes of state `index` in device form after all queued runs, as many as
+    /// `out` holds.
     pub fn read_state(&mut self, index: usize, out: &mut [u8]) -> Result<()> {
         let view = self.state(index, out.len())?;
         if out.is_empty() {
@@ -412,7 +422,8 @@ impl Executor {
         Ok(())
     }
 
-    /// Writes the first bytes of state `index`, as the device stores them. What follows them is no longer defined.
+    /// Writes the first bytes of state `index` in device form. The bytes after them become
+    /// undefined.
     pub fn write_state(&mut self, index: usize, bytes: &[u8]) -> Result<()> {
         let view = self.state(index, bytes.len())?;
         if bytes.is_empty() {
@@ -431,7 +442,7 @@ impl Executor {
             .map_err(|e| Error::device(Stage::Run, "waiting", e))
     }
 
-    /// The backend, for tests that look at raw memory.
+    /// The backend, for tests that inspect raw memory.
     pub fn backend(&mut self) -> &mut dyn Backend {
         &mut self.backend
     }
@@ -444,9 +455,9 @@ impl Executor {
 
 impl Drop for Executor {
     fn drop(&mut self) {
-        // Drivers may still read what is queued.
+        // The driver may still use queued memory.
         if let Err(e) = self.backend.wait() {
-            log::warn!("while an executor is closed: {e}");
+            log::warn!("error while closing an executor: {e}");
         }
         for plan in &self.plans {
             for recording in &plan.recordings {

@@ -1,4 +1,5 @@
-//! A run that tells what some of its nodes read and wrote, so that their kernels can be compared with the reference.
+//! Runs a plan and captures what some nodes read and write, to compare their kernels with the
+//! reference.
 
 use super::Executor;
 use super::load::create;
@@ -13,50 +14,50 @@ use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// A node as a run on a device computed it.
+/// A node as computed in a run on the device.
 #[derive(Debug)]
 pub struct Observed {
     /// Its operator.
     pub op: Box<dyn Op>,
     /// Its name.
     pub name: String,
-    /// Those of its kernels that ran, by index into [`crate::plan::Plan::kernels`].
+    /// The kernels that computed it, by index into [`crate::plan::Plan::kernels`].
     pub kernels: Vec<usize>,
-    /// Operands as they were before.
+    /// Operands before the node ran.
     pub inputs: Vec<Option<HostTensor>>,
-    /// Results, each with its element type on the device; `None` for one that nothing reads.
+    /// Results with their element types on the device; `None` for a result that nothing reads.
     pub results: Vec<Option<(HostTensor, DType)>>,
 }
 
-/// Nodes of a run that was observed.
+/// Captured nodes of a run.
 #[derive(Debug)]
 pub struct Observation {
-    /// Those whose values can be told.
+    /// The nodes whose values could be captured.
     pub nodes: Vec<Observed>,
-    /// There was no room for others that were wanted: another run may tell of them.
+    /// There was no room for other wanted nodes; another run may capture them.
     pub more: bool,
 }
 
-/// Bytes that begin at a multiple of this can be copied and read on every device.
+/// Alignment in bytes at which every device can copy and read.
 const ALIGN: u64 = 256;
 
-/// How much is copied aside in a run, in bytes.
+/// How many bytes a run may capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Room {
-    /// Of all nodes, if they are more than one.
+    /// For all nodes together, if they are several.
     pub together: u64,
-    /// Of one; what takes more is left out.
+    /// For one node; a larger node is skipped.
     pub each: u64,
 }
 
-/// A tensor that is copied aside during the run.
+/// A tensor that is copied during the run.
 struct Kept {
     from: View,
     at: u64,
     shape: Vec<usize>,
 }
 
-/// What is copied aside of a node: operands in the order of those on the device, results likewise.
+/// The copies for a node: operands in the order of those on the device, then results.
 struct Watched {
     sample: Sample,
     reads: Vec<Option<Kept>>,
@@ -64,9 +65,12 @@ struct Watched {
 }
 
 impl Executor {
-    /// Runs `plan`, as [`Executor::run`] does, and tells what those of its samples read and wrote that are `wanted`. All of it is copied
-    /// aside on the device meanwhile, as far as there is `room`, and read at the end. A node whose values cannot be told is left out. After
-    /// [`BackendError::OutOfMemory`] less room may do, with inputs that are written anew.
+    /// Runs `plan` like [`Executor::run`] and captures what its `wanted` samples read and write.
+    /// Values are copied to a buffer on the device during the run, as far as there is `room`, and
+    /// read at the end. A node whose values cannot be captured is skipped.
+    ///
+    /// After [`BackendError::OutOfMemory`], try again with less room; the inputs must be written
+    /// again.
     pub fn observe(
         &mut self,
         plan: usize,
@@ -83,7 +87,7 @@ impl Executor {
             match self.watch(plan, sample.clone(), &mut bytes) {
                 Ok(_) if bytes - start > room.each.min(self.backend.caps().max_buffer_bytes) => {
                     log::debug!(
-                        "node \"{}\" is not observed: it takes {} bytes",
+                        "node \"{}\" is not captured: it takes {} bytes",
                         sample.node.name,
                         bytes - start
                     );
@@ -94,7 +98,7 @@ impl Executor {
                 Err(e) => {
                     bytes = start;
                     let name = &sample.node.name;
-                    log::debug!("node \"{name}\" cannot be observed: {}", e.chain());
+                    log::debug!("node \"{name}\" cannot be captured: {}", e.chain());
                 }
             }
         }
@@ -102,10 +106,10 @@ impl Executor {
         let found = self
             .run_observed(plan, &watched, aside)
             .and_then(|()| self.collect(plan, watched, aside));
-        // Drivers may still read what is queued.
+        // The driver may still use queued memory.
         let waited = self.wait();
         self.backend.destroy_buffer(aside.buffer);
-        // A device that is gone refuses launches, too, for which no kernel is to blame.
+        // A lost device refuses launches, too, which is no fault of a kernel.
         let refused = |e: &Error| {
             matches!(
                 e,
@@ -123,7 +127,7 @@ impl Executor {
         }
     }
 
-    /// Decides what is kept of a node, from byte `end` on, which it moves.
+    /// Decides what is captured for a node, at byte `end` of the buffer, and advances `end`.
     fn watch(&self, plan: usize, sample: Sample, end: &mut u64) -> Result<Watched> {
         let mut keep = |port: &Port| -> Result<Option<Kept>> {
             let loaded = self.loaded(plan)?;
@@ -139,7 +143,10 @@ impl Executor {
             }
             let mut from = self.port_view(loaded, port)?;
             if len > from.len {
-                let what = format!("\"{}\" takes {len} bytes, its place has {}", port.name, from.len);
+                let what = format!(
+                    "\"{}\" needs {len} bytes, but has room for {}",
+                    port.name, from.len
+                );
                 return Err(Error::other(Stage::Run, what));
             }
             from.len = len;
@@ -161,7 +168,8 @@ impl Executor {
         })
     }
 
-    /// Runs `plan`, which is bound, and copies operands aside before their node, results behind it.
+    /// Runs `plan`, which must be bound, and copies each node's operands before it and its results
+    /// after it.
     fn run_observed(&mut self, plan: usize, watched: &[Watched], aside: View) -> Result<()> {
         let copy = |kept: &Kept| Command::Copy {
             src: kept.from,
@@ -197,7 +205,7 @@ impl Executor {
                 part.extend(commands.get(i).cloned());
                 part.extend(after.get(&i).into_iter().flatten().cloned());
             }
-            let failed = |e| Error::device(Stage::Run, "a run that is observed", e);
+            let failed = |e| Error::device(Stage::Run, "running with captured values", e);
             let recording = executor.backend.record(&part).map_err(failed)?;
             let launch = &executor.plans[plan].bound.launch;
             let submitted = executor.backend.submit(recording, launch);
@@ -207,17 +215,17 @@ impl Executor {
         })
     }
 
-    /// What was copied aside. A node whose values cannot be told is left out.
+    /// The captured values. A node whose values cannot be read is skipped.
     fn collect(&mut self, plan: usize, watched: Vec<Watched>, aside: View) -> Result<Vec<Observed>> {
         let mut bytes = vec![0; usize::try_from(aside.len).unwrap_or(0)];
         let read = self.backend.read(aside, &mut bytes);
-        read.map_err(|e| Error::device(Stage::Run, "reading observed values", e))?;
+        read.map_err(|e| Error::device(Stage::Run, "reading captured values", e))?;
         let mut all = Vec::with_capacity(watched.len());
         for w in watched {
             let name = w.sample.node.name.clone();
             match self.observed(plan, w, &bytes) {
                 Ok(observed) => all.extend(observed),
-                Err(e) => log::debug!("node \"{name}\" cannot be observed: {}", e.chain()),
+                Err(e) => log::debug!("node \"{name}\" cannot be captured: {}", e.chain()),
             }
         }
         Ok(all)
@@ -239,7 +247,7 @@ impl Executor {
             inputs.push(match (read, kept) {
                 (None, _) => None,
                 (Some(HostRead::Device(port)), Some(kept)) => Some(tensor(port, kept)?),
-                // Of one without a place only the shape is used.
+                // For an operand without memory, only the shape is used.
                 (Some(HostRead::Device(port)), None) => {
                     let shape = port.shape.eval(self.loaded(plan)?.bound.bindings());
                     let shape = shape.map_err(|e| wrong(port, e.to_string()))?;

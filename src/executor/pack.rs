@@ -1,4 +1,5 @@
-//! Tensors in the form that a device stores: activations, constants, and weights packed for their kernels.
+//! Converts tensors to the form that a device stores: activations, constants, and weights packed
+//! for their kernels.
 
 use crate::plan::lower::Pack;
 use crate::tensor::{DType, HostTensor};
@@ -6,8 +7,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
-/// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit integers. The length is that of
-/// an even number of elements.
+/// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit
+/// integers. Padded to an even number of elements.
 pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
     let mut bytes = match device {
         DType::F32 | DType::F16 => return Ok(floats(&t.to_f32().map_err(|e| e.to_string())?, device)),
@@ -16,7 +17,7 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
             let mut out = Vec::with_capacity(t.len() * 4);
             for v in t.to_i64().map_err(|e| e.to_string())? {
                 let v = i32::try_from(v)
-                    .map_err(|_| format!("{v} does not fit the 32 bits of integers on a device"))?;
+                    .map_err(|_| format!("{v} does not fit in a 32-bit integer on the device"))?;
                 out.extend_from_slice(&v.to_le_bytes());
             }
             out
@@ -26,8 +27,8 @@ pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String
     Ok(bytes)
 }
 
-/// Floats as the device stores them, an even number of elements.
-/// The tensor of type `dtype` whose elements lie in `bytes` as `device`, the type that devices have for it. What follows them is ignored.
+/// Converts `bytes`, elements of the device type `device`, to a tensor of type `dtype`. Bytes after
+/// its elements are ignored.
 pub(super) fn from_device(
     bytes: &[u8],
     dtype: DType,
@@ -36,7 +37,12 @@ pub(super) fn from_device(
 ) -> Result<HostTensor, String> {
     let count: usize = shape.iter().product();
     let size = if device == DType::F16 { 2 } else { 4 };
-    let too_few = || format!("{} bytes, {count} elements of {size} wanted", bytes.len());
+    let too_few = || {
+        format!(
+            "found {} bytes, expected {count} elements of {size} bytes",
+            bytes.len()
+        )
+    };
     let bytes = bytes.get(..count * size).ok_or_else(too_few)?;
     let words = || bytes.chunks_exact(4).filter_map(|b| b.first_chunk::<4>());
     let tensor = match device {
@@ -66,7 +72,7 @@ fn floats(data: &[f32], dtype: DType) -> Vec<u8> {
     bytes
 }
 
-/// Halves of `data`; values beyond the range of a half become its largest.
+/// Converts to halves; values beyond the range saturate.
 fn floats_to_halves(data: &[f32]) -> Vec<u8> {
     const AT_ONCE: usize = 256;
     let max = f16::MAX.to_f32();
@@ -81,7 +87,8 @@ fn floats_to_halves(data: &[f32]) -> Vec<u8> {
     bytemuck::cast_slice(&halves).to_vec()
 }
 
-/// The bytes of constants in the form `pack`: of one, or of several whose columns stand side by side.
+/// The bytes of constants in the form `pack`: of one constant, or of several with their columns
+/// side by side.
 pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, String> {
     if let Pack::Columns {
         dtype: DType::U32,
@@ -95,7 +102,10 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
         return items(tensors, *first..first + count, *stride, *panel);
     }
     let [t] = tensors else {
-        return Err(format!("{} tensors in a form of one", tensors.len()));
+        return Err(format!(
+            "expected one tensor in this packed form, found {}",
+            tensors.len()
+        ));
     };
     let (last, rows) = match t.shape().split_last() {
         Some((last, before)) => (*last, before.iter().product::<usize>()),
@@ -106,7 +116,9 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
         Pack::Bytes => to_device(t, DType::U32),
         Pack::Rows { dtype, first, count } => {
             let mut shape = t.shape().to_vec();
-            let axis = shape.first_mut().ok_or("a tensor without axes has no rows")?;
+            let axis = shape
+                .first_mut()
+                .ok_or("cannot select rows of a tensor without axes")?;
             let size = t.byte_len().checked_div(*axis).unwrap_or(0);
             let bytes = t
                 .bytes()
@@ -127,10 +139,12 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
         } => {
             let panel = (*panel).max(1);
             if !stride.is_multiple_of(panel) {
-                return Err(format!("{stride} columns in panels of {panel}"));
+                return Err(format!(
+                    "{stride} columns are not a multiple of panels of {panel}"
+                ));
             }
             let data = t.to_f32().map_err(|e| e.to_string())?;
-            // Logical rows and the strides of a logical (row, column).
+            // Logical rows, and the strides of a logical (row, column).
             let (depth, row_step, column_step) = if *transpose {
                 (last, 1, last)
             } else {
@@ -174,8 +188,9 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
     }
 }
 
-/// A range of the columns of tensors side by side, whose items are 4 bytes: words of codes `[rows, columns]`, or pairs of halves
-/// `[rows, columns, 2]`. Columns are padded with zeros to `stride`, in panels of `panel`.
+/// A range of the columns of tensors that stand side by side and have 4-byte items: words of
+/// quantized weights `[rows, columns]`, or pairs of halves `[rows, columns, 2]`. Columns are
+/// zero-padded to `stride` and cut into panels of `panel`.
 fn items(
     tensors: &[&HostTensor],
     columns: Range<usize>,
@@ -188,16 +203,16 @@ fn items(
     let mut start = 0;
     for t in tensors {
         if rows(t) != depth {
-            return Err(format!("{} rows beside {depth}", rows(t)));
+            return Err(format!("a tensor of {} rows beside one of {depth}", rows(t)));
         }
         let bytes = t.bytes().map_err(|e| e.to_string())?;
         let own = bytes.len() / 4 / depth;
-        // The columns of this tensor that are asked for, counted over all tensors.
+        // The requested columns of this tensor, counted over all tensors.
         let wanted = columns.start.max(start)..columns.end.min(start + own);
         for (r, row) in bytes.chunks_exact((own * 4).max(1)).enumerate() {
             let mut column = wanted.start;
             while column < wanted.end {
-                // What of it lies in one panel.
+                // The part within one panel.
                 let to = column - columns.start;
                 let count = (panel - to % panel).min(wanted.end - column);
                 let from = (column - start) * 4;
@@ -299,6 +314,6 @@ mod tests {
             "columns outside the tensor"
         );
         let unlike = [words(1, 3, 66), words(2, 4, 10)];
-        assert_eq!(columns(&unlike, (0, 76), 16).unwrap_err(), "4 rows beside 3");
+        crate::testing::assert_carries(columns(&unlike, (0, 76), 16).unwrap_err(), &["4", "3"]);
     }
 }

@@ -5,7 +5,7 @@ use super::pack::pack;
 use super::random::{self, Numbers, WeightSource};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, KernelId, RecordingWay, SharedBackend, Stats, View};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::plan::Plan;
 use crate::plan::lower::WeightKey;
@@ -13,15 +13,15 @@ use crate::tensor::HostTensor;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// Plans of one graph on one device, with their weights uploaded and their kernels compiled. Each
-/// [`Executor`](super::Executor) of it has states, an arena and recordings of its own and adds no weights and no kernels. The weights are
-/// freed with the last of them.
+/// Plans of one graph on one device, with uploaded weights and compiled kernels. Each
+/// [`Executor`](super::Executor) of it has its own states, arena and recordings, but no weights and
+/// no kernels. The weights are freed with the last owner.
 pub struct Program {
     pub(super) backend: SharedBackend,
     pub(super) weights: HashMap<WeightKey, View>,
-    /// Where weights are from that are not freed with it.
+    /// The program that owns shared weights.
     lender: Option<Arc<Self>>,
-    /// Each with its kernels, by position in [`Plan::kernels`].
+    /// The plans with their kernels, by position in [`Plan::kernels`].
     pub(super) plans: Vec<(Arc<Plan>, Arc<[KernelId]>)>,
 }
 
@@ -37,8 +37,8 @@ impl std::fmt::Debug for Program {
 }
 
 impl Program {
-    /// Uploads the weights of `plans` of `graph`, or makes them up, and compiles their kernels; `hear` is told how many of how many are
-    /// ready.
+    /// Uploads the weights of `plans` of `graph`, or generates them, and compiles the kernels.
+    /// `hear` is called with the number of finished and all items.
     pub fn load(
         backend: SharedBackend,
         graph: &Graph,
@@ -49,7 +49,8 @@ impl Program {
         Self::load_beside(backend, graph, plans, weights, None, hear)
     }
 
-    /// The same with the weights of `lender`, other plans of `graph` on the same device, as far as it has them.
+    /// Like [`Program::load`], sharing the weights of `lender`, which has other plans of `graph` on
+    /// the same device.
     pub(crate) fn load_beside(
         backend: SharedBackend,
         graph: &Graph,
@@ -82,32 +83,32 @@ impl Program {
         Ok(program)
     }
 
-    /// A weight that another program has uploaded.
+    /// A weight that the other program has uploaded.
     fn lent(&self, key: &WeightKey) -> Option<View> {
         self.lender.as_ref()?.weights.get(key).copied()
     }
 
-    /// What the device offers.
+    /// The device's capabilities.
     pub fn caps(&self) -> &Caps {
         self.backend.caps()
     }
 
-    /// Running totals of the backend, which count what all its holders do.
+    /// Running totals of the backend, over all its users.
     pub fn stats(&self) -> Stats {
         self.backend.stats()
     }
 
-    /// As [`Backend::recording_way`].
+    /// See [`Backend::recording_way`].
     pub fn recording_way(&self) -> RecordingWay {
         self.backend.recording_way()
     }
 
-    /// As [`Backend::refuses_images`].
+    /// See [`Backend::refuses_images`].
     pub fn refuses_images(&self) -> bool {
         self.backend.refuses_images()
     }
 
-    /// The specialised kernels of all plans, each once.
+    /// The specialised kernels of all plans, without duplicates.
     pub fn kernels(&self) -> Vec<&KernelSpec> {
         specs(self.plans.iter().map(|(plan, _)| plan.as_ref()))
     }
@@ -117,7 +118,7 @@ impl Program {
         self.plans.len()
     }
 
-    /// Plan `plan` as planned.
+    /// The plan with this index.
     pub fn plan(&self, plan: usize) -> Option<&Plan> {
         self.plans.get(plan).map(|(p, _)| p.as_ref())
     }
@@ -131,12 +132,18 @@ impl Program {
         {
             return self.make_up(graph, key, &name, seed);
         }
-        let bytes = pack(&tensors, &key.pack)
-            .map_err(|e| Error::other(Stage::Plan, format!("weight \"{name}\": {e}")))?;
+        let bytes = pack(&tensors, &key.pack).map_err(|e| {
+            let kind = if tensors.iter().any(|t| t.is_absent()) {
+                ErrorKind::MissingInput
+            } else {
+                ErrorKind::Other
+            };
+            Error::other(Stage::Plan, format!("weight \"{name}\": {e}")).of_kind(kind)
+        })?;
         let planned = key.bytes(graph);
         if planned != Some(bytes.len() as u64) {
             let what = format!(
-                "weight \"{name}\": planned with {planned:?} bytes, packed into {}",
+                "weight \"{name}\": expected {planned:?} bytes, packed into {}",
                 bytes.len()
             );
             return Err(Error::other(Stage::Plan, what));
@@ -147,14 +154,14 @@ impl Program {
         written.map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))
     }
 
-    /// Makes the weight `key` up on the device.
+    /// Generates the weight `key` on the device.
     fn make_up(&mut self, graph: &Graph, key: &WeightKey, name: &str, seed: u32) -> Result<()> {
-        let unknown = || Error::other(Stage::Plan, format!("weight \"{name}\": its size is not known"));
+        let unknown = || Error::other(Stage::Plan, format!("weight \"{name}\": its size is unknown"));
         let view = create(&mut self.backend, name, key.bytes(graph).ok_or_else(unknown)?)?;
         self.weights.insert(key.clone(), view);
         let own = crc32fast::hash(format!("{name} {:?}", key.pack).as_bytes());
         let filled = random::fill(&mut self.backend, view, Numbers::of(graph, key), seed ^ own);
-        filled.map_err(|e| Error::device(Stage::Plan, format!("making up \"{name}\""), e))
+        filled.map_err(|e| Error::device(Stage::Plan, format!("generating random weight \"{name}\""), e))
     }
 }
 
@@ -168,7 +175,7 @@ impl Drop for Program {
     }
 }
 
-/// The specialised kernels of plans, each once.
+/// The specialised kernels of plans, without duplicates.
 pub fn specs<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> Vec<&'a KernelSpec> {
     let mut seen = HashSet::new();
     let all = plans.into_iter().flat_map(|p| &p.kernels);

@@ -1,4 +1,5 @@
-//! Weights that are made up where they are used: so the speed of a model of any size can be measured without its files.
+//! Random weights generated on the device, to measure the speed of a model of any size without its
+//! files.
 
 use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
@@ -15,35 +16,39 @@ static KERNEL: Kernel = crate::kernel!(random {
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&KERNEL];
 
-/// Where the bytes of weights come from.
+/// Source of the weights.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightSource {
-    /// From the constants of the graph; one that is [absent](crate::tensor::HostTensor::absent) is an error.
+    /// The constants of the graph. An [absent](crate::tensor::HostTensor::absent) constant is an
+    /// error.
     #[default]
     Files,
-    /// Those that are absent are made up on the device, of this seed: codes of any bits, in matrices that neither grow nor shrink what they
-    /// multiply, other tensors near 1. They depend on the seed, the names of the constants and the form in which kernels want them, so
-    /// that two plans with a weight in two forms have two weights.
+    /// Absent constants are generated on the device from this seed: quantized weights with random
+    /// bits, in matrices that preserve the magnitude of their input, and other tensors near 1. The
+    /// numbers depend on the seed, the names of the constants and their packed form, so two plans
+    /// that pack a weight differently have different weights.
     Random(u32),
 }
 
-/// What [`fill`] makes up.
+/// The kind of numbers that [`fill`] generates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Numbers {
-    /// Words of any bits.
+    /// Words with random bits.
     Words,
-    /// Floats of a type that devices store: those of even and of odd places each evenly distributed around a center, up to a spread.
+    /// Floats: those at even and at odd indices are each uniformly distributed around a center,
+    /// within a spread.
     Floats {
         /// Element type, `f16` or `f32`.
         dtype: DType,
-        /// Center and spread of even places.
+        /// Center and spread at even indices.
         even: [f32; 2],
-        /// Center and spread of odd places.
+        /// Center and spread at odd indices.
         odd: [f32; 2],
     },
 }
 
-/// Terms of the sums that a matrix with these scales is multiplied in, which their shape does not tell; by the row that its node reads or gives.
+/// Number of terms in the sums of a matrix with these scales. Their shape does not say, so it
+/// follows from the row that the node reads or produces.
 fn terms(graph: &Graph, scales: ValueId) -> Option<i64> {
     let mut nodes = graph.nodes();
     let (_, node) = nodes.find(|(_, n)| n.inputs.iter().skip(1).any(|v| *v == Some(scales)))?;
@@ -55,7 +60,7 @@ fn terms(graph: &Graph, scales: ValueId) -> Option<i64> {
 }
 
 impl Numbers {
-    /// Numbers in the place of an absent constant, or of several side by side.
+    /// The numbers that replace an absent constant, or several side by side.
     pub(super) fn of(graph: &Graph, key: &WeightKey) -> Self {
         let fact = key.values.first().and_then(|v| graph.fact(*v).ok());
         let dtype = fact.map_or(DType::F32, |f| f.dtype);
@@ -64,7 +69,8 @@ impl Numbers {
         let first = shape.first().copied().unwrap_or(1).max(1) as f32;
         let device = key.pack.dtype();
         match (device, dtype) {
-            // Scale and bias of a group of the E0M formats, whose codes stand for 2 up to 4: `scale * (w1 - bias)` has the mean 0.
+            // Scale and bias of an E0M group, whose weights stand for 2 to 4: `scale * (w1 - bias)`
+            // has mean 0.
             (DType::U32, DType::F16) => {
                 let terms = key.values.first().and_then(|v| terms(graph, *v));
                 #[expect(clippy::cast_precision_loss, reason = "a spread need not be exact")]
@@ -77,7 +83,7 @@ impl Numbers {
                 }
             }
             (DType::F16 | DType::F32, _) => {
-                // Gains of norms and biases are lists; of a matrix each column has the length 1.
+                // Gains of norms and biases are vectors; each column of a matrix gets length 1.
                 let of = if shape.len() < 2 {
                     [1.0, 0.1]
                 } else {
@@ -117,7 +123,7 @@ fn spec(numbers: Numbers) -> KernelSpec {
     }
 }
 
-/// The kernels by which weights are made up.
+/// The kernels that generate weights.
 pub fn specs() -> Vec<KernelSpec> {
     let floats = |dtype| Numbers::Floats {
         dtype,
@@ -129,13 +135,14 @@ pub fn specs() -> Vec<KernelSpec> {
         .into()
 }
 
-/// Fills `view`, a multiple of 8 bytes that nothing else uses, with numbers that depend on `seed` alone, and waits until it is done.
+/// Fills `view`, a multiple of 8 bytes, with numbers that depend only on `seed`, and waits until
+/// that is done.
 pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) -> Result<(), BackendError> {
     let size = if numbers.dtype() == DType::F16 { 2 } else { 4 };
     let pairs = view.len / (2 * size);
     let Caps { max_grid, .. } = *backend.caps();
     let groups = pairs.div_ceil(u64::from(WORKGROUP)).min(u64::from(max_grid));
-    // No view is as long as what 32 bits cannot count.
+    // Views are shorter than 32 bits can count.
     let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
     let ([center, spread], [center_odd, spread_odd]) = match numbers {
         Numbers::Words => ([0.0; 2], [0.0; 2]),

@@ -1,8 +1,8 @@
-//! A run: symbols are bound, segments on the device queued, nodes on the host evaluated between them.
+//! Runs a plan: binds symbols, queues device segments, and evaluates host nodes between them.
 
 use super::Executor;
 use crate::backend::{Backend, RecordingId};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead};
 use crate::plan::{HostWork, Segment, bind};
@@ -11,14 +11,14 @@ use crate::tensor::HostTensor;
 use std::ops::Range;
 use std::time::Instant;
 
-/// What one step of a run took.
+/// Time of one step in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
     /// The dispatch, by index into [`Plan::steps`](crate::plan::Plan::steps); `None` for a node on the host.
     pub step: Option<usize>,
-    /// The kernel as its specialisation is shown; `None` for a node on the host.
+    /// Display text of the specialised kernel; `None` for a node on the host.
     pub kernel: Option<String>,
-    /// Names of the nodes of the model that the step computes.
+    /// Names of the model's nodes that the step computes.
     pub nodes: Vec<String>,
     /// The time.
     pub nanoseconds: u64,
@@ -35,12 +35,12 @@ pub(super) enum Work {
 impl Executor {
     pub(super) fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         if self.loaded(plan)?.plan.must_grow(bindings) {
-            // No memory is taken for shapes that contradict the tensors.
+            // Checked first, so that no memory is reserved for shapes that contradict the tensors.
             self.check_shapes(plan, bindings)?;
             self.grow(plan, bindings)?;
         }
         let Some(loaded) = self.plans.get_mut(plan) else {
-            return Err(Error::other(Stage::Run, format!("no plan {plan}")));
+            return Err(Error::other(Stage::Run, format!("there is no plan {plan}")));
         };
         let (p, bound) = (&loaded.plan, &mut loaded.bound);
         p.bind(bindings, bound)?;
@@ -56,10 +56,8 @@ impl Executor {
                 .and_then(|p| p.host)
                 .and_then(|h| loaded.host.get(h)?.as_ref());
             let value = value.and_then(|t| host::part(t, *part)).ok_or_else(|| {
-                Error::other(
-                    Stage::Run,
-                    format!("the input that defines {symbol} was not written"),
-                )
+                let what = format!("the input that defines {symbol} has not been written");
+                Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput)
             })?;
             p.define(symbol, value, bound)?;
         }
@@ -88,7 +86,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Checks the grids and writes the table of live values, where they changed.
+    /// Checks the grids and writes the table of live values, if they changed.
     fn refresh(&mut self, plan: usize) -> Result<()> {
         let max_grid = self.backend.caps().max_grid;
         let Some(loaded) = self.plans.get_mut(plan) else {
@@ -101,7 +99,7 @@ impl Executor {
                     return Err(Error::other(
                         Stage::Run,
                         format!(
-                            "kernel {spec}, nodes \"{}\": grid {grid:?}, the device's limit is {max_grid}",
+                            "kernel {spec}, nodes \"{}\": grid {grid:?} exceeds the device's limit of {max_grid}",
                             step.nodes.join("\", \"")
                         ),
                     ));
@@ -120,7 +118,7 @@ impl Executor {
         Ok(())
     }
 
-    /// Runs `plan`: segments on the device are queued, nodes on the host wait for the values that they read.
+    /// Runs `plan`. Device segments are queued; host nodes wait for the values that they read.
     pub fn run(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         self.bind(plan, bindings)?;
         self.walk(plan, &mut |executor, work| match work {
@@ -133,8 +131,8 @@ impl Executor {
         })
     }
 
-    /// Runs `plan` and returns what each of its steps took: dispatches on the device by its clock, nodes on the host with the
-    /// transfers of their operands and results.
+    /// Runs `plan` and returns the time of each step: dispatches by the device's clock, host nodes
+    /// including the transfers of their operands and results.
     pub fn profile(&mut self, plan: usize, bindings: &Bindings) -> Result<Vec<Timing>> {
         self.bind(plan, bindings)?;
         let mut all = Vec::new();
@@ -171,7 +169,7 @@ impl Executor {
         Ok(all)
     }
 
-    /// Walks through the segments of a plan, which is bound, and gives each to `run`.
+    /// Passes the segments of a plan, which must be bound, to `run` in order.
     pub(super) fn walk(
         &mut self,
         plan: usize,
@@ -180,7 +178,7 @@ impl Executor {
         if self.is_cut_short {
             self.clear_counters()?;
         }
-        // A run that fails may leave a dispatch behind of which parts were done.
+        // A failed run may have executed only some parts of a dispatch.
         self.is_cut_short = true;
         self.segments(plan, run)?;
         self.is_cut_short = false;
@@ -197,7 +195,7 @@ impl Executor {
                 Segment::Device(steps) => {
                     self.refresh(plan)?;
                     let id = self.loaded(plan)?.recordings.get(recording).copied();
-                    let id = id.ok_or_else(|| Error::other(Stage::Run, "a segment without a recording"))?;
+                    let id = id.ok_or_else(|| Error::other(Stage::Run, "a segment has no recording"))?;
                     run(self, Work::Device(id, steps))?;
                     recording += 1;
                 }
@@ -207,7 +205,8 @@ impl Executor {
         }
     }
 
-    /// Runs one node on the host: reads back what only the device has, evaluates, uploads what kernels read.
+    /// Runs one node on the host: reads back operands from the device, evaluates, uploads results
+    /// that kernels read.
     pub(super) fn run_on_host(&mut self, plan: usize, step: usize) -> Result<()> {
         let Some(step) = self.loaded(plan)?.plan.host.get(step).cloned() else {
             return Ok(());
@@ -283,7 +282,7 @@ impl Executor {
         let missing = || {
             Error::other(
                 Stage::Run,
-                format!("node \"{node}\" reads a value that was not written"),
+                format!("node \"{node}\" reads a value that has not been written"),
             )
         };
         match read {

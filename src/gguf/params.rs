@@ -76,7 +76,7 @@ impl Metadata<'_> {
                 Some(v) => v.as_u64() == Some(0) || v.as_f32() == Some(0.0) || v.as_bool() == Some(false),
             };
             if !neutral {
-                return Err(self.g.bad(format!(
+                return Err(self.g.unsupported(format!(
                     "metadata \"{key}\" asks for a computation that is not supported"
                 )));
             }
@@ -146,7 +146,7 @@ impl Metadata<'_> {
                 }
             }
             ((None, None), Some(other)) => {
-                return Err(g.bad(format!(
+                return Err(g.unsupported(format!(
                     "rotary scaling \"{other}\" is not supported; supported are none, linear, yarn, longrope"
                 )));
             }
@@ -180,7 +180,7 @@ impl Metadata<'_> {
         ) && length < context
         {
             let name = self.architecture.name();
-            return Err(self.g.bad(format!(
+            return Err(self.g.unsupported(format!(
                 "attention over a window of {length} tokens is not supported for {name}"
             )));
         }
@@ -215,7 +215,7 @@ pub fn params(g: &Gguf) -> Result<Params> {
     let name = g.required("general.architecture", g.opt_str("general.architecture")?)?;
     let found = Architecture::ALL.into_iter().find(|a| a.name() == name);
     let architecture = found.ok_or_else(|| {
-        g.bad(format!(
+        g.unsupported(format!(
             "architecture \"{name}\" cannot be converted; supported are {}",
             Architecture::ALL.map(Architecture::name).join(", ")
         ))

@@ -1,7 +1,7 @@
 //! Reading of GGUF files, versions 2 and 3, through a memory map.
 
 use super::dequant::{self, GgmlType};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::mapped::Mapped;
 use crate::tensor::Bytes;
 use std::collections::{HashMap, HashSet};
@@ -546,6 +546,11 @@ impl Gguf {
         Error::file(Stage::Convert, &self.path, what)
     }
 
+    /// An error that names this file, which is valid, and what of it is not implemented.
+    pub fn unsupported(&self, what: impl Into<String>) -> Error {
+        self.bad(what).of_kind(ErrorKind::Unsupported)
+    }
+
     fn typed<'a, T>(
         &'a self,
         key: &str,
@@ -600,11 +605,11 @@ impl Gguf {
     pub fn data(&self, info: &TensorInfo) -> Result<&[u8]> {
         info.bytes
             .and_then(|n| self.source.bytes().get(info.start..info.start.checked_add(n)?))
-            .ok_or_else(|| self.unsupported(info))
+            .ok_or_else(|| self.unsupported_type(info))
     }
 
-    fn unsupported(&self, info: &TensorInfo) -> Error {
-        self.bad(format!(
+    fn unsupported_type(&self, info: &TensorInfo) -> Error {
+        self.unsupported(format!(
             "tensor \"{}\" is of type {}; supported are {}",
             info.name,
             info.ggml_type,
@@ -617,7 +622,10 @@ impl Gguf {
     /// cannot be decoded.
     pub fn read_f32(&self, info: &TensorInfo, first: usize, out: &mut [f32]) -> Result<()> {
         let data = self.data(info)?;
-        let (per_block, size) = info.ggml_type.block().ok_or_else(|| self.unsupported(info))?;
+        let (per_block, size) = info
+            .ggml_type
+            .block()
+            .ok_or_else(|| self.unsupported_type(info))?;
         let part = (first.is_multiple_of(per_block) && out.len().is_multiple_of(per_block))
             .then(|| data.get(first / per_block * size..first.checked_add(out.len())? / per_block * size))
             .flatten()
@@ -631,7 +639,7 @@ impl Gguf {
         if dequant::dequantize(info.ggml_type, part, out) {
             Ok(())
         } else {
-            Err(self.unsupported(info))
+            Err(self.unsupported_type(info))
         }
     }
 
@@ -641,7 +649,7 @@ impl Gguf {
         self.tensors
             .iter()
             .find(unknown)
-            .map_or(Ok(()), |t| Err(self.unsupported(t)))
+            .map_or(Ok(()), |t| Err(self.unsupported_type(t)))
     }
 
     /// An error naming a tensor that is not in `used`, if there is one.

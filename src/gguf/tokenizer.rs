@@ -131,7 +131,7 @@ impl Vocabulary {
                 let key = "tokenizer.ggml.pre";
                 let name = missing_or(g, key, g.opt_str(key))?;
                 let pre = Pre::named(name).ok_or_else(|| {
-                    g.bad(format!(
+                    g.unsupported(format!(
                         "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported are {}",
                         Pre::names()
                     ))
@@ -153,7 +153,7 @@ impl Vocabulary {
             }
             "bert" => (Kind::WordPiece, "BertTokenizer", Vec::new()),
             _ => {
-                return Err(g.bad(format!(
+                return Err(g.unsupported(format!(
                     "metadata \"{key}\": tokenizer \"{model}\" is not supported; supported are gpt2, llama, gemma4, bert",
                     key = "tokenizer.ggml.model"
                 )));

@@ -1,4 +1,4 @@
-//! Graphs inside nodes: branches and bodies of loops.
+//! Subgraphs that nodes run: branches and loop bodies.
 
 use super::interp::Interpreter;
 use super::op::{Assumed, InferCx, Inputs, OpError, OpResult, operand};
@@ -11,47 +11,48 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A graph that a node runs. Its inputs are what the node hands it, then what it reads of the graphs around it; those are
-/// operands of the node. Two bodies are equal when they are the same one.
+/// A subgraph of a node. Its inputs are the values that the node passes, then the values captured
+/// from the enclosing graphs; captured values are operands of the node. Two bodies are equal if
+/// they are the same object.
 #[derive(Clone)]
 pub struct Body {
     run: Arc<Interpreter>,
-    /// Operands of the node that are the last inputs.
+    /// Operands of the node that are captured: they are the last inputs.
     outer: Range<usize>,
 }
 
-/// What derivation tells of a body's results.
+/// Result of shape derivation for a body.
 #[derive(Debug)]
 pub struct Derived {
     /// Facts of the results.
     pub facts: Vec<Fact>,
-    /// Symbols that only the body's own run defines.
+    /// Symbols that are defined only inside the body.
     inner: BTreeSet<Symbol>,
-    /// What the facts rest on, where the body runs.
+    /// What the facts assume in the body.
     assumed: Vec<Assumed>,
 }
 
 impl Derived {
-    /// True when the size has a meaning outside of the body.
+    /// True if the size is meaningful outside the body.
     pub fn is_outer(&self, size: &Dim) -> bool {
         let mut symbols = BTreeSet::new();
         size.symbols(&mut symbols);
         symbols.is_disjoint(&self.inner)
     }
 
-    /// What the facts rest on, as far as it has a meaning outside of the body. The rest is left to the evaluation, which
-    /// compares the sizes that it meets.
+    /// The assumptions that are meaningful outside the body. Evaluation checks the rest by
+    /// comparing the sizes it meets.
     pub fn assumed(&self) -> impl Iterator<Item = &Assumed> {
         self.assumed.iter().filter(|a| self.is_outer(&a.dim))
     }
 
-    /// True when the facts rest on nothing beside `list`.
+    /// True if the facts assume nothing that is not in `list`.
     pub fn rests_on(&self, list: &[Assumed]) -> bool {
         self.assumed.iter().all(|a| list.iter().any(|b| a.says(b)))
     }
 
-    /// Facts of the values `carried` after all runs, whose results of the body are those from number `first` on: sizes that
-    /// a run changes are unknown.
+    /// Facts of the `carried` values after all iterations. Their results start at result number
+    /// `first` of the body. Sizes that an iteration changes are unknown.
     pub fn kept(&self, cx: &InferCx<'_>, carried: &[Fact], first: usize) -> Vec<Fact> {
         let mut facts = Vec::with_capacity(carried.len());
         for (i, start) in carried.iter().enumerate() {
@@ -68,7 +69,8 @@ impl Derived {
         facts
     }
 
-    /// The fact of a result as the node's result `output`: sizes that only the body's run defines are unknown.
+    /// The fact of a result, as result `output` of the node. Sizes defined only inside the body
+    /// become unknown.
     pub fn fact(&self, cx: &InferCx<'_>, output: usize) -> OpResult<Fact> {
         let mut fact = self.facts.get(output).cloned();
         if let Some(fact) = &mut fact {
@@ -91,28 +93,28 @@ impl Derived {
 }
 
 impl Body {
-    /// A body whose last inputs are the operands `outer` of its node.
+    /// A body whose last inputs are the captured operands `outer` of its node.
     pub fn new(graph: Graph, outer: Range<usize>) -> Result<Self> {
         let run = Arc::new(Interpreter::new(Arc::new(graph))?);
         Ok(Self { run, outer })
     }
 
-    /// The graph. The facts of its inputs are not set.
+    /// The subgraph. The facts of its inputs are not set.
     pub fn graph(&self) -> &Graph {
         self.run.graph()
     }
 
-    /// Operands of the node that are the last inputs.
+    /// Operands of the node that are captured: they are the last inputs.
     pub fn outer(&self) -> Range<usize> {
         self.outer.clone()
     }
 
-    /// Number of inputs that the node hands over.
+    /// Number of inputs that the node passes itself.
     pub fn input_count(&self) -> usize {
         self.graph().inputs().len().saturating_sub(self.outer.len())
     }
 
-    /// Refuses a body with another number of inputs, or with fewer results.
+    /// Fails if the body does not have exactly `inputs` inputs and at least `outputs` results.
     pub fn check(&self, what: &str, inputs: usize, outputs: usize) -> OpResult<()> {
         let found = (self.input_count(), self.graph().outputs().len());
         if found.0 == inputs && found.1 >= outputs {
@@ -122,7 +124,8 @@ impl Body {
         Err(OpError::expected(what, text((inputs, outputs)), text(found)))
     }
 
-    /// The graph with facts derived from those of the inputs that the node hands over and of the node's operands.
+    /// The subgraph with facts derived from the inputs that the node passes and from the node's
+    /// operands.
     pub fn derived(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<Graph> {
         let mut graph = self.graph().clone();
         graph.constraints = cx.constraints().clone();
@@ -153,9 +156,9 @@ impl Body {
         })
     }
 
-    /// Facts of the results of a body that runs again and again: inputs `before`, then `carried`, which each run takes from
-    /// the results of the one before, from number `first` on, then `after`. A carried size that a run changes is not known
-    /// inside.
+    /// Facts of the results of a loop body. Its inputs are `before`, then `carried`, then `after`.
+    /// Each iteration takes `carried` from the results of the previous one, starting at result
+    /// number `first`. Carried sizes that an iteration changes are unknown inside.
     pub fn repeated(
         &self,
         cx: &InferCx<'_>,
@@ -210,7 +213,7 @@ impl Body {
         }
     }
 
-    /// Results for the inputs that the node hands over and the node's operands.
+    /// Evaluates the body for the inputs that the node passes and the node's operands.
     pub fn eval(&self, given: Vec<HostTensor>, operands: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let graph = self.graph();
         let mut values = HashMap::new();
@@ -219,7 +222,7 @@ impl Body {
             values.insert(*v, tensor?);
         }
         let results = self.run.run(values).map_err(|e| OpError::Body(e.chain()))?;
-        let missing = || OpError::expected("result of the body", "a value", "nothing");
+        let missing = || OpError::expected("result of the body", "a value", "none");
         graph
             .outputs()
             .iter()

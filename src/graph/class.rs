@@ -1,8 +1,10 @@
-//! Operators that compute shapes and operators that compute tensors (paper, section 2.1 and figure 1).
+//! Classifies operators: those that compute shapes and those that compute tensors (paper, section
+//! 2.1 and figure 1).
 //!
-//! `Shape` and `Size` compute shapes. So does every operator whose operands all follow from their results and from constants,
-//! if its own results go nowhere but to such operators and to operands that are looked at as sizes only, such as the target
-//! of a `Reshape`. All others compute tensors: also a `Range` over a length whose numbers are then used as positions.
+//! `Shape` and `Size` compute shapes. So does an operator whose operands all follow from shapes and
+//! constants, if its results are read only by such operators or as sizes, such as the target of a
+//! `Reshape`. All other operators compute tensors, including a `Range` over a length whose numbers
+//! are used as positions.
 
 use super::{Graph, NodeId};
 use crate::error::Result;
@@ -12,20 +14,20 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
-    /// Sizes, axes and the like, known from the symbols alone.
+    /// Sizes, axes and similar values, known from the symbols alone.
     Shape,
     /// Activations.
     Tensor,
 }
 
-/// The class of every node of `graph`, whose facts are derived.
+/// The class of every node. The facts of `graph` must be derived.
 pub fn classes(graph: &Graph) -> Result<HashMap<NodeId, Class>> {
     let order = graph.order()?;
     let is_const = |v| {
         let fact = graph.value(v).fact.as_ref();
         fact.is_some_and(|f| f.as_const().is_some())
     };
-    // Forwards: what follows from shapes and constants.
+    // Forward: what follows from shapes and constants.
     let mut follows = vec![false; graph.values.len()];
     let mut candidate = vec![false; graph.nodes.len()];
     let asks = |name: &str| matches!(name, "Shape" | "Size");
@@ -39,7 +41,7 @@ pub fn classes(graph: &Graph) -> Result<HashMap<NodeId, Class>> {
             }
         }
     }
-    // Backwards: what is used for nothing but shapes.
+    // Backward: what is used for anything but shapes.
     let mut data = vec![false; graph.values.len()];
     for v in graph
         .outputs()

@@ -1,4 +1,5 @@
-//! Shape derivation: the one loop that calls [`Op::infer`](super::Op::infer) and adds node names to its errors.
+//! Shape derivation: calls [`Op::infer`](super::Op::infer) for each node and adds node names to its
+//! errors.
 
 use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source, count, nothing};
 use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
@@ -8,13 +9,13 @@ use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Constants whose results are at most this many bytes are computed during derivation. Shape arithmetic and
-/// small tables pass, decoded weights do not.
+/// Constant results of at most this many bytes are computed during derivation. The limit admits
+/// shape arithmetic and small tables, but not decoded weights.
 pub const FOLD_BYTES: usize = 1 << 20;
 
-/// Derives the facts of all values from those of inputs, states and constants, and follows integer values
-/// through shape computations. A node whose inputs are all constant and whose results are small is
-/// evaluated; what it computes of absent constants is absent.
+/// Derives the facts of all values from those of inputs, states and constants, and tracks integer
+/// values through shape computations. A node with constant inputs and small results is evaluated;
+/// results computed from absent constants are absent.
 pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.made.clear();
     graph.assumed.clear();
@@ -43,7 +44,7 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
                     return Err(Error::other(
                         Stage::Shape,
                         format!(
-                            "the values \"{}\" and \"{}\" would both define a symbol `{}`",
+                            "the values \"{}\" and \"{}\" both define the symbol `{}`",
                             graph.value(m.value).name,
                             graph.value(value).name,
                             made.symbol
@@ -64,7 +65,8 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
     Ok(())
 }
 
-/// Leaves out assumptions that follow from others: of many about sizes of later layers, few about symbols remain.
+/// Removes assumptions that follow from others. Many assumptions about sizes of later layers reduce
+/// to a few about symbols.
 fn prune(graph: &mut Graph) {
     let mut known = graph.constraints.clone();
     let mut all = std::mem::take(&mut graph.assumed);
@@ -77,7 +79,7 @@ fn prune(graph: &mut Graph) {
         let beyond = a.assumed.dim.sub(&(&symbol).into()).ok()?.as_const()?;
         Some((symbol, beyond.checked_neg()?))
     };
-    // Bounds of one symbol first, since the others follow from them.
+    // Bounds of a single symbol first, since the others follow from them.
     all.sort_by_key(|a| least(a).is_none());
     for a in all {
         let c = &a.assumed;
@@ -100,7 +102,7 @@ fn prune(graph: &mut Graph) {
     }
 }
 
-/// A constant of this fact whose elements are not known.
+/// A constant with this fact whose elements are absent.
 fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
     let what = format!("value \"{}\"", graph.value(value).name);
     let shape = fact.shape.as_fixed().unwrap_or_default();
@@ -108,8 +110,8 @@ fn absent(graph: &Graph, value: ValueId, fact: &Fact) -> Result<HostTensor> {
         .map_err(|e| Error::other(Stage::Shape, format!("{what}: {e}")))
 }
 
-/// Follows small integers and quotients through a node that moves them: it is evaluated over positions instead of elements.
-/// Results of which every element is a number become constants.
+/// Tracks small integers and quotients through a node that moves them, by evaluating it over
+/// positions instead of elements. Results whose elements are all numbers become constants.
 fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult<()> {
     let quotients = inputs
         .iter()
@@ -154,9 +156,9 @@ fn follow(node: &Node, inputs: &[Option<&Fact>], facts: &mut [Fact]) -> OpResult
     Ok(())
 }
 
-/// Operands with positions in the returned list in place of the elements that the node moves; position 0 is the number 0.
-/// `None` when one of them is not known.
-#[expect(clippy::type_complexity, reason = "two lists, used at one place")]
+/// The node's operands with their moved elements replaced by positions in the returned list;
+/// position 0 is the number 0. `None` if an element is unknown.
+#[expect(clippy::type_complexity, reason = "two lists, used in one place")]
 fn positions(
     node: &Node,
     inputs: &[Option<&Fact>],
@@ -256,7 +258,8 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
                     fact.known = Known::Const(Arc::new(tensor));
                 }
             }
-            // What is computed of weights that are not loaded is a constant too, so that the graph is that of the whole model.
+            // Results of weights that are not loaded are constants too, so the graph is that of the
+            // whole model.
             Err(OpError::Tensor(TensorError::Absent(_))) => {
                 for (fact, out) in facts.iter_mut().zip(&node.outputs) {
                     fact.known = Known::Const(Arc::new(absent(graph, *out, fact)?));

@@ -1,4 +1,4 @@
-//! The only way to change a [`Graph`].
+//! [`Edit`], the only way to change a [`Graph`].
 
 use super::{Graph, Node, NodeId, Op, State, Value, ValueId};
 use crate::error::{Error, Result, Stage};
@@ -7,8 +7,8 @@ use crate::tensor::HostTensor;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// A session of changes to one graph. Every change of structure has a number, so that a wrong result can be
-/// bisected to one change: with `limit` set, changes after that number are refused and the pass sees `false`.
+/// A session of changes to one graph. Rewrites are numbered so that a wrong result can be bisected
+/// to one of them: `limit` rejects all rewrites after that number.
 #[derive(Debug)]
 pub struct Edit<'a> {
     graph: &'a mut Graph,
@@ -24,7 +24,7 @@ impl std::ops::Deref for Edit<'_> {
 }
 
 impl<'a> Edit<'a> {
-    /// Begins to edit without a limit.
+    /// Starts editing without a limit.
     pub fn new(graph: &'a mut Graph) -> Self {
         Self {
             graph,
@@ -33,7 +33,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Begins to edit; at most `limit` rewrites are allowed.
+    /// Starts editing; at most `limit` rewrites are allowed.
     pub fn with_limit(graph: &'a mut Graph, limit: usize) -> Self {
         Self {
             graph,
@@ -47,7 +47,8 @@ impl<'a> Edit<'a> {
         self.count
     }
 
-    /// Asks to make one rewrite, called `what` in the log. A pass makes it only when this is true.
+    /// Requests permission for one rewrite, named `what` in the log. A pass may rewrite only if
+    /// this returns true.
     pub fn begin(&mut self, what: &str) -> bool {
         if self.count >= self.limit {
             return false;
@@ -57,7 +58,7 @@ impl<'a> Edit<'a> {
         true
     }
 
-    /// A new value. A taken name gets a number.
+    /// Adds a value. If the name is taken, a number is appended.
     pub fn add_value(&mut self, name: &str, fact: Option<Fact>) -> ValueId {
         let mut unique = name.to_owned();
         let mut n = 1;
@@ -68,7 +69,7 @@ impl<'a> Edit<'a> {
         self.push_value(unique, fact)
     }
 
-    /// A new value whose name the caller knows to be free.
+    /// Adds a value whose name must be unused.
     pub(crate) fn push_value(&mut self, name: String, fact: Option<Fact>) -> ValueId {
         let id = ValueId(u32::try_from(self.graph.values.len()).unwrap_or(u32::MAX));
         self.graph.values.push(Value {
@@ -79,19 +80,19 @@ impl<'a> Edit<'a> {
         id
     }
 
-    /// A new constant.
+    /// Adds a constant.
     pub fn add_const(&mut self, name: &str, tensor: Arc<HostTensor>) -> ValueId {
         self.add_value(name, Some(Fact::of(tensor)))
     }
 
-    /// A new constant `[1]`, as operators take starts, ends and axes.
+    /// Adds a constant of shape `[1]`, the form of starts, ends and axes.
     pub fn add_int(&mut self, name: &str, v: i64) -> Result<ValueId> {
         let tensor = HostTensor::from_i64(&[1], &[v]);
         let tensor = tensor.map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
         Ok(self.add_const(name, Arc::new(tensor)))
     }
 
-    /// A new node over existing values; `outputs` must have no producer.
+    /// Adds a node over existing values; `outputs` must have no producer.
     pub fn add_node(
         &mut self,
         name: &str,
@@ -123,7 +124,8 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Replaces the node that computes `outputs[0]` of `old` by `op` over `inputs`, keeping the output values.
+    /// Replaces the node that computes `outputs[0]` of `old` by `op` over `inputs`, keeping the
+    /// output values.
     pub fn replace_node(
         &mut self,
         old: NodeId,
@@ -138,7 +140,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Every node that reads `old` reads `new` instead.
+    /// Redirects every reader of `old` to `new`.
     pub fn replace_readers(&mut self, old: ValueId, new: ValueId) {
         for v in self
             .graph
@@ -153,7 +155,7 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Expresses symbols of inputs and states by others, all at once; shapes must be derived again.
+    /// Replaces symbols of inputs and states, all at once. Shapes must be derived again.
     pub fn replace_symbols(
         &mut self,
         with: &std::collections::BTreeMap<crate::shape::Symbol, crate::shape::Dim>,
@@ -177,7 +179,7 @@ impl<'a> Edit<'a> {
         self.graph.values[id.index()].fact = Some(fact);
     }
 
-    /// Makes `id` a constant: its producer is removed when nothing else of it is alive.
+    /// Makes `id` a constant. Its producer is removed if all its other results are constants.
     pub fn make_const(&mut self, id: ValueId) {
         if let Some(p) = self.graph.values[id.index()].producer.take() {
             let alone = self.graph.node(p).is_none_or(|n| {
@@ -202,7 +204,7 @@ impl<'a> Edit<'a> {
         self.graph.inputs.push(id);
     }
 
-    /// Makes `id` no input of the graph, if it is one.
+    /// Removes `id` from the graph's inputs.
     pub fn remove_input(&mut self, id: ValueId) {
         self.graph.inputs.retain(|v| *v != id);
     }
@@ -212,19 +214,20 @@ impl<'a> Edit<'a> {
         self.graph.outputs.push(id);
     }
 
-    /// Makes `id` no output of the graph, if it is one.
+    /// Removes `id` from the graph's outputs.
     pub fn remove_output(&mut self, id: ValueId) {
         self.graph.outputs.retain(|v| *v != id);
     }
 
-    /// Turns an input and an output into a state: the two leave the lists of inputs and outputs.
+    /// Turns an input and an output into a state, removing them from the lists of inputs and
+    /// outputs.
     pub fn add_state(&mut self, state: State) {
         self.graph.inputs.retain(|v| *v != state.input);
         self.graph.outputs.retain(|v| *v != state.output);
         self.graph.states.push(state);
     }
 
-    /// Sets how many rows of the state that ends as `output` are read; see [`State::window`].
+    /// Sets the window of the state that ends in `output`; see [`State::window`].
     pub fn set_window(&mut self, output: ValueId, window: i64) {
         let mut states = self.graph.states.iter_mut();
         if let Some(state) = states.find(|s| s.output == output) {
@@ -232,12 +235,12 @@ impl<'a> Edit<'a> {
         }
     }
 
-    /// Sets the versions of operator sets that the model's file declares.
+    /// Sets the operator set versions that the model file declares.
     pub fn set_opsets(&mut self, opsets: Vec<(String, i64)>) {
         self.graph.opsets = opsets;
     }
 
-    /// Sets what is known of the symbols of inputs and states; shapes must be derived again.
+    /// Sets the constraints on the symbols of inputs and states. Shapes must be derived again.
     pub fn set_constraints(&mut self, constraints: crate::shape::Constraints) {
         self.graph.constraints = constraints;
     }
@@ -247,8 +250,8 @@ impl<'a> Edit<'a> {
         self.graph.name = name;
     }
 
-    /// Copies the nodes of another graph, whose inputs are these values; names get `name` before them. Returned are the values of that
-    /// graph's outputs, and the new nodes.
+    /// Copies the nodes of another graph, with `inputs` as its inputs and `name` as a prefix of all
+    /// names. Returns the values of that graph's outputs, and the new nodes.
     pub fn copy(
         &mut self,
         name: &str,
@@ -273,7 +276,8 @@ impl<'a> Edit<'a> {
         Ok((graph.outputs().iter().map(|v| copy(self, *v)).collect(), new))
     }
 
-    /// Leaves those outputs of which `keep` is true; nodes that nothing needs then go, and inputs that nothing reads.
+    /// Keeps the outputs for which `keep` is true. Removes nodes that are no longer needed and
+    /// inputs that are no longer read.
     pub fn keep_outputs(&mut self, keep: impl Fn(ValueId) -> bool) {
         self.graph.outputs.retain(|v| keep(*v));
         self.remove_dead();
@@ -288,7 +292,7 @@ impl<'a> Edit<'a> {
             .retain(|v| read.contains(v) || outputs.contains(v));
     }
 
-    /// Removes nodes that no output and no state needs.
+    /// Removes nodes that no output or state needs; returns their number.
     pub fn remove_dead(&mut self) -> usize {
         let mut live = vec![false; self.graph.nodes.len()];
         let mut work: Vec<ValueId> = self

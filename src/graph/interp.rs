@@ -1,8 +1,9 @@
-//! Runs [`Op::eval`](super::op::Op::eval) over a graph: the oracle of all tests, and `--backend host`.
+//! The host interpreter: runs [`Op::eval`](super::op::Op::eval) over a graph. It is the reference
+//! of all tests and implements `--backend host`.
 
 use super::op::nothing;
 use super::{Graph, NodeId, ValueId};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::shape::{Fact, Known};
 use crate::tensor::HostTensor;
 use std::collections::HashMap;
@@ -13,7 +14,7 @@ use std::sync::Arc;
 pub struct Interpreter {
     graph: Arc<Graph>,
     order: Vec<NodeId>,
-    /// For each step, the values that nothing reads afterwards.
+    /// For each step, the values whose last reader it is.
     last_use: Vec<Vec<ValueId>>,
 }
 
@@ -64,8 +65,8 @@ impl Interpreter {
         &self.graph
     }
 
-    /// Evaluates the graph. `given` holds every input and state; returned are all outputs and the states after the run, by
-    /// value.
+    /// Evaluates the graph. `given` holds every input and state by value. Returns all outputs, and
+    /// the states after the run, by value.
     pub fn run(&self, given: HashMap<ValueId, HostTensor>) -> Result<HashMap<ValueId, HostTensor>> {
         let graph = &self.graph;
         let mut values = given;
@@ -76,10 +77,8 @@ impl Interpreter {
             .chain(graph.states().iter().map(|s| s.input))
         {
             if !values.contains_key(&v) {
-                return Err(Error::other(
-                    Stage::Run,
-                    format!("input \"{}\" is not given", graph.value(v).name),
-                ));
+                let what = format!("input \"{}\" is missing", graph.value(v).name);
+                return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput));
             }
         }
         for (id, done) in self.order.iter().zip(&self.last_use) {

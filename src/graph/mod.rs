@@ -1,4 +1,4 @@
-//! The graph: values, nodes that hold operators, and the state that outlives a run.
+//! The graph: values, nodes that hold operators, and states that persist between runs.
 
 pub mod body;
 pub mod class;
@@ -43,32 +43,32 @@ impl NodeId {
 /// A tensor that flows through the graph.
 #[derive(Clone, Debug)]
 pub struct Value {
-    /// Name from the model file, or one made by a pass; unique.
+    /// Unique name, from the model file or made by a pass.
     pub name: String,
-    /// Type, shape and known contents. `None` until derivation.
+    /// Type, shape and known contents; `None` before derivation.
     pub fact: Option<Fact>,
     /// The node that computes it; `None` for inputs, states and constants.
     pub producer: Option<NodeId>,
 }
 
-/// Why values and nodes make no graph.
+/// Why values and nodes do not form a valid graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disorder {
-    /// Nodes read each other's results in a circle.
-    #[error("a cycle: \"{}\", then the first again", nodes.join("\", then \""))]
+    /// Nodes depend on each other in a cycle.
+    #[error("the nodes form a cycle: \"{}\", then the first one again", nodes.join("\", then \""))]
     Cycle {
-        /// Names of the nodes, each of which reads what the one before it makes.
+        /// Names of the nodes; each reads a result of the previous one.
         nodes: Vec<String>,
     },
-    /// Something is read that nothing makes.
+    /// A value is read but not defined.
     #[error("{reader} reads \"{value}\", which nothing defines")]
     Undefined {
         /// The value.
         value: String,
-        /// The node's name, or the list of outputs.
+        /// The reading node's name, or the list of outputs.
         reader: String,
     },
-    /// Two things make values of one name.
+    /// Two values have the same name.
     #[error("value \"{value}\" is defined twice")]
     Twice {
         /// The name.
@@ -81,29 +81,29 @@ pub enum Disorder {
 pub struct Node {
     /// Name from the model file.
     pub name: String,
-    /// Names of the nodes of the model file that this node stands for.
+    /// Names of the model file's nodes that this node replaces.
     pub origin: Vec<String>,
     /// The operator.
     pub op: Box<dyn Op>,
-    /// Operands; `None` where an optional one is left out.
+    /// Operands; `None` for an omitted optional operand.
     pub inputs: Vec<Option<ValueId>>,
     /// Results.
     pub outputs: Vec<ValueId>,
 }
 
-/// A tensor that persists from run to run and grows along one axis: a KV cache.
+/// A tensor that persists between runs and grows along one axis: a KV cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct State {
-    /// Contents before the run, of `past` rows.
+    /// Contents before the run: `past` rows.
     pub input: ValueId,
     /// Contents after the run.
     pub output: ValueId,
     /// The axis that grows; all axes before it have size 1.
     pub axis: usize,
-    /// The symbol that is the number of rows before the run.
+    /// The number of rows before the run.
     pub past: Symbol,
-    /// Nothing reads more of its rows than so many before each new one, that one included: of the others none need be kept. `None` where
-    /// all may be read.
+    /// Only this many rows are read for each new row, counting the new one. Older rows need not be
+    /// kept. `None` if all rows may be read.
     pub window: Option<i64>,
 }
 
@@ -119,28 +119,28 @@ pub struct Graph {
     pub(crate) states: Vec<State>,
     /// Versions of the operator sets that the model file declares, by domain.
     pub(crate) opsets: Vec<(String, i64)>,
-    /// What is known of the symbols of inputs and states.
+    /// Constraints on the symbols of inputs and states.
     pub(crate) constraints: Constraints,
-    /// Symbols whose values are data of the run; from derivation.
+    /// Symbols whose values depend on data of the run. Set by derivation.
     pub(crate) made: Vec<MadeSymbol>,
-    /// What the derived shapes rest on beside the constraints; from derivation.
+    /// Conditions of the derived shapes beyond the constraints. Set by derivation.
     pub(crate) assumed: Vec<Assumption>,
 }
 
-/// A symbol whose value is read from the data of the run; see [`op::Source`].
+/// A symbol whose value is read from data of the run; see [`op::Source`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MadeSymbol {
     /// The symbol.
     pub symbol: Symbol,
-    /// The tensor that tells it.
+    /// The tensor that holds it.
     pub value: ValueId,
-    /// Whether it is an element of that tensor or one of its sizes, and which.
+    /// The element or the size of the tensor that the symbol is.
     pub part: Part,
-    /// The largest value that it can take, when known.
+    /// An upper bound, if known.
     pub at_most: Option<Dim>,
 }
 
-/// What of a tensor a [`MadeSymbol`] is.
+/// The part of a tensor that a [`MadeSymbol`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The element at this position, row-major.
@@ -149,22 +149,22 @@ pub enum Part {
     Size(usize),
 }
 
-/// A condition on the symbols that a shape rests on.
+/// A condition on the symbols that a derived shape depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assumption {
-    /// The node whose shape rule asks for it.
+    /// The node whose shape rule requires it.
     pub node: NodeId,
     /// The condition.
     pub assumed: op::Assumed,
 }
 
 impl Graph {
-    /// The value behind an id of this graph.
+    /// The value with this id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]
     }
 
-    /// The fact of a value; an error that names it before derivation.
+    /// The fact of a value. Before derivation, an error that names the value.
     pub fn fact(&self, id: ValueId) -> Result<&Fact> {
         let v = self.value(id);
         v.fact
@@ -172,19 +172,19 @@ impl Graph {
             .ok_or_else(|| Error::other(Stage::Shape, format!("value \"{}\" has no shape yet", v.name)))
     }
 
-    /// The node behind an id, unless it was removed.
+    /// The node with this id, unless it was removed.
     pub fn node(&self, id: NodeId) -> Option<&Node> {
         self.nodes.get(id.index()).and_then(Option::as_ref)
     }
 
-    /// All nodes, in the order of their ids.
+    /// All nodes, ordered by id.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
         (0u32..)
             .zip(&self.nodes)
             .filter_map(|(i, n)| n.as_ref().map(|n| (NodeId(i), n)))
     }
 
-    /// Values that the caller supplies at each run.
+    /// Values that the caller supplies for each run.
     pub fn inputs(&self) -> &[ValueId] {
         &self.inputs
     }
@@ -194,42 +194,42 @@ impl Graph {
         &self.outputs
     }
 
-    /// Tensors that persist from run to run.
+    /// Tensors that persist between runs.
     pub fn states(&self) -> &[State] {
         &self.states
     }
 
-    /// Versions of the operator sets that the model file declares, by domain; that of standard operators is "".
+    /// Operator set versions that the model file declares, by domain. The standard domain is "".
     pub fn opsets(&self) -> &[(String, i64)] {
         &self.opsets
     }
 
-    /// What is known of the symbols of inputs and states.
+    /// Constraints on the symbols of inputs and states.
     pub fn constraints(&self) -> &Constraints {
         &self.constraints
     }
 
-    /// Symbols whose values are data of the run.
+    /// Symbols whose values depend on data of the run.
     pub fn made(&self) -> &[MadeSymbol] {
         &self.made
     }
 
-    /// What the derived shapes rest on beside the constraints.
+    /// Conditions of the derived shapes beyond the constraints.
     pub fn assumptions(&self) -> &[Assumption] {
         &self.assumed
     }
 
-    /// The input of this name.
+    /// The input with this name.
     pub fn input(&self, name: &str) -> Option<ValueId> {
         self.inputs.iter().copied().find(|v| self.value(*v).name == name)
     }
 
-    /// The output of this name.
+    /// The output with this name.
     pub fn output(&self, name: &str) -> Option<ValueId> {
         self.outputs.iter().copied().find(|v| self.value(*v).name == name)
     }
 
-    /// The value of this name.
+    /// The value with this name.
     pub fn find(&self, name: &str) -> Option<ValueId> {
         let all = (0u32..).zip(&self.values);
         all.filter(|(_, v)| v.name == name)
@@ -243,12 +243,13 @@ impl Graph {
         self.node(id).map(|n| (id, n))
     }
 
-    /// `v` is an output or the end of a state: its name and contents must stay, whoever else reads it.
+    /// True for an output or the end of a state: its name and contents must be kept, even if
+    /// nothing else reads it.
     pub fn is_kept(&self, v: ValueId) -> bool {
         self.outputs.contains(&v) || self.states.iter().any(|s| s.output == v)
     }
 
-    /// For each value, the nodes that read it, once for each reading operand.
+    /// For each value, the nodes that read it, once per reading operand.
     pub fn consumers(&self) -> Vec<Vec<NodeId>> {
         let mut all = vec![Vec::new(); self.values.len()];
         for (id, node) in self.nodes() {
@@ -259,13 +260,13 @@ impl Graph {
         all
     }
 
-    /// Node ids so that every node comes after the producers of its inputs; ties in order of id.
+    /// Node ids in topological order; ties are broken by id.
     pub fn order(&self) -> Result<Vec<NodeId>> {
         self.ordered()
-            .map_err(|e| Error::caused(Stage::Import, "the graph is not in order", e))
+            .map_err(|e| Error::caused(Stage::Import, "the graph's nodes cannot be ordered", e))
     }
 
-    /// As [`Graph::order`], with a cause that a file can be named for.
+    /// Like [`Graph::order`], with an error that does not name a stage.
     pub(crate) fn ordered(&self) -> Result<Vec<NodeId>, Disorder> {
         let consumers = self.consumers();
         let mut missing: Vec<usize> = vec![0; self.nodes.len()];
@@ -300,7 +301,7 @@ impl Graph {
         Ok(order)
     }
 
-    /// A cycle among the nodes that are not `done`, each of which reads what another of them makes.
+    /// A cycle among the nodes that are not `done`. Each of them reads a result of another.
     fn cycle(&self, done: &BTreeSet<NodeId>) -> Disorder {
         let before = |id: NodeId| {
             let inputs = self.node(id).into_iter().flat_map(|n| n.inputs.iter().flatten());
@@ -316,13 +317,13 @@ impl Graph {
         let start = path.iter().position(|id| Some(*id) == at).unwrap_or(0);
         let name = |id: &NodeId| self.node(*id).map(|n| n.name.clone()).unwrap_or_default();
         Disorder::Cycle {
-            // The walk was against the data.
+            // The walk went against the data flow.
             nodes: path.iter().skip(start).rev().map(name).collect(),
         }
     }
 
-    /// Checks what every pass must keep: producers and outputs agree, every read value exists before it is read,
-    /// names of values are unique.
+    /// Checks the invariants that every pass must keep: producers and outputs agree, every value is
+    /// defined before it is read, and names of values are unique.
     pub fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::other(Stage::Pass, what));
         let mut names = BTreeSet::new();
@@ -351,7 +352,7 @@ impl Graph {
             }
         }
         for v in &self.outputs {
-            self.check_available(*v, "the graph's output")?;
+            self.check_available(*v, "the list of outputs")?;
         }
         self.order().map(|_| ())
     }
@@ -368,7 +369,7 @@ impl Graph {
         }
         Err(Error::other(
             Stage::Pass,
-            format!("\"{reader}\" reads \"{}\", which nothing computes", v.name),
+            format!("\"{reader}\" reads \"{}\", which no node computes", v.name),
         ))
     }
 
@@ -389,7 +390,7 @@ impl Graph {
         all.join(", ")
     }
 
-    /// An operator's error with its place.
+    /// An operator's error with the node's name and inputs.
     pub fn node_error(&self, stage: Stage, node: &Node, source: OpError) -> Error {
         Error::Node {
             stage,

@@ -1,4 +1,4 @@
-//! Matrix products with constant weights, as an imported graph has them: what they read, and what makes that.
+//! Matmuls with constant weights in an imported graph, and the nodes that produce their inputs.
 
 use super::op::concat::Concat;
 use super::op::matmul::MatMul;
@@ -9,16 +9,16 @@ use super::{Graph, Node, NodeId, ValueId};
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-/// A product `x * w` with a constant matrix `w`.
+/// A matmul `x * w` with a constant matrix `w`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Product {
-    /// The constant's name.
+    /// Name of the constant.
     pub weight: String,
-    /// The name of `x`.
+    /// Name of `x`.
     pub input: String,
-    /// The name of the result.
+    /// Name of the result.
     pub output: String,
-    /// Rows of `w`: elements of a row of `x`.
+    /// Rows of `w`, the elements of one row of `x`.
     pub k: usize,
     /// Columns of `w`.
     pub n: usize,
@@ -29,46 +29,48 @@ pub struct Product {
     x: ValueId,
 }
 
-/// What makes the input of products, and can divide it by factors at no cost.
+/// The producer of matmul inputs that can be divided by a scale per element at no cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Maker {
-    /// It ends in a product with a vector, or a normalisation with scale and bias: these constants.
+    /// It ends in a multiplication with a vector, or in a normalization with scale and bias. These
+    /// are its constants.
     Vectors(Vec<String>),
-    /// Its elements come, one by one, from the results of a matrix product: they are one factor of a product of elements, or the values of an attention in which each
-    /// head has its own. The weight of that product, and the constant that is added if there is one.
+    /// Its elements come one by one from the results of a matmul: directly, as a factor of an
+    /// elementwise multiplication, or as values of an attention in which each head has its own.
+    /// Holds the matmul's weight and the bias, if any.
     Columns {
-        /// The weight, whose columns are divided.
+        /// The weight whose columns are divided.
         weight: String,
         /// The bias.
         vectors: Vec<String>,
     },
 }
 
-/// Products that read one value, and what makes it.
+/// Matmuls that read one value, and the producer of that value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fold {
     /// The value.
     pub input: String,
-    /// Elements of its rows.
+    /// Length of its rows.
     pub k: usize,
-    /// Weights of all that reads it.
+    /// Weights of all readers.
     pub weights: Vec<String>,
-    /// What makes it.
+    /// The producer.
     pub maker: Maker,
 }
 
-/// A step of the way of values through an attention.
+/// A step on the path of values through an attention.
 #[derive(Clone, Copy)]
 enum Step {
     /// Elements are moved.
     Move,
-    /// Rows of probabilities are multiplied with them.
+    /// Values are multiplied by rows of probabilities.
     Mix,
-    /// Those of earlier tokens are put before them, along this axis.
+    /// Values of earlier tokens are prepended along this axis.
     Append(i64),
 }
 
-/// All products of a graph whose weights nothing else reads, in the order of their nodes.
+/// All matmuls of a graph whose weights have no other reader, in node order.
 #[derive(Debug)]
 pub struct Products<'a> {
     graph: &'a Graph,
@@ -85,7 +87,7 @@ fn constant(graph: &Graph, v: ValueId) -> Option<&Arc<HostTensor>> {
 }
 
 impl<'a> Products<'a> {
-    /// Finds them in a graph as it was imported.
+    /// Finds the matmuls of an imported graph.
     pub fn of(graph: &'a Graph) -> Self {
         let mut found = Self {
             graph,
@@ -101,12 +103,12 @@ impl<'a> Products<'a> {
         found
     }
 
-    /// The products.
+    /// The matmuls.
     pub fn all(&self) -> &[Product] {
         &self.all
     }
 
-    /// Those of one weight.
+    /// The matmuls with this weight.
     pub fn of_weight(&self, weight: &str) -> impl Iterator<Item = &Product> {
         self.all.iter().filter(move |p| p.weight == weight)
     }
@@ -131,7 +133,7 @@ impl<'a> Products<'a> {
         };
         let name = |v: ValueId| self.graph.value(v).name.clone();
         let output = name(*node_outputs.first()?);
-        // A product of a constant is none of what a model is given.
+        // A matmul of a constant does not depend on the model's inputs.
         constant(self.graph, x).is_none().then_some(Product {
             weight: name(id),
             input: name(x),
@@ -145,7 +147,7 @@ impl<'a> Products<'a> {
         })
     }
 
-    /// True where nothing but these products reads `v`, by way of transposes too.
+    /// True if only these matmuls read `v`, directly or through transposes.
     fn is_read_by(&self, v: ValueId, products: &[Product]) -> bool {
         !self.graph.is_kept(v)
             && self.consumers[v.index()].iter().all(|id| {
@@ -159,7 +161,7 @@ impl<'a> Products<'a> {
             })
     }
 
-    /// The only reader of `v`, which is no output.
+    /// The only reader of `v`; `None` if `v` is an output.
     fn reader(&self, v: ValueId) -> Option<NodeId> {
         match self.consumers[v.index()].as_slice() {
             [one] if !self.graph.is_kept(v) => Some(*one),
@@ -167,14 +169,14 @@ impl<'a> Products<'a> {
         }
     }
 
-    /// The name of a constant of `k` elements along its last axis that only one node reads.
+    /// The name of a constant of `k` elements along its last axis with a single reader.
     fn vector(&self, v: ValueId, k: usize) -> Option<String> {
         let t = constant(self.graph, v)?;
         let fits = t.len() == k && t.shape().last() == Some(&k) && t.dtype().is_float();
         (fits && self.reader(v).is_some()).then(|| self.graph.value(v).name.clone())
     }
 
-    /// Inputs that what makes them can divide: nothing but products reads them.
+    /// Inputs that their producer can divide, since only matmuls read them.
     pub fn folds(&self) -> Vec<Fold> {
         let mut out: Vec<Fold> = Vec::new();
         for p in &self.all {
@@ -224,10 +226,11 @@ impl<'a> Products<'a> {
         }
     }
 
-    /// The weight whose columns are the values of the attention that makes `x`, if each channel of `x` is a mean of that channel of the values of several tokens. The
-    /// cache then holds values that are divided, too.
+    /// The weight whose columns are the values of the attention that makes `x`, if each channel of
+    /// `x` is a mean of that channel over several tokens. The cache then holds divided values, too.
     fn attended(&self, x: ValueId, k: usize) -> Option<Maker> {
-        // Against the data: moves, the product of probabilities and values, moves and the cache.
+        // Against the data flow: moves, the matmul of probabilities and values, moves and the
+        // cache.
         let (mut path, mut at, mut mixed) = (Vec::new(), x, false);
         while let Some((id, node)) = self.graph.producer(at) {
             let op = &node.op;
@@ -247,7 +250,7 @@ impl<'a> Products<'a> {
             } else {
                 break;
             };
-            // Nothing but the path reads the values, but as the next step's past.
+            // Only the path reads the values; the next step's past is the exception.
             let read_once = at == x || self.readers_of_elements(at) == 1;
             let kept = self.graph.is_kept(at) && !matches!(step, Step::Append(_));
             if !read_once || kept {
@@ -262,7 +265,7 @@ impl<'a> Products<'a> {
         self.keeps_channels(&path, k).then_some(maker)
     }
 
-    /// Nodes that read the elements of `v`, not its shape alone.
+    /// Number of nodes that read the elements of `v`, not just its shape.
     fn readers_of_elements(&self, v: ValueId) -> usize {
         let reads = |id: &&NodeId| {
             let inputs = self
@@ -274,9 +277,10 @@ impl<'a> Products<'a> {
         self.consumers[v.index()].iter().filter(reads).count()
     }
 
-    /// True where the steps bring each channel of each token to its own place again, each token having itself as all that it attends to.
+    /// True if the steps return each channel of each token to its own place when each token attends
+    /// only to itself.
     fn keeps_channels(&self, path: &[(NodeId, Step)], k: usize) -> bool {
-        // Unlike numbers of heads as they are used, so that tokens are not taken for heads.
+        // Differs from usual head counts, so that tokens are not mistaken for heads.
         const TOKENS: usize = 7;
         #[expect(clippy::cast_precision_loss, reason = "numbers that single precision holds")]
         let labels: Vec<f32> = (0..TOKENS * k).map(|i| i as f32).collect();
@@ -307,7 +311,7 @@ impl<'a> Products<'a> {
         run().is_some_and(|t| t.shape() == [1, TOKENS, k] && t.to_f32().is_ok_and(|found| *found == *labels))
     }
 
-    /// The weight whose columns make the columns of `v`, which has one reader.
+    /// The weight whose columns are the columns of `v`; `v` must have a single reader.
     fn columns(&self, v: ValueId, k: usize) -> Option<Maker> {
         self.reader(v)?;
         let (id, node) = self.graph.producer(v)?;

@@ -1,4 +1,4 @@
-//! Which values of the symbols a graph can run with.
+//! Finds and checks values of the symbols with which a graph can run.
 
 use super::{Assumption, Graph, Value};
 use crate::shape::{Bindings, Dim, Symbol};
@@ -6,10 +6,10 @@ use std::collections::{BTreeSet, HashSet};
 
 /// Sizes that [`Rules::smallest`] tries, in this order.
 const TRIED: [i64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 224, 320];
-/// Expressions that it evaluates before it gives up.
+/// Number of expressions that it evaluates before it gives up.
 const MOST_TRIES: usize = 200_000;
 
-/// An expression that must not be negative in a run, and what it stands for.
+/// An expression that must not be negative in a run, and its origin.
 struct Rule<'a> {
     dim: &'a Dim,
     equal: bool,
@@ -21,7 +21,7 @@ enum Of<'a> {
     Assumed(&'a Assumption),
 }
 
-/// Sizes of all values, then what the shapes rest on.
+/// Sizes of all values, then the assumptions of the shapes.
 fn rules(graph: &Graph) -> impl Iterator<Item = Rule<'_>> {
     let sizes = graph.values.iter().flat_map(|value| {
         let dims = value.fact.iter().flat_map(|f| &f.shape.0);
@@ -44,8 +44,9 @@ fn text_of(b: &Bindings) -> String {
     all.join(", ")
 }
 
-/// Checks the values of some or all symbols of `graph`, whose facts are derived: none of its sizes may be negative, and what the
-/// shapes rest on must hold, as far as these values tell. The error names value or node, expression and values.
+/// Checks values of some or all symbols of `graph`, whose facts must be derived. No size may be
+/// negative, and the assumptions of the shapes must hold where these values decide them. The error
+/// names the value or node, the expression and the values.
 pub fn check(graph: &Graph, given: &Bindings) -> Result<(), String> {
     let with = || text_of(given);
     for rule in rules(graph) {
@@ -55,7 +56,7 @@ pub fn check(graph: &Graph, given: &Bindings) -> Result<(), String> {
             (Err(e), Of::Size(v)) => {
                 let shape = v.fact.as_ref().map(|f| f.shape.to_string()).unwrap_or_default();
                 return Err(format!(
-                    "\"{}\" of shape {shape} would have a size {dim} that has no value ({e}) with {}",
+                    "\"{}\" of shape {shape} has the size {dim}, which cannot be computed ({e}) with {}",
                     v.name,
                     with()
                 ));
@@ -69,7 +70,7 @@ pub fn check(graph: &Graph, given: &Bindings) -> Result<(), String> {
             Of::Size(v) => {
                 let shape = v.fact.as_ref().map(|f| f.shape.to_string()).unwrap_or_default();
                 format!(
-                    "\"{}\" of shape {shape} would have a size {dim} that is {n} with {}",
+                    "\"{}\" of shape {shape} has the size {dim}, which is negative ({n}) with {}",
                     v.name,
                     with()
                 )
@@ -79,7 +80,7 @@ pub fn check(graph: &Graph, given: &Bindings) -> Result<(), String> {
                 let what = if rule.equal { "0" } else { "0 or more" };
                 let meaning = &a.assumed.meaning;
                 format!(
-                    "node \"{node}\": {meaning}: {dim} is {n}, not {what}, with {}",
+                    "node \"{node}\": {meaning}: {dim} is {n}, expected {what}, with {}",
                     with()
                 )
             }
@@ -88,17 +89,17 @@ pub fn check(graph: &Graph, given: &Bindings) -> Result<(), String> {
     Ok(())
 }
 
-/// What must hold for a run, to find values of symbols for which it does.
+/// Conditions of a run, used to find symbol values that satisfy them.
 #[derive(Clone, Debug, Default)]
 pub struct Rules {
-    /// Sizes, which should not be 0 either.
+    /// Sizes, which should preferably not be 0.
     sizes: HashSet<Dim>,
-    /// Not negative; 0 where the flag says so.
+    /// Expressions that must not be negative, or must be 0 if the flag is set.
     conditions: HashSet<(Dim, bool)>,
 }
 
 impl Rules {
-    /// Sizes, constraints and assumptions of `graph`, whose facts are derived.
+    /// Sizes, constraints and assumptions of `graph`, whose facts must be derived.
     pub fn of(graph: &Graph) -> Self {
         let mut all = Self::default();
         for rule in rules(graph) {
@@ -117,13 +118,14 @@ impl Rules {
         all
     }
 
-    /// One more condition: `dim` is not negative, or 0 where `equal`.
+    /// Adds a condition: `dim` must not be negative, or must be 0 if `equal`.
     pub fn add(&mut self, dim: &Dim, equal: bool) {
         self.conditions.insert((dim.clone(), equal));
     }
 
-    /// Small values of `open` with which, beside `fixed`, all rules hold, sizes of 0 avoided where they can be. `None` where no such are
-    /// found: few sizes are tried, of 1, 2, 4, ... to 320. Rules with other symbols are left out.
+    /// Small values of the symbols `open` that satisfy all rules together with `fixed`; sizes of 0
+    /// are avoided if possible. `None` if none are found: only the sizes 1, 2, 4, ... up to 320 are
+    /// tried. Rules with other symbols are ignored.
     pub fn smallest(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
         [1, 0]
             .into_iter()
@@ -131,7 +133,7 @@ impl Rules {
     }
 
     fn search(&self, open: &BTreeSet<Symbol>, fixed: &Bindings, least: i64) -> Option<Bindings> {
-        // Each rule is checked as soon as the last of its symbols has a value.
+        // Each rule is checked as soon as its last symbol has a value.
         let mut levels: Vec<Vec<(&Dim, i64, bool)>> = vec![Vec::new(); open.len()];
         let sizes = self.sizes.iter().map(|d| (d, least, false));
         let conditions = self.conditions.iter().map(|(d, equal)| (d, 0, *equal));
@@ -160,7 +162,7 @@ fn holds((dim, least, equal): (&Dim, i64, bool), at: &Bindings) -> bool {
         .is_ok_and(|v| if equal { v == 0 } else { v >= least })
 }
 
-/// Gives the first of `symbols` a value with which its rules hold and the others find theirs.
+/// Gives the first of `symbols` a value that satisfies its rules and leaves values for the others.
 fn place(
     symbols: &[&Symbol],
     levels: &[Vec<(&Dim, i64, bool)>],

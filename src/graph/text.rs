@@ -1,12 +1,12 @@
-//! Stable text form of a graph, for golden tests and `inspect`.
+//! Stable text form of a graph, for golden tests and `tlite inspect`.
 
 use super::Graph;
 use crate::error::Result;
 use crate::shape::Known;
 use std::fmt::Write as _;
 
-/// One line for each input, state, node (in order of execution) and output. Weights are named, small known integers
-/// are printed.
+/// One line for each input, state, node (in execution order) and output. Weights are shown by name,
+/// small known integers by value.
 pub fn print(graph: &Graph) -> Result<String> {
     let mut out = String::new();
     let fact = |v| {
@@ -28,7 +28,7 @@ pub fn print(graph: &Graph) -> Result<String> {
             s.axis,
             s.past,
             s.window
-                .map_or_else(String::new, |w| format!(", of which {w} rows are read")),
+                .map_or_else(String::new, |w| format!(", window of {w} rows")),
         );
     }
     for id in graph.order()? {

@@ -1,9 +1,10 @@
-//! Calibration: a decoder runs over a text, and what comes to the inputs of its matrix products decides how their weights
-//! are quantized.
+//! Calibration: runs a decoder over a text and collects statistics of the matmul inputs, which
+//! decide how the weights are quantized.
 //!
-//! The inputs are those of the unquantized model. Windows of the text are fed to an empty cache each; all their positions count
-//! alike. The Hessian of K inputs takes K x K floats, so the text is run over several times where those of all layers
-//! exceed [`BUDGET`]; layers that read the same value share one. A run ends with the last value that is asked for.
+//! The inputs are those of the unquantized model. Each window of the text starts with an empty
+//! cache; all positions have equal weight. The Hessian of a K-wide input takes K x K floats. If the
+//! Hessians of all layers exceed [`BUDGET`], the text is run several times. Layers that read the
+//! same value share a Hessian. A run stops after the last requested value.
 
 mod awq;
 mod gptq;
@@ -19,40 +20,42 @@ use super::perplexity::Text;
 use crate::error::{Error, Result, Stage};
 use crate::quant::{Hessian, HessianError};
 
-/// Bytes of Hessians that are held at a time, if that of one input is not more.
+/// Bytes of Hessians held at a time; a single Hessian may exceed it.
 pub const BUDGET: usize = 1 << 30;
 
-/// Opens the model with values, by name, that it tells.
+/// Opens the model with the named values watched.
 pub type Opener<'a> = dyn Fn(&[String]) -> Result<Box<dyn Watch>> + Sync + 'a;
 
-/// Takes rows of a value, with its place among the inputs.
+/// Receives rows of a value, with its index among the inputs.
 type Take<'a> = dyn FnMut(usize, &[f32]) -> Result<(), HessianError> + 'a;
 
-/// How far a run over the text is.
+/// Progress of a run over the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Windows done.
+    /// Finished windows.
     pub done: usize,
-    /// Windows in all.
+    /// Number of windows.
     pub total: usize,
 }
 
-/// A text and a model to run over it.
+/// A text and the model to run over it.
 pub struct Calibration<'a> {
     windows: Vec<Vec<u32>>,
     place: String,
-    /// Bytes of Hessians that are held at a time.
+    /// Bytes of Hessians held at a time.
     budget: usize,
     open: &'a Opener<'a>,
     progress: &'a (dyn Fn(Progress) + Sync),
 }
 
-/// A value of the graph and the length of its rows.
+/// Name of a value in the graph, and its row length.
 pub type Input = (String, usize);
 
 impl<'a> Calibration<'a> {
-    /// Takes the first `limit` tokens of `text` in windows of at most `window`, start tokens included. `place` names what the model runs on, and how, as far as that
-    /// changes what it computes. `progress` is called after each window of each run. Usage errors: no token, or a context of `window` tokens without room for one.
+    /// Uses the first `limit` tokens of `text`, in windows of at most `window` tokens including
+    /// start tokens. `place` names the backend and the settings that affect results. `progress` is
+    /// called after each window of each run. Usage errors: no tokens, or no room for text in
+    /// `window`.
     pub fn new(
         text: &Text,
         window: usize,
@@ -67,7 +70,10 @@ impl<'a> Calibration<'a> {
         }
         let room = window.saturating_sub(text.start.len());
         if room == 0 {
-            let what = format!("the model's context of {window} tokens has no room for text");
+            let what = format!(
+                "the model's context of {window} tokens has no room for text after the \
+             start tokens"
+            );
             return Err(Error::usage("calibration", what));
         }
         let windows = tokens
@@ -83,13 +89,13 @@ impl<'a> Calibration<'a> {
         })
     }
 
-    /// The same with Hessians of so many bytes at a time in place of [`BUDGET`], if that of one input is not more.
+    /// Replaces [`BUDGET`] by `budget` bytes.
     #[must_use]
     pub fn with_budget(self, budget: usize) -> Self {
         Self { budget, ..self }
     }
 
-    /// Names the text and the place, so that what was made by them can be told from what was not.
+    /// Identifies the text and the place in stored results.
     fn key(&self) -> String {
         let bytes: Vec<u8> = self
             .windows
@@ -105,7 +111,7 @@ impl<'a> Calibration<'a> {
         )
     }
 
-    /// Runs over the text; `take` gets the place of a value among `inputs` and rows of it.
+    /// Runs over the text and calls `take` with rows of each of `inputs`.
     fn run(&self, inputs: &[Input], take: &mut Take<'_>) -> Result<()> {
         let names: Vec<String> = inputs.iter().map(|(name, _)| name.clone()).collect();
         let mut model = (self.open)(&names)?;
@@ -134,7 +140,7 @@ impl<'a> Calibration<'a> {
         Ok(all)
     }
 
-    /// The mean squares of the elements of each of `inputs`, in one run.
+    /// The mean square of each element of each of `inputs`, in one run.
     pub fn squares(&self, inputs: &[Input]) -> Result<Vec<Vec<f32>>> {
         let mut sums: Vec<(usize, Vec<f64>)> = inputs.iter().map(|(_, k)| (0, vec![0.0; *k])).collect();
         self.run(inputs, &mut |i, rows| {
@@ -161,7 +167,7 @@ impl<'a> Calibration<'a> {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_precision_loss,
-            reason = "means of a text, single precision is enough"
+            reason = "single precision is enough for means"
         )]
         let mean = |(count, sums): (usize, Vec<f64>)| {
             let count = count.max(1) as f64;
@@ -175,6 +181,7 @@ impl<'a> Calibration<'a> {
 mod tests {
     use super::*;
     use crate::llm::LanguageModel;
+    use crate::testing::{assert_carries, assert_usage};
 
     /// Tells `[token, 1]` and `[cache length]` for each token, in two pieces.
     struct Telling {
@@ -264,8 +271,8 @@ mod tests {
                 .err()
                 .unwrap()
         };
-        assert!(new(&text(&[]), 4).to_string().starts_with("calibration: "));
-        assert!(new(&text(&[1]), 1).to_string().contains("context of 1 tokens"));
+        assert_usage(&new(&text(&[]), 4), "calibration", &[]);
+        assert_usage(&new(&text(&[1]), 1), "calibration", &["1"]);
         let good = text(&[1, 2]);
         let calibration = Calibration::new(&good, 4, 9, "host", &open, &quiet).unwrap();
         let wrong = [("a".to_owned(), 5), ("b".to_owned(), 1)];
@@ -273,10 +280,7 @@ mod tests {
             calibration.hessians(&wrong).unwrap_err(),
             calibration.squares(&wrong).unwrap_err(),
         ] {
-            assert!(
-                e.to_string().contains("value \"a\": 4 numbers are no rows of 5"),
-                "{e}"
-            );
+            assert_carries(e, &["\"a\"", "4", "5"]);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! From prompts to tokens, with all that a model's folder says about its texts.
+//! Converts prompts to tokens, with the tokenizer, chat template and end tokens of a model folder.
 
 use super::folder::ModelFolder;
 use super::template::{ChatTemplate, Message, Values};
@@ -6,14 +6,14 @@ use super::tokenizer::Tokenizer;
 use crate::error::Result;
 use std::sync::OnceLock;
 
-/// What a text is generated from.
+/// The input of a generation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prompt<'a> {
-    /// A text that goes on. It is fed as it is, behind the token that starts a text where the tokenizer has one.
+    /// A text to continue. It is fed as it is, after the tokenizer's start token if there is one.
     Text(&'a str),
-    /// A conversation that is answered, in the form that the model's chat template gives it.
+    /// A conversation to answer, formatted with the model's chat template.
     Chat(&'a [Message]),
-    /// Tokens, fed as they are.
+    /// Tokens, fed unchanged.
     Tokens(&'a [u32]),
 }
 
@@ -58,7 +58,7 @@ pub struct Codec {
     folder: ModelFolder,
     tokenizer: Tokenizer,
     eos: Vec<u32>,
-    /// Read when a conversation comes: a model without a usable one can still go on with texts.
+    /// Read for the first conversation: a model without a usable template can still continue texts.
     template: OnceLock<Option<ChatTemplate>>,
 }
 
@@ -85,12 +85,12 @@ impl Codec {
         &self.tokenizer
     }
 
-    /// Ids that end a text, ascending.
+    /// IDs that end a text, ascending.
     pub fn eos(&self) -> &[u32] {
         &self.eos
     }
 
-    /// The chat template, if there is one. Errors of [`ChatTemplate::find`].
+    /// The chat template, if there is one. Returns the errors of [`ChatTemplate::find`].
     pub fn template(&self) -> Result<Option<&ChatTemplate>> {
         if let Some(template) = self.template.get() {
             return Ok(template.as_ref());
@@ -99,14 +99,14 @@ impl Codec {
         Ok(self.template.get_or_init(|| template).as_ref())
     }
 
-    /// The chat template. An error where there is none.
+    /// The chat template; an error if there is none.
     pub fn chat(&self) -> Result<&ChatTemplate> {
         self.template()?
             .ok_or_else(|| ChatTemplate::missing(&self.folder))
     }
 
-    /// The tokens of `prompt`; a chat template is given `values` beside the messages. An error for a conversation where there is no chat
-    /// template, or that the template refuses.
+    /// The tokens of `prompt`. `values` are extra variables for the chat template. An error for a
+    /// conversation if there is no chat template, or if the template rejects it.
     pub fn encode<'a>(&self, prompt: impl Into<Prompt<'a>>, values: &Values) -> Result<Vec<u32>> {
         match prompt.into() {
             Prompt::Text(text) => self.tokenizer.encode(text, true),

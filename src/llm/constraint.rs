@@ -1,18 +1,19 @@
-//! What a text must keep to while it is generated.
+//! Constraints on generated text.
 
 use crate::error::Result;
 
-/// Knows which tokens a text may go on with.
+/// Decides which tokens may come next.
 pub trait Constraint: Send {
     /// Begins a new text.
     fn start(&mut self) -> Result<()>;
 
-    /// Sets the logits of all tokens that may not come next to minus infinity; at least one is left.
+    /// Sets the logits of all tokens that may not come next to minus infinity; at least one
+    /// remains.
     fn mask(&mut self, logits: &mut [f32]) -> Result<()>;
 
-    /// Goes on with `token`. An error where it may not come next.
+    /// Advances by `token`. An error if it may not come next.
     fn accept(&mut self, token: u32) -> Result<()>;
 
-    /// True when the text is whole and nothing may follow but its end.
+    /// True if the text is complete and only its end may follow.
     fn is_complete(&self) -> bool;
 }

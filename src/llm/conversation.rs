@@ -1,4 +1,4 @@
-//! Conversations of several turns, of which each feeds what is new.
+//! Multi-turn conversations; each turn feeds only new tokens.
 
 use super::codec::Codec;
 use super::session::{Answer, GenerateOptions, Piece, Session};
@@ -7,37 +7,38 @@ use super::{Finish, Metrics};
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
 
-/// What errors call a message, with the instructions before it, for which the context has no room though all else were forgotten.
+/// Argument name in usage errors for a last turn that does not fit the context on its own.
 pub const MESSAGE: &str = "message";
 
 /// A conversation and the session that answers it.
 ///
-/// An answer keeps the tokens that the model chose, though its text might be encoded to others: so they are in the cache, and a turn feeds
-/// what came since the last one. A conversation that outgrows the context ends with an error, or forgets its oldest turns
+/// Answers keep the tokens that the model chose, even if their text would be encoded differently.
+/// They therefore stay in the cache, and a turn feeds only what came after the last answer. A
+/// conversation that outgrows the context ends with an error or drops its oldest turns
 /// ([`Conversation::set_slides`]).
 #[derive(Debug)]
 pub struct Conversation {
     session: Session,
     messages: Vec<Message>,
     slides: bool,
-    /// Up to the last answer.
+    /// Text and tokens up to the last answer.
     said: Option<Said>,
 }
 
-/// A text as the chat template gives it, and the tokens that are fed for it.
+/// A text as formatted by the chat template, and its tokens.
 #[derive(Debug)]
 struct Said {
     text: String,
     tokens: Vec<u32>,
 }
 
-/// Instructions, which stay when turns are forgotten.
+/// True for system messages, which stay when turns are dropped.
 fn is_system(message: &Message) -> bool {
     matches!(message.role.as_ref(), "system" | "developer")
 }
 
 impl Conversation {
-    /// A conversation with `session` that begins with `messages`: instructions, or nothing.
+    /// A conversation with `session` that starts with `messages`: system messages, or none.
     pub fn new(session: Session, messages: Vec<Message>) -> Self {
         Self {
             session,
@@ -47,23 +48,35 @@ impl Conversation {
         }
     }
 
-    /// Whether a full context slides: the oldest turns are forgotten, where they would leave too little room for an answer, and an answer that
-    /// fills the context goes on without the older half of what was said. Instructions before the first turn stay.
+    /// Sets whether a full context slides. If it does, the oldest turns are dropped when they leave
+    /// too little room for an answer, and an answer that fills the context continues without the
+    /// older half of the conversation. System messages before the first turn stay.
     pub fn set_slides(&mut self, slides: bool) {
         self.slides = slides;
     }
 
-    /// The messages that are not forgotten, answers included.
+    /// Whether a full context slides.
+    pub fn slides(&self) -> bool {
+        self.slides
+    }
+
+    /// Replaces all messages. A prefix shared with the cache is not fed again.
+    pub fn restore(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
+        self.said = None;
+    }
+
+    /// The messages that were not dropped, answers included.
     pub fn messages(&self) -> &[Message] {
         &self.messages
     }
 
-    /// What answers.
+    /// The session that answers.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }
 
-    /// Forgets all but the instructions at the start.
+    /// Drops all messages except the leading system messages.
     pub fn clear(&mut self) {
         let instructions = self.messages.iter().take_while(|m| is_system(m)).count();
         self.messages.truncate(instructions);
@@ -71,17 +84,19 @@ impl Conversation {
         self.session.clear();
     }
 
-    /// Answers `message` of the user or of a tool. Errors of [`Conversation::answer`], after which it was not said.
+    /// Answers `message` from the user or a tool. Returns the errors of [`Conversation::answer`];
+    /// the conversation is then unchanged.
     pub fn say(&mut self, message: Message, options: &GenerateOptions) -> Result<Reply<'_>> {
         let mut messages = self.messages.clone();
         messages.push(message);
         self.answer(messages, options)
     }
 
-    /// Answers `messages`, which take the place of those that there are: for callers that keep them. What they share with the
-    /// conversation so far is not fed again. Errors of [`Session::generate`], and one of the kind [`ErrorKind::ContextExceeded`] where the
-    /// conversation does not fit the context, or its last turn where it slides; the conversation is then what it was. That one is a usage error of
-    /// [`MESSAGE`] where the last turn alone does not fit.
+    /// Answers `messages`, which replace the current ones: for callers that keep the conversation.
+    /// A shared prefix is not fed again. Returns the errors of [`Session::generate`], and
+    /// [`ErrorKind::ContextExceeded`] if the conversation, or its last turn if it slides, does not
+    /// fit the context. The conversation is then unchanged. If the last turn alone does not fit,
+    /// this is a usage error for [`MESSAGE`].
     pub fn answer(&mut self, messages: Vec<Message>, options: &GenerateOptions) -> Result<Reply<'_>> {
         let count = messages.len();
         let (messages, prompt) = self.fitting(messages, options)?;
@@ -91,13 +106,13 @@ impl Conversation {
             let (name, what) = match alone > context {
                 true => (
                     MESSAGE,
-                    format!("alone needs {alone} tokens, the context holds {context}"),
+                    format!("needs {alone} tokens on its own, but the context holds {context}"),
                 ),
                 false => {
                     let all = prompt.tokens.len();
                     (
                         "conversation",
-                        format!("needs {all} tokens, the context holds {context}"),
+                        format!("needs {all} tokens, but the context holds {context}"),
                     )
                 }
             };
@@ -129,7 +144,8 @@ impl Conversation {
         })
     }
 
-    /// Text and tokens of `messages` with the beginning of an answer. What was said before keeps the tokens that it had.
+    /// Text and tokens of `messages`, followed by the start of an answer. Earlier messages keep
+    /// their tokens.
     fn encoded(&self, messages: &[Message], values: &Values) -> Result<Said> {
         let codec = self.session.codec();
         let (text, tokenizer) = (codec.chat()?.render(messages, values, true)?, codec.tokenizer());
@@ -137,7 +153,7 @@ impl Conversation {
             && let Some(rest) = text.strip_prefix(said.text.as_str())
         {
             let rest = tokenizer.encode(rest, false)?;
-            // Any other token might have joined with what stands before it.
+            // Any other token could have merged with the text before it.
             if rest.first().is_some_and(|id| tokenizer.is_special(*id)) {
                 let tokens = [said.tokens.as_slice(), &rest].concat();
                 return Ok(Said { text, tokens });
@@ -147,14 +163,15 @@ impl Conversation {
         Ok(Said { text, tokens })
     }
 
-    /// What of `messages` is fed: all, unless the conversation slides and they would leave too little room for an answer.
+    /// The part of `messages` to feed: all, unless the conversation slides and too little room
+    /// would remain for an answer.
     fn fitting(&self, mut messages: Vec<Message>, options: &GenerateOptions) -> Result<(Vec<Message>, Said)> {
         let context = self.session.context();
         let room = options.max_tokens.min(context / 4);
         let head = messages.iter().take_while(|m| is_system(m)).count();
         loop {
             let said = self.encoded(&messages, &options.template_values)?;
-            // A question goes with its answer and with what tools said, and the last question stays.
+            // A question is dropped with its answer and tool results; the last question stays.
             let turns = messages.iter().enumerate().skip(head + 1);
             let next = turns.filter(|(_, m)| m.role == "user").map(|(at, _)| at).next();
             match next {
@@ -166,7 +183,7 @@ impl Conversation {
         }
     }
 
-    /// Tokens of `messages` without the turns before the last one.
+    /// Number of tokens of the system messages and the last turn.
     fn last_turn(&self, messages: &[Message], values: &Values) -> Result<usize> {
         let head = messages.iter().take_while(|m| is_system(m)).count();
         let last = messages
@@ -178,13 +195,16 @@ impl Conversation {
         Ok(self.encoded(&turn.concat(), values)?.tokens.len())
     }
 
-    /// How many of the first of `tokens`, those of `messages`, come before anything that was said.
+    /// Number of leading `tokens` of `messages` that precede the first turn.
     fn header(&self, messages: &[Message], tokens: &[u32], values: &Values) -> usize {
         let mut silent: Vec<Message> = messages.iter().take_while(|m| is_system(m)).cloned().collect();
         silent.push(Message::user(""));
         let silent = self.encoded(&silent, values).map_or_else(
             |e| {
-                log::debug!("nothing is kept when the context slides: {}", e.chain());
+                log::debug!(
+                    "cannot keep system messages when the context slides: {}",
+                    e.chain()
+                );
                 Vec::new()
             },
             |said| said.tokens,
@@ -194,15 +214,15 @@ impl Conversation {
     }
 }
 
-/// An answer in a conversation as it comes: an iterator of its pieces. When it is dropped, what came of it is a message of the conversation;
-/// after an error the question is none either.
+/// An answer in progress: an iterator over its pieces. When it is dropped, the text so far becomes
+/// a message of the conversation. After an error the question is removed too.
 pub struct Reply<'a> {
     answer: Answer<'a>,
     codec: Arc<Codec>,
     messages: &'a mut Vec<Message>,
     said: &'a mut Option<Said>,
     prompt: Said,
-    /// What came so far.
+    /// Text so far.
     text: String,
     tokens: Vec<u32>,
     forgotten: usize,
@@ -210,27 +230,27 @@ pub struct Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// The text of all pieces that are left.
+    /// The text of all remaining pieces.
     pub fn text(&mut self) -> Result<String> {
         self.map(|piece| Ok(piece?.text)).collect()
     }
 
-    /// As [`Answer::finish`].
+    /// See [`Answer::finish`].
     pub fn finish(&self) -> Option<Finish> {
         self.answer.finish()
     }
 
-    /// As [`Answer::reused`].
+    /// See [`Answer::reused`].
     pub fn reused(&self) -> usize {
         self.answer.reused()
     }
 
-    /// As [`Answer::metrics`].
+    /// See [`Answer::metrics`].
     pub fn metrics(&self) -> Metrics {
         self.answer.metrics()
     }
 
-    /// How many of the oldest messages were forgotten before it.
+    /// Number of oldest messages dropped to make room for this answer.
     pub fn forgotten(&self) -> usize {
         self.forgotten
     }
@@ -259,7 +279,7 @@ impl Drop for Reply<'_> {
             self.messages.pop();
             return;
         }
-        // The tokens of a stop string, and of a piece that is held back, have more text than was given out.
+        // Tokens of a stop string, or of held-back text, have more text than was delivered.
         let text = self.codec.tokenizer().decode(&self.tokens);
         if text.is_ok_and(|text| text == self.text) {
             *self.said = Some(Said {

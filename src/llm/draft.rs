@@ -1,21 +1,23 @@
-//! Guesses of the next tokens, which the model then verifies in one run (Leviathan et al., 2023).
+//! Speculative decoding: drafts of the next tokens that the model verifies in one run (Leviathan et
+//! al., 2023).
 
 use super::{Cancel, LanguageModel};
 use crate::error::Result;
 
-/// Guesses how a text goes on. A wrong guess costs time and changes nothing.
+/// Proposes the next tokens. A wrong draft costs time but does not change the result.
 pub trait Draft: Send {
-    /// At most `most` tokens that may follow `context`; none where there is nothing to go by. Ends soon, with what it has, once `cancel`
-    /// is set.
+    /// At most `most` tokens that may follow `context`; empty if there is no basis for a draft.
+    /// Returns early with what it has once `cancel` is set.
     fn propose(&mut self, context: &[u32], most: usize, cancel: &Cancel) -> Result<Vec<u32>>;
 }
 
-/// Goes on as the context did where its last tokens stood before (Saxena, 2023, "Prompt Lookup Decoding").
+/// Proposes the tokens that followed the same text earlier in the context (Saxena, 2023, "Prompt
+/// Lookup Decoding").
 #[derive(Clone, Copy, Debug)]
 pub struct NgramDraft {
-    /// Longest end of the context that is looked for.
+    /// Longest suffix of the context to search for, in tokens.
     pub longest: usize,
-    /// Shortest, at least 1.
+    /// Shortest suffix, at least 1.
     pub shortest: usize,
 }
 
@@ -34,12 +36,12 @@ impl Draft for NgramDraft {
             let Some(end) = context.len().checked_sub(n).and_then(|at| context.get(at..)) else {
                 continue;
             };
-            // The last place but the end itself.
+            // The last match other than the suffix itself.
             let before = context.get(..context.len() - 1).unwrap_or_default();
             let Some(at) = before.windows(n).rposition(|w| w == end) else {
                 continue;
             };
-            // Where the copied stretch reaches the end of the context it goes on with the copy.
+            // If the copied range reaches the end of the context, it continues into the copy.
             let mut all = context.to_vec();
             for i in at + n..at + n + most {
                 let Some(token) = all.get(i).copied() else { break };
@@ -51,7 +53,7 @@ impl Draft for NgramDraft {
     }
 }
 
-/// Goes on as another, smaller model does, which has the same vocabulary.
+/// Draft tokens of a smaller model with the same vocabulary.
 pub struct ModelDraft {
     model: Box<dyn LanguageModel + Send>,
     /// Tokens in its cache.
@@ -59,7 +61,7 @@ pub struct ModelDraft {
 }
 
 impl ModelDraft {
-    /// A draft by `model`, whose cache is emptied.
+    /// A draft by `model`. Its cache is emptied.
     pub fn new(mut model: Box<dyn LanguageModel + Send>) -> Self {
         model.truncate(0);
         Self {
@@ -97,8 +99,9 @@ impl Draft for ModelDraft {
     }
 }
 
-/// Shortens the cache of `model`, which holds `cached`, to the tokens that it shares with the start of `tokens`, and returns
-/// how many of these are left ([`LanguageModel::truncate`]). The last of `tokens` is not among them: what follows it starts from its logits.
+/// Truncates the cache of `model`, which holds `cached`, to the prefix shared with `tokens`, and
+/// returns the length that remains ([`LanguageModel::truncate`]). The last of `tokens` is never
+/// kept, because its logits are needed.
 pub fn reuse(model: &mut dyn LanguageModel, cached: &[u32], tokens: &[u32]) -> usize {
     let pairs = tokens.iter().zip(cached);
     let common = pairs.take_while(|(a, b)| a == b).count();

@@ -1,7 +1,9 @@
-//! ONNX decoders as [`LanguageModel`]s: on a device through a [`Executor`], and on the host through the interpreter.
+//! Runs ONNX decoders as [`LanguageModel`]s: on a device through an [`Executor`], on the host
+//! through the interpreter.
 //!
-//! The graph is one that takes `input_ids [batch, sequence]`, perhaps `position_ids` and `attention_mask`, and returns `logits`;
-//! every other input must have become state (pass `kv_cache`), or the model runs without a cache. One sequence is run (`batch = 1`).
+//! The graph takes `input_ids [batch, sequence]`, optionally `position_ids` and `attention_mask`,
+//! and returns `logits`. Every other input must have become state (pass `kv_cache`); without caches
+//! the model runs uncached. One sequence is run (`batch = 1`).
 
 mod check;
 mod cost;
@@ -23,7 +25,7 @@ use super::prompt_cache::States;
 use super::sampler::arg_max;
 use super::{LanguageModel, roles};
 use crate::backend::{Backend, Caps, Stats};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Timing, WeightSource};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
@@ -40,34 +42,36 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Most tokens of one prefill run, unless the device wants more ([`Lengths::on`]).
+/// Maximum tokens per prefill run, unless the device prefers more ([`Lengths::on`]).
 pub const CHUNK: usize = 128;
 
-/// The same where products run on matrix units, which fewer rows leave idle.
+/// Maximum for devices with tensor cores, which need more rows to be fully used.
 const LONG_CHUNK: usize = 1024;
 
-/// Lengths of decoding are padded to multiples of this.
+/// Decode lengths are padded to multiples of this.
 pub const PADDING: usize = 64;
 
-/// What a decoder is planned for, in tokens.
+/// Sizes for which a decoder is planned, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lengths {
-    /// Tokens that the cache holds.
+    /// Context length: tokens that the cache holds.
     pub context: usize,
-    /// Most tokens of one prefill run. A cache of which a window is read has room for that and for so many.
+    /// Maximum tokens per prefill run. A sliding-window cache has this much room in addition to its
+    /// window.
     pub chunk: usize,
-    /// Prefill runs of no more tokens than this have a plan of their own, whose kernels are for few rows. 0: there is none.
+    /// Prefill runs of at most this many tokens use their own plan, with kernels for few rows. 0
+    /// means none.
     pub short: usize,
-    /// In decoding, grids and parameters are those of the next multiple of this many tokens, so that they change only when
-    /// a multiple is crossed.
+    /// Decode grids and parameters are computed for the next multiple of this many tokens, so they
+    /// change only at multiples.
     pub padding: usize,
-    /// Most tokens of a run that tells the logits of all of them, for a decoder with [`Logits::Tail`]: a token and its draft. Below 2
-    /// there is no plan for such runs.
+    /// Maximum tokens of a run that returns the logits of all of them, for a decoder with
+    /// [`Logits::Tail`]: one token plus its draft. Below 2 there is no plan for such runs.
     pub rows: usize,
 }
 
 impl Lengths {
-    /// A cache of `context` tokens, else what is usual.
+    /// A context of `context` tokens, with the defaults for the rest.
     pub fn of(context: usize) -> Self {
         Self {
             context,
@@ -78,7 +82,7 @@ impl Lengths {
         }
     }
 
-    /// The same, with prefill runs as long as the device wants them.
+    /// Sets the prefill run length that the device prefers.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
         if caps.matrix_units {
@@ -93,48 +97,48 @@ impl Lengths {
 /// Which rows of the logits are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Logits {
-    /// The last of each run: generation.
+    /// The last row of each run, for generation.
     Last,
-    /// As many of the last as a run asks for: generation with drafts.
+    /// The last rows, as many as a run requests, for speculative decoding.
     Tail,
-    /// All of them: evaluation.
+    /// All rows, for evaluation.
     All,
 }
 
-/// A decoder's graph with its roles found.
+/// A decoder's graph with identified inputs and outputs.
 #[derive(Debug)]
 pub struct Decoder {
     graph: Arc<Graph>,
-    /// The graph for runs of one token, where it is another.
+    /// The graph for runs of one token, if it differs.
     step: Option<Graph>,
-    /// By which passes it became so.
+    /// The passes that made `step`.
     one_row: Pipeline,
-    /// It has no mask.
+    /// True if `step` has no mask input.
     unmasked: bool,
     sequence: Symbol,
     past: Symbol,
-    /// What runs before left is there for the next.
+    /// True if the model has a KV cache.
     keeps_cache: bool,
-    /// Counts the rows of logits that a run computes, where it may choose.
+    /// The number of logits rows that a run computes, if it is variable.
     rows: Option<Symbol>,
-    /// All rows of logits are computed in every run.
+    /// True if every run computes all rows of logits.
     all_rows: bool,
     vocab: usize,
-    /// Tells one model from another.
+    /// Identifies the model.
     fingerprint: String,
-    /// Storage of activations on a device.
+    /// Activation type on a device.
     float: DType,
-    /// Where its weights come from on a device.
+    /// Source of the weights on a device.
     weights: WeightSource,
-    /// Keys that a mask which is made for a run shows to a query.
+    /// Sliding-window size of masks that are made per run, if any.
     window: Option<usize>,
-    /// Values in its middle that a run tells, by name.
+    /// Names of the watched intermediate values.
     watched: Vec<String>,
-    /// What the passes did.
+    /// Reports of the passes.
     pub passes: Vec<PassReport>,
 }
 
-const NO_IDS: &str = "there is no input \"input_ids\"";
+const NO_IDS: &str = "the model has no input \"input_ids\"";
 
 fn bad(what: impl Into<String>) -> Error {
     Error::other(Stage::Import, what)
@@ -144,7 +148,7 @@ fn bad(what: impl Into<String>) -> Error {
 fn vocabulary(graph: &Graph) -> Result<usize> {
     let out = graph
         .output("logits")
-        .ok_or_else(|| bad("no output \"logits\""))?;
+        .ok_or_else(|| bad("the model has no output \"logits\""))?;
     let fact = graph.fact(out)?;
     let last = match fact.shape.0.as_slice() {
         [_, _, last] => last.as_const().and_then(|v| usize::try_from(v).ok()),
@@ -157,7 +161,8 @@ fn vocabulary(graph: &Graph) -> Result<usize> {
     })
 }
 
-/// `without`, else `graph`, with what joins by `pipeline` where runs have one row; `None` where that is `graph`.
+/// The graph for runs of one row: `without`, or else `graph`, after the passes of `pipeline`.
+/// `None` if that equals `graph`.
 fn for_one_row(without: Option<Graph>, graph: &Graph, pipeline: &Pipeline) -> Result<Option<Graph>> {
     let other = without.is_some();
     let mut step = without.unwrap_or_else(|| graph.clone());
@@ -165,8 +170,8 @@ fn for_one_row(without: Option<Graph>, graph: &Graph, pipeline: &Pipeline) -> Re
     Ok((other || joined).then_some(step))
 }
 
-/// Leaves of a decoder what the values `watched`, which are outputs, need: of the caches those that are appended to for them, or the first where that is none, since a
-/// decoder has one.
+/// Removes outputs that the values `watched`, themselves outputs, do not need. Keeps the caches
+/// that they depend on, or the first cache if there are none, since a decoder has one.
 fn end_with(graph: &mut Graph, watched: &[String]) {
     let name = |v: ValueId| graph.value(v).name.as_str();
     let mut needed = HashSet::new();
@@ -194,12 +199,13 @@ fn end_with(graph: &mut Graph, watched: &[String]) {
 }
 
 impl Decoder {
-    /// Reads a model and prepares its graph by `pipeline`.
+    /// Reads a model and runs the passes of `pipeline`.
     pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
         Self::load_with(path, ImportOptions::default(), pipeline, logits)
     }
 
-    /// As [`Decoder::load`], with options for reading the model. Without its weights a decoder can be planned, not run.
+    /// Like [`Decoder::load`], with import options. A decoder without weights can be planned but
+    /// not run.
     pub fn load_with(
         path: &Path,
         options: ImportOptions,
@@ -213,13 +219,14 @@ impl Decoder {
         Self::of(graph, pipeline, logits)
     }
 
-    /// Prepares an imported graph by `pipeline`.
+    /// Runs the passes of `pipeline` on an imported graph.
     pub fn of(graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
         Self::watching(graph, &[], pipeline, logits)
     }
 
-    /// As [`Decoder::of`]; the values `watched`, by name, are computed as they are and told by [`Watch`]. Where there are any, nothing is computed that
-    /// they do not need: logits can be asked for only if they are among them. An error for a name that no node's result has.
+    /// Like [`Decoder::of`]; the values `watched`, by name, are kept unchanged and returned by
+    /// [`Watch`]. If there are any, only what they need is computed: logits are available only if
+    /// they are watched. An error for a name that no node outputs.
     pub fn watching(
         mut graph: Graph,
         watched: &[String],
@@ -230,7 +237,7 @@ impl Decoder {
             let value = graph
                 .find(name)
                 .filter(|v| graph.value(*v).producer.is_some())
-                .ok_or_else(|| bad(format!("no node makes a value \"{name}\"")))?;
+                .ok_or_else(|| bad(format!("no node outputs a value \"{name}\"")))?;
             if !graph.outputs().contains(&value) {
                 Edit::new(&mut graph).add_output(value);
             }
@@ -249,10 +256,11 @@ impl Decoder {
                 graph.fact(ids)?
             )));
         };
-        let sequence = sequence
-            .as_symbol()
-            .cloned()
-            .ok_or_else(|| bad(format!("input_ids: sequence length {sequence} is not a symbol")))?;
+        let sequence = sequence.as_symbol().cloned().ok_or_else(|| {
+            bad(format!(
+                "input_ids: the sequence length {sequence} is fixed; expected a symbol"
+            ))
+        })?;
         if let Some(batch) = batch.as_symbol().cloned() {
             let one = BTreeMap::from([(batch, Dim::from(1))]);
             Edit::new(&mut graph)
@@ -260,7 +268,7 @@ impl Decoder {
                 .map_err(|e| bad(e.to_string()))?;
         }
         roles::check(&graph)?;
-        // Every run has a token, so that there is a last one.
+        // Every run has at least one token, so there is a last one.
         let mut known = graph.constraints().clone();
         known
             .bound(&sequence, Some(1), None)
@@ -293,22 +301,22 @@ impl Decoder {
         }) {
             let name = &graph.value(*v).name;
             return Err(bad(format!(
-                "input \"{name}\" is neither {} nor a cache that could become state",
+                "unexpected input \"{name}\": it is neither {} nor a KV cache",
                 roles::KNOWN.join(", ")
             )));
         }
         let past = match graph.states().first() {
             Some(s) if graph.states().iter().all(|o| o.past == s.past) => s.past.clone(),
-            Some(_) => return Err(bad("the caches grow from different lengths")),
+            Some(_) => return Err(bad("the KV caches have different lengths")),
             None => roles::unused(&graph, "past"),
         };
         if past == sequence {
             return Err(bad(format!(
-                "the new tokens and the cache have one length, {past}; they must be two symbols"
+                "the new tokens and the KV cache have the same length, {past}; expected two different symbols"
             )));
         }
         let vocab = vocab.map_or_else(|| vocabulary(&graph), Ok)?;
-        // What quantizes its operands at run time doubles a rounding to halves by whole steps.
+        // Quantizing operands at run time turns a rounding to f16 into whole quantization steps.
         let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
         let float = if graph.nodes().any(|(_, n)| quantizes(n)) {
             DType::F32
@@ -325,7 +333,7 @@ impl Decoder {
             graph: Arc::new(graph),
             sequence,
             past,
-            // Where the pass refuses the model, every run has all rows, too.
+            // If the pass cannot handle the model, every run computes all rows too.
             all_rows: logits == Logits::All || logits == Logits::Tail && rows.is_none(),
             rows,
             vocab,
@@ -338,8 +346,9 @@ impl Decoder {
         })
     }
 
-    /// True for a graph that has the form of a decoder before any pass: tokens go in, logits come out, and an input is
-    /// concatenated with something, of which the whole or what is new comes out again, or kept by an operator as a cache.
+    /// True if an unprocessed graph looks like a decoder: it takes tokens and returns logits, and
+    /// an input is concatenated with new values or used as a cache by an operator, and the whole or
+    /// the new part is returned.
     pub fn is_form_of(graph: &Graph) -> bool {
         let is_output = |v: Option<&ValueId>| v.is_some_and(|v| graph.outputs().contains(v));
         let grows = |node: &Node| {
@@ -355,32 +364,33 @@ impl Decoder {
             && graph.nodes().any(|(_, n)| grows(n))
     }
 
-    /// Expresses the sizes of a decoder's inputs by the tokens of a run and those in the cache, where their roles tell; loading does so
-    /// too.
+    /// Expresses the sizes of a decoder's inputs by the tokens of a run and the tokens in the
+    /// cache, where their roles allow it. Loading does this too.
     pub fn name_lengths(graph: &mut Graph) -> Result<()> {
         roles::name_lengths(graph).map_err(|e| bad(e.to_string()))
     }
 
-    /// The same with activations and cache stored in `float` on a device, `f16` or `f32`. Without this it is `f16`, and `f32` where the
-    /// model quantizes its operands at run time.
+    /// Sets the element type of activations and cache on a device, `f16` or `f32`. The default is
+    /// `f16`, or `f32` if the model quantizes operands at run time.
     pub fn stored_in(mut self, float: DType) -> Self {
         self.float = float;
         self
     }
 
-    /// The same with weights from `source` on a device.
+    /// Sets the source of the weights on a device.
     pub fn with_weights(mut self, source: WeightSource) -> Self {
         self.weights = source;
         self
     }
 
-    /// True where the mask is an input that is added to scores: then a window that the graph does not have can be given by
-    /// [`Decoder::with_window`].
+    /// True if the mask is an input that is added to scores. [`Decoder::with_window`] can then
+    /// apply a window that the graph does not have.
     pub fn adds_mask(&self) -> bool {
         roles::adds_mask(&self.graph)
     }
 
-    /// The same with queries that see `window` keys, their own included, as far as the mask is one that is added to scores.
+    /// Limits queries to the latest `window` keys, their own included, if the mask is added to
+    /// scores.
     pub fn with_window(mut self, window: usize) -> Result<Self> {
         self.window = Some(window);
         self.step = for_one_row(None, &self.graph, &self.one_row)?;
@@ -389,28 +399,28 @@ impl Decoder {
         Ok(self)
     }
 
-    /// True where attention that the passes found sees a window of keys. Those of [`Pipeline::host`] look for none.
+    /// True if the passes found sliding-window attention. [`Pipeline::host`] does not look for it.
     pub fn has_windows(&self) -> bool {
         let windowed = |n: &Node| n.op.downcast::<Attention>().is_some_and(|a| a.window.is_some());
         self.graph.nodes().any(|(_, n)| windowed(n))
     }
 
-    /// The prepared graph.
+    /// The graph after the passes.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }
 
-    /// The symbol that counts the tokens of a run.
+    /// The symbol for the tokens of a run.
     pub fn sequence(&self) -> &Symbol {
         &self.sequence
     }
 
-    /// The symbol that counts the tokens in the cache before a run; without a cache one that no size has.
+    /// The symbol for the tokens in the cache before a run. Without a cache, no size contains it.
     pub fn past(&self) -> &Symbol {
         &self.past
     }
 
-    /// False where no input and output became a cache: then every run starts from no tokens.
+    /// False if the model has no KV cache: every run then starts at position 0.
     pub fn keeps_cache(&self) -> bool {
         self.keeps_cache
     }
@@ -423,7 +433,8 @@ impl Decoder {
         b
     }
 
-    /// The plan of a run over `tokens` behind `past` others, where no logits but the last are wanted, and the values of its symbols.
+    /// The plan for `tokens` tokens after `past` cached ones, if only the last logits are needed,
+    /// and the values of its symbols.
     fn run_of(&self, short: ShortRuns, tokens: usize, past: usize) -> (usize, Bindings) {
         let mut bindings = self.bindings(tokens, past);
         if tokens != 1 || !self.keeps_cache {
@@ -436,7 +447,7 @@ impl Decoder {
         (short.map_or(DECODE, |(plan, _)| plan), bindings)
     }
 
-    /// What the plans of prefill and decode (one token a run) are made for.
+    /// Plan options for prefill and for decode (one token per run).
     pub fn options(&self, lengths: &Lengths) -> [Options; 2] {
         let Lengths {
             context,
@@ -458,13 +469,13 @@ impl Decoder {
             beyond: 1,
             multiple: number(padding),
         });
-        // The token of the run needs a row too; and padded lengths must not reach behind the state.
+        // The new token needs a row too, and padded lengths must not exceed the state.
         decode.bounds.set(&self.past, number(context.saturating_sub(1)));
         [prefill, decode]
     }
 
-    /// As the second of [`Decoder::options`], while the cache is so short that attention over it is not worth splitting; `None`
-    /// where it is never longer.
+    /// The decode options of [`Decoder::options`] for caches too short to split attention; `None`
+    /// if every cache is.
     fn short_decode(&self, lengths: &Lengths) -> Option<Options> {
         let [_, mut options] = self.options(lengths);
         let most = UNSPLIT.min(options.bounds.get(&self.past)?);
@@ -482,7 +493,7 @@ impl Decoder {
         }
     }
 
-    /// What the plan of short runs with all their logits is made for, where there is one; see [`Lengths::rows`].
+    /// Plan options for short runs with all their logits, if any; see [`Lengths::rows`].
     fn rows_options(&self, lengths: &Lengths) -> Option<Options> {
         let rows = self.rows.as_ref().filter(|_| lengths.rows > 1)?;
         let mut options = self.base_options(lengths);
@@ -501,8 +512,9 @@ impl Decoder {
         ])
     }
 
-    /// All plans that a [`DeviceModel`] loads: those of prefill and decode, and as far as there are such those of short runs with all their
-    /// logits, of decoding behind few tokens and of prefill runs of few. Without a cache prefill is all.
+    /// All plans that a [`DeviceModel`] loads: prefill and decode, and optionally short runs with
+    /// all their logits, decode with a short cache, and short prefill. A model without a cache has
+    /// only prefill.
     pub fn every_plan(&self, caps: &Caps, lengths: &Lengths) -> Result<Vec<Plan>> {
         Ok(self.device_plans(caps, lengths)?.plans)
     }
@@ -539,12 +551,13 @@ impl Decoder {
         })
     }
 
-    /// The graph that decode plans are made of: values, weights and states are those of [`Decoder::graph`].
+    /// The graph of decode plans. Its values, weights and states are those of [`Decoder::graph`].
     fn step_graph(&self) -> &Graph {
         self.step.as_ref().unwrap_or(&self.graph)
     }
 
-    /// The inputs that the graph has, for `tokens` after `past` others; without a mask that the plan of the run does not read.
+    /// The graph's inputs for `tokens` after `past` cached tokens, without a mask that the plan
+    /// does not read.
     fn inputs_of(&self, plan: usize, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
         let steps = plan != PREFILL && tokens.len() == 1 && self.unmasked;
         self.inputs(tokens, past, !steps)
@@ -552,19 +565,18 @@ impl Decoder {
 
     fn inputs(&self, tokens: &[u32], past: usize, masked: bool) -> Result<Vec<(&'static str, HostTensor)>> {
         if past > 0 && !self.keeps_cache {
-            let what = format!(
-                "the model has no KV cache, so that nothing can follow the {past} tokens that were run"
-            );
+            let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
             return Err(Error::other(Stage::Run, what));
         }
         if let Some(t) = tokens
             .iter()
             .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))
         {
-            return Err(Error::other(
-                Stage::Run,
-                format!("token {t} is outside the vocabulary of {}", self.vocab),
-            ));
+            let what = format!(
+                "token ID {t} is out of range; the vocabulary has {} tokens",
+                self.vocab
+            );
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
         }
         roles::inputs(&self.graph, tokens, past, self.window, masked)
     }
@@ -572,21 +584,20 @@ impl Decoder {
 
 fn check_room(have: usize, more: usize, context: usize) -> Result<()> {
     if have + more > context {
-        return Err(Error::other(
-            Stage::Run,
-            format!("{have} tokens in the cache and {more} more exceed the context of {context}"),
-        ));
+        let what = format!("the cache holds {have} tokens; {more} more exceed the context of {context}");
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::ContextExceeded));
     }
     if more == 0 {
-        return Err(Error::other(Stage::Run, "no tokens to run"));
+        return Err(Error::other(Stage::Run, "a run needs at least one token"));
     }
     Ok(())
 }
 
-/// A decoder that tells values in its middle, those of [`Decoder::watching`].
+/// A decoder that returns intermediate values, those of [`Decoder::watching`].
 pub trait Watch: LanguageModel {
-    /// Appends `tokens` (at least one) to the cache and hands the elements of each watched value to `take`, with its place in the list, in pieces
-    /// that follow one another along the tokens. Errors of `take` are passed on. As with [`LanguageModel::forward`] an error leaves the cache at an
+    /// Appends `tokens` (at least one) to the cache and passes the elements of each watched value
+    /// to `take`, with its index in the list, in consecutive pieces along the tokens. Errors of
+    /// `take` are returned. As with [`LanguageModel::forward`], an error leaves the cache at an
     /// unspecified length.
     fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
 }
@@ -595,12 +606,13 @@ fn check_rows(tokens: usize, rows: usize) -> Result<()> {
     if tokens == rows {
         return Ok(());
     }
-    let what =
-        format!("{rows} rows of logits for {tokens} tokens: the decoder was loaded for the last row only");
+    let what = format!(
+        "found {rows} rows of logits for {tokens} tokens: the decoder was loaded for the last row only"
+    );
     Err(Error::other(Stage::Run, what))
 }
 
-/// The plans of a [`DeviceModel`]; two of its fields say which is which.
+/// The plans of a [`DeviceModel`], with the indices of the optional ones.
 #[derive(Debug)]
 struct DevicePlans {
     plans: Vec<Plan>,
@@ -608,12 +620,12 @@ struct DevicePlans {
     short: ShortRuns,
 }
 
-/// Plans of runs that are short in one way or another.
+/// Plans for runs that are short in some respect.
 #[derive(Clone, Copy, Debug, Default)]
 struct ShortRuns {
-    /// That of decoding behind few tokens, and how many these are at most.
+    /// The plan for decode with a short cache, and the largest cache length for it.
     decode: Option<(usize, i64)>,
-    /// That of prefill runs of few tokens, and how many these are at most.
+    /// The plan for short prefill runs, and the largest number of tokens for it.
     prefill: Option<(usize, usize)>,
 }
 
@@ -623,7 +635,7 @@ pub struct DeviceModel {
     decoder: Arc<Decoder>,
     executor: Executor,
     lengths: Lengths,
-    /// The plan of short runs with the logits of all tokens.
+    /// Index of the plan for short runs with the logits of all tokens.
     verify: Option<usize>,
     short: ShortRuns,
     rings: Rings,
@@ -633,22 +645,23 @@ pub struct DeviceModel {
 const PREFILL: usize = 0;
 const DECODE: usize = 1;
 
-/// Which logits a run is to compute.
+/// Which logits a run must compute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rows {
-    /// The last at least.
+    /// At least the last row.
     Last,
-    /// All of them.
+    /// All rows.
     All,
 }
 
 impl DeviceModel {
-    /// Plans `decoder` for `backend`, which nothing else uses, and `lengths`, and uploads its weights.
+    /// Plans `decoder` for `backend`, which must be unused, and for `lengths`, and uploads the
+    /// weights.
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
         DeviceDecoder::new(decoder, backend, lengths)?.model()
     }
 
-    /// What the device offers.
+    /// Capabilities of the device.
     pub fn caps(&self) -> &Caps {
         self.executor.caps()
     }
@@ -658,7 +671,7 @@ impl DeviceModel {
         self.executor.stats()
     }
 
-    /// Sizes of the prefill and of the decode plan, and their numbers of dispatches.
+    /// Memory and number of dispatches of the prefill plan and of the decode plan.
     pub fn memory(&self) -> [(MemoryReport, usize); 2] {
         [PREFILL, DECODE].map(|p| {
             self.executor
@@ -667,7 +680,7 @@ impl DeviceModel {
         })
     }
 
-    /// Queues one run over `tokens`, at most a chunk. Returns the plan that ran.
+    /// Queues one run over `tokens`, at most a chunk. Returns the plan and its symbol values.
     fn advance(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, Bindings)> {
         let (plan, bindings) = self.prepare(tokens, wanted)?;
         self.rings.grow(self.len + tokens.len());
@@ -676,7 +689,8 @@ impl DeviceModel {
         Ok((plan, bindings))
     }
 
-    /// As [`DeviceModel::advance`]; returns the plan and the number of rows of its logits: 1 where only the last is computed.
+    /// Like [`DeviceModel::advance`], but returns the plan and its number of logits rows (1 if only
+    /// the last is computed).
     fn step(&mut self, tokens: &[u32], wanted: Rows) -> Result<(usize, usize)> {
         let (plan, bindings) = self.advance(tokens, wanted)?;
         let port = self.executor.plan(plan).and_then(|p| p.output("logits"));
@@ -688,7 +702,7 @@ impl DeviceModel {
         if rows == 0 {
             return Err(Error::other(
                 Stage::Run,
-                format!("logits of shape {shape:?} hold no row"),
+                format!("logits of shape {shape:?} have no rows"),
             ));
         }
         Ok((plan, rows))
@@ -709,7 +723,7 @@ impl DeviceModel {
         Ok((plan, bindings))
     }
 
-    /// Runs `tokens` in chunks and hands each chunk's plan and number of rows to `take`.
+    /// Runs `tokens` in chunks and passes each chunk's plan and number of rows to `take`.
     fn chunks(
         &mut self,
         tokens: &[u32],
@@ -727,24 +741,24 @@ impl DeviceModel {
         Ok(())
     }
 
-    /// True where the device finds the largest logits itself.
+    /// True if the device finds the largest logit itself.
     fn tells_tokens(&self) -> bool {
         self.decoder.graph.output(TOKEN).is_some()
     }
 
-    /// The ids of the largest logits of the last run of `plan`, which has `rows` rows.
+    /// IDs of the largest logits of the last run of `plan`, which has `rows` rows.
     fn chosen(&mut self, plan: usize, rows: usize) -> Result<Vec<u32>> {
         let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
         let ids = self.executor.read(plan, TOKEN)?.to_i64();
         let ids = ids.map_err(|e| wrong(e.to_string()))?;
         if ids.len() != rows {
-            return Err(wrong(format!("{} tokens for {rows} rows of logits", ids.len())));
+            return Err(wrong(format!("found {} tokens, expected {rows}", ids.len())));
         }
-        let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("{i} is no token")));
+        let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("invalid token ID {i}")));
         ids.iter().map(id).collect()
     }
 
-    /// Runs one chunk of `tokens` and returns what each step took.
+    /// Runs one chunk of `tokens` and returns the time of each step.
     pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
         check_room(self.len, tokens.len(), self.lengths.context)?;
         let (plan, bindings) = self.prepare(tokens, Rows::Last)?;
@@ -817,7 +831,7 @@ impl LanguageModel for DeviceModel {
         })?;
         let ids = self.chosen(plan, rows)?;
         let last = ids.last().copied();
-        last.ok_or_else(|| Error::other(Stage::Run, "no token was chosen"))
+        last.ok_or_else(|| Error::other(Stage::Run, "the device returned no token"))
     }
 
     fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {

@@ -1,6 +1,7 @@
 //! The folder of a model: its paths and its small JSON files.
 
 use super::load::OTHERS;
+use super::sampler::SamplerConfig;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
 use crate::gguf;
@@ -55,7 +56,7 @@ pub struct Config {
     pub layer_types: Option<Vec<String>>,
 }
 
-/// Attention over the latest keys, as [`Config`] tells of it.
+/// Sliding-window attention, as described by [`Config`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlidingWindow {
     /// Keys that a query sees, its own included.
@@ -100,11 +101,51 @@ impl Config {
     }
 }
 
+/// Name of the file that [`GenerationConfig`] is read from.
+pub const GENERATION_CONFIG: &str = "generation_config.json";
+
 /// The entries of `generation_config.json` that generation needs. Others are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 pub struct GenerationConfig {
-    /// Ids that end a text; they stand before those of [`Config`].
+    /// Ids that end a text; used instead of those of [`Config`].
     pub eos_token_id: Option<TokenIds>,
+    /// False: the most likely token is always taken.
+    pub do_sample: Option<bool>,
+    /// As [`SamplerConfig::temperature`].
+    pub temperature: Option<f32>,
+    /// As [`SamplerConfig::top_k`]; a negative number is off.
+    pub top_k: Option<i64>,
+    /// As [`SamplerConfig::top_p`].
+    pub top_p: Option<f32>,
+    /// As [`SamplerConfig::min_p`].
+    pub min_p: Option<f32>,
+    /// As [`Penalties::repetition`](super::sampler::Penalties::repetition).
+    pub repetition_penalty: Option<f32>,
+}
+
+impl GenerationConfig {
+    /// The sampler settings that the file asks for, without a seed. If it names any of temperature,
+    /// top-k, top-p and min-p, those it does not name are off; if it names none,
+    /// [`SamplerConfig::sampling`] decides. Greedy if `do_sample` is false; a repetition penalty counts
+    /// otherwise. Values are as in the file: [`Sampler::new`](super::Sampler::new) checks them.
+    pub fn sampling(&self) -> SamplerConfig {
+        if self.do_sample == Some(false) {
+            return SamplerConfig::default();
+        }
+        let named = self.temperature.is_some()
+            || self.top_k.is_some()
+            || self.top_p.is_some()
+            || self.min_p.is_some();
+        let mut config = SamplerConfig::sampling();
+        if named {
+            config.temperature = self.temperature.unwrap_or(1.0);
+            config.top_k = self.top_k.map_or(0, |k| usize::try_from(k).unwrap_or(0));
+            config.top_p = self.top_p.unwrap_or(1.0);
+            config.min_p = self.min_p.unwrap_or(0.0);
+        }
+        config.penalties.repetition = self.repetition_penalty.unwrap_or(config.penalties.repetition);
+        config
+    }
 }
 
 /// A special token in `tokenizer_config.json`: its text, or an object that holds it.
@@ -175,8 +216,8 @@ pub struct ModelFolder {
 }
 
 impl ModelFolder {
-    /// Reads the JSON files of `dir`. A usage error when `dir` is no folder; an error that names the file
-    /// when one of them cannot be read or has an entry of the wrong form.
+    /// Reads the JSON files of `dir`. A usage error if `dir` is not a folder; an error that names
+    /// the file if one cannot be read or has an invalid entry.
     pub fn open(dir: &Path) -> Result<Self> {
         let meta = match std::fs::metadata(dir) {
             Ok(meta) => meta,
@@ -197,7 +238,7 @@ impl ModelFolder {
         }
         Ok(Self {
             config: read_json(&dir.join("config.json"))?,
-            generation: read_json(&dir.join("generation_config.json"))?,
+            generation: read_json(&dir.join(GENERATION_CONFIG))?,
             tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
             dir: dir.to_owned(),
         })
@@ -328,37 +369,41 @@ fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
 mod tests {
     use super::*;
     use crate::llm::testing;
+    use crate::testing::{assert_carries, assert_usage};
 
     #[test]
     fn missing_folder_and_file_are_usage_errors() {
         let dir = tempfile::tempdir().unwrap();
         let missing = dir.path().join("absent");
         let e = ModelFolder::open(&missing).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("absent"), "{e}");
+        assert_usage(&e, "folder", &["absent"]);
         let file = dir.path().join("model.onnx");
         std::fs::write(&file, b"x").unwrap();
         let e = ModelFolder::open(&file).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("is a file"), "{e}");
+        assert_usage(&e, "folder", &["model.onnx"]);
     }
 
     #[test]
     fn files_in_the_place_of_a_folder_are_told_apart() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
-        let why = |name: &str| {
+        let refused = |name: &str, values: &[&str]| {
             let e = ModelFolder::holding("MODEL", &at(name), &[]).unwrap_err();
-            assert!(e.is_usage(), "{e}");
+            assert_usage(&e, "MODEL", values);
             e.to_string()
         };
         std::fs::write(at("x.gguf"), b"GGUF\x03\0\0\0").unwrap();
         let file = at("x.gguf").display().to_string();
-        assert!(why("x.gguf").ends_with(&format!("make a folder of it first: tlite convert {file} -o DIR")));
+        refused("x.gguf", &["GGUF", &format!("tlite convert {file} -o DIR")]);
         std::fs::write(at("model.onnx"), b"x").unwrap();
-        assert!(why("model.onnx").contains("expected a folder"));
+        refused("model.onnx", &["model.onnx", "tokenizer.json"]);
         std::fs::write(at("tokenizer.json"), b"{}").unwrap();
-        let end = format!("is a file; give its folder, {}; {OTHERS}", dir.path().display());
-        assert!(why("model.onnx").ends_with(&end));
-        assert!(why("tokenizer.json").contains("expected a folder"));
+        let beside = refused("model.onnx", &[]);
+        // The folder alone, beside the file in it.
+        let folder = dir.path().display().to_string();
+        assert_eq!(beside.matches(&folder).count(), 2, "{beside}");
+        let other = refused("tokenizer.json", &["model.onnx", "tokenizer.json"]);
+        assert_eq!(other.matches(&folder).count(), 1, "{other}");
     }
 
     #[test]
@@ -437,7 +482,7 @@ mod tests {
         ] {
             std::fs::write(dir.path().join("generation_config.json"), text).unwrap();
             let e = ModelFolder::open(dir.path()).unwrap_err();
-            assert!(e.to_string().contains("generation_config.json"), "{e}");
+            assert_carries(e, &["generation_config.json"]);
         }
     }
 }

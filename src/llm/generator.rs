@@ -1,4 +1,4 @@
-//! The loop of generation: feed, sample, stop.
+//! The generation loop: feed, sample, stop.
 
 use super::draft::Draft;
 use super::{Cancel, LanguageModel, Metrics, Progress, Sampler};
@@ -10,21 +10,22 @@ use std::time::Instant;
 /// When generation stops.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Largest number of tokens to generate.
+    /// Maximum number of tokens to generate.
     pub max_tokens: usize,
-    /// Ids that end the text.
+    /// IDs that end the text.
     pub eos: Vec<u32>,
-    /// Stops before the next token.
+    /// Stops generation before the next token.
     pub cancel: Cancel,
-    /// A full context slides: the first so many tokens stay, the older half of the others is forgotten, and the rest is fed again.
-    /// Without a number generation stops there.
+    /// If set, a full context slides: this many leading tokens stay, the older half of the rest is
+    /// dropped, and the remainder is fed again. If `None`, generation stops when the context is
+    /// full.
     pub slide: Option<usize>,
-    /// Hears how far a prompt of several runs has come.
+    /// Receives progress while a prompt takes several runs.
     pub progress: Progress,
 }
 
 impl Default for Limits {
-    /// 256 tokens, as with [`GenerateOptions`](super::GenerateOptions).
+    /// 256 tokens, like [`GenerateOptions`](super::GenerateOptions).
     fn default() -> Self {
         Self {
             max_tokens: 256,
@@ -41,11 +42,11 @@ impl Default for Limits {
 pub enum Finish {
     /// The model chose this end token.
     Eos(u32),
-    /// A stop string came up.
+    /// A stop string was generated.
     Stop,
-    /// What the sampler is constrained to is complete.
+    /// The sampler's constraint is complete.
     Complete,
-    /// [`Limits::max_tokens`] were generated.
+    /// [`Limits::max_tokens`] tokens were generated.
     MaxTokens,
     /// The cache has no room for another token.
     ContextFull,
@@ -69,30 +70,31 @@ impl fmt::Display for Finish {
 /// A generated token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token {
-    /// Its id.
+    /// Token ID.
     pub id: u32,
-    /// Its place in the context, from 0.
+    /// Position in the context, from 0.
     pub position: usize,
 }
 
-/// Yields the tokens that follow a prompt; end tokens are not yielded. The prompt is fed by the first call
-/// of `next`. A token is fed when the next one is asked for, so the last one yielded is not in the cache
-/// unless an end token followed it, or a draft foresaw it. After an error it yields nothing more.
+/// Yields the tokens that follow a prompt, without end tokens. The first call of `next` feeds the
+/// prompt. A token is fed when the next one is requested, so the last one yielded is not in the
+/// cache unless an end token followed it or a draft contained it. After an error it yields nothing
+/// more.
 pub struct Generator<'a, M: LanguageModel + ?Sized> {
     model: &'a mut M,
     sampler: &'a mut Sampler,
     limits: Limits,
-    /// Guesses, and the most tokens of one.
+    /// The draft, and its maximum length in tokens.
     draft: Option<(&'a mut dyn Draft, usize)>,
-    /// Tokens in the cache that are not known.
+    /// Number of cached tokens whose IDs are unknown.
     unknown: usize,
-    /// The tokens behind them: the rest of the cache, then what is to be fed.
+    /// The tokens after them: the rest of the cache, then those still to be fed.
     context: Vec<u32>,
-    /// Sampled and not yet yielded.
+    /// Sampled but not yet yielded.
     ready: VecDeque<Token>,
     logits: Vec<f32>,
     sampled: usize,
-    /// The end, once what is ready has been yielded.
+    /// Why generation ends once `ready` is empty.
     coming: Option<Finish>,
     finish: Option<Finish>,
     failed: bool,
@@ -100,14 +102,12 @@ pub struct Generator<'a, M: LanguageModel + ?Sized> {
 }
 
 impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
-    /// Generation after the tokens in the cache of `model` and then `prompt`. Usage errors: an empty
-    /// prompt, or one that does not fit the context. An error for an id that the model does not have.
+    /// Generates after the tokens in the cache of `model` and `prompt`. Usage errors: an empty
+    /// prompt, or one that does not fit the context. An error for a token ID outside the
+    /// vocabulary.
     pub fn new(model: &'a mut M, sampler: &'a mut Sampler, prompt: &[u32], limits: Limits) -> Result<Self> {
         if prompt.is_empty() {
-            return Err(Error::usage(
-                "prompt",
-                "has no tokens; the model needs at least one",
-            ));
+            return Err(Error::usage("prompt", "has no tokens; expected at least one"));
         }
         let total = model.len().saturating_add(prompt.len());
         if total > model.context() {
@@ -120,7 +120,8 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         {
             let vocab = model.vocab();
             let what = format!(
-                "token {id} of the prompt is not below the model's {vocab}: the tokenizer is another model's"
+                "token ID {id} of the prompt is out of range; the vocabulary has {vocab} tokens: \
+                 does the tokenizer belong to this model?"
             );
             return Err(Error::other(Stage::Text, what).of_kind(ErrorKind::TokenOutOfRange));
         }
@@ -146,12 +147,12 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         })
     }
 
-    /// The same generation, which knows that the cache holds `cached`: penalties, drafts and a sliding context take them into account.
-    /// An error for another number of tokens than the cache holds.
+    /// Sets the tokens in the cache, so that penalties, drafts and a sliding context see them. An
+    /// error if their number differs from the cache length.
     pub fn after(mut self, cached: &[u32]) -> Result<Self> {
         if cached.len() != self.model.len() {
             let what = format!(
-                "the cache holds {} tokens, {} are given",
+                "the cache holds {} tokens, but {} were given",
                 self.model.len(),
                 cached.len()
             );
@@ -163,15 +164,15 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(self)
     }
 
-    /// The same generation, helped by guesses of at most `most` tokens, which the model verifies. What that may change is said at
-    /// [`Session::set_draft`](super::Session::set_draft).
+    /// Adds speculative decoding with drafts of at most `most` tokens.
+    /// [`Session::set_draft`](super::Session::set_draft) describes how this may change the output.
     #[must_use]
     pub fn drafting(mut self, draft: &'a mut dyn Draft, most: usize) -> Self {
         self.draft = Some((draft, most));
         self
     }
 
-    /// Why there are no more tokens; `None` before the end and after an error.
+    /// Why generation ended; `None` before the end and after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
@@ -181,7 +182,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         self.metrics
     }
 
-    /// The tokens in the cache, as far as they are known.
+    /// The tokens in the cache whose IDs are known.
     pub fn cached(&self) -> &[u32] {
         self.context.get(..self.fed()).unwrap_or(&self.context)
     }
@@ -191,7 +192,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         self.model.len().saturating_sub(self.unknown)
     }
 
-    /// Makes the next tokens ready, at least one, or returns why there are none.
+    /// Makes at least one token ready, or returns why there are none.
     fn step(&mut self) -> Result<Option<Finish>> {
         if self.limits.cancel.is_cancelled() {
             return Ok(Some(Finish::Cancelled));
@@ -225,8 +226,8 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(finish)
     }
 
-    /// Forgets the older half of what does not have to stay, and with it the cache behind what stays. False where that is not
-    /// wanted, or nothing is gained.
+    /// Drops the older half of the tokens that need not stay, and the cache from there on. Returns
+    /// false if sliding is off or nothing can be dropped.
     fn slide(&mut self) -> Result<bool> {
         let Some(keep) = self.limits.slide else {
             return Ok(false);
@@ -243,21 +244,22 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(true)
     }
 
-    /// Cuts the cache back to its first `len` tokens. Where the model cannot, it forgets more, and what is known of that is fed again.
+    /// Truncates the cache to `len` tokens. If the model truncates further, known tokens are fed
+    /// again.
     fn cut(&mut self, len: usize) -> Result<()> {
         let kept = self.model.truncate(len);
         if kept >= self.unknown.min(len) {
             return Ok(());
         }
         let what = format!(
-            "the cache keeps a window of the latest tokens and cannot be cut back to {len}; {} of these would have to be fed again \
-             and are not known",
+            "the cache keeps a window of the latest tokens and cannot be cut back to {len}; {} of these \
+             would have to be fed again, but their IDs are unknown",
             self.unknown
         );
         Err(Error::other(Stage::Run, what))
     }
 
-    /// A guess of what follows the one token that is to be fed.
+    /// A draft of what follows the one token still to be fed.
     fn guess(&mut self) -> Result<Vec<u32>> {
         let (left, room) = (
             self.limits.max_tokens - self.sampled - 1,
@@ -281,10 +283,10 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         Ok(guess)
     }
 
-    /// Feeds what is to be fed and takes one token.
+    /// Feeds the waiting tokens and takes one token.
     fn feed(&mut self) -> Result<Option<Finish>> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
-        // One run after another, so that a cancelled prompt ends soon.
+        // One run at a time, so that a cancelled prompt ends soon.
         let run = self.model.run_length().max(1);
         let tell = |done| {
             if waiting.len() > run {
@@ -311,7 +313,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         self.take(id)
     }
 
-    /// Feeds the token that is to be fed and a guess, and takes tokens as long as the guess is right, and one more.
+    /// Feeds the waiting token and a draft. Takes tokens while the draft is right, plus one more.
     fn verify(&mut self, guess: &[u32]) -> Result<Option<Finish>> {
         let before = self.model.len();
         let mut run = self.context.get(self.fed()..).unwrap_or_default().to_vec();
@@ -332,14 +334,18 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
                 ids.get(i).copied().ok_or_else(|| {
                     Error::other(
                         Stage::Run,
-                        format!("{} tokens chosen for a run of {}", ids.len(), run.len()),
+                        format!(
+                            "the model returned {} tokens for a run of {}",
+                            ids.len(),
+                            run.len()
+                        ),
                     )
                 })?
             } else {
                 self.sampler
                     .sample(rows.get(i * vocab..(i + 1) * vocab).unwrap_or_default())?
             };
-            // What the cache holds up to here is right.
+            // The cache is correct up to here.
             let right = before + i + 1;
             finish = self.take(id)?;
             if finish.is_some() || guess.get(i) != Some(&id) {
@@ -356,18 +362,18 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         if found == wanted {
             return Ok(());
         }
-        let what = format!("the model gave {found} logits, expected {wanted}");
+        let what = format!("the model returned {found} logits, expected {wanted}");
         Err(Error::other(Stage::Run, what))
     }
 
-    /// Goes on with a token that was chosen.
+    /// Appends a chosen token.
     fn take(&mut self, id: u32) -> Result<Option<Finish>> {
         if self.limits.eos.contains(&id) {
             return Ok(Some(Finish::Eos(id)));
         }
         let vocab = self.model.vocab();
         if usize::try_from(id).map_or(true, |id| id >= vocab) {
-            let what = format!("token {id} was chosen, the model has {vocab}");
+            let what = format!("the chosen token ID {id} is out of range; the vocabulary has {vocab} tokens");
             return Err(Error::other(Stage::Run, what));
         }
         self.sampler.accept(id)?;
@@ -398,7 +404,7 @@ impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
             }
         }
         if self.limits.cancel.is_cancelled() {
-            // What was guessed ahead is not part of the text.
+            // Drafted tokens are not part of the text.
             self.finish = Some(Finish::Cancelled);
             return None;
         }

@@ -1,9 +1,9 @@
-//! Texts that keep to a grammar or to a JSON schema, by the crate `llguidance`: an Earley parser over the bytes of tokens tells which
-//! of them may come next.
+//! Constrains text to a grammar or a JSON schema. The crate `llguidance`, an Earley parser over the
+//! bytes of tokens, decides which tokens may come next.
 
 use super::Tokenizer;
 use super::constraint::Constraint;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, panic_utils};
@@ -11,22 +11,22 @@ use std::fmt::Display;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
-/// A grammar for the tokens of one vocabulary.
+/// A grammar for one vocabulary.
 pub struct Grammar {
-    /// At the start of a text.
+    /// The state at the start of a text.
     fresh: Matcher,
     matcher: Matcher,
     eos: Vec<u32>,
 }
 
 impl Grammar {
-    /// A context-free grammar in the notation of Lark, as `llguidance` reads it; its rule `start` is the whole text, after which one of `eos`
-    /// may come. An error for what is no such grammar.
+    /// A context-free grammar in Lark notation, as `llguidance` reads it. Its rule `start` is the
+    /// whole text, after which one of `eos` may come. An error for an invalid grammar.
     pub fn lark(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
         Self::of(TopLevelGrammar::from_lark(text.to_owned()), tokenizer, eos)
     }
 
-    /// JSON that a schema describes. An error for what is no JSON, and for a schema that cannot be kept.
+    /// JSON that matches a schema. An error for invalid JSON or an unsupported schema.
     pub fn json_schema(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
         let schema = serde_json::from_str(text).map_err(|e| unusable(&e))?;
         Self::of(TopLevelGrammar::from_json_schema(schema), tokenizer, eos)
@@ -42,11 +42,11 @@ impl Grammar {
         if let Some(e) = fresh.get_error() {
             return Err(unusable(&e));
         }
-        // Some grammars fail only once they are asked for the first token.
+        // Some grammars fail only when asked for the first token.
         let mut first = fresh.deep_clone();
         let allowed = first.compute_mask_or_eos().map_err(|e| unusable(&e))?;
         if allowed.is_zero() && !first.is_accepting().map_err(|e| unusable(&e))? {
-            return Err(unusable(&"no text keeps to it"));
+            return Err(unusable(&"no text matches it"));
         }
         Ok(Self {
             matcher: fresh.deep_clone(),
@@ -57,19 +57,21 @@ impl Grammar {
 }
 
 fn unusable(e: &dyn Display) -> Error {
-    Error::other(Stage::Text, format!("the grammar cannot be used: {}", words(e)))
+    let what = format!("the grammar cannot be used: {}", words(e));
+    Error::other(Stage::Text, what).of_kind(ErrorKind::Usage)
 }
 
-/// An error of the parser in one line, without the state of the parser that it may append.
+/// A parser error on one line, without the parser state that it may append.
 fn words(e: &dyn Display) -> String {
     let text = e.to_string();
     let told = text.split("\n<").next().unwrap_or_default();
-    // The parser's name for a start from which there is no way on.
-    let told = told.replace("NoExtensionBias", "no text keeps to it");
+    // The parser's name for a start state without continuations.
+    let told = told.replace("NoExtensionBias", "no text matches it");
     told.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The vocabulary by bytes. Behind it stands an end token that no model has, since the parser wants one and a model may have several.
+/// The vocabulary as bytes, plus an end token that no model has: the parser needs exactly one, and
+/// a model may have several.
 fn tokens(tokenizer: &Tokenizer) -> TokEnv {
     let mut words: Vec<Vec<u8>> = Vec::new();
     let special = |name: &[u8]| [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat();
@@ -113,7 +115,7 @@ impl Constraint for Grammar {
         if left {
             return Ok(());
         }
-        Err(failed(&"no token of the model can come next"))
+        Err(failed(&"no token of the model's vocabulary may come next"))
     }
 
     fn accept(&mut self, token: u32) -> Result<()> {
@@ -136,6 +138,7 @@ mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
     use crate::llm::{Finish, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig};
+    use crate::testing::assert_carries;
 
     fn tokenizer() -> (tempfile::TempDir, Tokenizer) {
         let dir = tempfile::tempdir().unwrap();
@@ -246,7 +249,7 @@ mod tests {
         grammar.start().unwrap();
         assert!(!grammar.is_complete());
         let e = grammar.accept(4).unwrap_err();
-        assert!(e.to_string().contains("does not allow token 4"), "{e}");
+        assert_carries(e, &["4"]);
     }
 
     #[test]
@@ -262,15 +265,12 @@ mod tests {
         ] {
             let e = Grammar::lark(text, &tokenizer, &[]).err().unwrap();
             let (words, lines) = (e.to_string(), e.to_string().lines().count());
-            assert!(
-                words.starts_with("the grammar cannot be used: ") && lines == 1,
-                "{text}: {words}"
-            );
+            assert_eq!((e.kind(), lines), (ErrorKind::Usage, 1), "{text}: {words}");
             assert!(!words.contains("state>") && words.len() < 500, "{text}: {words}");
         }
         for text in ["", "{\"type\": 3}", "{\"type\": \"unheard of\"}", "[1"] {
             let e = Grammar::json_schema(text, &tokenizer, &[]).err().unwrap();
-            assert!(e.to_string().contains("grammar cannot be used"), "{e}");
+            assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Loading a decoder for where it is to run.
+//! Loads decoders onto a device or the host.
 
 use super::engine::{
     Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned, Tuner,
@@ -12,9 +12,9 @@ use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
-use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
 use crate::graph::{Graph, State, onnx};
+use crate::note::{Note, Unused};
 use crate::placement::{BackendChoice, Opened, Placement};
 use crate::plan::{Arithmetic, NodeCost};
 use crate::tensor::DType;
@@ -24,23 +24,23 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// What [`LoadOptions::padding`] may be.
+/// Valid values of [`LoadOptions::padding`].
 pub const PADDINGS: RangeInclusive<usize> = 32..=256;
-/// Most tokens of a guess: the largest [`LoadOptions::drafts`].
+/// Largest value of [`LoadOptions::drafts`].
 pub const MOST_DRAFTS: usize = 64;
 
-/// Storage types of the KV cache.
+/// Element types of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
-    /// As activations: `f16` unless [`LoadOptions::float`] says otherwise.
+    /// Same as activations: `f16` unless [`LoadOptions::float`] is set.
     #[default]
     F16,
-    /// 8 bits, and a factor for each head of a token.
+    /// 8 bits, with one scale per head and token.
     Q8,
 }
 
 impl KvType {
-    /// Adds to the passes of a device what stores a cache so.
+    /// Adds the pass that stores the cache in this type to the passes of a device.
     pub fn store(self, pipeline: &mut Pipeline) {
         if self == Self::Q8 {
             pipeline.insert_before(FUSE.name, KV_Q8);
@@ -55,27 +55,32 @@ impl FromStr for KvType {
         match text {
             "f16" => Ok(Self::F16),
             "q8" => Ok(Self::Q8),
-            _ => Err(Error::usage("kv", format!("\"{text}\" is none of f16, q8"))),
+            _ => Err(Error::usage(
+                "kv",
+                format!("\"{text}\" is not valid; expected f16 or q8"),
+            )),
         }
     }
 }
 
-/// How products with E0M weights of 4 and 8 bits take their activations.
+/// Activation precision of matmuls with E0M weights of 4 and 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// In bytes on CPUs that multiply them faster, else as they are stored.
+    /// The fastest precision that keeps the answers of the float model: [`Float`](Self::Float) on
+    /// every backend.
     #[default]
     Auto,
-    /// As they are stored.
+    /// The precision in which activations are stored.
     Float,
-    /// In bytes, quantized at run time ("W4A8").
+    /// 8 bits, quantized at run time ("W4A8"). Faster on CPUs with byte dot products; answers can
+    /// differ from the float model's.
     Int8,
 }
 
 impl Activations {
-    /// Adds to the passes of a device what these activations need.
-    pub fn store(self, pipeline: &mut Pipeline, caps: &Caps) {
-        if self == Self::Int8 || self == Self::Auto && MatMulE0m::bytes_are_faster(caps) {
+    /// Adds the pass that this precision needs.
+    pub fn store(self, pipeline: &mut Pipeline) {
+        if self == Self::Int8 {
             pipeline.insert_before(FUSE.name, INT8_ACTIVATIONS);
         }
     }
@@ -91,38 +96,40 @@ impl FromStr for Activations {
             "int8" => Ok(Self::Int8),
             _ => Err(Error::usage(
                 "act",
-                format!("\"{text}\" is none of auto, float, int8"),
+                format!("\"{text}\" is not valid; expected auto, float or int8"),
             )),
         }
     }
 }
 
-/// How a model is loaded.
+/// How to load a model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadOptions {
     /// Backend and device.
     pub place: Placement,
-    /// Tokens that the cache of a sequence holds, at least 1; without a number what the model was made for, at most
+    /// Context length in tokens, at least 1. `None` selects the model's own length, at most
     /// [`DEFAULT_CONTEXT`](super::folder::DEFAULT_CONTEXT).
     pub context: Option<usize>,
-    /// Storage of activations on a device, `f16` or `f32`; without it `f16`, or `f32` where the model quantizes at run time.
+    /// Activation type on a device, `f16` or `f32`. `None` selects `f16`, or `f32` if the model
+    /// quantizes at run time.
     pub float: Option<DType>,
-    /// Storage of the cache on a device.
+    /// KV cache type on a device.
     pub kv: KvType,
-    /// Activations of quantized products on a device.
+    /// Activation precision of quantized matmuls on a device.
     pub act: Activations,
-    /// As [`Lengths::padding`], within [`PADDINGS`].
+    /// See [`Lengths::padding`]; within [`PADDINGS`].
     pub padding: usize,
-    /// Most tokens that are to be guessed ahead and verified at once, up to [`MOST_DRAFTS`]; 0 for generation without drafts.
+    /// Maximum draft length in tokens, up to [`MOST_DRAFTS`]; 0 disables speculative decoding.
     pub drafts: usize,
-    /// Where the weights come from; what is made up is made up on a device.
+    /// Source of the weights. Random weights are generated on the device.
     pub weights: WeightSource,
-    /// A device finds the most likely token itself. That makes greedy generation faster and other generation a little slower.
+    /// Finds the most likely token on the device. Greedy generation becomes faster, other
+    /// generation slightly slower.
     pub greedy: bool,
 }
 
 impl Default for LoadOptions {
-    /// For greedy generation without drafts, on the best device.
+    /// Greedy generation without drafts, on the best device.
     fn default() -> Self {
         Self {
             place: Placement::default(),
@@ -139,35 +146,41 @@ impl Default for LoadOptions {
 }
 
 impl LoadOptions {
-    /// Usage errors: numbers out of range, storage that the host does not have.
+    /// Usage errors: numbers out of range, types that the host does not support.
     fn check(&self) -> Result<()> {
         let on_host = self.place.backend == BackendChoice::Host;
         let wrong = |name: &str, what: String| Err(Error::usage(name, what));
         if self.context == Some(0) {
-            return wrong("context", "0: a run needs room for a token".to_owned());
+            return wrong("context", "0 is too small; expected at least 1".to_owned());
         }
         if !PADDINGS.contains(&self.padding) {
             let (from, to) = (PADDINGS.start(), PADDINGS.end());
-            return wrong("padding", format!("{} is not from {from} to {to}", self.padding));
+            return wrong(
+                "padding",
+                format!("{} is out of range; expected {from} to {to}", self.padding),
+            );
         }
         if self.drafts > MOST_DRAFTS {
-            let what = format!("{} tokens, at most {MOST_DRAFTS} can be guessed", self.drafts);
+            let what = format!(
+                "{} tokens are too many; expected at most {MOST_DRAFTS}",
+                self.drafts
+            );
             return wrong("drafts", what);
         }
         match self.float {
             Some(DType::F16) if on_host => {
-                let what = "f16 is storage on a device; the host keeps the model's own types";
+                let what = "f16 applies to devices only; the host keeps the model's own types";
                 return wrong("float", what.to_owned());
             }
             None | Some(DType::F16 | DType::F32) => {}
-            Some(other) => return wrong("float", format!("{other} is none of f16, f32")),
+            Some(other) => return wrong("float", format!("{other} is not valid; expected f16 or f32")),
         }
         if self.kv == KvType::Q8 && on_host {
-            let what = "q8 is storage on a device; the host keeps the model's own types";
+            let what = "q8 applies to devices only; the host keeps the model's own types";
             return wrong("kv", what.to_owned());
         }
         if self.act == Activations::Int8 && on_host {
-            let what = "int8 is arithmetic on a device; the host multiplies floats";
+            let what = "int8 applies to devices only; the host multiplies floats";
             return wrong("act", what.to_owned());
         }
         if on_host {
@@ -183,7 +196,7 @@ impl LoadOptions {
             WeightSource::Files => Ok(()),
             WeightSource::Random(_) => Err(Error::usage(
                 "backend",
-                "random weights are made on a device, and the host is none",
+                "random weights are generated on a device; use opencl or wgpu",
             )),
         }
     }
@@ -195,14 +208,14 @@ impl LoadOptions {
     }
 }
 
-/// What a model is loaded for.
+/// Purpose of loading a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose<'a> {
-    /// The logits after the last token of each run, and what drafts and greedy choices need.
+    /// Generation: logits of the last token of each run, plus what drafts and greedy decoding need.
     Generation,
-    /// The logits after each token.
+    /// Evaluation: logits of every token.
     Evaluation,
-    /// These values in the middle, by name: [`Watch`].
+    /// Watching the named intermediate values: [`Watch`].
     Watching(&'a [String]),
 }
 
@@ -223,25 +236,25 @@ impl<'a> Purpose<'a> {
     }
 }
 
-/// What happens while a model is loaded for a device.
+/// Progress of loading a model onto a device.
 #[derive(Clone, Copy, Debug)]
 pub enum Loading<'a> {
-    /// So much memory is taken next.
+    /// Memory about to be allocated.
     Memory(&'a DecoderMemory),
-    /// So many kernels are new on the device: they are compiled and checked next.
+    /// Kernels that are new on this device; they are compiled and validated next.
     New {
         /// The device.
         device: &'a str,
-        /// How many.
+        /// Number of new kernels.
         kernels: usize,
-        /// What comes of it is stored, so that they are new once.
+        /// True if the results are stored, so that this happens only once.
         kept: bool,
     },
-    /// So many of all kernels are compiled or found in the cache.
+    /// Progress of compiling kernels or finding them in the cache.
     Kernels {
-        /// They are ready.
+        /// Kernels that are ready.
         ready: usize,
-        /// All that the model asks for.
+        /// Kernels of the model.
         all: usize,
     },
 }
@@ -252,42 +265,43 @@ enum Engine {
     Host { decoder: Arc<Decoder>, context: usize },
 }
 
-/// A decoder whose weights are where it runs. Its models, one for each sequence, share them; each has a cache of its own, and may go to
-/// another thread. Commands to one device are made one after another, whichever thread they come from.
+/// A decoder with loaded weights. Its models, one per sequence, share the weights. Each has its own
+/// cache and may be sent to another thread; commands to one device are serialized.
 #[derive(Debug)]
 pub struct Loaded {
     engine: Engine,
-    notes: Vec<String>,
+    notes: Vec<Note>,
 }
 
-/// The name of the place where a model runs.
+/// Where a model runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceName {
     /// `opencl`, `wgpu` or `host`.
     pub backend: &'static str,
-    /// The device as its driver calls it.
+    /// Device name as reported by the driver.
     pub device: String,
     /// Name and version of the driver.
     pub driver: String,
 }
 
-/// What a model really uses, whatever its options asked for.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+/// Settings that a model actually uses, which may differ from the requested ones.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Used {
-    /// How products with E0M weights take activations: `int8` where any takes bytes, else `float`.
+    /// Activation precision of matmuls with E0M weights: `int8` if any uses it, else `float`.
     pub act: &'static str,
-    /// Storage of the cache: `q8`, or the type of its floats where none is; `None` without a cache.
+    /// KV cache type: `q8` if any cache uses it, else the float type; `None` without a cache.
     pub kv: Option<String>,
-    /// How commands reach the device, as [`crate::backend::RecordingWay`] is called; `None` on the host.
+    /// How commands are replayed, named as in [`crate::backend::RecordingWay`]; `None` on the host.
     pub recording: Option<&'static str>,
 }
 
-/// What there is for models that generate no text.
-pub const OTHERS: &str = "`tlite run` runs ONNX files of any kind";
+/// Hint for models that do not generate text.
+pub const OTHERS: &str = "`tlite run` runs any ONNX file";
 
 impl Loaded {
-    /// Loads `model.onnx` of `folder`. Usage errors: no such file, a model that is no decoder, no such device, a context that the model does
-    /// not have or the device has no room for, numbers out of range. `hear` is told how far it has come.
+    /// Loads `model.onnx` of `folder` and reports progress to `hear`. Usage errors: file not found,
+    /// not a decoder, no such device, a context that the model does not support or the device has
+    /// no memory for, numbers out of range.
     pub fn new(
         folder: &ModelFolder,
         options: &LoadOptions,
@@ -307,16 +321,16 @@ impl Loaded {
                 options.check_weights_on_host()?;
                 notes.extend(options.place.priority_note(None));
                 if for_want.is_some() {
-                    notes.push("no device, `tlite devices` says why; running on the host, slowly".to_owned());
+                    notes.push(Note::NoDevice);
                 }
                 if options.float == Some(DType::F16) {
-                    notes.push("note: --float f16 has no effect on the host".to_owned());
+                    notes.push(no_effect("float", "f16", Unused::Host));
                 }
                 if options.kv == KvType::Q8 {
-                    notes.push("note: --kv q8 has no effect on the host".to_owned());
+                    notes.push(no_effect("kv", "q8", Unused::Host));
                 }
                 if options.act == Activations::Int8 {
-                    notes.push("note: --act int8 has no effect on the host".to_owned());
+                    notes.push(no_effect("act", "int8", Unused::Host));
                 }
                 let weights = options.import();
                 let how = (&Pipeline::host(), context);
@@ -330,10 +344,10 @@ impl Loaded {
         let (decoder, planned) = prepared(folder, options, purpose, backend.caps(), weights, &mut notes)?;
         let memory = planned.memory();
         if memory.context < context {
-            notes.push(format!(
-                "note: the context is {} tokens, as many as fit the device, and not {context}",
-                memory.context
-            ));
+            notes.push(Note::ShorterContext {
+                context: memory.context,
+                wanted: context,
+            });
         }
         hear(Loading::Memory(&memory));
         let store = options.place.options.cache.clone();
@@ -360,27 +374,27 @@ impl Loaded {
         )?;
         notes.extend(told);
         if let [first, ..] = loaded.host_steps() {
-            notes.push(format!(
-                "{} nodes run on the host at each token, such as {} \"{}\" ({}); see `tlite inspect --nodes`",
-                loaded.host_steps().len(),
-                first.work.name(),
-                first.name,
-                first.why
-            ));
+            notes.push(Note::HostNodes {
+                count: loaded.host_steps().len(),
+                op: first.work.name().to_owned(),
+                node: first.name.clone(),
+                reason: first.why.clone(),
+            });
         }
         let engine = Engine::Device(loaded);
         Ok(Self { engine, notes })
     }
 
-    /// A tuner of `model.onnx` of `folder`, with the defaults measured; `store` keeps what it finds. Errors are those of [`Loaded::new`]; a device of
-    /// which times cannot be measured is a usage error, and so is the host.
+    /// A tuner for `model.onnx` of `folder`, with the defaults measured; results go to `store`.
+    /// Returns the errors of [`Loaded::new`]. The host, and devices whose times cannot be measured,
+    /// are usage errors.
     pub fn tuner<'s>(
         folder: &ModelFolder,
         options: &LoadOptions,
         store: Option<&'s Store>,
     ) -> Result<Tuner<'s>> {
         options.check()?;
-        let lacks = "the host has nothing to tune; a device is needed";
+        let lacks = "the host cannot be tuned; use a device";
         let backend = options.place.open_device(lacks)?;
         let mut unsaid = Vec::new();
         let weights = options.import();
@@ -395,12 +409,12 @@ impl Loaded {
         Tuner::new(decoder, backend, planned.lengths(), store)
     }
 
-    /// What happened that was perhaps not expected, a sentence each: the host in place of a device, options without effect.
-    pub fn notes(&self) -> &[String] {
+    /// Warnings raised while loading, one sentence each.
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Where it runs.
+    /// Where the model runs.
     pub fn place(&self) -> PlaceName {
         match &self.engine {
             Engine::Device(decoder) => {
@@ -419,7 +433,7 @@ impl Loaded {
         }
     }
 
-    /// What it really uses. Errors are those of [`Loaded::costs`].
+    /// The settings actually used. Returns the errors of [`Loaded::costs`].
     pub fn used(&self) -> Result<Used> {
         let Engine::Device(decoder) = &self.engine else {
             return Ok(Used {
@@ -440,7 +454,7 @@ impl Loaded {
         })
     }
 
-    /// Running totals of the device, for all models together; `None` on the host.
+    /// Running totals of the device over all models; `None` on the host.
     pub fn stats(&self) -> Option<Stats> {
         match &self.engine {
             Engine::Device(decoder) => Some(decoder.stats()),
@@ -448,7 +462,7 @@ impl Loaded {
         }
     }
 
-    /// Kernels that were compared with the reference while it was loaded: those of which nothing was known.
+    /// Number of kernels validated while loading, because no earlier result was stored.
     pub fn checked_kernels(&self) -> usize {
         match &self.engine {
             Engine::Device(decoder) => decoder.checked_kernels(),
@@ -456,7 +470,7 @@ impl Loaded {
         }
     }
 
-    /// As [`super::engine::Planned::costs`]; `None` on the host.
+    /// See [`super::engine::Planned::costs`]; `None` on the host.
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Option<Vec<Vec<NodeCost>>>> {
         match &self.engine {
             Engine::Device(decoder) => decoder.costs(tokens, past).map(Some),
@@ -464,7 +478,7 @@ impl Loaded {
         }
     }
 
-    /// What the device offers; `None` on the host.
+    /// Capabilities of the device; `None` on the host.
     pub fn caps(&self) -> Option<&Caps> {
         match &self.engine {
             Engine::Device(decoder) => Some(decoder.caps()),
@@ -472,7 +486,7 @@ impl Loaded {
         }
     }
 
-    /// False where the model has no cache, so that all tokens are run again for each new one.
+    /// False if the model has no KV cache, so that all tokens are run again for each new one.
     pub fn keeps_cache(&self) -> bool {
         match &self.engine {
             Engine::Device(decoder) => decoder.keeps_cache(),
@@ -497,8 +511,9 @@ impl Loaded {
         })
     }
 
-    /// A model with an empty cache, for what only devices do; `None` on the host. Without a cache each of its runs starts from no tokens:
-    /// [`LanguageModel::truncate`](super::LanguageModel::truncate) it before.
+    /// A model with an empty cache, for operations that only devices support; `None` on the host.
+    /// If the decoder has no cache, [truncate](super::LanguageModel::truncate) it to 0 before each
+    /// run.
     pub fn device_model(&self) -> Result<Option<DeviceModel>> {
         match &self.engine {
             Engine::Device(decoder) => decoder.model().map(Some),
@@ -507,38 +522,42 @@ impl Loaded {
     }
 }
 
-/// `decoder` as `config.json` and the options have it, with what there is to note.
+fn no_effect(option: &'static str, value: impl ToString, reason: Unused) -> Note {
+    Note::NoEffect {
+        option,
+        value: value.to_string(),
+        reason,
+    }
+}
+
+/// Adapts `decoder` to `config.json` and the options; adds notes.
 fn fitted(
     decoder: Decoder,
     folder: &ModelFolder,
     options: &LoadOptions,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     if !decoder.keeps_cache() {
         if let Some(other) = folder.config.other_purpose() {
-            let what = format!("config.json calls it {other}, which does not tell what comes next; {OTHERS}");
+            let what = format!("config.json names the class {other}, which does not generate text; {OTHERS}");
             return Err(Error::usage("folder", what));
         }
-        notes.push(
-            "note: the model has no KV cache, or none that could be recognised: for each token all before it are run again; an export with \
-             past keys and values is many times faster"
-                .to_owned(),
-        );
+        notes.push(Note::NoCache);
         if options.kv == KvType::Q8 {
-            notes.push("note: --kv q8 has no effect without a cache".to_owned());
+            notes.push(no_effect("kv", "q8", Unused::NoCache));
         }
     }
     let context = folder.context(options.context)?;
     windowed(decoder, folder, context, notes)
 }
 
-/// `decoder` with the window that `config.json` tells of and its graph does not have, as far as the mask is for us to make; else `notes` says that it
-/// is not there. Within a `context` that is no longer there is nothing to do.
+/// Applies the sliding window of `config.json` if the graph lacks it and the mask is an input that
+/// the runtime makes; otherwise adds a note. A `context` within the window needs no change.
 fn windowed(
     decoder: Decoder,
     folder: &ModelFolder,
     context: usize,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     let Some(window) = folder.config.window().filter(|w| w.length < context) else {
         return Ok(decoder);
@@ -546,20 +565,18 @@ fn windowed(
     if window.everywhere && decoder.adds_mask() {
         return decoder.with_window(window.length);
     }
-    // The passes of the host look for no windows.
+    // The host's passes do not look for windows.
     let absent = ImportOptions { absent_weights: true };
     let planned = Decoder::load_with(&folder.onnx(), absent, &Pipeline::standard(), Logits::Last)?;
     if !planned.has_windows() {
-        let length = window.length;
-        notes.push(format!(
-            "note: config.json tells of layers that see {length} tokens, model.onnx does not do so: behind {length} tokens the model may not be \
-             what it was made to be; --context {length} stays within"
-        ));
+        notes.push(Note::WindowIgnored {
+            length: window.length,
+        });
     }
     Ok(decoder)
 }
 
-/// `model.onnx` of a folder; a usage error where it is not there.
+/// Path of `model.onnx` in a folder; a usage error if it does not exist.
 fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
     let path = folder.onnx();
     if path.is_file() {
@@ -567,23 +584,23 @@ fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
     }
     Err(Error::usage(
         "folder",
-        format!("there is no file {}", path.display()),
+        format!("file not found: {}", path.display()),
     ))
 }
 
-/// A decoder with its plans for a device of these capabilities, and what there is to note.
+/// A decoder with its plans for a device with these capabilities; adds notes.
 fn prepared(
     folder: &ModelFolder,
     options: &LoadOptions,
     purpose: Purpose<'_>,
     caps: &Caps,
     weights: ImportOptions,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<(Decoder, Planned)> {
     let context = folder.context(options.context)?;
     let mut pipeline = Pipeline::standard().on(caps);
     options.kv.store(&mut pipeline);
-    options.act.store(&mut pipeline, caps);
+    options.act.store(&mut pipeline);
     if options.greedy && purpose == Purpose::Generation {
         pipeline.passes.push(GREEDY);
     }
@@ -598,7 +615,7 @@ fn prepared(
     let decoder = fitted(decoder, folder, options, notes)?.with_weights(options.weights);
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     if drafts && !decoder.keeps_cache() {
-        notes.push("note: drafts have no effect on a device without a cache".to_owned());
+        notes.push(no_effect("drafts", options.drafts, Unused::NoCache));
     }
     let lengths = Lengths {
         padding: options.padding,
@@ -609,7 +626,8 @@ fn prepared(
     Ok((decoder, planned))
 }
 
-/// A decoder planned as [`Loaded::new`] would for a device of these capabilities, without its weights and without the device: for reports.
+/// A decoder planned like [`Loaded::new`] would, without weights and without the device, for
+/// reports.
 #[derive(Debug)]
 pub struct PlannedDecoder {
     decoder: Decoder,
@@ -617,27 +635,27 @@ pub struct PlannedDecoder {
 }
 
 impl PlannedDecoder {
-    /// Plans `model.onnx` of `folder` for generation. Usage errors are those of [`Loaded::new`].
+    /// Plans `model.onnx` of `folder` for generation. Returns the usage errors of [`Loaded::new`].
     pub fn new(folder: &ModelFolder, options: &LoadOptions, caps: &Caps) -> Result<Self> {
         options.check()?;
         let weights = ImportOptions { absent_weights: true };
-        // A report is about work, not about answers.
+        // Reports cost, not answers, so notes are dropped.
         let mut unsaid = Vec::new();
         let (decoder, planned) = prepared(folder, options, Purpose::Generation, caps, weights, &mut unsaid)?;
         Ok(Self { decoder, planned })
     }
 
-    /// Tokens that the cache has room for.
+    /// Context length in tokens.
     pub fn context(&self) -> usize {
         self.planned.memory().context
     }
 
-    /// As [`Planned::costs`].
+    /// See [`Planned::costs`].
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         self.planned.costs(&self.decoder, tokens, past)
     }
 
-    /// As [`Planned::launches`].
+    /// See [`Planned::launches`].
     pub fn launches(
         &self,
         of: &mut dyn FnMut(&[&KernelSpec]) -> usize,
@@ -648,44 +666,41 @@ impl PlannedDecoder {
     }
 }
 
-/// Says how many caches keep their floats, where any do.
-fn kept_floats(graph: &Graph) -> Option<String> {
+/// A note with the number of caches that stay in floats, if any.
+fn kept_floats(graph: &Graph) -> Option<Note> {
     let floats = |s: &&State| graph.fact(s.input).is_ok_and(|f| f.dtype.is_float());
     let kept = graph.states().iter().filter(floats).count();
-    (kept > 0).then(|| {
-        format!(
-            "note: {kept} of {} caches keep their floats, which --kv q8 could not change; see RUST_LOG=debug",
-            graph.states().len()
-        )
-    })
+    let all = graph.states().len();
+    (kept > 0).then_some(Note::FloatCaches { kept, all })
 }
 
-/// Reads a decoder, for these passes and a context. A usage error, which says what is missing, for a model that is none.
+/// Reads a decoder and runs the passes of `pipeline`. A usage error with the reason if the model is
+/// not a decoder.
 fn decoder(
     path: &Path,
     weights: ImportOptions,
     (pipeline, context): (&Pipeline, usize),
     options: &LoadOptions,
     purpose: Purpose<'_>,
-    notes: &mut Vec<String>,
+    notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
     let mut graph = onnx::import_with(path, weights)?;
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
-        notes.push(format!(
-            "note: what the model computes depends on whether there are more than {length} tokens, as rotary embeddings for long contexts do; within a \
-             context of {context} it is always what it is for more: --context {length} is for less"
-        ));
+        notes.push(Note::LongContext { length, context });
     }
     let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
     decoder.map_err(|e| match e {
-        // Once it is read, this stage is the search for the inputs and outputs of a decoder.
+        // After reading, errors of this stage come from identifying inputs and outputs.
         Error::Other {
             stage: Stage::Import,
             what,
             ..
         } => Error::usage(
             "folder",
-            format!("{} is no decoder: {what}; {OTHERS}", path.display()),
+            format!(
+                "{} is not a text-generation model: {what}; {OTHERS}",
+                path.display()
+            ),
         ),
         e => e,
     })

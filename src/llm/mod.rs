@@ -1,4 +1,4 @@
-//! From tokens to tokens: everything between a prompt and a stream of text.
+//! Text generation: everything between a prompt and a stream of text.
 
 pub mod calibrate;
 pub mod cancel;
@@ -45,15 +45,15 @@ pub use tokenizer::Tokenizer;
 
 use crate::error::Result;
 
-/// A causal language model with its KV cache, as generation sees it.
+/// A causal language model with its KV cache, as used by generation.
 pub trait LanguageModel {
-    /// Number of entries of a logits row.
+    /// Vocabulary size: entries per row of logits.
     fn vocab(&self) -> usize;
 
-    /// Largest number of tokens that the cache holds.
+    /// Context length: maximum number of cached tokens.
     fn context(&self) -> usize;
 
-    /// Most tokens that the model runs at once; more are run one part after another.
+    /// Maximum number of tokens per run; longer inputs are split.
     fn run_length(&self) -> usize {
         engine::CHUNK
     }
@@ -61,19 +61,20 @@ pub trait LanguageModel {
     /// Number of tokens in the cache.
     fn len(&self) -> usize;
 
-    /// True when the cache is empty.
+    /// True if the cache is empty.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// Appends `tokens` (at least one) to the cache and writes the logits that follow the last one into
-    /// `logits`, which is resized to [`LanguageModel::vocab`]. An error leaves the cache at an unspecified length
-    /// not above the old one plus `tokens.len()`.
+    /// Appends `tokens` (at least one) to the cache and writes the logits that follow the last one
+    /// to `logits`, which is resized to [`LanguageModel::vocab`]. After an error the cache length
+    /// is unspecified, but at most the old length plus `tokens.len()`.
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()>;
 
-    /// Appends `tokens` (at least one) to the cache and returns the logits that follow each of them, row after
-    /// row of [`LanguageModel::vocab`]. An error for more than [`LanguageModel::most_rows`]; as with [`LanguageModel::forward`] the cache is then at an
-    /// unspecified length. Unless a model does better it runs them one by one.
+    /// Appends `tokens` (at least one) to the cache and returns the logits that follow each of
+    /// them, in rows of [`LanguageModel::vocab`]. An error for more than
+    /// [`LanguageModel::most_rows`] tokens; the cache is then in the state described at
+    /// [`LanguageModel::forward`]. The default runs tokens one by one.
     fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let (mut rows, mut row) = (Vec::new(), Vec::new());
         for token in tokens {
@@ -83,32 +84,34 @@ pub trait LanguageModel {
         Ok(rows)
     }
 
-    /// Largest number of tokens of [`LanguageModel::forward_all`] and [`LanguageModel::most_likely_all`].
+    /// Maximum number of tokens for [`LanguageModel::forward_all`] and
+    /// [`LanguageModel::most_likely_all`].
     fn most_rows(&self) -> usize {
         usize::MAX
     }
 
-    /// As [`LanguageModel::forward`], of the logits only the id of the first largest. Errors of [`sampler::arg_max`], where the host looks
-    /// for it.
+    /// Like [`LanguageModel::forward`], but returns only the ID of the largest logit, the first one
+    /// on ties. Returns the errors of [`sampler::arg_max`] if the host searches.
     fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
         let mut logits = Vec::new();
         self.forward(tokens, &mut logits)?;
         sampler::arg_max(&logits)
     }
 
-    /// As [`LanguageModel::forward_all`], of each row only the id of the first largest.
+    /// Like [`LanguageModel::forward_all`], but returns only the ID of the largest logit per row.
     fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
         let vocab = self.vocab().max(1);
         let rows = self.forward_all(tokens)?;
         rows.chunks(vocab).map(sampler::arg_max).collect()
     }
 
-    /// The contents of the cache as bytes; `None` where they cannot be had.
+    /// Access to the contents of the cache as bytes; `None` if not supported.
     fn states(&mut self) -> Option<&mut dyn States> {
         None
     }
 
-    /// Forgets all but the first `len` tokens and returns how many are left: `len` or what the cache held, if that is less; or none, where the
-    /// cache keeps a window of the latest tokens and has no longer what the next one would read. What is left is right to go on from.
+    /// Truncates the cache to its first `len` tokens and returns the length that remains: at most
+    /// `len`. It is 0 if a sliding-window cache no longer holds what the next token would read. The
+    /// remaining cache is valid to continue from.
     fn truncate(&mut self, len: usize) -> usize;
 }

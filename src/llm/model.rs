@@ -1,4 +1,4 @@
-//! A language model as a folder, ready to generate.
+//! A language model loaded from a folder.
 
 use super::codec::Codec;
 use super::folder::ModelFolder;
@@ -6,11 +6,13 @@ use super::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose, Used};
 use super::session::Session;
 use crate::backend::Stats;
 use crate::error::Result;
+use crate::note::Note;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A loaded language model: weights, compiled kernels, tokenizer and chat template. It generates in [`Session`]s, which share all of
-/// that. Clones are the same model; it and its sessions may be used from any thread.
+/// A loaded language model: weights, compiled kernels, tokenizer and chat template. Its
+/// [`Session`]s share them. Clones refer to the same model. Models and sessions may be used from
+/// any thread.
 #[derive(Clone, Debug)]
 pub struct Model {
     loaded: Arc<Loaded>,
@@ -18,15 +20,16 @@ pub struct Model {
 }
 
 impl Model {
-    /// Loads the model in the folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that exporters write beside
-    /// them. Usage errors: no such folder, a file of it that is missing, no such device, options that do not fit the model. What was
-    /// done otherwise than one might expect is logged as a warning, and in [`Model::notes`].
+    /// Loads the model folder `path`: `model.onnx`, `tokenizer.json` and the configuration files
+    /// that exporters write next to them. Usage errors: folder or file not found, no such device,
+    /// options that do not fit the model. Notes are logged as warnings and returned by
+    /// [`Model::notes`].
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
         let folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
         let codec = Arc::new(Codec::load(folder.clone())?);
         let model = Self::with_codec(&folder, codec, options, &mut |step| match step {
             Loading::Memory(memory) => log::info!("memory {memory}"),
-            Loading::New { kernels, .. } => log::info!("{kernels} kernels are new"),
+            Loading::New { kernels, .. } => log::info!("{kernels} kernels are new on this device"),
             Loading::Kernels { ready, all } => log::debug!("kernels: {ready} of {all}"),
         })?;
         for note in model.notes() {
@@ -35,7 +38,8 @@ impl Model {
         Ok(model)
     }
 
-    /// As [`Model::load`], with the codec of `folder` at hand and without the log; `hear` as in [`Loaded::new`].
+    /// Like [`Model::load`], with a loaded codec and without logging. Progress goes to `hear`, as
+    /// in [`Loaded::new`].
     pub(crate) fn with_codec(
         folder: &ModelFolder,
         codec: Arc<Codec>,
@@ -46,8 +50,8 @@ impl Model {
         Ok(Self { loaded, codec })
     }
 
-    /// A session with an empty KV cache of its own, which takes memory for the whole context and none for weights. Errors: out of memory,
-    /// a device that is lost.
+    /// A session with its own empty KV cache. It allocates memory for the whole context, but none
+    /// for weights. Errors: out of memory, device lost.
     pub fn session(&self) -> Result<Session> {
         Ok(Session::new(self.loaded.model()?, self.codec.clone()))
     }
@@ -57,27 +61,27 @@ impl Model {
         &self.codec
     }
 
-    /// Where it runs.
+    /// Where the model runs.
     pub fn place(&self) -> PlaceName {
         self.loaded.place()
     }
 
-    /// What happened while it was loaded that was perhaps not expected, a sentence each.
-    pub fn notes(&self) -> &[String] {
+    /// Warnings raised while loading, one sentence each.
+    pub fn notes(&self) -> &[Note] {
         self.loaded.notes()
     }
 
-    /// Kernels that were compared with the reference while it was loaded: those of which nothing was known.
+    /// Number of kernels validated while loading, because no earlier result was stored.
     pub fn checked_kernels(&self) -> usize {
         self.loaded.checked_kernels()
     }
 
-    /// As [`Loaded::used`].
+    /// See [`Loaded::used`].
     pub fn used(&self) -> Result<Used> {
         self.loaded.used()
     }
 
-    /// Running totals of the device, for all sessions together; `None` on the host.
+    /// Running totals of the device over all sessions; `None` on the host.
     pub fn stats(&self) -> Option<Stats> {
         self.loaded.stats()
     }

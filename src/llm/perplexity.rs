@@ -1,27 +1,31 @@
-//! How well a model predicts a text, and how far its predictions are from those of another model.
+//! Perplexity of a model on a text, and divergence from a reference model.
 //!
-//! # Windows, and which tokens count
+//! # Windows and scored tokens
 //!
-//! The text is encoded as a whole, without special tokens. Its tokens are scored in windows, in order, none twice. Each window
-//! starts with an empty cache and feeds up to `N` tokens, of which each predicts its successor:
+//! The text is encoded as a whole, without special tokens. Its tokens are scored in windows, in
+//! order, each at most once. Every window starts with an empty cache and feeds up to `N` tokens,
+//! each of which predicts its successor:
 //!
-//! * Where the tokenizer puts a start token before every text, a window is the start token and then the text's next
-//!   tokens but the last, so that `N` tokens are scored and the first of them is predicted from the start token alone.
-//! * Where it does not, a window begins with the last token of the window before, so that again `N` tokens are scored.
-//!   The first token of the text has nothing before it and is the only one that is not scored.
+//! * If the tokenizer puts a start token before every text, a window is the start token and the
+//!   next tokens of the text without the last, so `N` tokens are scored. The first of them is
+//!   predicted from the start token alone.
+//! * Otherwise a window begins with the last token of the previous window, so `N` tokens are scored
+//!   too. The first token of the text is not scored.
 //!
-//! The last window may be shorter. A token at place `p` of a window is thus predicted from `p + 1` tokens, and on average
-//! from about half a window: the perplexity is higher than one in which every token has a full window behind it, as all
-//! figures of this kind depend on the length of the window.
+//! The last window may be shorter. A token at position `p` of a window is predicted from `p + 1`
+//! tokens, on average from about half a window. The perplexity is therefore higher than with a full
+//! window before every token; compare only figures with the same window length.
 //!
-//! With `l` the natural logarithm of the softmax over the whole vocabulary, computed in `f64` from logits in `f32`:
+//! With `l` the natural logarithm of the softmax over the whole vocabulary, computed in `f64` from
+//! `f32` logits:
 //!
 //! * the perplexity is `exp` of the mean of `-l(token)` over all scored tokens;
-//! * the divergence at a position is `sum_v p_ref(v) * (l_ref(v) - l(v))`, in nats, from the reference to the model;
-//! * the models agree at a position where their largest logits are those of the same token (of equal ones the first).
+//! * the KL divergence at a position is `sum_v p_ref(v) * (l_ref(v) - l(v))`, in nats, from the
+//!   reference to the model;
+//! * the models agree at a position if their most likely tokens are equal (the first one on ties).
 //!
-//! Both models run beside each other, a chunk at a time, so that nothing of the size of the text is kept but one
-//! number a position.
+//! Both models run side by side, a chunk at a time, so memory grows by only one number per
+//! position.
 
 use super::engine::CHUNK;
 use super::{Cancel, LanguageModel};
@@ -32,18 +36,18 @@ use std::sync::OnceLock;
 /// The tokens of a text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Text {
-    /// Tokens, without special ones.
+    /// Tokens, without special tokens.
     pub tokens: Vec<u32>,
-    /// What stands before every text; may be empty. See [`super::Tokenizer::start`].
+    /// Start tokens before every text; may be empty. See [`super::Tokenizer::start`].
     pub start: Vec<u32>,
 }
 
-/// What is fed to an empty cache, and what it is to predict.
+/// Tokens fed to an empty cache, and the tokens to predict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Window<'a> {
     /// Fed first; its last token predicts the first of `scored`.
     lead: &'a [u32],
-    /// Scored; all but the last are fed after `lead`.
+    /// Scored tokens; all but the last are fed after `lead`.
     scored: &'a [u32],
 }
 
@@ -53,12 +57,12 @@ impl Text {
         self.tokens.len().saturating_sub(self.unscored())
     }
 
-    /// Tokens at the start of the text that nothing predicts.
+    /// Number of tokens at the start of the text that nothing predicts.
     fn unscored(&self) -> usize {
         usize::from(self.start.is_empty())
     }
 
-    /// Windows of at most `size` fed tokens over the first `limit` tokens that can be scored.
+    /// Windows of at most `size` fed tokens over the first `limit` scorable tokens.
     fn windows(&self, size: usize, limit: usize) -> Vec<Window<'_>> {
         let scored = self.tokens.get(self.unscored()..).unwrap_or_default();
         let scored = scored.get(..limit).unwrap_or(scored);
@@ -77,29 +81,29 @@ impl Text {
     }
 }
 
-/// How a text is scored.
+/// Options for scoring a text.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Most tokens that a window feeds.
+    /// Maximum number of tokens fed per window.
     pub window: usize,
-    /// Most tokens to score.
+    /// Maximum number of tokens to score.
     pub limit: Option<usize>,
-    /// Stops after the chunk under way; what was scored until then is the result.
+    /// Stops after the current chunk; tokens scored so far are the result.
     pub cancel: Cancel,
 }
 
-/// How far an evaluation is.
+/// Progress of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Tokens scored.
+    /// Scored tokens.
     pub done: usize,
-    /// Tokens to score.
+    /// Tokens to score in total.
     pub total: usize,
     /// Perplexity so far.
     pub perplexity: f64,
 }
 
-/// The perplexity of a model over scored tokens.
+/// Perplexity of a model over the scored tokens.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Perplexity {
     tokens: usize,
@@ -114,12 +118,12 @@ impl Perplexity {
         self.squares += loss * loss;
     }
 
-    /// Tokens scored.
+    /// Number of scored tokens.
     pub fn tokens(&self) -> usize {
         self.tokens
     }
 
-    /// Mean of the negative logarithms of the probabilities of the tokens, in nats; NaN before the first.
+    /// Mean negative log-likelihood per token, in nats; NaN before the first token.
     pub fn loss(&self) -> f64 {
         self.sum / self.tokens as f64
     }
@@ -129,7 +133,7 @@ impl Perplexity {
         self.loss().exp()
     }
 
-    /// Standard error of the perplexity, as if the losses of tokens were independent.
+    /// Standard error of the perplexity, treating token losses as independent.
     pub fn standard_error(&self) -> f64 {
         let count = self.tokens as f64;
         let variance = (self.squares / count - self.loss() * self.loss()).max(0.0);
@@ -137,24 +141,25 @@ impl Perplexity {
     }
 }
 
-/// How far a model is from its reference.
+/// Comparison of a model with its reference.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Comparison {
-    /// The perplexity of the reference over the same tokens.
+    /// Perplexity of the reference over the same tokens.
     pub reference: Perplexity,
-    /// The divergence at each scored position.
+    /// KL divergence at each scored position.
     divergences: Vec<f32>,
     agreements: usize,
 }
 
 impl Comparison {
-    /// Mean of the Kullback-Leibler divergence from the reference to the model, in nats.
+    /// Mean KL divergence from the reference to the model, in nats.
     pub fn mean_divergence(&self) -> f64 {
         let sum: f64 = self.divergences.iter().map(|d| f64::from(*d)).sum();
         sum / self.divergences.len() as f64
     }
 
-    /// The least divergence that at least this share (0 to 1) of the positions does not exceed.
+    /// Quantile of the KL divergence: the smallest value that at least `share` (0 to 1) of the
+    /// positions do not exceed.
     pub fn divergence_at(&self, share: f64) -> f64 {
         let mut sorted = self.divergences.clone();
         sorted.sort_unstable_by(f32::total_cmp);
@@ -169,29 +174,31 @@ impl Comparison {
             .map_or(f64::NAN, |d| f64::from(*d))
     }
 
-    /// Share of the positions at which both models find the same token most likely.
+    /// Share of positions at which both models predict the same most likely token.
     pub fn agreement(&self) -> f64 {
         self.agreements as f64 / self.divergences.len() as f64
     }
 }
 
-/// What an evaluation found.
+/// Result of an evaluation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// Of the model.
+    /// Perplexity of the model.
     pub model: Perplexity,
-    /// Where there is a reference.
+    /// Comparison with the reference, if there is one.
     pub comparison: Option<Comparison>,
-    /// Windows that were begun.
+    /// Number of windows started.
     pub windows: usize,
-    /// The evaluation was cancelled before the last token.
+    /// True if the evaluation was cancelled before the last token.
     pub cancelled: bool,
 }
 
-/// Scores `text` by `model`, beside `reference` where there is one. `progress` is called after each chunk.
+/// Scores `text` with `model`, and with `reference` if given. `progress` is called after each
+/// chunk.
 ///
-/// Usage errors: a text without a token to score, a window that is longer than a context or not longer than the start tokens,
-/// models with vocabularies of different size. Errors of the models, and logits that are not finite.
+/// Usage errors: a text without a scorable token, a window longer than a context or shorter than
+/// the start tokens, vocabularies of different size. Also returns errors of the models, and an
+/// error for non-finite logits.
 pub fn evaluate(
     model: &mut dyn LanguageModel,
     mut reference: Option<&mut dyn LanguageModel>,
@@ -225,7 +232,7 @@ pub fn evaluate(
             }
             let rows = model.forward_all(chunk)?;
             let others = reference.as_mut().map(|r| r.forward_all(chunk)).transpose()?;
-            // Rows of the lead before its last token predict nothing that counts.
+            // Skip logits of the lead before its last token.
             let skip = before.saturating_sub(i * CHUNK).min(chunk.len());
             let (targets, after) = rest.split_at(chunk.len() - skip);
             rest = after;
@@ -254,21 +261,21 @@ fn check(
 ) -> Result<()> {
     if text.scorable() == 0 {
         let (count, needed) = (text.tokens.len(), text.unscored() + 1);
-        let what = format!("the text has {count} tokens; at least {needed} are needed");
+        let what = format!("the text has {count} tokens; expected at least {needed}");
         return Err(Error::usage("text", what));
     }
     let room = reference.map_or(model.context(), |r| r.context().min(model.context()));
     let window = options.window;
     if window > room || window < text.start.len().max(1) {
         let least = text.start.len().max(1);
-        let what = format!("a window of {window} tokens; it must have from {least} to {room}");
+        let what = format!("a window of {window} tokens is out of range; expected {least} to {room}");
         return Err(Error::usage("context", what));
     }
     match reference {
         Some(r) if r.vocab() != model.vocab() => Err(Error::usage(
             "reference",
             format!(
-                "it has a vocabulary of {} tokens, the model one of {}; their predictions cannot be compared",
+                "its vocabulary has {} tokens, but the model's has {}; their predictions cannot be compared",
                 r.vocab(),
                 model.vocab()
             ),
@@ -278,7 +285,7 @@ fn check(
 }
 
 impl Report {
-    /// Adds the scores of rows.
+    /// Adds the scores of some rows.
     fn take(&mut self, scores: &[Score]) -> Result<()> {
         for s in scores {
             if !s.loss.is_finite() {
@@ -305,15 +312,15 @@ impl Report {
     }
 }
 
-/// What a row of logits is worth.
+/// Score of a row of logits.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Score {
-    /// Negative logarithm of the probability of the token that came.
+    /// Negative log-likelihood of the actual token.
     loss: f64,
     other: Option<Other>,
 }
 
-/// What the reference's row is worth beside it.
+/// Score of the reference's row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Other {
     loss: f64,
@@ -321,7 +328,7 @@ struct Other {
     agrees: bool,
 }
 
-/// Scores rows of `vocab` logits on all cores; `others` are those of the reference.
+/// Scores rows of `vocab` logits on all cores; `others` are the reference's rows.
 fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32]) -> Vec<Score> {
     static CORES: OnceLock<usize> = OnceLock::new();
     let cores = *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
@@ -342,7 +349,7 @@ fn score_rows(vocab: usize, rows: &[f32], others: Option<&[f32]>, targets: &[u32
     scores
 }
 
-/// The largest logit and its place.
+/// Index and value of the largest logit.
 fn largest(row: &[f32]) -> (usize, f64) {
     let first = (0, f32::NEG_INFINITY);
     let of = |best: (usize, f32), (i, x): (usize, &f32)| if *x > best.1 { (i, *x) } else { best };
@@ -364,11 +371,11 @@ fn score_row(row: &[f32], other: Option<&[f32]>, target: usize) -> Score {
             mean += weight * (f64::from(*y) - f64::from(*x));
         }
         let its_norm = peak + total.ln();
-        // Both sums are of the same weights, so that equal rows differ by exactly nothing.
+        // Both sums use the same weights, so equal rows give exactly zero.
         let divergence = mean / total - (its_norm - norm);
         Other {
             loss: its_norm - logit(other),
-            #[expect(clippy::cast_possible_truncation, reason = "seven digits are enough")]
+            #[expect(clippy::cast_possible_truncation, reason = "single precision is enough")]
             divergence: divergence.max(if divergence.is_nan() { f64::NAN } else { 0.0 }) as f32,
             agrees: its_top == top,
         }
@@ -383,6 +390,7 @@ fn score_row(row: &[f32], other: Option<&[f32]>, target: usize) -> Score {
 mod tests {
     use super::*;
     use crate::llm::testing::FakeModel;
+    use crate::testing::assert_usage;
 
     fn text(tokens: impl IntoIterator<Item = u32>, start: &[u32]) -> Text {
         Text {
@@ -577,22 +585,15 @@ mod tests {
         let good = text(0..5, &[]);
         let (mut model, mut other) = (counting(8, 4, 0), counting(9, 3, 0));
         let e = run(&mut model, Some(&mut other), &good, 3);
-        assert!(e.is_usage() && e.to_string().starts_with("reference"), "{e}");
-        assert!(
-            e.to_string().contains("9 tokens") && e.to_string().contains("of 8"),
-            "{e}"
-        );
-        for (text, words) in [
-            (text([], &[1]), "0 tokens; at least 1"),
-            (text([3], &[]), "1 tokens; at least 2"),
-        ] {
+        assert_usage(&e, "reference", &["9", "8"]);
+        for (text, values) in [(text([], &[1]), ["0", "1"]), (text([3], &[]), ["1", "2"])] {
             let e = run(&mut model, None, &text, 3);
-            assert!(e.is_usage() && e.to_string().contains(words), "{e}");
+            assert_usage(&e, "text", &values);
         }
         let e = run(&mut model, None, &good, 5);
-        assert!(e.to_string().contains("from 1 to 4"), "{e}");
+        assert_usage(&e, "context", &["1", "4"]);
         let e = run(&mut model, None, &text(0..5, &[1, 2]), 1);
-        assert!(e.to_string().contains("from 2 to 4"), "{e}");
+        assert_usage(&e, "context", &["2", "4"]);
         assert!(model.calls.is_empty());
     }
 
@@ -611,8 +612,7 @@ mod tests {
                 windows: 1,
                 cancelled: false,
             };
-            let e = report.take(&[s]).unwrap_err();
-            assert!(e.to_string().contains("not finite"), "{e}");
+            assert!(report.take(&[s]).is_err(), "{row:?} {other:?}");
         }
     }
 }

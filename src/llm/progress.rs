@@ -1,15 +1,15 @@
-//! How far a long prompt has been read.
+//! Progress of reading a long prompt.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// Is told how many of how many tokens of a prompt have been read, by prompts that take several runs: before each run, and at the end. Without
-/// one to tell, nothing.
+/// A callback for prompts that take several runs. It receives the tokens read and the total, before
+/// each run and at the end. The default does nothing.
 #[derive(Clone, Default)]
 pub struct Progress(Option<Arc<dyn Fn(usize, usize) + Send + Sync>>);
 
 impl Progress {
-    /// Tells `hear`.
+    /// Reports progress to `hear`.
     pub fn of(hear: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
         Self(Some(Arc::new(hear)))
     }
@@ -24,7 +24,7 @@ impl Progress {
 impl fmt::Debug for Progress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.0.is_some() {
-            "Progress, heard"
+            "Progress(Some)"
         } else {
             "Progress"
         })

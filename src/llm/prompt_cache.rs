@@ -1,8 +1,9 @@
-//! Prompt caches: the cache of a model with the tokens in it, as a file.
+//! Prompt caches: a model's KV cache and its tokens in a file.
 //!
-//! Little-endian: the bytes `TLITEKV2`; the length of a JSON object in 4 bytes, and the object, the header; the ids of the tokens,
-//! 4 bytes each; for each state its rows, a row for a token, of a state that keeps a window those of the last tokens; the CRC-32 of all
-//! before it, 4 bytes.
+//! Little-endian layout: the bytes `TLITEKV2`; the length of the header in 4 bytes; the header, a
+//! JSON object; the token IDs, 4 bytes each; the rows of each state, one per token (for a
+//! sliding-window state, only those of the last tokens); the CRC-32 of everything before it, 4
+//! bytes.
 
 use super::LanguageModel;
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -13,25 +14,27 @@ use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"TLITEKV2";
 
-/// Whose cache it is, and in which form.
+/// The model that a cache belongs to, and the cache format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
-    /// Checksums of the names, types and shapes of the model's weights, and of samples of their bytes.
+    /// Checksums of the names, types and shapes of the model's weights, and of samples of their
+    /// bytes.
     pub model: String,
     /// Element type of the states.
     pub float: String,
-    /// The form of each state.
+    /// Layout of each state.
     pub states: Vec<Layout>,
 }
 
-/// The form of a state.
+/// Layout of a state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
-    /// Its name.
+    /// Name of the state.
     pub name: String,
-    /// Bytes of a row, which is that of one token.
+    /// Bytes per row; a row belongs to one token.
     pub row: usize,
-    /// Nothing reads more rows than so many before each new one, that one included; the others may be missing. Without it none may.
+    /// Sliding-window size: a token reads at most this many rows, its own included. Older rows may
+    /// be missing. `None` means that all rows are needed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<usize>,
 }
@@ -45,22 +48,23 @@ impl std::fmt::Display for Layout {
 }
 
 impl Layout {
-    /// The last rows of `tokens` that must be there.
+    /// How many of the last rows must be present for a cache of `tokens` tokens.
     fn needed(&self, tokens: usize) -> usize {
         self.window.map_or(tokens, |w| tokens.min(w.saturating_sub(1)))
     }
 }
 
-/// The cache of a model as bytes.
+/// Access to the contents of a model's cache as bytes.
 pub trait States {
-    /// Whose states these are.
+    /// Identity of the states.
     fn identity(&self) -> Result<Identity>;
 
-    /// The rows of the last tokens in state `index` of [`Identity::states`], of as many as it has; all, unless it keeps a window.
+    /// The rows of state `index` of [`Identity::states`]: all, or the last ones of a sliding-window
+    /// state.
     fn read_state(&mut self, index: usize) -> Result<Vec<u8>>;
 
-    /// Replaces the cache by that of `tokens` tokens, of which these are the last rows of each state: all, or in a state that keeps a window
-    /// at least one fewer than that.
+    /// Replaces the cache by one of `tokens` tokens. `states` holds the last rows of each state:
+    /// all, or for a sliding-window state at least one fewer than its window.
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()>;
 }
 
@@ -69,12 +73,12 @@ struct Header {
     #[serde(flatten)]
     identity: Identity,
     tokens: usize,
-    /// Rows of each state in the file.
+    /// Number of rows of each state in the file.
     rows: Vec<usize>,
 }
 
 impl Header {
-    /// Bytes of the tokens and rows behind it.
+    /// Bytes after the header: tokens and rows.
     fn bytes(&self) -> Option<usize> {
         let rows = self.identity.states.iter().zip(&self.rows);
         rows.map(|(state, rows)| state.row.checked_mul(*rows))
@@ -85,19 +89,17 @@ impl Header {
 
 fn states<'a>(model: &'a mut dyn LanguageModel, path: &Path) -> Result<&'a mut dyn States> {
     model.states().ok_or_else(|| {
-        let what = format!(
-            "{}: the model has no cache that could be read or written",
-            path.display()
-        );
+        let what = format!("{}: the model has no KV cache to read or write", path.display());
         Error::usage("prompt_cache", what)
     })
 }
 
-/// Writes the cache of `model`, which holds `tokens`, to `path`, whole or not at all.
+/// Writes the cache of `model`, which holds `tokens`, to `path`. The file is written completely or
+/// not at all.
 pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Result<()> {
     if model.len() != tokens.len() {
         let what = format!(
-            "the cache holds {}, {} are given",
+            "the cache holds {}, but {} were given",
             count_text(model.len(), "token"),
             tokens.len()
         );
@@ -137,8 +139,9 @@ pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Resul
     })
 }
 
-/// Fills the cache of `model` from `path` and returns the tokens in it, at most as many as its context holds; none where there is no
-/// such file. An error for a model without a cache, for a damaged file, and for that of another model or form, which leaves the cache as it was.
+/// Fills the cache of `model` from `path` and returns its tokens, at most as many as the context
+/// holds. Returns none if the file does not exist. An error if the model has no cache, or the file
+/// is damaged or belongs to another model or KV cache type; the cache is then unchanged.
 pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let context = model.context();
     let states = states(model, path)?;
@@ -151,11 +154,11 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let wrong = |what: &str| damaged(path, what);
     let other = |what: String| Error::file(Stage::Text, path, what).of_kind(ErrorKind::PromptCacheMismatch);
     if !bytes.starts_with(MAGIC) {
-        return Err(wrong("not a prompt cache: it does not begin with TLITEKV2"));
+        return Err(wrong("not a prompt cache: it does not start with TLITEKV2"));
     }
     let (body, sum) = bytes
         .split_last_chunk::<4>()
-        .ok_or_else(|| wrong("the prompt cache is cut off"))?;
+        .ok_or_else(|| wrong("the prompt cache is truncated"))?;
     let (found, computed) = (u32::from_le_bytes(*sum), crc32fast::hash(body));
     if found != computed {
         let whole = header(&bytes, path).ok().and_then(|(header, rest)| {
@@ -163,10 +166,14 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
             header.bytes()?.checked_add(before + sum.len())
         });
         return Err(wrong(&match whole.filter(|whole| *whole > bytes.len()) {
-            Some(whole) => format!("the prompt cache is cut off: {} bytes of {whole}", bytes.len()),
+            Some(whole) => format!(
+                "the prompt cache is truncated: found {} bytes, expected {whole}",
+                bytes.len()
+            ),
             None => {
                 format!(
-                    "the prompt cache is damaged: its checksum is {computed:08x}, the file says {found:08x}"
+                    "the prompt cache is damaged: its checksum is {computed:08x}, but the file \
+                     records {found:08x}"
                 )
             }
         }));
@@ -175,11 +182,11 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let identity = &header.identity;
     for (what, found, wanted) in [
         ("model", &identity.model, &wanted.model),
-        ("storage (kv, float)", &identity.float, &wanted.float),
+        ("KV cache type (--kv, --float)", &identity.float, &wanted.float),
     ] {
         if found != wanted {
             return Err(other(format!(
-                "the prompt cache is that of another {what}: {found}, this one is {wanted}"
+                "the prompt cache was written with another {what}: {found}; expected {wanted}"
             )));
         }
     }
@@ -187,11 +194,11 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
         let differs = |(a, b): &(&Layout, &Layout)| a != b;
         let mut pairs = identity.states.iter().zip(&wanted.states);
         let what = match pairs.find(differs) {
-            Some((found, wanted)) => format!("{found}, expected {wanted}"),
-            None => format!("{}, expected {}", identity.states.len(), wanted.states.len()),
+            Some((found, wanted)) => format!("{found}; expected {wanted}"),
+            None => format!("{}; expected {}", identity.states.len(), wanted.states.len()),
         };
         return Err(other(format!(
-            "the prompt cache has states of another form: {what}"
+            "the prompt cache has other states than the model: {what}"
         )));
     }
     let ids = rest.rows(header.tokens, 4)?;
@@ -203,19 +210,23 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let mut parts = Vec::with_capacity(identity.states.len());
     if header.rows.len() != identity.states.len() {
         return Err(wrong(
-            "the header of the prompt cache does not count the rows of each state",
+            "the header of the prompt cache does not give the row count of each state",
         ));
     }
     for (state, rows) in identity.states.iter().zip(&header.rows) {
         let part = rest.rows(*rows, state.row)?;
         let missing = header.tokens.checked_sub(*rows);
-        let missing =
-            missing.ok_or_else(|| wrong(&format!("{state}: {rows} rows of {} tokens", header.tokens)))?;
+        let missing = missing.ok_or_else(|| {
+            wrong(&format!(
+                "{state}: found {rows} rows for {} tokens",
+                header.tokens
+            ))
+        })?;
         let kept = tokens.len().saturating_sub(missing);
         if kept < state.needed(tokens.len()) {
             return Err(wrong(&format!(
-                "the prompt cache holds {} tokens, and of state {state} {rows} rows; the first {} tokens, for which there is room, \
-                 cannot be gone on from with these",
+                "the prompt cache holds {} tokens but only part of state {state} ({rows} rows); it cannot \
+                 be truncated to {} tokens, the context of this model",
                 header.tokens,
                 tokens.len()
             )));
@@ -224,7 +235,7 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     }
     if !rest.bytes.is_empty() {
         return Err(wrong(&format!(
-            "{} too many for {}",
+            "the prompt cache has {} too many for {}",
             count_text(rest.bytes.len(), "byte"),
             count_text(header.tokens, "token")
         )));
@@ -233,7 +244,7 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     Ok(tokens)
 }
 
-/// The header of a prompt cache, and what stands behind it.
+/// The header of a prompt cache, and the bytes after it.
 fn header<'a>(bytes: &'a [u8], path: &'a Path) -> Result<(Header, Rest<'a>)> {
     let mut rest = Rest { bytes, path };
     rest.take(MAGIC.len())?;
@@ -248,7 +259,7 @@ fn damaged(path: &Path, what: &str) -> Error {
     Error::file(Stage::Text, path, what).of_kind(ErrorKind::PromptCacheDamaged)
 }
 
-/// What of a file is still to be read.
+/// The unread part of a file.
 struct Rest<'a> {
     bytes: &'a [u8],
     path: &'a Path,
@@ -257,7 +268,10 @@ struct Rest<'a> {
 impl<'a> Rest<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         let (part, rest) = self.bytes.split_at_checked(count).ok_or_else(|| {
-            let what = format!("the prompt cache ends {} bytes before {count}", self.bytes.len());
+            let what = format!(
+                "the prompt cache is truncated: {} bytes left, expected {count}",
+                self.bytes.len()
+            );
             damaged(self.path, &what)
         })?;
         self.bytes = rest;
@@ -278,6 +292,7 @@ impl<'a> Rest<'a> {
 mod tests {
     use super::*;
     use crate::llm::testing::FakeModel;
+    use crate::testing::{assert_carries, assert_error, carries};
 
     fn layout(name: &str, row: usize) -> Layout {
         Layout {
@@ -376,12 +391,9 @@ mod tests {
         assert_eq!(load(&path, &mut short).unwrap(), [5, 6]);
         assert_eq!(short.model.cache, [5, 6]);
         let e = save(&path, &mut model, &[5]).unwrap_err();
-        assert!(e.to_string().contains("holds 3 tokens, 1 are given"), "{e}");
+        assert_carries(e, &["3", "1"]);
         let e = save(&path, &mut model.model, &[5, 6, 7]).unwrap_err();
-        assert!(
-            e.is_usage() && e.to_string().contains("no cache that could be read"),
-            "{e}"
-        );
+        assert!(e.is_usage(), "{e}");
     }
 
     #[test]
@@ -403,14 +415,14 @@ mod tests {
         let mut short = windowed(5);
         assert_eq!(load(&path, &mut short).unwrap(), [5, 6, 7, 8, 9]);
         assert_eq!((short.gone, short.read_state(1).unwrap()), (2, vec![7, 8, 9]));
-        let e = load(&path, &mut windowed(4)).unwrap_err().to_string();
-        assert!(e.contains("\"v\"") && e.contains("cannot be gone on from"), "{e}");
+        let e = load(&path, &mut windowed(4)).unwrap_err();
+        assert_error(&e, ErrorKind::PromptCacheDamaged, &["\"v\"", "7", "4"]);
         // All rows of what keeps no window.
         let mut model = Saved::new(10);
         (model.model.cache, model.gone) = (vec![5, 6, 7], 1);
         save(&path, &mut model, &[5, 6, 7]).unwrap();
-        let e = load(&path, &mut Saved::new(10)).unwrap_err().to_string();
-        assert!(e.contains("of state \"v\" with rows of 1 bytes 2 rows"), "{e}");
+        let e = load(&path, &mut Saved::new(10)).unwrap_err();
+        assert_error(&e, ErrorKind::PromptCacheDamaged, &["\"v\"", "3", "2"]);
     }
 
     #[test]
@@ -425,34 +437,39 @@ mod tests {
             std::fs::write(&path, bytes).unwrap();
             model.model.cache = vec![9];
             let e = load(&path, &mut model).unwrap_err();
-            assert_eq!(e.kind(), ErrorKind::PromptCacheDamaged);
-            let e = e.to_string();
-            assert!(e.contains("cache"), "{e}");
+            assert_error(&e, ErrorKind::PromptCacheDamaged, &[&path.display().to_string()]);
             assert_eq!(model.model.cache, [9], "nothing was changed");
-            e
+            e.chain()
         };
+        let sum = |body: &[u8]| format!("{:08x}", crc32fast::hash(body));
         for i in 0..whole.len() {
             let mut bytes = whole.clone();
             bytes[i] ^= 0x10;
             let e = refused(&bytes);
-            let expected = if i < 8 { "not a prompt cache" } else { "damaged" };
-            assert!(e.contains(expected), "byte {i}: {e}");
+            let expected = if i < 8 {
+                "TLITEKV2".to_owned()
+            } else {
+                sum(&bytes[..bytes.len() - 4])
+            };
+            assert!(carries(&e, &expected), "byte {i}: {e}");
             let e = refused(&whole[..i]);
             let size = usize::from(whole[8]) + 12;
             if i >= size {
-                assert!(
-                    e.ends_with(&format!("is cut off: {i} bytes of {}", whole.len())),
-                    "{e}"
-                );
+                assert_carries(e, &[&i.to_string(), &whole.len().to_string()]);
             }
         }
         // With a checksum that is right.
         let signed = |body: &[u8]| [body, &crc32fast::hash(body).to_le_bytes()].concat();
         let body = &whole[..whole.len() - 4];
-        assert!(refused(&signed(&body[..body.len() - 1])).contains("ends"));
-        assert!(refused(&signed(&[body, &[0]].concat())).contains("1 byte too many for 3 tokens"));
-        assert!(refused(&signed(b"TLITEKV2\x02\0\0\0{}")).contains("header"));
-        assert!(refused(&signed(b"TLITEKV2\xff\xff\xff\xff{}")).contains("ends"));
+        let mut signed = |body: &[u8], values: &[&str]| {
+            let e = refused(&signed(body));
+            assert!(!carries(&e, &sum(body)), "{e}");
+            assert_carries(e, values);
+        };
+        signed(&body[..body.len() - 1], &[]);
+        signed(&[body, &[0]].concat(), &["1", "3"]);
+        signed(b"TLITEKV2\x02\0\0\0{}", &[]);
+        signed(b"TLITEKV2\xff\xff\xff\xff{}", &["2", &u32::MAX.to_string()]);
     }
 
     #[test]
@@ -461,30 +478,17 @@ mod tests {
         let path = dir.path().join("cache");
         let mut model = Saved::new(10);
         save(&path, &mut model, &[]).unwrap();
-        let refused = |change: &dyn Fn(&mut Identity), words: &str| {
+        let refused = |change: &dyn Fn(&mut Identity), values: &[&str]| {
             let mut other = Saved::new(10);
             change(&mut other.identity);
             let e = load(&path, &mut other).unwrap_err();
-            assert_eq!(e.kind(), ErrorKind::PromptCacheMismatch);
-            let e = e.to_string();
-            assert!(e.contains(words) && e.contains("cache"), "{e}");
+            assert_error(&e, ErrorKind::PromptCacheMismatch, &[&path.display().to_string()]);
+            assert_carries(e, values);
         };
-        refused(
-            &|i| i.model = "5678".to_owned(),
-            "another model: 1234, this one is 5678",
-        );
-        refused(
-            &|i| i.float = "f32".to_owned(),
-            "another storage (kv, float): f16, this one is f32",
-        );
-        refused(
-            &|i| i.states[0].row = 4,
-            "states of another form: \"k\" with rows of 2 bytes, expected \"k\" with rows of 4 bytes",
-        );
-        refused(
-            &|i| i.states[1].window = Some(5),
-            "\"v\" with rows of 1 bytes, expected \"v\" with rows of 1 bytes in a window of 5",
-        );
-        refused(&|i| i.states.truncate(1), "states of another form: 2, expected 1");
+        refused(&|i| i.model = "5678".to_owned(), &["1234", "5678"]);
+        refused(&|i| i.float = "f32".to_owned(), &["f16", "f32"]);
+        refused(&|i| i.states[0].row = 4, &["\"k\"", "2", "4"]);
+        refused(&|i| i.states[1].window = Some(5), &["\"v\"", "1", "5"]);
+        refused(&|i| i.states.truncate(1), &["2", "1"]);
     }
 }

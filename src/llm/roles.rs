@@ -1,7 +1,9 @@
-//! The roles of a decoder's inputs: tokens, their positions, the mask, caches; and what the sizes of these have to do with each other.
+//! Roles of a decoder's inputs: tokens, positions, mask, caches; and the relations between their
+//! sizes.
 //!
-//! Exporters name sizes as they like: `past_sequence_length + sequence_length`, `total_sequence_length`, or `sumN` with a cache of
-//! `sumN - N`. All follow from two numbers, the tokens of a run and those in the cache before it.
+//! Exporters name sizes freely: `past_sequence_length + sequence_length`, `total_sequence_length`,
+//! or `sumN` with a cache of `sumN - N`. All follow from two numbers: the tokens of a run and the
+//! tokens in the cache before it.
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::derive::derive;
@@ -14,13 +16,13 @@ use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Inputs that are not caches.
+/// Inputs other than caches.
 pub(super) const KNOWN: [&str; 3] = [IDS, POSITIONS, MASK];
 pub(super) const IDS: &str = "input_ids";
 const POSITIONS: &str = "position_ids";
 const MASK: &str = "attention_mask";
 
-/// What is added to the score of a key that is not seen: the least half.
+/// Added to the scores of hidden keys: the lowest finite f16.
 const HIDDEN: f32 = -65504.0;
 
 fn bad(what: impl Into<String>) -> Error {
@@ -33,7 +35,7 @@ fn symbols(d: &Dim) -> BTreeSet<Symbol> {
     all
 }
 
-/// The caches among the inputs: floats of three axes or more, under any name.
+/// The cache inputs: floats with at least three axes, under any name.
 fn caches(graph: &Graph) -> Vec<ValueId> {
     let is_cache = |v: &ValueId| {
         let value = graph.value(*v);
@@ -44,8 +46,9 @@ fn caches(graph: &Graph) -> Vec<ValueId> {
     graph.inputs().iter().copied().filter(is_cache).collect()
 }
 
-/// Expresses the sizes of a decoder's inputs by two symbols, that of `input_ids`' last axis for the tokens of a run and one for those
-/// in the cache before it, if there is one. Sizes that do not follow from their roles stay as they are. An error where expressions get too large.
+/// Expresses the sizes of a decoder's inputs by two symbols: the last axis of `input_ids` for the
+/// tokens of a run, and, if there is a cache, one for the tokens in it before the run. Sizes that
+/// do not follow from their roles stay unchanged. An error if expressions become too large.
 pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
     let last = |v: Option<ValueId>| v.and_then(|v| graph.value(v).fact.as_ref()?.shape.0.last().cloned());
     let Some(sequence) = last(graph.input(IDS)).and_then(|d| d.as_symbol().cloned()) else {
@@ -108,8 +111,8 @@ pub(super) fn name_lengths(graph: &mut Graph) -> Result<(), DimError> {
     Ok(())
 }
 
-/// Gives the mask `total` keys, where a graph says something else that is no number: Optimum writes `past_sequence_length + 1`, which holds for
-/// runs of one token.
+/// Sets the mask's key axis to `total` if the graph has another expression that is not a number:
+/// Optimum writes `past_sequence_length + 1`, which is right only for runs of one token.
 fn mask_all_keys(graph: &mut Graph, total: Dim) {
     let Some(mask) = graph.input(MASK) else { return };
     let Some(mut fact) = graph.value(mask).fact.clone() else {
@@ -122,7 +125,7 @@ fn mask_all_keys(graph: &mut Graph, total: Dim) {
     Edit::new(graph).set_fact(mask, fact);
 }
 
-/// `size` as a symbol other than `sequence`, and what is added to it.
+/// Splits `size` into a symbol other than `sequence` and an addend.
 fn solved(size: &Dim, sequence: &Symbol) -> Result<Option<(Symbol, Dim)>, DimError> {
     let mut others = symbols(size).into_iter().filter(|s| s != sequence);
     let (Some(total), None) = (others.next(), others.next()) else {
@@ -132,7 +135,8 @@ fn solved(size: &Dim, sequence: &Symbol) -> Result<Option<(Symbol, Dim)>, DimErr
     Ok((!rest.depends_on(&total)).then_some((total, rest)))
 }
 
-/// The input is read only as a cache is: rows are appended to it, by a `Concat` or by attention, perhaps behind a transpose.
+/// True if the input is used only as a cache: rows are appended by a `Concat` or by attention,
+/// possibly after a transpose.
 fn is_appended_to(graph: &Graph, input: ValueId, consumers: &[Vec<NodeId>]) -> bool {
     let mut work = vec![input];
     let mut appended = false;
@@ -151,12 +155,13 @@ fn is_appended_to(graph: &Graph, input: ValueId, consumers: &[Vec<NodeId>]) -> b
     appended
 }
 
-/// Decides comparisons of a run's length, with what lies in the cache, with a number: as in a run that fills a cache of `context` tokens. So the
-/// frequencies of `LongRoPE` are the same in all runs, and for all keys. Returns the largest number below the context, if there is any.
+/// Decides comparisons of the total length with a constant as for a full cache of `context` tokens,
+/// so that `LongRoPE` uses the same frequencies in all runs and for all keys. Returns the largest
+/// constant below the context, if any.
 pub(super) fn decide_lengths(graph: &mut Graph, context: usize) -> Result<Option<i64>> {
     name_lengths(graph).map_err(|e| bad(e.to_string()))?;
     let mut derived = graph.clone();
-    // What cannot be derived is told by the passes, with what they know more.
+    // The passes report shape errors, with better information.
     if derive(&mut derived).is_err() {
         return Ok(None);
     }
@@ -176,7 +181,7 @@ pub(super) fn decide_lengths(graph: &mut Graph, context: usize) -> Result<Option
         let (Some(length), Some([number])) = (length, number.as_deref()) else {
             continue;
         };
-        // Masks and windows compare lengths too; here constants are chosen between.
+        // Masks and windows compare lengths too; only selections between constants matter here.
         let chooses = |id: &NodeId| {
             let node = derived.node(*id).filter(|n| n.op.name() == "Where");
             let known =
@@ -207,10 +212,10 @@ pub(super) fn decide_lengths(graph: &mut Graph, context: usize) -> Result<Option
         .max())
 }
 
-/// Gives caches among the inputs no rows, ever, and leaves the logits as the only output. False, and nothing is done, where there are no inputs
-/// to which rows are appended. Those that do not grow stay inputs.
+/// Removes all rows from the cache inputs and keeps `logits` as the only output. Returns false, and
+/// changes nothing, if no input is appended to. Inputs that do not grow stay.
 pub(super) fn empty_caches(graph: &mut Graph) -> Result<bool> {
-    let failed = |e: String| bad(format!("caches without rows: {e}"));
+    let failed = |e: String| bad(format!("cannot empty the caches: {e}"));
     let consumers = graph.consumers();
     let mut caches = caches(graph);
     caches.retain(|v| is_appended_to(graph, *v, &consumers));
@@ -243,7 +248,7 @@ pub(super) fn empty_caches(graph: &mut Graph) -> Result<bool> {
     Ok(true)
 }
 
-/// A symbol that no input's size has: `name`, or that with a number.
+/// A symbol that no input size uses: `name`, with a number appended if needed.
 pub(super) fn unused(graph: &Graph, name: &str) -> Symbol {
     let facts = graph
         .inputs()
@@ -255,7 +260,7 @@ pub(super) fn unused(graph: &Graph, name: &str) -> Symbol {
     free.unwrap_or_else(|| Symbol::new(name))
 }
 
-/// Checks that positions and mask, where the graph has them, have forms that [`inputs`] makes.
+/// Checks that positions and mask, if present, have a form that [`inputs`] can make.
 pub(super) fn check(graph: &Graph) -> Result<()> {
     let fact = |name| graph.input(name).map(|v| graph.fact(v)).transpose();
     if let Some(f) = fact(POSITIONS)?
@@ -270,21 +275,23 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
         let added = f.shape.rank() == 4 && f.dtype.is_float();
         if !ones && !added {
             return Err(bad(format!(
-                "{MASK}: expected ones [batch, keys], or floats [1, 1, sequence, keys] that are added to scores, found {f}"
+                "{MASK}: expected [batch, keys], or floats [1, 1, sequence, keys] that are added to \
+                 scores, found {f}"
             )));
         }
     }
     Ok(())
 }
 
-/// True where the mask is an input that is added to scores, so that what a query sees is for its maker to say.
+/// True if the mask is an input that is added to scores, so that the caller decides what a query
+/// sees.
 pub(super) fn adds_mask(graph: &Graph) -> bool {
     let fact = graph.input(MASK).and_then(|v| graph.value(v).fact.as_ref());
     fact.is_some_and(|f| f.shape.rank() == 4)
 }
 
-/// The graph for runs of one token, which sees all keys: without a mask that is added to scores. `None` where attention does not read the mask as it
-/// comes in.
+/// The graph for runs of one token, without the mask that is added to scores, because the token
+/// sees all keys. `None` if attention does not read the mask directly.
 pub(super) fn unmasked(graph: &Graph) -> Option<Graph> {
     let mask = graph.input(MASK).filter(|_| adds_mask(graph))?;
     let is_mask = |v: ValueId| {
@@ -316,8 +323,9 @@ pub(super) fn unmasked(graph: &Graph) -> Option<Graph> {
     (!found.is_empty() && !read).then_some(without)
 }
 
-/// The inputs that the graph has, for `tokens` after `past` others, in the types that it declares. A mask that is added to scores hides all but
-/// the latest `window` keys of a query, its own included; it is left out unless `masked`.
+/// The graph's inputs for `tokens` after `past` cached tokens, in their declared types. A mask that
+/// is added to scores hides all but the latest `window` keys of a query, its own included. It is
+/// left out unless `masked`.
 pub(super) fn inputs(
     graph: &Graph,
     tokens: &[u32],
@@ -554,11 +562,8 @@ mod tests {
             ("position_ids", I, "3, 1, N"),
             ("position_ids", F, "1, N"),
         ] {
-            let e = check(&graph(&[(name, dtype, sizes)])).unwrap_err().to_string();
-            assert!(
-                e.contains(name) && e.contains("expected") && e.contains("found"),
-                "{e}"
-            );
+            let e = check(&graph(&[(name, dtype, sizes)])).unwrap_err();
+            crate::testing::assert_carries(e, &[name, sizes]);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! From logits to the next token, by a chain of steps in the field's usual order: bias of single tokens; penalties of repetition,
-//! frequency and presence; DRY; what a grammar allows; top-k; typical-p; top-p; min-p; temperature; the draw.
+//! Chooses the next token from logits. Steps, in the usual order: logit bias; repetition, frequency
+//! and presence penalties; DRY; grammar; top-k; typical-p; top-p; min-p; temperature; the draw.
 
 mod filters;
 mod penalties;
@@ -12,26 +12,27 @@ use super::constraint::Constraint;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use filters::Candidate;
 
-/// How tokens are chosen.
+/// Sampling settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SamplerConfig {
-    /// Added to the logits of these tokens; minus infinity forbids one.
+    /// Added to the logits of these tokens; minus infinity forbids a token.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Penalties of tokens that the context holds.
+    /// Penalties for tokens in the context.
     pub penalties: Penalties,
-    /// Penalties of tokens that would repeat a stretch of the context.
+    /// Penalties for tokens that would repeat a sequence of the context.
     pub dry: Dry,
     /// Keeps the `top_k` most likely tokens; 0 keeps all.
     pub top_k: usize,
-    /// Keeps the tokens whose information is nearest to the entropy, with at least this probability together; 1 keeps all.
+    /// Locally typical sampling: keeps the tokens whose information is closest to the entropy, with
+    /// at least this total probability; 1 keeps all.
     pub typical_p: f32,
-    /// Keeps the smallest set of most likely tokens whose probabilities sum to at least this; 1 keeps all.
+    /// Keeps the fewest most likely tokens whose probabilities sum to at least this; 1 keeps all.
     pub top_p: f32,
     /// Keeps the tokens at least this many times as likely as the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Divides the logits of the tokens that are left; 0 takes the most likely of them always.
+    /// Divides the remaining logits; 0 always picks the most likely token.
     pub temperature: f32,
-    /// Start of the random sequence.
+    /// Seed of the random generator.
     pub seed: u64,
 }
 
@@ -52,7 +53,25 @@ impl Default for SamplerConfig {
     }
 }
 
-/// What errors call a number of [`SamplerConfig`], and what it may be.
+impl SamplerConfig {
+    /// Sampling with the usual settings: temperature 0.8, top-k 40, top-p 0.95, min-p 0.05, seed 0.
+    pub fn sampling() -> Self {
+        Self {
+            top_k: 40,
+            top_p: 0.95,
+            min_p: 0.05,
+            temperature: 0.8,
+            ..Self::default()
+        }
+    }
+
+    /// True if random numbers take part in the choice.
+    pub fn is_random(&self) -> bool {
+        self.temperature > 0.0 && self.top_k != 1
+    }
+}
+
+/// Name of a number in [`SamplerConfig`] for errors, and its valid range.
 pub type Setting = (&'static str, Range);
 
 /// [`SamplerConfig::temperature`].
@@ -75,7 +94,7 @@ pub const DRY_MULTIPLIER: Setting = ("dry_multiplier", Range::of(0.0, f32::INFIN
 pub const DRY_BASE: Setting = ("dry_base", Range::of(1.0, f32::INFINITY));
 
 impl SamplerConfig {
-    /// A usage error for a number outside of its range.
+    /// A usage error for a number out of range.
     fn check(&self) -> Result<()> {
         let numbers = [
             (TEMPERATURE, self.temperature),
@@ -90,7 +109,10 @@ impl SamplerConfig {
         ];
         for ((name, range), found) in numbers {
             if !range.holds(found) {
-                return Err(Error::usage(name, format!("{found} is not {range}")));
+                return Err(Error::usage(
+                    name,
+                    format!("{found} is out of range; expected {range}"),
+                ));
             }
         }
         match self
@@ -100,25 +122,25 @@ impl SamplerConfig {
         {
             Some((id, bias)) => Err(Error::usage(
                 "logit_bias",
-                format!("{bias} for token {id} is neither a finite number nor -inf"),
+                format!("{bias} for token {id} is not valid; expected a finite number or -inf"),
             )),
             None => Ok(()),
         }
     }
 
-    /// True where the logits are taken as they are.
+    /// True if the logits are used unchanged.
     fn is_plain(&self) -> bool {
         self.logit_bias.is_empty() && self.penalties.is_off() && self.dry.is_off()
     }
 }
 
-/// SplitMix64 (Steele, Lea and Flood, 2014): a counter with a fixed step whose bits are mixed. Small, fast,
-/// equal on all machines; not for secrets.
+/// SplitMix64 (Steele, Lea and Flood, 2014): small, fast, equal on all machines, not
+/// cryptographically secure.
 #[derive(Clone, Debug)]
 pub struct SplitMix64(u64);
 
 impl SplitMix64 {
-    /// The sequence of `seed`.
+    /// The sequence for `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
@@ -131,21 +153,21 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// Uniform in [0, 1), a multiple of 2^-53.
+    /// Uniform in [0, 1), in multiples of 2^-53.
     pub fn next_f64(&mut self) -> f64 {
         (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
     }
 }
 
-/// Chooses tokens. Equal configurations, contexts and logits give equal tokens.
+/// Chooses tokens. Equal settings, contexts and logits give equal tokens.
 pub struct Sampler {
     config: SamplerConfig,
     random: SplitMix64,
-    /// What may be chosen at all.
+    /// Constraint on the allowed tokens.
     constraint: Option<Box<dyn Constraint>>,
     /// The tokens of the context.
     history: Vec<u32>,
-    /// Changed logits, and the tokens in question; kept to save allocations.
+    /// Modified logits and candidate tokens; kept to avoid allocations.
     logits: Vec<f32>,
     candidates: Vec<Candidate>,
 }
@@ -176,7 +198,7 @@ impl Default for Sampler {
 }
 
 impl Sampler {
-    /// A sampler at the start of its random sequence. A usage error when a value is out of range.
+    /// A sampler at the start of its random sequence. A usage error if a setting is out of range.
     pub fn new(config: SamplerConfig) -> Result<Self> {
         config.check()?;
         Ok(Self {
@@ -186,40 +208,40 @@ impl Sampler {
         })
     }
 
-    /// The same sampler, which chooses among the tokens that `constraint` allows.
+    /// Chooses only tokens that `constraint` allows.
     #[must_use]
     pub fn constrained(mut self, constraint: Box<dyn Constraint>) -> Self {
         self.constraint = Some(constraint);
         self
     }
 
-    /// Begins a text after the tokens of `context`. The random sequence goes on.
+    /// Begins a text after the tokens of `context`. The random sequence continues.
     pub fn start(&mut self, context: &[u32]) -> Result<()> {
         self.history.clear();
         self.history.extend_from_slice(context);
         self.constraint.as_mut().map_or(Ok(()), |c| c.start())
     }
 
-    /// Notes that the text goes on with `token`. An error where the constraint does not allow it.
+    /// Appends `token` to the text. An error if the constraint does not allow it.
     pub fn accept(&mut self, token: u32) -> Result<()> {
         self.history.push(token);
         self.constraint.as_mut().map_or(Ok(()), |c| c.accept(token))
     }
 
-    /// True when nothing but the end may follow: the constraint is met and allows no more.
+    /// True if the constraint is complete and only the end may follow.
     pub fn is_complete(&self) -> bool {
         self.constraint.as_ref().is_some_and(|c| c.is_complete())
     }
 
-    /// True when the choice is the first largest logit, whatever came before.
+    /// True if the choice is always the first largest logit.
     pub fn is_greedy(&self) -> bool {
         let c = &self.config;
         let most_likely = c.temperature == 0.0 && c.typical_p >= 1.0 || c.top_k == 1;
         most_likely && c.is_plain() && self.constraint.is_none()
     }
 
-    /// The next token for a row of logits. Ties go to the smaller id. An error when a logit is NaN or
-    /// plus infinity, when none is above minus infinity, and for a bias of a token that has no logit.
+    /// The next token for a row of logits. Ties go to the smaller ID. An error if a logit is NaN or
+    /// plus infinity, if none is above minus infinity, or if a biased token has no logit.
     pub fn sample(&mut self, logits: &[f32]) -> Result<u32> {
         let best = arg_max(logits)?;
         if self.is_greedy() {
@@ -232,7 +254,10 @@ impl Sampler {
         for (id, bias) in &config.logit_bias {
             let logit = usize::try_from(*id).ok().and_then(|id| changed.get_mut(id));
             *logit.ok_or_else(|| {
-                let what = format!("token {id} is not below the model's {}", logits.len());
+                let what = format!(
+                    "token ID {id} is out of range; the vocabulary has {} tokens",
+                    logits.len()
+                );
                 Error::usage("logit_bias", what).of_kind(ErrorKind::TokenOutOfRange)
             })? += bias;
         }
@@ -267,7 +292,8 @@ impl Sampler {
     }
 }
 
-/// Index of the first largest logit. An error when a logit is NaN or plus infinity, and when none is above minus infinity.
+/// Index of the first largest logit. An error if a logit is NaN or plus infinity, or if none is
+/// above minus infinity.
 pub fn arg_max(logits: &[f32]) -> Result<u32> {
     let mut best = None;
     let mut max = f32::NEG_INFINITY;
@@ -286,7 +312,7 @@ pub fn arg_max(logits: &[f32]) -> Result<u32> {
     best.ok_or_else(|| {
         Error::other(
             Stage::Text,
-            format!("none of {} logits is above minus infinity", logits.len()),
+            format!("all {} logits are minus infinity", logits.len()),
         )
     })
 }

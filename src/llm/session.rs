@@ -1,4 +1,4 @@
-//! One conversation with a model: its cache, how tokens are chosen, and the text as it comes.
+//! A session with a model: its KV cache, its sampler, and its answers.
 
 use super::codec::{Codec, Prompt};
 use super::draft::{Draft, reuse};
@@ -15,22 +15,22 @@ use std::sync::Arc;
 /// When an answer ends.
 #[derive(Clone, Debug)]
 pub struct GenerateOptions {
-    /// Largest number of tokens to generate. 0 generates none and feeds nothing.
+    /// Maximum number of tokens to generate. 0 generates none and feeds nothing.
     pub max_tokens: usize,
-    /// Texts that end the answer and are not part of it.
+    /// Strings that end the answer and are not part of it.
     pub stop: StopStrings,
     /// Stops the answer from another thread.
     pub cancel: Cancel,
-    /// As [`Limits::slide`].
+    /// See [`Limits::slide`].
     pub slide: Option<usize>,
-    /// As [`Limits::progress`].
+    /// See [`Limits::progress`].
     pub progress: Progress,
-    /// What the chat template is given beside the messages of a conversation, such as `tools` or `enable_thinking`.
+    /// Extra variables for the chat template, such as `tools` or `enable_thinking`.
     pub template_values: Values,
 }
 
 impl Default for GenerateOptions {
-    /// 256 tokens, as with [`Limits`].
+    /// 256 tokens, like [`Limits`].
     fn default() -> Self {
         let Limits {
             max_tokens,
@@ -53,9 +53,10 @@ impl Default for GenerateOptions {
 /// A piece of an answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
-    /// Text that is now certain to stay, in whole characters; empty where a token completes none, or may begin a stop string.
+    /// Text that is certain to stay, in whole characters. Empty if the token completes no
+    /// character, or may begin a stop string.
     pub text: String,
-    /// The token that brought it; `None` for what had been held back until the end.
+    /// The token that produced the text; `None` for text held back until the end.
     pub token: Option<Token>,
 }
 
@@ -65,13 +66,14 @@ impl fmt::Display for Piece {
     }
 }
 
-/// A sequence of tokens in a KV cache of its own, and how it goes on: greedily unless told otherwise. It may go to another thread. What a
-/// prompt shares with the cache from its start on is not fed again, so a turn of a conversation feeds only what is new.
+/// A token sequence with its own KV cache and sampler, which is greedy by default. It may be sent
+/// to another thread. A prefix that a prompt shares with the cache is not fed again, so a turn of a
+/// conversation feeds only new tokens.
 pub struct Session {
     model: Box<dyn LanguageModel + Send>,
     codec: Arc<Codec>,
     sampler: Sampler,
-    /// Guesses, and the most tokens of one.
+    /// The draft, and its maximum length in tokens.
     draft: Option<(Box<dyn Draft>, usize)>,
     /// Tokens in the cache.
     cached: Vec<u32>,
@@ -85,7 +87,8 @@ impl fmt::Debug for Session {
 }
 
 impl Session {
-    /// A session with `model`, whose cache is emptied. [`Model::session`](super::Model::session) makes one of a loaded model.
+    /// A session with `model`, whose cache is emptied. [`Model::session`](super::Model::session)
+    /// makes one for a loaded model.
     pub fn new(mut model: Box<dyn LanguageModel + Send>, codec: Arc<Codec>) -> Self {
         model.truncate(0);
         Self {
@@ -97,15 +100,15 @@ impl Session {
         }
     }
 
-    /// Has the next tokens chosen by `sampler`. Its random sequence goes on from answer to answer.
+    /// Sets the sampler. Its random sequence continues from answer to answer.
     pub fn set_sampler(&mut self, sampler: Sampler) {
         self.sampler = sampler;
     }
 
-    /// Has at most `most` tokens guessed ahead by `draft`. The model verifies them in one run and keeps those that it would choose itself. Such
-    /// a run may sum in another order than a step of one token does: where two logits differ by no more than rounding, another of these
-    /// tokens may be taken than without a draft. The model must have been loaded with
-    /// [`LoadOptions::drafts`](super::LoadOptions::drafts); else nothing is guessed.
+    /// Enables speculative decoding with at most `most` draft tokens. The model verifies them in
+    /// one run and keeps those that it would choose itself. Such a run may sum in another order
+    /// than single-token steps, so near-ties may be resolved differently. The model must be loaded
+    /// with [`LoadOptions::drafts`](super::LoadOptions::drafts); otherwise drafts have no effect.
     pub fn set_draft(&mut self, draft: Box<dyn Draft>, most: usize) {
         self.draft = Some((draft, most));
     }
@@ -115,7 +118,7 @@ impl Session {
         &self.codec
     }
 
-    /// Most tokens that the cache holds.
+    /// Context length in tokens.
     pub fn context(&self) -> usize {
         self.model.context()
     }
@@ -131,20 +134,23 @@ impl Session {
         self.model.truncate(0);
     }
 
-    /// Takes the cache of the file `path`, where there is one. Errors of [`prompt_cache::load`].
+    /// Loads the cache from the file `path`, if it exists. Returns the errors of
+    /// [`prompt_cache::load`].
     pub fn load_cache(&mut self, path: &Path) -> Result<()> {
         self.cached = prompt_cache::load(path, self.model.as_mut())?;
         Ok(())
     }
 
-    /// Writes the cache to the file `path`. Errors of [`prompt_cache::save`].
+    /// Writes the cache to the file `path`. Returns the errors of [`prompt_cache::save`].
     pub fn save_cache(&mut self, path: &Path) -> Result<()> {
         prompt_cache::save(path, self.model.as_mut(), &self.cached)
     }
 
-    /// What follows `prompt`, which is the whole of the text or conversation: pieces come as they are asked for, and nothing runs in
-    /// between. A [`Conversation`](super::Conversation) keeps the messages of several turns, and feeds less. Usage errors: a prompt without tokens or with more than the context holds, a conversation without a chat template.
-    /// An error for a token that the model does not have.
+    /// Generates what follows `prompt`, which is the whole text or conversation. Pieces are
+    /// computed as they are requested. A [`Conversation`](super::Conversation) keeps the messages
+    /// of several turns and feeds less. Usage errors: a prompt without tokens or too long for the
+    /// context, a conversation without a chat template. An error for a token ID outside the
+    /// vocabulary.
     pub fn generate<'a, 'p>(
         &'a mut self,
         prompt: impl Into<Prompt<'p>>,
@@ -177,7 +183,8 @@ impl Session {
     }
 }
 
-/// An answer as it comes: an iterator of its pieces. When it is dropped before its end, what has been fed stays in the cache.
+/// An answer in progress: an iterator over its pieces. If it is dropped early, fed tokens stay in
+/// the cache.
 pub struct Answer<'a> {
     generator: Generator<'a, dyn LanguageModel + Send>,
     /// `None` after the end or an error.
@@ -189,17 +196,17 @@ pub struct Answer<'a> {
 }
 
 impl Answer<'_> {
-    /// The text of all pieces that are left.
+    /// The text of all remaining pieces.
     pub fn text(&mut self) -> Result<String> {
         self.map(|piece| Ok(piece?.text)).collect()
     }
 
-    /// Why there are no more pieces; `None` before the end and after an error.
+    /// Why the answer ended; `None` before the end and after an error.
     pub fn finish(&self) -> Option<Finish> {
         self.finish
     }
 
-    /// Tokens of the prompt that the cache held.
+    /// Number of prompt tokens found in the cache.
     pub fn reused(&self) -> usize {
         self.reused
     }

@@ -1,13 +1,13 @@
-//! Texts at which an answer ends, wherever its tokens are cut.
+//! Stop strings, matched across token boundaries.
 
 use crate::error::{Error, Result};
 
-/// Texts that end an answer and are not part of it.
+/// Strings that end an answer and are not part of it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StopStrings(Vec<String>);
 
 impl StopStrings {
-    /// A usage error for an empty one, which every text holds.
+    /// A usage error for an empty string.
     pub fn new(list: Vec<String>) -> Result<Self> {
         if list.iter().any(String::is_empty) {
             return Err(Error::usage("stop", "a stop string must not be empty"));
@@ -15,7 +15,7 @@ impl StopStrings {
         Ok(Self(list))
     }
 
-    /// Looks for them in a text from its start on.
+    /// Starts matching at the beginning of a text.
     pub fn watch(&self) -> StopWatch {
         StopWatch {
             strings: self.0.clone(),
@@ -25,18 +25,20 @@ impl StopStrings {
     }
 }
 
-/// Looks for stop strings in a text that comes in pieces. How it is cut makes no difference: the text ends before the string that
-/// is complete first, and before the longest where several are at once.
+/// Looks for stop strings in a text that arrives in pieces. The result does not depend on how the
+/// text is split: it ends before the string that is completed first, or before the longest if
+/// several are completed together.
 #[derive(Debug)]
 pub struct StopWatch {
     strings: Vec<String>,
-    /// What may yet become the start of a stop string.
+    /// Text that may be the start of a stop string.
     held: String,
     found: bool,
 }
 
 impl StopWatch {
-    /// Takes the next piece and returns the text that is now certain to stay. Nothing more comes once a string was found.
+    /// Takes the next piece and returns the text that is certain to stay. Returns nothing once a
+    /// stop string was found.
     pub fn push(&mut self, piece: &str) -> String {
         if self.found {
             return String::new();
@@ -56,7 +58,7 @@ impl StopWatch {
         std::mem::replace(&mut self.held, rest)
     }
 
-    /// Length of the longest end of the held text that is the start of a stop string.
+    /// Length of the longest suffix of the held text that is a prefix of a stop string.
     fn beginning(&self) -> usize {
         let most = self.strings.iter().map(|s| s.len() - 1).max().unwrap_or(0);
         let starts = self.held.char_indices().map(|(at, _)| at);
@@ -68,12 +70,12 @@ impl StopWatch {
         ends.find(is_start).map_or(0, |at| self.held.len() - at)
     }
 
-    /// True when a stop string was found.
+    /// True if a stop string was found.
     pub fn found(&self) -> bool {
         self.found
     }
 
-    /// Ends the text and returns what was held back.
+    /// Ends the text and returns the held text.
     pub fn finish(&mut self) -> String {
         std::mem::take(&mut self.held)
     }
@@ -149,7 +151,7 @@ mod tests {
     #[test]
     fn empty_ones_are_refused() {
         let e = StopStrings::new(vec!["a".to_owned(), String::new()]).unwrap_err();
-        assert!(e.is_usage() && e.to_string().starts_with("stop"), "{e}");
+        crate::testing::assert_usage(&e, "stop", &[]);
         assert_eq!(strings(&[]).watch().push("anything"), "anything");
     }
 }

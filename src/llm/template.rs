@@ -1,8 +1,9 @@
-//! Chat templates: from messages to the text that a chat model was trained on.
+//! Chat templates: turn messages into the text format that a chat model was trained on.
 //!
-//! Templates are Jinja as Hugging Face renders it: blocks are trimmed, methods of Python's types work,
-//! values and JSON are written as Python does, and `raise_exception` and `strftime_now` exist. What differs: `~` writes truth values
-//! in small letters, pairs are printed as lists, and a loop over none is empty.
+//! Templates are Jinja as Hugging Face renders it: blocks are trimmed, Python's methods work,
+//! values and JSON are written as in Python, and `raise_exception` and `strftime_now` exist.
+//! Differences: `~` writes booleans in lower case, pairs are printed as lists, and a loop over
+//! `none` is empty.
 
 mod date;
 mod python;
@@ -20,17 +21,19 @@ use std::time::SystemTime;
 /// A message of a chat.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// `system`, `user`, `assistant` or `tool`; or what else the model's chat template knows.
+    /// `system`, `user`, `assistant` or `tool`, or another role that the model's chat template
+    /// supports.
     pub role: Cow<'static, str>,
     /// The text.
     pub content: String,
-    /// What templates know beside these, such as `tool_calls` of an assistant's message, or `name` and `tool_call_id` of a tool's. One
-    /// that is called `role` or `content` takes the place of that field: `"content": null` where a message has none.
+    /// Further fields for templates, such as `tool_calls` of an assistant's message, or `name` and
+    /// `tool_call_id` of a tool's. A field called `role` or `content` replaces that field: for
+    /// example `"content": null`.
     pub extra: Values,
 }
 
 impl Message {
-    /// What `role` said.
+    /// A message with any role.
     pub fn new(role: impl Into<Cow<'static, str>>, content: impl Into<String>) -> Self {
         Self {
             role: role.into(),
@@ -39,27 +42,27 @@ impl Message {
         }
     }
 
-    /// Instructions before the chat.
+    /// A system message.
     pub fn system(content: impl Into<String>) -> Self {
         Self::new("system", content)
     }
 
-    /// What the user wrote.
+    /// A user message.
     pub fn user(content: impl Into<String>) -> Self {
         Self::new("user", content)
     }
 
-    /// What the model wrote.
+    /// An assistant message.
     pub fn assistant(content: impl Into<String>) -> Self {
         Self::new("assistant", content)
     }
 
-    /// What the tool `name`, which the model called, gave back: often JSON.
+    /// The result, often JSON, of the tool `name` that the model called.
     pub fn tool(name: impl Into<String>, content: impl Into<String>) -> Self {
         Self::new("tool", content).with("name", name.into())
     }
 
-    /// The same message with `value` as `name` of [`Message::extra`].
+    /// Sets the field `name` of [`Message::extra`].
     #[must_use]
     pub fn with(mut self, name: impl Into<String>, value: impl Into<serde_json::Value>) -> Self {
         self.extra.insert(name.into(), value.into());
@@ -84,12 +87,12 @@ impl Serialize for Message {
     }
 }
 
-/// The words with which a template refuses messages, by `raise_exception`.
+/// The message with which a template rejects a conversation, through `raise_exception`.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Raised(pub String);
 
-/// Further values that a template may ask for, such as `tools` or `enable_thinking`, by name.
+/// Extra template variables, such as `tools` or `enable_thinking`, by name.
 pub type Values = serde_json::Map<String, serde_json::Value>;
 
 /// A model's chat template.
@@ -103,8 +106,9 @@ pub struct ChatTemplate {
 const NAME: &str = "chat_template";
 
 impl ChatTemplate {
-    /// The template of `chat_template.jinja`, else the one in `tokenizer_config.json`: the only one there,
-    /// or the one named `default`. `None` when the folder has none; an error when it cannot be parsed.
+    /// The template of `chat_template.jinja`, else the one in `tokenizer_config.json`: the only
+    /// one, or the one named `default`. `None` if the folder has none; an error if it cannot be
+    /// parsed.
     pub fn find(folder: &ModelFolder) -> Result<Option<Self>> {
         let path = folder.dir().join("chat_template.jinja");
         match std::fs::read_to_string(&path) {
@@ -133,12 +137,12 @@ impl ChatTemplate {
         Self::parse(folder, path, text).map(Some)
     }
 
-    /// As [`ChatTemplate::find`]; an error that names the folder when there is no template.
+    /// Like [`ChatTemplate::find`], but an error if there is no template.
     pub fn load(folder: &ModelFolder) -> Result<Self> {
         Self::find(folder)?.ok_or_else(|| Self::missing(folder))
     }
 
-    /// The error of a folder without a template.
+    /// The error for a folder without a template.
     pub(super) fn missing(folder: &ModelFolder) -> Error {
         let what =
             "no chat template: neither chat_template.jinja nor `chat_template` in tokenizer_config.json";
@@ -151,13 +155,13 @@ impl ChatTemplate {
             .trim_blocks(true)
             .lstrip_blocks(true)
             .build()
-            .map_err(|e| Error::parse(Stage::Text, &path, "the template engine refuses its settings", e))?;
+            .map_err(|e| Error::parse(Stage::Text, &path, "the template engine rejects its settings", e))?;
         environment.set_syntax(syntax);
         environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
         environment.set_formatter(python::format);
         environment.add_filter("tojson", python::to_json);
         environment.add_filter("string", |value: Value| python::text(&value));
-        // None is not, in Python.
+        // In Python, None is not iterable.
         environment.add_test("iterable", |value: &Value| {
             !value.is_none() && value.try_iter().is_ok()
         });
@@ -187,24 +191,25 @@ impl ChatTemplate {
         })
     }
 
-    /// The file that the template stands in.
+    /// The file that contains the template.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The text of a chat, special tokens included, to be encoded without adding any. Messages are [`Message`]s or JSON objects.
-    /// `values` stand before special tokens of the same name, not before the messages. With `add_generation_prompt` the text ends where the model's next turn starts.
-    /// An error when the template refuses the messages, for instance a role that the model does not know; its cause is [`Raised`]
-    /// where the template has words for it.
+    /// The text of a chat, including special tokens; encode it without adding any. Messages are
+    /// [`Message`]s or JSON objects. `values` take precedence over special tokens of the same name,
+    /// but not over `messages`. With `add_generation_prompt` the text ends where the model's next
+    /// turn starts. An error if the template rejects the messages, for instance an unsupported
+    /// role; the cause is [`Raised`] if the template gave a message.
     pub fn render<M: Serialize>(
         &self,
         messages: &[M],
         values: &Values,
         add_generation_prompt: bool,
     ) -> Result<String> {
-        // What was not given is none, as Hugging Face passes it.
+        // Missing variables are none, as in Hugging Face.
         let mut all = vec![("tools", Value::from(())), ("documents", Value::from(()))];
-        // An absent token stays undefined, as templates test for it with `is defined`.
+        // A missing token stays undefined, because templates test it with `is defined`.
         all.extend(self.bos.as_deref().map(|t| ("bos_token", Value::from(t))));
         all.extend(self.eos.as_deref().map(|t| ("eos_token", Value::from(t))));
         all.extend(values.iter().map(|(k, v)| (k.as_str(), Value::from(Serde(v)))));
@@ -216,7 +221,7 @@ impl ChatTemplate {
     }
 
     fn refusal(&self, e: minijinja::Error) -> Error {
-        let what = "the chat template refuses the messages";
+        let what = "the chat template rejects the messages";
         let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
         while let Some(c) = cause {
             if let Some(raised) = c.downcast_ref::<Raised>() {
@@ -230,8 +235,8 @@ impl ChatTemplate {
     }
 }
 
-/// Turns `{% generation %}` blocks, which mark text for training, into blocks without effect. Their
-/// white-space control is kept.
+/// Replaces `{% generation %}` blocks, which mark text for training, by blocks without effect.
+/// Their white-space control is kept.
 fn without_generation_blocks(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -257,6 +262,7 @@ fn without_generation_blocks(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{assert_carries, assert_error};
     use serde_json::json;
 
     fn folder(config: serde_json::Value) -> (tempfile::TempDir, ModelFolder) {
@@ -347,16 +353,16 @@ mod tests {
 
     #[test]
     fn refusals_carry_the_words_of_the_template() {
-        let e = render("{{ raise_exception('System role not supported') }}", &[]).unwrap_err();
-        assert!(e.to_string().contains("tokenizer_config.json"), "{e}");
-        assert!(cause(&e).contains("System role not supported"), "{}", cause(&e));
-        assert_eq!(e.kind(), ErrorKind::TemplateRefused);
+        let e = render("{{ raise_exception('no system role') }}", &[]).unwrap_err();
+        assert_error(&e, ErrorKind::TemplateRefused, &["tokenizer_config.json"]);
+        let raised = std::error::Error::source(&e).and_then(|e| e.downcast_ref::<Raised>());
+        assert_eq!(raised.unwrap().0, "no system role");
         let e = render("{{ messages[0].content.nosuch() }}", &[Message::user("")]).unwrap_err();
-        assert!(cause(&e).contains("nosuch"), "{}", cause(&e));
+        assert_carries(cause(&e), &["nosuch"]);
         let e = render("{% for %}", &[]).unwrap_err();
-        assert!(e.to_string().contains("syntax error"), "{e}");
+        assert_error(&e, ErrorKind::InvalidFile, &["tokenizer_config.json"]);
         let e = render("{{ strftime_now('%Q') }}", &[]).unwrap_err();
-        assert!(cause(&e).contains("`%Q`"), "{}", cause(&e));
+        assert_carries(cause(&e), &["`%Q`"]);
     }
 
     #[test]
@@ -389,12 +395,11 @@ mod tests {
         );
         let (_dir, f) =
             folder(json!({"chat_template": [{"name": "x", "template": ""}, {"name": "y", "template": ""}]}));
-        assert!(ChatTemplate::load(&f).err().unwrap().to_string().contains("x, y"));
+        assert_carries(ChatTemplate::load(&f).err().unwrap(), &["x, y"]);
 
         let (dir, f) = folder(json!({}));
         assert!(ChatTemplate::find(&f).unwrap().is_none());
         let e = ChatTemplate::load(&f).err().unwrap();
-        assert!(e.to_string().contains(&dir.path().display().to_string()), "{e}");
-        assert_eq!(e.kind(), ErrorKind::NoTemplate);
+        assert_error(&e, ErrorKind::NoTemplate, &[&dir.path().display().to_string()]);
     }
 }

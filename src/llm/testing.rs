@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-/// The printable character that byte-level vocabularies write for `byte`.
+/// The printable character for `byte` in byte-level vocabularies.
 fn byte_char(byte: u8) -> char {
     let printable = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -21,7 +21,7 @@ fn special(id: usize, text: &str) -> Value {
         "normalized": false, "special": true})
 }
 
-/// One token for each byte (id = byte), `<start>` = 256 before every text, `<end>` = 257.
+/// One token per byte (ID = byte), `<start>` = 256 before every text, `<end>` = 257.
 pub fn write_byte_level_tokenizer(dir: &Path) {
     let vocab: Map<String, Value> = (0..=255u8)
         .map(|b| (byte_char(b).to_string(), json!(b)))
@@ -42,7 +42,7 @@ pub fn write_byte_level_tokenizer(dir: &Path) {
     std::fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
 }
 
-/// Pieces `▁`, `a`, `▁a`, one for each byte, and `</s>`, with the decoder of SentencePiece models.
+/// Pieces `▁`, `a`, `▁a`, one per byte, and `</s>`, with the decoder of SentencePiece models.
 pub fn write_byte_fallback_tokenizer(dir: &Path) {
     let pieces = ["<unk>", "</s>", "▁", "a", "▁a"].map(str::to_owned);
     let bytes = (0..=255u8).map(|b| format!("<0x{b:02X}>"));
@@ -65,8 +65,8 @@ pub fn write_byte_fallback_tokenizer(dir: &Path) {
     std::fs::write(dir.join("tokenizer.json"), json.to_string()).unwrap();
 }
 
-/// A codec with the tokenizer of [`write_byte_level_tokenizer`], the end token 257 and `config` as `tokenizer_config.json`. The folder must
-/// stay while it is used.
+/// A codec with the tokenizer of [`write_byte_level_tokenizer`], the end token 257 and `config` as
+/// `tokenizer_config.json`. The folder must outlive it.
 pub fn byte_codec(config: &str) -> (tempfile::TempDir, Codec) {
     let dir = tempfile::tempdir().unwrap();
     write_byte_level_tokenizer(dir.path());
@@ -87,9 +87,9 @@ pub struct FakeModel {
     pub cache: Vec<u32>,
     /// Tokens of each forward call.
     pub calls: Vec<Vec<u32>>,
-    /// Fails at the call of this index.
+    /// Index of the call that fails.
     pub fail_at: Option<usize>,
-    /// Most tokens that can be forgotten without forgetting all.
+    /// Maximum number of tokens that can be truncated; more empties the cache.
     pub reach: Option<usize>,
 }
 
@@ -144,12 +144,12 @@ impl LanguageModel for FakeModel {
     }
 }
 
-/// A [`FakeModel`] in the hands of a session, to be looked at afterwards. It has the two methods that a model needs, and its sizes.
+/// A [`FakeModel`] lent to a session, for inspection afterwards.
 #[derive(Clone)]
 pub struct Lent(Arc<Mutex<FakeModel>>);
 
 impl Lent {
-    /// Takes the model out of `place`, until [`Lent::give_back`].
+    /// Takes the model out of `place` until [`Lent::give_back`].
     pub fn of(place: &mut FakeModel) -> Self {
         Self(Arc::new(Mutex::new(std::mem::replace(
             place,

@@ -1,30 +1,30 @@
-//! Text to tokens and back, from `tokenizer.json`.
+//! Tokenizers: text to tokens and back, from `tokenizer.json`.
 
 use crate::error::{Cause, Error, Result, Stage};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
-/// A tokenizer as `tokenizer.json` describes it.
+/// A tokenizer loaded from `tokenizer.json`.
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
     byte_fallback: bool,
-    /// The vocabulary writes bytes as printable characters.
+    /// True if the vocabulary writes bytes as printable characters.
     byte_level: bool,
 }
 
-/// What a token stands for.
+/// The meaning of a token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenText {
-    /// The bytes of its text, within a text; of a special token its name.
+    /// The bytes that it adds to a text; for a special token, its name.
     pub bytes: Vec<u8>,
-    /// It marks something, and has no text.
+    /// True for a special token, which adds no text.
     pub special: bool,
 }
 
 impl Tokenizer {
-    /// Reads `tokenizer.json` of a model's folder. Padding and truncation settings of the file are not
-    /// used: a prompt keeps its length.
+    /// Reads `tokenizer.json` of a model folder. Its padding and truncation settings are ignored: a
+    /// prompt keeps its length.
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
@@ -44,15 +44,15 @@ impl Tokenizer {
         })
     }
 
-    /// The tokens of `text`. Special tokens written in `text` are recognized in either case;
-    /// `add_special` also adds those that the description puts around every text, such as the start token.
+    /// The tokens of `text`. Special tokens written in `text` are always recognized. `add_special`
+    /// also adds the tokens that surround every text, such as the start token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
         let encoding = contained(|| self.inner.encode_fast(text, add_special))
             .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))?;
         Ok(encoding.get_ids().to_vec())
     }
 
-    /// The special tokens that the description puts before every text; often one or none.
+    /// The special tokens before every text, often one or none.
     pub fn start(&self) -> Result<Vec<u32>> {
         const PROBE: &str = "a";
         let (mut with, plain) = (self.encode(PROBE, true)?, self.encode(PROBE, false)?);
@@ -61,8 +61,8 @@ impl Tokenizer {
         Ok(with)
     }
 
-    /// The text of `ids`, without special tokens. Bytes that are no UTF-8 become U+FFFD; ids that the
-    /// description does not have become nothing.
+    /// The text of `ids`, without special tokens. Invalid UTF-8 becomes U+FFFD; unknown IDs are
+    /// skipped.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         contained(|| self.inner.decode(ids, true))
             .map_err(|e| Error::parse(Stage::Text, &self.path, "the tokens cannot be decoded", e))
@@ -78,17 +78,17 @@ impl Tokenizer {
         }
     }
 
-    /// Id of a token by its exact text.
+    /// ID of the token with exactly this text.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
     }
 
-    /// Number of tokens, added ones included.
+    /// Number of tokens, including added ones.
     pub fn vocab(&self) -> usize {
         self.inner.get_vocab_size(true)
     }
 
-    /// All tokens with what they stand for, in the order of their ids, gaps left out.
+    /// All tokens with their meaning, by ascending ID, without gaps.
     pub fn tokens(&self) -> impl Iterator<Item = (u32, TokenText)> + '_ {
         let added = self.inner.get_added_tokens_decoder();
         let mut ids: Vec<u32> = self.inner.get_vocab(true).into_values().collect();
@@ -110,7 +110,7 @@ impl Tokenizer {
         })
     }
 
-    /// The bytes that a token of the vocabulary adds to a text.
+    /// The bytes that a vocabulary token adds to a text.
     fn bytes_of(&self, id: u32, written: &str) -> Vec<u8> {
         if self.byte_level {
             let bytes: Option<Vec<u8>> = written.chars().map(byte_of).collect();
@@ -123,12 +123,12 @@ impl Tokenizer {
         written.replace('\u{2581}', " ").into_bytes()
     }
 
-    /// True when both have the same tokens under the same ids.
+    /// True if both have the same tokens with the same IDs.
     pub fn has_tokens_of(&self, other: &Self) -> bool {
         self.inner.get_vocab(true) == other.inner.get_vocab(true)
     }
 
-    /// True for a token that marks something: it is found in a text before all others, and decoding leaves it out.
+    /// True for a special token: it is matched in text before all others, and decoding skips it.
     pub fn is_special(&self, id: u32) -> bool {
         let added = self.inner.get_added_vocabulary();
         self.inner
@@ -136,12 +136,12 @@ impl Tokenizer {
             .is_some_and(|t| added.is_special_token(&t))
     }
 
-    /// False for the tokens that decoding leaves out: special and unknown ones.
+    /// False for tokens that decoding skips: special and unknown ones.
     fn has_text(&self, id: u32) -> bool {
         self.inner.id_to_token(id).is_some() && !self.is_special(id)
     }
 
-    /// True for a token that stands for one byte and joins its neighbours of the same kind.
+    /// True for a single-byte token, which decodes together with adjacent ones.
     fn is_byte(&self, id: u32) -> bool {
         self.byte_fallback
             && self
@@ -151,8 +151,8 @@ impl Tokenizer {
     }
 }
 
-/// The byte that byte-level vocabularies write as `c`: printable ones of Latin-1 as themselves, the others in order from
-/// U+0100 on (Radford et al., 2019, GPT-2).
+/// The byte that byte-level vocabularies write as `c`: printable Latin-1 as itself, the others in
+/// order from U+0100 (Radford et al., 2019, GPT-2).
 fn byte_of(c: char) -> Option<u8> {
     let printable = |b: &u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     match u32::from(c) {
@@ -164,8 +164,8 @@ fn byte_of(c: char) -> Option<u8> {
     }
 }
 
-/// Runs `work` of the tokenizer library, which panics on some contradictory descriptions, and makes a panic
-/// an error. `work` changes nothing but the library's cache of finished words, so the tokenizer stays usable.
+/// Runs `work` of the tokenizer library and turns panics, which contradictory files can cause, into
+/// errors. `work` changes only the library's word cache, so the tokenizer stays usable.
 fn contained<T>(work: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
     catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
         let words = panic
@@ -173,34 +173,37 @@ fn contained<T>(work: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
             .map(String::as_str)
             .or(panic.downcast_ref::<&str>().copied());
         Err(format!(
-            "the description contradicts itself: {}",
+            "the tokenizer file is inconsistent: {}",
             words.unwrap_or("no reason given")
         )
         .into())
     })
 }
 
-/// Decodes tokens one at a time. The pieces of [`TextStream::push`] and [`TextStream::finish`], joined,
-/// equal [`Tokenizer::decode`] of all tokens, and no piece ends within a character.
+/// Decodes tokens one at a time. The joined pieces of [`TextStream::push`] and
+/// [`TextStream::finish`] equal [`Tokenizer::decode`] of all tokens, and no piece ends within a
+/// character.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
-    /// Tokens already shown in full that the next ones are decoded after, so that what a decoder does at
-    /// the start of a text is done there only.
+    /// Tokens already shown. The next ones are decoded after them, so that the decoder treats only
+    /// the real start of the text as a start.
     context: Vec<u32>,
-    /// How much of the text of `context` and `pending` together has been shown.
+    /// The part of the text of `context` and `pending` that has been shown.
     shown: String,
-    /// Tokens of which something is still to show.
+    /// Tokens not yet shown completely.
     pending: Vec<u32>,
 }
 
 impl TextStream<'_> {
-    /// Takes the next token and returns the text that is now certain; empty while a character is incomplete.
+    /// Takes the next token and returns the text that is now certain; empty while a character is
+    /// incomplete.
     pub fn push(&mut self, id: u32) -> Result<String> {
         if !self.tokenizer.has_text(id) {
             return Ok(String::new());
         }
         self.pending.push(id);
-        // One bad byte changes how all bytes of an unbroken run are decoded, so a run waits for its end.
+        // One invalid byte changes how its whole run of byte tokens is decoded, so wait for the end
+        // of the run.
         if self.tokenizer.is_byte(id) {
             return Ok(String::new());
         }
@@ -211,8 +214,8 @@ impl TextStream<'_> {
             self.shown.push_str(&piece);
             return Ok(piece);
         }
-        // Where the new tokens alone give no text, a decoder would take them for the start of the text
-        // once more; those before them stay too.
+        // If the new tokens alone give no text, a decoder would treat what follows as the start of
+        // the text, so keep the previous tokens too.
         let alone = self.tokenizer.decode(&self.pending)?;
         if alone.is_empty() {
             self.context.append(&mut self.pending);
@@ -224,7 +227,7 @@ impl TextStream<'_> {
         Ok(piece)
     }
 
-    /// Ends the text and returns what was held back.
+    /// Ends the text and returns the held text.
     pub fn finish(self) -> Result<String> {
         let text = self.text()?;
         Ok(self.unseen(&text)?.to_owned())
@@ -240,7 +243,7 @@ impl TextStream<'_> {
             return Ok(rest);
         }
         let what = format!(
-            "the decoder changed text that it had given out: {:?} became {text:?}",
+            "the decoder changed text that was already delivered: {:?} became {text:?}",
             self.shown
         );
         Err(Error::file(Stage::Text, &self.tokenizer.path, what))
@@ -373,7 +376,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let e = Tokenizer::load(dir.path()).err().unwrap();
         assert!(
-            matches!(&e, Error::Io { .. }) && e.to_string().contains("tokenizer.json"),
+            matches!(&e, Error::Io { path, .. } if path.ends_with("tokenizer.json")),
             "{e}"
         );
         testing::write_byte_level_tokenizer(dir.path());
@@ -383,7 +386,7 @@ mod tests {
             std::fs::write(dir.path().join("tokenizer.json"), bad).unwrap();
             let e = Tokenizer::load(dir.path()).err().unwrap();
             assert!(
-                matches!(&e, Error::File { .. }) && e.to_string().contains("tokenizer.json"),
+                matches!(&e, Error::File { path, .. } if path.ends_with("tokenizer.json")),
                 "{e}"
             );
         }
@@ -400,14 +403,14 @@ mod tests {
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
         assert_eq!(tokenizer.encode("a", false).unwrap(), [97]);
         let e = tokenizer.encode("a", true).unwrap_err();
-        assert!(e.to_string().contains("tokenizer.json"), "{e}");
+        assert!(matches!(&e, Error::File { path: p, .. } if *p == path), "{e}");
         testing::write_byte_fallback_tokenizer(dir.path());
         let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
         json["decoder"]["decoders"][3]["stop"] = serde_json::json!(9);
         std::fs::write(&path, json.to_string()).unwrap();
         let tokenizer = Tokenizer::load(dir.path()).unwrap();
         let decoded = tokenizer.decode(&[2]);
-        assert!(decoded.is_err_and(|e| e.to_string().contains("tokenizer.json")));
+        assert!(decoded.is_err_and(|e| matches!(e, Error::File { path: p, .. } if p == path)));
     }
 
     #[test]

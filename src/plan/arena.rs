@@ -1,4 +1,4 @@
-//! What lies in the arena: lifetimes, views, results in place, and the offsets that follow.
+//! Arena contents: lifetimes, views, in-place results, and the resulting offsets.
 
 use super::compile::{Compiler, Item};
 use super::lower::{Call, Home, Operand};
@@ -11,10 +11,10 @@ use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;
 
-/// Activations that need more bytes than this are refused: no sum of offsets overflows.
+/// Limit on the size of the activations, so that no sum of offsets overflows.
 const MOST: u64 = 1 << 62;
 
-/// Positions in a plan's order at which something is alive, both included.
+/// Positions in a plan's order at which a value is alive, both inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Life {
     pub first: usize,
@@ -25,10 +25,10 @@ pub(super) struct Life {
 pub(super) struct Arena {
     index: HashMap<Home, usize>,
     pub tensors: Vec<Tensor>,
-    /// By position in the order: the operand that a dispatch works in place of.
+    /// By position in the order: the operand that a dispatch overwrites.
     in_place: Vec<Option<usize>>,
     pub report: MemoryReport,
-    /// How the plan is placed when a symbol has no bound.
+    /// Placement if a symbol has no bound.
     pub open: Option<Open>,
 }
 
@@ -38,7 +38,7 @@ struct Record {
     life: Life,
     size: Dim,
     bytes: u64,
-    /// The record that it lies in, and its first byte there.
+    /// The record that contains it, and its first byte there.
     parent: Option<(usize, u64)>,
     /// The record that it overwrites.
     over: Option<usize>,
@@ -50,8 +50,8 @@ struct Records<'a, 'b> {
     all: Vec<Record>,
 }
 
-/// Bytes of `count` elements on a device: an even number of elements, since work-items store pairs, and whole 8 bytes, since
-/// halves are read as such.
+/// Bytes of `count` elements on a device: an even number of elements, since work-items store pairs,
+/// and a multiple of 8 bytes, as loads of four halves need.
 fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
     let size = if dtype == DType::F16 { 2 } else { 4 };
     let bytes = count.mul(&size.into()).map_err(|e| dim_error(&e))?;
@@ -64,7 +64,7 @@ fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
     words.mul(&8.into()).map_err(|e| dim_error(&e))
 }
 
-/// Bytes at the bounds; 0 for a size that has none.
+/// Bytes at the bounds; 0 if the size has no bound.
 fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
     match size.upper_bound(&c.limits) {
         Ok(v) => Ok(u64::try_from(v).unwrap_or(0)),
@@ -105,7 +105,7 @@ impl Records<'_, '_> {
         Ok(i)
     }
 
-    /// Notes that something is alive at a position, and with it what it lies in.
+    /// Marks a value as alive at a position, and with it everything that contains it.
     fn touch(&mut self, home: Home, dtype: DType, at: usize) -> Result<()> {
         if !matches!(home, Home::Value(_) | Home::Temp(_)) {
             return Ok(());
@@ -131,7 +131,7 @@ impl Records<'_, '_> {
         self.index.contains_key(&Home::Value(self.c.collected.root(v)))
     }
 
-    /// Notes what work on the host reads from the device.
+    /// Marks what host work reads from the device.
     fn touch_reads(&mut self, item: Item, at: usize) -> Result<()> {
         let c = self.c;
         match item {
@@ -157,8 +157,8 @@ impl Records<'_, '_> {
         }
     }
 
-    /// Notes what work on the host writes to the device: what something there reads, or lies in what something reads. All that
-    /// reads is noted already.
+    /// Marks what host work writes to the device: values that the device reads, or that are part of
+    /// one. All reads must be marked before.
     fn touch_writes(&mut self, item: Item, at: usize) -> Result<()> {
         let c = self.c;
         let made: &[ValueId] = match &item {
@@ -175,13 +175,14 @@ impl Records<'_, '_> {
         Ok(())
     }
 
-    /// The plan is made as if every node had a kernel, and one could read or write this value.
+    /// Whether the plan treats every node as if it had a kernel, and one could read or write this
+    /// value.
     fn as_if_on_device(&self, v: ValueId) -> bool {
         let root = self.c.collected.root(v);
         self.c.options.every_on_device && !self.c.is_kept_elsewhere(root) && self.c.is_bounded(root)
     }
 
-    /// An operand that the result of `call` may overwrite: as large, of one type, read for the last time here.
+    /// An operand that the result of `call` may overwrite: same size and type, and not read later.
     fn candidate(&self, call: &Call, at: usize) -> Option<(usize, usize, usize)> {
         let args: Vec<_> = call.args().collect();
         let out = args
@@ -211,7 +212,7 @@ impl Records<'_, '_> {
         None
     }
 
-    /// The record that this one lies in, of all those around it the outermost.
+    /// The outermost record that contains this one.
     fn top(&self, mut i: usize) -> usize {
         while let Some((p, _)) = self.all[i].parent {
             i = p;
@@ -246,7 +247,8 @@ impl Arena {
         }
         for v in c.graph.outputs() {
             let root = c.collected.root(*v);
-            // What the host made stays there for the caller, unless the output is another view of it.
+            // A value made on the host stays there for the caller, unless the output is another
+            // view of it.
             let kept = c.is_kept_elsewhere(root) || root == *v && c.is_made_on_host(root);
             if !kept || records.has(root) {
                 records.touch_value(root, items.len())?;
@@ -277,7 +279,7 @@ impl Arena {
     }
 
     fn place(c: &Compiler<'_>, records: Records<'_, '_>, in_place: Vec<Option<usize>>) -> Result<Self> {
-        // One slot for each record that lies in nothing and overwrites nothing.
+        // One slot for each record that is not inside another and overwrites none.
         let mut slot_of: HashMap<usize, usize> = HashMap::new();
         let mut slots = Vec::new();
         for (i, r) in records.all.iter().enumerate() {
@@ -296,10 +298,7 @@ impl Arena {
         let aligned = |sum: u64, s: &Slot| sum.checked_add(s.bytes)?.checked_add(align);
         if slots.iter().try_fold(0u64, aligned).is_none_or(|sum| sum > MOST) {
             let at: Vec<String> = c.limits.iter().map(|(s, v)| format!("{s} = {v}")).collect();
-            let what = format!(
-                "the activations need more bytes than can be counted at {}",
-                at.join(", ")
-            );
+            let what = format!("the size of the activations overflows at {}", at.join(", "));
             return Err(Error::other(Stage::Plan, what));
         }
         let packed = memory::pack(&slots, align);
@@ -367,7 +366,7 @@ impl Arena {
         };
         report.formula = match formula {
             Some(f) => f.to_string(),
-            // What cannot be said shortly is said by the pools that proof alone allows: never less.
+            // Without a short formula, use the pools by proof, which never need less.
             None => {
                 let p = memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?;
                 sum(&p.sizes)?.to_string()

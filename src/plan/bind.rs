@@ -1,14 +1,14 @@
-//! From the values of symbols to the parameters, grids and live values of one run: without allocation, and only for the
-//! expressions that changed.
+//! Binds the values of symbols: computes the parameters, grids and live values of a run, without
+//! allocation, and only for expressions that changed.
 
 use super::{Condition, Padding, Plan};
 use crate::backend::Launch;
 use crate::backend::kernel::FieldTy;
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::shape::{Bindings, Dim, DimError, Shape, Symbol};
 use std::collections::{BTreeSet, HashMap};
 
-/// What an expression's value goes into.
+/// Destination of an expression's value.
 #[derive(Clone, Copy, Debug)]
 enum Use {
     /// Four bytes of the parameters.
@@ -19,21 +19,21 @@ enum Use {
     Plain,
 }
 
-/// All expressions of a plan, and where their values go.
+/// All expressions of a plan, and the destinations of their values.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Formulas {
     symbols: Vec<Symbol>,
-    /// The largest value of each symbol; `None` for one that data defines.
+    /// The largest value of each symbol; `None` for a symbol that data defines.
     bounds: Vec<Option<i64>>,
-    /// Position in `symbols` of the padded one.
+    /// The padded symbol, by its position in `symbols`.
     padded: Option<(usize, Padding)>,
-    /// Expressions of padded lengths.
+    /// Expressions over padded lengths.
     pub exprs: Vec<Dim>,
     index: HashMap<Dim, usize>,
     uses: Vec<Vec<Use>>,
-    /// Expressions of exact lengths, and their positions in the table that kernels read.
+    /// Expressions over exact lengths, with their positions in the table that kernels read.
     live: Vec<(usize, Dim)>,
-    /// For each symbol, the expressions, live expressions and conditions that it occurs in.
+    /// For each symbol: the expressions, live expressions and conditions that contain it.
     by_symbol: Vec<Readers>,
     /// Symbols of each expression, live expression and condition, as positions in `symbols`.
     expr_slots: Vec<Vec<usize>>,
@@ -50,7 +50,8 @@ struct Readers {
     conditions: Vec<u32>,
 }
 
-/// The changing part of a plan: values of the last run, and what they make of parameters and grids.
+/// The changing part of a plan: values of the last run, and the parameters and grids computed from
+/// them.
 #[derive(Clone, Debug, Default)]
 pub struct Bound {
     /// Parameters and grids.
@@ -59,21 +60,22 @@ pub struct Bound {
     pub live: Vec<i32>,
     live_changed: bool,
     grids_changed: bool,
-    /// Values of symbols in this run; those that data defines come in during it.
+    /// Values of symbols in this run; those that data defines are added during the run.
     exact: Bindings,
-    /// The same, with lengths padded.
+    /// The same with padded lengths.
     padded: Bindings,
     /// Whether the symbol has a value in this run.
     known: Vec<bool>,
     stale: Vec<bool>,
     values: Vec<i64>,
     ready: bool,
-    /// Number of expressions evaluated so far, live ones and conditions included.
+    /// Number of expressions evaluated so far, including live ones and conditions.
     evaluated: u64,
 }
 
 impl Bound {
-    /// Number of expressions evaluated since the plan was loaded: of parameters and grids, of live values, of conditions.
+    /// Number of expressions evaluated since the plan was loaded: for parameters and grids, live
+    /// values and conditions.
     pub fn evaluated(&self) -> u64 {
         self.evaluated
     }
@@ -83,28 +85,28 @@ impl Bound {
         &self.exact
     }
 
-    /// The table that kernels read has changed since [`Bound::live_is_written`].
+    /// Whether the table that kernels read has changed since [`Bound::live_is_written`].
     pub fn live_changed(&self) -> bool {
         self.live_changed
     }
 
-    /// The device has the table as it is.
+    /// Marks the table as written to the device.
     pub fn live_is_written(&mut self) {
         self.live_changed = false;
     }
 
-    /// A grid has changed since [`Bound::grids_are_checked`].
+    /// Whether a grid has changed since [`Bound::grids_are_checked`].
     pub fn grids_changed(&self) -> bool {
         self.grids_changed
     }
 
-    /// The grids keep to the device's limits.
+    /// Marks the grids as checked against the device's limits.
     pub fn grids_are_checked(&mut self) {
         self.grids_changed = false;
     }
 }
 
-/// Why an expression cannot be put into its place.
+/// Why an expression cannot be stored.
 enum Failure {
     /// It has no value.
     Dim { dim: Dim, why: DimError },
@@ -112,7 +114,8 @@ enum Failure {
     Range { dim: Dim, value: i64, step: u32 },
 }
 
-/// `N = 3, past = 5`: the symbols of `dims` with their values, from the first bindings that have one.
+/// `N = 3, past = 5`: the symbols of `dims` with their values, from the first bindings that contain
+/// them.
 fn values_of<'a>(dims: impl IntoIterator<Item = &'a Dim>, bindings: &[&Bindings]) -> String {
     let mut symbols = BTreeSet::new();
     dims.into_iter().for_each(|d| d.symbols(&mut symbols));
@@ -123,7 +126,7 @@ fn values_of<'a>(dims: impl IntoIterator<Item = &'a Dim>, bindings: &[&Bindings]
     symbols.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-/// ` at N = 3`, or nothing.
+/// ` at N = 3`, or an empty text.
 fn at(values: &str) -> String {
     if values.is_empty() {
         String::new()
@@ -133,12 +136,12 @@ fn at(values: &str) -> String {
 }
 
 impl Formulas {
-    /// Begins with the symbols of a plan.
+    /// Creates the formulas with the symbols of a plan.
     pub fn new(bounds: &Bindings, open: &[Symbol], made: &[Symbol], padding: Option<&Padding>) -> Self {
         let mut symbols: Vec<Symbol> = bounds.iter().map(|(s, _)| s.clone()).collect();
         let mut limits: Vec<Option<i64>> = bounds.iter().map(|(_, v)| Some(v)).collect();
         symbols.extend(open.iter().cloned());
-        // Nothing but zero until memory is reserved.
+        // Limit 0 until memory is reserved.
         limits.resize(symbols.len(), Some(0));
         symbols.extend(made.iter().cloned());
         limits.resize(symbols.len(), None);
@@ -171,7 +174,7 @@ impl Formulas {
         }
     }
 
-    /// The index of an expression, which is added when it is new.
+    /// The index of an expression, which is added if it is new.
     pub fn expr(&mut self, dim: &Dim) -> Result<usize, DimError> {
         if let Some(i) = self.index.get(dim) {
             return Ok(*i);
@@ -190,21 +193,22 @@ impl Formulas {
         Ok(i)
     }
 
-    /// Puts `dim` into the four bytes of the parameters from `at` on.
+    /// Stores `dim` in the four bytes of the parameters at `at`.
     pub fn param(&mut self, dim: &Dim, at: u32, ty: FieldTy, step: u32) -> Result<usize, DimError> {
         let i = self.expr(dim)?;
         self.uses[i].push(Use::Param { at, ty, step });
         Ok(i)
     }
 
-    /// Puts `dim` into a grid.
+    /// Stores `dim` in a grid.
     pub fn grid(&mut self, dim: &Dim, step: u32, axis: u8) -> Result<usize, DimError> {
         let i = self.expr(dim)?;
         self.uses[i].push(Use::Grid { step, axis });
         Ok(i)
     }
 
-    /// Sets the table that kernels read, the number of parameter bytes and of steps, and what is checked.
+    /// Sets the table that kernels read, the number of parameter bytes and steps, and the
+    /// conditions.
     pub fn finish(
         &mut self,
         live: Vec<(usize, Dim)>,
@@ -237,7 +241,7 @@ impl Formulas {
         self.live.last().map_or(0, |(at, _)| at + 1)
     }
 
-    /// The expressions of that table, by growing position.
+    /// The expressions of that table, by increasing position.
     pub fn live(&self) -> &[(usize, Dim)] {
         &self.live
     }
@@ -297,16 +301,18 @@ impl Formulas {
 }
 
 impl Plan {
-    /// Computes parameters, grids and live values of one run into `bound`, which starts as its default and belongs to this
-    /// plan from then on. Every symbol of [`Plan::bounds`] must be bound within its bound; symbols that data defines
-    /// follow by [`Plan::define`]. Only expressions of symbols that changed are evaluated. Errors name symbol, node or
-    /// expression, and the values.
+    /// Computes the parameters, grids and live values of one run in `bound`, which starts as its
+    /// default and belongs to this plan from then on. Only expressions of changed symbols are
+    /// evaluated.
+    ///
+    /// Every symbol of [`Plan::bounds`] must be bound within its bound; symbols that data defines
+    /// follow by [`Plan::define`]. Errors name the symbol, node or expression, and the values.
     pub fn bind(&self, bindings: &Bindings, bound: &mut Bound) -> Result<()> {
         let f = &self.formulas;
         if !bound.ready {
             self.prepare(bound)?;
         }
-        // After an error nothing that was computed before can be relied on.
+        // After an error, earlier results are not valid.
         bound.ready = false;
         for slot in 0..f.symbols.len() {
             bound.known[slot] = false;
@@ -325,7 +331,7 @@ impl Plan {
                         format!("{symbol} = {v} is outside 0..={limit}, the bounds of this plan"),
                     ));
                 }
-                None => return Err(Error::other(Stage::Run, format!("symbol {symbol} has no value"))),
+                None => return Err(unbound(symbol)),
             }
         }
         if changed {
@@ -339,7 +345,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Gives a symbol that data defines its value in this run.
+    /// Sets the value, in this run, of a symbol that data defines.
     pub fn define(&self, symbol: &Symbol, value: i64, bound: &mut Bound) -> Result<()> {
         let slot = self.formulas.symbols.iter().position(|s| s == symbol);
         let Some(slot) = slot else { return Ok(()) };
@@ -392,7 +398,7 @@ impl Plan {
         Ok(())
     }
 
-    /// Sets the value of a symbol; true when an expression of it must be evaluated.
+    /// Sets the value of a symbol. Returns whether an expression must be evaluated.
     fn set(&self, bound: &mut Bound, slot: usize, value: i64) -> bool {
         let f = &self.formulas;
         let symbol = &f.symbols[slot];
@@ -413,7 +419,7 @@ impl Plan {
         moved || made
     }
 
-    /// Evaluates what depends on a symbol, as far as all symbols in it are known.
+    /// Evaluates the expressions that depend on a symbol and whose symbols are all known.
     fn propagate(&self, bound: &mut Bound, slot: usize) -> Result<()> {
         let f = &self.formulas;
         let readers = &f.by_symbol[slot];
@@ -444,7 +450,7 @@ impl Plan {
 
     fn set_live(&self, bound: &mut Bound, (at, dim): &(usize, Dim), v: i64) -> Result<()> {
         let v = i32::try_from(v).map_err(|_| {
-            let what = format!("{dim} = {v} does not fit the 32 bits of integers on a device");
+            let what = format!("{dim} = {v} does not fit in a 32-bit integer on the device");
             Error::other(Stage::Run, what)
         })?;
         if bound.live[*at] != v {
@@ -459,8 +465,13 @@ impl Plan {
         if v < 0 || c.equal && v != 0 {
             let expected = if c.equal { "0" } else { "0 or more" };
             let values = values_of([&c.given], &[&bound.exact, &self.fixed]);
-            let what = format!("{}: {} is {v}, not {expected}{}", c.meaning, c.given, at(&values));
-            return Err(Error::other(Stage::Run, what));
+            let what = format!(
+                "{}: {} is {v}, expected {expected}{}",
+                c.meaning,
+                c.given,
+                at(&values)
+            );
+            return Err(mismatch(what));
         }
         Ok(())
     }
@@ -470,7 +481,7 @@ impl Plan {
             Failure::Dim { dim, why } => (dim, why.to_string(), None),
             Failure::Range { dim, value, step } => (
                 dim,
-                format!("{dim} is {value}, which does not fit the 32 bits of integers on a device"),
+                format!("{dim} = {value} does not fit in a 32-bit integer on the device"),
                 self.steps.get(*step as usize).map(|s| s.nodes.join("\", \"")),
             ),
         };
@@ -480,7 +491,17 @@ impl Plan {
     }
 }
 
-/// The value of an expression at the run's own lengths.
+/// An error for a symbol without a value.
+pub(super) fn unbound(symbol: &Symbol) -> Error {
+    let what = format!("symbol {symbol} has no value");
+    Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput)
+}
+
+fn mismatch(what: String) -> Error {
+    Error::other(Stage::Run, what).of_kind(ErrorKind::ShapeMismatch)
+}
+
+/// The value of an expression at the run's exact lengths.
 fn exact(dim: &Dim, bound: &Bound) -> Result<i64> {
     dim.eval(&bound.exact).map_err(|e| {
         let values = values_of([dim], &[&bound.exact]);
@@ -488,7 +509,7 @@ fn exact(dim: &Dim, bound: &Bound) -> Result<i64> {
     })
 }
 
-/// Checks the shape that a tensor has against the one that it must have; `what` names the tensor.
+/// Checks the shape of a tensor against the expected one; `what` names the tensor in errors.
 pub fn check_shape(
     what: &dyn std::fmt::Display,
     expected: &Shape,
@@ -509,27 +530,24 @@ pub fn check_shape(
         _ => None,
     });
     if let Some(s) = unbound {
-        return Err(Error::other(
-            Stage::Run,
-            format!("{what} of shape {expected}: symbol {s} has no value"),
-        ));
+        let what = format!("{what} of shape {expected}: symbol {s} has no value");
+        return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput));
     }
     let at = at(&values_of(&expected.0, &[bindings]));
-    Err(Error::other(
-        Stage::Run,
-        format!("{what}: expected shape {expected}{at}, found {found:?}"),
-    ))
+    Err(mismatch(format!(
+        "{what}: expected shape {expected}{at}, found {found:?}"
+    )))
 }
 
-/// The values of the symbols in these shapes, for inputs of these names and sizes. An error names the input whose sizes contradict
-/// the model or another input's, with both sides.
+/// Solves for the symbols in these shapes, given input names and sizes. The error names the input
+/// whose sizes contradict the model or another input, with both sides.
 pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>) -> Result<Bindings> {
     let inputs: Vec<_> = inputs.collect();
     let mut bindings = Bindings::new();
     for (name, shape, found) in &inputs {
         if shape.rank() != found.len() {
             let what = format!("input \"{name}\": expected shape {shape}, found {found:?}");
-            return Err(Error::other(Stage::Run, what));
+            return Err(mismatch(what));
         }
     }
     let sizes = || {
@@ -538,7 +556,7 @@ pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>
             .flat_map(|(_, shape, found)| shape.0.iter().zip(*found));
         sizes.map(|(dim, n)| (dim, i64::try_from(*n).unwrap_or(i64::MAX)))
     };
-    // Plain symbols first; then, as often as that helps, expressions with one unknown in which they are linear.
+    // Plain symbols first, then repeatedly expressions that are linear in their one unknown.
     for (dim, size) in sizes() {
         if let Some(symbol) = dim.as_symbol().filter(|s| bindings.get(s).is_none()) {
             bindings.set(symbol, size);
@@ -567,7 +585,7 @@ pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>
     Ok(bindings)
 }
 
-/// The value of `symbol` for which `dim` is `size`, where `dim` is linear in it.
+/// The value of `symbol` for which `dim` equals `size`, if `dim` is linear in it.
 fn linear(dim: &Dim, symbol: &Symbol, size: i64, bindings: &Bindings) -> Option<i64> {
     let at = |v: i64| {
         let mut b = bindings.clone();
@@ -579,7 +597,7 @@ fn linear(dim: &Dim, symbol: &Symbol, size: i64, bindings: &Bindings) -> Option<
     let v = rise
         .checked_div(slope)
         .filter(|v| v.checked_mul(slope) == Some(rise))?;
-    // What is no line through these points has other values beyond.
+    // An expression that is not linear differs from this line at a further point.
     let further = at(v.checked_add(1)?)?.checked_sub(slope)?;
     (at(v)? == size && further == size).then_some(v)
 }

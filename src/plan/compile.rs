@@ -1,8 +1,9 @@
-//! From a graph to a plan: what is needed, what runs where, and what must hold in a run.
+//! Compiles a graph to a plan: what is needed, what runs where, and what must hold in a run.
 
 use super::arena::Arena;
 use super::bind::Formulas;
 use super::cost::Work;
+use super::host::HostReason;
 use super::lower::{Collected, Field, LowerCx};
 use super::steps::Build;
 use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSlot, dim_error, order};
@@ -15,23 +16,24 @@ use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 impl Plan {
-    /// Plans `graph`, whose facts are derived, for a device. Every symbol must be fixed or bounded, except those that data
-    /// defines. An error names the node.
+    /// Plans `graph`, whose facts must be derived, for a device. Every symbol must be fixed or
+    /// bounded, except those that data defines. Errors name the node.
     pub fn compile(graph: &Graph, caps: &Caps, options: &Options) -> Result<Self> {
         Compiler::new(graph, caps, options)?.compile()
     }
 }
 
-/// A piece of work in the order of a plan.
+/// An item in the order of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Item {
     /// A dispatch, by index into the collected calls.
     Call(usize),
     /// A node on the host.
     Host(NodeId),
-    /// A value read back for the symbols that it defines.
+    /// Reads a value back from the device for the symbols that it defines.
     Observe(ValueId),
-    /// A value that derivation knows as expressions, as a tensor; kernels read such values in the table of live ones.
+    /// Computes a value that shape inference knows as expressions, as a tensor. Kernels read such
+    /// values from the live table.
     Known(ValueId),
 }
 
@@ -41,35 +43,39 @@ pub(super) struct Compiler<'a> {
     pub options: &'a Options,
     /// Facts with the fixed symbols replaced, by value.
     pub facts: Vec<Option<Fact>>,
-    /// The largest values of symbols: the bounds, and what operators say of symbols that data defines.
+    /// The largest values of symbols: the bounds, and the operators' limits for symbols that data
+    /// defines.
     pub limits: Bindings,
-    /// Symbols that have no bound and no data defines.
+    /// Symbols without a bound that are not defined by data.
     pub open: BTreeSet<Symbol>,
     /// Nodes that run on the host, with the reason.
-    pub host: BTreeMap<NodeId, String>,
-    /// Nodes and values that the outputs, states and shapes need as data.
+    pub host: BTreeMap<NodeId, HostReason>,
+    /// Nodes and values needed as data for the outputs, states and shapes.
     needed_nodes: Vec<bool>,
     needed_values: Vec<bool>,
-    /// Symbols of needed shapes that data defines.
+    /// Symbols in needed shapes that data defines.
     pub made: Vec<MadeSymbol>,
-    /// Values that derivation knows as expressions and that must be there as tensors: for the caller, or as the bytes of another.
+    /// Values that shape inference knows as expressions and that must exist as tensors: for the
+    /// caller, or as the bytes of another value.
     pub known: BTreeSet<ValueId>,
-    /// Values that are stored as graph outputs are, which are other names of them.
+    /// Values stored in full precision because a graph output is another name for them.
     wide: BTreeSet<ValueId>,
     pub collected: Collected,
 }
 
-/// How the elements of a tensor lie with respect to one symbol: `outer` blocks of `length * inner` elements.
+/// Layout of a tensor's elements with respect to one symbol: `outer` blocks of `length * inner`
+/// elements.
 #[derive(PartialEq, Eq)]
 struct Layout {
-    /// More than one block.
+    /// There is more than one block.
     blocks: bool,
-    /// The size with the symbol and the elements behind it, where there is one such size.
+    /// The size with the symbol and the number of elements after it, if there is exactly one such
+    /// size.
     length: Option<(Dim, Dim)>,
 }
 
 impl Layout {
-    /// `None` where no size has the symbol.
+    /// `None` if no size contains the symbol.
     fn of(shape: &Shape, symbol: &Symbol) -> Option<Self> {
         let at = shape.0.iter().position(|d| d.depends_on(symbol))?;
         let (outer, inner) = (shape.0.get(..at)?, shape.0.get(at + 1..)?);
@@ -81,7 +87,7 @@ impl Layout {
         })
     }
 
-    /// Elements of a smaller length are the first ones of a larger.
+    /// Whether the elements of a smaller length are the first ones of a larger length.
     fn in_front(&self) -> bool {
         !self.blocks && self.length.is_some()
     }
@@ -140,7 +146,7 @@ impl<'a> Compiler<'a> {
         self.collected.storage.get(&v).copied().unwrap_or(DType::F32)
     }
 
-    /// Symbols of the shapes and known contents of `values`.
+    /// Symbols in the shapes and known contents of `values`.
     pub fn symbols_of(&self, values: impl IntoIterator<Item = ValueId>) -> BTreeSet<Symbol> {
         let mut out = BTreeSet::new();
         for f in values.into_iter().filter_map(|v| self.fact(v)) {
@@ -154,27 +160,27 @@ impl<'a> Compiler<'a> {
         out
     }
 
-    /// Something that a run computes depends on the node.
+    /// Whether something that a run computes depends on the node.
     pub fn is_needed(&self, id: NodeId) -> bool {
         self.needed_nodes.get(id.index()).copied().unwrap_or(false)
     }
 
-    /// Data defines the symbol.
+    /// Whether data defines the symbol.
     fn is_made(&self, s: &Symbol) -> bool {
         self.graph.made().iter().any(|m| m.symbol == *s)
     }
 
-    /// Derivation knows the elements of the value as expressions.
+    /// Whether shape inference knows the elements of the value as expressions.
     pub fn is_dims(&self, v: ValueId) -> bool {
         self.fact(v).is_some_and(|f| f.as_dims().is_some())
     }
 
-    /// The same of a value that a node makes, which the run then has no need of.
+    /// The same for a value made by a node, which a run then need not compute.
     fn is_computed_dims(&self, v: ValueId) -> bool {
         self.is_dims(v) && !self.is_const(v) && self.graph.producer(v).is_some()
     }
 
-    /// A node on the host makes the value, or it is computed there from what derivation knows.
+    /// Whether a node on the host makes the value, or the host computes it from known expressions.
     pub fn is_made_on_host(&self, v: ValueId) -> bool {
         let producer = self.graph.producer(v);
         self.known.contains(&v) || producer.is_some_and(|(id, _)| self.host.contains_key(&id))
@@ -184,7 +190,7 @@ impl<'a> Compiler<'a> {
         self.fact(v).is_some_and(|f| f.as_const().is_some())
     }
 
-    /// The value is a constant or a state: nothing of it lies in the arena.
+    /// Whether the value is a constant or a state, which are not in the arena.
     pub fn is_kept_elsewhere(&self, v: ValueId) -> bool {
         self.is_const(v) || self.is_state(v)
     }
@@ -193,7 +199,8 @@ impl<'a> Compiler<'a> {
         self.graph.states().iter().any(|s| s.input == v || s.output == v)
     }
 
-    /// The arena can have room for a value: no symbol of its size is defined by data without a bound.
+    /// Whether the value can be placed in the arena: no symbol of its size is defined by data
+    /// without a bound.
     pub fn is_bounded(&self, v: ValueId) -> bool {
         let mut symbols = BTreeSet::new();
         if let Some(f) = self.fact(v) {
@@ -204,8 +211,8 @@ impl<'a> Compiler<'a> {
             .all(|s| self.limits.get(s).is_some() || !self.is_made(s))
     }
 
-    /// Finds what is needed as data. A node on the host needs every operand that derivation does not know; a symbol that data
-    /// defines needs that data.
+    /// Finds what is needed as data. A node on the host needs every operand that shape inference
+    /// does not know; a symbol that data defines needs that data.
     fn find_needed(&mut self) {
         let graph = self.graph;
         self.needed_nodes = vec![false; graph.nodes.len()];
@@ -260,18 +267,19 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Nodes that must run on the host whatever kernels there are.
-    fn must_run_on_host(&self) -> BTreeMap<NodeId, String> {
+    /// Nodes that must run on the host, whatever kernels exist.
+    fn must_run_on_host(&self) -> BTreeMap<NodeId, HostReason> {
         let mut host = BTreeMap::new();
         for m in self.graph.made() {
             if let (Part::Size(_), Some((id, _))) = (m.part, self.graph.producer(m.value)) {
-                host.insert(id, "the size of its result depends on data".to_owned());
+                host.insert(id, HostReason::Data);
             }
         }
         host
     }
 
-    /// Chooses kernels for every needed node, puts those without one on the host, and stores outputs in full, until nothing changes.
+    /// Chooses kernels for every needed node, moves those without one to the host, and stores
+    /// outputs in full precision, until nothing changes.
     fn lower(&mut self, order: &[NodeId]) -> Result<()> {
         self.host = self.must_run_on_host();
         loop {
@@ -300,23 +308,23 @@ impl<'a> Compiler<'a> {
                     .filter(|(i, _)| node.op.reads(*i))
                     .filter_map(|(_, v)| v.as_ref());
                 if let Some(v) = reads.chain(&node.outputs).find(unbounded) {
-                    // The arena has no room for what has no bound.
-                    let size = self.fact(*v).map(|f| f.shape.to_string()).unwrap_or_default();
-                    let value = &self.graph.value(*v).name;
-                    self.host
-                        .insert(*id, format!("\"{value}\" of shape {size} has no bound"));
+                    // A value without a bound cannot be placed in the arena.
+                    let unbounded = HostReason::Unbounded {
+                        value: self.graph.value(*v).name.clone(),
+                        shape: self.fact(*v).map(|f| f.shape.clone()).unwrap_or_default(),
+                    };
+                    self.host.insert(*id, unbounded);
                     continue;
                 }
                 if let Some(v) = self.off_devices(node) {
-                    let fact = self.fact(v).map(|f| f.dtype.to_string()).unwrap_or_default();
-                    let why = format!("no device kernel for elements of type {fact}");
-                    self.host.insert(*id, why);
+                    let dtype = self.graph.fact(v)?.dtype;
+                    self.host.insert(*id, HostReason::Type(dtype));
                     continue;
                 }
                 match self.lower_node(node, *id) {
                     Ok(()) => {}
                     Err(OpError::NoKernel(why)) => {
-                        self.host.insert(*id, why);
+                        self.host.insert(*id, HostReason::Kernel(why));
                     }
                     Err(e) => return Err(self.graph.node_error(Stage::Plan, node, e)),
                 }
@@ -328,8 +336,9 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Notes values of which graph outputs are another name, as of a reshape, and that are stored as halves; true where one is new. A
-    /// caller gets what was computed, and has no halves to convert.
+    /// Marks values that are stored as halves and have a graph output as another name, for example
+    /// through a reshape. Returns whether one is new. The caller gets the computed precision,
+    /// without conversion from halves.
     fn widen_outputs(&mut self) -> bool {
         let mut found = false;
         for v in self.graph.outputs() {
@@ -343,7 +352,8 @@ impl<'a> Compiler<'a> {
         found
     }
 
-    /// Notes values, known as expressions, whose bytes the caller or a node on the host reads under the name of another.
+    /// Marks values, known as expressions, whose bytes the caller or a node on the host reads under
+    /// another name.
     fn keep_bytes_of_others(&mut self) {
         let host = self.host.keys().filter_map(|id| self.graph.node(*id));
         let read: HashSet<ValueId> = host.flat_map(|n| n.inputs.iter().flatten().copied()).collect();
@@ -359,18 +369,19 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// A value that the node reads or makes, of a type that devices do not hold.
+    /// A value that the node reads or makes whose type is not supported on devices.
     fn off_devices(&self, node: &Node) -> Option<ValueId> {
         let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
         let all = inputs.filter_map(|(_, v)| *v).chain(node.outputs.iter().copied());
         all.into_iter().find(|v| {
-            // Words of packed weights are constants; numbers of 32 bits without sign exceed those of devices.
+            // Words of packed weights are constants. Other unsigned 32-bit values exceed the
+            // integers of devices.
             let number = |f: &Fact| f.dtype == DType::U32 && f.as_const().is_none();
             self.fact(*v).is_some_and(|f| !f.dtype.on_devices() || number(f))
         })
     }
 
-    /// Symbols of what is needed that are neither bounded nor defined by data.
+    /// Needed symbols that are neither bounded nor defined by data.
     fn find_open(&self) -> BTreeSet<Symbol> {
         let nodes = self.graph.nodes().filter(|(id, _)| self.is_needed(*id));
         let values = nodes.flat_map(|(_, n)| n.inputs.iter().flatten().chain(&n.outputs));
@@ -379,14 +390,14 @@ impl<'a> Compiler<'a> {
         symbols
     }
 
-    /// Sets the device element types of a node's results.
+    /// Sets the element types of a node's results on the device.
     fn set_storage(&mut self, node: &Node) {
         let precise = node.op.keeps_precision() && {
             let data = node.inputs.iter().flatten().filter(|v| !self.is_const(**v));
             let floats: Vec<_> = data
                 .filter(|v| self.fact(**v).is_some_and(|f| f.dtype.is_float()))
                 .collect();
-            // An integer made a float keeps its 24 bits: positions exceed what f16 counts.
+            // An integer converted to float keeps 24 bits, since positions exceed the range of f16.
             floats.is_empty()
                 || floats
                     .iter()
@@ -425,7 +436,8 @@ impl<'a> Compiler<'a> {
         };
         let result = node.op.lower(&mut cx);
         if result.is_err() {
-            // What a refused lowering left behind; packed weights and live values that nobody uses are dropped with the round.
+            // Undo what a failed lowering left behind. Packed weights and live values without users
+            // are dropped with the round.
             self.collected.calls.truncate(mark.0);
             self.collected.temps.truncate(mark.1);
             self.collected.conditions.truncate(mark.2);
@@ -525,8 +537,8 @@ impl<'a> Compiler<'a> {
         })
     }
 
-    /// The padding that was asked for, if everything that depends on the length can bear it: dispatches compute over more
-    /// elements than are live, and live elements lie where they would without padding.
+    /// The padding asked for, if everything that depends on the length supports it: dispatches may
+    /// compute extra elements, and live elements keep their positions.
     fn padding(&self) -> Result<Padding, NoPadding> {
         let Some(p) = &self.options.padding else {
             return Err(NoPadding::NotAsked);
@@ -539,7 +551,7 @@ impl<'a> Compiler<'a> {
             return refuse(format!("{} has no bound", p.symbol));
         }
         if p.multiple < 1 {
-            return refuse(format!("{} is no multiple", p.multiple));
+            return refuse(format!("{} is not a valid multiple", p.multiple));
         }
         let name = |id: NodeId| self.graph.node(id).map_or("", |n| n.name.as_str());
         for e in self.collected.calls.iter().filter(|e| !e.call.padded) {
@@ -548,23 +560,27 @@ impl<'a> Compiler<'a> {
                 Field::F32(_) => None,
             });
             if let Some(d) = fields.chain(&e.call.grid).find(|d| d.depends_on(&p.symbol)) {
-                let (kernel, node) = (e.call.kernel.name, name(e.node));
-                return refuse(format!(
-                    "kernel {kernel} of node \"{node}\" computes over {d} itself"
-                ));
+                return Err(NoPadding::Kernel {
+                    kernel: e.call.kernel.name,
+                    node: name(e.node).to_owned(),
+                    size: d.clone(),
+                });
             }
         }
         if let Some((id, _)) = self.host.iter().next() {
             return refuse(format!("node \"{}\" runs on the host", name(*id)));
         }
         let shape = |v: ValueId| self.fact(v).map(|f| &f.shape);
-        // A caller writes and reads live elements, which lie in front only where the length is the outermost size.
+        // A caller reads and writes live elements, which are contiguous at the front only if the
+        // length is the outermost size.
         let ports = self.graph.inputs().iter().chain(self.graph.outputs());
         for v in ports.filter(|v| self.needed_values[v.index()]) {
             let Some(shape) = shape(*v) else { continue };
             if Layout::of(shape, &p.symbol).is_some_and(|l| !l.in_front()) {
-                let name = &self.graph.value(*v).name;
-                return refuse(format!("\"{name}\" of shape {shape} does not grow at its end"));
+                return Err(NoPadding::Inner {
+                    value: self.graph.value(*v).name.clone(),
+                    shape: shape.clone(),
+                });
             }
         }
         for v in self.collected.alias.keys() {
@@ -576,16 +592,17 @@ impl<'a> Compiler<'a> {
             if layouts.0 != layouts.1
                 && !matches!(&layouts, (Some(a), Some(b)) if a.in_front() && b.in_front())
             {
-                let name = &self.graph.value(*v).name;
-                return refuse(format!(
-                    "\"{name}\" of shape {new} has the elements of {old} in other places"
-                ));
+                return Err(NoPadding::Moved {
+                    value: self.graph.value(*v).name.clone(),
+                    shape: new.clone(),
+                    source_shape: old.clone(),
+                });
             }
         }
         Ok(p.clone())
     }
 
-    /// What derivation and the operators assumed, and that every state has room for its rows.
+    /// Assumptions of shape inference and operators, and the capacity of every state.
     fn conditions(&self) -> Result<Vec<Condition>> {
         let relation = |given: &Dim, equal: bool, meaning: String| -> Result<Condition> {
             let dim = given.substitute(&self.options.fixed).map_err(|e| dim_error(&e))?;
@@ -608,20 +625,21 @@ impl<'a> Compiler<'a> {
             let kept = self.options.rows(s);
             if let (Some(rows), Some(past)) = (size(s.output), size(s.input)) {
                 if let Some(window) = s.window.filter(|_| kept < self.options.state_rows) {
-                    // The first new row reads a window that ends with it, the last one must not have overwritten that.
+                    // The window of the first new row must not be overwritten by the last new row.
                     let new = rows.sub(&past).map_err(|e| dim_error(&e))?;
                     let room = Dim::from(kept - window + 1)
                         .sub(&new)
                         .map_err(|e| dim_error(&e))?;
-                    let meaning = "the new rows exceed the room of a state that keeps a window".to_owned();
+                    let meaning =
+                        "the new rows exceed the capacity of a state that keeps a window".to_owned();
                     all.push(relation(&room, false, meaning)?);
                 }
                 let room = Dim::from(self.options.state_rows).sub(&rows);
-                let meaning = "the rows exceed the room of the states".to_owned();
+                let meaning = "the rows exceed the capacity of the states".to_owned();
                 all.push(relation(&room.map_err(|e| dim_error(&e))?, false, meaning)?);
             }
         }
-        // Every run is within the bounds; and keeps to the constraints, since they are conditions too.
+        // Every run is within the bounds, and meets the constraints, since they are conditions too.
         let within = self.bounded(Constraints::new(), &self.options.bounds)?;
         let with = self.bounded(self.graph.constraints().clone(), &self.options.bounds)?;
         let holds = |c: &Condition, known: &Constraints| {
@@ -635,14 +653,14 @@ impl<'a> Compiler<'a> {
         all.retain(|c| !holds(c, &with));
         for (left, right, equal, text) in self.graph.constraints().relations() {
             let dim = right.sub(&left).map_err(|e| dim_error(&e))?;
-            let c = relation(&dim, equal, format!("the constraint {text} is broken"))?;
+            let c = relation(&dim, equal, format!("the constraint {text} is violated"))?;
             if !holds(&c, &within) {
                 all.push(c);
             }
         }
         let mut seen = HashSet::new();
         all.retain(|c| seen.insert((c.dim.clone(), c.equal)));
-        // A condition on a symbol that no needed shape has cannot be checked, and need not be.
+        // A condition on a symbol that no needed shape contains cannot be checked, and need not be.
         let known = |s: &Symbol| {
             self.options.bounds.get(s).is_some()
                 || self.open.contains(s)
@@ -656,7 +674,7 @@ impl<'a> Compiler<'a> {
         Ok(all)
     }
 
-    /// `known`, and that symbols have these largest values.
+    /// `known`, extended by the largest values of symbols.
     pub fn bounded(&self, mut known: Constraints, most: &Bindings) -> Result<Constraints> {
         for (s, v) in most.iter() {
             let added = known.bound(s, None, Some(v));
@@ -665,7 +683,7 @@ impl<'a> Compiler<'a> {
         Ok(known)
     }
 
-    /// The rows of a state that has not room for all are not where the host looks for them.
+    /// Fails if the host reads a state that is kept as a ring buffer, which it does not support.
     fn check_ring(&self, s: &State) -> Result<()> {
         let on_host = self.host.keys().filter_map(|id| self.graph.node(*id));
         let reads = |n: &&Node| {
@@ -676,7 +694,7 @@ impl<'a> Compiler<'a> {
         reader.map_or(Ok(()), |n| {
             let name = &self.graph.value(s.input).name;
             let what = format!(
-                "node \"{}\" runs on the host and reads state \"{name}\", of which the device keeps a window",
+                "node \"{}\" runs on the host and cannot read state \"{name}\": the device keeps only a window of it",
                 n.name
             );
             Err(Error::other(Stage::Plan, what))

@@ -1,9 +1,11 @@
-//! What the work of a plan costs in a run of given lengths: bytes that its commands read and write, arithmetic of its nodes. All of it follows from
-//! the plan; nothing is measured.
+//! Computes the cost of a plan at given lengths: bytes read and written by its commands, and
+//! arithmetic of its nodes. Everything follows from the plan; nothing is measured.
 //!
-//! Bytes are those of operands as they lie on the device, each counted once for each command that reads or writes it, caches aside: of a weight, a
-//! cache or a table what [`Op::elements_read`] says, of a cache that is appended to the new rows, of scratch memory all. Arithmetic is what
-//! [`Op::flops`] says of a node, whatever its kernels make of it. Lengths are exact, not padded. Nodes on the host are left out.
+//! Bytes are those of operands as stored on the device, counted once per command that reads or
+//! writes them, ignoring caches. Weights, caches and tables count as [`Op::elements_read`] says, a
+//! cache being appended to counts its new rows, and scratch memory counts in full. Arithmetic is
+//! that of [`Op::flops`], whatever kernels a node uses. Lengths are exact, not padded. Nodes on the
+//! host are not counted.
 
 use super::arena::Arena;
 use super::compile::Compiler;
@@ -16,21 +18,21 @@ use crate::plan::lower::Home;
 use crate::shape::{Bindings, Dim, Shape};
 use std::collections::HashMap;
 
-/// What computes a node.
+/// The kind of arithmetic that computes a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
     /// Single precision.
     F32,
-    /// Halves, summed in single precision by units for products of matrices.
+    /// Halves, accumulated in single precision by tensor cores or cooperative matrices.
     MatrixUnits,
-    /// Halves, in short chains that are summed in single precision.
+    /// Halves, in short chains that are accumulated in single precision.
     F16,
-    /// Bytes, summed in 32-bit integers.
+    /// 8-bit integers, accumulated in 32-bit integers.
     Bytes,
 }
 
-/// A command of a plan.
+/// Cost of a command of a plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandCost {
     /// Index into [`Plan::steps`].
@@ -41,7 +43,7 @@ pub struct CommandCost {
     pub written: u64,
 }
 
-/// A node of the planned graph that kernels compute.
+/// Cost of a node of the planned graph that runs on kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCost {
     /// The node.
@@ -50,11 +52,11 @@ pub struct NodeCost {
     pub name: String,
     /// Its operator.
     pub op: String,
-    /// Names of the model's nodes that it stands for.
+    /// Names of the model's nodes that it computes.
     pub nodes: Vec<String>,
     /// Its commands.
     pub commands: Vec<CommandCost>,
-    /// Arithmetic operations, a multiplication with an addition counted as two.
+    /// Arithmetic operations; a multiply-add counts as two.
     pub flops: u64,
     /// What computes it.
     pub arithmetic: Arithmetic,
@@ -66,7 +68,7 @@ impl NodeCost {
         self.commands.iter().fold(0, |n, c| n.saturating_add(c.read))
     }
 
-    /// Bytes that they write.
+    /// Bytes that its commands write.
     pub fn written(&self) -> u64 {
         self.commands.iter().fold(0, |n, c| n.saturating_add(c.written))
     }
@@ -75,10 +77,10 @@ impl NodeCost {
 /// An operand or a result of a node.
 #[derive(Clone, Debug)]
 struct Operand {
-    /// The value whose bytes it is.
+    /// The value that owns its bytes.
     root: ValueId,
     shape: Shape,
-    /// Its place, by index into [`Plan::tensors`].
+    /// Its tensor, by index into [`Plan::tensors`].
     tensor: Option<usize>,
 }
 
@@ -94,18 +96,18 @@ struct NodeWork {
     arithmetic: Arithmetic,
 }
 
-/// What a plan keeps of its graph to tell costs.
+/// The parts of the graph that a plan keeps to compute costs.
 #[derive(Clone, Debug)]
 pub(super) struct Work {
     nodes: Vec<NodeWork>,
-    /// Bytes of each packed constant, and the values that it is made of.
+    /// For each packed constant its bytes, and the values that it contains.
     weights: Vec<(u64, Vec<ValueId>)>,
-    /// Each state before and after a run.
+    /// For each state, its values before and after a run.
     states: Vec<(ValueId, ValueId)>,
 }
 
 impl Work {
-    /// Of the steps that a graph became; their kernels are those of `kernels`.
+    /// Collects the work of the steps; their kernels are those of `kernels`.
     pub fn new(c: &Compiler<'_>, arena: &Arena, steps: &[Step], kernels: &[KernelSpec]) -> Self {
         let language = Language::of(c.caps);
         let operand = |v: ValueId| {
@@ -164,7 +166,7 @@ impl Work {
     }
 }
 
-/// `part` of `whole` parts of `bytes`.
+/// The share of `part` in `whole`, applied to `bytes`.
 fn share(bytes: u64, part: u64, whole: u64) -> u64 {
     let exact = u128::from(bytes) * u128::from(part.min(whole)) / u128::from(whole.max(1));
     u64::try_from(exact).unwrap_or(bytes)
@@ -179,7 +181,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The operand with this property, and how many of how many elements of it are read.
+    /// The operand with this property: how many of its elements are read, and how many it has.
     fn read_of(&self, is: impl Fn(&Operand) -> bool) -> Option<(u64, u64)> {
         let mut all = self.node.inputs.iter().enumerate();
         let i = all.find_map(|(i, o)| o.as_ref().is_some_and(&is).then_some(i))?;
@@ -194,7 +196,7 @@ impl Run<'_> {
         number(&t.size, self.bindings)
     }
 
-    /// Bytes of a state that are read, or written where the node appends to it.
+    /// Bytes of a state that are read, or written if the node appends to it.
     fn state_bytes(&self, state: usize) -> (u64, u64) {
         let (Some((before, after)), Some(slot)) =
             (self.plan.work.states.get(state), self.plan.states.get(state))
@@ -250,7 +252,7 @@ impl Run<'_> {
                             }
                         }
                         Role::Out => written = bytes,
-                        // Commands that write parts of one result write it once together.
+                        // Commands that write parts of one result share it.
                         Role::Part | Role::InOut | Role::OptionalInOut => {
                             written = bytes / self.writers(*tensor).max(1);
                         }
@@ -263,7 +265,7 @@ impl Run<'_> {
         Ok(cost)
     }
 
-    /// Commands of the node that have the tensor as an operand.
+    /// Number of the node's commands with the tensor as an operand.
     fn writers(&self, wanted: usize) -> u64 {
         let steps = self.node.steps.iter().filter_map(|s| self.plan.steps.get(*s));
         let has = |p: &Place| matches!(p, Place::Arena { tensor, .. } if *tensor == wanted);
@@ -286,7 +288,8 @@ fn shape(of: &Operand, bindings: &Bindings) -> Result<Vec<u64>> {
 }
 
 impl Plan {
-    /// Launches of a run: the sum of what `of` says of the kernels of each part that runs in one go ([`crate::backend::Backend::launches`]).
+    /// Number of launches in a run: the sum of `of` over the kernels of each segment
+    /// ([`crate::backend::Backend::launches`]).
     pub fn launches(&self, of: &mut dyn FnMut(&[&KernelSpec]) -> usize) -> usize {
         let kernels = |range: &std::ops::Range<usize>| -> Vec<&KernelSpec> {
             let steps = self.steps.get(range.clone()).unwrap_or_default();
@@ -299,8 +302,11 @@ impl Plan {
         parts.sum()
     }
 
-    /// What a run with these values of the symbols costs, node by node in the order of the plan. Errors: a symbol without a value, one that data
-    /// defines included; a negative size.
+    /// The cost of a run with these values of the symbols, node by node in plan order.
+    ///
+    /// # Errors
+    ///
+    /// A symbol without a value (including one that data defines), or a negative size.
     pub fn costs(&self, bindings: &Bindings) -> Result<Vec<NodeCost>> {
         let mut all = bindings.clone();
         for (symbol, value) in self.fixed.iter() {

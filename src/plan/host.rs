@@ -1,22 +1,22 @@
-//! Nodes that run on the host: those without a kernel, and those whose results' sizes only data tells.
+//! Nodes that run on the host: those without a kernel, and those whose result sizes depend on data.
 
 use crate::graph::{Op, Part};
 use crate::shape::{Quotient, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-/// An operand of a step on the host.
+/// An operand of a host step.
 #[derive(Clone, Debug)]
 pub enum HostRead {
     /// A constant.
     Const(Arc<HostTensor>),
-    /// Integers that derivation knows as expressions, or floats that it knows as quotients of such.
+    /// Integers that shape inference knows as expressions, or floats that are quotients of such.
     Dims {
         /// Element type.
         dtype: DType,
         /// Shape.
         shape: Shape,
-        /// Elements, row-major; those of the run's exact lengths.
+        /// Elements, row-major, at the run's exact lengths.
         elements: Vec<Quotient>,
     },
     /// A value that the caller or an earlier step left on the host.
@@ -25,28 +25,28 @@ pub enum HostRead {
     Device(super::Port),
 }
 
-/// A result of a step on the host.
+/// A result of a host step.
 #[derive(Clone, Debug)]
 pub struct HostWrite {
-    /// The result; its place on the device is where it is uploaded to, if a kernel reads it.
+    /// The result. If it has a place on the device, it is uploaded there for kernels.
     pub port: super::Port,
     /// Symbols that this result defines.
     pub defines: Vec<(Symbol, Part)>,
 }
 
-/// What a step on the host does.
+/// What a host step does.
 #[derive(Clone, Debug)]
 pub enum HostWork {
     /// Evaluates an operator.
     Op(Box<dyn Op>),
-    /// Computes its one operand, which derivation knows as expressions, as data.
+    /// Computes its one operand, known as expressions, as data.
     Known,
     /// Reads its one operand back for the symbols that it defines.
     Observe,
 }
 
 impl HostWork {
-    /// Name of the operator, or of what is done.
+    /// Name of the operator or action.
     pub fn name(&self) -> &str {
         match self {
             Self::Op(op) => op.name(),
@@ -54,6 +54,39 @@ impl HostWork {
             Self::Observe => "read-back",
         }
     }
+}
+
+/// Why a step runs on the host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostReason {
+    /// It runs on a device, and here to check a kernel.
+    #[default]
+    #[error("")]
+    Check,
+    /// The size of a result depends on data.
+    #[error("the size of its result depends on data")]
+    Data,
+    /// The arena has no room for a value without a bound.
+    #[error("\"{value}\" of shape {shape} has no bound")]
+    Unbounded {
+        /// The value.
+        value: String,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// Devices do not hold elements of this type.
+    #[error("no device kernel for elements of type {0}")]
+    Type(DType),
+    /// No kernel takes the operands.
+    #[error("{0}")]
+    Kernel(String),
+    /// [`HostWork::Known`].
+    #[error("its elements follow from the shapes")]
+    Known,
+    /// [`HostWork::Observe`].
+    #[error("sizes depend on its elements")]
+    Observed,
 }
 
 /// A step on the host.
@@ -65,16 +98,16 @@ pub struct HostStep {
     pub name: String,
     /// Names of the model's nodes that it computes.
     pub nodes: Vec<String>,
-    /// Why it runs here.
-    pub why: String,
-    /// Operands; `None` where an optional one is left out.
+    /// Why it runs on the host.
+    pub why: HostReason,
+    /// Operands; `None` for an omitted optional one.
     pub reads: Vec<Option<HostRead>>,
-    /// Results. For a step without an operator, its operand.
+    /// Results. A step without an operator lists its operand here.
     pub writes: Vec<HostWrite>,
 }
 
 impl HostStep {
-    /// The values that it reads from and writes to the device.
+    /// The values that it reads from or writes to the device.
     pub(super) fn ports(&mut self) -> impl Iterator<Item = &mut super::Port> {
         let reads = self.reads.iter_mut().flatten().filter_map(|r| match r {
             HostRead::Device(port) => Some(port),
@@ -103,7 +136,7 @@ impl HostStep {
     }
 }
 
-/// Sizes or elements that a host value has as numbers, by symbol; `None` where it has no such part.
+/// The size or element of a host value that `part` selects; `None` if it has no such part.
 pub(crate) fn part(tensor: &HostTensor, part: Part) -> Option<i64> {
     match part {
         Part::Element(i) => tensor.to_i64().ok()?.get(i).copied(),

@@ -1,4 +1,4 @@
-//! What an operator sees when it chooses its kernels.
+//! What an operator uses to choose its kernels.
 
 use super::{Condition, Options, views};
 use crate::backend::Caps;
@@ -13,8 +13,9 @@ use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// A part of a constant in the form that a kernel wants. The constant is seen as a matrix: all axes but the last as rows,
-/// except that the items of a packed tensor are 4-byte words whatever its element type.
+/// The packed form of a constant, or a part of it, that a kernel wants. The constant is seen as a
+/// matrix with all axes but the last as rows. The items of a packed tensor are 4-byte words,
+/// whatever its element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Pack {
     /// The whole tensor, row-major.
@@ -22,7 +23,7 @@ pub enum Pack {
         /// Element type on the device.
         dtype: DType,
     },
-    /// Slices `first .. first + count` along the first axis, whatever the others.
+    /// Slices `first .. first + count` along the first axis.
     Rows {
         /// Element type on the device.
         dtype: DType,
@@ -31,12 +32,13 @@ pub enum Pack {
         /// Number of rows.
         count: usize,
     },
-    /// Columns `first .. first + count`, padded with zeros to `stride`, cut into panels of `panel` columns: one panel after
-    /// another, each row-major. With `panel == stride` it is one row-major matrix.
+    /// Columns `first .. first + count`, zero-padded to `stride` and cut into panels of `panel`
+    /// columns. The panels are contiguous, each row-major. With `panel == stride` the result is one
+    /// row-major matrix.
     Columns {
         /// Element type on the device; [`DType::U32`] takes 4-byte items as they are.
         dtype: DType,
-        /// Rows and columns are swapped first.
+        /// Transpose the matrix first.
         transpose: bool,
         /// First column.
         first: usize,
@@ -47,17 +49,18 @@ pub enum Pack {
         /// Columns of a panel.
         panel: usize,
     },
-    /// The bytes as they are, without conversion, up to a whole number of words.
+    /// The bytes without conversion, padded to a whole number of words.
     Bytes,
-    /// Slices along the first axis, in groups of `rows`, each cut into tiles of `tile` slices and padded with zeros to a whole
-    /// number of tiles. Within a tile the `tile` elements at one position of the slices stand side by side. These are the
-    /// tiles `first .. first + count`, counted over all groups.
+    /// Slices along the first axis in groups of `rows`, each group cut into tiles of `tile` slices
+    /// and zero-padded to a whole number of tiles. Within a tile, the `tile` elements at the same
+    /// position of the slices are adjacent. Selects the tiles `first .. first + count`, counted
+    /// over all groups.
     Tiles {
         /// Element type on the device.
         dtype: DType,
-        /// Slices of a group.
+        /// Slices in a group.
         rows: usize,
-        /// Slices of a tile.
+        /// Slices in a tile.
         tile: usize,
         /// First tile.
         first: usize,
@@ -78,7 +81,7 @@ impl Pack {
         }
     }
 
-    /// Bytes on the device of a constant of this shape and type; `None` beyond what can be counted.
+    /// Bytes on the device of a constant with this shape and host type; `None` on overflow.
     pub fn bytes(&self, shape: &[usize], host: DType) -> Option<u64> {
         let count = |sizes: &[usize]| {
             sizes
@@ -115,7 +118,7 @@ impl Pack {
                 ..
             } => {
                 let rows = match (*device, *transpose) {
-                    // The items of a packed tensor are 4 bytes, whatever its last axis says.
+                    // The items of a packed tensor have 4 bytes, whatever its last axis says.
                     (DType::U32, _) => u64::try_from(*shape.first().unwrap_or(&1)).ok()?.max(1),
                     (_, true) => last,
                     (_, false) => before,
@@ -128,17 +131,18 @@ impl Pack {
     }
 }
 
-/// A constant in packed form; equal keys share one device buffer.
+/// A packed constant. Equal keys share one device buffer.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct WeightKey {
-    /// The constant; or several, whose columns stand side by side as those of one ([`Pack::Columns`] of 4-byte items).
+    /// The constant, or several whose columns are placed side by side ([`Pack::Columns`] of 4-byte
+    /// items).
     pub values: Vec<ValueId>,
     /// Its form.
     pub pack: Pack,
 }
 
 impl WeightKey {
-    /// Bytes on the device; `None` where shapes are not known, do not fit or are beyond what can be counted.
+    /// Bytes on the device; `None` if shapes are unknown, do not fit or overflow.
     pub fn bytes(&self, graph: &Graph) -> Option<u64> {
         let (first, more) = self.values.split_first()?;
         let fact = |v: &ValueId| graph.fact(*v).ok();
@@ -158,7 +162,7 @@ impl WeightKey {
     }
 }
 
-/// Where an operand lives.
+/// Where an operand is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Home {
     /// An activation: a slot of the arena.
@@ -171,18 +175,18 @@ pub enum Home {
     State(usize),
     /// The plan's table of values that change at every step; see [`LowerCx::live`].
     Live,
-    /// A tensor that derivation knows as expressions, a range of that table; by its index.
+    /// A tensor whose elements are known as expressions: a range of that table, by index.
     Known(usize),
     /// Words that are zero between dispatches; see [`LowerCx::counters`].
     Counters,
 }
 
-/// Where something lies inside something else.
+/// The position of something inside something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
-    /// What it lies in, itself perhaps a part.
+    /// The container, which may itself be a part.
     pub of: Home,
-    /// Bytes from its start.
+    /// Byte offset from its start.
     pub offset: u64,
 }
 
@@ -195,21 +199,21 @@ pub struct Operand {
     pub dtype: DType,
 }
 
-/// Results in one place.
+/// Several results in one range of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The whole.
+    /// The whole range.
     pub operand: Operand,
     /// First element of each result.
     pub starts: Vec<u64>,
 }
 
-/// A field of a kernel's parameter struct.
+/// The value of a field in a kernel's parameter struct.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Field {
     /// An integer, evaluated at each bind.
     Dim(Dim),
-    /// A float known now.
+    /// A constant float.
     F32(f32),
 }
 
@@ -244,14 +248,15 @@ pub struct Call {
     pub(super) in_place: bool,
     pub(super) padded: bool,
     pub(super) tuning: Option<Tuning>,
-    /// Operands that the kernel reads by fours alone.
+    /// Operands that the kernel reads only in vectors of four.
     by_fours: Vec<usize>,
     pub(super) images: BTreeMap<usize, ImageKind>,
     pub(super) fours: BTreeSet<usize>,
 }
 
 impl Call {
-    /// A dispatch of `kernel` in work-groups of `workgroup` items, over one work-group until told otherwise.
+    /// A dispatch of `kernel` in work-groups of `workgroup` work-items, by default over one
+    /// work-group.
     pub fn new(kernel: &'static Kernel, workgroup: u32) -> Self {
         Self {
             kernel,
@@ -277,7 +282,8 @@ impl Call {
         self
     }
 
-    /// Says by which numbers it was cut, which measuring may choose otherwise; the wave among them it asks for.
+    /// Sets the tuning that determined how the dispatch is cut. Measurement may choose another one.
+    /// Also requests the subgroup width in it.
     #[must_use]
     pub fn tuned_by(mut self, tuning: Tuning) -> Self {
         if let Some(wave) = tuning.tunable.wave(&tuning.choice) {
@@ -287,14 +293,14 @@ impl Call {
         self
     }
 
-    /// Sets a numeric constant of the kernel text.
+    /// Sets a numeric constant of the kernel's source.
     #[must_use]
     pub fn define(mut self, name: &'static str, value: i64) -> Self {
         self.defines.insert(name, value);
         self
     }
 
-    /// A constant of the kernel text was set.
+    /// Whether a constant of the kernel's source is set.
     pub fn is_defined(&self, name: &str) -> bool {
         self.defines.contains_key(name)
     }
@@ -306,14 +312,14 @@ impl Call {
         self
     }
 
-    /// Adds the next operand, or leaves an optional one out.
+    /// Adds the next operand; `None` omits an optional one.
     #[must_use]
     pub fn optional(mut self, operand: Option<Operand>) -> Self {
         self.operands.push(operand);
         self
     }
 
-    /// Number of work-groups on each axis.
+    /// Sets the number of work-groups on each axis.
     #[must_use]
     pub fn grid(mut self, x: impl Into<Dim>, y: impl Into<Dim>, z: impl Into<Dim>) -> Self {
         self.grid = [x.into(), y.into(), z.into()];
@@ -327,7 +333,7 @@ impl Call {
         self
     }
 
-    /// Adds what is done to each result before it is stored.
+    /// Sets what is applied to each result before it is stored.
     #[must_use]
     pub fn epilogue(mut self, with: &WithOperands) -> Self {
         self.operands.extend(with.operands.iter().copied().map(Some));
@@ -336,12 +342,13 @@ impl Call {
         self
     }
 
-    /// The operands as the kernel declares them, those of the epilogue last.
+    /// The operands as the kernel declares them; those of the epilogue come last.
     pub(super) fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
         kernel::args(self.kernel, self.epilogue.as_ref())
     }
 
-    /// The result may take the place of operand `i`: whoever writes an element of the one reads that of the other, before, and nobody else.
+    /// Whether the output may alias operand `i`: each element is read by the same work-item before
+    /// it is written.
     pub(super) fn reads_what_it_writes(&self, i: usize) -> bool {
         match i.checked_sub(self.kernel.args.len()) {
             None => self.in_place,
@@ -353,25 +360,26 @@ impl Call {
         }
     }
 
-    /// The kernel reads element `i` of its inputs only to compute element `i` of its output, so that the output may
-    /// take the place of an input that nothing reads later.
+    /// Declares that the kernel reads element `i` of its inputs only to compute element `i` of its
+    /// output, so that the output may overwrite an input that is not read later.
     #[must_use]
     pub fn may_work_in_place(mut self) -> Self {
         self.in_place = true;
         self
     }
 
-    /// The kernel reads operand `i` by aligned fours alone (`x_at4`), so that it may do so through an image, where plans use these
-    /// ([`crate::backend::image`]), or in WGSL from a buffer of vectors, where these are read faster ([`Caps::lane_vectors`]).
+    /// Declares that the kernel reads operand `i` only in aligned vectors of four (`x_at4`). It can
+    /// then be read through an image if plans use images ([`crate::backend::image`]), or in WGSL
+    /// from a buffer of vectors if that is faster ([`Caps::lane_vectors`]).
     #[must_use]
     pub fn reads_by_fours(mut self, i: usize) -> Self {
         self.by_fours.push(i);
         self
     }
 
-    /// The dispatch stays right when a length in its sizes is padded: what lies behind the live elements of its operands
-    /// reaches only what lies behind those of its results. A plan pads a length only if every dispatch that depends on it
-    /// says so.
+    /// Declares that the dispatch stays correct if a length in its sizes is padded: elements after
+    /// the live ones of its operands affect only elements after the live ones of its results. A
+    /// plan pads a length only if every dispatch that depends on it declares this.
     #[must_use]
     pub fn may_be_padded(mut self) -> Self {
         self.padded = true;
@@ -382,7 +390,7 @@ impl Call {
 /// An epilogue with its operands and the values of its parameters.
 #[derive(Clone, Debug)]
 pub struct WithOperands {
-    /// The function and the forms of its operands.
+    /// The function and the layouts of its operands.
     pub epilogue: Epilogue,
     /// The operands.
     pub operands: Vec<Operand>,
@@ -390,7 +398,7 @@ pub struct WithOperands {
     pub fields: Vec<Field>,
 }
 
-/// A dispatch as emitted, with the node that it belongs to.
+/// An emitted dispatch with the node that it belongs to.
 #[derive(Debug)]
 pub(super) struct Emitted {
     pub call: Call,
@@ -400,31 +408,32 @@ pub(super) struct Emitted {
 /// What lowering collects over all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
-    /// Device element type of each value, set when its producer is lowered.
+    /// Element type of each value on the device, set when its producer is lowered.
     pub storage: HashMap<ValueId, DType>,
-    /// A value that is only another name of the bytes of an earlier one.
+    /// Values that are only other names for the bytes of earlier ones.
     pub alias: HashMap<ValueId, ValueId>,
-    /// What lies inside something else.
+    /// Values that are stored inside others.
     pub parts: HashMap<Home, Part>,
     pub calls: Vec<Emitted>,
     pub weights: Vec<WeightKey>,
     pub temps: Vec<(DType, Dim)>,
-    /// What operators assume of the symbols.
+    /// What operators assume about the symbols.
     pub conditions: Vec<Condition>,
     /// The table of [`LowerCx::live`].
     pub live: Vec<Dim>,
-    /// Tensors that derivation knows as expressions and kernels read, with their elements.
+    /// Tensors known as expressions that kernels read, with their elements.
     pub known: Vec<(ValueId, Vec<Dim>)>,
-    /// Most words that a dispatch counts in.
+    /// Maximum number of words that a dispatch counts in.
     pub counters: u64,
 }
 
-/// The table of live values in memory: numbers that kernels read by position, then whole tensors.
+/// Memory layout of the table of live values: numbers that kernels read by position, then whole
+/// tensors.
 #[derive(Debug, Default)]
 pub(super) struct LiveTable {
-    /// Positions of 32-bit integers, and what stands there.
+    /// Positions of 32-bit integers, and their expressions.
     pub values: Vec<(usize, Dim)>,
-    /// Of each tensor of [`Collected::known`] the first byte and the length.
+    /// First byte and length of each tensor of [`Collected::known`].
     pub known: Vec<(u64, u64)>,
 }
 
@@ -436,7 +445,7 @@ impl Collected {
         id
     }
 
-    /// Places the table; tensors begin where a view may, every `align` bytes.
+    /// Lays out the table; tensors begin at multiples of `align`, where a view can begin.
     pub fn live_table(&self, align: u64) -> LiveTable {
         let align = usize::try_from(align.div_ceil(4)).unwrap_or(usize::MAX).max(2);
         let mut table = LiveTable {
@@ -454,7 +463,7 @@ impl Collected {
     }
 }
 
-/// The view of one node during lowering.
+/// What lowering sees of one node.
 #[derive(Debug)]
 pub struct LowerCx<'a> {
     pub(super) graph: &'a Graph,
@@ -464,7 +473,7 @@ pub struct LowerCx<'a> {
     pub(super) inputs: &'a [Option<ValueId>],
     pub(super) outputs: &'a [ValueId],
     pub(super) id: NodeId,
-    /// What is done to result 0 before it is stored.
+    /// What is applied to result 0 before it is stored.
     pub(super) epilogue: Option<&'a WithOperands>,
     pub(super) facts: &'a [Option<Fact>],
     /// The largest values of symbols.
@@ -475,7 +484,7 @@ pub struct LowerCx<'a> {
 }
 
 impl LowerCx<'_> {
-    /// Number of operands, left-out ones counted.
+    /// Number of operands, including omitted ones.
     pub fn input_count(&self) -> usize {
         self.inputs.len()
     }
@@ -495,12 +504,12 @@ impl LowerCx<'_> {
         self.caps
     }
 
-    /// The largest value of `dim` in any run, where the plan bounds its symbols.
+    /// The largest value of `dim` in any run, if the plan bounds its symbols.
     pub fn upper_bound(&self, dim: &Dim) -> Option<i64> {
         dim.upper_bound(self.limits).ok()
     }
 
-    /// What is known of the symbols.
+    /// The known constraints on the symbols.
     pub fn constraints(&self) -> &Constraints {
         self.graph.constraints()
     }
@@ -532,7 +541,7 @@ impl LowerCx<'_> {
             .ok_or_else(|| OpError::expected("shape", "derived", "unknown"))
     }
 
-    /// True when operand `i` is given.
+    /// Whether operand `i` is given.
     pub fn has(&self, i: usize) -> bool {
         self.input_id(i).is_ok()
     }
@@ -552,7 +561,7 @@ impl LowerCx<'_> {
         Ok(self.fact(i)?.shape.clone())
     }
 
-    /// The integer elements of operand `i` as expressions, which must be known.
+    /// The integer elements of operand `i` as expressions. Fails if they are not known.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
         self.fact(i)?
             .as_dims()
@@ -563,7 +572,8 @@ impl LowerCx<'_> {
         self.out.root(id)
     }
 
-    /// Rows that the state kept by operand `i` has room for, where these are not all: row `n` then lies at `n` modulo them.
+    /// The capacity in rows of the state behind operand `i` if it is a ring buffer; row `n` is then
+    /// stored at `n` modulo the capacity.
     pub fn ring(&self, i: usize) -> OpResult<Option<i64>> {
         let root = self.root(self.input_id(i)?);
         let mut states = self.graph.states().iter();
@@ -610,12 +620,10 @@ impl LowerCx<'_> {
             let dtype = crate::graph::op::device_dtype(fact.dtype, DType::F32);
             return Ok(self.packed(vec![root], Pack::Plain { dtype }, dtype));
         }
-        let dtype = self
-            .out
-            .storage
-            .get(&root)
-            .copied()
-            .ok_or_else(|| OpError::Unsupported("data that is known only as expressions".to_owned()))?;
+        let dtype =
+            self.out.storage.get(&root).copied().ok_or_else(|| {
+                OpError::Unsupported("a value that is known only as expressions".to_owned())
+            })?;
         Ok(Operand {
             home: Home::Value(root),
             dtype,
@@ -639,8 +647,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Operand `i` as it lies in memory. A constant is uploaded whole, floats in `f32`. What derivation knows as expressions is a
-    /// range of the table of live values, exact at every step.
+    /// Operand `i` as stored in memory. Constants are uploaded whole, floats in `f32`. Values known
+    /// as expressions are a range of the table of live values, exact at every step.
     pub fn input(&mut self, i: usize) -> OpResult<Operand> {
         let id = self.input_id(i)?;
         self.resolve(id)
@@ -652,7 +660,7 @@ impl LowerCx<'_> {
         self.stored(root)
     }
 
-    /// Result `i`, or scratch memory of `count` elements where the node has no such result.
+    /// Result `i`, or scratch memory of `count` elements if the node has no such result.
     pub fn result(&mut self, i: usize, dtype: DType, count: &Dim) -> OpResult<Operand> {
         if i < self.output_count() {
             return self.output(i);
@@ -665,7 +673,7 @@ impl LowerCx<'_> {
         self.weights(&[i], pack)
     }
 
-    /// Constant operands in packed form, their columns side by side; see [`WeightKey::values`].
+    /// Constant operands in packed form with their columns side by side; see [`WeightKey::values`].
     pub fn weights(&mut self, operands: &[usize], pack: Pack) -> OpResult<Operand> {
         let mut values = Vec::with_capacity(operands.len());
         for i in operands {
@@ -683,8 +691,9 @@ impl LowerCx<'_> {
         Ok(self.packed(values, pack, dtype))
     }
 
-    /// Splits `count` items of `elements` of `size` bytes each into ranges (first, count) that a kernel can bind and count the elements of, each
-    /// but the last a multiple of `unit` items.
+    /// Splits `count` items, each of `elements` elements of `size` bytes, into ranges (first,
+    /// count) that a kernel can bind and index. Each range but the last is a multiple of `unit`
+    /// items.
     pub fn split(
         &self,
         count: usize,
@@ -703,7 +712,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// States that `dim` is not negative in any run; binding refuses a run that breaks it, with `meaning` and the node's name.
+    /// Requires that `dim` is not negative in any run. Binding refuses a run that violates this,
+    /// with `meaning` and the node's name.
     pub fn require(&mut self, dim: Dim, meaning: &str) {
         if dim.as_const().is_none_or(|v| v < 0) {
             let meaning = format!("node \"{}\": {meaning}", self.name);
@@ -716,7 +726,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// States that a kernel can count the `count` elements of the operand or result that is called `what`.
+    /// Requires that a kernel can count the `count` elements of an operand or result; `what` names
+    /// it in errors.
     pub fn countable(&mut self, what: &str, count: &Dim) -> OpResult<()> {
         let most = i64::from(views::MOST_ELEMENTS);
         if self.upper_bound(count).is_some_and(|n| n <= most) {
@@ -730,8 +741,9 @@ impl LowerCx<'_> {
         Ok(())
     }
 
-    /// An integer that the kernel reads from a small buffer, exact at every step, and the position of it there: for values
-    /// such as a write position or a live length, which change from token to token while sizes, being padded, do not.
+    /// An integer that the kernel reads from a small buffer, exact at every step, and its position
+    /// there. For values such as a write position or the live length, which change with every token
+    /// while padded sizes do not.
     pub fn live(&mut self, dim: &Dim) -> (Operand, Dim) {
         let at = self.out.live.iter().position(|d| d == dim).unwrap_or_else(|| {
             self.out.live.push(dim.clone());
@@ -744,8 +756,9 @@ impl LowerCx<'_> {
         (operand, Dim::from_usize(at))
     }
 
-    /// Words that are zero when the dispatch begins, and which it leaves so: for work-groups to tell which of them is the last. All dispatches
-    /// share them, since these follow one another.
+    /// Words that are zero when the dispatch begins and that it must leave at zero, so that
+    /// work-groups can determine which of them finishes last. All dispatches share them, since they
+    /// run one after another.
     pub fn counters(&mut self, count: u64) -> Operand {
         self.out.counters = self.out.counters.max(count);
         Operand {
@@ -754,8 +767,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Bytes from element 0 to element `start` of a tensor of `dtype` on the device, when that is one number in all runs and
-    /// a view can begin there.
+    /// Byte offset of element `start` in a tensor of `dtype` on the device, if it is constant and a
+    /// view can begin there.
     fn view_offset(&self, dtype: DType, start: &Dim) -> Option<u64> {
         let size = if dtype == DType::F16 { 2 } else { 4 };
         let bytes = u64::try_from(start.as_const()?).ok()?.checked_mul(size)?;
@@ -768,8 +781,9 @@ impl LowerCx<'_> {
         Ok(matches!(to.home, Home::Value(_)) && self.view_offset(to.dtype, start).is_some())
     }
 
-    /// Declares that result `o` is the elements of operand `i` from `start` on, contiguous. False, and nothing is done, where
-    /// a view cannot begin there; then the elements must be copied.
+    /// Declares that result `o` consists of the contiguous elements of operand `i` from `start` on.
+    /// Returns `false` without effect if a view cannot begin there; then the elements must be
+    /// copied.
     pub fn view(&mut self, o: usize, i: usize, start: &Dim) -> OpResult<bool> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let from = self.resolve(input)?;
@@ -788,8 +802,9 @@ impl LowerCx<'_> {
         Ok(true)
     }
 
-    /// Asks that operand `i` be written where result `o` has its elements from `start` on. False where that cannot be; then
-    /// the elements must be copied. Nothing may be emitted that reads operand `i` as if it were elsewhere.
+    /// Requests that operand `i` be written directly to the elements of result `o` from `start` on.
+    /// Returns `false` if that is not possible; then the elements must be copied. Nothing emitted
+    /// later may read operand `i` at another place.
     pub fn join(&mut self, i: usize, o: usize, start: &Dim) -> OpResult<bool> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let to = self.stored(self.root(out))?;
@@ -809,7 +824,8 @@ impl LowerCx<'_> {
         Ok(true)
     }
 
-    /// The `count` elements of result `o` from `start` on, to be written on their own. `None` where a view cannot begin there.
+    /// The `count` elements of result `o` from `start` on, as an operand to write. `None` if a view
+    /// cannot begin there.
     pub fn window(&mut self, o: usize, start: &Dim, count: Dim) -> OpResult<Option<Operand>> {
         let to = self.output(o)?;
         let (Home::Value(_), Some(offset)) = (to.home, self.view_offset(to.dtype, start)) else {
@@ -820,18 +836,19 @@ impl LowerCx<'_> {
         Ok(Some(window))
     }
 
-    /// Scratch memory in which the results lie, one behind another, each with room for so many elements and where a view can
-    /// begin. The reason, and nothing is done, where they cannot lie in one place that a kernel binds.
+    /// Scratch memory that holds all results one after another, each with room for its number of
+    /// elements and aligned for a view. The inner error is the reason, without effect, if they
+    /// cannot share one range that a kernel can bind.
     pub fn block(&mut self, room: &[u64]) -> OpResult<Result<Block, String>> {
         let mut homes = Vec::with_capacity(room.len());
         let mut stored = None;
         for o in 0..self.output_count() {
             let out = self.output(o)?;
             if !matches!(out.home, Home::Value(_)) {
-                return Ok(Err(format!("result {o} has a place already")));
+                return Ok(Err(format!("result {o} is already placed")));
             }
             if *stored.get_or_insert(out.dtype) != out.dtype {
-                return Ok(Err("the results are not stored alike".to_owned()));
+                return Ok(Err("the results have different storage types".to_owned()));
             }
             homes.push(out.home);
         }
@@ -849,8 +866,8 @@ impl LowerCx<'_> {
         let most = views::largest(self.caps, size);
         let end = end.and_then(|n| n.checked_next_multiple_of(8));
         let Some(bytes) = end.filter(|n| *n <= most) else {
-            let bytes = end.map_or_else(|| "bytes beyond count".to_owned(), |n| format!("{n} bytes"));
-            return Ok(Err(format!("the results take {bytes}, a kernel binds {most}")));
+            let bytes = end.map_or_else(|| "too many bytes".to_owned(), |n| format!("{n} bytes"));
+            return Ok(Err(format!("the results take {bytes}, a kernel can bind {most}")));
         };
         let operand = self.temp(dtype, i64::try_from(bytes / size).unwrap_or(i64::MAX).into());
         for (home, start) in homes.into_iter().zip(&starts) {
@@ -860,7 +877,7 @@ impl LowerCx<'_> {
         Ok(Ok(Block { operand, starts }))
     }
 
-    /// The same with other operands, results and epilogue.
+    /// The same context with other operands, results and epilogue.
     fn with<'s>(
         &'s mut self,
         inputs: &'s [Option<ValueId>],
@@ -882,7 +899,7 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Lowers `op` over these operands of the node, with result `o` as its only one.
+    /// Lowers `op` over these operands of the node, with result `o` as its only result.
     pub fn part(&mut self, op: &dyn Op, operands: &[usize], o: usize) -> OpResult<()> {
         let inputs: Vec<Option<ValueId>> = operands
             .iter()
@@ -892,7 +909,8 @@ impl LowerCx<'_> {
         op.lower(&mut self.with(&inputs, &[output], None))
     }
 
-    /// Declares that result `o` is the bytes of operand `i` under another shape: nothing runs.
+    /// Declares that result `o` is the bytes of operand `i` with another shape. No dispatch is
+    /// emitted.
     pub fn alias(&mut self, o: usize, i: usize) -> OpResult<()> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let root = self.root(input);
@@ -901,8 +919,8 @@ impl LowerCx<'_> {
         Ok(())
     }
 
-    /// Lowers `op` over the first `inputs` operands of the node, with `epilogue` on its result, which it
-    /// [can take](Op::takes_epilogue).
+    /// Lowers `op` over the first `inputs` operands of the node and applies `epilogue` to its
+    /// result. `op` must [support that](Op::takes_epilogue).
     pub fn with_epilogue(&mut self, op: &dyn Op, inputs: usize, epilogue: &WithOperands) -> OpResult<()> {
         let operands = self.inputs.get(..inputs).unwrap_or(self.inputs);
         self.storing(epilogue, op.name(), |cx| {
@@ -911,7 +929,7 @@ impl LowerCx<'_> {
         })
     }
 
-    /// What `emit` dispatches for `name`, with `epilogue` on result 0 of the node.
+    /// Runs `emit` for the operator `name` and applies `epilogue` to result 0 of the node.
     pub fn storing(
         &mut self,
         epilogue: &WithOperands,
@@ -919,7 +937,7 @@ impl LowerCx<'_> {
         emit: impl FnOnce(&mut LowerCx<'_>) -> OpResult<()>,
     ) -> OpResult<()> {
         if self.epilogue.is_some() {
-            return Err(OpError::Unsupported("an epilogue inside of another".to_owned()));
+            return Err(OpError::Unsupported("nested epilogues".to_owned()));
         }
         let result = self.output(0)?;
         let before = self.out.calls.len();
@@ -930,11 +948,11 @@ impl LowerCx<'_> {
             return Ok(());
         }
         Err(OpError::Unsupported(format!(
-            "an epilogue of {name}, which stores nothing"
+            "an epilogue of {name}, which does not store the result"
         )))
     }
 
-    /// Most bytes of an operand in any run, where that is known.
+    /// Maximum number of bytes of an operand in any run, if known.
     fn most_bytes(&self, operand: Operand) -> Option<u64> {
         let count = match operand.home {
             Home::Value(v) => self.fact_of(v).ok()?.shape.count().ok()?,
@@ -946,7 +964,7 @@ impl LowerCx<'_> {
         count.checked_mul(if operand.dtype == DType::F16 { 2 } else { 4 })
     }
 
-    /// The images that the operands of a call are read through.
+    /// The images through which the operands of a call are read.
     fn images(&self, call: &Call) -> BTreeMap<usize, ImageKind> {
         let images = &self.caps.images;
         let Some(kind) = self.caps.images_of(call.kernel) else {
@@ -962,7 +980,7 @@ impl LowerCx<'_> {
             let fitting = fits(i);
             if fitting.is_none() {
                 log::debug!(
-                    "\"{}\": operand {i} of kernel {} is read from its buffer: no {kind} holds it",
+                    "\"{}\": operand {i} of kernel {} is read from its buffer: it does not fit {kind}",
                     self.name,
                     call.kernel.name
                 );
@@ -992,7 +1010,8 @@ impl LowerCx<'_> {
             let stores = |(arg, o): (&Arg, &Option<Operand>)| arg.role.writes() && *o == Some(result);
             if k.args.iter().zip(&call.operands).any(stores) {
                 let mut with = with.clone();
-                // Where a kernel binds weights read-only, all that lie in their buffer are bound so.
+                // If a kernel binds weights read-only, all operands in their buffer must be bound
+                // that way.
                 let weights = k.args.iter().any(|a| a.role.is_weight());
                 for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
                     further.weight = weights && matches!(operand.home, Home::Weight(_));
@@ -1002,7 +1021,8 @@ impl LowerCx<'_> {
         }
         let most = i64::from(self.caps.max_grid);
         let [x, y, z] = &call.grid;
-        // Where an axis takes as good as any grid, one without a bound is not worth the arithmetic.
+        // If an axis can hold nearly every grid, an axis without a bound is not worth the extra
+        // arithmetic.
         let too_long = x.upper_bound(self.limits).map_or(most < 1 << 19, |n| n > most);
         if k.is_linear() && y.is(1) && z.is(1) && too_long {
             let (x, y) = (x.minimum(&most.into())?, x.ceil_div(most)?);

@@ -31,14 +31,15 @@ pub struct Packed {
     pub total: u64,
 }
 
-/// Comparisons of slots that the search for a smaller arena may make in all.
+/// Total number of slot comparisons that the search for a smaller arena may make.
 const EFFORT: usize = 20_000_000;
-/// Orders that it may try after the first few.
+/// Number of orders that the search may try after the first few.
 const ROUNDS: usize = 256;
 
-/// Offsets for `slots`, each a multiple of `align`. Two slots whose lifetimes meet never overlap. Several orders are tried, each
-/// slot at the lowest offset or in the tightest gap where it fits; the best is kept. Slots that lie highest are then tried
-/// first, as long as that helps.
+/// Places `slots` at offsets that are multiples of `align`. Slots whose lifetimes intersect never
+/// overlap. Several orders are tried, each with lowest-offset and best-fit placement, and the best
+/// result is kept. Then the search repeatedly places the topmost slots first, as long as that
+/// helps.
 pub fn pack(slots: &[Slot], align: u64) -> Packed {
     let rounded = |s: &Slot| Slot {
         bytes: s.bytes.next_multiple_of(align),
@@ -107,7 +108,7 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
 fn pack_in(slots: &[Slot], order: &[usize], align: u64, tight: bool, effort: &mut usize) -> Packed {
     let mut offsets = vec![0u64; slots.len()];
     let mut total = 0;
-    // Placed slots, by offset.
+    // Placed slots, sorted by offset.
     let mut placed: Vec<usize> = Vec::with_capacity(slots.len());
     for i in order {
         let slot = &slots[*i];
@@ -138,7 +139,7 @@ fn pack_in(slots: &[Slot], order: &[usize], align: u64, tight: bool, effort: &mu
     }
 }
 
-/// The largest sum of sizes alive at one step: no placement needs less.
+/// The largest sum of sizes alive at one step. No placement needs less.
 pub fn lower_bound(slots: &[Slot]) -> u64 {
     let steps = slots.iter().map(|s| s.last + 1).max().unwrap_or(0);
     let mut change = vec![0i128; steps + 1];
@@ -154,7 +155,7 @@ pub fn lower_bound(slots: &[Slot]) -> u64 {
     u64::try_from(most).unwrap_or(0)
 }
 
-/// Sums that [`formula`] compares at most for one slot.
+/// Maximum number of sums that [`formula`] compares for one slot.
 const ALTERNATIVES: usize = 24;
 
 fn aligned(size: &Dim, align: u64) -> Result<Dim, DimError> {
@@ -163,11 +164,11 @@ fn aligned(size: &Dim, align: u64) -> Result<Dim, DimError> {
     units.mul(&align)
 }
 
-/// Proofs that a plan may cost.
+/// Maximum number of proofs per plan.
 const PROOFS: usize = 20_000;
 
-/// Decides which of two sizes is never the smaller one. Values at a few bindings refute most claims without a proof, and a
-/// proof is made once.
+/// Decides which of two sizes is never the smaller one. Values at a few bindings refute most claims
+/// without a proof, and proofs are cached.
 struct Order<'a> {
     constraints: &'a Constraints,
     samples: Vec<Bindings>,
@@ -204,7 +205,7 @@ impl<'a> Order<'a> {
         v
     }
 
-    /// `a >= b` for every binding, by proof.
+    /// Whether `a >= b` is proved for every binding.
     fn covers(&mut self, a: &Dim, b: &Dim) -> bool {
         if a == b {
             return true;
@@ -225,7 +226,7 @@ impl<'a> Order<'a> {
         proved
     }
 
-    /// Leaves out of `all` what another one is never less than.
+    /// Removes from `all` sizes that another one always covers.
     fn prune(&mut self, all: &mut Vec<Dim>) {
         let mut kept: Vec<Dim> = Vec::with_capacity(all.len());
         for d in all.drain(..) {
@@ -238,14 +239,14 @@ impl<'a> Order<'a> {
     }
 }
 
-/// The arena as an expression: every slot lies above those that it lies above in `packed` and lives with. With the sizes of any
-/// binding, offsets computed so do not overlap; at the bounds the value is that of the packing. `None` when the expression
-/// would be long.
+/// Size of the arena as an expression: every slot is above those that it is above in `packed` and
+/// lives with. Offsets computed this way do not overlap for any binding; at the bounds the size is
+/// that of the packing. `None` if the expression would be long.
 pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constraints) -> Option<Dim> {
     let mut sizes = Order::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|i| packed.offsets[*i]);
-    // For each slot the sums of which its end is the largest.
+    // For each slot, the sums whose maximum is its end.
     let mut ends: Vec<Vec<Dim>> = vec![Vec::new(); slots.len()];
     let mut total: Vec<Dim> = Vec::new();
     for (k, i) in order.iter().enumerate() {
@@ -293,7 +294,7 @@ pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constr
     total.try_fold(first, |a, b| a.maximum(&b)).ok()
 }
 
-/// Slots that share memory in pools, by proof alone (paper, section 2.1 "Memory reuse").
+/// Slots that share memory in pools, based on proofs only (paper, section 2.1 "Memory reuse").
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pools {
     /// The pool of each slot.
@@ -302,8 +303,9 @@ pub struct Pools {
     pub sizes: Vec<Dim>,
 }
 
-/// Gives every slot a pool, none of which holds two slots at a time. A slot takes a pool only if one of the two sizes is known to
-/// be at least the other for every binding; the pool then has the larger size. For sizes without bounds.
+/// Assigns every slot to a pool that holds one slot at a time. A slot joins a pool only if one of
+/// the two sizes is proved to be at least the other for every binding; the pool then has the larger
+/// size. For sizes without bounds.
 pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result<Pools, DimError> {
     let mut sizes = Order::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
@@ -315,7 +317,8 @@ pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result
     let mut busy: Vec<usize> = Vec::new();
     for i in order {
         let size = aligned(&slots[i].size, align)?;
-        // Of pools that are large enough the smallest, else of those that must grow the largest, as far as that is known.
+        // Prefer the smallest pool that is large enough, else the largest that must grow, as far as
+        // an order is proved.
         let (mut enough, mut small): (Option<usize>, Option<usize>) = (None, None);
         for p in (0..pools.sizes.len()).filter(|p| busy[*p] < slots[i].first) {
             let have = &pools.sizes[p];

@@ -1,7 +1,8 @@
-//! One static plan of a graph for a device: work in order, places, and formulas for what changes from run to run.
+//! A static plan of a graph for a device: ordered work, memory placement, and formulas for
+//! everything that changes between runs.
 //!
-//! A plan is made for all lengths within its bounds. What a run changes is the values of symbols; from them
-//! [`Plan::bind`] computes parameters and grids, and nothing else.
+//! A plan covers all lengths within its bounds. A run changes only the values of symbols, from
+//! which [`Plan::bind`] computes parameters and grids.
 
 mod arena;
 pub mod bind;
@@ -17,7 +18,7 @@ mod views;
 
 pub use bind::Bound;
 pub use cost::{Arithmetic, CommandCost, NodeCost};
-pub use host::{HostRead, HostStep, HostWork};
+pub use host::{HostRead, HostReason, HostStep, HostWork};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::backend::tunable::Tuning;
@@ -30,33 +31,34 @@ use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A pool has this many bytes at least: a multiple of the alignment of every device.
+/// Minimum size of a pool in bytes: a multiple of every device's alignment.
 const LEAST_POOL: u64 = 4096;
 
-/// What a plan is made for.
+/// Options for compiling a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Storage type of float activations and states: `f16` or `f32`.
     pub float: DType,
     /// Symbols replaced by numbers before lowering (`batch = 1`, `sequence = 1` for decode).
     pub fixed: Bindings,
-    /// Largest values of the other symbols. Memory is placed for them; binding more is an error. A symbol that has none leaves
-    /// the plan open: values share memory only where their sizes are proved to fit, and [`Plan::reserve`] takes it for the
-    /// values that come.
+    /// Largest values of the other symbols. Memory is placed for these values, and binding larger
+    /// ones is an error. A symbol without a bound makes the plan open: values share memory only if
+    /// their sizes are proved to fit, and [`Plan::reserve`] allocates memory for actual values.
     pub bounds: Bindings,
-    /// Rows that each state has room for; but see [`Options::rows`].
+    /// Capacity of each state in rows; see also [`Options::rows`].
     pub state_rows: i64,
-    /// Most rows that a run appends to a state, in any plan of the session. With it a state of which but a window is read has room for no
-    /// more than that and these.
+    /// Maximum number of rows that a run appends to a state, in any plan of the session. If set, a
+    /// state of which only a window is read has capacity for the window and these rows only.
     pub run_rows: Option<i64>,
-    /// Memory is planned as if every node had a kernel: for reports about a device that does not exist. Such a plan is not run.
+    /// Plans memory as if every node had a kernel, for reports about a generic device. Such a plan
+    /// cannot run.
     pub every_on_device: bool,
-    /// A length whose every change would change sizes, and how it is padded so that it does not.
+    /// A length that changes in every run, and how it is padded so that sizes change rarely.
     pub padding: Option<Padding>,
 }
 
 impl Default for Options {
-    /// Floats in `f32`, no symbol fixed, bounded or padded, no room in states.
+    /// Floats in `f32`, no symbol fixed, bounded or padded, no capacity in states.
     fn default() -> Self {
         Self {
             float: DType::F32,
@@ -71,8 +73,8 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Rows that a state has room for: [`Options::state_rows`], or its window and those of a run, where these are fewer. Row `n` lies at `n`
-    /// modulo them.
+    /// Capacity of a state in rows: [`Options::state_rows`], or its window plus the rows of a run
+    /// if that is less. Row `n` is stored at `n` modulo the capacity.
     pub fn rows(&self, state: &State) -> i64 {
         let ring = state.window.zip(self.run_rows);
         ring.map_or(self.state_rows, |(w, new)| {
@@ -81,20 +83,21 @@ impl Options {
     }
 }
 
-/// Sizes are computed as if `symbol + beyond` were the next multiple (paper, section 2.1, "Reduce shape updating time
-/// consumption"); the exact value is what kernels read from the table of [`lower::LowerCx::live`].
+/// Padding of a length: sizes are computed as if `symbol + beyond` were the next multiple (paper,
+/// section 2.1, "Reduce shape updating time consumption"). Kernels read the exact value from the
+/// table of [`lower::LowerCx::live`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
     /// The symbol, a number of tokens.
     pub symbol: Symbol,
-    /// What is added to it before rounding up: the tokens of this run.
+    /// Added before rounding up: the tokens of this run.
     pub beyond: i64,
     /// The multiple, above 0.
     pub multiple: i64,
 }
 
 impl Padding {
-    /// The value that sizes are computed with for `value`, at most `bound`.
+    /// The padded value for `value`, at most `bound`.
     pub fn apply(&self, value: i64, bound: i64) -> i64 {
         let up = |v: i64| {
             Some(
@@ -107,10 +110,10 @@ impl Padding {
     }
 }
 
-/// Where an operand of a step lies.
+/// Where an operand of a step is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// Bytes of the arena.
+    /// A range of the arena.
     Arena {
         /// The tensor, by index into [`Plan::tensors`].
         tensor: usize,
@@ -119,15 +122,15 @@ pub enum Place {
         /// Length.
         len: u64,
     },
-    /// A packed constant, whole.
+    /// A packed constant.
     Weight(usize),
-    /// A state, whole.
+    /// A state.
     State(usize),
-    /// The table of values that change at every step, whole.
+    /// The table of values that change at every step.
     Live,
-    /// Words that are zero between dispatches, whole.
+    /// Words that are zero between dispatches.
     Counters,
-    /// Bytes of that table: a tensor whose elements are expressions.
+    /// A range of that table: a tensor whose elements are expressions.
     Known {
         /// First byte, aligned to [`crate::backend::Caps::view_align`].
         offset: u64,
@@ -148,30 +151,30 @@ enum Value {
 pub struct Step {
     /// Index into [`Plan::kernels`].
     pub kernel: usize,
-    /// Places of the bound operands, in binding order.
+    /// The bound operands, in binding order.
     pub args: Vec<Place>,
     /// Byte range of this step's parameters in [`crate::backend::Launch::params`].
     pub params: Range<u32>,
     /// Names of the model's nodes that this step computes.
     pub nodes: Vec<String>,
-    /// The graph's node that it belongs to.
+    /// The graph node that it belongs to.
     pub node: NodeId,
-    /// What measuring may change of it.
+    /// Its tunable settings, if any.
     pub tuning: Option<Tuning>,
     grid: [usize; 3],
     fields: Vec<(FieldTy, Value)>,
 }
 
-/// A part of a plan that runs in one go.
+/// A part of a plan that runs without interruption.
 #[derive(Clone, Debug)]
 pub enum Segment {
-    /// Dispatches, by index into [`Plan::steps`], with no synchronisation between them.
+    /// Dispatches, by index into [`Plan::steps`], without synchronisation between them.
     Device(Range<usize>),
-    /// A node on the host, by index into [`Plan::host`].
+    /// A host step, by index into [`Plan::host`].
     Host(usize),
 }
 
-/// A value that the caller, or a step on the host, writes or reads.
+/// A value that the caller or a host step reads or writes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Port {
     /// Name in the model.
@@ -182,39 +185,39 @@ pub struct Port {
     pub device: DType,
     /// Shape with the fixed symbols replaced.
     pub shape: Shape,
-    /// Place on the device, if a kernel reads or writes it.
+    /// Location on the device, if a kernel reads or writes it.
     pub place: Option<Place>,
-    /// Place among the values on the host, if a step on the host reads or writes it.
+    /// Index among the values on the host, if a host step reads or writes it.
     pub host: Option<usize>,
-    /// The value itself, of an output that is a constant of the model.
+    /// The value itself, if an output is a constant of the model.
     pub constant: Option<Arc<HostTensor>>,
 }
 
-/// A state's device form.
+/// The device form of a state.
 #[derive(Clone, Debug)]
 pub struct StateSlot {
-    /// Name of the input that it replaces.
+    /// Name of the model input that it replaces.
     pub name: String,
     /// Element type on the device.
     pub dtype: DType,
     /// Bytes for all rows.
     pub bytes: u64,
-    /// Rows that there is room for.
+    /// Capacity in rows.
     pub rows: i64,
-    /// How many of the last rows are read, where these need not be all; see [`State::window`].
+    /// How many of the last rows are read, if not all; see [`State::window`].
     pub window: Option<i64>,
 }
 
 /// Why a value needs no memory of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Shared {
-    /// It is a part, or all, of this value's bytes.
+    /// It is part or all of this value's bytes.
     View(String),
-    /// It overwrites this value, which is read for the last time there.
+    /// It overwrites this value at its last read.
     InPlace(String),
 }
 
-/// A value in the arena over time.
+/// A value in the arena and its lifetime.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Name in the model, or `scratch` and a number.
@@ -223,43 +226,43 @@ pub struct Tensor {
     pub first: usize,
     /// Last position at which it is read or written.
     pub last: usize,
-    /// Bytes as an expression of the symbols, rounded up to whole pairs.
+    /// Size in bytes as an expression of the symbols, rounded up to whole pairs.
     pub size: Dim,
-    /// Bytes at the plan's bounds.
+    /// Size in bytes at the plan's bounds.
     pub bytes: u64,
     /// First byte in the arena.
     pub offset: u64,
-    /// Memory that it shares.
+    /// The memory that it shares, if any.
     pub shared: Option<Shared>,
 }
 
-/// A node on the device by which kernels can be checked.
+/// A node on the device that is used to validate kernels.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// The node with its operands and results, as a step on the host would have them.
+    /// The node with its operands and results, in the form of a host step.
     pub node: HostStep,
     /// Its dispatches, by index into [`Plan::steps`].
     pub steps: Vec<usize>,
 }
 
-/// Sizes that `inspect` and tests look at, in bytes, at the plan's bounds.
+/// Memory sizes in bytes at the plan's bounds, for `inspect` and tests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MemoryReport {
-    /// Sum of all activations, each with memory of its own.
+    /// Sum of all activations without sharing.
     pub without_reuse: u64,
-    /// Saved because a value is a part of another one's bytes.
+    /// Saved because a value is part of another value's bytes.
     pub gained_by_views: u64,
     /// Saved because a result overwrites an operand.
     pub gained_in_place: u64,
-    /// Saved because values that do not live at one time share bytes.
+    /// Saved because values with disjoint lifetimes share memory.
     pub gained_by_packing: u64,
-    /// The arena.
+    /// Size of the arena.
     pub arena: u64,
-    /// Largest live set: no plan of these steps in this order needs less.
+    /// Largest set of values alive at once: no placement for this order needs less.
     pub lower_bound: u64,
-    /// The arena as an expression of the symbols.
+    /// Size of the arena as an expression of the symbols.
     pub formula: String,
-    /// All states.
+    /// Size of all states.
     pub states: u64,
 }
 
@@ -269,34 +272,62 @@ pub enum NoPadding {
     /// [`Options::padding`] is not set.
     #[error("not asked for")]
     NotAsked,
-    /// Something in the plan needs the exact length; what, and why.
+    /// Something in the plan needs the exact length; the reason.
     #[error("{0}")]
     Exact(String),
+    /// A kernel has a size that depends on the length as a parameter.
+    #[error("kernel {kernel} of node \"{node}\" computes over {size} itself")]
+    Kernel {
+        /// The kernel.
+        kernel: &'static str,
+        /// The node that it computes.
+        node: String,
+        /// The size.
+        size: Dim,
+    },
+    /// The length is not the outermost size of an input or output.
+    #[error("\"{value}\" of shape {shape} does not grow at its end")]
+    Inner {
+        /// The input or output.
+        value: String,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// A view has the elements of its source in other places once they are padded.
+    #[error("\"{value}\" of shape {shape} has the elements of {source_shape} in other places")]
+    Moved {
+        /// The view.
+        value: String,
+        /// Its shape.
+        shape: Shape,
+        /// That of its source.
+        source_shape: Shape,
+    },
 }
 
-/// Something that must hold in every run.
+/// A condition that must hold in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// 0 or more; 0 where `equal`.
+    /// Must be 0 or more; exactly 0 if `equal`.
     pub dim: Dim,
-    /// The same before symbols were fixed.
+    /// The expression before symbols were fixed.
     pub given: Dim,
     /// The expression must be 0.
     pub equal: bool,
-    /// What it means when it is not.
+    /// The error if it does not hold.
     pub meaning: String,
 }
 
-/// How an open plan is placed.
+/// Placement of an open plan.
 #[derive(Clone, Debug)]
 struct Open {
     /// Symbols without a bound.
     symbols: Vec<Symbol>,
-    /// What memory was taken for.
+    /// The values for which memory was reserved.
     reserved: Bindings,
-    /// Sizes of the pools that values share, in their order.
+    /// Sizes of the pools that values share, in order.
     pools: Vec<Dim>,
-    /// For each tensor its pool, and its first byte there.
+    /// For each tensor its pool, and its first byte in it.
     tensors: Vec<(usize, u64)>,
 }
 
@@ -307,37 +338,38 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Nodes that the host runs.
     pub host: Vec<HostStep>,
-    /// What runs, in order.
+    /// The segments in execution order.
     pub segments: Vec<Segment>,
     /// Specialised kernels.
     pub kernels: Vec<KernelSpec>,
-    /// Nodes whose dispatches have each kernel at least once: of those with a kernel one with the least work, which the host has to repeat.
+    /// Nodes with kernels, at least one per kernel, that together use all kernels: for each kernel
+    /// the one with the least work, which the host has to repeat.
     pub samples: Vec<Sample>,
     /// Packed constants.
     pub weights: Vec<WeightKey>,
     /// States, in the graph's order.
     pub states: Vec<StateSlot>,
-    /// Words that are zero between dispatches: as many as a kernel counts in.
+    /// Number of words that are zero between dispatches: the most that a kernel counts in.
     pub counters: u64,
-    /// Graph inputs that something reads.
+    /// Graph inputs that are read.
     pub inputs: Vec<Port>,
-    /// Graph inputs that nothing reads; only their shapes matter.
+    /// Graph inputs that are not read; only their shapes matter.
     pub unread: Vec<Port>,
     /// Graph outputs.
     pub outputs: Vec<Port>,
-    /// Everything that lies in the arena.
+    /// All values in the arena.
     pub tensors: Vec<Tensor>,
     /// Sizes.
     pub memory: MemoryReport,
-    /// Symbols whose values come from the data of a run, in the order in which they become known.
+    /// Symbols defined by the data of a run, in the order in which they become known.
     pub made: Vec<Symbol>,
-    /// The length that is padded, or why none is.
+    /// The padded length, or why there is none.
     pub padding: Result<Padding, NoPadding>,
     /// Symbols that elements or sizes of inputs define, with the position of the input in `inputs`.
     pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::Part)>,
     bounds: Bindings,
     fixed: Bindings,
-    /// Symbols without a bound, and where the slots lie for them.
+    /// Symbols without a bound, and the placement of their slots.
     open: Option<Open>,
     conditions: Vec<Condition>,
     /// Number of values on the host.
@@ -347,12 +379,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// The input port of this name, if anything reads it.
+    /// The input port with this name, if the input is read.
     pub fn input(&self, name: &str) -> Option<&Port> {
         self.inputs.iter().find(|p| p.name == name)
     }
 
-    /// The output port of this name.
+    /// The output port with this name.
     pub fn output(&self, name: &str) -> Option<&Port> {
         self.outputs.iter().find(|p| p.name == name)
     }
@@ -367,8 +399,8 @@ impl Plan {
         &self.bounds
     }
 
-    /// True when memory must be taken anew before a run with these values: a symbol without a bound exceeds what
-    /// [`Plan::reserve`] was asked for.
+    /// Whether memory must be reserved again before a run with these values: a symbol without a
+    /// bound exceeds the reservation of [`Plan::reserve`].
     pub fn must_grow(&self, bindings: &Bindings) -> bool {
         let exceeds = |o: &Open, s: &Symbol| {
             bindings
@@ -380,18 +412,16 @@ impl Plan {
             .is_some_and(|o| o.symbols.iter().any(|s| exceeds(o, s)))
     }
 
-    /// True when symbols have no bound and nothing is reserved for them yet.
+    /// Whether symbols have no bound and nothing is reserved for them yet.
     pub fn is_open(&self) -> bool {
         self.open.is_some()
     }
 
-    /// Places an open plan for values up to `bindings`, and up to what was reserved before.
+    /// Places an open plan for values up to `bindings`, and up to earlier reservations.
     pub fn reserve(&mut self, bindings: &Bindings) -> Result<()> {
         let Some(open) = &mut self.open else { return Ok(()) };
         for s in &open.symbols {
-            let v = bindings
-                .get(s)
-                .ok_or_else(|| Error::other(Stage::Run, format!("symbol {s} has no value")))?;
+            let v = bindings.get(s).ok_or_else(|| bind::unbound(s))?;
             if v < 0 {
                 let what = format!("{s} = {v}: a size cannot be negative");
                 return Err(Error::other(Stage::Run, what));
@@ -410,17 +440,18 @@ impl Plan {
         };
         let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
         for p in &open.pools {
-            // Values without elements keep places of their own.
+            // Values without elements still get a pool.
             let bytes = at(p)?.max(LEAST_POOL);
             starts.push((total, bytes));
-            total = total.checked_add(bytes).ok_or_else(|| {
-                Error::other(Stage::Run, "the activations need more bytes than can be counted")
-            })?;
+            total = total
+                .checked_add(bytes)
+                .ok_or_else(|| Error::other(Stage::Run, "the size of the activations overflows"))?;
         }
         for (t, (pool, within)) in self.tensors.iter_mut().zip(&open.tensors) {
             let (start, bytes) = starts.get(*pool).copied().unwrap_or_default();
             t.offset = start + within;
-            // A pool is proved to cover what lies in it; its own upper bound may still be the sharper one.
+            // The pool is proved to cover its tensors, but its own upper bound may be tighter than
+            // theirs.
             t.bytes = at(&t.size)?.min(bytes.saturating_sub(*within)).max(8);
         }
         self.memory.arena = total.max(16);
@@ -444,7 +475,7 @@ impl Plan {
         Ok(())
     }
 
-    /// What every run is checked for.
+    /// The conditions that every run must meet.
     pub fn conditions(&self) -> &[Condition] {
         &self.conditions
     }
@@ -454,7 +485,7 @@ impl Plan {
         self.host_values
     }
 
-    /// Bytes of the table of values that change at every step; a multiple of 16, above 0.
+    /// Size in bytes of the table of values that change at every step; a multiple of 16, above 0.
     pub fn live_bytes(&self) -> u64 {
         (self.formulas.live_count() as u64 * 4)
             .next_multiple_of(16)
@@ -466,10 +497,11 @@ fn dim_error(e: &crate::shape::DimError) -> Error {
     Error::other(Stage::Plan, e.to_string())
 }
 
-/// Bytes of the constants of `plans` of one graph, packed on the device or kept by the host; what several of them read is there once.
+/// Size in bytes of the constants of `plans` of one graph, packed on the device or kept by the
+/// host. Shared constants count once.
 pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
-    // What only the host reads stays in its memory, in the model's own type.
+    // Constants read only by the host stay in host memory, in the model's type.
     let mut kept: Vec<&Arc<HostTensor>> = Vec::new();
     for read in plans
         .iter()
@@ -488,7 +520,7 @@ pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
             Error::other(
                 Stage::Plan,
                 format!(
-                    "the bytes of weight \"{}\" cannot be counted",
+                    "the size of weight \"{}\" overflows",
                     key.names(graph).join("\", \"")
                 ),
             )
@@ -496,7 +528,7 @@ pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     })
 }
 
-/// The symbols of a graph's inputs and states.
+/// The symbols in a graph's inputs and states.
 pub fn symbols(graph: &Graph) -> Result<Vec<Symbol>> {
     let mut all = BTreeSet::new();
     for v in graph

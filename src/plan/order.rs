@@ -1,4 +1,5 @@
-//! The order of a plan's work: what the host and the device do, so that data and symbols are there when they are needed.
+//! Orders the work of a plan, on host and device, so that data and symbols are available when
+//! needed.
 
 use super::compile::{Compiler, Item};
 use crate::error::{Error, Result, Stage};
@@ -6,14 +7,14 @@ use crate::graph::{Node, NodeId, Part, ValueId};
 use crate::shape::Symbol;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// The needed work of a plan in an order in which it can run; `nodes` are in an order of their data. Host and device take
-/// turns, each with all that it can do, so that there are few segments.
+/// The needed work of a plan in an executable order; `nodes` are topologically sorted. Host and
+/// device take turns, each doing everything it can, so that there are few segments.
 pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
     let mut calls: HashMap<NodeId, Vec<Item>> = HashMap::new();
     for (i, e) in c.collected.calls.iter().enumerate() {
         calls.entry(e.node).or_default().push(Item::Call(i));
     }
-    // Values that a kernel makes and whose elements define symbols.
+    // Values made by kernels whose elements define symbols.
     let observed: BTreeSet<ValueId> = c
         .made
         .iter()
@@ -80,7 +81,7 @@ pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
             let stuck = stuck.map_or("", |n| n.name.as_str());
             return Err(Error::other(
                 Stage::Plan,
-                format!("node \"{stuck}\" waits for a size that follows from it"),
+                format!("node \"{stuck}\" depends on a size that is computed from its own result"),
             ));
         }
         on_host = !on_host;
@@ -93,7 +94,7 @@ struct Order<'a, 'b> {
     observed: BTreeSet<ValueId>,
     done_values: HashSet<ValueId>,
     done_nodes: HashSet<NodeId>,
-    /// Of the observed values those that were read back.
+    /// Observed values that have been read back.
     seen: HashSet<ValueId>,
 }
 
@@ -110,7 +111,8 @@ impl Order<'_, '_> {
         }
     }
 
-    /// The data and the symbols that a node needs are there, and nothing waits for what it overwrites.
+    /// Whether the data and symbols that a node needs are available, and nothing still reads what
+    /// it overwrites.
     fn is_ready(&self, id: NodeId, node: &Node) -> bool {
         let c = self.c;
         let on_host = c.host.contains_key(&id);
@@ -123,7 +125,7 @@ impl Order<'_, '_> {
             made.any(|m| m.symbol == *s && node.outputs.contains(&m.value))
         };
         let symbols = c.symbols_of(node.inputs.iter().flatten().chain(&node.outputs).copied());
-        // What reads a state as it was runs before the state is appended to.
+        // Readers of a state's old value run before the state is appended to.
         let mut states = c.graph.states().iter();
         let behind = states.find(|s| node.outputs.contains(&s.output)).is_none_or(|s| {
             c.graph

@@ -1,9 +1,9 @@
-//! Ordered items of work as the steps of a plan.
+//! Converts ordered items of work to the steps of a plan.
 
 use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
-use super::host::{HostRead, HostStep, HostWork, HostWrite};
+use super::host::{HostRead, HostReason, HostStep, HostWork, HostWrite};
 use super::lower::{Field, Home, LiveTable, Operand};
 use super::{Place, Port, Sample, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
@@ -14,13 +14,13 @@ use crate::graph::{NodeId, Part, ValueId};
 use crate::shape::{Dim, Quotient, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-/// Turns ordered items into steps.
+/// Builds steps from ordered items.
 pub(super) struct Build<'a, 'b> {
     c: &'b Compiler<'a>,
     arena: &'b Arena,
     pub formulas: Formulas,
     pub live: LiveTable,
-    /// Values that the host keeps.
+    /// Index of each value that the host keeps.
     pub host_index: HashMap<ValueId, usize>,
     pub kernels: Vec<KernelSpec>,
     kernel_index: HashMap<KernelSpec, usize>,
@@ -57,7 +57,7 @@ impl<'a, 'b> Build<'a, 'b> {
         }
     }
 
-    /// Values that a step on the host makes, or reads as the caller gave them, get a number each.
+    /// Numbers the values that host steps make, or read as the caller passed them.
     fn number_host_values(&mut self, items: &[Item]) {
         let add = |v: ValueId, index: &mut HashMap<ValueId, usize>| {
             let next = index.len();
@@ -204,7 +204,7 @@ impl<'a, 'b> Build<'a, 'b> {
         }
     }
 
-    /// A value that derivation knows as expressions.
+    /// Reads a value that shape inference knows as expressions.
     fn dims(&self, v: ValueId) -> Option<HostRead> {
         let fact = self.c.fact(v)?;
         let whole = |dims: Vec<Dim>| dims.into_iter().map(Quotient::whole).collect();
@@ -278,7 +278,8 @@ impl<'a, 'b> Build<'a, 'b> {
         nodes.into_iter().map(sample).collect()
     }
 
-    /// Operations of a node, to compare nodes by: at the bounds of symbols, and as if those without any were all the same.
+    /// Operations of a node, for comparing nodes: at the bounds of symbols, with one common value
+    /// for symbols without a bound.
     fn work(&self, id: NodeId) -> u64 {
         const UNBOUNDED: i64 = 64;
         let graph = self.c.graph;
@@ -304,7 +305,7 @@ impl<'a, 'b> Build<'a, 'b> {
         })
     }
 
-    /// A step without an operator: reads a value of the device for its symbols, or computes a known one.
+    /// A step without an operator: reads a value back for its symbols, or computes a known one.
     pub fn valued(&self, v: ValueId) -> Result<HostStep> {
         let port = self.port(v)?;
         let nodes = self
@@ -314,23 +315,19 @@ impl<'a, 'b> Build<'a, 'b> {
             .map(|(id, _)| self.nodes(id))
             .unwrap_or_default();
         let (work, read, why) = if self.c.known.contains(&v) {
-            (
-                HostWork::Known,
-                self.dims(v),
-                "its elements follow from the shapes",
-            )
+            (HostWork::Known, self.dims(v), HostReason::Known)
         } else {
             (
                 HostWork::Observe,
                 Some(HostRead::Device(port.clone())),
-                "sizes depend on its elements",
+                HostReason::Observed,
             )
         };
         Ok(HostStep {
             work,
             name: port.name.clone(),
             nodes,
-            why: why.to_owned(),
+            why,
             reads: vec![read],
             writes: vec![HostWrite {
                 port,

@@ -28,8 +28,9 @@ fn port(out: &mut String, kind: &str, p: &Port) {
     );
 }
 
-/// Ports, states, weights and steps, one line each; below a step its operands, its parameters as expressions, its
-/// generated text and the nodes that it computes; the memory report at the end. `graph` is the one that was planned.
+/// Prints ports, states, weights and steps, one per line. Below a step: its operands, its
+/// parameters as expressions, its generated source and the nodes that it computes. The memory
+/// report comes last. `graph` is the planned graph.
 pub fn print(plan: &Plan, graph: &Graph) -> String {
     let mut out = String::new();
     for (symbol, most) in plan.bounds.iter() {
@@ -39,9 +40,9 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         port(&mut out, "input", p);
     }
     for (i, s) in plan.states.iter().enumerate() {
-        let window = s.window.map_or_else(String::new, |w| {
-            format!(", {} rows, of which {w} are read", s.rows)
-        });
+        let window = s
+            .window
+            .map_or_else(String::new, |w| format!(", {} rows, window {w}", s.rows));
         let _ = writeln!(
             out,
             "state {i} \"{}\": {}, {} bytes{window}",

@@ -1,18 +1,20 @@
-//! What one operand of a kernel can be: no more bytes than the device binds, and no more elements than kernels count.
+//! Limits of a kernel's operand: the bytes that a device binds, and the elements that kernels can
+//! count.
 
 use crate::backend::Caps;
 use crate::graph::op::{OpError, OpResult};
 
-/// Most elements of an operand or a result: kernels count them in 32 bits.
+/// Maximum number of elements in an operand or result; kernels count them in 32 bits.
 pub(super) const MOST_ELEMENTS: u32 = u32::MAX;
 
-/// Most bytes that a kernel binds and reads by elements of `size` bytes.
+/// Maximum number of bytes that a kernel can bind and index, with elements of `size` bytes.
 pub(super) fn largest(caps: &Caps, size: u64) -> u64 {
     caps.max_view_bytes
         .min(u64::from(MOST_ELEMENTS).saturating_mul(size))
 }
 
-/// Ranges (first, count) of `count` items, of `elements` of `size` bytes each, that fit a view, each but the last a multiple of `unit` items.
+/// Ranges (first, count) of `count` items, each of `elements` elements of `size` bytes, that fit in
+/// a view. Each range but the last is a multiple of `unit` items.
 pub(super) fn split(
     caps: &Caps,
     count: usize,
@@ -25,7 +27,7 @@ pub(super) fn split(
     let most = (limit / bytes.max(1) / unit).saturating_mul(unit);
     if most == 0 {
         return Err(OpError::Unsupported(format!(
-            "{unit} items of {bytes} bytes exceed the largest view of {limit} bytes that the device binds and kernels count the elements of"
+            "{unit} items of {bytes} bytes exceed the largest view of {limit} bytes that a kernel can bind and index"
         )));
     }
     Ok((0..count.div_ceil(most))

@@ -1,4 +1,4 @@
-//! Probes in the [`Store`], one for each backend, device and driver, so that a device is measured once.
+//! Probes in the [`Store`], one per backend, device and driver, so that a device is measured once.
 
 use super::{Probe, VERSION, measure};
 use crate::backend::{Backend, Caps};
@@ -14,21 +14,24 @@ fn key(caps: &Caps) -> Key {
     }
 }
 
-/// The stored probe of a device; `None` where there is none, or none of this build that can be read.
+/// The stored probe of a device; `None` if there is none from this build that can be read.
 pub fn load(store: &Store, caps: &Caps) -> Option<Probe> {
     let bytes = store.get(Kind::Probe, &key(caps))?;
     let probe = serde_json::from_slice::<Probe>(&bytes);
     if let Err(e) = &probe {
-        log::warn!("what was measured of {}: {e}; it is measured anew", caps.device);
+        log::warn!(
+            "cannot read the measurements of {}: {e}; measuring again",
+            caps.device
+        );
     }
     probe.ok().filter(|p| p.is_of(caps))
 }
 
-/// Stores a probe of the device, and says in a sentence whether that could be.
+/// Stores a probe of the device and returns a sentence about the outcome.
 pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
-    let lost = |why: &str| format!("note: what was measured cannot be kept: {why}");
+    let lost = |why: &str| format!("note: cannot save the measurements: {why}");
     let Some(store) = store else {
-        return lost("no folder for it is known; see --cache-dir");
+        return lost("there is no cache folder; set --cache-dir");
     };
     match serde_json::to_vec(probe) {
         Ok(bytes) => store.put(Kind::Probe, &key(caps), &bytes),
@@ -36,13 +39,13 @@ pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
     }
     let folder = store.folder().display();
     match load(store, caps) {
-        Some(_) => format!("kept in {folder}"),
-        None => lost(&format!("not in {folder}")),
+        Some(_) => format!("saved in {folder}"),
+        None => lost(&format!("cannot write to {folder}")),
     }
 }
 
-/// The stored probe of the device, or a new one, which is stored if there is where. `hear` is told what happened, a sentence each, before it takes
-/// time and where nothing could be stored.
+/// The stored probe of the device, or a new one, which is stored if there is a store. `hear` is
+/// called with a sentence before the measurement and with the outcome of storing it.
 pub fn of_device(
     backend: &mut dyn Backend,
     store: Option<&Store>,
@@ -52,7 +55,7 @@ pub fn of_device(
     if let Some(probe) = store.and_then(|store| load(store, &caps)) {
         return Ok(probe);
     }
-    hear(&format!("measuring {}, once", caps.device));
+    hear(&format!("measuring {} (once)", caps.device));
     let probe =
         measure(backend).map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
     hear(&save(store, &caps, &probe));
@@ -63,6 +66,7 @@ pub fn of_device(
 mod tests {
     use super::*;
     use crate::cache::DEFAULT_LIMIT;
+    use crate::testing::assert_carries;
     use std::collections::BTreeMap;
 
     fn probe(caps: &Caps) -> Probe {
@@ -94,7 +98,7 @@ mod tests {
         };
         assert_eq!(load(&store, &caps), None);
         let said = save(Some(&store), &caps, &probe(&caps));
-        assert!(said.starts_with("kept in "), "{said}");
+        assert!(said.contains(&dir.path().display().to_string()), "{said}");
         assert_eq!(load(&store, &caps), Some(probe(&caps)));
         // It is listed and cleared with the rest.
         let entries = store.entries().unwrap();
@@ -112,12 +116,12 @@ mod tests {
             version: 0,
             ..probe(&caps)
         };
-        assert!(save(Some(&store), &caps, &old).starts_with("note: "));
+        assert_ne!(save(Some(&store), &caps, &old), said);
         assert_eq!(load(&store, &caps), None);
         store.put(Kind::Probe, &key(&caps), b"{");
         assert_eq!(load(&store, &caps), None);
         assert_eq!(store.clear(Some(Kind::Probe)).unwrap().0, 1);
-        assert!(save(None, &caps, &probe(&caps)).contains("--cache-dir"));
+        assert_carries(save(None, &caps, &probe(&caps)), &["--cache-dir"]);
     }
 
     #[test]

@@ -1,9 +1,11 @@
-//! Activation-aware scaling: inputs that are large on the calibration get finer weights.
+//! Activation-aware scaling: inputs that are large during calibration get finer weights.
 //!
-//! The rows of the weights that read an input are multiplied by `s`, and what makes that input divides by it, so that the model stays
-//! the same before rounding (AWQ, arXiv 2306.00978). A row that is multiplied loses less by the rounding of its group,
-//! the others a little more. `s_k = rms_k^alpha`, where `rms_k` is the root of the mean square of input k, divided by the geometric mean of the largest and the
-//! smallest; alpha is that of a grid with the least loss of the products' results, each taken as a part of the results' mean square.
+//! The rows of the weights that read an input are multiplied by `s`, and the producer of that input
+//! divides by it, so the model is unchanged before rounding (AWQ, arXiv 2306.00978). A multiplied
+//! row loses less when its group is rounded; the others lose slightly more. `s_k = rms_k^alpha`,
+//! where `rms_k` is the root mean square of input k, divided by the geometric mean of the largest
+//! and the smallest value. A grid search picks the alpha with the least error in the matmul
+//! results, each relative to its mean square.
 
 use super::format::{Bits, QuantError, decode};
 use super::hessian::Hessian;
@@ -11,35 +13,35 @@ use super::method::{ByGroup, ColumnMethod, Method, Scratch};
 use super::packed::Column;
 use crate::parallel;
 
-/// Values of alpha that are tried, from 0 to 1.
+/// Number of steps for alpha, from 0 to 1.
 const STEPS: usize = 20;
-/// Factors stay between this and its inverse.
+/// Scales stay between this and its inverse.
 const LIMIT: f32 = 1e-2;
 
-/// A weight that reads the inputs: some of its columns stand for all.
+/// Sampled columns of a weight that reads the inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample<'a> {
-    /// Its format.
+    /// Format of the weight.
     pub bits: Bits,
-    /// Weights of a group.
+    /// Weights per group.
     pub group: usize,
     /// Columns, one after the other.
     pub columns: &'a [f32],
 }
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scaling {
-    /// The factors of the rows of the weights.
+    /// Scales of the rows of the weights.
     pub factors: Vec<f32>,
-    /// The power; 0 where no scaling is better than none.
+    /// The exponent; 0 if scaling does not help.
     pub alpha: f32,
-    /// What the products lose, each as a part of the mean square of its results, summed; and without scaling.
+    /// Sum of the relative mean squared errors of the matmuls, with scaling and without.
     pub loss: (f64, f64),
 }
 
-/// The factors for each input of the products of `samples`, whose Hessian is given, with groups fitted by `method`. An error of the
-/// method. Without rows of a calibration all factors are 1.
+/// The scales for each input of the matmuls of `samples`, with the given Hessian and groups fitted
+/// by `method`. Returns errors of the method. Without calibration rows all scales are 1.
 pub fn search(hessian: &Hessian, samples: &[Sample<'_>], method: Method) -> Result<Scaling, QuantError> {
     let squares = hessian.mean_squares();
     let energies: Vec<f64> = samples.iter().map(|s| hessian.output_error(s.columns)).collect();
@@ -65,7 +67,7 @@ pub fn search(hessian: &Hessian, samples: &[Sample<'_>], method: Method) -> Resu
         |step, loss| losses[step] = loss,
     )?;
     let plain = losses[0];
-    // Of equal ones the smallest power.
+    // On ties, the smallest exponent.
     let best = (0..losses.len()).fold(
         0,
         |best, step| if losses[step] < losses[best] { step } else { best },
@@ -77,7 +79,7 @@ pub fn search(hessian: &Hessian, samples: &[Sample<'_>], method: Method) -> Resu
     })
 }
 
-/// Powers of the roots, the geometric mean of the largest and the smallest 1.
+/// Powers of the roots, normalized so that the geometric mean of the largest and the smallest is 1.
 fn factors(squares: &[f32], alpha: f32) -> Vec<f32> {
     let most = squares.iter().copied().fold(0.0, f32::max);
     if most == 0.0 || alpha == 0.0 {
@@ -98,12 +100,13 @@ fn factors(squares: &[f32], alpha: f32) -> Vec<f32> {
     powers.iter().map(|p| p / middle).collect()
 }
 
-/// The mean squares of the inputs once they are divided by the factors.
+/// The mean squares of the inputs after division by the scales.
 pub fn importance(squares: &[f32], factors: &[f32]) -> Vec<f32> {
     squares.iter().zip(factors).map(|(s, f)| s / (f * f)).collect()
 }
 
-/// What scaled and rounded columns differ from the given ones by, once the scaling is undone.
+/// Differences between the given columns and the scaled and rounded ones, after undoing the
+/// scaling.
 fn errors(
     sample: &Sample<'_>,
     factors: &[f32],

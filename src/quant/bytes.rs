@@ -1,7 +1,7 @@
-//! Activations and rows of caches in signed bytes.
+//! Symmetric int8 quantization of activations and cache rows.
 
-/// The codes of `values`, and the factor that they are multiplied by: the largest magnitude over 127. Codes are rounded to the nearest, ties to
-/// even (Arm's paper, section IV, quantizes activations so).
+/// The int8 values of `values`, and their scale: the largest magnitude divided by 127. Rounds to
+/// nearest, ties to even (as in Arm's paper, section IV).
 pub fn to_bytes(values: &[f32]) -> (impl Iterator<Item = i8>, f32) {
     let most = values.iter().fold(0f32, |m, v| m.max(v.abs()));
     let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };

@@ -1,8 +1,8 @@
-//! The numbers of the format: widths, codes, what they stand for, and where they stand in words.
+//! The number format: widths, encoding and decoding, and positions in words.
 
 use half::f16;
 
-/// Bits of a code.
+/// Bits per weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bits {
     /// E0M2.
@@ -47,7 +47,7 @@ impl Bits {
         }
     }
 
-    /// What K is a multiple of.
+    /// K must be a multiple of this.
     pub const fn k_step(self) -> usize {
         match self {
             Self::Two => 16,
@@ -57,19 +57,19 @@ impl Bits {
         }
     }
 
-    /// Rows of words that `k` weights take, a multiple of [`Bits::k_step`].
+    /// Rows of words for `k` weights, a multiple of [`Bits::k_step`].
     pub const fn rows(self, k: usize) -> usize {
         k / self.k_step() * (self.k_step() * self.count() as usize / 32)
     }
 
-    /// Weights in `rows` rows of words; `None` where no number of weights takes so many.
+    /// Weights in `rows` rows of words; `None` if no number of weights needs exactly that many.
     pub fn weights(self, rows: usize) -> Option<usize> {
         let (step, at_once) = (self.k_step(), self.rows(self.k_step()));
         rows.is_multiple_of(at_once)
             .then(|| (rows / at_once).checked_mul(step))?
     }
 
-    /// Distance of neighbouring levels of `w1`.
+    /// Distance between adjacent levels of `w1`.
     pub fn step(self) -> f32 {
         match self {
             Self::Two => 0.5,
@@ -81,7 +81,7 @@ impl Bits {
         }
     }
 
-    /// The largest code.
+    /// Largest quantized value.
     pub const fn top(self) -> u8 {
         match self {
             Self::Two => 3,
@@ -93,7 +93,7 @@ impl Bits {
         }
     }
 
-    /// The planes of a code, the highest bits first: width, and row in a block of words where it starts.
+    /// The bit planes of a quantized value, highest bits first.
     pub const fn planes(self) -> &'static [Plane] {
         match self {
             Self::Two => const { &[Plane { width: 2, row: 0 }] },
@@ -112,17 +112,17 @@ impl std::fmt::Display for Bits {
     }
 }
 
-/// Some bits of each code, which stand together in words.
+/// A bit plane: some bits of each value, packed together in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
-    /// Bits of each code.
+    /// Bits per value.
     pub width: u32,
-    /// First of its rows of words in a block.
+    /// Its first row of words in a block.
     pub row: usize,
 }
 
 impl Plane {
-    /// Row of words, from that of its block on, and bit of weight `k` of the block's 32.
+    /// Row of words (relative to the block) and bit position of weight `k` of the block's 32.
     #[expect(clippy::cast_possible_truncation, reason = "less than 32")]
     pub const fn place(self, k: usize) -> (usize, u32) {
         let per = 32 / self.width as usize;
@@ -135,25 +135,25 @@ impl Plane {
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
     /// NaN or infinity.
-    #[error("weight {index} is {value}")]
+    #[error("weight {index} is {value}; expected a finite number")]
     NotFinite {
         /// Position in row-major order.
         index: usize,
         /// `NaN`, `inf` or `-inf`.
         value: String,
     },
-    /// A group's range needs a scale that a half cannot hold.
-    #[error("a group spans {range}, beyond what a half-precision scale can hold")]
+    /// A group's range needs a scale that f16 cannot represent.
+    #[error("a group spans {range}, which exceeds the range of a half-precision scale")]
     Range {
         /// Smallest and largest weight.
         range: String,
     },
-    /// A grid needs a scale or bias that a half cannot hold.
-    #[error("the grid {scale:e} * (q - {zero}) has no half-precision scale and bias")]
+    /// A grid needs a scale or bias that f16 cannot represent.
+    #[error("the grid {scale:e} * (q - {zero}) cannot be represented with half-precision scale and bias")]
     Grid {
-        /// Distance of its levels.
+        /// Distance between levels.
         scale: f64,
-        /// The level that is zero.
+        /// The level of zero.
         zero: f64,
     },
     /// The sizes do not fit the layout.
@@ -166,8 +166,8 @@ pub enum QuantError {
         /// See [`Bits::k_step`].
         step: usize,
     },
-    /// There is no memory for the matrix.
-    #[error("a {k} x {n} matrix: there is no memory for it")]
+    /// Not enough memory for the matrix.
+    #[error("not enough memory for a {k} x {n} matrix")]
     Memory {
         /// Rows.
         k: usize,
@@ -175,44 +175,44 @@ pub enum QuantError {
         n: usize,
     },
     /// The group size does not fit the layout.
-    #[error("groups of {group} weights: the size must be a multiple of {step}")]
+    #[error("group size {group}: expected a multiple of {step}")]
     Group {
-        /// Weights of a group.
+        /// Weights per group.
         group: usize,
         /// See [`super::GROUP_STEP`].
         step: usize,
     },
-    /// Codes of a group that does not exist, or of another length, or above the largest.
+    /// Values for a group that does not exist, of the wrong length, or above the largest value.
     #[error("group {group} of column {column}: expected {expected}, found {found}")]
     Codes {
-        /// The group along K.
+        /// Index of the group along K.
         group: usize,
-        /// The column.
+        /// Index of the column.
         column: usize,
-        /// What fits.
+        /// What is expected.
         expected: String,
         /// What was given.
         found: String,
     },
 }
 
-/// `w1` of a code.
+/// `w1` of a quantized value.
 fn level(bits: Bits, code: u8) -> f32 {
     2.0 + f32::from(code) * bits.step()
 }
 
-/// The weight that a code stands for, in single precision: `scale * (w1 - bias)`.
+/// The weight of a quantized value, in single precision: `scale * (w1 - bias)`.
 pub fn decode(bits: Bits, scale: f16, bias: f16, code: u8) -> f32 {
     scale.to_f32() * (level(bits, code) - bias.to_f32())
 }
 
-/// The code of a weight: `w1 = w / scale + bias`, clamped to `[2, 4)`, then its top fraction bits, rounded by the next. The weight is
-/// finite and the scale not 0.
+/// Quantizes a weight: `w1 = w / scale + bias`, clamped to `[2, 4)`, then its top fraction bits,
+/// rounded by the next bit. The weight must be finite and the scale not 0.
 pub fn encode(bits: Bits, scale: f16, bias: f16, w: f32) -> u8 {
     code_of(bits, shifted(w, scale.to_f32(), bias.to_f32()))
 }
 
-/// The code of `w1`, which is in `[2, 4)`.
+/// The quantized value of `w1`, which is in `[2, 4)`.
 fn code_of(bits: Bits, w1: f32) -> u8 {
     let fraction = w1.to_bits() & 0x007F_FFFF;
     let x = bits.count();
@@ -231,16 +231,18 @@ fn shifted(w: f32, s: f32, b: f32) -> f32 {
 pub struct Affine {
     /// Scale.
     pub scale: f16,
-    /// Bias in the space of `w1`.
+    /// Bias, in the space of `w1`.
     pub bias: f16,
-    /// Halves hold both as they are: each code then stands for the grid's level, bit by bit as `f32` has it.
+    /// True if f16 holds both exactly: every value then decodes to the grid's level, bit by bit in
+    /// `f32`.
     pub exact: bool,
 }
 
-/// Scale and bias with which code q stands for `scale * (q - zero)`. `zero` need be neither whole nor a code.
+/// Scale and bias with which value q decodes to `scale * (q - zero)`. `zero` may be any number.
 ///
-/// Exact for every half `scale` below 2^16 / 2^x * 2, denormal ones included, with a whole `zero` from 0 to 2^x. Else rounded to halves. An error
-/// where a half cannot hold the scale, or would hold it as zero, or cannot hold the bias; or where one is not finite.
+/// Exact for every f16 `scale` below 2^16 / 2^x * 2, subnormals included, with an integer `zero`
+/// from 0 to 2^x; otherwise rounded to f16. An error if f16 cannot hold the bias or the scale,
+/// would round the scale to zero, or if one is not finite.
 pub fn affine(bits: Bits, scale: f64, zero: f64) -> Result<Affine, QuantError> {
     let step = f64::from(bits.step());
     let (s, b) = (scale / step, 2.0 + zero * step);
@@ -255,7 +257,7 @@ pub fn affine(bits: Bits, scale: f64, zero: f64) -> Result<Affine, QuantError> {
     })
 }
 
-/// The smallest half not below `v`, which is positive; none above the largest half.
+/// The smallest f16 not below `v`, which is positive; `None` above the largest f16.
 pub(super) fn half_above(v: f64) -> Option<f16> {
     let h = f16::from_f64(v);
     let h = if h.to_f64() < v {

@@ -1,9 +1,10 @@
-//! Weights that lie on a uniform grid already, as those of a checkpoint of few bits do: they keep it, instead of being quantized twice.
+//! Weights that already lie on a uniform grid, such as those of a quantized checkpoint. They keep
+//! it instead of being quantized twice.
 
 use super::format::Bits;
 use half::f16;
 
-/// Scale and bias of a uniform grid on which all weights lie, if there is one.
+/// Scale and bias of a uniform grid that contains all weights, if there is one.
 pub(super) fn source(
     bits: Bits,
     weights: &[f32],
@@ -11,7 +12,7 @@ pub(super) fn source(
     hi: f32,
     sorted: &mut Vec<f32>,
 ) -> Option<(f16, f16)> {
-    // Part of a level; the weights carry the rounding of the arithmetic that made them.
+    // Share of a level; the weights carry rounding errors of the arithmetic that made them.
     const TOLERANCE: f32 = 1.0 / 64.0;
     sorted.clear();
     sorted.extend_from_slice(weights);
@@ -41,15 +42,16 @@ pub(super) fn source(
     None
 }
 
-/// Scale and bias of the grid `lo + q * distance`, `q` up to `count`, where halves can tell them.
+/// Scale and bias of the grid `lo + q * distance` for `q` up to `count`, if f16 can represent them.
 fn half_grid(bits: Bits, lo: f32, distance: f32, count: f32, holds_zero: bool) -> Option<(f16, f16)> {
-    /// Part of a level by which the grid may grow over all its levels.
+    /// Share of a level by which the grid may grow in total.
     const GROWTH: f32 = 1.0 / 64.0;
-    /// Part of a level by which it may be shifted; and that with which a finer grid is not looked for.
+    /// Share of a level by which it may be shifted; and the shift below which no finer grid is
+    /// tried.
     const SHIFT: (f32, f32) = (1.0 / 8.0, 1.0 / 64.0);
     let step = bits.step();
     let mut best: Option<(f32, (f16, f16))> = None;
-    // A finer grid holds this one, and a half tells its bias at less cost.
+    // A finer grid contains this one, and f16 represents its bias more accurately.
     let mut fine = 1.0;
     while count * fine <= f32::from(bits.top()) {
         let wanted = distance / fine / step;

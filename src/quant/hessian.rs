@@ -1,27 +1,28 @@
-//! The Hessian of a matrix product: the second moments of its inputs, which is what a calibration tells a method.
+//! The Hessian of a matmul: the second moments of its inputs, collected by calibration.
 
 use crate::tensor::product::{Before, Matrix, multiply};
 
 /// Why a Hessian cannot be used.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum HessianError {
-    /// Rows that are no whole number of inputs.
-    #[error("{found} numbers are no rows of {k} inputs")]
+    /// The numbers do not form whole rows.
+    #[error("{found} numbers do not form rows of {k} inputs")]
     Size {
-        /// Inputs of a row.
+        /// Inputs per row.
         k: usize,
         /// Numbers given.
         found: usize,
     },
-    /// NaN or infinity among the inputs.
-    #[error("the inputs of the calibration are not all finite")]
+    /// An input is NaN or infinite.
+    #[error("calibration gave inputs that are not finite")]
     NotFinite,
     /// It has no Cholesky factor.
     #[error(
-        "the Hessian of the calibration's inputs is not positive definite with {damping} of its mean diagonal added; give more text"
+        "the Hessian of the calibration inputs is not positive definite, even with damping \
+         {damping}; use a longer calibration text"
     )]
     NotPositive {
-        /// The last damping that was tried.
+        /// The last damping tried.
         damping: f64,
     },
 }
@@ -35,7 +36,7 @@ pub struct Hessian {
 }
 
 impl Hessian {
-    /// Of no rows.
+    /// A Hessian of no rows.
     pub fn new(k: usize) -> Self {
         Self {
             k,
@@ -44,7 +45,8 @@ impl Hessian {
         }
     }
 
-    /// Of `rows` rows whose sum is known, row-major K x K. An error for another number of elements.
+    /// A Hessian of `rows` rows with a known sum, row-major K x K. An error for a wrong number of
+    /// elements.
     pub fn from_sum(k: usize, sum: Vec<f32>, rows: u64) -> Result<Self, HessianError> {
         if k.checked_mul(k) != Some(sum.len()) {
             return Err(HessianError::Size { k, found: sum.len() });
@@ -52,7 +54,7 @@ impl Hessian {
         Ok(Self { k, rows, sum })
     }
 
-    /// Bytes that that of `k` inputs takes.
+    /// Size in bytes of a Hessian of `k` inputs.
     pub fn bytes(k: usize) -> usize {
         k.saturating_mul(k).saturating_mul(size_of::<f32>())
     }
@@ -77,7 +79,7 @@ impl Hessian {
         &self.sum
     }
 
-    /// Adds rows, given one after the other, on all cores.
+    /// Adds consecutive rows, on all cores.
     pub fn add(&mut self, rows: &[f32]) -> Result<(), HessianError> {
         let k = self.k;
         if k == 0 || !rows.len().is_multiple_of(k) {
@@ -104,7 +106,8 @@ impl Hessian {
         Ok(())
     }
 
-    /// That of the inputs divided by `factors`, one for each. An error for another number of factors.
+    /// The Hessian of the inputs divided by `factors`, one per input. An error for a wrong number
+    /// of factors.
     pub fn divided(&self, factors: &[f32]) -> Result<Self, HessianError> {
         let (k, found) = (self.k, factors.len());
         if found != k {
@@ -121,7 +124,8 @@ impl Hessian {
         })
     }
 
-    /// Adds what another calibration of the same inputs, or of another product of the same weight, summed up.
+    /// Adds the sums of another Hessian: another calibration of the same inputs, or another matmul
+    /// of the same weight.
     pub fn merge(&mut self, other: &Self) -> Result<(), HessianError> {
         if other.k != self.k {
             let (k, found) = (self.k, other.k);
@@ -134,15 +138,15 @@ impl Hessian {
         Ok(())
     }
 
-    /// The mean of the squares of each input; zeros where there are no rows.
+    /// The mean square of each input; zeros if there are no rows.
     pub fn mean_squares(&self) -> Vec<f32> {
         #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
         let rows = self.rows.max(1) as f32;
         (0..self.k).map(|i| self.get(i, i) / rows).collect()
     }
 
-    /// The sum of `e^T H e` over columns `e` of K numbers, given one after the other, where H is the mean of `x^T x`: the mean square of what these errors
-    /// of weights add to the product's results, summed over its columns.
+    /// The sum of `e^T H e` over consecutive columns `e` of K errors, where H is the mean of
+    /// `x^T x`: the mean squared error of the matmul results, summed over their columns.
     pub fn output_error(&self, errors: &[f32]) -> f64 {
         let k = self.k;
         let count = errors.len() / k.max(1);
@@ -172,7 +176,7 @@ impl Hessian {
             .sum();
         #[expect(clippy::cast_precision_loss, reason = "a number of tokens")]
         let rows = self.rows.max(1) as f64;
-        // What cannot be told is no gain.
+        // An undefined result counts as no improvement.
         if total.is_nan() {
             f64::INFINITY
         } else {

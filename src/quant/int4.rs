@@ -1,11 +1,12 @@
-//! The classic 4-bit integers that E0M4 is compared with.
+//! Classic 4-bit integer quantization, for comparison with E0M4.
 
 use super::format::{Bits, QuantError, affine};
 use super::method::{ColumnMethod, Scratch};
 use super::packed::Column;
 use half::f16;
 
-/// The grid of min-max asymmetric integers with an integer zero point: `2^x` levels from `min(w, 0)` to `max(w, 0)`, `w = scale * (q - zero)`, the scale a half.
+/// A min-max asymmetric grid with an integer zero point: `2^x` levels from `min(w, 0)` to
+/// `max(w, 0)`, `w = scale * (q - zero)`, with an f16 scale.
 struct Grid {
     scale: f32,
     zero: f32,
@@ -19,7 +20,7 @@ impl Grid {
             .iter()
             .fold((0f32, 0f32), |(l, h), w| (l.min(*w), h.max(*w)));
         let scale = f16::from_f32((hi - lo) / top).to_f32();
-        // A range that no half divides is all zeros.
+        // If f16 cannot divide the range, all values are zero.
         let (scale, zero) = if scale == 0.0 {
             (0.0, 0.0)
         } else {
@@ -28,7 +29,7 @@ impl Grid {
         Self { scale, zero, top }
     }
 
-    /// The level of a weight, a whole number up to `top`.
+    /// The level of a weight, an integer up to `top`.
     fn level(&self, w: f32) -> f32 {
         if self.scale == 0.0 {
             0.0
@@ -38,20 +39,20 @@ impl Grid {
     }
 }
 
-/// Sum of the absolute errors of a group in [`Integers`] of 4 bits.
+/// Sum of absolute errors of a group with 4-bit [`Integers`].
 pub fn int4_error(weights: &[f32]) -> f64 {
     let grid = Grid::of(Bits::Four, weights);
     let off = |w: &f32| f64::from((w - grid.scale * (grid.level(*w) - grid.zero)).abs());
     weights.iter().map(off).sum()
 }
 
-/// Min-max asymmetric integers with an integer zero point, in the layout of the format, which holds them exactly: `2^x` levels from
-/// `min(w, 0)` to `max(w, 0)`. For comparison.
+/// Min-max asymmetric integers with an integer zero point, which this layout holds exactly: `2^x`
+/// levels from `min(w, 0)` to `max(w, 0)`. For comparison.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Integers;
 
 impl Integers {
-    /// Their name among methods.
+    /// Method name.
     pub const NAME: &str = "int";
 }
 
@@ -71,7 +72,7 @@ impl ColumnMethod for Integers {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
-                reason = "clamped to the codes"
+                reason = "clamped to the valid range"
             )]
             out.codes.extend(part.iter().map(|w| grid.level(*w) as u8));
         }

@@ -1,25 +1,27 @@
-//! Methods: from weights to scale, bias and codes.
+//! Quantization methods: choose scales, biases and quantized values.
 
 use super::format::{Bits, QuantError, encode, half_above};
 use super::packed::Column;
 use super::search;
 use half::f16;
 
-/// How scale and bias of a group are chosen. The codes are the nearest then ([`encode`]).
+/// How the scale and bias of a group are chosen. Weights are then rounded to nearest ([`encode`]).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// The paper's rounding: all weights and zero inside the interval, the bias's low bits cleared.
+    /// The paper's rounding: all weights and zero are inside the interval, and the low bits of the
+    /// bias are cleared.
     ///
-    /// `[min(w, 0), max(w, 0)]` is mapped to `[2, 4 - eps]`, where eps is the distance of halves there, 2^-9: the scale is
-    /// the smallest half not below the range divided by `2 - eps`, the bias `2 - min / scale` with all but its highest x fraction bits
-    /// cleared. The paper's range need not hold zero; here it does, so that the bias is in the interval and zero is
-    /// exact. Importance of inputs is ignored.
+    /// `[min(w, 0), max(w, 0)]` is mapped to `[2, 4 - eps]`, where eps is the spacing of f16 there,
+    /// 2^-9. The scale is the smallest f16 not below the range divided by `2 - eps`. The bias is
+    /// `2 - min / scale`, cleared below its highest x fraction bits. The paper's range need not
+    /// contain zero; here it does, so that the bias is in the interval and zero is exact.
+    /// Importance of inputs is ignored.
     Rtn,
-    /// Least squared error, over both clip ends and the position of zero. A uniform grid on which the weights lie already is
-    /// kept; constant groups are as exact as halves can tell them.
+    /// Least squared error over both clipping limits and the position of zero. A uniform grid that
+    /// contains the weights is kept; constant groups are exact within f16 precision.
     #[default]
     Mse,
-    /// As [`Method::Mse`], with the least absolute error.
+    /// Like [`Method::Mse`], with the least absolute error.
     Mae,
 }
 
@@ -35,9 +37,9 @@ impl Method {
             .map_or("", |(n, _)| n)
     }
 
-    /// Scale and bias for a group of finite weights; zero is exact in every group that holds or straddles it, but one whose weights lie
-    /// on a grid that does not hold zero. `importance` is that of each weight's input, as the mean of its squares: the errors of
-    /// the weights count in proportion. An error where a half cannot hold the scale.
+    /// Scale and bias for a group of finite weights. Zero is exact in every group that contains or
+    /// straddles it, except if the weights lie on a grid without zero. `importance` is the mean
+    /// square of each weight's input and weights the errors. An error if f16 cannot hold the scale.
     pub fn fit(
         self,
         bits: Bits,
@@ -57,7 +59,8 @@ impl Method {
                 Self::Rtn => round_to_nearest(bits, lo, hi),
                 _ if lo == hi => constant(lo),
                 Self::Mse => search::least::<2>(bits, weights, importance, (lo, hi), None, scratch),
-                // Absolute errors have more local minima: what has the least squares is one to begin with.
+                // Absolute errors have more local minima; the least-squares solution is a good
+                // start.
                 Self::Mae => {
                     search::least::<2>(bits, weights, importance, (lo, hi), None, scratch).and_then(|start| {
                         search::least::<1>(bits, weights, importance, (lo, hi), Some(start), scratch)
@@ -71,17 +74,17 @@ impl Method {
     }
 }
 
-/// Room that methods work in.
+/// Reusable buffers for methods.
 #[derive(Clone, Debug, Default)]
 pub struct Scratch {
     pub(super) sorted: Vec<f32>,
     pub(super) importance: Vec<f32>,
 }
 
-/// Makes a quantized column of a column of weights: what a method is to the rest of the engine.
+/// Quantizes columns of weights: the interface of all methods.
 pub trait ColumnMethod: Sync {
-    /// Appends a pair of scale and bias for each `group` weights along K, of which the last may be short, and a code for each weight, to the
-    /// empty `out`. The weights are finite.
+    /// Appends to the empty `out` a scale and bias per `group` weights along K (the last group may
+    /// be short), and a value per weight. The weights are finite.
     fn column(
         &self,
         bits: Bits,
@@ -91,8 +94,8 @@ pub trait ColumnMethod: Sync {
         out: &mut Column,
     ) -> Result<(), QuantError>;
 
-    /// Makes columns of `k` weights each, given one after the other, and hands them to `take` in their order. Equal to
-    /// [`ColumnMethod::column`] for each; a method that gains by it takes them together.
+    /// Quantizes consecutive columns of `k` weights and passes them to `take` in order. Equal to
+    /// [`ColumnMethod::column`] for each; some methods are faster with several columns.
     fn columns(
         &self,
         bits: Bits,
@@ -113,12 +116,13 @@ pub trait ColumnMethod: Sync {
     }
 }
 
-/// Each group for itself.
+/// Quantizes each group independently.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByGroup<'a> {
-    /// How.
+    /// The method.
     pub method: Method,
-    /// Mean square of each input, K of them; all count alike where it is `None`. Zeros and numbers that are not finite count as nothing.
+    /// Mean square of each of the K inputs; `None` weights all equally. Zeros and non-finite
+    /// numbers count as zero.
     pub importance: Option<&'a [f32]>,
 }
 
@@ -165,10 +169,10 @@ pub(super) fn round_to_nearest(bits: Bits, lo: f32, hi: f32) -> Option<(f16, f16
     Some((scale, f16::from_f64(bias)))
 }
 
-/// Scale and bias with which code 0 is `value`, as well as a half can tell it.
+/// Scale and bias with which value 0 decodes to `value`, within f16 precision.
 pub(super) fn constant(value: f32) -> Option<(f16, f16)> {
     let peak = value.abs();
-    // Code 0 is w1 = 2; a distance to the bias other than 1 keeps the scale in the range of normal halves.
+    // Value 0 is w1 = 2; a distance to the bias other than 1 keeps the scale a normal f16.
     let distance = match peak {
         p if p > f16::MAX.to_f32() => 2.0,
         p if p < f16::MIN_POSITIVE.to_f32() => 1.0 / 512.0,

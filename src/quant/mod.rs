@@ -1,24 +1,29 @@
-//! Weight quantization: the E0M formats, and methods that choose their numbers.
+//! Weight quantization: the E0M formats, and the methods that choose scales and biases.
 //!
 //! # E0Mx
 //!
-//! A weight takes x bits, all of them the top of a float's fraction (paper, section 2.3; x is 2, 3, 4, 5, 6 or 8 here). For a group of
-//! weights along K, `w1 = w / scale + bias` lies in `[2, 4)`, where all floats share sign and exponent. The code is the top x fraction
-//! bits of `w1`, rounded by the next bit: `min(y1 + y2, 2^x - 1)`. Back: `w1 = 2 + code * 2 / 2^x`, one shift and one OR on the bits of a half or
-//! a float, then `w = scale * (w1 - bias)`. Scale and bias are halves; the bias is in the space of `w1`.
+//! E0Mx is group-wise x-bit quantization with an fp16 scale and bias per group. A weight takes x
+//! bits, the top of a float's fraction (paper, section 2.3; here x is 2, 3, 4, 5, 6 or 8). For a
+//! group of weights along K, `w1 = w / scale + bias` lies in `[2, 4)`, where all floats have the
+//! same sign and exponent. The quantized value is the top x fraction bits of `w1`, rounded by the
+//! next bit: `min(y1 + y2, 2^x - 1)`. To decode: `w1 = 2 + value * 2 / 2^x`, one shift and one OR
+//! on the bits of an f16 or f32, then `w = scale * (w1 - bias)`. Scale and bias are f16; the bias
+//! is in the space of `w1`.
 //!
-//! Zero is exact where the bias is one of the `2^x` values of `w1`, that is, where its fraction bits below the code's are clear. The methods
-//! see to that in every group that holds or straddles zero. Clearing moves `w1`, by up to a level, out of its
-//! interval, so it is clamped before its bits are taken; the paper does not say so.
+//! Zero is exact if the bias is one of the `2^x` values of `w1`, that is, if its lower fraction
+//! bits are clear. The methods ensure this in every group that contains or straddles zero. Clearing
+//! the bits can move `w1` out of its interval by up to a level, so it is clamped before its bits
+//! are taken; the paper does not mention this.
 //!
-//! Any affine grid of at most `2^x` levels, `w = s * (q - z)`, is a group of the format: scale `s * 2^x / 2` and bias
-//! `2 + z * 2 / 2^x`, which is exact where halves hold both ([`affine`]). So matrices that other formats store as codes on such grids become
-//! matrices of this one ([`Grids`]).
+//! Any affine grid of at most `2^x` levels, `w = s * (q - z)`, can be a group of the format, with
+//! scale `s * 2^x / 2` and bias `2 + z * 2 / 2^x`. This is exact if f16 holds both ([`affine`]).
+//! Matrices that other formats store on such grids can therefore be repacked ([`Grids`]).
 //!
-//! # Layout of a matrix of K x N
+//! # Layout of a K x N matrix
 //!
-//! Codes are `u32[K * x / 32][N]`. The rows of words come in blocks of x, which hold 32 weights along K of each column. A code is cut into
-//! planes of a power of two of bits, the highest bits first:
+//! Quantized weights are `u32[K * x / 32][N]`. The rows of words form blocks of x rows, which hold
+//! 32 weights along K of each column. A value is split into planes whose widths are powers of two,
+//! highest bits first:
 //!
 //! | x | planes | K is a multiple of |
 //! |---|---|---|
@@ -29,13 +34,15 @@
 //! | 6 | 4, 2 | 32 |
 //! | 8 | 8 | 4 |
 //!
-//! A plane of P bits takes P words of a block, the planes one after the other. Word r of a plane holds weights `32 / P * r ..` of the block;
-//! its weight i is the P bits from bit `i / 2 * P + i % 2 * 16` on. So weights `2j` and `2j + 1` stand in the same place of the low and the
-//! high half-word, and one mask makes both into halves; and every run of 8 weights, in each plane, is a byte or a part of it in
-//! either half-word, which one shift brings to the same place: a kernel that walks in steps of 8 reads all formats alike. (E0M8 takes
-//! 4 weights a word.)
+//! A plane of P bits takes P consecutive words of a block. Word r of a plane holds weights
+//! `32 / P * r ..` of the block; its weight i is the P bits from bit `i / 2 * P + i % 2 * 16`.
+//! Weights `2j` and `2j + 1` thus have the same position in the low and the high half-word, and one
+//! mask turns both into f16. Every run of 8 weights, in each plane, is a byte or part of a byte in
+//! each half-word, which one shift moves to the same position, so a kernel with k-steps of 8 reads
+//! all formats alike. (E0M8 has 4 weights per word.)
 //!
-//! Scales are `f16[ceil(K / group)][N][2]`: scale, bias. The last group may be short. A group is a multiple of 8 weights. N is even.
+//! Scales are `f16[ceil(K / group)][N][2]`: scale, bias. The last group may be short. A group size
+//! is a multiple of 8, and N is even.
 
 pub mod awq;
 mod bytes;

@@ -1,14 +1,14 @@
-//! Matrices in the layout of the format, and how far they are from what they stand for.
+//! Quantized matrices in the packed layout, and quantization error.
 
 use super::format::{Bits, QuantError, decode};
 use super::method::{ColumnMethod, Scratch};
 use half::f16;
 
-/// A group is a multiple of this number of weights.
+/// Group sizes are multiples of this number of weights.
 pub const GROUP_STEP: usize = 8;
-/// The group size that asks for one group a column.
+/// Group size that requests one group per column.
 pub const PER_CHANNEL: usize = usize::MAX;
-/// Weights of a block of rows of words.
+/// Weights per block of rows of words.
 const BLOCK: usize = 32;
 
 /// A quantized matrix in the layout of the [module documentation](super).
@@ -16,11 +16,11 @@ const BLOCK: usize = 32;
 pub struct Packed {
     /// Format.
     pub bits: Bits,
-    /// Weights of a group.
+    /// Weights per group.
     pub group: usize,
-    /// Rows of the matrix.
+    /// Number of rows.
     pub k: usize,
-    /// Columns of the matrix.
+    /// Number of columns.
     pub n: usize,
     /// `[K * x / 32][N]` words.
     pub codes: Vec<u32>,
@@ -33,12 +33,12 @@ pub struct Packed {
 pub struct Column {
     /// Scale and bias of each group along K.
     pub scales: Vec<[f16; 2]>,
-    /// A code each weight.
+    /// A quantized value per weight.
     pub codes: Vec<u8>,
 }
 
-/// The group size of a matrix of `k` rows where `asked` is asked for: that, the last group of a column being as short as `k` makes it.
-/// For [`PER_CHANNEL`] it is one group a column.
+/// The group size for a matrix of `k` rows if `asked` is requested: that size, or one group per
+/// column for [`PER_CHANNEL`]. The last group of a column may be shorter.
 pub fn group_size(asked: usize, k: usize) -> usize {
     if asked == PER_CHANNEL {
         k.next_multiple_of(GROUP_STEP)
@@ -47,7 +47,7 @@ pub fn group_size(asked: usize, k: usize) -> usize {
     }
 }
 
-/// How far quantized weights are from the given ones.
+/// Error of quantized weights against the original ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
     /// Number of weights.
@@ -58,7 +58,7 @@ pub struct Loss {
     pub absolute: f64,
     /// Sum of squared differences.
     pub squared: f64,
-    /// Sum of the squares of the given weights.
+    /// Sum of squares of the original weights.
     pub weights_squared: f64,
 }
 
@@ -72,7 +72,7 @@ impl Loss {
         self.weights_squared += other.weights_squared;
     }
 
-    /// Adds one weight and what became of it.
+    /// Adds one weight and its quantized version.
     pub fn note(&mut self, given: f32, found: f32) {
         let off = f64::from(given) - f64::from(found);
         self.count += 1;
@@ -82,12 +82,12 @@ impl Loss {
         self.weights_squared += f64::from(given) * f64::from(given);
     }
 
-    /// Mean absolute difference; 0 of no weights.
+    /// Mean absolute difference; 0 if there are no weights.
     pub fn mean_absolute(&self) -> f64 {
         self.mean(self.absolute)
     }
 
-    /// Mean squared difference; 0 of no weights.
+    /// Mean squared difference; 0 if there are no weights.
     pub fn mean_squared(&self) -> f64 {
         self.mean(self.squared)
     }
@@ -97,7 +97,8 @@ impl Loss {
         sum / self.count.max(1) as f64
     }
 
-    /// Norm of the differences divided by the norm of the given weights; 0 for weights that are all 0.
+    /// Relative RMS error: norm of the differences divided by norm of the original weights; 0 if
+    /// those are all 0.
     pub fn relative_rms(&self) -> f64 {
         if self.squared == 0.0 {
             0.0
@@ -108,11 +109,11 @@ impl Loss {
 }
 
 impl Packed {
-    /// A matrix of code 0 with scales and biases of 0, whose columns or groups are then set. This and [`Packed::set_group`] are
-    /// how a grid that exists, as that of another format, becomes one of this.
+    /// A matrix of zero values, scales and biases, to be filled by column or group. This and
+    /// [`Packed::set_group`] convert an existing grid, such as that of another format.
     ///
-    /// An error where K is no positive multiple of [`Bits::k_step`], N not even and positive, or `group` no positive
-    /// multiple of [`GROUP_STEP`]; or where there is no memory for it.
+    /// An error if K is not a positive multiple of [`Bits::k_step`], N is not even and positive,
+    /// `group` is not a positive multiple of [`GROUP_STEP`], or memory is short.
     pub fn empty(bits: Bits, group: usize, k: usize, n: usize) -> Result<Self, QuantError> {
         Self::check(bits, group, k, n)?;
         let too_large = || QuantError::Memory { k, n };
@@ -126,7 +127,7 @@ impl Packed {
         })
     }
 
-    /// The error of [`Packed::empty`].
+    /// Checks the sizes as [`Packed::empty`] does.
     pub fn check(bits: Bits, group: usize, k: usize, n: usize) -> Result<(), QuantError> {
         let step = bits.k_step();
         if !k.is_multiple_of(step) || !n.is_multiple_of(2) || k == 0 || n == 0 {
@@ -155,7 +156,7 @@ impl Packed {
         Ok(Self::from_columns(bits, group, k, &columns, method)?.0)
     }
 
-    /// Quantizes a matrix of `k` rows that is given column after column, and tells the loss.
+    /// Quantizes a matrix of `k` rows, given column by column, and returns the error too.
     pub fn from_columns(
         bits: Bits,
         group: usize,
@@ -191,14 +192,14 @@ impl Packed {
         Ok((out, loss))
     }
 
-    /// Sets column `j`. An error where it has not a pair a group and a code a weight.
+    /// Sets column `j`. An error unless it has a scale and bias per group and a value per weight.
     pub fn set_column(&mut self, j: usize, column: &Column) -> Result<(), QuantError> {
         let groups = self.k.div_ceil(self.group);
         if column.codes.len() != self.k || column.scales.len() != groups {
             return Err(QuantError::Codes {
                 group: groups,
                 column: j,
-                expected: format!("{groups} scales, {} codes", self.k),
+                expected: format!("{groups} scales and {} values", self.k),
                 found: format!("{} and {}", column.scales.len(), column.codes.len()),
             });
         }
@@ -208,8 +209,9 @@ impl Packed {
         Ok(())
     }
 
-    /// Sets group `g` along K of column `j`: weight i of the group then is [`decode`] of `codes[i]`. An error where there is no such
-    /// group, the codes are not as many as its weights, or one is above [`Bits::top`].
+    /// Sets group `g` along K of column `j`; weight i of the group becomes [`decode`] of
+    /// `codes[i]`. An error if the group does not exist, the number of values is wrong, or one is
+    /// above [`Bits::top`].
     pub fn set_group(
         &mut self,
         g: usize,
@@ -235,10 +237,10 @@ impl Packed {
         }
         let length = self.group.min(self.k - first);
         if codes.len() != length {
-            return Err(bad(format!("{length} codes"), codes.len().to_string()));
+            return Err(bad(format!("{length} values"), codes.len().to_string()));
         }
         if let Some(code) = codes.iter().find(|c| **c > self.bits.top()) {
-            return Err(bad(format!("codes up to {}", self.bits.top()), code.to_string()));
+            return Err(bad(format!("values up to {}", self.bits.top()), code.to_string()));
         }
         self.scales[g * self.n + j] = [scale, bias];
         let (x, n) = (self.bits.count(), self.n);
@@ -256,7 +258,8 @@ impl Packed {
         Ok(())
     }
 
-    /// Copies a matrix of some of the columns to column `first` and those after it. It has the same format, group size and rows.
+    /// Copies a matrix of some columns, with the same format, group size and rows, to column
+    /// `first` on.
     pub(super) fn place(&mut self, part: &Self, first: usize) {
         place(&mut self.codes, &part.codes, self.n, first, part.n);
         place(&mut self.scales, &part.scales, self.n, first, part.n);
@@ -274,7 +277,7 @@ impl Packed {
     }
 }
 
-/// `rows * n` times `value`, if there is memory for that.
+/// A vector of `rows * n` copies of `value`, if memory allows.
 fn filled<T: Copy>(rows: usize, n: usize, value: T) -> Option<Vec<T>> {
     let count = rows.checked_mul(n)?;
     let mut out = Vec::new();
@@ -290,7 +293,7 @@ pub(crate) fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, w
     }
 }
 
-/// The code of row `i`, column `j` of packed `codes`.
+/// The quantized value at row `i`, column `j` of packed `codes`.
 pub(crate) fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -> u8 {
     let block = i / BLOCK * bits.count() as usize;
     let code = bits.planes().iter().fold(0, |code, plane| {
@@ -301,11 +304,9 @@ pub(crate) fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -
     u8::try_from(code).unwrap_or(u8::MAX)
 }
 
-/// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major `count x n`.
-#[expect(
-    clippy::too_many_arguments,
-    reason = "the parts of a matrix that lies in a tensor"
-)]
+/// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major
+/// `count x n`.
+#[expect(clippy::too_many_arguments, reason = "the parts of a matrix in a tensor")]
 pub fn decode_rows(
     bits: Bits,
     group: usize,

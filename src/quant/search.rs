@@ -1,16 +1,17 @@
-//! The search for scale and bias of least error.
+//! Search for the scale and bias with the least error.
 //!
-//! A group that holds or straddles zero has a distance of levels and the code of zero; both ends of what is not clipped follow from
-//! them. In other groups the bias is free.
+//! A group that contains or straddles zero is described by the distance of levels and the value of
+//! zero, which determine both clipping limits. In other groups the bias is free.
 
 use super::format::{Bits, half_above};
 use super::grid;
 use super::method::{Scratch, round_to_nearest};
 use half::f16;
 
-/// Scale and bias of least error, the sum of `importance * |w - found|^P`, among about a hundred; those of [`super::Method::Rtn`] and
-/// of a grid on which the weights lie are among them, and `start`. `lo` and `hi` are the smallest and the largest weight, and differ. `None` where
-/// no half is a scale that spans them.
+/// Scale and bias with the least error, the sum of `importance * |w - found|^P`, among about a
+/// hundred candidates. These include `start`, the result of [`super::Method::Rtn`] and a grid that
+/// contains the weights. `lo` and `hi` are the smallest and the largest weight, and differ. `None`
+/// if no f16 scale spans them.
 pub(super) fn least<const P: i32>(
     bits: Bits,
     weights: &[f32],
@@ -19,7 +20,8 @@ pub(super) fn least<const P: i32>(
     start: Option<(f16, f16)>,
     scratch: &mut Scratch,
 ) -> Option<(f16, f16)> {
-    /// Part of the distance of `2^x` levels: a grid that is met so well is kept without looking for what is better yet.
+    /// Share of the distance of `2^x` levels: a grid that fits this well is kept without further
+    /// search.
     const NEAR: f32 = 1.0 / 32.0;
     let on_grid = grid::source(bits, weights, lo, hi, &mut scratch.sorted);
     let mut search = Search::<P> {
@@ -44,7 +46,8 @@ pub(super) fn least<const P: i32>(
     search.best.map(|b| (b.scale, b.bias))
 }
 
-/// Importance without what is no number, the largest 1; `None` where it tells nothing.
+/// Importance without non-finite numbers, scaled to a maximum of 1; `None` if it carries no
+/// information.
 fn usable<'a>(given: Option<&[f32]>, count: usize, room: &'a mut Vec<f32>) -> Option<&'a [f32]> {
     let given = given.filter(|h| h.len() == count)?;
     room.clear();
@@ -69,7 +72,7 @@ struct Search<'a, const P: i32> {
     bits: Bits,
     weights: &'a [f32],
     importance: Option<&'a [f32]>,
-    /// Zero need not be a level.
+    /// True if zero need not be a level.
     free: bool,
     best: Option<Best>,
 }
@@ -79,10 +82,10 @@ impl<const P: i32> Search<'_, P> {
         f32::from(self.bits.top())
     }
 
-    /// What is safe: no weight clipped by more than rounding; the paper's rounding.
+    /// Safe candidates: no weight clipped beyond rounding, and the paper's rounding.
     fn start(&mut self, lo: f32, hi: f32) -> Option<()> {
         let step = self.bits.step();
-        // The largest weight on the last level, or half a level above it.
+        // The largest weight is on the last level or half a level above it.
         for span in [2.0 - step, 2.0 - step / 2.0].map(f64::from) {
             if self.free {
                 let (scale, bias) = one_sided(lo, hi, span)?;
@@ -101,14 +104,15 @@ impl<const P: i32> Search<'_, P> {
         Some(())
     }
 
-    /// Distances from that at which nothing is clipped down to a third of it, what is clipped shared by the ends in several ways.
+    /// Tries distances from no clipping down to a third of that, with clipping divided between the
+    /// ends in several ways.
     fn spread(&mut self, lo: f32, hi: f32) {
         const RATIO: f32 = 0.92;
         const COUNT: usize = 14;
         let levels = self.top() + 1.0;
         let mut distance = (hi - lo) / (levels - 0.5);
         for _ in 0..COUNT {
-            // Levels below zero with which nothing is clipped below, and nothing above.
+            // Levels below zero that avoid clipping at the low end and at the high end.
             let (all_low, all_high) = (-lo / distance - 0.5, levels - 0.5 - hi / distance);
             for share in [0.5, 0.25, 0.75, 0.0, 1.0] {
                 let zero = all_high + (all_low - all_high) * share;
@@ -121,9 +125,9 @@ impl<const P: i32> Search<'_, P> {
         }
     }
 
-    /// Smaller and smaller steps from the best.
+    /// Moves in smaller and smaller steps from the best.
     fn descend(&mut self) {
-        /// Part of a level by which the last steps move the outermost.
+        /// Share of a level by which the last steps move the outermost level.
         const FINE: f32 = 0.02;
         let mut by = 0.04;
         while by * self.top() / 2.0 > FINE {
@@ -132,7 +136,7 @@ impl<const P: i32> Search<'_, P> {
             };
             let shift = if self.free { by * 10.0 } else { 1.0 };
             for factor in [1.0, 1.0 - by, 1.0 + by] {
-                // The middle of the levels stays where it is.
+                // Keeps the middle of the levels.
                 let middle = self.top() / 2.0;
                 let kept = middle - (middle - zero) / factor;
                 for zero in [kept, kept - shift, kept + shift] {
@@ -144,14 +148,14 @@ impl<const P: i32> Search<'_, P> {
         }
     }
 
-    /// Distance of levels and, in levels, the code of zero of the best.
+    /// Distance of levels and, in levels, the position of zero of the best.
     fn place(&self) -> Option<(f32, f32)> {
         let step = self.bits.step();
         self.best
             .map(|b| (b.scale.to_f32() * step, (b.bias.to_f32() - 2.0) / step))
     }
 
-    /// Tries the distance that fits the codes of the best in least squares.
+    /// Tries the distance that fits the quantized values of the best in least squares.
     fn fit(&mut self) {
         let Some((distance, zero)) = self.place() else {
             return;
@@ -165,7 +169,7 @@ impl<const P: i32> Search<'_, P> {
         }
         let fitted = wc / cc;
         if fitted.is_finite() && fitted > 0.0 {
-            #[expect(clippy::cast_possible_truncation, reason = "it is rounded to a half next")]
+            #[expect(clippy::cast_possible_truncation, reason = "it is rounded to f16 next")]
             self.try_level(fitted as f32, zero);
         }
     }
@@ -187,7 +191,7 @@ impl<const P: i32> Search<'_, P> {
         }
         let step = self.bits.step();
         let (distance, zero) = (scale.to_f32() * step, (bias.to_f32() - 2.0) / step);
-        // In units of levels, so that squares of tiny weights stay numbers.
+        // In units of levels, so that squares of tiny weights do not underflow.
         let unit = f64::from(distance).powi(P);
         let limit = self.best.map_or(f64::INFINITY, |b| b.error / unit);
         let levels = (1.0 / distance, zero, self.top());
@@ -201,7 +205,7 @@ impl<const P: i32> Search<'_, P> {
         }
     }
 
-    /// The largest error of a weight.
+    /// Largest error of a weight.
     fn largest(&self, scale: f16, bias: f16) -> f32 {
         let step = self.bits.step();
         let (distance, zero) = (scale.to_f32() * step, (bias.to_f32() - 2.0) / step);
@@ -213,7 +217,7 @@ impl<const P: i32> Search<'_, P> {
     }
 }
 
-/// Sum of the errors in units of levels; where it exceeds `limit`, any number that does.
+/// Sum of errors in units of levels; if it exceeds `limit`, any number above `limit`.
 fn sum<const P: i32>(
     weights: &[f32],
     (inverse, zero, top): (f32, f32, f32),
@@ -222,7 +226,7 @@ fn sum<const P: i32>(
 ) -> f64 {
     const LANES: usize = 8;
     const CHUNK: usize = 64;
-    // Adding and subtracting it rounds to a whole number, in vectors too.
+    // Adding and subtracting this rounds to an integer, and vectorizes.
     const ROUND: f32 = 12_582_912.0;
     let error = |w: f32, h: f32| {
         let t = w * inverse + zero;
@@ -253,10 +257,11 @@ fn sum<const P: i32>(
     total
 }
 
-/// Scale and free bias of a group that does not straddle zero, with `w1` in `[2, 2 + span]`. The farther the group lies
-/// from zero for its range, the coarser a half makes the bias; the scale grows by what that takes.
+/// Scale and free bias of a group that does not straddle zero, with `w1` in `[2, 2 + span]`. The
+/// farther the group is from zero relative to its range, the coarser the f16 bias; the scale grows
+/// to make up for it.
 fn one_sided(lo: f32, hi: f32, span: f64) -> Option<(f16, f16)> {
-    // From here on a half is too coarse to place the interval.
+    // Beyond this, f16 is too coarse to position the interval.
     const FAR: f64 = 1024.0;
     let (lo, hi) = (f64::from(lo), f64::from(hi));
     let (range, peak) = (hi - lo, lo.abs().max(hi.abs()));

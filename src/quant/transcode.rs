@@ -1,4 +1,5 @@
-//! Weights that another format stores as codes on uniform grids. They become codes of this one, without being decoded and quantized anew.
+//! Repacks weights that another format stores on uniform grids, without decoding and requantizing
+//! them.
 
 use super::format::{Bits, QuantError, affine, decode, encode};
 use super::method::{Method, Scratch, constant};
@@ -6,17 +7,17 @@ use super::packed::{Loss, Packed};
 use crate::parallel;
 use half::f16;
 
-/// A uniform grid: code q stands for `scale * q + offset`.
+/// A uniform grid: value q decodes to `scale * q + offset`.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Grid {
-    /// Distance of its levels, of either sign.
+    /// Distance between levels, of either sign.
     pub scale: f64,
-    /// The weight of code 0.
+    /// The weight of value 0.
     pub offset: f64,
 }
 
 impl Grid {
-    /// The grid on which the level `zero`, which need not be whole, is the weight 0.
+    /// The grid whose level `zero`, not necessarily an integer, is the weight 0.
     pub fn around(scale: f64, zero: f64) -> Self {
         Self {
             scale,
@@ -24,8 +25,8 @@ impl Grid {
         }
     }
 
-    /// The weight of a code, rounded once.
-    #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+    /// The weight of a value, rounded once.
+    #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
     pub fn weight(self, code: u8) -> f32 {
         (self.scale * f64::from(code) + self.offset) as f32
     }
@@ -36,12 +37,12 @@ impl Grid {
 pub struct GridColumn {
     /// The grid of each group along K.
     pub grids: Vec<Grid>,
-    /// A code each weight.
+    /// A quantized value per weight.
     pub codes: Vec<u8>,
 }
 
 impl GridColumn {
-    /// Makes it an empty one.
+    /// Empties the column.
     pub fn clear(&mut self) {
         self.grids.clear();
         self.codes.clear();
@@ -58,17 +59,17 @@ impl GridColumn {
 /// Appends column j of a matrix to an empty one.
 pub type ReadColumn<'a> = Box<dyn Fn(usize, &mut GridColumn) + Sync + 'a>;
 
-/// A matrix of which each column is stored as a [`GridColumn`].
+/// A matrix whose columns are stored as [`GridColumn`]s.
 pub struct Grids<'a> {
-    /// Format with as many levels.
+    /// Format with the same number of levels.
     pub bits: Bits,
-    /// Weights of a group.
+    /// Weights per group.
     pub group: usize,
     /// Rows.
     pub k: usize,
     /// Columns.
     pub n: usize,
-    /// Reads a column: K codes up to [`Bits::top`].
+    /// Reads a column: K values up to [`Bits::top`].
     pub column: ReadColumn<'a>,
 }
 
@@ -82,12 +83,14 @@ impl std::fmt::Debug for Grids<'_> {
 }
 
 impl Grids<'_> {
-    /// The matrix in our format, and the loss, which comes from the rounding of scales and biases to halves alone: it is 0 for grids that
-    /// [`affine`] says are exact. Only a group whose grid halves cannot hold is quantized anew, by the default method. No scale is negative.
+    /// Packs the matrix and returns the error, which comes only from rounding scales and biases to
+    /// f16: it is 0 for grids that [`affine`] calls exact. Only groups whose grid f16 cannot hold
+    /// are quantized again, with the default method. No scale is negative.
     ///
-    /// Errors: sizes or groups that do not fit the layout, scales or offsets that are not finite, columns of another length.
+    /// Errors: sizes or groups that do not fit the layout, scales or offsets that are not finite,
+    /// columns of the wrong length.
     pub fn pack(&self) -> Result<(Packed, Loss), QuantError> {
-        /// Columns that a core does at a time.
+        /// Columns that a core processes at a time.
         const PANEL: usize = 32;
         let count = self.n.div_ceil(PANEL);
         let mut out = Packed::empty(self.bits, self.group, self.k, self.n)?;
@@ -111,7 +114,7 @@ impl Grids<'_> {
         Ok((out, loss))
     }
 
-    /// Columns `first .. first + width`, as a matrix of their own.
+    /// Columns `first .. first + width` as a separate matrix.
     fn panel(&self, first: usize, width: usize, room: &mut Room) -> Result<(Packed, Loss), QuantError> {
         let mut packed = Packed::empty(self.bits, self.group, self.k, width)?;
         let mut loss = Loss::default();
@@ -124,7 +127,7 @@ impl Grids<'_> {
                 return Err(QuantError::Codes {
                     group: groups,
                     column: first + j,
-                    expected: format!("{groups} grids, {} codes", self.k),
+                    expected: format!("{groups} grids and {} values", self.k),
                     found: format!("{} and {}", grids.len(), codes.len()),
                 });
             }
@@ -132,7 +135,7 @@ impl Grids<'_> {
                 return Err(QuantError::Codes {
                     group: 0,
                     column: first + j,
-                    expected: format!("codes up to {}", self.bits.top()),
+                    expected: format!("values up to {}", self.bits.top()),
                     found: code.to_string(),
                 });
             }
@@ -164,8 +167,9 @@ struct Room {
     scratch: Scratch,
 }
 
-/// The `k` inputs of a matrix in the order of their groups, `of(i)` for input i, where they do not stand so already. Groups are of `group` inputs, the
-/// last may be shorter; else the first that is not, with its number of inputs and that wanted, is the error.
+/// The order that sorts `k` inputs by group, where `of(i)` is the group of input i; `None` if they
+/// are sorted already. Groups have `group` inputs; the last may be shorter. The error is the first
+/// group of another size, with its size and the expected one.
 pub fn by_group(
     k: usize,
     group: usize,
@@ -191,7 +195,7 @@ pub fn by_group(
     }
 }
 
-/// Scale and bias of a group, whose codes become those of our format.
+/// Scale and bias of a group, whose values become those of this format.
 fn fit(
     bits: Bits,
     grid: Grid,

@@ -1,4 +1,4 @@
-//! Measured times of a run ([`Timing`]) beside its costs and least times.
+//! Compares measured times of a run ([`Timing`]) with its costs and minimum times.
 
 use super::{Bound, Peaks, Summary, Total, float};
 use crate::executor::Timing;
@@ -6,25 +6,25 @@ use crate::plan::{Arithmetic, NodeCost};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
 
-/// What work took, beside what it takes at least.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+/// Measured time of some work, compared with its minimum.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Measured {
-    /// Measured time.
+    /// Measured time in seconds.
     pub seconds: f64,
-    /// Of the time of the whole run.
+    /// Share of the whole run's time.
     pub share: f64,
-    /// Costs and least time; nothing of nodes on the host.
+    /// Costs and minimum time; zero for nodes on the host.
     #[serde(flatten)]
     pub work: Summary,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// Operations a second.
+    /// Operations per second.
     pub flops_per_s: f64,
-    /// Bytes a second over the peak of memory.
+    /// Bytes per second divided by peak bandwidth.
     pub share_of_memory: f64,
-    /// Operations a second over the peak of what computes them.
+    /// Operations per second divided by the peak of the arithmetic used.
     pub share_of_arithmetic: f64,
-    /// The least time over the measured one: 1 is as fast as the device allows.
+    /// Minimum time divided by measured time: 1 is as fast as the device allows.
     pub share_of_least: f64,
 }
 
@@ -46,11 +46,11 @@ impl Measured {
 }
 
 /// A command, or a node on the host.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Event {
-    /// The kernel as its specialisation is shown; `None` on the host.
+    /// Display text of the specialised kernel; `None` on the host.
     pub kernel: Option<String>,
-    /// The node that it is for, by index into [`Profile::lines`].
+    /// Its node, by index into [`Profile::lines`].
     pub line: usize,
     /// Measured time.
     pub nanoseconds: u64,
@@ -69,13 +69,13 @@ impl Event {
 }
 
 /// A node with its time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct TimedLine {
     /// Its name in the planned graph.
     pub node: String,
-    /// Its operator; `host` for what runs there.
+    /// Its operator; `host` for a node on the host.
     pub op: String,
-    /// Names of the model's nodes that it stands for.
+    /// Names of the model's nodes that it computes.
     pub nodes: Vec<String>,
     /// Time and work.
     #[serde(flatten)]
@@ -83,7 +83,7 @@ pub struct TimedLine {
 }
 
 /// All nodes of one operator, or all commands of one kernel, with their time.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct TimedKind {
     /// The operator.
     pub op: String,
@@ -95,26 +95,26 @@ pub struct TimedKind {
 }
 
 /// Time of all commands of one kernel.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct KernelTime {
-    /// The kernel as its specialisation is shown.
+    /// Display text of the specialised kernel.
     pub kernel: String,
     /// Commands.
     pub dispatches: usize,
-    /// Measured time.
+    /// Measured time in seconds.
     pub seconds: f64,
 }
 
 /// A profiled run.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Profile {
     /// `prefill 128`, `decode at 128`, `run`.
     pub name: String,
-    /// All together.
+    /// All work together.
     pub whole: Measured,
-    /// By operator, those that took longest first.
+    /// By operator, longest first.
     pub kinds: Vec<TimedKind>,
-    /// By kernel, those that took longest first.
+    /// By kernel, longest first.
     pub kernels: Vec<KernelTime>,
     /// By node, in order.
     pub lines: Vec<TimedLine>,
@@ -122,7 +122,7 @@ pub struct Profile {
     pub events: Vec<Event>,
 }
 
-/// Operator of what runs on the host.
+/// Operator name of nodes on the host.
 const HOST: &str = "host";
 
 struct Sum {
@@ -133,7 +133,8 @@ struct Sum {
 }
 
 impl Profile {
-    /// Of the timings of a run, whose costs are those of its plan. The times of commands by a device's clock hold no launches, and so do least times here.
+    /// Builds a profile from the timings of a run and the costs of its plan. Times by a device's
+    /// clock do not include launches, so minimum times here do not either.
     pub fn new(name: String, timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> Self {
         let peaks = &Peaks {
             launch_s: 0.0,
@@ -240,7 +241,7 @@ impl Profile {
             }
         }
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        // The fastest that any of them uses.
+        // The fastest rate that any of them uses.
         let rates = lines.iter().map(|(.., s)| peaks.rate(s.arithmetic));
         let most = rates.fold(peaks.rate(Arithmetic::F32), f64::max);
         Self {
@@ -267,8 +268,8 @@ impl Profile {
     }
 }
 
-/// Runs as Chrome's and Perfetto's trace events: a process for each, whose events follow one another without gaps, since only times of single commands are
-/// measured.
+/// Runs as trace events for Chrome and Perfetto: one process per run. Events follow one another
+/// without gaps, since only the times of single commands are measured.
 pub fn trace(device: &str, runs: &[Profile]) -> serde_json::Value {
     use serde_json::json;
     let mut events = Vec::new();
@@ -304,7 +305,7 @@ pub fn trace(device: &str, runs: &[Profile]) -> serde_json::Value {
     json!({"traceEvents": events, "displayTimeUnit": "ns"})
 }
 
-/// The roof over work of this intensity: operations a second at most.
+/// The roofline at this intensity: maximum operations per second, and the limiting factor.
 pub fn roof(intensity: f64, peaks: &Peaks, arithmetic: Arithmetic) -> (f64, Bound) {
     let (memory, rate) = (intensity * peaks.bytes_per_s, peaks.rate(arithmetic));
     if memory < rate {

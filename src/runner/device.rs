@@ -1,14 +1,15 @@
 //! A model on a device, planned for the values of inputs that decide shapes.
 //!
-//! Where a plan for all values leaves nodes on the host, and the model has small inputs whose values those nodes want to know
-//! ([`crate::graph::Op::decides`]), the plan is made for the values of the first run, which are then constants of the graph. Other values
-//! get a new plan. Where that does not help, or values change often, the plan for all values is taken and stays.
+//! If a plan for all values leaves nodes on the host, and small inputs decide the shapes of those
+//! nodes ([`crate::graph::Op::decides`]), the plan is made for the input values of the first run,
+//! which become constants. Other values get a new plan. If this does not help, or the values change
+//! often, the plan for all values is used from then on.
 //!
-//! Kernels of a plan that are new on the device are checked by the inputs of its first run, where that is asked for
+//! Kernels that are new on the device can be validated with the inputs of a plan's first run
 //! ([`crate::selftest::first_use`]).
 
 use crate::backend::{Backend, Caps, SharedBackend};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
@@ -20,42 +21,41 @@ use std::sync::Arc;
 
 use super::{Checks, Named};
 
-/// Inputs of at most this many elements are worth a plan of their own.
+/// Inputs with at most this many elements can get their own plan.
 const MOST_ELEMENTS: usize = 64;
-/// Plans for values that are made before the plan for all values stays.
+/// Number of plans for values before the plan for all values is kept.
 const MOST_PLANS: usize = 8;
 
-/// What it takes to plan for values.
+/// State for planning by input values.
 struct Special {
     /// The model before any pass.
     model: Graph,
     inputs: Vec<ValueId>,
-    /// The values that the loaded plan holds for.
+    /// The input values of the loaded plan.
     values: Option<Vec<HostTensor>>,
     plans: usize,
 }
 
-/// See the module documentation.
 pub(super) struct Device {
     backend: SharedBackend,
     float: DType,
     pipeline: Pipeline,
-    /// The model after the passes, with its plan for all values.
+    /// The model after the passes; `plan` is its plan for all values.
     graph: Arc<Graph>,
     plan: Option<Plan>,
     special: Option<Special>,
-    /// `None` before the first run of a model that is planned for values, and after an error while a plan was loaded.
+    /// `None` before the first run of a model that is planned for values, and after loading a plan
+    /// failed.
     executor: Option<Loaded>,
-    /// Checks of new kernels, where they are checked.
+    /// Validation of new kernels, if enabled.
     first_use: Option<FirstUse>,
 }
 
-/// A plan that is loaded.
 struct Loaded {
     executor: Executor,
-    /// Of what it was planned.
+    /// The graph of the plan.
     graph: Arc<Graph>,
-    /// Its kernels need no check, or no further one.
+    /// True if its kernels need no further validation.
     is_checked: bool,
 }
 
@@ -72,7 +72,8 @@ fn write(executor: &mut Executor, given: &[Named]) -> Result<()> {
     all.try_for_each(|(name, tensor)| executor.write(0, name, tensor))
 }
 
-/// Inputs of fixed small shapes that nodes want to know: those that decide themselves, and integers that such are computed of.
+/// Inputs with small fixed shapes that decide shapes: directly, or integers from which deciding
+/// values are computed.
 fn deciding(graph: &Graph) -> Vec<ValueId> {
     let mut work: Vec<(ValueId, bool)> = Vec::new();
     for (_, node) in graph.nodes() {
@@ -88,7 +89,7 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
         }
         seen.push(v);
         if let Some((_, node)) = graph.producer(v) {
-            // Sizes and the like are computed of small lists of integers; behind anything else there is data.
+            // Shape values are computed from small integer lists; anything else comes from data.
             let small = graph.fact(v).is_ok_and(|f| {
                 let count = f.shape.count().ok().and_then(|n| n.as_const());
                 f.dtype.is_int()
@@ -116,7 +117,8 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
 }
 
 impl Device {
-    /// Plans `graph`, which is `model` after the passes of `pipeline`, and loads it unless values of inputs are worth waiting for.
+    /// Plans `graph`, which is `model` after the passes of `pipeline`. Loads the plan unless it
+    /// should wait for input values.
     pub fn new(
         backend: Box<dyn Backend>,
         pipeline: Pipeline,
@@ -154,7 +156,7 @@ impl Device {
         Ok(device)
     }
 
-    /// Loads a plan of `graph` in the place of the one before, whose memory is freed first.
+    /// Loads a plan of `graph`. The previous one is freed first.
     fn load(&mut self, graph: Arc<Graph>, mut plan: Plan) -> Result<()> {
         self.executor = None;
         if let Some(first_use) = &mut self.first_use {
@@ -177,8 +179,8 @@ impl Device {
         Ok(())
     }
 
-    /// Runs what is loaded on these inputs and compares its new kernels with the reference, and loads it anew without those that are wrong. An
-    /// error where it cannot do without.
+    /// Runs the loaded plan on these inputs, validates its new kernels, and reloads it without
+    /// incorrect ones. An error if an incorrect kernel has no alternative.
     fn check(&mut self, given: &[Named], bindings: &Bindings) -> Result<()> {
         loop {
             let (Some(first_use), Some(loaded)) = (&mut self.first_use, &mut self.executor) else {
@@ -203,7 +205,7 @@ impl Device {
                 return Ok(());
             }
             let graph = loaded.graph.clone();
-            // The memory of what is wrong is freed before other takes its place.
+            // Free the memory of the incorrect program before loading its replacement.
             drop(program);
             self.executor = None;
             let plan = compile(&graph, self.backend.caps(), self.float)?;
@@ -211,30 +213,31 @@ impl Device {
         }
     }
 
-    /// What the device offers.
+    /// Capabilities of the device.
     pub fn caps(&self) -> &Caps {
         self.backend.caps()
     }
 
-    /// The plan that is loaded; before the first run perhaps the one for all values.
+    /// The loaded plan; before the first run possibly the one for all values.
     pub fn plan(&self) -> Option<&Plan> {
         let loaded = self.executor.as_ref();
         loaded.map_or(self.plan.as_ref(), |l| l.executor.plan(0))
     }
 
-    /// `hear` is told how far checks of kernels have come, where they are checked.
+    /// Reports progress of kernel validation to `hear`, if enabled.
     pub fn hear_checks(&mut self, hear: Hear) {
         if let Some(first_use) = &mut self.first_use {
             first_use.heard_by(hear);
         }
     }
 
-    /// The checks of its kernels, where they are checked.
+    /// Kernel validation, if enabled.
     pub fn first_use(&self) -> Option<&FirstUse> {
         self.first_use.as_ref()
     }
 
-    /// The executor with a plan for these inputs, which are all there, of sizes of `bindings`, and written.
+    /// The executor with a plan for these inputs, which are complete and match `bindings`. The
+    /// inputs are written.
     pub fn executor(&mut self, given: &[Named], bindings: &Bindings) -> Result<&mut Executor> {
         if let Some(mut special) = self.special.take() {
             let fits = self.fit(&mut special, given);
@@ -245,21 +248,22 @@ impl Device {
         }
         self.check(given, bindings)?;
         let loaded = self.executor.as_mut();
-        let loaded = loaded.ok_or_else(|| {
-            Error::other(Stage::Run, "no plan is loaded, after the error of an earlier run")
-        })?;
+        let loaded = loaded
+            .ok_or_else(|| Error::other(Stage::Run, "no plan is loaded because an earlier run failed"))?;
         write(&mut loaded.executor, given)?;
         Ok(&mut loaded.executor)
     }
 
-    /// Loads the plan for these inputs unless it is there. False where the plan for all values stays. After an error of planning all is as it
-    /// was; where an executor could not be made there is none until the next run.
+    /// Loads the plan for these inputs if needed. Returns false if the plan for all values is to be
+    /// used. A planning error changes nothing; if creating an executor fails, there is none until
+    /// the next run.
     fn fit(&mut self, special: &mut Special, given: &[Named]) -> Result<bool> {
         let name = |v: &ValueId| special.model.value(*v).name.as_str();
         let value = |v: &ValueId| given.iter().find(|(n, _)| n == name(v)).map(|(_, t)| t.clone());
         let values: Vec<HostTensor> = special.inputs.iter().filter_map(value).collect();
         if values.len() != special.inputs.len() {
-            return Err(Error::other(Stage::Run, "an input is missing"));
+            let missing = Error::other(Stage::Run, "an input that decides shapes is missing");
+            return Err(missing.of_kind(ErrorKind::MissingInput));
         }
         let same = |a: &HostTensor, b: &HostTensor| {
             a.dtype() == b.dtype() && a.shape() == b.shape() && a.bytes().ok() == b.bytes().ok()
@@ -283,10 +287,12 @@ impl Device {
                 special.plans += 1;
                 return Ok(true);
             }
-            log::debug!("the values of small inputs do not help: the plan for all values stays");
+            log::debug!(
+                "planning for the values of small inputs does not help; keeping the plan for all values"
+            );
         } else {
             log::debug!(
-                "{MOST_PLANS} plans for values of small inputs were made: the plan for all values stays"
+                "made {MOST_PLANS} plans for values of small inputs; keeping the plan for all values"
             );
         }
         if let Some(plan) = self.plan.take() {

@@ -1,4 +1,5 @@
-//! Runs one case of an operator on one device: its plan in several forms, against the reference, with guards around what may be written.
+//! Runs one operator case on a device: its plan in several forms, compared with the reference, with
+//! guard zones around the memory that it may write.
 
 use crate::backend::image::{ImageKind, Images};
 use crate::backend::kernel::{Arg, KernelSpec};
@@ -20,18 +21,18 @@ use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Byte of memory that nothing has written: every type of float made of it is not a number.
+/// Byte for memory that was never written: NaN in every float type.
 pub const POISON: u8 = 0xff;
 
-/// Looks for what was written outside of buffers; an error says where.
+/// Checks for writes outside of buffers; the error says where.
 pub type Guards = Box<dyn Fn() -> Result<(), String>>;
 
-/// A device for cases.
+/// A device that runs cases.
 pub trait Bench {
-    /// What it offers.
+    /// The device's capabilities.
     fn caps(&self) -> &Caps;
 
-    /// A backend for one executor, whose views begin at multiples of `align`, and guards of its buffers.
+    /// A backend for one executor, whose views are aligned to `align`, and guards of its buffers.
     fn share(&self, align: u64) -> (Box<dyn Backend>, Guards);
 }
 
@@ -40,39 +41,40 @@ impl Bench for SharedBackend {
         Backend::caps(self)
     }
 
-    /// Without guards: one arena holds almost all that is written.
+    /// Without guards: one arena holds nearly everything that is written.
     fn share(&self, align: u64) -> (Box<dyn Backend>, Guards) {
         (Box::new(self.aligned(align)), Box::new(|| Ok(())))
     }
 }
 
-/// In what way a scenario fails.
+/// How a scenario fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Kernels write something else than the operator asks for, or elsewhere.
+    /// Kernels write wrong values, or to the wrong place.
     Wrong,
-    /// A kernel does not build, asks for more than the device has, or is refused at its launch.
+    /// A kernel does not build, needs more than the device has, or is refused at launch.
     Build,
-    /// The device is gone.
+    /// The device is lost.
     Lost,
-    /// Anything else, of which no kernel is to blame: too little memory, a refusal of the driver, an operator that is not planned.
+    /// Anything that is not a kernel's fault: too little memory, a driver error, an operator that
+    /// cannot be planned.
     Other,
 }
 
-/// A scenario that is not right on a device.
+/// A failure of a scenario on a device.
 #[derive(Clone, Debug, thiserror::Error)]
 #[error("{why}")]
 pub struct CaseError {
-    /// In what way.
+    /// How it fails.
     pub fault: Fault,
-    /// What differs, and by how much; or why it could not be run.
+    /// What differs and by how much, or why it could not run.
     pub why: String,
-    /// Kernels of the plan that fails, where it is known.
+    /// Kernels of the failing plan, if known.
     pub kernels: Vec<KernelSpec>,
 }
 
 impl CaseError {
-    /// Kernels are not right.
+    /// An error of kernels.
     fn wrong(why: impl Into<String>) -> Self {
         Self {
             fault: Fault::Wrong,
@@ -125,37 +127,40 @@ pub enum Depth {
     Quick,
     /// Every form, with weights whole and split.
     Whole,
-    /// That, and kernels by way of local memory in each size of their tiles, whether the device would have them or not.
+    /// Everything, and also tiled kernels in each tile size, whether or not the device would choose
+    /// them.
     Every,
 }
 
-/// An operator with operands, whose sizes may be symbols, and values of them for several runs of one plan.
+/// An operator with operands, whose sizes may be symbols, and values of the symbols for several
+/// runs of one plan.
 #[derive(Debug)]
 pub struct Scenario {
     /// The operator.
     pub op: Box<dyn Op>,
-    /// One fact for each operand. Those whose contents are unknown are inputs of the graph.
+    /// One fact per operand. Operands with unknown contents are inputs of the graph.
     pub operands: Vec<Fact>,
     /// Largest values of the symbols.
     pub bounds: Bindings,
-    /// Values of the symbols, and all operands.
+    /// Values of the symbols, and all operands, for each run.
     pub runs: Vec<(Bindings, Vec<HostTensor>)>,
     /// Factor on the error bound.
     pub slack: f64,
-    /// Number of dispatches where no weight is split, if it matters.
+    /// Expected number of dispatches if no weight is split; `None` if it does not matter.
     pub dispatches: Option<usize>,
 }
 
-/// What surrounds the operator.
+/// The operator's surroundings in the graph.
 #[derive(Clone, Copy, Debug)]
 struct Form {
-    /// The result is no output of the graph: another operator reads it, under another name, so that it is stored as the plan stores floats.
+    /// The result is not a graph output: another operator reads it under another name, so it is
+    /// stored like the plan's other floats.
     inner: bool,
-    /// Operands are outputs too, so that nothing may overwrite them.
+    /// Operands are also outputs, so that nothing may overwrite them.
     keep: bool,
 }
 
-/// Rounds floats to what `storage` holds.
+/// Rounds floats to the precision of `storage`.
 fn rounded(t: &HostTensor, storage: DType) -> Result<HostTensor, String> {
     if t.dtype() != DType::F32 || storage != DType::F16 {
         return Ok(t.clone());
@@ -170,8 +175,8 @@ fn rounded(t: &HostTensor, storage: DType) -> Result<HostTensor, String> {
 }
 
 impl Scenario {
-    /// A conformance case. Where every operand is constant, which derivation would fold, integers are known as
-    /// expressions instead, as they are in a model with symbols.
+    /// A conformance case. If every operand is constant, which shape inference would fold, integers
+    /// become known expressions instead, as in a model with symbols.
     pub fn of(case: &Case) -> Result<Self, String> {
         let tensors: Vec<HostTensor> = (1..)
             .zip(&case.inputs)
@@ -213,7 +218,8 @@ impl Scenario {
         Ok(results)
     }
 
-    /// Which of the operator's results are floats. Where none can be derived, the graph says why.
+    /// Which of the operator's results are floats; empty if none can be derived, since the graph
+    /// then reports the error.
     fn results(&self) -> Vec<bool> {
         let facts: Vec<Option<&Fact>> = self.operands.iter().map(Some).collect();
         let constraints = Constraints::default();
@@ -222,7 +228,7 @@ impl Scenario {
         if found.is_empty() { vec![false] } else { found }
     }
 
-    /// Operators behind this one in `form`, which are dispatches of their own.
+    /// Number of operators in `form` that read the result, each a dispatch of its own.
     fn readers(&self, form: Form) -> usize {
         let floats = self.results().into_iter().filter(|float| *float);
         floats.filter(|_| form.inner).count()
@@ -294,10 +300,10 @@ impl Scenario {
         Ok(graph)
     }
 
-    /// The graph with the operators that the operator is made of, where it says so.
+    /// The graph of the operators into which the operator decomposes, if it does.
     fn parts(&self, form: Form, storage: DType) -> LibResult<Graph> {
         let mut graph = self.graph(form, storage)?;
-        // What is known as expressions alone has no producer, which a pass would refuse.
+        // Values known as expressions have no producer, which a pass would refuse.
         let known = |f: &Fact| matches!(f.known, Known::Dims(_) | Known::Quotients(_));
         if self.operands.iter().any(known) {
             return Ok(graph);
@@ -318,8 +324,8 @@ impl Scenario {
         }
     }
 
-    /// Upper bound on the number of terms of any sum: the largest axis or, for reductions over several, the largest
-    /// operand over the result.
+    /// Upper bound on the number of terms in any sum: the largest axis or, for reductions over
+    /// several axes, the size of the largest operand divided by that of the result.
     fn terms(tensors: &[HostTensor], result: &HostTensor) -> usize {
         let axis = tensors
             .iter()
@@ -371,12 +377,13 @@ pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     Ok(all)
 }
 
-/// Gives every place of the arena one of its own, with a guard zone before the first and after each.
+/// Gives every location in the arena its own memory, with a guard zone before the first and after
+/// each.
 pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
     let guard = align.max(64);
     let mut next = guard;
     let mut moved: BTreeMap<(u64, u64), u64> = BTreeMap::new();
-    // A view moves with what it is a part of.
+    // A view moves with the tensor that contains it.
     let tensors = plan.tensors.clone();
     let whole = |offset: u64, len: u64| {
         let mut t = tensors.iter().find(|t| (t.offset, t.bytes) == (offset, len))?;
@@ -409,25 +416,26 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
         .collect()
 }
 
-/// Compute units for which products are cut in the largest tiles, in those between, and in the smallest.
+/// Numbers of compute units for which matmuls use the largest, medium and smallest tiles.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// The kernel takes E0M weights in pairs, and computes in halves.
+/// Whether the kernel takes E0M weights in pairs and computes in halves.
 pub fn in_pairs(spec: &KernelSpec) -> bool {
     spec.defines.contains_key("PAIRS") || spec.kernel.name.ends_with("_pairs")
 }
 
-/// The kernel normalises a row into halves.
+/// Whether the kernel normalises a row to halves.
 fn norms_halves(spec: &KernelSpec) -> bool {
     let mut bound = spec.bound();
     spec.kernel.name == "matvec_e0m_mma" && bound.any(|(arg, _)| arg.name == "gain")
 }
 
-/// Names of GPUs of phones, by which kernels are chosen.
+/// Names of phone GPUs that kernel selection looks for.
 pub const PHONES: [&str; 2] = ["Adreno", "Mali"];
 
-/// The device as kernels are chosen for it: as it is, as one of `units` where local memory pays, and as a GPU that reads images, of each kind
-/// that it has; with `phones` also as those.
+/// The device as kernel selection sees it: unchanged, with each number of compute `units` if local
+/// memory is fast, and reading images of each kind that it has; with `phones` also under the names
+/// of those.
 fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let shared = units.iter().map(|units| Caps {
         fast_local: true,
@@ -446,7 +454,7 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
         ..device.caps().clone()
     });
     let whole = std::iter::once(device.caps().clone());
-    // All that matters here have half arithmetic.
+    // All relevant phone GPUs have half arithmetic.
     let able = phones && device.caps().f16_math;
     let phones = PHONES.iter().filter(|_| able).map(|name| Caps {
         device: (*name).to_owned(),
@@ -456,7 +464,7 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     whole.chain(shared).chain(by_image).chain(phones).collect()
 }
 
-/// What surrounds an operator in turn.
+/// The surroundings that are tried.
 fn forms(storage: DType) -> &'static [Form] {
     match storage {
         DType::F16 => &[
@@ -490,7 +498,8 @@ fn forms(storage: DType) -> &'static [Form] {
 pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth) -> Result<(), CaseError> {
     let forms = forms(storage);
     let forms = if depth == Depth::Quick { &forms[..1] } else { forms };
-    // A weight that exceeds what a device binds is split; limits that no weight reaches change nothing.
+    // A weight above the device's binding limit is split; limits that no weight reaches change
+    // nothing.
     let weight = scenario
         .operands
         .iter()
@@ -504,7 +513,7 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
         .map(|f| (f, None))
         .chain(limits.map(|l| (&forms[0], l)))
         .flat_map(|(form, limit)| {
-            // How a weight is split does not depend on the tile, nor how a tile is cut on what overwrites operands.
+            // Weight splits do not depend on the tile size, nor tile sizes on in-place operands.
             let units = match limit {
                 _ if depth != Depth::Every => &[],
                 Some(_) => &UNITS[1..2],
@@ -522,11 +531,11 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
         let graph = scenario.parts(*form, storage)?;
         caps.max_view_bytes = limit.unwrap_or(caps.max_view_bytes);
         if storage == DType::F32 {
-            // Grids along one axis are folded.
+            // Long grids along one axis are folded.
             caps.max_grid = 3;
         }
         let plan = match Plan::compile(&graph, &caps, &scenario.options(storage)) {
-            // The smallest part that a kernel takes is larger.
+            // The smallest part that a kernel accepts is larger.
             Ok(plan) if limit.is_some() && !plan.host.is_empty() => continue,
             Err(_) if limit.is_some() => continue,
             Ok(plan) => plan,
@@ -538,7 +547,7 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
             return Err(format!("{form:?}: {own} dispatches, expected {n}").into());
         }
         if own == 0 {
-            return Err("planning emits no dispatch: nothing is tested on a device"
+            return Err("the plan has no dispatch, so nothing is tested on a device"
                 .to_owned()
                 .into());
         }
@@ -570,7 +579,8 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
     Ok(())
 }
 
-/// What measuring may choose of the kernels that `scenario` takes on a device with `caps`, each once.
+/// The tunable settings of the kernels that `scenario` uses on a device with `caps`, without
+/// duplicates.
 pub fn tunables(
     scenario: &Scenario,
     caps: &Caps,
@@ -591,13 +601,14 @@ pub fn tunables(
 ///
 /// # Errors
 ///
-/// Those of planning.
+/// The scenario cannot be planned.
 pub fn kernels(scenario: &Scenario, caps: &Caps, storage: DType) -> Result<Vec<KernelSpec>, CaseError> {
     let graph = scenario.parts(forms(storage)[0], storage)?;
     Ok(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels)
 }
 
-/// Runs the first form of `scenario` with the kernels of a device with `caps`, all of which `device` can run.
+/// Runs the first form of `scenario` with the kernels for a device with `caps`, which `device` must
+/// be able to run.
 pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Caps) -> Result<(), CaseError> {
     let form = forms(storage)[0];
     let graph = scenario.parts(form, storage)?;
@@ -614,14 +625,14 @@ pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Ca
     .map_err(|e| CaseError { kernels, ..e })
 }
 
-/// Bytes that `count` elements take with their padding.
+/// Bytes of `count` elements including padding.
 fn padded(dtype: DType, count: usize) -> usize {
     (count * if dtype == DType::F16 { 2 } else { 4 })
         .next_multiple_of(8)
         .max(8)
 }
 
-/// Memory of the arena before and after a run.
+/// Contents of the arena before or after a run.
 struct Arena {
     view: View,
     bytes: Vec<u8>,
@@ -640,7 +651,8 @@ impl Arena {
     }
 }
 
-/// Element type and place of what the elementwise kernel reads that writes at byte `to` of the arena.
+/// Element type and location of the input of the elementwise kernel that writes at byte `to` of the
+/// arena.
 fn read_for(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
     let found = plan.steps.iter().find_map(|step| {
         let spec = plan.kernels.get(step.kernel)?;
@@ -669,15 +681,15 @@ fn one_form(
     if let Some(step) = plan.host.first() {
         return Err(format!("\"{}\" runs on the host: {}", step.name, step.why).into());
     }
-    // The parts of an operator share memory in turn: there guard zones would keep apart what belongs together, and floats are
-    // stored on the way.
+    // The parts of an operator share memory, so guard zones would separate what belongs together,
+    // and intermediate floats are stored.
     let in_parts = graph.nodes().all(|(_, n)| !n.op.dyn_eq(scenario.op.as_ref()));
     let places = if in_parts {
         Vec::new()
     } else {
         spread(&mut plan, align)
     };
-    // Slots that some step writes: their whole length is allowed, that of outputs only up to the padding.
+    // Slots that some step writes: the whole slot may change, an output's only up to the padding.
     let mut written: HashMap<u64, u64> = HashMap::new();
     for step in &plan.steps {
         let spec = &plan.kernels[step.kernel];
@@ -689,22 +701,22 @@ fn one_form(
             }
         }
     }
-    // Operands that are kept are outputs too, before the results.
+    // Operands that are kept are also outputs, before the results.
     let from = graph.outputs().len().saturating_sub(scenario.results().len());
     let mut results = Vec::new();
     for v in &graph.outputs()[from..] {
         let name = &graph.value(*v).name;
         let port = plan
             .output(name)
-            .ok_or_else(|| "no output port".to_owned())?
+            .ok_or_else(|| "the plan has no output port for the result".to_owned())?
             .clone();
         let Some(Place::Arena { offset, tensor, .. }) = port.place else {
             return Err(format!("\"{name}\" is outside the arena").into());
         };
-        // What an operator behind it reads is the result itself.
+        // What a following operator reads is the result itself.
         let read = inner.then(|| read_for(&plan, offset)).flatten();
         let (stored, tensor, offset) = read.unwrap_or((port.device, tensor, offset));
-        // Beside a result that is a part of something else lies the rest of that.
+        // A result inside another value is followed by the rest of that value.
         let shared = plan.tensors.get(tensor).and_then(|t| t.shared.as_ref());
         let is_part = matches!(shared, Some(Shared::View(_)));
         results.push((name.clone(), stored, (!is_part).then_some(offset)));
@@ -724,7 +736,9 @@ fn one_form(
     let mut executor = Executor::new(backend, graph, vec![plan])?;
     let stats = executor.stats();
     if by_image && stats.images == images {
-        return Err("the driver refused images that it makes".to_owned().into());
+        return Err("the driver refused images that it has created before"
+            .to_owned()
+            .into());
     }
     for (bindings, operands) in &scenario.runs {
         let operands: Vec<HostTensor> = operands
@@ -738,7 +752,7 @@ fn one_form(
             }
         }
         let mut first: Vec<HostTensor> = Vec::new();
-        // Not a number, which sums show; and large numbers of either sign, which a maximum shows.
+        // NaN, which shows in sums, and large numbers of either sign, which show in a maximum.
         for (run, poison) in (1..).zip([POISON, 0x7b, 0xfb]) {
             let at = |e: String| CaseError::wrong(format!("run {run}, {bindings:?}: {e}"));
             let mut before = Arena {
@@ -795,19 +809,19 @@ fn one_form(
             if first.is_empty() {
                 first = found;
             } else if bits(&first) != bits(&found) {
-                return Err(at("results differ from the first run's".into()));
+                return Err(at("the results differ from those of the first run".into()));
             }
         }
     }
     guards().map_err(CaseError::wrong)?;
     let now = executor.stats();
     if (now.compiles, now.recordings) != (stats.compiles, stats.recordings) {
-        return Err("a run compiled or recorded again".to_owned().into());
+        return Err("a run compiled or recorded something again".to_owned().into());
     }
     Ok(())
 }
 
-/// An error for a changed byte outside of `written` (offset and length).
+/// Fails if a byte outside of `written` (offset and length) has changed.
 fn untouched(
     before: &[u8],
     after: &[u8],

@@ -1,41 +1,50 @@
-//! Errors of a result against the reference.
+//! Error bounds for results, and their comparison with the reference.
 
 use crate::tensor::{DType, HostTensor};
 
-/// Bound on the normalised mean square error of a result that is stored as `stored`, where no sum has more than
-/// `terms` terms.
+/// Bound on the normalised mean square error of a result that is stored as `stored` and computed
+/// from sums of at most `terms` terms.
 ///
-/// Storage: rounding to `f16` errs by at most 2^-11 of the value, so by 2^-22 = 2.4e-7 of the square; a store and the
-/// different roundings on the way to it leave room up to 1e-6. `f32`: functions such as `exp`, `pow` and division are
-/// within 16 units of 2^-24 in OpenCL, and within about 2^-19 in WGSL for arguments of these cases, so 1e-11 of the
-/// square. Sums: each of n additions errs by 2^-24 of a partial sum; the reference adds in another order. For terms
-/// of random sign the square of the error is about n 2^-48 of the square of the result; a factor of 16 covers
-/// sums that happen to be small.
+/// Storage: rounding to `f16` errs by at most 2^-11 of the value, so by 2^-22 = 2.4e-7 of the
+/// square; a store and intermediate roundings leave room up to 1e-6. `f32`: functions such as
+/// `exp`, `pow` and division are within 16 units of 2^-24 in OpenCL, and within about 2^-19 in WGSL
+/// for the arguments of these cases, so 1e-11 of the square.
+///
+/// Sums: each of n additions errs by 2^-24 of a partial sum, and the reference adds in another
+/// order. For terms of random sign the square of the error is about n 2^-48 of the square of the
+/// result; a factor of 16 covers sums that happen to be small.
 pub fn bound(stored: DType, terms: usize) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "sizes of test tensors")]
     let sums = 16.0 * terms as f64 * (-48f64).exp2();
     sums + if stored == DType::F16 { 1e-6 } else { 1e-11 }
 }
 
-/// What is added to the bound for a kernel that takes E0M weights in pairs (`PAIRS`, `_pairs`; numeric contract, exception 8).
+/// Added to the bound for a kernel that multiplies pairs of E0M weights in halves (`PAIRS`,
+/// `_pairs`; numeric contract, exception 8).
 ///
-/// Each rounding to a half errs by at most 2^-11 of the value, so of terms of random sign by 2^-22 / 3 of the square. A chain of four terms has,
-/// of products not fused, partial sums of 1, 2, 3 and 4 terms and 3 further products: 13 squares of a term, 13 / 4 for each weight. With `w1`
-/// spread over [2, 4) such a square is 28 / 3 of that of `x`; the result has, of the same weight, 1 / 3 of the square of `x`. Together
-/// 13 / 4 * 28 / 3 * 3 / 3 = 30 times 2^-22 of the square of the result. Where the bias is subtracted first the terms are smaller, and the chains twice as long. The slack, a factor of 4, is for sums that happen to be small.
+/// Rounding to a half errs by at most 2^-11 of the value, so for terms of random sign by 2^-22 / 3
+/// of the square. A chain of four terms without fused multiply-add has partial sums of 1, 2, 3 and
+/// 4 terms and 3 more products: 13 squares of a term, or 13 / 4 per weight. With `w1` uniform in
+/// [2, 4), such a square is 28 / 3 of that of `x`; the result has 1 / 3 of the square of `x` for
+/// the same weight. Together, 13 / 4 * 28 / 3 * 3 / 3 = 30 times 2^-22 of the square of the result.
+/// If the bias is subtracted first, terms are smaller and chains twice as long. A factor of 4
+/// covers sums that happen to be small.
 pub const PAIRS: f64 = 4.0 * 30.0 / (1u64 << 22) as f64;
 
-/// What is added to the bound for a kernel that normalises a row as halves for matrix units (numeric contract, 1).
+/// Added to the bound for a kernel that normalises a row to halves for tensor cores (numeric
+/// contract, 1).
 ///
-/// Each place is rounded once, by at most 2^-11 of it, so by 2^-22 / 3 of the square. The slack, a factor of 4, is for functions of two results that
-/// were computed of one row, whose errors go together.
+/// Each element is rounded once, by at most 2^-11 of its value, so by 2^-22 / 3 of the square. A
+/// factor of 4 covers functions of two results computed from one row, whose errors are correlated.
 pub const NORMED: f64 = 4.0 / 3.0 / (1u64 << 22) as f64;
 
-/// What is added to the bound for a kernel that multiplies bytes (numeric contract, 9).
+/// Added to the bound for a kernel that multiplies 8-bit integers (numeric contract, 9).
 ///
-/// Devices divide within a unit of the last place, so that an activation that lies as near to a tie as that may become the next byte. Of one in a
-/// thousand that is a step of 1 / 127 of the largest magnitude, whose square is at most three times that of activations spread evenly: 3 / 127^2 /
-/// 1000 of the square of the result, about a hundredth of what quantizing itself does.
+/// Division is accurate to one unit in the last place, so an activation that close to a tie may
+/// round to the neighbouring integer. For one in a thousand this is a step of 1 / 127 of the
+/// largest magnitude, whose square is at most three times that of uniformly distributed
+/// activations: 3 / 127^2 / 1000 of the square of the result, about a hundredth of the quantization
+/// error itself.
 pub const TIES: f64 = 3.0 / (127.0 * 127.0 * 1000.0);
 
 /// The coordinates of element `i`.
@@ -48,8 +57,8 @@ fn coordinates(shape: &[usize], mut i: usize) -> Vec<usize> {
     out
 }
 
-/// Compares `found` with `wanted`, whose shapes may differ by axes of size 1. Returns the normalised mean square
-/// error.
+/// Compares `found` with `wanted`, whose shapes may differ by axes of size 1. Returns the
+/// normalised mean square error; fails if it exceeds `bound`.
 pub fn compare(wanted: &HostTensor, found: &HostTensor, bound: f64) -> Result<f64, String> {
     if wanted.len() != found.len() || wanted.dtype() != found.dtype() {
         return Err(format!("expected {wanted:?}, found {found:?}"));

@@ -1,10 +1,13 @@
-//! Kernels are compared with the reference where they first run on a device.
+//! Validates kernels on first use: compares them with the reference when they first run on a
+//! device.
 //!
-//! Compilers of phones' GPUs, and of new ones, are wrong now and then, for one kernel or one form of it. So each specialised kernel of which the
-//! store knows nothing is compared with the reference, once for each device and driver: of one node for each kernel
-//! [`Op::eval`](crate::graph::Op::eval) computes the results from the operands that the device had. A variant that is wrong, or does not
-//! build, or is refused at its launch, is not used any more, and what is loaded is planned again without it. A kernel that has no twin is an error. Verdicts are of kernels that
-//! ran: where the driver refuses images, all is planned again without them.
+//! Compilers for GPUs of phones, and of new GPUs, sometimes miscompile a kernel or one form of it.
+//! Each specialised kernel without a stored result is therefore checked once per device and driver:
+//! for one node per kernel, [`Op::eval`](crate::graph::Op::eval) computes the results from the
+//! operands that the device had. A variant that gives wrong results, does not build or is refused
+//! at launch is quarantined, and the model is planned again without it. A wrong kernel without a
+//! fallback is an error. Results apply to the kernels that ran: if the driver refuses images,
+//! everything is planned again without them.
 
 use super::judge;
 use crate::backend::kernel::KernelSpec;
@@ -13,31 +16,31 @@ use crate::backend::{Backend, BackendError, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
+use crate::note::Note;
 use crate::plan::{Plan, Sample};
 use crate::shape::Bindings;
-use crate::units::count_text;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// A node that a device computes wrong.
+/// A node that the device computes wrongly.
 struct Fault {
     node: String,
     kernels: Vec<KernelSpec>,
     why: String,
 }
 
-/// What comparing kernels with the reference has found.
+/// Results of comparing kernels with the reference.
 struct Found {
-    /// Kernels that were compared.
+    /// Number of compared kernels.
     judged: usize,
-    /// Those that could not be.
+    /// Kernels that could not be compared.
     unjudged: Vec<String>,
     faults: Vec<Fault>,
     refused: Vec<Refused>,
 }
 
 impl Found {
-    /// The first fault as an error.
+    /// Returns the first fault as an error.
     fn right(self, caps: &Caps) -> Result<()> {
         let refused = self.refused.into_iter().map(|r| r.error);
         let faults = self.faults.iter().map(|fault| wrong(caps, fault));
@@ -45,19 +48,19 @@ impl Found {
     }
 }
 
-/// A variant whose launch is refused.
+/// A variant that the driver refuses to launch.
 struct Refused {
     kernel: KernelSpec,
     error: Error,
 }
 
-/// Is told how many of how many new kernels were compared.
+/// Progress callback: the numbers of compared and of all new kernels.
 pub type Hear = Box<dyn FnMut(usize, usize) + Send>;
 
-/// The checks of kernels of one model on one device, and what there is to note of them.
+/// Validation of one model's kernels on one device, with notes for the user.
 pub struct FirstUse {
     store: Option<Arc<Store>>,
-    notes: Vec<String>,
+    notes: Vec<Note>,
     checked: usize,
     hear: Option<Hear>,
 }
@@ -69,7 +72,8 @@ impl std::fmt::Debug for FirstUse {
 }
 
 impl FirstUse {
-    /// Checks of the kernels that `store` does not know on a device with `caps`; without a store of all.
+    /// Validates the kernels that `store` does not know on a device with `caps`; without a store,
+    /// all.
     pub fn new(caps: &Caps, store: Option<Arc<Store>>) -> Self {
         Self {
             store,
@@ -79,31 +83,33 @@ impl FirstUse {
         }
     }
 
-    /// From now on `hear` is told how far checks have come.
+    /// Sets the progress callback.
     pub fn heard_by(&mut self, hear: Hear) {
         self.hear = Some(hear);
     }
 
-    /// Sentences about kernels that are not used, or could not be checked.
-    pub fn notes(&self) -> &[String] {
+    /// Notes about kernels that are quarantined or could not be checked.
+    pub fn notes(&self) -> &[Note] {
         &self.notes
     }
 
-    /// Kernels that were compared with the reference.
+    /// Number of kernels that were compared with the reference.
     pub fn checked(&self) -> usize {
         self.checked
     }
 
-    /// Compiles the variants among the kernels of `plans`, before anything is uploaded. True where some do not build: `backend` does not use
-    /// them any more, and its plans are to be made anew.
+    /// Compiles the variants among the kernels of `plans`, before anything is uploaded. Returns
+    /// whether some do not build; `backend` then quarantines them, and its plans must be made
+    /// again.
     pub fn leaves_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> bool {
         let bad = unbuilt(backend, plans);
         self.leave(backend, bad)
     }
 
-    /// Compares the kernels of `program` that are not known with the reference. `observe` is called where there are such, or kernels that read images,
-    /// which it makes by loading an executor; it runs what it has to by [`Watch`]. True where all is right; else `backend` does not use what
-    /// is wrong any more, and its plans are to be made anew. An error for a wrong kernel without a twin.
+    /// Compares the unknown kernels of `program` with the reference. `observe` is called if there
+    /// are any, or kernels that read images; it loads an executor and runs what [`Watch`] asks for.
+    /// Returns `true` if everything is right. Otherwise `backend` quarantines the wrong variants,
+    /// and its plans must be made again. A wrong kernel without a fallback is an error.
     pub fn is_right(
         &mut self,
         backend: &mut SharedBackend,
@@ -128,13 +134,14 @@ impl FirstUse {
             bad.extend(blame(program.caps(), fault)?);
         }
         if !self.leave(backend, bad) {
-            // It was planned with although it was left.
+            // The plan used it although it was quarantined.
             found.right(program.caps())?;
         }
         Ok(false)
     }
 
-    /// Uses the variants of kernels that are `bad`, each with the reason, no more. False where none was used before.
+    /// Quarantines the variants of the `bad` kernels, each with the reason. Returns `false` if all
+    /// were quarantined before.
     fn leave(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) -> bool {
         let mut any = false;
         for (spec, why) in bad {
@@ -143,11 +150,12 @@ impl FirstUse {
                 if caps.is_quarantined(spec.kernel, &variant) {
                     continue;
                 }
-                self.notes.push(format!(
-                    "note: kernel {variant} {why} on {} ({}) and is not used there; results are right, perhaps slower; \
-                     `tlite selftest` says more",
-                    caps.device, caps.driver
-                ));
+                self.notes.push(Note::KernelLeft {
+                    variant: variant.clone(),
+                    why: why.clone(),
+                    device: caps.device.clone(),
+                    driver: caps.driver.clone(),
+                });
                 log::debug!("kernel {spec} {why}");
                 *backend = backend.without(spec.kernel, &variant, &why);
                 any = true;
@@ -160,14 +168,15 @@ impl FirstUse {
     }
 }
 
-/// Kernels of `plans` of which `store` knows nothing on a device with `caps`.
+/// Number of kernels of `plans` without a stored result for a device with `caps`.
 pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize {
     let right = store.map(|s| Right::new(s, caps));
     unknown(specs(plans), right.as_ref()).count()
 }
 
-/// Compares the kernels of `program` that `store` does not know with the reference, as [`FirstUse::is_right`] does; an error for the first that is
-/// wrong. False where the driver refuses images: other kernels ran than were planned, and nothing is known of either.
+/// Compares the unknown kernels of `program` with the reference, like [`FirstUse::is_right`]; the
+/// first wrong one is an error. Returns `false` if the driver refuses images: other kernels ran
+/// than planned, and neither are validated.
 pub fn all_right(
     program: &Program,
     store: Option<&Store>,
@@ -179,12 +188,12 @@ pub fn all_right(
     found.right(program.caps()).map(|()| true)
 }
 
-/// Bytes that are copied aside in a run at first; where the device has no memory for that, less.
+/// Bytes captured in a run at first; less if the device has no memory for that.
 const ROOM: u64 = 256 << 20;
 const LEAST_ROOM: u64 = 1 << 20;
 const SHRINKS: u64 = 4;
 
-/// What is to be observed, and what was.
+/// What is to be captured in runs, and what was.
 pub struct Watch<'a> {
     new: &'a HashSet<&'a KernelSpec>,
     done: HashSet<KernelSpec>,
@@ -220,7 +229,7 @@ impl<'a> Watch<'a> {
         }
     }
 
-    /// There is nothing to observe.
+    /// Whether there is nothing to capture.
     pub fn is_empty(&self) -> bool {
         self.new.is_empty()
     }
@@ -231,13 +240,13 @@ impl<'a> Watch<'a> {
         kernels.any(|spec| self.new.contains(spec) && !self.done.contains(spec))
     }
 
-    /// A run of `plan` has something to observe.
+    /// Whether a run of `plan` captures something.
     pub fn wants(&self, plan: &Plan) -> bool {
         plan.samples.iter().any(|s| self.wants_sample(plan, s))
     }
 
-    /// Runs plan `index`, whose inputs were written, and judges a node for each of the kernels that were not observed before. True where another run
-    /// is needed for the others.
+    /// Runs plan `index`, whose inputs must be written, and checks a node for each kernel not
+    /// captured before. Returns whether another run is needed for the others.
     pub fn run(&mut self, executor: &mut Executor, index: usize, bindings: &Bindings) -> Result<bool> {
         let before = self.done.len();
         let wanted = |plan: &Plan, sample: &Sample| self.wants_sample(plan, sample);
@@ -246,7 +255,7 @@ impl<'a> Watch<'a> {
                 source: why @ BackendError::OutOfMemory { .. },
                 ..
             }) => {
-                log::debug!("no memory to observe nodes: {why}");
+                log::debug!("no memory to capture nodes: {why}");
                 let less = self.room.together / SHRINKS;
                 self.room = Room {
                     together: less,
@@ -267,8 +276,8 @@ impl<'a> Watch<'a> {
         Ok(observation.more && self.done.len() > before)
     }
 
-    /// Keeps that the launch of a variant was refused twice, of which no more runs of `plan` tell anything; after the first time another run is
-    /// needed. Any other error is returned.
+    /// Records that the launch of a variant was refused. After the first time another run is
+    /// needed; after the second, further runs of `plan` are useless. Any other error is returned.
     fn refuse(&mut self, plan: Option<&Plan>, error: Error) -> Result<bool> {
         let Error::Device {
             source: BackendError::Launch { kernel, .. },
@@ -311,7 +320,7 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// Those of `specs` that `right` does not know.
+/// The `specs` that `right` does not know.
 fn unknown<'s>(
     specs: impl IntoIterator<Item = &'s KernelSpec>,
     right: Option<&Right<'_>>,
@@ -321,8 +330,8 @@ fn unknown<'s>(
         .filter(move |spec| !right.is_some_and(|r| r.has(spec)))
 }
 
-/// Compares the kernels that `store` does not know with the reference; what is right is kept. `None` where other kernels ran than were planned, as
-/// the driver refuses images.
+/// Compares the kernels that `store` does not know with the reference, and stores which are right.
+/// `None` if other kernels ran than planned, because the driver refuses images.
 fn compare(
     program: &Program,
     store: Option<&Store>,
@@ -336,7 +345,7 @@ fn compare(
     let new: HashSet<&KernelSpec> = unknown(kernels, right.as_ref()).collect();
     let mut watch = Watch::of(&new, hear);
     if by_image || !new.is_empty() {
-        log::debug!("{} kernels are checked", new.len());
+        log::debug!("checking {} kernels", new.len());
         observe(&mut watch)?;
     }
     if by_image && program.refuses_images() {
@@ -363,41 +372,38 @@ fn compare(
     }))
 }
 
-/// The variants of a kernel that are left first: the wave alone, or images, without which its other forms may be right.
+/// The variants of a kernel to quarantine first: only the subgroup width or images, if present,
+/// since the other forms may be right without them.
 fn to_leave(spec: &KernelSpec) -> Vec<String> {
     let outer = spec.outer_forms().next();
     outer.map_or_else(|| spec.variants(), |form| vec![form])
 }
 
-/// A note of the variants that earlier starts have left.
-fn known(caps: &Caps) -> Option<String> {
-    let names = caps
+/// A note about the variants quarantined in earlier starts.
+fn known(caps: &Caps) -> Option<Note> {
+    let left = caps
         .quarantined
         .iter()
-        .map(|q| format!("{} {}", q.variant, q.why));
-    let names: Vec<String> = names.collect();
-    (!names.is_empty()).then(|| {
-        format!(
-            "note: kernels that are not used on {} ({}), as found earlier: {}",
-            caps.device,
-            caps.driver,
-            names.join("; ")
-        )
+        .map(|q| (q.variant.clone(), q.why.clone()));
+    let variants: Vec<(String, String)> = left.collect();
+    (!variants.is_empty()).then(|| Note::KernelsLeft {
+        variants,
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
     })
 }
 
-/// A note of kernels that could not be compared.
-fn unjudged(caps: &Caps, kernels: &[String]) -> Option<String> {
-    let first = kernels.iter().min()?;
-    Some(format!(
-        "note: {} could not be checked on {} ({}) and are used all the same, such as {first}: what they computed in these runs tells nothing",
-        count_text(kernels.len(), "kernel"),
-        caps.device,
-        caps.driver
-    ))
+/// A note about kernels that could not be compared.
+fn unjudged(caps: &Caps, kernels: &[String]) -> Option<Note> {
+    Some(Note::KernelsUnchecked {
+        count: kernels.len(),
+        first: kernels.iter().min()?.clone(),
+        device: caps.device.clone(),
+        driver: caps.driver.clone(),
+    })
 }
 
-/// The variants behind a fault; an error where there are none.
+/// The variants behind a fault; an error if there are none.
 fn blame(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, String)>> {
     let variants = fault.kernels.iter().filter(|spec| !spec.variants().is_empty());
     let why = format!("gives wrong results ({})", fault.why);
@@ -434,7 +440,8 @@ fn unbuilt(backend: &mut SharedBackend, plans: &[Plan]) -> Vec<(KernelSpec, Stri
                 log::debug!("{e}");
                 Some((spec.clone(), "does not build".to_owned()))
             }
-            // Of anything else, as of a lost device or too little memory, loading tells: another time it may build.
+            // Loading reports other errors, such as a lost device or too little memory; the kernel
+            // may build another time.
             _ => None,
         });
     refused.collect()

@@ -1,4 +1,5 @@
-//! Whether kernels are right on a device: what they compute against [`Op::eval`](crate::graph::Op::eval).
+//! Checks whether kernels compute correctly on a device, compared with
+//! [`Op::eval`](crate::graph::Op::eval).
 
 pub mod case;
 pub mod compare;
@@ -9,13 +10,14 @@ use crate::executor::Observed;
 use crate::tensor::{DType, HostTensor};
 use compare::compare;
 
-/// Bound on the normalised mean square error of a node in the middle of a model, whose operands are what the device made of them. What rounding
-/// does, at steps of functions such as `Floor` too, stays far below; what a wrong element does lies above, unless there are thousands of right ones.
+/// Bound on the normalised mean square error of a node inside a model, whose operands were computed
+/// on the device. Rounding stays far below it, even at the steps of functions such as `Floor`. A
+/// wrong element exceeds it, unless there are thousands of right ones.
 const LOOSE: f64 = 1e-4;
-/// One of so many integers may differ: those that are made of floats.
+/// One in this many integers may differ, if they were computed from floats.
 const INTEGERS: usize = 64;
 
-/// An error where a node's results are not those of its operator; false where nothing could be compared.
+/// Compares a node's results with the reference. `Ok(false)` if nothing could be compared.
 pub fn judge(observed: &Observed) -> Result<bool, String> {
     let inputs: Vec<Option<&HostTensor>> = observed.inputs.iter().map(Option::as_ref).collect();
     let wanted = match observed.op.run(&inputs) {
@@ -25,7 +27,7 @@ pub fn judge(observed: &Observed) -> Result<bool, String> {
             return Ok(false);
         }
     };
-    // Of zeros any kernel may make zeros, and right ones do: that says nothing.
+    // Zeros computed from zeros prove nothing.
     let blank = inputs
         .iter()
         .flatten()
@@ -41,9 +43,9 @@ pub fn judge(observed: &Observed) -> Result<bool, String> {
     Ok(compared)
 }
 
-/// Compares a result that is stored as `stored` with the reference. Kernels know no infinities: what the reference has beyond the range of the
-/// stored type counts as its end, and what is not a number is left out. True where what is left has other elements than 0; `None` where
-/// nothing is left.
+/// Compares a result, stored as `stored`, with the reference. Kernels know no infinities, so
+/// reference values beyond the range of the stored type count as its limit, and NaNs are skipped.
+/// `Some(true)` if the remaining elements contain numbers other than 0; `None` if nothing remains.
 fn close(wanted: &HostTensor, found: &HostTensor, stored: DType) -> Result<Option<bool>, String> {
     let text = |e: crate::tensor::TensorError| e.to_string();
     if wanted.len() != found.len() || wanted.dtype() != found.dtype() {
@@ -71,7 +73,7 @@ fn close(wanted: &HostTensor, found: &HostTensor, stored: DType) -> Result<Optio
     Ok((!w.is_empty()).then(|| w.iter().any(|w| *w != 0.0)))
 }
 
-/// It has elements that are numbers other than 0.
+/// Whether it has elements that are numbers other than 0.
 fn has_numbers(tensor: &HostTensor) -> bool {
     let numbers = |data: &[f32]| data.iter().any(|v| !v.is_nan() && *v != 0.0);
     tensor.to_f32().is_ok_and(|data| numbers(&data))

@@ -1,4 +1,4 @@
-//! The cases of all operators on a device.
+//! Runs the cases of all operators on a device.
 
 use super::case::{self, Bench, CaseError, Depth, Fault, Scenario};
 use crate::backend::kernel::KernelSpec;
@@ -10,25 +10,25 @@ use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-/// A case that a device fails.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+/// A failed case.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct Failure {
     /// Operator, operands and storage type.
     pub case: String,
-    /// What differs, and by how much; or why it could not be run.
+    /// What differs and by how much, or why the case could not run.
     pub why: String,
 }
 
-/// What the cases found out about a device.
+/// Results of the cases on a device.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Cases that are right.
+    /// Number of passed cases.
     pub passed: usize,
-    /// Cases that are not.
+    /// Failed cases.
     pub failed: Vec<Failure>,
-    /// Variants of kernels that are not used there, those that the cases have just found included.
+    /// Kernel variants quarantined on the device, including those found by these cases.
     pub quarantined: Vec<Quarantined>,
-    /// How long it took.
+    /// Duration of the test.
     pub took: Duration,
 }
 
@@ -50,12 +50,13 @@ impl Trial {
     fn specs(&self, caps: &Caps) -> Vec<KernelSpec> {
         let scenario = Scenario::of(&self.case);
         let specs = scenario.map(|s| case::quick_specs(&s, caps, self.storage));
-        // What cannot be planned is told when it runs.
+        // Planning errors are reported when the case runs.
         specs.ok().and_then(Result::ok).unwrap_or_default()
     }
 }
 
-/// The cases that devices run; if `quick` one for each kernel that a device with `caps` uses, the smallest.
+/// The cases for devices; if `quick`, the smallest case for each kernel that a device with `caps`
+/// uses.
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     let cases = ALL.iter().flat_map(|def| (def.cases)());
     let cases = cases.filter(|case| case.host_only.is_none());
@@ -87,11 +88,12 @@ fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     kept.map(|(_, trial)| trial).collect()
 }
 
-/// A variant of a kernel, and why it is to blame.
+/// A kernel variant, its name, and why it is at fault.
 type Blamed = (KernelSpec, String, String);
 
-/// The variants that make a case fail: the first without which `run` passes, else all of them where it passes without all. None where it fails
-/// without any, too, or in a way of which no kernel is to blame.
+/// The variants at fault in a failing case: the first one without which `run` passes; else all of
+/// them, if it passes without all. Empty if it fails without any variant, too, or in a way that is
+/// not a kernel's fault.
 fn blame(
     device: &SharedBackend,
     name: &str,
@@ -121,15 +123,16 @@ fn blame(
     if all.len() < 2 || run(&all.iter().fold(device.clone(), without)).is_err() {
         return Vec::new();
     }
-    let several = format!("{why}, as others of {} do", all.len());
+    let several = format!("{why}, as do others of {} variants", all.len());
     let blamed = all.into_iter();
     blamed
         .map(|(spec, variant)| (spec, variant, several.clone()))
         .collect()
 }
 
-/// Runs the cases on a device; if `quick` one for each kernel. A variant by which a case fails is not used from then on, of which `store` keeps a
-/// note; other failures say nothing of kernels. When the device is lost the rest is not run. `hear` is told how many cases of how many are done.
+/// Runs the cases on a device; if `quick`, one per kernel. A variant that makes a case fail is
+/// quarantined from then on, also in `store`. If the device is lost, the remaining cases are
+/// skipped. `hear` is called with the numbers of finished and all cases.
 pub fn run(
     mut device: SharedBackend,
     store: Option<&Store>,
@@ -154,7 +157,7 @@ pub fn run(
             case::run(device as &dyn Bench, &scenario, trial.storage, depth)
         };
         let error = match run(&device) {
-            // A driver that is short of something refuses a launch once.
+            // A driver that is short of some resource refuses a launch only once.
             Err(error) if error.fault == Fault::Build => run(&device).err(),
             ran => ran.err(),
         };
@@ -173,7 +176,7 @@ pub fn run(
         let mut why = error.why;
         let rest = trials.len() - done - 1;
         if lost && rest > 0 {
-            why.push_str(&format!("; {rest} further cases are not run"));
+            why.push_str(&format!("; {rest} further cases were not run"));
         }
         failed.push(Failure {
             case: trial.name(),

@@ -1,19 +1,23 @@
-//! The least value of an expression whose symbols are bounded: sound, and complete for what shapes need.
+//! Lower bounds of expressions whose symbols are bounded: sound, and complete for what shapes need.
 //!
-//! Four ways are tried, and the best result counts. Each is a proof for all values inside the bounds.
+//! Four methods are tried and the best result wins. Each is a proof for all values inside the
+//! bounds.
 //!
-//! * **Intervals**, after every atom is written as its least value plus a rest: `N*N - N` with `N = 1 + n` is `n*n + n`.
+//! * **Intervals**: every atom is written as its minimum plus a remainder. `N*N - N` with
+//!   `N = 1 + n` is `n*n + n`.
 //! * **Common factors**: `2048*N - N*N` is `N*(2048 - N)`.
-//! * **Elimination** of one `floor`, `min` or `max`: in `q*floor(a/n) + r` the floor lies between `(a - n + 1)/n` and `a/n`;
-//!   `q*min(a, b) + r` is one of `q*a + r` and `q*b + r`.
-//! * **Facts**, which are expressions known to be 0 or more: a multiple of one is subtracted so that a term disappears.
+//! * **Elimination** of one `floor`, `min` or `max`: in `q*floor(a/n) + r` the floor lies between
+//!   `(a - n + 1)/n` and `a/n`; `q*min(a, b) + r` is either `q*a + r` or `q*b + r`.
+//! * **Facts** (expressions known to be 0 or more): a multiple of one is subtracted so that a term
+//!   cancels.
 
 use super::dim::{Atom, Choice, Dim, Term, gcd, without};
 use super::symbol::{Bindings, Symbol};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// Least and largest value; `None` where there is no bound. Wider than `i64`, so that sums of bounds do not overflow.
+/// Minimum and maximum value; `None` means unbounded. Wider than `i64` so that sums of bounds do
+/// not overflow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Interval {
     pub lo: Option<i128>,
@@ -36,9 +40,10 @@ impl Interval {
         }
     }
 
-    /// The least value of the product; `None` when there is none or it is too large.
+    /// Minimum of the product; `None` if it is unbounded or too large.
     fn mul_low(self, other: Self) -> Option<i128> {
-        // A missing bound is infinite; 0 times infinity is 0 here, since every value is a number.
+        // A missing bound is infinite. 0 times infinity is 0 here, since every actual value is
+        // finite.
         let corner = |a: Option<i128>, b: Option<i128>| match (a, b) {
             (Some(0), _) | (_, Some(0)) => Some(0),
             (Some(a), Some(b)) => a.checked_mul(b),
@@ -66,7 +71,7 @@ impl Interval {
     }
 }
 
-/// Rounded up quotient.
+/// Quotient, rounded up.
 fn ceil(a: i128, n: i128) -> i128 {
     let q = a.div_euclid(n);
     if a.rem_euclid(n) == 0 {
@@ -76,25 +81,26 @@ fn ceil(a: i128, n: i128) -> i128 {
     }
 }
 
-/// Steps of one question. Larger expressions than those of shapes end here, with a weaker answer.
+/// Step budget of one question. Expressions larger than shapes need run out of steps and get a
+/// weaker answer.
 const STEPS: u32 = 100;
 
-/// Bindings that [`Question::samples`] tries.
+/// Number of bindings that [`Question::samples`] tries.
 const WITNESSES: usize = 5;
 
-/// A large size.
+/// Sample value for a symbol without an upper bound.
 const FAR: i128 = 1000;
 
-/// Depth of eliminations.
+/// Maximum depth of eliminations.
 const DEPTH: u32 = 10;
 
-/// Facts that are combined.
+/// Maximum number of facts combined.
 const CHAIN: u32 = 3;
 
 /// Products of a higher degree are not expanded.
 const DEGREE: usize = 8;
 
-/// One question. What it knows holds no symbol that is solved for.
+/// One question. Its expressions contain no solved symbols.
 pub(super) struct Question<'a> {
     bound: &'a dyn Fn(&Symbol) -> Interval,
     facts: &'a [Dim],
@@ -122,13 +128,13 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Whether `d >= v` always.
+    /// True if `d >= v` is proven for all bindings.
     pub fn at_least(&self, d: &Dim, v: i128) -> bool {
         self.low(d, Some(v), 0, 0).is_some_and(|l| l >= v)
     }
 
-    /// Values of `d` at a few bindings that keep to the bounds and the facts. They refute most claims sooner than the search for
-    /// a proof ends.
+    /// Values of `d` at a few bindings that satisfy the bounds and facts. They refute most false
+    /// claims faster than a search for a proof.
     pub fn samples(&self, d: &Dim) -> Vec<i64> {
         let mut symbols = BTreeSet::new();
         d.symbols(&mut symbols);
@@ -139,7 +145,7 @@ impl<'a> Question<'a> {
             for (i, s) in symbols.iter().enumerate() {
                 let range = (self.bound)(s);
                 let lo = range.lo.unwrap_or(-FAR);
-                // Distinct numbers, for a symbol without an end.
+                // Distinct numbers for symbols without an upper bound.
                 let far = i128::try_from(i + 1).unwrap_or(1).saturating_mul(FAR);
                 let hi = range.hi.unwrap_or(lo.saturating_add(far));
                 let value = match n {
@@ -174,7 +180,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// A lower bound of `d`; the search ends at one of `target` or more.
+    /// A lower bound of `d`. The search stops once it reaches `target`.
     fn low(&self, d: &Dim, target: Option<i128>, depth: u32, chain: u32) -> Option<i128> {
         if let Some(v) = d.as_const() {
             return Some(v.into());
@@ -196,7 +202,7 @@ impl<'a> Question<'a> {
         best
     }
 
-    /// By intervals of the atoms.
+    /// Bound by intervals of the atoms.
     fn leaf(&self, d: &Dim, depth: u32) -> Option<i128> {
         let mut atoms: BTreeMap<&Atom, Interval> = BTreeMap::new();
         for a in d.terms().iter().flat_map(|t| t.product.iter()) {
@@ -239,7 +245,7 @@ impl<'a> Question<'a> {
                     Some(n) => Interval::number(n.into()),
                     None => self.inner(&f.den, depth),
                 };
-                // Where the divisor is not positive there is no value at all.
+                // A non-positive divisor has no value at all, so 1 is a safe minimum.
                 let least = den.lo.unwrap_or(1).max(1);
                 let most = den.hi.map(|h| h.max(least));
                 let lo = num.lo.map(|v| match most {
@@ -259,7 +265,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// Of the smallest operand, or of minus the largest.
+    /// Interval of the smallest operand or, if `negate`, of the negated largest one.
     fn least(&self, choice: &Choice, depth: u32, negate: bool) -> Interval {
         let parts = choice.args.iter().map(|a| {
             let i = self.inner(a, depth);
@@ -272,7 +278,7 @@ impl<'a> Question<'a> {
         }
     }
 
-    /// By the product that all terms share.
+    /// Bound by the common factor of all terms.
     fn factored(&self, d: &Dim, s: Search) -> Option<i128> {
         let [first, rest @ ..] = d.terms() else {
             return None;
@@ -294,7 +300,7 @@ impl<'a> Question<'a> {
         product.lo?.checked_add(d.constant().into())
     }
 
-    /// By one floor, minimum or maximum less.
+    /// Bound after eliminating one floor, minimum or maximum.
     fn eliminated(&self, d: &Dim, s: Search) -> Option<i128> {
         let mut seen: Vec<&Atom> = Vec::new();
         let mut best = None;
@@ -317,7 +323,7 @@ impl<'a> Question<'a> {
         best
     }
 
-    /// Whether `q` is 0 or more (`Some(true)`) or 0 or less (`Some(false)`) always.
+    /// `Some(true)` if `q >= 0` always, `Some(false)` if `q <= 0` always.
     fn sign(&self, q: &Dim, depth: u32) -> Option<bool> {
         let range = self.inner(q, depth);
         if range.lo.is_some_and(|v| v >= 0) {
@@ -338,7 +344,8 @@ impl<'a> Question<'a> {
         } else {
             num.clone()
         };
-        // Where the factor is a multiple of the divisor, the divisor drops out: n*floor(a/n) lies in a-n+1..=a.
+        // If the factor is a multiple of the divisor, the divisor drops out: n*floor(a/n) lies in
+        // a-n+1..=a.
         if let Some(m) = multiple {
             let least = num.scale(m).ok()?.add(rest).ok()?;
             return self.low(&least, s.target, s.depth + 1, s.chain);
@@ -365,10 +372,11 @@ impl<'a> Question<'a> {
         Some(least)
     }
 
-    /// A lower bound of `q*min(..) + rest`, or with `max`.
+    /// A lower bound of `q*min(..) + rest` or `q*max(..) + rest`.
     fn without_choice(&self, c: &Choice, smallest: bool, q: &Dim, rest: &Dim, s: Search) -> Option<i128> {
         let sign = self.sign(q, s.depth);
-        // The value is that of one operand. Where it counts against the choice, any operand is a lower bound.
+        // The value equals one operand. If the sign of `q` turns the choice around, any operand
+        // gives a lower bound.
         let any = sign.is_some_and(|up| up != smallest);
         let mut out: Option<Option<i128>> = None;
         for a in &c.args {
@@ -386,7 +394,7 @@ impl<'a> Question<'a> {
         out.flatten()
     }
 
-    /// By a fact less: `d == k*fact + rest` with `k >= 0`, so `d >= rest`.
+    /// Bound by one fact: if `d == k*fact + rest` and `k >= 0`, then `d >= rest`.
     fn by_facts(&self, d: &Dim, s: Search) -> Option<i128> {
         if s.chain >= CHAIN {
             return None;
@@ -413,8 +421,8 @@ impl<'a> Question<'a> {
         best
     }
 
-    /// `(rest, n)` with `n*d == k*fact + rest`, `n > 0`, `k >= 0`, so that the term `t` of `d` disappears against the term `f`
-    /// of `fact`.
+    /// `(rest, n)` with `n*d == k*fact + rest`, `n > 0` and `k >= 0`, such that term `t` of `d`
+    /// cancels against term `f` of `fact`.
     fn less_fact(&self, d: &Dim, t: &Term, fact: &Dim, f: &Term, depth: u32) -> Option<(Dim, i128)> {
         if (t.factor > 0) != (f.factor > 0) {
             return None;
@@ -433,10 +441,10 @@ impl<'a> Question<'a> {
     }
 }
 
-/// A way to find a lower bound.
+/// A method that finds a lower bound.
 type Way<'a> = fn(&Question<'a>, &Dim, Search) -> Option<i128>;
 
-/// What a way of search was asked.
+/// Target and remaining budget of a search.
 #[derive(Clone, Copy)]
 struct Search {
     target: Option<i128>,
@@ -450,7 +458,7 @@ impl Search {
     }
 }
 
-/// `(q, r)` with `d == q*atom + r` and the atom in neither, but inside of other atoms.
+/// `(q, r)` with `d == q*atom + r`. `q` and `r` may hold the atom only inside other atoms.
 fn linear(d: &Dim, atom: &Atom) -> Option<(Dim, Dim)> {
     let (mut q, mut rest) = (Dim::default(), d.clone());
     for t in d.terms() {
@@ -465,7 +473,7 @@ fn linear(d: &Dim, atom: &Atom) -> Option<(Dim, Dim)> {
     Some((q, rest))
 }
 
-/// A lower bound after every atom is written as a bound of it and a rest that is 0 or more.
+/// A lower bound after every atom is written as its bound plus a remainder of 0 or more.
 fn shifted(d: &Dim, range: &dyn Fn(&Atom) -> Interval) -> Option<i128> {
     let mut sum: BTreeMap<Vec<&Atom>, i128> = BTreeMap::new();
     for t in d.terms() {

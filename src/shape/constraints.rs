@@ -1,9 +1,10 @@
-//! What is known of the symbols of a model beside their names: bounds, and equations between them.
+//! Constraints on the symbols of a model: bounds, and equations between symbols.
 //!
-//! A symbol without a declared lower bound is a size: 0 or more. A question about expressions is answered for every binding
-//! that keeps to the constraints; [`Constraints::check`] tells whether a binding does. Subtraction and division are combined
-//! as the paper has it (section 2.1): the difference of two sizes is bounded, after what is known of the symbols is put in
-//! their place, and a quotient that is a whole expression decides where the difference does not.
+//! A symbol without a declared lower bound is a size: 0 or more. Answers hold for every binding
+//! that satisfies the constraints; [`Constraints::check`] checks one binding. Subtraction and
+//! division follow the paper (section 2.1): known expressions replace symbols, then the difference
+//! of two sizes is bounded. If the difference does not decide, a quotient that is a whole
+//! expression does.
 
 mod decide;
 
@@ -15,7 +16,7 @@ use super::symbol::{Bindings, Symbol, shortened};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Why constraints cannot hold, or a binding does not keep to them.
+/// Why constraints contradict each other, or why a binding violates them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConstraintError {
     /// No binding satisfies both.
@@ -23,11 +24,11 @@ pub enum ConstraintError {
     Contradiction {
         /// The constraint that was to be added.
         added: String,
-        /// What is known.
+        /// The constraint that was already known.
         known: String,
     },
-    /// A symbol's value is outside of its bounds.
-    #[error("{symbol} is {value}, which breaks {bound}")]
+    /// The value of a symbol is out of bounds.
+    #[error("{symbol} is {value}, but must satisfy {bound}")]
     Bound {
         /// The symbol.
         symbol: Symbol,
@@ -39,13 +40,13 @@ pub enum ConstraintError {
     /// A relation does not hold.
     #[error("{relation} does not hold: {left} (left) and {right} (right) with {bindings}")]
     Broken {
-        /// Both expressions and the sign between them.
+        /// Both expressions with the relation sign.
         relation: String,
-        /// The value of the first.
+        /// Value of the left expression.
         left: i64,
-        /// The value of the second.
+        /// Value of the right expression.
         right: i64,
-        /// The symbols in it and their values.
+        /// The symbols of the relation and their values.
         bindings: String,
     },
     /// No integer value of a symbol satisfies an equation.
@@ -53,20 +54,20 @@ pub enum ConstraintError {
     NoSolution {
         /// Both expressions.
         relation: String,
-        /// The symbol that has no value yet.
+        /// The symbol without a value.
         symbol: Symbol,
-        /// The other symbols in it and their values.
+        /// The other symbols of the relation and their values.
         bindings: String,
     },
-    /// Text that is no constraint.
+    /// The text is not a constraint.
     #[error("`{text}` is not a constraint: {why}")]
     Parse {
-        /// The text, shortened when it is long.
+        /// The text, shortened if it is long.
         text: String,
         /// What is wrong with it.
         why: &'static str,
     },
-    /// An expression in a constraint is illegal or has no value.
+    /// An expression in a constraint is invalid or has no value.
     #[error(transparent)]
     Dim(#[from] DimError),
 }
@@ -78,7 +79,7 @@ struct Bounds {
     hi: Option<i64>,
 }
 
-/// `left == right`, or `left <= right`, as it was given.
+/// `left == right` or `left <= right`, as declared.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Given {
     left: Dim,
@@ -93,24 +94,24 @@ impl fmt::Display for Given {
     }
 }
 
-/// An expression that is 0 or more, and the constraint that says so.
+/// An expression that is 0 or more, and the constraint that implies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Fact {
     dim: Dim,
     text: String,
 }
 
-/// A hidden symbol stands for a declared one divided by a number.
+/// A hidden symbol: a declared symbol divided by a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     base: Symbol,
     by: i64,
 }
 
-/// More relations than this are refused.
+/// Maximum number of relations.
 const MAX_RELATIONS: usize = 256;
 
-/// Bounds and equations of symbols, and the questions that they decide.
+/// Bounds and equations of symbols, and the questions they decide.
 ///
 /// ```
 /// use transformer_lite::shape::{Constraints, Dim};
@@ -127,31 +128,33 @@ const MAX_RELATIONS: usize = 256;
 pub struct Constraints {
     bounds: BTreeMap<Symbol, Bounds>,
     given: Vec<Given>,
-    /// Symbols with an expression in their place, which holds none of these symbols.
+    /// Symbols and the expressions that replace them. The expressions hold none of these symbols.
     solved: BTreeMap<Symbol, Dim>,
-    /// Symbols that stand in `solved` for a whole part of another: where `N` is a multiple of 64, it is 64 times one.
+    /// Symbols used in `solved` for the quotient of another symbol: if `N` is a multiple of 64, it
+    /// is 64 times a hidden symbol.
     hidden: BTreeMap<Symbol, Part>,
-    /// What the relations and the bounds of solved symbols say beyond `bounds`.
+    /// What the relations and the bounds of solved symbols imply beyond `bounds`.
     facts: Vec<Fact>,
-    /// The same expressions, as questions use them.
+    /// The same expressions, in the form used by questions.
     positive: Vec<Dim>,
 }
 
 impl Constraints {
-    /// Nothing known, but that sizes are not negative.
+    /// No constraints, except that sizes are not negative.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The constraints of `text`: relations of [`Dim`] expressions by `==`, `=`, `<=`, `<`, `>=`, `>`, which may be chained,
-    /// separated by commas or semicolons: `1 <= N <= 2048, sumN == past + N, N % 64 == 0`.
+    /// Parses constraints: relations of [`Dim`] expressions by `==`, `=`, `<=`, `<`, `>=`, `>`,
+    /// which may be chained. They are separated by commas or semicolons:
+    /// `1 <= N <= 2048, sumN == past + N, N % 64 == 0`.
     pub fn parse(text: &str) -> Result<Self, ConstraintError> {
         let mut out = Self::default();
         out.add_text(text)?;
         Ok(out)
     }
 
-    /// Adds the constraints of `text`; see [`Constraints::parse`]. After an error nothing is added.
+    /// Adds the constraints of `text`; see [`Constraints::parse`]. On error nothing is added.
     pub fn add_text(&mut self, text: &str) -> Result<(), ConstraintError> {
         let mut next = self.clone();
         if !text.trim().is_empty() {
@@ -168,7 +171,7 @@ impl Constraints {
             text: shortened(text.trim()),
             why,
         };
-        // Expressions, and the signs between them.
+        // Expressions and the signs between them.
         let mut rest = text;
         let (mut dims, mut signs) = (Vec::new(), Vec::new());
         while let Some(at) = rest.find(['<', '>', '=', '!']) {
@@ -176,14 +179,14 @@ impl Constraints {
             let sign = ["<=", ">=", "==", "<", ">", "="]
                 .into_iter()
                 .find(|s| after.starts_with(s));
-            let sign = sign.ok_or_else(|| bad("the sign is none of `==`, `<=`, `<`, `>=`, `>`"))?;
+            let sign = sign.ok_or_else(|| bad("unknown sign: expected `==`, `<=`, `<`, `>=` or `>`"))?;
             dims.push(Dim::parse(before)?);
             signs.push(sign);
             rest = after.get(sign.len()..).unwrap_or_default();
         }
         dims.push(Dim::parse(rest)?);
         if signs.is_empty() {
-            return Err(bad("there is no `==`, `<=`, `<`, `>=` or `>`"));
+            return Err(bad("expected a relation with `==`, `<=`, `<`, `>=` or `>`"));
         }
         for (sign, pair) in signs.iter().zip(dims.windows(2)) {
             let [a, b] = pair else { continue };
@@ -198,8 +201,8 @@ impl Constraints {
         Ok(())
     }
 
-    /// Declares `lo <= symbol <= hi`; a side that is left out stays as it is. Bounds that are declared twice are intersected.
-    /// The first lower bound takes the place of the default, 0, and may be below it.
+    /// Declares `lo <= symbol <= hi`. `None` leaves that side unchanged; repeated bounds are
+    /// intersected. The first lower bound replaces the default of 0 and may be negative.
     pub fn bound(
         &mut self,
         symbol: &Symbol,
@@ -208,7 +211,7 @@ impl Constraints {
     ) -> Result<(), ConstraintError> {
         let mut next = self.clone();
         if lo.is_some_and(|lo| lo < 0) && self.bounds.get(symbol).is_none_or(|b| b.lo.is_none()) {
-            // What was concluded from the default no longer holds.
+            // Conclusions drawn from the default no longer hold.
             next = self.without_conclusions(symbol, lo)?;
         }
         let own = next.bounds.entry(symbol.clone()).or_default();
@@ -254,8 +257,8 @@ impl Constraints {
         Ok(next)
     }
 
-    /// States `left == right`. A symbol that occurs once, with factor 1 or -1, is solved for and replaced everywhere; of others
-    /// the equation is kept as a fact.
+    /// States `left == right`. A symbol that occurs once, with coefficient 1 or -1, is solved for
+    /// and replaced everywhere. Otherwise the equation is kept as a fact.
     pub fn equate(&mut self, left: &Dim, right: &Dim) -> Result<(), ConstraintError> {
         let given = Given {
             left: left.clone(),
@@ -269,9 +272,9 @@ impl Constraints {
         let d = match d.exact_div(&content.into()) {
             Some(d) => d,
             None => {
-                // The terms are multiples of a number that the constant is not a multiple of.
+                // The terms are multiples of a number that does not divide the constant.
                 let shown = self.backward(&d).unwrap_or(d);
-                let known = format!("({left}) - ({right}) == {shown}, which is 0 for no integers");
+                let known = format!("({left}) - ({right}) == {shown}, which is never 0 for integers");
                 return Err(ConstraintError::Contradiction { added, known });
             }
         };
@@ -289,7 +292,7 @@ impl Constraints {
         Ok(())
     }
 
-    /// States `left <= right`. Between a symbol and a number that is a bound.
+    /// States `left <= right`. A relation between a symbol and a number becomes a bound.
     pub fn at_most(&mut self, left: &Dim, right: &Dim) -> Result<(), ConstraintError> {
         match (
             left.as_symbol(),
@@ -318,7 +321,7 @@ impl Constraints {
         if self.given.len() >= MAX_RELATIONS {
             return Err(ConstraintError::Parse {
                 text: shortened(&given.to_string()),
-                why: "there are too many constraints",
+                why: "too many constraints",
             });
         }
         let mut next = self.clone();
@@ -326,7 +329,7 @@ impl Constraints {
         Ok(next)
     }
 
-    /// Uses `d == 0`.
+    /// Applies `d == 0`.
     fn solve(&mut self, d: &Dim, left: &Dim, right: &Dim, added: &str) -> Result<(), ConstraintError> {
         if let Some((s, n)) = multiple(d) {
             let part = match self.hidden.get(&s) {
@@ -346,7 +349,8 @@ impl Constraints {
             self.hidden.insert(h.clone(), part);
             return self.put(&s, Dim::from(&h).mul(&n.into())?, true, added);
         }
-        // The symbol alone on a side is what the equation defines, unless the other form shows better that it is a size.
+        // Prefer the symbol that stands alone on a side, unless another one is better known to be a
+        // size.
         let mut best: Option<([bool; 4], Symbol, Dim)> = None;
         for t in d.terms() {
             let ([Atom::Symbol(s)], 1 | -1) = (t.product.as_ref(), t.factor) else {
@@ -375,7 +379,7 @@ impl Constraints {
         self.add_fact(d.scale(-1)?, added)
     }
 
-    /// Puts `expression` in the place of `symbol`. `same` when its bounds are those of the symbol already.
+    /// Replaces `symbol` by `expression`. `same`: its bounds already equal those of the symbol.
     fn put(
         &mut self,
         symbol: &Symbol,
@@ -417,7 +421,7 @@ impl Constraints {
         Ok(())
     }
 
-    /// Adds `dim >= 0`, unless the bounds of the symbols say it already.
+    /// Adds `dim >= 0`, unless the bounds of the symbols already imply it.
     fn add_fact(&mut self, dim: Dim, text: &str) -> Result<(), ConstraintError> {
         let content = i64::try_from(dim.content()).unwrap_or(1).max(1);
         let dim = if dim.as_const().is_some() {
@@ -436,7 +440,7 @@ impl Constraints {
         Ok(())
     }
 
-    /// Looks for a fact that can no longer be after `added`, and makes the facts ready for questions.
+    /// Looks for a fact that `added` makes impossible, and prepares the facts for questions.
     fn finish(&mut self, added: &str, before: &Self) -> Result<(), ConstraintError> {
         self.positive = self.facts.iter().map(|f| f.dim.clone()).collect();
         for f in &self.facts {
@@ -477,7 +481,7 @@ impl Constraints {
         }
     }
 
-    /// Bounds of a symbol without what the equations say.
+    /// Bounds of a symbol, without what the equations imply.
     fn interval(&self, symbol: &Symbol) -> Interval {
         let (base, by) = match self.hidden.get(symbol) {
             Some(p) => (&p.base, i128::from(p.by)),
@@ -490,7 +494,8 @@ impl Constraints {
         }
     }
 
-    /// Whether `bindings` keep to the constraints. Relations in which a symbol has no value are not looked at.
+    /// Checks that `bindings` satisfy the constraints. Relations with an unbound symbol are
+    /// skipped.
     pub fn check(&self, bindings: &Bindings) -> Result<(), ConstraintError> {
         for (symbol, value) in bindings.iter() {
             let own = self.bounds.get(symbol).copied().unwrap_or_default();
@@ -526,7 +531,8 @@ impl Constraints {
         Ok(())
     }
 
-    /// `bindings` and what the equations say of symbols without a value: of `sumN == past + N` any two give the third.
+    /// `bindings`, completed by the equations: with `sumN == past + N`, any two values give the
+    /// third.
     pub fn complete(&self, bindings: &Bindings) -> Result<Bindings, ConstraintError> {
         let mut out = bindings.clone();
         loop {
@@ -556,7 +562,7 @@ impl Constraints {
         }
     }
 
-    /// Every symbol that has bounds or stands in a relation.
+    /// Every symbol that has bounds or occurs in a relation.
     pub fn symbols(&self) -> BTreeSet<Symbol> {
         let mut out: BTreeSet<Symbol> = self.bounds.keys().cloned().collect();
         for g in &self.given {
@@ -566,7 +572,8 @@ impl Constraints {
         out
     }
 
-    /// All that must hold in a run: `left <= right`, or `left == right` where the flag says so, with the text of the constraint.
+    /// All conditions of a run with the text of their constraint: `left == right` if the flag is
+    /// set, else `left <= right`.
     pub fn relations(&self) -> impl Iterator<Item = (Dim, Dim, bool, String)> {
         let bounds = self.bounds.iter().flat_map(|(s, b)| {
             let low = b.lo.filter(|lo| *lo > 0).map(|lo| (lo.into(), Dim::from(s)));
@@ -580,12 +587,12 @@ impl Constraints {
         bounds.chain(given.map(|g| (g.left.clone(), g.right.clone(), g.equal, g.to_string())))
     }
 
-    /// The equations, as given.
+    /// The equations, as declared.
     pub fn equations(&self) -> impl Iterator<Item = (&Dim, &Dim)> {
         self.given.iter().filter(|g| g.equal).map(|g| (&g.left, &g.right))
     }
 
-    /// The relations `left <= right`, as given, that are more than bounds of one symbol.
+    /// The relations `left <= right`, as declared, without bounds of a single symbol.
     pub fn inequalities(&self) -> impl Iterator<Item = (&Dim, &Dim)> {
         self.given
             .iter()
@@ -593,14 +600,14 @@ impl Constraints {
             .map(|g| (&g.left, &g.right))
     }
 
-    /// True when nothing is known.
+    /// True if there are no constraints.
     pub fn is_empty(&self) -> bool {
         self.bounds.is_empty() && self.given.is_empty()
     }
 }
 
 impl Given {
-    /// `N=3, past=5`: the symbols of both sides that have a value.
+    /// The symbols of both sides that have a value, such as `N=3, past=5`.
     fn values(&self, bindings: &Bindings) -> String {
         let mut symbols = BTreeSet::new();
         self.left.symbols(&mut symbols);
@@ -610,7 +617,7 @@ impl Given {
     }
 }
 
-/// `(s, n)` when `d == 0` says that the symbol `s` is a multiple of `n`.
+/// `(s, n)` if `d == 0` implies that the symbol `s` is a multiple of `n`.
 fn multiple(d: &Dim) -> Option<(Symbol, i64)> {
     let (1 | -1, [x, y], 0) = (d.terms().first()?.factor.signum(), d.terms(), d.constant()) else {
         return None;
@@ -627,7 +634,7 @@ fn multiple(d: &Dim) -> Option<(Symbol, i64)> {
     (n > 1 && f.num.as_symbol() == Some(s) && f.den.is(n)).then(|| (s.clone(), n))
 }
 
-/// The parts of `text` between the separators outside of parentheses.
+/// The parts of `text` between separators outside of parentheses.
 fn split(text: &str, separator: fn(char) -> bool) -> Vec<&str> {
     let (mut depth, mut start, mut out) = (0usize, 0, Vec::new());
     for (at, c) in text.char_indices() {
@@ -655,8 +662,8 @@ fn text_of(symbol: &Symbol, b: Bounds) -> String {
 }
 
 impl fmt::Display for Constraints {
-    /// Bounds, then relations: `1 <= N <= 2048, sumN == past + N`. The text parses back to equal constraints, but for the
-    /// order in which they were given.
+    /// Bounds, then relations: `1 <= N <= 2048, sumN == past + N`. The text parses back to equal
+    /// constraints, except for their order.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let bounds = self.bounds.iter().map(|(s, b)| text_of(s, *b));
         let relations = self.given.iter().map(Given::to_string);

@@ -1,15 +1,18 @@
 //! Symbolic integers in one normal form.
 //!
-//! A [`Dim`] is a constant and a sum of integer-weighted products of atoms. An atom is a symbol, or an opaque `floor(a/b)`,
-//! `min` or `max` of other dims. Every constructor normalises, so equality, ordering and hashing are derived and cheap:
+//! A [`Dim`] is a constant plus a sum of integer-weighted products of atoms. An atom is a symbol or
+//! an opaque `floor(a/b)`, `min` or `max` of other dims. Every constructor normalizes, so equality,
+//! ordering and hashing are derived and cheap:
 //!
-//! * sums and products are expanded, equal products joined, terms sorted;
-//! * `floor(a/n)` of a number `n` gives up whole multiples of `n`, common factors and inner floors, and `ceil` and `mod` are
-//!   written with it;
-//! * `min` and `max` are flat, hold no two operands whose difference is a number, and give up what all operands share.
+//! * sums and products are expanded, equal products are combined, terms are sorted;
+//! * `floor(a/n)` of a number `n` moves whole multiples of `n`, common factors and inner floors
+//!   out; `ceil` and `mod` are expressed by it;
+//! * `min` and `max` are flat, hold no two operands with a constant difference, and move terms that
+//!   all operands share out.
 //!
-//! Arithmetic is checked: a result outside `i64` is an error, never a wrong number. Size and depth of an expression are
-//! bounded, so nothing that works through one exhausts time or stack. Clones share their terms.
+//! Arithmetic is checked: a result outside `i64` is an error, never a wrong number. The size and
+//! depth of an expression are limited, so hostile input exhausts neither time nor stack. Clones
+//! share their terms.
 
 use super::parse;
 use super::symbol::{Bindings, Symbol};
@@ -27,49 +30,49 @@ pub enum DimError {
     #[error("expression too large: {0}")]
     TooLarge(String),
     /// A size is negative: the expression and its value.
-    #[error("the size {0} is {1}")]
+    #[error("size {0} is negative: {1}")]
     Negative(String, i64),
-    /// A symbol without a value was met.
+    /// A symbol has no value.
     #[error("symbol `{0}` has no value")]
     Unbound(Symbol),
     /// A divisor is zero or negative: dividend and divisor.
-    #[error("division of {0} by {1}")]
+    #[error("division of {0} by {1}: the divisor must be positive")]
     BadDivisor(String, i64),
     /// A divisor that depends on symbols is zero or negative under their values.
-    #[error("division of {dividend} by {divisor}, which is {value}")]
+    #[error("division of {dividend} by {divisor}, which is {value}: the divisor must be positive")]
     Divisor {
-        /// What is divided.
+        /// The dividend.
         dividend: String,
         /// The divisor.
         divisor: String,
         /// Its value.
         value: i64,
     },
-    /// A name that no C identifier is.
+    /// Not a valid C identifier.
     #[error("`{0}` is not a C identifier")]
     Symbol(String),
-    /// Text that is no expression.
+    /// The text is not an expression.
     #[error("`{text}` is not an integer expression: {why} at byte {at}")]
     Parse {
-        /// The whole text, shortened when it is long.
+        /// The text, shortened if it is long.
         text: String,
         /// What was expected or found.
         why: &'static str,
-        /// Position in `text`.
+        /// Byte position in `text`.
         at: usize,
     },
 }
 
-/// Expressions with more terms are refused, so that products in hostile text cannot fill the memory.
+/// Maximum number of terms, so that products in hostile text cannot fill memory.
 pub(super) const MAX_TERMS: usize = 256;
 
-/// Expressions that hold more symbols are refused, inner expressions counted each time that they occur.
+/// Maximum number of symbols, inner expressions counted at each occurrence.
 pub(super) const MAX_SIZE: u32 = 4096;
 
-/// Nesting deeper than this is refused, so that hostile text cannot exhaust the stack.
+/// Maximum nesting, so that hostile text cannot exhaust the stack.
 pub(super) const MAX_DEPTH: u32 = 64;
 
-/// What cannot be written as a sum of products.
+/// A part that cannot be written as a sum of products.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Atom {
     Symbol(Symbol),
@@ -82,7 +85,7 @@ pub(super) enum Atom {
 #[derive(Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Floor {
     pub num: Dim,
-    /// Above 0 when it is a number; checked at evaluation when it is not.
+    /// Above 0 if it is a number; otherwise checked at evaluation.
     pub den: Dim,
     weight: Weight,
 }
@@ -94,7 +97,7 @@ pub(super) struct Choice {
     weight: Weight,
 }
 
-/// How large an expression is; a function of its text.
+/// Size of an expression.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Weight {
     depth: u32,
@@ -109,7 +112,7 @@ impl Weight {
         }
     }
 
-    /// Of an atom that holds expressions of this weight.
+    /// Weight of an atom that holds expressions of this weight.
     fn above(self) -> Result<Self, DimError> {
         Self {
             depth: self.depth + 1,
@@ -129,7 +132,7 @@ impl Weight {
     }
 }
 
-/// An integer-weighted product of one atom or more, sorted. The weight is not 0.
+/// An integer-weighted product of one or more sorted atoms. The weight is not 0.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Term {
     pub product: Arc<[Atom]>,
@@ -139,7 +142,7 @@ pub(super) struct Term {
 /// A symbolic integer; see the module documentation.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct Dim {
-    /// Sorted, of distinct products; `None` where there is no term.
+    /// Sorted, with distinct products; `None` if there are no terms.
     terms: Option<Arc<[Term]>>,
     constant: i64,
 }
@@ -183,7 +186,7 @@ impl From<Atom> for Dim {
     }
 }
 
-/// The greatest common divisor; 0 only of two zeros.
+/// The greatest common divisor; 0 only for two zeros.
 pub(super) fn gcd(a: u64, b: u64) -> u64 {
     let (mut a, mut b) = (a, b);
     while b != 0 {
@@ -192,7 +195,7 @@ pub(super) fn gcd(a: u64, b: u64) -> u64 {
     a
 }
 
-/// What remains of the sorted product `whole` without the atoms of `part`, if it holds them all.
+/// The sorted product `whole` without the atoms of `part`; `None` if it does not hold them all.
 pub(super) fn without(whole: &[Atom], part: &[Atom]) -> Option<Vec<Atom>> {
     let mut rest = Vec::with_capacity(whole.len().checked_sub(part.len())?);
     let mut part = part.iter().peekable();
@@ -206,7 +209,7 @@ pub(super) fn without(whole: &[Atom], part: &[Atom]) -> Option<Vec<Atom>> {
     part.peek().is_none().then_some(rest)
 }
 
-/// Both sorted products in one.
+/// Merges two sorted products.
 fn joined(a: &[Atom], b: &[Atom]) -> Arc<[Atom]> {
     let (mut x, mut y) = (a.iter().peekable(), b.iter().peekable());
     let mut out = Vec::with_capacity(a.len() + b.len());
@@ -227,20 +230,21 @@ impl Dim {
         (&Symbol::new(name)).into()
     }
 
-    /// The number `v`; saturates above `i64`.
+    /// The number `v`, saturated to `i64`.
     pub fn from_usize(v: usize) -> Self {
         i64::try_from(v).unwrap_or(i64::MAX).into()
     }
 
-    /// Reads `text`:
+    /// Parses an expression:
     ///
-    /// * C identifiers, integers, parentheses, unary `-`, `+ - *`, and `**` with a small number;
-    /// * `/` and `//`, both floor division, and `%`, the remainder of it, which has the sign of the divisor;
-    /// * `min`, `max` of one operand or more, `mod(a, b)`, `floor(..)`, `ceil(..)`, also as `Min`, `Max`, `Mod`, `ceiling`,
-    ///   `FloorDiv`, `CeilDiv`.
+    /// * C identifiers, integers, parentheses, unary `-`, `+ - *`, and `**` with a small exponent;
+    /// * `/` and `//`, both floor division, and `%`, its remainder, which has the sign of the
+    ///   divisor;
+    /// * `min` and `max` of one or more operands, `mod(a, b)`, `floor(..)`, `ceil(..)`, also as
+    ///   `Min`, `Max`, `Mod`, `ceiling`, `FloorDiv`, `CeilDiv`.
     ///
-    /// Inside `floor` and `ceil` the sign `/` is exact division, and decimal fractions are read, as computer algebra prints
-    /// them: `floor(height/2 - 1/2)` is `floor((height - 1)/2)`.
+    /// Inside `floor` and `ceil`, `/` is exact division and decimal fractions are allowed, as
+    /// computer algebra systems print them: `floor(height/2 - 1/2)` is `floor((height - 1)/2)`.
     pub fn parse(text: &str) -> Result<Self, DimError> {
         parse::dim(text)
     }
@@ -264,7 +268,7 @@ impl Dim {
         Self::sorted(out, constant)
     }
 
-    /// The sum of `terms`, which are in normal form, and `constant`.
+    /// The sum of `terms`, already in normal form, and `constant`.
     pub(super) fn sorted(terms: Vec<Term>, constant: i64) -> Result<Self, DimError> {
         if terms.len() > MAX_TERMS {
             return Err(DimError::TooLarge(format!("more than {MAX_TERMS} terms")));
@@ -276,17 +280,17 @@ impl Dim {
         })
     }
 
-    /// The terms beside the constant.
+    /// The terms, without the constant.
     pub(super) fn terms(&self) -> &[Term] {
         self.terms.as_deref().unwrap_or_default()
     }
 
-    /// The constant beside the terms.
+    /// The constant, without the terms.
     pub(super) fn constant(&self) -> i64 {
         self.constant
     }
 
-    /// The product of `atoms`, which are sorted, times `factor`.
+    /// The product of sorted `atoms`, times `factor`.
     pub(super) fn product_of(atoms: Vec<Atom>, factor: i64) -> Self {
         match (atoms.is_empty(), factor) {
             (_, 0) => 0.into(),
@@ -317,12 +321,12 @@ impl Dim {
         }
     }
 
-    /// The number, when the expression is constant.
+    /// The value, if the expression is constant.
     pub fn as_const(&self) -> Option<i64> {
         self.terms.is_none().then_some(self.constant)
     }
 
-    /// The symbol, when the expression is one alone.
+    /// The symbol, if the expression is a single symbol.
     pub fn as_symbol(&self) -> Option<&Symbol> {
         match (self.terms(), self.constant) {
             ([Term { product, factor: 1 }], 0) => match product.as_ref() {
@@ -440,13 +444,13 @@ impl Dim {
         Self::collect(out, constant)
     }
 
-    /// `floor(num/den)` of expressions in normal form.
+    /// `floor(num/den)` of normalized expressions.
     pub(super) fn floor_atom(num: Self, den: Self) -> Result<Self, DimError> {
         let weight = num.weight().join(den.weight()).above()?;
         Ok(Atom::Floor(Arc::new(Floor { num, den, weight })).into())
     }
 
-    /// `min(args)` or `max(args)` of two or more in normal form.
+    /// `min(args)` or `max(args)` of two or more normalized expressions.
     pub(super) fn choice_atom(args: Vec<Self>, smallest: bool) -> Result<Self, DimError> {
         let all = args.iter().fold(Weight::default(), |w, a| w.join(a.weight()));
         let weight = all.above()?;
@@ -463,13 +467,14 @@ impl Dim {
         weigh(self.terms())
     }
 
-    /// True when it is a sum of products of symbols, without quotients, `min` and `max`.
+    /// True for a sum of products of symbols, without quotients, `min` or `max`.
     pub fn is_polynomial(&self) -> bool {
         let plain = |t: &Term| t.product.iter().all(|a| matches!(a, Atom::Symbol(_)));
         self.terms().iter().all(plain)
     }
 
-    /// True when no binding of symbols to 0 or more makes it negative, by the signs of its terms alone.
+    /// True if the signs of the terms alone show that it is never negative for symbols of 0 or
+    /// more.
     pub fn is_non_negative(&self) -> bool {
         let atom = |a: &Atom| match a {
             Atom::Symbol(_) => true,
@@ -481,7 +486,7 @@ impl Dim {
         self.constant >= 0 && self.terms().iter().all(term)
     }
 
-    /// The value under `bindings`.
+    /// The value under `bindings`; an error if a symbol is unbound.
     pub fn eval(&self, bindings: &Bindings) -> Result<i64, DimError> {
         let over = || DimError::Overflow(self.to_string());
         let mut sum = self.constant;
@@ -496,12 +501,12 @@ impl Dim {
         Ok(sum)
     }
 
-    /// Replaces bound symbols by their values and normalises again.
+    /// Replaces bound symbols by their values and normalizes again.
     pub fn substitute(&self, bindings: &Bindings) -> Result<Self, DimError> {
         self.map(&|s| bindings.get(s).map(Self::from))
     }
 
-    /// Replaces symbols by expressions, all at once, and normalises again.
+    /// Replaces symbols by expressions, all at once, and normalizes again.
     pub fn replace(&self, with: &BTreeMap<Symbol, Self>) -> Result<Self, DimError> {
         if with.is_empty() {
             return Ok(self.clone());
@@ -509,7 +514,7 @@ impl Dim {
         self.map(&|s| with.get(s).cloned())
     }
 
-    /// Replaces every symbol for which `with` has an answer.
+    /// Replaces every symbol for which `with` returns an expression.
     pub(super) fn map(&self, with: &dyn Fn(&Symbol) -> Option<Self>) -> Result<Self, DimError> {
         let mut kept = Vec::with_capacity(self.terms().len());
         let mut changed = Self::from(self.constant);
@@ -534,7 +539,7 @@ impl Dim {
             .any(|a| a.touched(with))
     }
 
-    /// The largest value while every symbol stays within `0..=bound`, by interval arithmetic over the
+    /// An upper bound while every symbol stays within `0..=bound`, by interval arithmetic over the
     /// terms. A symbol without a bound is [`DimError::Unbound`].
     pub fn upper_bound(&self, bounds: &Bindings) -> Result<i64, DimError> {
         Ok(self.range(bounds)?.1)
@@ -560,7 +565,7 @@ impl Dim {
         Ok((lo, hi))
     }
 
-    /// Adds every symbol met to `out`.
+    /// Adds every symbol of the expression to `out`.
     pub fn symbols(&self, out: &mut BTreeSet<Symbol>) {
         for atom in self.terms().iter().flat_map(|t| t.product.iter()) {
             match atom {
@@ -581,7 +586,7 @@ impl Dim {
         dims.into_iter().try_fold(Self::default(), |sum, d| sum.add(d))
     }
 
-    /// The symbol stands in the expression.
+    /// True if the symbol occurs in the expression.
     pub fn depends_on(&self, symbol: &Symbol) -> bool {
         self.terms()
             .iter()
@@ -606,7 +611,7 @@ impl Atom {
         }
     }
 
-    /// True when the symbol occurs in it.
+    /// True if the symbol occurs in it.
     pub(super) fn holds(&self, symbol: &Symbol) -> bool {
         self.touched(&|s| (s == symbol).then(Dim::default))
     }
@@ -681,7 +686,7 @@ impl Floor {
     }
 }
 
-/// The operands of `choice` folded by `better`.
+/// Folds the operands of `choice` with `better`.
 fn pick(
     choice: &Choice,
     value: impl Fn(&Dim) -> Result<i64, DimError>,
@@ -723,7 +728,7 @@ impl fmt::Display for Atom {
     }
 }
 
-/// The least `i64` has no sign that could be taken off; it is printed as two terms.
+/// `i64::MIN` has no positive counterpart; it is printed as two terms.
 const LARGEST: u64 = i64::MAX.unsigned_abs();
 
 /// A term without its sign.
@@ -752,7 +757,8 @@ impl fmt::Debug for Dim {
 }
 
 impl fmt::Display for Dim {
-    /// Terms in order, constant last: `past + seq`, `2*N - 1`, `floor((N + 3)/4)`. The text parses back to an equal dim.
+    /// Prints terms in order, constant last: `past + seq`, `2*N - 1`, `floor((N + 3)/4)`. The text
+    /// parses back to an equal dim.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.terms(), self.constant) {
             ([], i64::MIN) => return write!(f, "-{LARGEST} - 1"),

@@ -1,4 +1,4 @@
-//! Shapes as algebra: symbolic integers, shapes of them, and what is known of a value before it exists.
+//! Shape algebra: symbolic integers, shapes, and what is known of a value before a run.
 
 mod bounds;
 pub mod constraints;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub struct Shape(pub Vec<Dim>);
 
 impl Shape {
-    /// A shape of numbers.
+    /// A shape of constant sizes.
     pub fn fixed(dims: &[usize]) -> Self {
         Self(
             dims.iter()
@@ -41,7 +41,7 @@ impl Shape {
         product(&self.0)
     }
 
-    /// The sizes as numbers, when every one is constant.
+    /// The sizes as numbers, if all are constant.
     pub fn as_fixed(&self) -> Option<Vec<usize>> {
         self.0
             .iter()
@@ -49,7 +49,7 @@ impl Shape {
             .collect()
     }
 
-    /// The sizes under `bindings`; a negative one is an error.
+    /// The sizes under `bindings`; a negative size is an error.
     pub fn eval(&self, bindings: &Bindings) -> Result<Vec<usize>, DimError> {
         self.0
             .iter()
@@ -71,10 +71,10 @@ impl Shape {
     }
 }
 
-/// Contents of integer tensors of up to this many elements are followed through shape computations.
+/// Integer tensors of up to this many elements are tracked through shape computations.
 pub const MAX_KNOWN: usize = 64;
 
-/// Product of dims; 1 when there is none.
+/// Product of dims; 1 if there are none.
 pub fn product(dims: &[Dim]) -> Result<Dim, DimError> {
     dims.iter().try_fold(Dim::from(1), |p, d| p.mul(d))
 }
@@ -92,24 +92,24 @@ impl fmt::Display for Shape {
     }
 }
 
-/// What is known of a value's contents before the model runs.
+/// What is known of a value's contents before a run.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Known {
     /// Nothing.
     #[default]
     No,
-    /// The whole tensor: an initialiser or a folded constant.
+    /// The whole tensor: an initializer or a folded constant.
     Const(Arc<HostTensor>),
-    /// Every element of an integer or `bool` tensor of any rank, row-major, as an expression (shape computations); at most
-    /// [`MAX_KNOWN`].
+    /// Every element of an integer or `bool` tensor of any rank as an expression, row-major; at
+    /// most [`MAX_KNOWN`].
     Dims(Vec<Dim>),
-    /// Every element of an `f32` tensor, row-major, as a quotient (shape computations that pass through floats); at most
-    /// [`MAX_KNOWN`].
+    /// Every element of an `f32` tensor as a quotient, row-major, for shape computations that pass
+    /// through floats; at most [`MAX_KNOWN`].
     Quotients(Vec<Quotient>),
 }
 
-/// `num / den` as a float: exact where `den` is a power of two and `num` below [`EXACT`], else the one nearest to it. Who
-/// makes an integer of it requires that `num` is so small.
+/// `num / den` as a float: exact if `den` is a power of two and `num` is below [`EXACT`], else the
+/// nearest float. Code that converts it to an integer must require such a small `num`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quotient {
     /// An integer.
@@ -118,16 +118,17 @@ pub struct Quotient {
     pub den: i64,
 }
 
-/// An `f32` holds every integer up to this, and up to twice this, so that sums with small constants stay exact on the way.
+/// An `f32` holds every integer up to twice this value, so sums of smaller numbers with small
+/// constants stay exact.
 pub const EXACT: i64 = 1 << 23;
 
 impl Quotient {
-    /// An integer.
+    /// The quotient `num / 1`.
     pub fn whole(num: Dim) -> Self {
         Self { num, den: 1 }
     }
 
-    /// A float with few binary digits behind the point.
+    /// A float with at most 10 binary fraction digits; `None` for other floats.
     pub fn of(v: f32) -> Option<Self> {
         const PLACES: i16 = 1 << 10;
         let num = v * f32::from(PLACES);
@@ -143,7 +144,7 @@ impl Quotient {
         })
     }
 
-    /// True when the float is the quotient itself, if `num` is small.
+    /// True if the float equals the quotient for every small `num`.
     pub fn is_exact(&self) -> bool {
         self.den.count_ones() == 1
     }
@@ -156,7 +157,7 @@ pub struct Fact {
     pub dtype: DType,
     /// Symbolic shape.
     pub shape: Shape,
-    /// Contents, as far as known.
+    /// What is known of the contents.
     pub known: Known,
 }
 
@@ -179,7 +180,7 @@ impl Fact {
         }
     }
 
-    /// The constant, if the whole tensor is known as data.
+    /// The constant, if the whole tensor is known.
     pub fn as_const(&self) -> Option<&Arc<HostTensor>> {
         match &self.known {
             Known::Const(t) => Some(t),
@@ -187,8 +188,8 @@ impl Fact {
         }
     }
 
-    /// Elements of an integer or `bool` tensor as expressions, row-major, from either form of knowledge. `None` when they
-    /// are unknown, of another type, or more than [`MAX_KNOWN`].
+    /// Elements of an integer or `bool` tensor as expressions, row-major. `None` if they are
+    /// unknown, of another type, or more than [`MAX_KNOWN`].
     pub fn as_dims(&self) -> Option<Vec<Dim>> {
         match &self.known {
             Known::Dims(d) => Some(d.clone()),
@@ -201,8 +202,8 @@ impl Fact {
 }
 
 impl Fact {
-    /// Elements of an `f32` tensor as quotients, row-major, from either form of knowledge. `None` when they are unknown, of
-    /// another type, or more than [`MAX_KNOWN`].
+    /// Elements of an `f32` tensor as quotients, row-major. `None` if they are unknown, of another
+    /// type, or more than [`MAX_KNOWN`].
     pub fn as_quotients(&self) -> Option<Vec<Quotient>> {
         match &self.known {
             Known::Quotients(q) => Some(q.clone()),

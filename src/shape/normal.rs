@@ -2,18 +2,18 @@
 
 use super::dim::{Atom, Dim, DimError, MAX_TERMS, Term, gcd, without};
 
-/// A `min` or `max` of more operands than this is not flattened further.
+/// A `min` or `max` with more operands is not flattened further.
 const MAX_OPERANDS: usize = 32;
 
-/// `gcd` as a divisor of `i64`s; 1 for the one value that is none.
+/// `gcd` as an `i64` divisor; 1 if it does not fit.
 fn signed(g: u64) -> i64 {
     i64::try_from(g).unwrap_or(1).max(1)
 }
 
 impl Dim {
-    /// The term that decides a division: of the highest degree, and the first of those.
+    /// The leading term of a division: the first one of the highest degree.
     fn lead(&self) -> Option<&Term> {
-        // `max_by` keeps the last of equals, and of two products of one degree the smaller one leads.
+        // `max_by` keeps the last of equals; of two products of one degree the smaller one leads.
         let order = |a: &&Term, b: &&Term| {
             let degree = a.product.len().cmp(&b.product.len());
             degree.then_with(|| b.product.cmp(&a.product))
@@ -21,14 +21,15 @@ impl Dim {
         self.terms().iter().max_by(order)
     }
 
-    /// The quotient, when `self` is a multiple of `other` as a polynomial in its atoms.
+    /// The quotient, if `self` is a multiple of `other` as a polynomial in its atoms.
     pub fn exact_div(&self, other: &Self) -> Option<Self> {
         if let Some(n) = other.as_const() {
             return self.divided(n);
         }
         let lead = other.lead()?;
         let (mut quotient, mut rest) = (Self::default(), self.clone());
-        // Each step removes the leading term of the rest for good; a longer quotient would not be kept.
+        // Each step removes the leading term of the remainder for good. Longer quotients are not
+        // kept.
         for _ in 0..MAX_TERMS {
             let Some(first) = rest.lead() else { break };
             let product = without(&first.product, &lead.product)?;
@@ -42,7 +43,7 @@ impl Dim {
         rest.is(0).then_some(quotient)
     }
 
-    /// Every factor divided by `n`, where that leaves nothing over.
+    /// Every coefficient divided by `n`; `None` if there is a remainder.
     fn divided(&self, n: i64) -> Option<Self> {
         let div = |c: i64| (c.checked_rem(n)? == 0).then(|| c.checked_div(n))?;
         let term = |t: &Term| {
@@ -55,14 +56,14 @@ impl Dim {
         Self::sorted(terms, div(self.constant())?).ok()
     }
 
-    /// The greatest common divisor of the factors of all terms; 0 when there is no term.
+    /// The greatest common divisor of all coefficients; 0 if there are no terms.
     pub(super) fn content(&self) -> u64 {
         self.terms()
             .iter()
             .fold(0, |g, t| gcd(g, t.factor.unsigned_abs()))
     }
 
-    /// What is left when `n` is taken out of every term, and the constant rounded down.
+    /// Divides every term by `n` and the constant with rounding down.
     pub(super) fn reduced(&self, n: i64) -> Result<Self, DimError> {
         let bad = || DimError::BadDivisor(self.to_string(), n);
         let terms = self.with_constant(0).divided(n).ok_or_else(bad)?;
@@ -92,7 +93,8 @@ impl Dim {
                 break;
             }
         }
-        // A rounded-down negative is a rounded-up positive: one form for `-(-x/n)` and `(x + n - 1)/n`.
+        // Rounding a negative down is rounding a positive up: one form for `-(-x/n)` and
+        // `(x + n - 1)/n`.
         if num.terms().iter().all(|t| t.factor < 0) {
             num = Self::from(n - 1).sub(&num)?;
             return whole.sub(&Self::floor_atom(num, n.into())?);
@@ -100,7 +102,8 @@ impl Dim {
         whole.add(&Self::floor_atom(num, n.into())?)
     }
 
-    /// `(q, r)` with `self == n*q + r`, every factor of `r` below `n` in size, and its constant in `0..n`.
+    /// `(q, r)` with `self == n*q + r`, every coefficient of `r` below `n` in magnitude, and its
+    /// constant in `0..n`.
     fn split(&self, n: i64) -> Result<(Self, Self), DimError> {
         let (mut whole, mut rest) = (Vec::new(), Vec::new());
         for t in self.terms() {
@@ -119,8 +122,8 @@ impl Dim {
         ))
     }
 
-    /// `floor((y ± floor(x/a)) / n)` as one floor: numerator and divisor. `None` when there is no such inner floor, more than
-    /// one, or the numbers grow too large.
+    /// `floor((y ± floor(x/a)) / n)` as one floor: numerator and divisor. `None` if there is no
+    /// inner floor of that kind, more than one, or the numbers grow too large.
     fn unnest(&self, n: i64) -> Option<(Self, i64)> {
         let mut inner = None;
         for t in self.terms() {
@@ -143,8 +146,8 @@ impl Dim {
         Some((num.ok()?, n.checked_mul(a)?))
     }
 
-    /// `floor(self / divisor)`. A divisor that depends on symbols must be positive in every run, else evaluation fails
-    /// ([`DimError::Divisor`]); where it divides exactly, nothing is left of it and nothing is checked.
+    /// `floor(self / divisor)`. A symbolic divisor must be positive in every run, else evaluation
+    /// fails ([`DimError::Divisor`]). If it divides exactly, it cancels and nothing is checked.
     pub fn div_floor(&self, divisor: &Self) -> Result<Self, DimError> {
         if let Some(n) = divisor.as_const() {
             return self.floor_div(n);
@@ -153,7 +156,7 @@ impl Dim {
             return Ok(q);
         }
         let (whole, num) = self.split_by(divisor)?;
-        // Common factors: products first, where no constant stands in the way, then numbers.
+        // Common factors: products first, if there is no constant, then numbers.
         let (mut num, mut den) = (num, divisor.clone());
         if num.constant() == 0
             && den.constant() == 0
@@ -189,7 +192,7 @@ impl Dim {
         whole.add(&Self::floor_atom(num, den)?)
     }
 
-    /// `(q, r)` with `self == divisor*q + r` and nothing obvious left to take out of `r`.
+    /// `(q, r)` with `self == divisor*q + r` and nothing obvious left to move out of `r`.
     fn split_by(&self, divisor: &Self) -> Result<(Self, Self), DimError> {
         let Some(first) = divisor.terms().first() else {
             return Ok((0.into(), self.clone()));
@@ -218,7 +221,7 @@ impl Dim {
         self.div_ceil(&divisor.into())
     }
 
-    /// `ceil(self / divisor)`; see [`Dim::div_floor`] for what the divisor must be.
+    /// `ceil(self / divisor)`; see [`Dim::div_floor`] for the requirement on the divisor.
     pub fn div_ceil(&self, divisor: &Self) -> Result<Self, DimError> {
         if let Some(n) = divisor.as_const()
             && n <= 0
@@ -231,8 +234,8 @@ impl Dim {
         self.add(&divisor.sub(&1.into())?)?.div_floor(divisor)
     }
 
-    /// `self - divisor*floor(self / divisor)`: in `0..divisor` for a positive divisor; see [`Dim::div_floor`] for what the
-    /// divisor must be.
+    /// `self - divisor*floor(self / divisor)`: in `0..divisor` for a positive divisor; see
+    /// [`Dim::div_floor`] for the requirement on the divisor.
     pub fn modulo(&self, divisor: &Self) -> Result<Self, DimError> {
         self.sub(&self.div_floor(divisor)?.mul(divisor)?)
     }
@@ -247,11 +250,11 @@ impl Dim {
         Self::choose(vec![self.clone(), other.clone()], false)
     }
 
-    /// The smallest, or the largest, of `args`; 0 when there is none.
+    /// The smallest or the largest of `args`; 0 if there are none.
     pub(super) fn choose(mut args: Vec<Self>, smallest: bool) -> Result<Self, DimError> {
         let (mut outside, mut times, mut smallest) = (Self::default(), 1i64, smallest);
         loop {
-            // The largest of negatives is the smallest of positives.
+            // The largest of negatives is the negated smallest of positives.
             let mut factors = args.iter().flat_map(|a| a.terms()).map(|t| t.factor).peekable();
             if factors.peek().is_some() && factors.all(|f| f < 0) {
                 args = args.iter().map(|a| a.scale(-1)).collect::<Result<_, _>>()?;
@@ -259,7 +262,8 @@ impl Dim {
             }
             let flat = flatten(&mut args, smallest)?;
             args.sort_unstable();
-            // Of operands with the same terms, which are neighbours, one has the decisive constant.
+            // Operands with the same terms are neighbours; the one with the decisive constant
+            // stays.
             if smallest {
                 args.dedup_by(|b, a| a.terms() == b.terms());
             } else {
@@ -308,7 +312,7 @@ impl Dim {
     }
 }
 
-/// The atoms that every one of the products holds; `None` when there is none.
+/// The atoms that all products share; `None` if there are none.
 fn shared<'a>(mut terms: impl Iterator<Item = &'a Term>) -> Option<Vec<Atom>> {
     let mut common = terms.next()?.product.to_vec();
     for t in terms {
@@ -321,8 +325,8 @@ fn shared<'a>(mut terms: impl Iterator<Item = &'a Term>) -> Option<Vec<Atom>> {
     (!common.is_empty()).then_some(common)
 }
 
-/// Replaces each operand `c*min(x, y) + r` of a `min` by `c*x + r` and `c*y + r`, and those of a `max` likewise. True when
-/// anything changed.
+/// Replaces each operand `c*min(x, y) + r` of a `min` by `c*x + r` and `c*y + r`; `max` likewise.
+/// True if anything changed.
 fn flatten(args: &mut Vec<Dim>, smallest: bool) -> Result<bool, DimError> {
     let mut changed = false;
     let mut out = Vec::with_capacity(args.len());

@@ -1,18 +1,19 @@
-//! Text to [`Dim`]: a descent over bytes that keeps to limits of length and depth. [`Dim::parse`] states the language.
+//! Parser from text to [`Dim`]: recursive descent over bytes with limits on length and depth.
+//! [`Dim::parse`] documents the language.
 
 use super::dim::{Dim, DimError, MAX_DEPTH, gcd};
 use super::symbol::{Symbol, shortened};
 
-/// Longer text is refused.
+/// Maximum length of a text, in bytes.
 const MAX_TEXT: usize = 1 << 16;
 
-/// The largest exponent of `**`.
+/// Maximum exponent of `**`.
 const MAX_POWER: u32 = 16;
 
-/// Digits after the point of a decimal fraction.
+/// Maximum number of digits after the point of a decimal fraction.
 const MAX_DIGITS: usize = 12;
 
-/// The whole of `text` as one expression.
+/// Parses the whole of `text` as one expression.
 pub(super) fn dim(text: &str) -> Result<Dim, DimError> {
     let mut p = Parser {
         text,
@@ -30,7 +31,7 @@ pub(super) fn dim(text: &str) -> Result<Dim, DimError> {
     p.integer(value)
 }
 
-/// `num/den`. The divisor is 1 outside of `floor` and `ceil`, and above 0 when it is a number.
+/// `num/den`. The divisor is 1 outside of `floor` and `ceil`; a constant divisor is above 0.
 struct Ratio {
     num: Dim,
     den: Dim,
@@ -132,7 +133,7 @@ impl Parser<'_> {
         }
     }
 
-    /// The letters, digits and `_` that follow.
+    /// The run of letters, digits and `_` at the cursor.
     fn word(&mut self) -> &str {
         let rest = self.text.get(self.at..).unwrap_or("");
         let n = rest
@@ -153,7 +154,7 @@ impl Parser<'_> {
         out
     }
 
-    /// The value, which must be no fraction.
+    /// The value, which must not be a fraction.
     fn integer(&self, value: Ratio) -> Result<Dim, DimError> {
         if value.den.is(1) {
             return Ok(value.num);
@@ -161,7 +162,7 @@ impl Parser<'_> {
         value
             .num
             .exact_div(&value.den)
-            .ok_or_else(|| self.error("a fraction stands where an integer must"))
+            .ok_or_else(|| self.error("expected an integer, found a fraction"))
     }
 
     fn sum(&mut self) -> Result<Ratio, DimError> {
@@ -200,7 +201,7 @@ impl Parser<'_> {
         }
     }
 
-    /// `left` joined with the operand that follows, both integers.
+    /// Combines `left` with the following operand, both integers.
     fn integers(
         &mut self,
         left: Ratio,
@@ -230,7 +231,7 @@ impl Parser<'_> {
         }
         self.peek();
         let exponent = self.word().parse::<u32>().ok().filter(|n| *n <= MAX_POWER);
-        let exponent = exponent.ok_or_else(|| self.error("the exponent is not a small number"))?;
+        let exponent = exponent.ok_or_else(|| self.error("expected a small integer exponent"))?;
         let mut out = Ratio::from(Dim::from(1));
         for _ in 0..exponent {
             out = out.mul(&base)?;
@@ -261,7 +262,7 @@ impl Parser<'_> {
             return Ok(whole.into());
         }
         if !self.exact {
-            return Err(self.error("a fraction stands where an integer must"));
+            return Err(self.error("expected an integer, found a fraction"));
         }
         self.at += 1;
         let digits = self.word().to_owned();
@@ -278,7 +279,7 @@ impl Parser<'_> {
         }
     }
 
-    /// A function of what follows, or a symbol.
+    /// A function call or a symbol.
     fn named(&mut self) -> Result<Ratio, DimError> {
         let word = self.word().to_owned();
         let known = matches!(

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-/// Longer names are refused by [`Symbol::parse`].
+/// Maximum length of a name in [`Symbol::parse`].
 const MAX_NAME: usize = 256;
 
-/// `text` for an error message: what is very long ends in `...`.
+/// `text` for an error message; a very long text is cut and ends in `...`.
 pub(super) fn shortened(text: &str) -> String {
     const KEPT: usize = 160;
     match text.char_indices().nth(KEPT) {
@@ -24,7 +24,7 @@ pub(super) fn shortened(text: &str) -> String {
 pub struct Symbol(Arc<str>);
 
 impl Symbol {
-    /// Makes a symbol, replacing every character that a C identifier cannot hold by `_`.
+    /// Makes a symbol; characters that are not allowed in a C identifier become `_`.
     pub fn new(name: &str) -> Self {
         let mut out: String = name
             .chars()
@@ -42,7 +42,8 @@ impl Symbol {
         Self(out.into())
     }
 
-    /// The symbol of this name, which must be a C identifier: letters, digits and `_`, no digit first, at most 256 bytes.
+    /// The symbol of this name, which must be a C identifier: letters, digits and `_`, no leading
+    /// digit, at most 256 bytes.
     pub fn parse(name: &str) -> Result<Self, DimError> {
         let legal = name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'_');
         if !legal
@@ -55,7 +56,7 @@ impl Symbol {
         Ok(Self(name.into()))
     }
 
-    /// A symbol that no text can name, for use inside of a decision.
+    /// A symbol for internal use that no text can name.
     pub(super) fn hidden(name: &str) -> Self {
         Self(format!("`{name}`").into())
     }
@@ -94,7 +95,7 @@ impl Bindings {
         self
     }
 
-    /// Takes the value of `symbol` away.
+    /// Removes the value of `symbol`.
     pub fn remove(&mut self, symbol: &Symbol) {
         self.0.remove(symbol);
     }
@@ -104,7 +105,7 @@ impl Bindings {
         self.0.get(symbol).copied()
     }
 
-    /// All bound symbols in order of name.
+    /// All bound symbols, ordered by name.
     pub fn iter(&self) -> impl Iterator<Item = (&Symbol, i64)> {
         self.0.iter().map(|(s, v)| (s, *v))
     }

@@ -9,11 +9,11 @@ pub enum DType {
     F32,
     /// IEEE binary16.
     F16,
-    /// 64-bit signed integer; on devices it travels as range-checked [`DType::I32`].
+    /// 64-bit signed integer; devices store it as a range-checked [`DType::I32`].
     I64,
     /// 32-bit signed integer.
     I32,
-    /// 32-bit unsigned integer; packed weights.
+    /// 32-bit unsigned integer; holds packed weights.
     U32,
     /// 8-bit unsigned integer.
     U8,
@@ -23,7 +23,7 @@ pub enum DType {
     Bool,
     /// IEEE binary64.
     F64,
-    /// The upper half of an IEEE binary32.
+    /// bfloat16: the upper half of an IEEE binary32.
     BF16,
     /// 16-bit signed integer.
     I16,
@@ -31,25 +31,25 @@ pub enum DType {
     U16,
     /// 64-bit unsigned integer.
     U64,
-    /// Signed integer of 4 bits, one byte on the host.
+    /// 4-bit signed integer, one byte on the host.
     I4,
-    /// Unsigned integer of 4 bits, one byte on the host.
+    /// 4-bit unsigned integer, one byte on the host.
     U4,
-    /// Signed integer of 2 bits, one byte on the host.
+    /// 2-bit signed integer, one byte on the host.
     I2,
-    /// Unsigned integer of 2 bits, one byte on the host.
+    /// 2-bit unsigned integer, one byte on the host.
     U2,
-    /// Float of 8 bits without infinities, ONNX's `float8e4m3fn`; see [`mini`](super::mini).
+    /// 8-bit float without infinities, ONNX's `float8e4m3fn`; see [`mini`](super::mini).
     F8E4M3,
-    /// Float of 8 bits without infinities and minus zero, ONNX's `float8e4m3fnuz`.
+    /// 8-bit float without infinities or minus zero, ONNX's `float8e4m3fnuz`.
     F8E4M3Uz,
-    /// Float of 8 bits, ONNX's `float8e5m2`.
+    /// 8-bit float, ONNX's `float8e5m2`.
     F8E5M2,
-    /// Float of 8 bits without infinities and minus zero, ONNX's `float8e5m2fnuz`.
+    /// 8-bit float without infinities or minus zero, ONNX's `float8e5m2fnuz`.
     F8E5M2Uz,
     /// A power of two in 8 bits, ONNX's `float8e8m0`.
     F8E8M0,
-    /// Float of 4 bits, one byte on the host, ONNX's `float4e2m1`.
+    /// 4-bit float, one byte on the host, ONNX's `float4e2m1`.
     F4E2M1,
 }
 
@@ -64,7 +64,8 @@ impl DType {
         }
     }
 
-    /// Bits of one element in files, where types of fewer than 8 bits are packed, the first element lowest.
+    /// Bits of one element in files. Types narrower than 8 bits are packed, first element in the
+    /// lowest bits.
     pub fn bits(self) -> usize {
         match self {
             Self::I4 | Self::U4 | Self::F4E2M1 => 4,
@@ -78,24 +79,25 @@ impl DType {
         matches!(self, Self::F32 | Self::F16 | Self::F64 | Self::BF16) || self.is_mini()
     }
 
-    /// True for floats of 8 and 4 bits; see [`mini`](super::mini).
+    /// True for 8-bit and 4-bit floats; see [`mini`](super::mini).
     pub fn is_mini(self) -> bool {
         use DType::*;
         matches!(self, F8E4M3 | F8E4M3Uz | F8E5M2 | F8E5M2Uz | F8E8M0 | F4E2M1)
     }
 
-    /// True for the integer types; `bool` is none.
+    /// True for integer types; `bool` is not one.
     pub fn is_int(self) -> bool {
         self.int_range().is_some()
     }
 
-    /// True for types that device memory holds; nodes that read or make others run on the host.
+    /// True for types that device memory can hold. Nodes that read or write other types run on the
+    /// host.
     pub fn on_devices(self) -> bool {
         use DType::*;
         matches!(self, F32 | F16 | I64 | I32 | U32 | U8 | I8 | Bool)
     }
 
-    /// The lowest and highest value of an integer type.
+    /// The lowest and highest value of an integer type; `None` for other types.
     pub fn int_range(self) -> Option<(i128, i128)> {
         let (signed, bits) = match self {
             Self::I64 => (true, 64),
@@ -119,7 +121,7 @@ impl DType {
         })
     }
 
-    /// The low bits of an integer as a value of this integer type; of `u64` the 64 bits as they are.
+    /// The low bits of `v` as a value of this integer type. For `u64`, all 64 bits are kept.
     pub fn wrap(self, v: i64) -> i64 {
         match self.int_range() {
             Some((low, _)) if self.bits() < 64 => {

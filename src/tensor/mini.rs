@@ -1,33 +1,34 @@
-//! Floats of 8 and 4 bits: the codes that ONNX's `Cast` and quantization know, and their values.
+//! 8-bit and 4-bit floats: conversion between their bit patterns (codes) and values.
 //!
-//! A format has a sign, an exponent and a mantissa, but for `F8E8M0`, which is an exponent alone: a power of two. Conversion
-//! rounds to the nearest value, halves to the even code; what lies beyond the largest value follows [`Rounding`].
+//! A format has a sign, an exponent and a mantissa. `F8E8M0` is the exception: it is an exponent
+//! alone, a power of two. Conversion rounds to nearest, ties to the even code. [`Rounding`] decides
+//! what happens beyond the largest value.
 
 use super::DType;
 
-/// How values become codes.
+/// How values are rounded to codes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rounding {
-    /// What is too large, infinities included, becomes the largest value, else infinity or, in formats without one, NaN.
-    /// `F4E2M1` has neither and always saturates.
+    /// Values that are too large, infinities included, become the largest value. Otherwise they
+    /// become infinity or, in formats without one, NaN. `F4E2M1` has neither and always saturates.
     pub saturate: bool,
-    /// Where `F8E8M0` goes from between two powers of two.
+    /// How `F8E8M0` rounds a value between two powers of two.
     pub powers: Powers,
 }
 
-/// The power of two that a number between two of them becomes.
+/// Rounding of a number between two powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Powers {
     /// The larger.
     Up,
     /// The smaller.
     Down,
-    /// The nearer, halves up.
+    /// The nearer; ties go up.
     Nearest,
 }
 
 impl Default for Rounding {
-    /// As ONNX's operators have it where they say nothing.
+    /// The default of ONNX's operators.
     fn default() -> Self {
         Self {
             saturate: true,
@@ -36,14 +37,14 @@ impl Default for Rounding {
     }
 }
 
-/// What the codes at the end of the range are.
+/// The meaning of the codes at the end of the range.
 #[derive(Clone, Copy, PartialEq)]
 enum Special {
     /// The largest exponent holds infinity and NaN.
     Ieee,
     /// The last code is NaN.
     LastIsNan,
-    /// The code of minus zero is NaN.
+    /// The code of minus zero means NaN.
     MinusZeroIsNan,
     /// Every code is a number.
     None,
@@ -74,10 +75,10 @@ fn format(dtype: DType) -> Option<Format> {
     })
 }
 
-/// The values of a format's codes.
+/// Conversion between the codes and values of one format.
 pub struct Codec {
     values: Vec<f32>,
-    /// Code of the sign; 0 for `F8E8M0`.
+    /// Code of the sign bit; 0 for `F8E8M0`.
     sign: u8,
     /// Code of the largest number.
     largest: u8,
@@ -85,7 +86,7 @@ pub struct Codec {
 }
 
 impl Codec {
-    /// The table of a format; `None` for types of more bits.
+    /// The codec of a format; `None` for wider types.
     pub fn new(dtype: DType) -> Option<Self> {
         if dtype == DType::F8E8M0 {
             let value = |code: u8| match code {
@@ -102,7 +103,7 @@ impl Codec {
         let f = format(dtype)?;
         let sign = 1u8 << (f.exponent + f.mantissa);
         let last = sign - 1;
-        // Infinity and the NaNs behind it take a whole exponent.
+        // Infinity and the NaNs above it take a whole exponent.
         let largest = match f.special {
             Special::Ieee => last - (1 << f.mantissa),
             Special::LastIsNan => last - 1,
@@ -139,7 +140,7 @@ impl Codec {
         })
     }
 
-    /// The value of a code, exactly; bits that the format has not are left out.
+    /// The exact value of a code. Bits that the format does not have are ignored.
     pub fn decode(&self, code: u8) -> f32 {
         let mask = self.values.len() - 1;
         self.values
@@ -148,7 +149,7 @@ impl Codec {
             .unwrap_or(f32::NAN)
     }
 
-    /// The code of a number.
+    /// The code of a number, rounded as `rounding` says.
     pub fn encode(&self, x: f64, rounding: Rounding) -> u8 {
         if self.sign == 0 {
             return self.encode_power(x, rounding);
@@ -172,7 +173,8 @@ impl Codec {
         }
     }
 
-    /// The code of the value nearest to one that is not negative; one more than the largest where it lies beyond.
+    /// The code of the value nearest to a non-negative `x`; the largest code plus one if `x` lies
+    /// beyond it.
     fn nearest(&self, x: f64) -> u8 {
         let value = |code: u8| f64::from(self.decode(code));
         let low = self.floor(x);
@@ -189,7 +191,7 @@ impl Codec {
         }
     }
 
-    /// The code of the largest value that is not above a number, which is not below that of code 0.
+    /// The code of the largest value that is at most `x`. `x` must be at least the value of code 0.
     fn floor(&self, x: f64) -> u8 {
         let (mut low, mut high) = (0, self.largest);
         while low < high {
@@ -203,7 +205,7 @@ impl Codec {
         low
     }
 
-    /// Negative numbers have no code here; they become NaN.
+    /// Encodes a power of two. The format has no negative numbers; they become NaN.
     fn encode_power(&self, x: f64, rounding: Rounding) -> u8 {
         const NAN: u8 = 255;
         let (least, most) = (f64::from(self.decode(0)), f64::from(self.decode(self.largest)));

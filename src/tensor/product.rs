@@ -1,6 +1,6 @@
-//! Matrix products on the host, at the speed of the CPU.
+//! Matrix multiplication on the host (GEMM), optimized for the CPU.
 
-/// What [`gemm()`] multiplies: `f32` and `f64`.
+/// Element types of [`gemm()`]: `f32` and `f64`.
 pub trait Factor: Copy + From<u8> + 'static {}
 impl Factor for f32 {}
 impl Factor for f64 {}
@@ -10,22 +10,22 @@ impl Factor for f64 {}
 pub struct Matrix<'a, T> {
     /// The elements.
     pub data: &'a [T],
-    /// Distance of rows.
+    /// Distance between rows, in elements.
     pub row: usize,
-    /// Distance of columns.
+    /// Distance between columns, in elements.
     pub column: usize,
 }
 
-/// What becomes of the values that a result holds before.
+/// What happens to the values that the result holds before the call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Before {
-    /// They are not read.
+    /// They are ignored and overwritten.
     Dropped,
     /// The product is added to them.
     Kept,
 }
 
-/// `y = a * b` for row-major `a` of `m x k` and `b` of `k x n`, or `n x k` when `trans_b`.
+/// `y = a * b` for row-major `a` (`m x k`) and `b` (`k x n`, or `n x k` if `trans_b`).
 pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: bool, y: &mut [T]) {
     let (row, column) = if trans_b { (1, k) } else { (n, 1) };
     let a = Matrix {
@@ -37,8 +37,9 @@ pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: 
     multiply((m, n, k), a, b, (y, n), Before::Dropped, true);
 }
 
-/// `y = a * b`, or `y + a * b` where what `y` holds is [`Before::Kept`], for `a` of `m x k` and `b` of `k x n`. The rows of `y`
-/// are `y.1` elements apart. On all cores where `parallel`; the result does not depend on their number.
+/// `y = a * b`, or `y += a * b` with [`Before::Kept`], for `a` (`m x k`) and `b` (`k x n`). Rows of
+/// `y` are `y.1` elements apart. Runs on all cores if `parallel`; the result does not depend on
+/// their number.
 pub fn multiply<T: Factor>(
     (m, n, k): (usize, usize, usize),
     a: Matrix<'_, T>,
@@ -66,8 +67,8 @@ pub fn multiply<T: Factor>(
     } else {
         gemm::Parallelism::None
     };
-    // SAFETY: the three slices cover the addressed elements, as asserted; rows of `y` do not overlap, and it does not alias
-    // the operands.
+    // SAFETY: the asserts above show that the three slices cover every addressed element. Rows of
+    // `y` do not overlap, and `y` does not alias the operands.
     unsafe {
         gemm::gemm(
             m,

@@ -47,7 +47,8 @@ fn library() -> Result<PathBuf, String> {
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
-    // Beside the command lies what was built for itself, which may be older than what was built for the tests.
+    // Beside the command lies what was built for itself, which may be older than what was built for
+    // the tests.
     let folder = built.join("deps");
     if folder.join(&name).is_file() {
         Ok(folder)
@@ -147,7 +148,8 @@ pub fn runs(place: BackendChoice) -> Outcome {
     run(place, &[])
 }
 
-/// The program on the host, with every access to memory and every block that is not freed looked at.
+/// The program on the host, with every access to memory and every block that is not freed looked
+/// at.
 pub fn under_valgrind() -> Outcome {
     let valgrind = [
         "valgrind",

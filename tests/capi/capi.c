@@ -26,6 +26,17 @@ typedef struct {
     const tlite_session *inside;
 } answer;
 
+/* The last error carries a value: messages may be reworded, values stay. */
+static int says(const char *value) {
+    return strstr(tlite_last_error(), value) != NULL;
+}
+
+/* The last error is one of this argument or member of options, whose name comes first. */
+static int names_option(const char *name) {
+    size_t length = strlen(name);
+    return strncmp(tlite_last_error(), name, length) == 0 && tlite_last_error()[length] == ':';
+}
+
 static int collect(const char *text, size_t length, void *user) {
     answer *a = user;
     CHECK(text[length] == 0);
@@ -35,7 +46,7 @@ static int collect(const char *text, size_t length, void *user) {
     a->pieces++;
     if (a->inside != NULL) {
         CHECK(tlite_generate(a->inside, "x", NULL, collect, a) == TLITE_FINISH_ERROR);
-        CHECK(strstr(tlite_last_error(), "in use") != NULL);
+        CHECK(tlite_last_error_code() == TLITE_ERROR_BUSY);
         CHECK(tlite_session_clear(a->inside) == -1);
         a->inside = NULL;
     }
@@ -66,48 +77,49 @@ static void refused_loads(const char *folder) {
     tlite_load_options options;
     CHECK(tlite_load_defaults(NULL, sizeof options) == -1);
     CHECK(tlite_load_defaults(&options, sizeof options + 8) == -1);
-    CHECK(strstr(tlite_last_error(), "size") != NULL);
+    CHECK(names_option("size"));
     CHECK(tlite_load_defaults(&options, sizeof options) == 0);
     CHECK(options.size == sizeof options && options.backend == NULL);
     options.size = 0;
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "size: is 0") != NULL);
+    CHECK(names_option("size") && says("0"));
     options.size = sizeof options;
     CHECK(tlite_model_load("no such folder", NULL) == NULL);
-    CHECK(strstr(tlite_last_error(), "no such folder") != NULL);
+    CHECK(says("no such folder"));
     CHECK(tlite_last_error_code() == TLITE_ERROR_USAGE);
     CHECK(tlite_model_load(NULL, NULL) == NULL);
-    CHECK(strstr(tlite_last_error(), "NULL") != NULL);
+    CHECK(says("NULL"));
     CHECK(tlite_model_load("\xff\xfe", NULL) == NULL);
-    CHECK(strstr(tlite_last_error(), "not UTF-8") != NULL);
+    CHECK(says("UTF-8"));
     options.backend = "cuda";
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "cuda") != NULL);
+    CHECK(says("cuda"));
     options.backend = "host";
     options.padding = 7;
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strncmp(tlite_last_error(), "padding: ", 9) == 0);
+    CHECK(names_option("padding") && says("7"));
     options.padding = 0;
     options.priority = "urgent";
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "low, normal, high") != NULL);
+    CHECK(names_option("priority") && says("urgent") && says("low, normal, high"));
     options.priority = NULL;
     options.images = "3d";
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "images: \"3d\" is none of auto, 1d, 2d, off") != NULL);
+    CHECK(names_option("images") && says("3d") && says("auto, 1d, 2d, off"));
     options.images = NULL;
     options.recording = "tape";
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "recording: \"tape\" is none of auto, persistent, command-buffer, qcom, off") != NULL);
+    CHECK(names_option("recording") && says("tape"));
+    CHECK(says("auto, persistent, command-buffer, qcom, off"));
     options.recording = NULL;
     CHECK(options.slice_ms == -1);
     options.slice_ms = -2;
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "slice_ms: is -2") != NULL);
+    CHECK(names_option("slice_ms") && says("-2"));
     options.slice_ms = -1;
     options.kv = "q8";
     CHECK(tlite_model_load(folder, &options) == NULL);
-    CHECK(strstr(tlite_last_error(), "q8") != NULL);
+    CHECK(says("q8"));
 }
 
 /* NULL does no harm, and bad options are refused. */
@@ -126,18 +138,18 @@ static void refused_answers(const tlite_session *session) {
     CHECK(tlite_generate(session, NULL, NULL, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(tlite_generate(session, "x", NULL, NULL, NULL) == TLITE_FINISH_ERROR);
     CHECK(tlite_generate(session, "\xc3", NULL, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strstr(tlite_last_error(), "not UTF-8 at byte 0") != NULL);
+    CHECK(says("UTF-8") && says("0"));
     options.stop = stops;
     options.stop_count = 2;
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strstr(tlite_last_error(), "empty") != NULL);
+    CHECK(names_option("stop"));
     options = defaults();
     options.stop_count = 1;
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
     options = defaults();
     options.temperature = -1;
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strncmp(tlite_last_error(), "temperature: ", 13) == 0);
+    CHECK(names_option("temperature") && says("-1"));
     CHECK(tlite_last_error_code() == TLITE_ERROR_USAGE);
     options = defaults();
     options.size++;
@@ -145,17 +157,17 @@ static void refused_answers(const tlite_session *session) {
     options = defaults();
     options.template_values = "[]";
     CHECK(tlite_generate(session, "x", &options, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strstr(tlite_last_error(), "template_values: is no JSON object") != NULL);
+    CHECK(names_option("template_values") && says("JSON"));
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = 0;
     CHECK(tlite_generate(session, longer, NULL, collect, &a) == TLITE_FINISH_ERROR);
     CHECK(tlite_last_error_code() == TLITE_ERROR_CONTEXT_EXCEEDED);
     CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strstr(tlite_last_error(), "judge") != NULL);
+    CHECK(names_option("role") && says("judge"));
     message.role = "user";
     message.extra = "{";
     CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
-    CHECK(strstr(tlite_last_error(), "extra: is no JSON object") != NULL);
+    CHECK(names_option("extra") && says("JSON"));
     message.extra = NULL;
     message.content = longer;
     CHECK(tlite_chat(session, &message, 1, NULL, collect, &a) == TLITE_FINISH_ERROR);
@@ -350,7 +362,7 @@ static void hear(tlite_log_level level, const char *text, void *user) {
     heard *h = user;
     pthread_mutex_lock(&h->mutex);
     h->lines++;
-    if (strstr(text, "--priority high has no effect") != NULL) {
+    if (strstr(text, "--priority high") != NULL) {
         CHECK(level == TLITE_LOG_LEVEL_WARNING);
         h->of_priority++;
     }

@@ -2,13 +2,12 @@
 
 use super::{fails, path, stderr};
 use crate::support::gguf::Traits;
-use crate::support::{devices, tiny_model, tlite};
+use crate::support::{LOG, assert_carries, assert_failed, carries, present, tiny_model, tlite};
 use std::collections::BTreeSet;
 use std::path::Path;
 
 fn backends() -> Vec<String> {
-    let (found, _) = devices();
-    let kinds: BTreeSet<String> = found.iter().map(|d| d.kind.to_string()).collect();
+    let kinds: BTreeSet<String> = present().iter().map(|d| d.kind.to_string()).collect();
     kinds.into_iter().collect()
 }
 
@@ -40,11 +39,7 @@ fn selftest_checks_a_case_of_each_kernel() {
 
 #[test]
 fn selftest_of_nothing_is_wrong_usage() {
-    fails(
-        &["selftest", "--backend", "host"],
-        2,
-        &["--backend", "compared with"],
-    );
+    fails(&["selftest", "--backend", "host"], 2, &["--backend", "host"]);
     fails(&["selftest", "--device", "no such"], 2, &["--device", "no such"]);
     fails(&["selftest", "model"], 2, &["model"]);
 }
@@ -103,12 +98,7 @@ fn tune_keeps_what_is_fastest() {
         );
         // What was chosen is a file of its own, and no other.
         let output = tlite(&["cache", "clear", "--kind", "tuning", "--cache-dir", path(&tuned)]);
-        assert!(
-            String::from_utf8(output.stdout)
-                .unwrap()
-                .starts_with("removed 1 file"),
-            "{backend}"
-        );
+        assert_carries(String::from_utf8(output.stdout).unwrap(), &["1"]);
     }
 }
 
@@ -126,7 +116,7 @@ fn tune_without_a_device_is_wrong_usage() {
     fails(
         &["tune", path(&model), "--backend", "host"],
         2,
-        &["--backend", "the host has nothing to tune"],
+        &["--backend", "host"],
     );
     fails(&["tune", path(&model), "--seconds", "0"], 2, &["--seconds"]);
     fails(&["tune", "/no/such/model"], 2, &["/no/such/model"]);
@@ -136,22 +126,17 @@ fn tune_without_a_device_is_wrong_usage() {
 fn what_needs_a_device_says_why_there_is_none() {
     let (dir, model) = tiny_model("llama", Traits::default());
     for command in ["profile", "roofline", "tune"] {
+        let args = [command, path(&model), "--no-cache"];
         let output = crate::support::command()
-            .args([command, path(&model), "--no-cache"])
+            .args(args)
             .env("OCL_ICD_VENDORS", dir.path())
             .env("XDG_RUNTIME_DIR", std::env::temp_dir())
             .env("VK_DRIVER_FILES", dir.path().join("none.json"))
+            .env("RUST_LOG", LOG)
             .output()
             .unwrap();
-        let text = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{command}: {text}");
-        for words in [
-            "error: --backend: there is no device: opencl: ",
-            "; wgpu: ",
-            "install",
-        ] {
-            assert!(text.contains(words), "{command}: {words:?} wanted: {text}");
-        }
+        let failure = assert_failed(&args, &output, 2, &["--backend", "opencl", "wgpu", "apt install"]);
+        assert_carries(failure.error, &["NoDevice"]);
     }
 }
 
@@ -159,11 +144,7 @@ fn what_needs_a_device_says_why_there_is_none() {
 fn reports_are_not_written_to_a_file_named_as_standard_output() {
     let (_dir, model) = tiny_model("llama", Traits::default());
     for option in ["--trace", "--html"] {
-        fails(
-            &["profile", path(&model), option, "-"],
-            2,
-            &[option, "standard output"],
-        );
+        fails(&["profile", path(&model), option, "-"], 2, &[option, "-"]);
     }
     assert!(!Path::new("-").exists());
 }
@@ -187,7 +168,7 @@ fn what_a_backend_cannot_is_wrong_usage() {
                 option,
                 value,
             ];
-            fails(&args, 2, &[option, value, "only the OpenCL backend"]);
+            fails(&args, 2, &[option, value, "OpenCL"]);
             assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
         }
     }
@@ -224,7 +205,9 @@ fn devices_are_filtered_and_tell_what_can_be_opened() {
                 let offered = device["images"][pixels] != 0;
                 let code = if offered { 0 } else { 2 };
                 assert_eq!(output.status.code(), Some(code), "{}", stderr(&output));
-                let told = stderr(&output).contains(&format!("--images: {kind}: {name} makes no image"));
+                let told = ["--images", kind, name]
+                    .iter()
+                    .all(|v| carries(stderr(&output), v));
                 assert_eq!(told, !offered, "{}", stderr(&output));
             }
         }
@@ -238,12 +221,12 @@ fn devices_are_filtered_and_tell_what_can_be_opened() {
     if let [only] = names.as_slice() {
         let second = format!("{only}#2");
         let args = ["bench", path(&model), "--backend", "opencl", "--device", &second];
-        fails(&args, 2, &["--device", "only 1 device matches", "there is no #2"]);
+        fails(&args, 2, &["--device", only, "1", "#2"]);
     }
     fails(
         &["devices", "--device", "no such"],
         2,
-        &["--device", "no device matches \"no such\"; found: "],
+        &["--device", "\"no such\""],
     );
 }
 
@@ -295,11 +278,7 @@ fn made_up_models_are_measured() {
     );
     fails(&["bench"], 2, &["MODEL"]);
     fails(&["bench", "m", "--layers", "1"], 2, &["--layers", "--random"]);
-    fails(
-        &with(&["--layers", "31"]),
-        2,
-        &["--layers", "smollm2-135m has 30 layers"],
-    );
+    fails(&with(&["--layers", "31"]), 2, &["--layers", "smollm2-135m", "30"]);
     fails(&with(&["--group-size", "12"]), 2, &["--group-size"]);
     fails(&with(&["--backend", "host"]), 2, &["--backend", "device"]);
 }
@@ -341,8 +320,6 @@ fn an_interrupted_tune_shows_what_it_has() {
                 if stopped { code == Some(130) } else { whole },
                 "{code:?}: {json}"
             );
-            let last = stderr(&output).lines().last().unwrap();
-            assert_eq!(last.starts_with("stopped; "), stopped, "{last}");
             break;
         }
     }

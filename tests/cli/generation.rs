@@ -1,8 +1,9 @@
 //! `tlite generate` and `tlite chat`: what they take beside a prompt.
 
+use crate::support::assert_carries;
 use crate::support::gguf::Traits;
 use crate::support::{tiny_model, tlite};
-use crate::{fails, path, stderr};
+use crate::{fails, fails_as, path, stderr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
@@ -73,27 +74,30 @@ fn drafts_and_caches_change_no_token() {
         "--prompt-cache",
         path(&file),
     ];
-    fails(
+    fails_as(
         &[&["generate", path(&model)], &base[..]].concat(),
         2,
-        &["--prompt-cache", "prompt.cache", "damaged"],
+        "PromptCacheDamaged",
+        &["--prompt-cache", "prompt.cache"],
     );
     bytes[middle] ^= 1;
     std::fs::write(&file, &bytes[..bytes.len() - 7]).unwrap();
-    fails(
+    fails_as(
         &[&["generate", path(&model)], &base[..]].concat(),
         2,
+        "PromptCacheDamaged",
         &[
             "--prompt-cache",
-            "is cut off",
-            &format!("bytes of {}", bytes.len()),
+            &(bytes.len() - 7).to_string(),
+            &bytes.len().to_string(),
         ],
     );
     std::fs::write(&file, &bytes).unwrap();
-    fails(
+    fails_as(
         &[&["generate", path(&other)], &base[..]].concat(),
         2,
-        &["--prompt-cache", "prompt.cache", "another model"],
+        "PromptCacheMismatch",
+        &["--prompt-cache", "prompt.cache"],
     );
     assert_eq!(
         std::fs::read(&file).unwrap(),
@@ -129,23 +133,23 @@ fn texts_end_and_keep_to_a_grammar() {
     fails(
         &[&base[..], &["--grammar", path(&schema)]].concat(),
         2,
-        &["--grammar", "schema.json", "cannot be used"],
+        &["--grammar", "schema.json"],
     );
     fails(
         &[&base[..], &["--json-schema", path(&file)]].concat(),
         2,
-        &["--json-schema", "answer.lark", "cannot be used"],
+        &["--json-schema", "answer.lark"],
     );
     for option in ["--grammar", "--json-schema", "--tools", "--draft-model"] {
-        let words = [option, "there is no", "absent"];
+        let values = [option, "absent"];
         // Tools go through a template, so not with a raw prompt.
         let base = ["generate", path(&model), "--prompt", "x", "--backend", "host"];
         let template = model.join("chat_template.jinja");
         std::fs::write(&template, "{{ messages[0].content }}{{ tools | tojson }}").unwrap();
-        fails(&[&base[..], &[option, "absent"]].concat(), 2, &words);
+        fails(&[&base[..], &[option, "absent"]].concat(), 2, &values);
         std::fs::remove_file(&template).unwrap();
     }
-    fails(&[&base[..], &["--stop", ""]].concat(), 2, &["--stop", "empty"]);
+    fails(&[&base[..], &["--stop", ""]].concat(), 2, &["--stop"]);
     fails(
         &[&base[..], &["--logit-bias", "999999=1"]].concat(),
         2,
@@ -158,9 +162,9 @@ fn texts_end_and_keep_to_a_grammar() {
 fn options_that_do_nothing_are_refused() {
     let folder = crate::model_folder();
     let base = ["generate", path(folder.path()), "--raw", "--prompt", "hello"];
-    let refused = |more: &[&str], words: &[&str]| {
+    let refused = |more: &[&str], values: &[&str]| {
         let args = [&base[..], more].concat();
-        fails(&args, 2, words);
+        fails(&args, 2, values);
         assert_eq!(
             stderr(&tlite(&args))
                 .lines()
@@ -169,22 +173,19 @@ fn options_that_do_nothing_are_refused() {
             Some(true)
         );
     };
-    refused(
-        &["--draft-tokens", "5"],
-        &["--draft-tokens", "no effect without --draft"],
-    );
+    refused(&["--draft-tokens", "5"], &["--draft-tokens", "--draft"]);
     refused(
         &["--template-value", "messages=3"],
-        &["--template-value", "that of the conversation"],
+        &["--template-value", "messages"],
     );
     refused(
         &["--cache-dir", path(&folder.path().join("tokenizer.json"))],
-        &["--cache-dir", "is a file"],
+        &["--cache-dir", "tokenizer.json"],
     );
     let file = folder.path().join("endless.lark");
     std::fs::write(&file, "start: start \"a\"").unwrap();
     let args = [&base[..], &["--grammar", path(&file)]].concat();
-    fails(&args, 2, &["--grammar", "endless.lark", "cannot be used"]);
+    fails(&args, 2, &["--grammar", "endless.lark"]);
     assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
 }
 
@@ -194,14 +195,11 @@ fn no_tokens_are_generated_where_none_are_asked_for() {
     let output = tlite(&[&raw_prompt(&model)[..], &["--max-tokens", "0"]].concat());
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert!(output.stdout.is_empty());
-    assert!(
-        stderr(&output).contains(" 0 tokens generated"),
-        "{}",
-        stderr(&output)
-    );
+    assert_carries(stderr(&output), &["0"]);
 }
 
-/// `--context` is that of the model; a draft model that was made for fewer tokens guesses as far as it can.
+/// `--context` is that of the model; a draft model that was made for fewer tokens guesses as far as
+/// it can.
 #[test]
 fn a_draft_model_may_have_a_shorter_context() {
     let (_dir, model) = tiny_model("llama", Traits::default());
@@ -218,9 +216,13 @@ fn a_draft_model_may_have_a_shorter_context() {
     assert!((5..24).contains(&accepted), "{drafted}");
     // What goes wrong with it is said of it.
     std::fs::write(short.join("model.onnx"), "no graph").unwrap();
-    let words = ["--draft-model", path(&short), "model.onnx"];
+    let values = ["--draft-model", path(&short), "model.onnx"];
     let base = raw_prompt(&model);
-    fails(&[&base[..], &["--draft-model", path(&short)]].concat(), 1, &words);
+    fails(
+        &[&base[..], &["--draft-model", path(&short)]].concat(),
+        1,
+        &values,
+    );
 }
 
 #[test]
@@ -232,7 +234,7 @@ fn drafts_need_the_same_vocabulary() {
     fails(
         &[&base[..], &["--draft-model", path(other.path())]].concat(),
         2,
-        &["--draft-model", "another vocabulary"],
+        &["--draft-model", path(other.path())],
     );
     fails(
         &[&base[..], &["--draft-model", "a", "--draft", "ngram"]].concat(),
@@ -254,16 +256,16 @@ fn caches_that_cannot_be_written_are_refused_at_once() {
         "--prompt-cache",
     ];
     let absent = folder.path().join("absent").join("cache");
-    let refused = |file: &str, words: &[&str]| {
-        let words = [&["--prompt-cache"], words].concat();
+    let refused = |file: &str, values: &[&str]| {
+        let values = [&["--prompt-cache"], values].concat();
         // The folder has no model; that would be the next thing to be told.
-        fails(&[&base[..], &[file]].concat(), 2, &words);
-        fails(&["chat", path(folder.path()), "--prompt-cache", file], 2, &words);
+        fails(&[&base[..], &[file]].concat(), 2, &values);
+        fails(&["chat", path(folder.path()), "--prompt-cache", file], 2, &values);
     };
-    refused(path(&absent), &["there is no folder", "absent"]);
-    refused(path(folder.path()), &["is a folder; expected a file"]);
+    refused(path(&absent), &["absent"]);
+    refused(path(folder.path()), &[path(folder.path())]);
     #[cfg(target_os = "linux")]
-    refused("/proc/cache", &["cannot be written"]);
+    refused("/proc/cache", &["/proc/cache"]);
     fails(&[&base[..], &["new.cache"]].concat(), 2, &["model.onnx"]);
 }
 
@@ -303,7 +305,7 @@ fn templates_take_tools_and_values() {
     );
     std::fs::write(&tools, "{}").unwrap();
     let base = ["chat", path(&model), "--tools", path(&tools)];
-    fails(&base, 2, &["--tools", "expected a JSON list"]);
+    fails(&base, 2, &["--tools", "JSON"]);
 }
 
 /// Starts the command, interrupts it after a time and gives what it left.
@@ -422,6 +424,5 @@ fn an_interrupted_answer_is_shown() {
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(130), "{}", stderr(&output));
     assert_eq!(rest.last(), Some(&b'\n'), "the line is ended");
-    assert!(stderr(&output).contains("(stopped)"), "{}", stderr(&output));
-    assert!(!stderr(&output).contains("error"), "{}", stderr(&output));
+    assert!(!stderr(&output).contains("error:"), "{}", stderr(&output));
 }

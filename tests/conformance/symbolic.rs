@@ -1,4 +1,5 @@
-//! Operators over symbolic sizes: one plan, one recording, several values of the symbols, odd and even.
+//! Operators over symbolic sizes: one plan, one recording, several values of the symbols, odd and
+//! even.
 
 use crate::support::Device;
 use std::sync::Arc;
@@ -403,8 +404,8 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
     ]
 }
 
-/// Rows are appended to a state, some of them after a step back; what a later node reads is always their
-/// concatenation.
+/// Rows are appended to a state, some of them after a step back; what a later node reads is always
+/// their concatenation.
 pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
     let _turn = device.turn();
     let error = |e: transformer_lite::error::Error| e.to_string();

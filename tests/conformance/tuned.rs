@@ -1,4 +1,5 @@
-//! Sets of numbers that measuring may choose: a case of their kernel with each of them, the largest that another program runs for.
+//! Sets of numbers that measuring may choose: a case of their kernel with each of them, the largest
+//! that another program runs for.
 
 use crate::support::Device;
 use std::collections::BTreeSet;
@@ -28,7 +29,8 @@ impl Tuned {
     }
 }
 
-/// Every set but the defaults, on the device as it is and as a GPU; and those that read weights through images on one that has some.
+/// Every set but the defaults, on the device as it is and as a GPU; and those that read weights
+/// through images on one that has some.
 pub fn trials(device: &Device) -> Vec<Tuned> {
     let gpu = Caps {
         kind: DeviceKind::Integrated,
@@ -119,7 +121,8 @@ impl Own<'_> {
     }
 }
 
-/// The cases of each kernel with numbers to choose on a device with `caps`, where floats are stored in halves only if the kernel takes nothing else.
+/// The cases of each kernel with numbers to choose on a device with `caps`, where floats are stored
+/// in halves only if the kernel takes nothing else.
 fn tuned_cases<'a>(all: &'a [(Case, Scenario)], caps: &Caps) -> Vec<(DType, &'static Tunable, Vec<Own<'a>>)> {
     let mut found: Vec<(DType, &'static Tunable, Vec<Own<'a>>)> = Vec::new();
     for (case, scenario) in all {

@@ -1,5 +1,5 @@
-//! Launches of a decoder's layer in a run of one token, on the kinds of devices that passes and kernels tell apart: what a token waits for besides its
-//! bytes.
+//! Launches of a decoder's layer in a run of one token, on the kinds of devices that passes and
+//! kernels tell apart: what a token waits for besides its bytes.
 
 use super::*;
 use transformer_lite::backend::phones::Phone;

@@ -1,4 +1,5 @@
-//! Forms of decoders: caches of which new rows come out, bent scores, scales on operands, joined heads.
+//! Forms of decoders: caches of which new rows come out, bent scores, scales on operands, joined
+//! heads.
 
 use super::*;
 
@@ -11,7 +12,8 @@ enum Out {
     Nothing,
 }
 
-/// A cache of heads before rows, of which the new rows `[1, s, 3, 4]` are turned, with a reader of the whole.
+/// A cache of heads before rows, of which the new rows `[1, s, 3, 4]` are turned, with a reader of
+/// the whole.
 fn cache_with(out: Out) -> Build {
     let mut b = Build::default();
     let (past, rows) = (b.input("past", "1,3,t,4"), b.input("rows", "1,s,3,4"));
@@ -88,7 +90,8 @@ fn bent_scores_are_a_cap() {
             b.binary(Binary::Mul, bent, second)
         })
     };
-    // Whatever the two factors are: the one before counts as a scale. The pass is checked to change no result.
+    // Whatever the two factors are: the one before counts as a scale. The pass is checked to change
+    // no result.
     for by in [2.0, 3.0] {
         let mut b = bent(by, Unary::Tanh);
         assert_eq!((b.pass(ATTENTION, &SIZES), b.nodes()), (1, 1), "{by}");
@@ -138,7 +141,8 @@ fn a_bias_of_heads_before_the_mask() {
     );
 }
 
-/// A rotary embedding of the first 4 elements of heads of 6, which lie before the rows; the others stay.
+/// A rotary embedding of the first 4 elements of heads of 6, which lie before the rows; the others
+/// stay.
 fn part_turned(from: i64) -> Build {
     let mut b = Build::default();
     let x = b.input("x", "1,s,3,6");
@@ -174,7 +178,8 @@ fn parts_of_heads_turn() {
     }
 }
 
-/// Attention over rows `[s, 1, 4, 6]`, heads joined before the products; the softmax has an axis for the heads.
+/// Attention over rows `[s, 1, 4, 6]`, heads joined before the products; the softmax has an axis
+/// for the heads.
 fn joined_heads(softmax: i64) -> Build {
     let mut b = Build::default();
     let reshape = |b: &mut Build, x: ValueId, sizes: &[i64]| {

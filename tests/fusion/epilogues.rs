@@ -116,7 +116,8 @@ fn transposes_cancel() {
     b.output(y);
     assert_eq!(b.pass(MOVES, &sizes), 1);
     assert_eq!(b.nodes(), 1);
-    // Across elementwise operators, one with an operand that is a single element, one with two that are moved alike.
+    // Across elementwise operators, one with an operand that is a single element, one with two that
+    // are moved alike.
     let mut b = Build::default();
     let (x, z) = (b.input("x", "2,s,4"), b.input("z", "2,s,4"));
     let half = b.floats(&[1], &[0.5]);

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Keys and values repeated for the query heads of their group, after the heads' axis or before it; the heads lie before or
-/// after the sequence when they are repeated.
+/// Keys and values repeated for the query heads of their group, after the heads' axis or before it;
+/// the heads lie before or after the sequence when they are repeated.
 fn repeated(after: bool, sequence_first: bool) -> Build {
     let mut b = Build::default();
     let orders = if sequence_first {

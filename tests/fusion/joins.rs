@@ -1,4 +1,5 @@
-//! Layer normalisation of exporters, normalisations behind convolutions, nodes that compute the same.
+//! Layer normalisation of exporters, normalisations behind convolutions, nodes that compute the
+//! same.
 
 use super::*;
 use transformer_lite::graph::op::batch_norm::BatchNorm;

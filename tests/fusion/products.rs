@@ -28,7 +28,8 @@ fn product(b: &mut Build, x: ValueId, product: MatMulE0m, n: usize) -> ValueId {
 
 const FOUR: MatMulE0m = MatMulE0m::new(Bits::Four, 32);
 
-/// Products of `x [s, 64]`, each read by one elementwise operator; with `kept` the first is an output.
+/// Products of `x [s, 64]`, each read by one elementwise operator; with `kept` the first is an
+/// output.
 fn products(all: &[(MatMulE0m, usize)], kept: bool) -> Build {
     let mut b = Build::default();
     let x = b.input("x", "s,64");
@@ -120,7 +121,8 @@ fn products_of_one_operand_are_joined_whatever_else_reads_their_weights() {
     assert_eq!(joint(&b), [2, 2]);
 }
 
-/// A feed-forward layer's first half, `up * silu(gate)`, of `x [s, 64]` behind a norm; with `kept` the gate is an output.
+/// A feed-forward layer's first half, `up * silu(gate)`, of `x [s, 64]` behind a norm; with `kept`
+/// the gate is an output.
 fn gated(up: (MatMulE0m, usize), gate: (MatMulE0m, usize), kept: bool) -> Build {
     let mut b = Build::default();
     let x = b.input("x", "s,64");

@@ -1,4 +1,5 @@
-//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, as stages of persistent kernels, in slices. None of them changes a token.
+//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, as stages of
+//! persistent kernels, in slices. None of them changes a token.
 
 use super::{Outcome, decoder, tokens};
 use crate::support::{Device, Text};
@@ -13,7 +14,8 @@ use transformer_lite::llm::{Activations, LanguageModel};
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
-/// The passes of a device as `tlite` has them by default: activations in bytes on CPUs that have fast kernels for these.
+/// The passes of a device as `tlite` has them by default: activations in bytes on CPUs that have
+/// fast kernels for these.
 fn passes(caps: &Caps) -> Pipeline {
     let mut pipeline = Pipeline::standard();
     Activations::Auto.store(&mut pipeline, caps);
@@ -38,8 +40,8 @@ fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Ve
     Ok((all, model.stats()))
 }
 
-/// Every way that `device` offers gives the same bits as commands one by one, and is used where it is asked for. `deep`: the model has layers
-/// enough for persistent kernels.
+/// Every way that `device` offers gives the same bits as commands one by one, and is used where it
+/// is asked for. `deep`: the model has layers enough for persistent kernels.
 pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome {
     let options = |recording, slice_ms| OpenOptions {
         recording,
@@ -67,7 +69,8 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
                 "{way}, slices of {slice_ms} ms: other logits at step {step}"
             ));
         }
-        // A recording is first run one by one, and again where a length crosses a block and cannot be patched.
+        // A recording is first run one by one, and again where a length crosses a block and cannot
+        // be patched.
         let least = STEPS as u64 - 8;
         let recorded = !matches!(way, RecordingWay::Off | RecordingWay::Persistent);
         if recorded && slice_ms == 0 && stats.recorded_submits < least {

@@ -30,8 +30,9 @@ fn about(run: &Run) -> impl Iterator<Item = &str> {
         .filter(move |l| calls.iter().any(|call| l.contains(call)))
 }
 
-/// Each step but the first ones comes from a command buffer: from one, which is changed where a length crosses a multiple of the padding,
-/// or where the driver cannot change any, from another one then. Where the driver has none all commands are queued one by one.
+/// Each step but the first ones comes from a command buffer: from one, which is changed where a
+/// length crosses a multiple of the padding, or where the driver cannot change any, from another
+/// one then. Where the driver has none all commands are queued one by one.
 pub fn decode(model: &Model) -> Outcome {
     let plain = model.run(
         &of(Profile::Mali),
@@ -98,8 +99,8 @@ pub fn refused_calls() -> [(&'static str, Refused); 6] {
     ]
 }
 
-/// A driver that lists command buffers and refuses one is worked with without them, and that is said once. Where the driver beneath has none,
-/// or cannot change any, nothing is refused.
+/// A driver that lists command buffers and refuses one is worked with without them, and that is
+/// said once. Where the driver beneath has none, or cannot change any, nothing is refused.
 pub fn refused(model: &Model, refused: &Refused) -> Outcome {
     let run = model.run(
         &refusing(Profile::Mali, refused.call, refused.nth),
@@ -123,8 +124,8 @@ pub fn refused(model: &Model, refused: &Refused) -> Outcome {
     // That of a shorter answer, each token of which takes some time.
     run.recovered(4 * model.phone(Profile::Mali)?.took)?;
     let warnings: Vec<_> = run.errors.lines().filter(|l| l.contains("WARN")).collect();
-    let told = format!("commands are queued one by one from now on: {}: ", refused.call);
-    if !matches!(warnings.as_slice(), [one] if one.contains(&told)) {
+    let told = run.warnings("backend::opencl::replay", &[refused.call]);
+    if (warnings.len(), told) != (1, 1) {
         return Err(format!("one warning wanted, {warnings:?} found"));
     }
     // Behind the refusal they are only given up.

@@ -1,19 +1,18 @@
 //! Runs of `tlite` as processes that load the stand-in, and what they leave behind.
 
+use super::support::carries;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tlite_standin::{CONFIG, Config};
+use transformer_lite::graph::op::ALL;
 
 /// Result of a trial.
 pub type Outcome = Result<(), String>;
 
 /// No run takes that long, on a busy machine either.
 const LIMIT: Duration = Duration::from_secs(300);
-
-/// What is said of a kernel whose parts are wrong, on no machine because it is busy.
-pub const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
 
 /// After a failure nothing is left to be waited for.
 const AFTER_FAILURE: Duration = Duration::from_secs(10);
@@ -49,9 +48,13 @@ fn library() -> Result<PathBuf, String> {
     }
 }
 
+/// Warnings; not which kernels take more than a slice: on a busy machine all may. And the variants
+/// of errors, beside their words.
+const LOG: &str = "error,transformer_lite=warn,transformer_lite::note=off,transformer_lite::error=debug";
+
 fn tlite(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tlite"));
-    command.args(args).env_remove("RUST_LOG");
+    command.args(args).env("RUST_LOG", LOG);
     command
 }
 
@@ -96,13 +99,21 @@ pub fn generate_cached(
     on_stand_in(greedy(model, tokens, &more), config)
 }
 
+/// The same, with the notes of which kernels take more than a slice.
+pub fn generate_noting(model: &Path, config: &Config, tokens: usize, cache: &str) -> Result<Run, String> {
+    let mut command = greedy(model, tokens, &["--cache-dir", cache]);
+    command.env_remove("RUST_LOG");
+    on_stand_in(command, config)
+}
+
 /// Kernels are built in each run: a failure to build one is played.
 fn uncached(mut command: Command) -> Command {
     command.arg("--no-cache");
     command
 }
 
-/// As on GPUs. Devices that are CPUs take activations in bytes otherwise, and answer in other words.
+/// As on GPUs. Devices that are CPUs take activations in bytes otherwise, and answer in other
+/// words.
 pub const FLOAT: [&str; 2] = ["--act", "float"];
 
 /// Generates greedily without the stand-in, in the arithmetic of phones.
@@ -219,8 +230,8 @@ impl Run {
     /// It ended well, and said that `--priority` has no effect so many times.
     pub fn notes_of_priority(&self, priority: &str, wanted: usize) -> Outcome {
         self.report()?;
-        let note = format!("note: --priority {priority} has no effect on ");
-        let found = self.errors.matches(&note).count();
+        let option = format!("--priority {priority}");
+        let found = self.notes().filter(|n| carries(n, &option)).count();
         if found == wanted {
             return Ok(());
         }
@@ -232,21 +243,31 @@ impl Run {
 
     /// It says once that an earlier start has left this variant, and nothing else.
     pub fn earlier(&self, variant: &str) -> Outcome {
-        let notes = self.notes().count();
-        let right =
-            self.errors.contains("as found earlier: ") && self.errors.contains(&format!("{variant} "));
-        if notes != 1 || !right || self.errors.contains("WARN") {
+        let (notes, named) = (self.notes().count(), self.notes_of_kernel(variant));
+        if notes != 1 || named != 1 || self.errors.contains("WARN") {
             return Err(self.errors.clone());
         }
         Ok(())
     }
 
-    /// What it noted, but for how many kernels there are to compile, and which take more than a slice: on a busy machine all may.
+    /// What it noted of options and kernels: how far it had come names none.
     fn notes(&self) -> impl Iterator<Item = &str> {
+        let kernel = |l: &str| ALL.iter().flat_map(|d| d.kernels).any(|k| carries(l, k.name));
         let notes = self.errors.lines().filter(|l| l.starts_with("note: "));
-        let slow =
-            |l: &str| l.starts_with("note: kernels take more than a slice ") && !l.contains(PARTS_DIFFER);
-        notes.filter(move |l| !l.starts_with("note: compiling and checking ") && !slow(l))
+        notes.filter(move |l| l.contains(" --") || kernel(l))
+    }
+
+    /// How many notes name this variant of a kernel.
+    pub fn notes_of_kernel(&self, variant: &str) -> usize {
+        self.notes().filter(|n| carries(n, variant)).count()
+    }
+
+    /// How many warnings of this module of the library carry each of `values`.
+    pub fn warnings(&self, module: &str, values: &[&str]) -> usize {
+        let target = format!("transformer_lite::{module}");
+        let warnings = self.errors.lines().filter(|l| carries(l, "WARN"));
+        let of_module = warnings.filter(|l| carries(l, &target));
+        of_module.filter(|l| values.iter().all(|v| carries(l, v))).count()
     }
 
     /// No warning, and no note of an option without effect.
@@ -300,8 +321,8 @@ impl Run {
         serde_json::from_str(&self.output).map_err(|e| format!("{e} in {}{}", self.output, self.errors))
     }
 
-    /// Milliseconds since 1970 of the first line that says that a call was made to fail; of results that were made wrong, which forms of a
-    /// kernel are in turn, the last one.
+    /// Milliseconds since 1970 of the first line that says that a call was made to fail; of results
+    /// that were made wrong, which forms of a kernel are in turn, the last one.
     fn injected(&self) -> Option<Duration> {
         let refused = |l: &&str| l.starts_with("inject ") && l.contains(" ms=") && !l.contains(" delay=");
         let wrong = self.lines("inject wrong results ").last();
@@ -310,7 +331,8 @@ impl Run {
         Some(Duration::from_millis(ms))
     }
 
-    /// It went on after a call that was made to fail, and ended within `whole`, the time of a run without failures, and that of a failure.
+    /// It went on after a call that was made to fail, and ended within `whole`, the time of a run
+    /// without failures, and that of a failure.
     pub fn recovered(&self, whole: Duration) -> Outcome {
         let injected = self.injected().ok_or("no call was made to fail")?;
         let took = self.ended.saturating_sub(injected);
@@ -320,8 +342,8 @@ impl Run {
         Ok(())
     }
 
-    /// It ended well though calls were delayed, some of each of `calls`, and within `whole`, the time of a run without delays, that of a failure, and
-    /// the delays.
+    /// It ended well though calls were delayed, some of each of `calls`, and within `whole`, the
+    /// time of a run without delays, that of a failure, and the delays.
     pub fn endured(&self, calls: &[&str], whole: Duration) -> Outcome {
         let of = |line: &str| -> Option<u64> {
             let (_, delay) = line.split_once(" delay=")?;
@@ -347,14 +369,15 @@ impl Run {
         }
     }
 
-    /// It ended by itself, soon after the failure, with exit code 1 and one error, which holds `words`; and without an answer.
-    pub fn failed(&self, words: &[&str]) -> Outcome {
-        self.failed_by(1, words)
+    /// It ended by itself, soon after the failure, with exit code 1 and one error, which is one of
+    /// `variant` and carries `values`; and without an answer.
+    pub fn failed(&self, variant: &str, values: &[&str]) -> Outcome {
+        self.failed_by(1, variant, values)
     }
 
     /// The same with another exit code: 2 for what the user asked for and is not there.
-    pub fn failed_by(&self, code: i32, words: &[&str]) -> Outcome {
-        self.refused(code, words)?;
+    pub fn failed_by(&self, code: i32, variant: &str, values: &[&str]) -> Outcome {
+        self.refused(code, variant, values)?;
         let Some(injected) = self.injected() else {
             return Err(self.told("no call was made to fail"));
         };
@@ -365,8 +388,9 @@ impl Run {
         Ok(())
     }
 
-    /// It ended by itself with this exit code and one error, which holds `words`; and without an answer.
-    pub fn refused(&self, code: i32, words: &[&str]) -> Outcome {
+    /// It ended by itself with this exit code and one error, which is one of `variant` and carries
+    /// `values`; and without an answer.
+    pub fn refused(&self, code: i32, variant: &str, values: &[&str]) -> Outcome {
         let wrong = |what: &str| Err(self.told(what));
         if self.status.code() != Some(code) {
             return wrong(&format!("exit code {code} wanted"));
@@ -377,8 +401,13 @@ impl Run {
         if self.errors.lines().filter(|l| l.starts_with("error: ")).count() != 1 {
             return wrong("one error wanted");
         }
-        if let Some(word) = words.iter().find(|w| !self.errors.contains(**w)) {
-            return wrong(&format!("{word:?} wanted"));
+        let (variants, said): (Vec<&str>, Vec<&str>) = self.errors.lines().partition(|l| is_variant(l));
+        if !variants.iter().any(|l| carries(l, variant)) {
+            return wrong(&format!("an error {variant} wanted"));
+        }
+        let said = said.join("\n");
+        if let Some(value) = values.iter().find(|v| !carries(&said, v)) {
+            return wrong(&format!("{value:?} wanted"));
         }
         if !self.output.is_empty() {
             return wrong("an answer beside an error");
@@ -390,4 +419,9 @@ impl Run {
     fn told(&self, what: &str) -> String {
         format!("{what}; {}: {}{}", self.status, self.output, self.errors)
     }
+}
+
+/// The line of standard error that shows an error as the library has it.
+fn is_variant(line: &str) -> bool {
+    carries(line, "DEBUG") && carries(line, "transformer_lite::error")
 }

@@ -1,4 +1,5 @@
-//! What the stand-in does itself, by calls of its functions in this process. What the engine makes of it is tested beside this.
+//! What the stand-in does itself, by calls of its functions in this process. What the engine makes
+//! of it is tested beside this.
 
 #[path = "standin/phone.rs"]
 mod phone;

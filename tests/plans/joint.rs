@@ -1,4 +1,5 @@
-//! Products of one operand in one dispatch: their results are views of one place, or have places of their own.
+//! Products of one operand in one dispatch: their results are views of one place, or have places of
+//! their own.
 
 use super::*;
 use transformer_lite::backend::Caps;
@@ -44,7 +45,8 @@ fn dispatches(plan: &Plan) -> usize {
 
 #[test]
 fn joint_products_are_one_dispatch_where_a_kernel_binds_all_results() {
-    // Results begin where views may, whatever their sizes are; without a bound there is no such place, and with small views no room.
+    // Results begin where views may, whatever their sizes are; without a bound there is no such
+    // place, and with small views no room.
     for (columns, most, view, expected) in [
         (&[128, 64, 64][..], Some(40), None, 1),
         (&[128, 66, 10], Some(39), None, 1),

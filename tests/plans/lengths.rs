@@ -1,6 +1,9 @@
-//! Lengths: padded ones, constraints that runs must keep to, memory that grows, values of symbols from shapes.
+//! Lengths: padded ones, constraints that runs must keep to, memory that grows, values of symbols
+//! from shapes.
 
 use super::*;
+use crate::support::carries;
+use transformer_lite::error::ErrorKind;
 use transformer_lite::plan::{NoPadding, Padding};
 use transformer_lite::shape::{Constraints, Symbol};
 
@@ -16,18 +19,19 @@ fn padded() -> Options {
     }
 }
 
-/// Runs a graph over `x`, of this shape for a length, with padding asked for, at lengths within and across blocks.
+/// Runs a graph over `x`, of this shape for a length, with padding asked for, at lengths within and
+/// across blocks.
 #[track_caller]
-fn run_padded(graph: &Arc<Graph>, shape: impl Fn(usize) -> Vec<usize>, expect: Result<(), &str>) {
+fn run_padded(
+    graph: &Arc<Graph>,
+    shape: impl Fn(usize) -> Vec<usize>,
+    expected: fn(&Result<Padding, NoPadding>) -> bool,
+) {
     let place = std::panic::Location::caller();
     for device in devices() {
         let _turn = device.turn();
         let plan = Plan::compile(graph, &device.caps, &padded()).unwrap();
-        match (&plan.padding, expect) {
-            (Ok(_), Ok(())) => {}
-            (Err(NoPadding::Exact(why)), Err(words)) => assert!(why.contains(words), "{place}: {why}"),
-            (found, _) => panic!("{place}: {found:?}, expected {expect:?}"),
-        }
+        assert!(expected(&plan.padding), "{place}: {:?}", plan.padding);
         let mut executor = Executor::new(Box::new(device.share()), graph, vec![plan]).unwrap();
         for n in [5, 6, 63, 64, 100, 7, 1] {
             check(&mut executor, graph, &[("x", random(&shape(n), 9))]);
@@ -45,7 +49,7 @@ fn padding_keeps_known_values_exact() {
     let length = b.node(Gather { axis: 0 }, &[sizes, zero]);
     let twice = b.node(Pointwise::binary("Add", Binary::Add), &[length, length]);
     let y = b.node(unary(Unary::Neg), &[x]);
-    run_padded(&b.finish(&[y, twice]), |n| vec![n, 8], Ok(()));
+    run_padded(&b.finish(&[y, twice]), |n| vec![n, 8], Result::is_ok);
 }
 
 #[test]
@@ -57,7 +61,11 @@ fn padding_is_refused_where_elements_would_lie_elsewhere() {
     let lists = [b.ints(&[1]), b.ints(&[2]), b.ints(&[0])];
     let row = b.node(Slice, &[turned, lists[0], lists[1], lists[2]]);
     let graph = b.finish(&[row]);
-    run_padded(&graph, |n| vec![n, 8], Err("computes over"));
+    run_padded(
+        &graph,
+        |n| vec![n, 8],
+        |p| matches!(p, Err(NoPadding::Kernel { .. })),
+    );
     // Two sizes that grow.
     let mut b = Build::default();
     let x = b.input("x", DType::F32, "p p");
@@ -65,7 +73,7 @@ fn padding_is_refused_where_elements_would_lie_elsewhere() {
     run_padded(
         &b.finish(&[turned]),
         |n| vec![n, n],
-        Err("does not grow at its end"),
+        |p| matches!(p, Err(NoPadding::Inner { .. })),
     );
     // Blocks of the length, merged.
     let mut b = Build::default();
@@ -74,20 +82,24 @@ fn padding_is_refused_where_elements_would_lie_elsewhere() {
     let wide = b.node(Expand, &[x, sizes]);
     let flat = b.ints(&[-1]);
     let flat = b.node(Reshape::Reshape { allow_zero: false }, &[wide, flat]);
-    run_padded(&b.finish(&[flat]), |n| vec![n], Err("in other places"));
+    run_padded(
+        &b.finish(&[flat]),
+        |n| vec![n],
+        |p| matches!(p, Err(NoPadding::Moved { .. })),
+    );
     // A reshape within the elements of one place keeps them.
     let mut b = Build::default();
     let x = b.input("x", DType::F32, "p 8");
     let list = b.ints(&[-1, 2, 4]);
     let shaped = b.node(Reshape::Reshape { allow_zero: false }, &[x, list]);
     let y = b.node(unary(Unary::Neg), &[shaped]);
-    run_padded(&b.finish(&[y]), |n| vec![n, 8], Ok(()));
+    run_padded(&b.finish(&[y]), |n| vec![n, 8], Result::is_ok);
     // The last row, wherever the length ends.
     let mut b = Build::default();
     let x = b.input("x", DType::F32, "p 8");
     let lists = [b.ints(&[-1]), b.ints(&[i64::MAX]), b.ints(&[0])];
     let last = b.node(Slice, &[x, lists[0], lists[1], lists[2]]);
-    run_padded(&b.finish(&[last]), |n| vec![n, 8], Ok(()));
+    run_padded(&b.finish(&[last]), |n| vec![n, 8], Result::is_ok);
 }
 
 #[test]
@@ -107,16 +119,16 @@ fn constraints_are_checked_in_every_run() {
     let plan = Plan::compile(&graph, &fake_caps(), &bounds).unwrap();
     let bind = |past: i64, n: i64, total: i64| {
         let at = Bindings::from([("past", past), ("N", n), ("total", total)]);
-        plan.bind(&at, &mut Bound::default()).map_err(|e| e.to_string())
+        plan.bind(&at, &mut Bound::default())
     };
     bind(2, 4, 6).unwrap();
-    for ((past, n, total), words) in [
-        ((2, 4, 9), ["total == N + past", "total = 9"]),
-        ((2, 0, 2), ["N >= 1", "N = 0"]),
-        ((2, 3, 5), ["N", "N = 3"]),
+    for ((past, n, total), values) in [
+        ((2, 4, 9), &["total == N + past", "total = 9"][..]),
+        ((2, 0, 2), &["N >= 1", "N = 0"]),
+        ((2, 3, 5), &["N", "N = 3"]),
     ] {
         let e = bind(past, n, total).unwrap_err();
-        assert!(words.iter().all(|w| e.contains(w)), "{e}");
+        support::assert_error(&e, ErrorKind::ShapeMismatch, values);
     }
 }
 
@@ -135,11 +147,10 @@ fn memory_that_cannot_grow_leaves_all_as_it_was() {
             executor.write(0, name, &t).unwrap();
         }
         let bindings = executor.bindings(0).unwrap();
-        let e = executor.run(0, &bindings).unwrap_err().to_string();
-        assert!(e.contains("arena"), "{e}");
+        let e = executor.run(0, &bindings).unwrap_err();
+        support::assert_error(&e, ErrorKind::OutOfMemory, &["arena"]);
         let e = executor.run(0, &Bindings::from([("n", 1 << 60), ("m", 2)]));
-        let e = e.unwrap_err().to_string();
-        assert!(e.contains("\"x\""), "{e}");
+        support::assert_carries(e.unwrap_err(), &["\"x\""]);
         check(&mut executor, &graph, &given(20, 30));
         check(&mut executor, &graph, &given(31, 30));
         for (name, t) in given(3, 4) {
@@ -152,12 +163,12 @@ fn memory_that_cannot_grow_leaves_all_as_it_was() {
 #[test]
 fn a_grid_beyond_the_device_is_refused_each_time() {
     let graph = mixed();
-    let device = devices()
-        .into_iter()
-        .next()
-        .expect("a driver; see CONTRIBUTING.md");
+    let Some(device) = devices().into_iter().next() else {
+        return;
+    };
     let _turn = device.turn();
     let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 400), ("m", 4)])).unwrap();
+    let plan_nodes: Vec<String> = plan.steps.iter().flat_map(|s| s.nodes.clone()).collect();
     let small = device.share().with_caps(|c| c.max_grid = 2);
     let mut executor = Executor::new(Box::new(small), &graph, vec![plan]).unwrap();
     for (name, t) in [("x", random(&[1, 400, 8], 1)), ("y", random(&[1, 2, 8], 2))] {
@@ -165,8 +176,10 @@ fn a_grid_beyond_the_device_is_refused_each_time() {
     }
     let bindings = executor.bindings(0).unwrap();
     for _ in 0..3 {
-        let e = executor.run(0, &bindings).unwrap_err().to_string();
-        assert!(e.contains("the device's limit is 2") && e.contains("node"), "{e}");
+        let e = executor.run(0, &bindings).unwrap_err();
+        let nodes = plan_nodes.iter().filter(|n| carries(&e.to_string(), n));
+        assert!(nodes.count() > 0, "no node of {plan_nodes:?} in: {e}");
+        support::assert_carries(e, &["2"]);
     }
 }
 
@@ -187,7 +200,7 @@ fn symbols_follow_from_shapes() {
         let plan = Plan::compile(&graph, &fake_caps(), &options(&[])).unwrap();
         let ports = plan.unread.iter().zip(shapes);
         let ports = ports.map(|(p, (_, s))| (p.name.as_str(), &p.shape, *s));
-        transformer_lite::plan::bind::solve(ports).map_err(|e| e.to_string())
+        transformer_lite::plan::bind::solve(ports)
     };
     // A size that several values have says less than the symbol alone.
     let found = solve(&[("floor((N+1)/2)", &[1]), ("N", &[2])]).unwrap();
@@ -195,7 +208,7 @@ fn symbols_follow_from_shapes() {
     let found = solve(&[("past+N", &[7]), ("N", &[3])]).unwrap();
     assert_eq!(found.get(&Symbol::new("past")), Some(4));
     let e = solve(&[("2*N", &[7])]).unwrap_err();
-    assert!(e.contains("2*N") && e.contains("x0"), "{e}");
+    support::assert_error(&e, ErrorKind::MissingInput, &["2*N", "x0", "N"]);
     // Nothing that overflows is a solution.
     assert!(solve(&[("-N-9223372036854775807", &[1])]).is_err());
     assert!(solve(&[("9223372036854775807*N", &[1])]).is_err());

@@ -3,7 +3,8 @@
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The document after its script ran, as Chromium prints it. `place` is what follows the file's name: `#N=3`.
+/// The document after its script ran, as Chromium prints it. `place` is what follows the file's
+/// name: `#N=3`.
 pub fn opened(html: &str, place: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("page.html");

@@ -1,5 +1,5 @@
-//! GGUF files for tests: any content, and tiny random models. The library's own tests include this file too; the parent
-//! module gives it the names of the library.
+//! GGUF files for tests: any content, and tiny random models. The library's own tests include this
+//! file too; the parent module gives it the names of the library.
 
 use super::{Array, GgmlType, Gguf, Value};
 use std::path::Path;
@@ -195,8 +195,8 @@ pub fn strings(list: &[&str]) -> Value {
     Value::Array(Array::String(list.iter().map(|s| (*s).to_owned()).collect()))
 }
 
-/// A byte-level vocabulary of [`VOCAB`] tokens: three control tokens, the bytes, some merges, one token of the
-/// user.
+/// A byte-level vocabulary of [`VOCAB`] tokens: three control tokens, the bytes, some merges, one
+/// token of the user.
 pub fn byte_vocabulary(file: &mut File, pre: &str) {
     let mut tokens: Vec<String> = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
         .map(str::to_owned)

@@ -1,5 +1,5 @@
-//! Folders as Hugging Face's libraries write them, for tests: any tensors, and tiny models that GPTQ or AWQ quantized, by the published
-//! layouts. The library's own tests include this file too.
+//! Folders as Hugging Face's libraries write them, for tests: any tensors, and tiny models that
+//! GPTQ or AWQ quantized, by the published layouts. The library's own tests include this file too.
 
 use half::f16;
 use serde_json::{Value, json};

@@ -1,11 +1,16 @@
-//! What the integration tests share: the devices of this machine, which of them must be there, and a backend that
-//! several executors use one after another.
+//! What the integration tests share: the devices of this machine, which of them must be there, and
+//! a backend that several executors use one after another.
 #![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod browser;
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;
+mod not_tested;
+pub mod values;
+
+pub use not_tested::{not_tested, required};
+pub use values::{assert_carries, carries};
 
 use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
@@ -23,7 +28,7 @@ use transformer_lite::cache::FOLDER_VARIABLE;
 use transformer_lite::models;
 
 // For `gguf`, which the library's own tests include too.
-use transformer_lite::error::Result;
+use transformer_lite::error::{Error, ErrorKind, Result};
 use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
 
 /// Any displayable error as a trial's.
@@ -38,7 +43,36 @@ impl<T, E: std::fmt::Display> Text<T> for std::result::Result<T, E> {
     }
 }
 
-/// A trial for each backend without a device: failed where it is required, else ignored with the reason in its name.
+/// Fails unless the error is of this kind and carries each of `values`.
+#[track_caller]
+pub fn assert_error(e: &Error, kind: ErrorKind, values: &[&str]) {
+    assert_eq!(e.kind(), kind, "{}", e.chain());
+    assert_carries(e.chain(), values);
+}
+
+/// An error unless `e` is of this kind and carries each of `values`.
+pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Result<(), String> {
+    let said = e.chain();
+    match values.iter().find(|v| !carries(&said, v)) {
+        _ if e.kind() != kind => Err(format!("{kind:?} expected, found {:?}: {said}", e.kind())),
+        Some(value) => Err(format!("expected {value:?} in: {said}")),
+        None => Ok(()),
+    }
+}
+
+/// Fails unless the error is about this option or argument, and carries each of `values`.
+#[track_caller]
+pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
+    assert!(
+        matches!(e, Error::Usage { name, .. } if name == option),
+        "{}",
+        e.chain()
+    );
+    assert_carries(e.chain(), values);
+}
+
+/// A trial for each backend without a device: failed where it is required, else ignored with the
+/// reason in its name.
 pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
     let trial = |m: Missing| {
         let required = m.is_required();
@@ -48,10 +82,62 @@ pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
     missing.into_iter().map(trial).collect()
 }
 
-/// A trial in the place of those that need what is not given: failed where backends are required, else ignored.
+/// A trial in the place of those that need what is not given: failed where backends are required,
+/// else ignored.
 pub fn not_set(why: &'static str) -> Trial {
     let trial = Trial::test(format!("NOT TESTED: {why}"), move || Err(Failed::from(why)));
     trial.with_ignored_flag(required().is_empty())
+}
+
+/// Shows errors of the command as the library has them, on a line of their own, see [`Failure`].
+pub const LOG: &str = "error,transformer_lite=warn,transformer_lite::error=debug";
+
+/// What a command that failed wrote to standard error.
+pub struct Failure {
+    /// For people.
+    pub message: String,
+    /// The error in Rust's notation, with its variants and fields; empty where the command line
+    /// could not be read.
+    pub error: String,
+}
+
+impl Failure {
+    fn of(output: &Output) -> Self {
+        let text = String::from_utf8(output.stderr.clone()).unwrap();
+        let shown = |line: &&str| carries(line, "DEBUG") && carries(line, "transformer_lite::error");
+        let (error, message): (Vec<&str>, Vec<&str>) = text.lines().partition(shown);
+        Self {
+            message: message.join("\n"),
+            error: error.join("\n"),
+        }
+    }
+}
+
+/// Fails unless the command has ended with `code`, nothing on standard output, and an error whose
+/// message carries each of `values`.
+#[track_caller]
+pub fn assert_failed(args: &[&str], output: &Output, code: i32, values: &[&str]) -> Failure {
+    let failure = Failure::of(output);
+    let text = &failure.message;
+    assert_eq!(output.status.code(), Some(code), "{args:?}: {text}");
+    assert!(output.stdout.is_empty(), "{args:?} wrote to standard output");
+    let errors = text.lines().filter(|l| l.starts_with("error: "));
+    assert_eq!(errors.count(), 1, "{args:?}: {text}");
+    for value in values {
+        assert!(carries(text, value), "{args:?}: expected {value:?} in: {text}");
+    }
+    failure
+}
+
+/// Runs a command that must fail as [`assert_failed`] says.
+#[track_caller]
+pub fn assert_fails(args: &[&str], code: i32, values: &[&str]) -> Failure {
+    let output = command()
+        .args(args)
+        .env("RUST_LOG", LOG)
+        .stdin(Stdio::null())
+        .output();
+    assert_failed(args, &output.unwrap(), code, values)
 }
 
 /// The built command, with a cache and a models folder of its own in place of the user's.
@@ -73,15 +159,6 @@ pub fn tlite(args: &[&str]) -> Output {
 pub use transformer_lite::selftest::case::POISON;
 use transformer_lite::selftest::case::{Bench, Guards as Guard};
 
-/// Backend names in the environment variable `REQUIRE_BACKENDS`, a list with commas.
-pub fn required() -> Vec<String> {
-    let list = std::env::var("REQUIRE_BACKENDS").unwrap_or_default();
-    list.split(',')
-        .map(|s| s.trim().to_owned())
-        .filter(|s| !s.is_empty())
-        .collect()
-}
-
 /// A backend that has no device here.
 pub struct Missing {
     /// `opencl` or `wgpu`, or an unknown name in `REQUIRE_BACKENDS`.
@@ -97,7 +174,8 @@ impl Missing {
     }
 }
 
-/// All devices of all backends, and the backends that have none, those that `REQUIRE_BACKENDS` asks for included.
+/// All devices of all backends, and the backends that have none, those that `REQUIRE_BACKENDS` asks
+/// for included.
 pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     let (mut found, mut missing): (Vec<Device>, Vec<Missing>) = (Vec::new(), Vec::new());
     for kind in COMPILED {
@@ -141,6 +219,22 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     (found, missing)
 }
 
+/// As [`devices`], for tests without a trial for each device: what is missing is written to
+/// standard error, or fails the test where `REQUIRE_BACKENDS` names it.
+pub fn present() -> Vec<Device> {
+    let (found, missing) = devices();
+    for m in missing {
+        assert!(
+            !m.is_required(),
+            "REQUIRE_BACKENDS names {}: {}",
+            m.backend,
+            m.why
+        );
+        not_tested(&format!("no device for backend {}: {}", m.backend, m.why));
+    }
+    found
+}
+
 /// A device opened once for all tests of a program.
 #[derive(Clone)]
 pub struct Device {
@@ -151,7 +245,8 @@ pub struct Device {
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A failed test leaves nothing half done that the next one would see: each has buffers of its own.
+    // A failed test leaves nothing half done that the next one would see: each has buffers of its
+    // own.
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -263,7 +358,8 @@ impl Shared {
         self
     }
 
-    /// Puts a guard zone before and after each buffer, so that every view has an offset, and poisons new buffers.
+    /// Puts a guard zone before and after each buffer, so that every view has an offset, and
+    /// poisons new buffers.
     pub fn guarded(mut self) -> (Self, Guards) {
         self.shift = self.caps.view_align.max(64);
         let guards = Guards {

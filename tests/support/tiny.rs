@@ -1,5 +1,6 @@
-//! Two small models of other kinds than decoders, as exporters write them, without weights: an image classifier of inverted
-//! residuals for images of any size, and a text encoder for batches of any length.
+//! Two small models of other kinds than decoders, as exporters write them, without weights: an
+//! image classifier of inverted residuals for images of any size, and a text encoder for batches of
+//! any length.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -172,8 +173,8 @@ pub fn classifier(folder: &Path) -> Result<()> {
     n.out.finish().map(|_| ())
 }
 
-/// Writes a text encoder of one layer: `input_ids`, `attention_mask` and `token_type_ids` of `[batch, sequence]` to
-/// `last_hidden_state [batch, sequence, 32]`.
+/// Writes a text encoder of one layer: `input_ids`, `attention_mask` and `token_type_ids` of
+/// `[batch, sequence]` to `last_hidden_state [batch, sequence, 32]`.
 pub fn encoder(folder: &Path) -> Result<()> {
     const WIDTH: usize = 32;
     let mut n = Net::new(folder, "encoder");

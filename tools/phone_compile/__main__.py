@@ -1,17 +1,27 @@
 #!/usr/bin/env python3
-"""Compiles every kernel that the plans of models ask for to code of Adreno and Mali GPUs, and compares the counts with the stored ones.
+"""Compiles all kernels that plans ask for to Adreno and Mali code, and checks the counts.
 
-    python3 tools/phone_compile --check         fails on a kernel that the stored table lacks, a build error, a spill, lost occupancy, twice the
-                                                stored instructions, and where E0M4 weights in pairs cost no fewer than INT4 weights
-    python3 tools/phone_compile --write         writes docs/phone_kernels.tsv and docs/phone_kernels.md anew
-    .. --all                                    likewise, compiling also what has been compiled before
+    python3 tools/phone_compile --check          compile new texts and a sample of the others
+    python3 tools/phone_compile --check --all    compile every text
+    python3 tools/phone_compile --write          update the committed summary and its page
 
-A text that the stored table has, of the same drivers, compiles to what it did: the others are compiled, and one in SAMPLE of these to
-see that it is so.
+The check fails if a kernel
 
-Nothing runs on a GPU: Mesa's drivers compile over a kernel driver that does nothing. The drivers are Debian's packages, named with their
-checksums in packages.txt, and are kept in the cache; --update-packages takes the current ones, which changes counts and is a commit
-of its own. Without root this needs user namespaces.
+* does not compile or spills registers;
+* is not in the summary (docs/benchmarks/phone_kernels.tsv);
+* has fewer waves than the summary says, or 1.5 times its instructions;
+* takes E0M4 weights in pairs and needs no fewer instructions than its INT4 twin;
+* compiles to other code than before from the same text: then the compilers changed.
+
+texts.txt holds a checksum of every text that the summary counts. If a kernel has a text that is not
+in that list, the check compiles all its forms; of the other kernels it compiles a fixed sample, one
+text in 16. Counts are also kept in the cache, form by form, in phone_compile/phone_kernels.tsv:
+a text that was compiled before is compiled again only if it is in the sample.
+
+No GPU is needed: Mesa's compilers run on a kernel driver that does nothing. The drivers are Debian
+packages, listed with their checksums in packages.txt and kept in the cache. --update-packages lists
+the current versions instead; counts change then, so commit it on its own with a new summary.
+Without root this needs user namespaces.
 """
 
 import argparse
@@ -28,23 +38,37 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import drivers  # noqa: E402
+import page  # noqa: E402
 import predictions  # noqa: E402
+import summary  # noqa: E402
 import tables  # noqa: E402
 import tree  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-TSV, PAGE = ROOT / "docs" / "phone_kernels.tsv", ROOT / "docs" / "phone_kernels.md"
-# Folders of the cache that tools/setup.sh fills, and decoders at their true sizes without weights.
-MODELS = ["smollm2-135m/e0m4", "minimind2-small", "minilm", "mobilenetv2", "clip-image", "clip-text", "yolo11n", "ppocr-det", "ppocr-rec", "ppocr-cls"]
-# Exported here, which takes PyTorch: without it a check leaves them out.
+SUMMARY = ROOT / "docs" / "benchmarks" / "phone_kernels.tsv"
+PAGE = ROOT / "docs" / "benchmarks" / "phone-kernels.md"
+TEXTS = Path(__file__).resolve().parent / "texts.txt"
+# Folders of the cache that tools/setup.sh fills.
+MODELS = [
+    "smollm2-135m/e0m4",
+    "minimind2-small",
+    "minilm",
+    "mobilenetv2",
+    "clip-image",
+    "clip-text",
+    "yolo11n",
+    "ppocr-det",
+    "ppocr-rec",
+    "ppocr-cls",
+]
+# Exporting these takes PyTorch; a check without it leaves them out.
 EXPORTED = ["clip-image", "clip-text"]
+# Decoders at their true sizes, without weights.
 DECODERS = ["llama2-7b"]
-# Of these the paper tells speeds; their kernels are those of the others.
+# For these the paper gives speeds. They use the kernels of the others.
 ONLY_COSTS = ["gemma-2b", "qwen1.5-4b", "chatglm2-6b", "qwen1.5-14b"]
 # The models of the paper's figure 4.
 FIGURE_4 = ["gemma-2b", "qwen1.5-4b", "chatglm2-6b", "llama2-7b", "qwen1.5-14b"]
-# Of the texts that the table has, one in so many is compiled again.
-SAMPLE = 16
 
 
 def say(text):
@@ -57,16 +81,26 @@ def cache_folder():
 
 
 def example(name, *arguments):
-    subprocess.run(["cargo", "run", "-q", "--release", "--locked", "--example", name, "--", *map(str, arguments)], cwd=ROOT, check=True)
+    command = ["cargo", "run", "-q", "--release", "--locked", "--example", name, "--"]
+    subprocess.run([*command, *map(str, arguments)], cwd=ROOT, check=True)
+
+
+def commit():
+    command = ["git", "describe", "--always", "--exclude=*", "--dirty"]
+    return subprocess.run(
+        command, cwd=ROOT, check=True, text=True, capture_output=True
+    ).stdout.strip()
 
 
 def write_kernels(cache, work, check):
-    """Has the examples write all kernels to `work`. A stored table is of all models."""
+    """Has the examples write all kernels to `work`. Only a check may leave out models."""
     absent = [m for m in MODELS if not (cache / m / "model.onnx").is_file()]
     for name in absent:
         if not check or name not in EXPORTED:
-            sys.exit(f"error: {cache / name} is not there; run tools/setup.sh")
-        say(f"NOT COMPILED: kernels of {cache / name}, which is not there; tools/setup.sh makes it where PyTorch is")
+            sys.exit(f"error: no model in {cache / name}: run tools/setup.sh")
+        say(
+            f"NOT COMPILED: kernels of {name}, which tools/setup.sh exports if PyTorch is installed"
+        )
     models = [cache / m for m in MODELS if m not in absent]
     for decoder in DECODERS + ONLY_COSTS:
         example("decoder_graph", decoder, work / decoder)
@@ -75,7 +109,7 @@ def write_kernels(cache, work, check):
 
 
 def predicted(work):
-    """What the paper's figure 4 should be."""
+    """Predictions for the paper's figure 4."""
     for decoder in (d for d in FIGURE_4 if not (work / d).is_dir()):
         example("decoder_graph", decoder, work / decoder)
     file = work / "predictions.json"
@@ -83,24 +117,34 @@ def predicted(work):
     return json.loads(file.read_text())
 
 
-def known(work, entries, table, texts):
-    """Entries to compile, and counts by GPU and backend of those whose text the stored table has."""
-    left, found = [], defaultdict(dict)
+def read_full(path, compilers):
+    """Counts of earlier runs with these compilers, and the texts they belong to."""
+    try:
+        stored_compilers, table, texts = tables.read_tsv(path)
+    except FileNotFoundError:
+        return {}, {}
+    except (ValueError, IndexError) as e:
+        say(f"{path}: ignored, since it cannot be read: {e}")
+        return {}, {}
+    return (table, texts) if stored_compilers == compilers else ({}, {})
+
+
+def kept(entries, texts, table, stored_texts):
+    """Counts of `entries` by GPU and backend, as far as `table` has them for the same texts."""
+    found = defaultdict(dict)
     for e in entries:
         at = (e["backend"], e["key"])
-        text = tables.text_of(work, e)
-        if texts.get(at) != text or int(text, 16) % SAMPLE == 0 or not set(e["phones"]) <= set(table[at]):
-            left.append(e)
-            continue
-        for gpu in e["phones"]:
-            found[(gpu, e["backend"])][e["key"]] = table[at][gpu]
-    return left, found
+        if stored_texts.get(at) == texts[at]:
+            for gpu, counts in table[at].items():
+                if gpu in e["phones"]:
+                    found[(gpu, e["backend"])][e["key"]] = counts
+    return found
 
 
 def compile_all(trees, work, entries, jobs):
     """Counts by key, by GPU and backend."""
     tasks = [(gpu, backend) for gpu in drivers.GPUS for backend in ("opencl", "wgpu")]
-    # Those that take longest first: emulated ones.
+    # The slowest first: those that run under emulation.
     tasks.sort(key=lambda t: (not t[0].is_mali, t[1] != "opencl"))
 
     def one(task):
@@ -108,23 +152,45 @@ def compile_all(trees, work, entries, jobs):
         start = time.monotonic()
         mine = [e for e in entries if e["backend"] == backend and gpu.name in e["phones"]]
         found = drivers.run(gpu, backend, trees, work, mine)
-        say(f"{gpu.name}, {tables.LANGUAGE[backend]}: {len(found)} kernels in {time.monotonic() - start:.0f} s")
+        seconds = time.monotonic() - start
+        say(f"{gpu.name}, {tables.LANGUAGE[backend]}: {len(found)} kernels in {seconds:.0f} s")
         return (gpu.name, backend), found
 
     with ThreadPoolExecutor(jobs) as pool:
         return dict(pool.map(one, tasks))
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments():
+    parser = argparse.ArgumentParser(
+        prog="tools/phone_compile",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--check", action="store_true", help="compare with the stored table")
-    what.add_argument("--write", action="store_true", help="write the stored table")
-    what.add_argument("--update-packages", action="store_true", help="write packages.txt from Debian's current lists")
-    parser.add_argument("--all", action="store_true", help="compile also the texts that the stored table has")
-    parser.add_argument("--kernels", type=Path, help="kernels that the example phone_kernels has written")
-    parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="drivers that run at a time")
-    args = parser.parse_args()
+    what.add_argument("--check", action="store_true", help="compare with the committed summary")
+    what.add_argument(
+        "--write", action="store_true", help="write the summary, its page and texts.txt"
+    )
+    what.add_argument(
+        "--update-packages",
+        action="store_true",
+        help="write packages.txt from Debian's current lists",
+    )
+    parser.add_argument("--all", action="store_true", help="compile every text, known ones too")
+    parser.add_argument(
+        "--kernels",
+        type=Path,
+        metavar="DIR",
+        help="use the kernels that examples/phone_kernels wrote to DIR",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="compilers to run at a time"
+    )
+    return parser.parse_args()
+
+
+def main():
+    args = arguments()
     models = cache_folder()
     cache = models / "phone_compile"
     cache.mkdir(parents=True, exist_ok=True)
@@ -134,7 +200,7 @@ def main():
     try:
         trees = tree.prepare(cache)
     except tree.Missing as e:
-        say(f"NOT CHECKED: kernels are not compiled for phones, since Mesa's packages cannot be had: {e}")
+        say(f"NOT CHECKED: kernels are not compiled for phones: no Mesa packages: {e}")
         return 0 if args.check else 1
     work = args.kernels
     if work is None:
@@ -143,40 +209,65 @@ def main():
         work.mkdir()
         write_kernels(models, work, args.check)
     entries = json.loads((work / "kernels.json").read_text())
-    version = tree.mesa_version()
     texts = {(e["backend"], e["key"]): tables.text_of(work, e) for e in entries}
-    stored, stored_texts, kept, left = {}, {}, {}, entries
-    if TSV.is_file():
-        stored_version, stored, stored_texts = tables.read_tsv(TSV)
-        if stored_version != version and args.check:
-            say(f"{TSV.name} is of Mesa {stored_version}, the packages are of {version}: write it anew")
-            return 1
+
+    version, compilers = tree.mesa_version(), f"{tree.mesa_version()} {tree.stamp()}"
+    stored, known = {}, {}
+    if args.check:
+        stored_version, stored = summary.read(SUMMARY)
+        known = summary.read_texts(TEXTS)
         if stored_version != version:
-            stored, stored_texts = {}, {}
-        if not args.all:
-            left, kept = known(work, entries, stored, stored_texts)
-            say(f"{len(left)} of {len(entries)} texts are compiled: new ones, and one in {SAMPLE} of those in {TSV.name}")
-    results = compile_all(trees, work.resolve(), left, args.jobs)
-    for task, counts in kept.items():
-        results[task] |= counts
+            say(
+                f"{SUMMARY.name} is of Mesa {stored_version}, packages.txt of {version}: run --write"
+            )
+            return 1
+    full = cache / "phone_kernels.tsv"
+    before, before_texts = read_full(full, compilers)
+    results = {} if args.all else kept(entries, texts, before, before_texts)
+
+    wanted = entries
+    if args.check and not args.all:
+        wanted = summary.selected(entries, texts, known)
+    todo = []
+    for e in wanted:
+        counted = {g for g in e["phones"] if e["key"] in results.get((g, e["backend"]), {})}
+        if counted != set(e["phones"]) or summary.is_sampled(texts[(e["backend"], e["key"])]):
+            todo.append(e)
+    say(f"compiling {len(todo)} of {len(entries)} texts")
+    compiled = compile_all(trees, work.resolve(), todo, args.jobs)
+    results = {task: results.get(task, {}) | counts for task, counts in compiled.items()}
     table = tables.rows(results)
-    found = tables.missing(texts, stored) if args.check else []
-    found += tables.faults(table, stored)
-    same = {at for at, text in texts.items() if stored_texts.get(at) == text}
-    found += tables.unlike(table, stored, same)
-    found += tables.dearer(entries, table)
-    for line in tables.drift(table, stored):
-        say(f"more instructions: {line}")
+    tables.write_tsv(full, compilers, table, texts)
+
+    rows = summary.summarise(entries, table)
+    pairs = tables.compared(entries, table)
+    found = tables.faults(table) + tables.dearer(pairs)
+    for line in tables.drift(table, before):
+        say(f"dearer than in the last run: {line}")
+    if args.check:
+        worse, remarks = summary.regressions(rows, stored)
+        found += summary.missing(rows, stored) + worse
+        found += summary.unlike(todo, table, texts, known)
+        for line in remarks:
+            say(f"more instructions: {line}")
     for line in found:
         print(line)
-    if args.write:
-        tables.write_tsv(TSV, version, table, texts)
-        models = json.loads((work / "models.json").read_text())
-        page = predictions.page(models, tables.compared(entries, table), predicted(work), tables.markdown)
-        tables.write_page(PAGE, version, entries, table, page)
-        return 0
-    say(f"{sum(map(len, table.values()))} counts of {len(table)} kernels, {len(found)} faults")
-    return 1 if found else 0
+    say(
+        f"{sum(map(len, table.values()))} counts of {len(table)} texts, {len(found)} faults; see {full}"
+    )
+    if args.check:
+        if found:
+            say(
+                "if a change is intended, run tools/phone_compile --write and commit what it writes"
+            )
+        return 1 if found else 0
+    costs = json.loads((work / "models.json").read_text())
+    decoders, runs = predictions.decode_and_runs(costs, pairs)
+    figure = predictions.figure_4(predicted(work))
+    summary.write(SUMMARY, version, rows)
+    summary.write_texts(TEXTS, entries, table, texts)
+    page.write(PAGE, version, commit(), entries, table, rows, pairs, decoders, runs, figure)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-// Builds OpenCL C files for the first device there is, without launching anything: the driver prints what came out of its compiler.
+// Builds OpenCL C files for the first device without launching anything; the driver prints its
+// compiler's statistics.
 //
-// cl_stat OPTIONS < FILES: one name of a file a line. Prints on standard error, where drivers print too:
+// cl_stat OPTIONS < FILES: one file name per line. Prints to standard error, like the drivers:
 //   BEGIN file
 //   (the driver's lines)
 //   END ok|failed
-// Compilers may crash: the last line is then a BEGIN, and the caller goes on behind that file.
+// If the compiler crashes, the last line is a BEGIN, and the caller continues after that file.
 #define CL_TARGET_OPENCL_VERSION 300
 #include <CL/cl.h>
 #include <stdio.h>
@@ -44,7 +45,7 @@ static int build(cl_context context, cl_device_id device, const char *path, cons
     fprintf(stderr, "LOG error %d\n%s\n", error, log);
     return 0;
   }
-  // Drivers compile to machine code no later than here.
+  // Drivers compile to machine code here at the latest.
   cl_kernel kernel;
   cl_uint count = 0;
   error = clCreateKernelsInProgram(program, 1, &kernel, &count);
@@ -83,7 +84,7 @@ int main(int count, char **arguments) {
     fprintf(stderr, "BEGIN %s\n", path);
     fprintf(stderr, "END %s\n", build(context, device, path, arguments[1]) ? "ok" : "failed");
   }
-  // Drivers over the shim do not always end cleanly.
+  // With the shim, drivers do not always shut down cleanly.
   fflush(stderr);
   _exit(0);
 }

@@ -1,4 +1,4 @@
-"""Runs the drivers' compilers over kernels and reads their statistics."""
+"""Runs the compilers of the drivers over kernels and reads their statistics."""
 
 import re
 from dataclasses import dataclass
@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from tree import inside
 
 OPTIONS = "-cl-std=CL1.2 -cl-mad-enable"
-# Seconds that one kernel may take to compile, the start of a driver under emulation included.
+# Time limit in seconds for one kernel, including the start of a driver under emulation.
 PATIENCE = 180
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU with what its shim and driver must be told."""
+    """A GPU, with the settings of its shim and driver."""
 
     name: str
     architecture: str
@@ -35,8 +35,11 @@ GPUS = [
 
 @dataclass(frozen=True)
 class Counts:
-    """What a compiler made of a kernel. Waves: on Adreno those that fit a core, up to 16; on Mali 2 where registers leave room for all
-    threads of a core, 1 where for half of them."""
+    """What a compiler made of a kernel.
+
+    Waves: on Adreno those that fit on a core, up to 16; on Mali 2 if the registers leave room for
+    all threads of a core, 1 for half of them.
+    """
 
     instructions: int
     registers: int
@@ -45,11 +48,11 @@ class Counts:
 
 
 class Failed(Exception):
-    """A kernel that does not compile; the compiler's words."""
+    """A kernel that does not compile, with the output of the compiler."""
 
 
 def run(gpu, backend, tree, work, entries):
-    """Compiles `entries`, of which `work` has the files, and returns their counts, or for those that do not compile a Failed, by key."""
+    """Compiles `entries`, whose files are in `work`; returns their counts, or a Failed, by key."""
     results, left = {}, list(entries)
     while left:
         text = start(gpu, backend, tree, work, left)
@@ -72,13 +75,13 @@ def run(gpu, backend, tree, work, entries):
                 results[entry["key"]] = read(gpu, backend, said)
         if reached == 0:
             raise RuntimeError(f"{gpu.name} {backend}: nothing was compiled:\n{text[-4000:]}")
-        # One that ended the driver is the last that was reached.
+        # An entry that crashed the driver is the last one reached.
         left = left[reached:]
     return results
 
 
 def start(gpu, backend, tree, work, entries):
-    """One process over all entries; what it printed."""
+    """Compiles all entries in one process and returns what it printed."""
     env = dict(gpu.environment, MESA_SHADER_CACHE_DISABLE="1")
     if backend == "opencl":
         program, arguments = "/opt/cl_stat", [OPTIONS]
@@ -101,13 +104,13 @@ def start(gpu, backend, tree, work, entries):
         capture_output=True,
         timeout=PATIENCE + 10 * len(entries),
     )
-    # The programs of OpenCL print where the drivers do.
+    # The OpenCL program prints to standard error, as the drivers do.
     said = done.stderr if backend == "opencl" else done.stdout + (b"" if b"DEVICE" in done.stdout else done.stderr)
     return said.decode(errors="replace").replace("MESA: info: ", "")
 
 
 def read(gpu, backend, said):
-    """Counts in what a driver printed."""
+    """Reads the counts from the output of a driver."""
     try:
         if backend == "wgpu":
             return read_vulkan(gpu, dict(re.findall(r"^STAT (.+?) = (\S+)$", said, re.MULTILINE)))
@@ -117,12 +120,12 @@ def read(gpu, backend, said):
 
 
 def read_adreno(said):
-    # A kernel may be compiled more than once; the last is what runs.
+    # A kernel may be compiled several times; the last version runs.
     code = said[said.rindex("Native code for") :]
     instructions = re.search(r"CL prog \S+ (\d+) instr", code)
     registers = re.search(r"(\d+) half, (\d+) full", code)
     waves = re.search(r"(\d+) max_waves", code)
-    # Loads and stores of private memory: what registers had no room for.
+    # Loads and stores of private memory, where registers are spilled.
     spills = len(re.findall(r"^\W*(?:\([^)]*\))*(?:stp|ldp)\.", code, re.MULTILINE))
     return Counts(int(instructions[1]), int(registers[1]) + int(registers[2]), int(waves[1]), spills)
 
@@ -140,7 +143,7 @@ def read_mali(said):
 
 def read_vulkan(gpu, stats):
     if not stats:
-        # A kernel that does nothing: PanVK makes no program of it.
+        # PanVK makes no program of a kernel that does nothing.
         return Counts(0, 0, 2 if gpu.is_mali else 16, 0)
     if gpu.is_mali:
         instructions, waves, spills = "Instructions", "Threads", ("Spills", "Fills")

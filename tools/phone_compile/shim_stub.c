@@ -1,4 +1,5 @@
-// What Mesa's shim needs of two large utility files: an option from the environment, and the length of a formatted text.
+// Replaces two large utility files of Mesa for its shim: options from the environment, and the
+// length of a formatted text.
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>

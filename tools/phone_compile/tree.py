@@ -1,9 +1,10 @@
-"""Mesa's drivers, unpacked where they can run, over a kernel driver that does nothing.
+"""Unpacks Mesa's drivers so that they run on a kernel driver that does nothing.
 
-Debian's packages, named with their checksums in packages.txt, come through apt with a configuration of its own, so that nothing is
-installed and the system's lists stay as they are. What was downloaded is kept by checksum; with it nothing needs a network. Debian keeps one
-version of a package: where that is not the one of packages.txt any more, of all but what decides about the compiled code the present one is taken, by
-the checksum that Debian has signed.
+apt downloads the Debian packages that packages.txt lists with their checksums. It uses its own
+configuration, so nothing is installed and the system's package lists stay unchanged. Downloads are
+kept by checksum; later runs need no network. Debian keeps only one version of a package. If that is
+no longer the listed one, the current version replaces it, checked against the checksum that Debian
+signs. Packages that affect the compiled code are never replaced.
 """
 
 import functools
@@ -23,26 +24,26 @@ MIRROR = "http://deb.debian.org/debian"
 ARCHITECTURES = ("amd64", "arm64")
 TRIPLE = {"amd64": "x86_64-linux-gnu", "arm64": "aarch64-linux-gnu"}
 
-# What runs and what compiles the shim. Backports have drivers of the newest chips.
+# The drivers, and what the shim is compiled with. Backports have drivers for the newest chips.
 WANTED = {
     "trixie-backports": ["mesa-opencl-icd", "mesa-vulkan-drivers"],
     "trixie": ["libvulkan1", "ocl-icd-libopencl1", "libc6-dev", "libgcc-14-dev", "libdrm-dev", "libvulkan-dev", "opencl-c-headers"],
 }
-# amd64 alone: the compiler for both, and what runs arm64 programs, since Debian has drivers of Mali for arm64 only.
+# Only for amd64: the compiler for both architectures, and an emulator for arm64 programs, since
+# Debian builds Mali drivers only for arm64.
 WANTED_HERE = ["clang-19", "lld-19", "qemu-user"]
-# Dependencies of the packages that nothing here runs.
+# Dependencies that are not needed here.
 UNUSED = re.compile(
     r"(lib)?(python|perl|dpkg|tar$|tzdata|debconf|readline|sqlite|db5|ssl|openssl|media-types|netbase|binutils|gprofng|ctf|sframe|jansson"
     r"|asan|lsan|tsan|ubsan|hwasan|quadmath|itm|gomp|stdc\+\+-14-dev|objc|gc1|clang1-|llvm-19-linker|ncurses|uuid|rpcsvc|crypt|opencl-clhpp)"
 )
 
-
-# What makes code of kernels: other versions of these give other counts.
+# Packages that compile kernels: with another version the counts change.
 COMPILERS = re.compile(r"mesa-|libclc|libllvm|clang-19|libclang")
 
 
 class Missing(Exception):
-    """Packages cannot be had."""
+    """Packages that cannot be downloaded."""
 
 
 def sha256(path):
@@ -54,7 +55,7 @@ def sha256(path):
 
 
 class Apt:
-    """apt-get with lists, cache and keys of its own."""
+    """apt-get with its own lists, cache and keys."""
 
     def __init__(self, root):
         self.root = root
@@ -82,7 +83,7 @@ class Apt:
 
     def run(self, *arguments, cwd=None):
         if not Path(KEYRING).is_file():
-            raise Missing(f"there is no {KEYRING}: install debian-archive-keyring")
+            raise Missing(f"{KEYRING} not found: install debian-archive-keyring")
         env = dict(os.environ, APT_CONFIG=str(self.root / "apt.conf"), LC_ALL="C")
         done = subprocess.run(["apt-get", "-qq", *arguments], cwd=cwd, env=env, text=True, capture_output=True)
         if done.returncode:
@@ -91,7 +92,7 @@ class Apt:
 
 
     def offered(self, packages):
-        """Versions of packages by (architecture, package), the newest first."""
+        """Available versions by (architecture, package), newest first."""
         env = dict(os.environ, APT_CONFIG=str(self.root / "apt.conf"), LC_ALL="C")
         names = sorted({f"{p}:{a}" for p in packages for a in ARCHITECTURES})
         done = subprocess.run(["apt-cache", "madison", *names], env=env, text=True, capture_output=True)
@@ -110,7 +111,7 @@ class Apt:
 
 
 class Substitutes:
-    """Packages that were taken for versions which Debian has no more, by checksum, so that later runs need no network either."""
+    """Replacements for versions that Debian no longer has, kept by checksum for later runs."""
 
     def __init__(self, archives):
         self.archives, self.list = archives, archives / "substitutes.txt"
@@ -118,26 +119,29 @@ class Substitutes:
         self.known = {(of, package): (name, checksum) for of, package, name, checksum in (line.split() for line in lines)}
 
     def file(self, of, package):
-        """Where the substitute of a package lies, if there is one."""
+        """Path of the replacement for a package, or None."""
         name, checksum = self.known.get((of, package), (None, None))
         file = name and self.archives / name
         return file if file and file.is_file() and sha256(file) == checksum else None
 
     def add(self, of, package, file):
-        """Notes one that was downloaded."""
+        """Records a downloaded replacement."""
         self.known[(of, package)] = (file.name, sha256(file))
         lines = [" ".join([*key, *value]) + "\n" for key, value in sorted(self.known.items())]
         self.list.write_text("".join(lines))
 
 
 def lock():
-    """Lines of packages.txt: (architecture, package, version, checksum); of the source its one file, as architecture `source`."""
+    """Lines of packages.txt: (architecture, package, version, checksum).
+
+    The architecture of Mesa's source archive is `source`.
+    """
     lines = LOCK.read_text().splitlines()
     return [tuple(line.split()) for line in lines if line and not line.startswith("#")]
 
 
 def update_lock(cache):
-    """Writes packages.txt anew from the current lists."""
+    """Writes packages.txt from Debian's current lists."""
     apt = Apt(cache / "apt")
     apt.run("update")
     entries = {}
@@ -156,7 +160,7 @@ def update_lock(cache):
     absent = [which(of, p, v) for (of, p), v in entries.items() if not files[(of, p)].is_file()]
     if absent:
         apt.run("download", *absent, cwd=archives)
-    lines = ["# Debian packages that tools/phone_compile runs: architecture, package, version, SHA-256. Written by --update-packages."]
+    lines = ["# Debian packages for tools/phone_compile: architecture, package, version, SHA-256. Written by --update-packages."]
     for (of, package), version in sorted(entries.items()):
         lines.append(f"{of} {package} {version} {sha256(files[(of, package)])}")
     with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -169,17 +173,17 @@ def update_lock(cache):
 
 
 def which(of, package, version):
-    """What apt calls one version of a package."""
+    """One version of a package, as apt writes it."""
     return f"{package}={version}" if of == "all" else f"{package}:{of}={version}"
 
 
 def deb(archives, of, package, version):
-    """Where apt puts the file of a package."""
+    """Path to which apt downloads a package."""
     return archives / f"{package}_{version.replace(':', '%3a')}_{of}.deb"
 
 
 def fetch(cache):
-    """Brings what packages.txt names, unless it is there, and returns the paths by (architecture, package)."""
+    """Downloads missing packages of packages.txt; returns paths by (architecture, package)."""
     archives = cache / "archives"
     archives.mkdir(parents=True, exist_ok=True)
     names, absent = {}, []
@@ -202,8 +206,8 @@ def fetch(cache):
             there = offered.get((of, package), [])
             if of != "source" and version not in there:
                 if not there or COMPILERS.match(package):
-                    raise Missing(f"Debian has {package} {' and '.join(there) or 'in no version'}, {LOCK.name} names {version}")
-                print(f"==> {package} {there[0]} in place of {version}, which Debian has no more; --update-packages takes it", file=sys.stderr)
+                    raise Missing(f"{package}: Debian has {' and '.join(there) or 'no version'}, {LOCK.name} lists {version}")
+                print(f"==> {package}: using {there[0]}, since Debian no longer has {version}; --update-packages lists it", file=sys.stderr)
                 names[(of, package)] = deb(archives, of, package, there[0])
                 signed.add((of, package))
                 version = there[0]
@@ -220,16 +224,16 @@ def fetch(cache):
                     apt.run("source", "--download-only", f"{package}={version}", cwd=folder)
                     shutil.move(next(Path(folder).glob("*.orig.tar.xz")), file)
             if sha256(file) != checksum:
-                raise Missing(f"{file.name}: its checksum is not that of {LOCK.name}")
+                raise Missing(f"{file.name}: the checksum differs from the one in {LOCK.name}")
     return names
 
 
 def mesa_version():
-    """Version of the drivers."""
+    """Version of Mesa's drivers."""
     return next(v for of, p, v, _ in lock() if (of, p) == ("amd64", "mesa-opencl-icd"))
 
 
-# Parts of Mesa's source that the shim is made of.
+# Parts of Mesa's source that the shim is built from.
 SHIM_PARTS = ["include", "src/util", "src/c11", "src/drm-shim", "src/freedreno/drm-shim", "src/panfrost/drm-shim"]
 SHIM_FILES = ["drm-shim/drm_shim.c", "drm-shim/device.c"] + [
     f"util/{f}.c" for f in ("hash_table", "set", "ralloc", "vma", "futex", "anon_file")
@@ -243,7 +247,7 @@ OWN = ["shim.patch", "shim_stub.c", "cl_stat.c", "vk_stat.c", "tree.py"]
 
 
 def stamp():
-    """Changes with whatever the trees are made of."""
+    """Checksum of everything that the trees are built from."""
     h = hashlib.sha256(LOCK.read_bytes())
     for name in OWN:
         h.update((HERE / name).read_bytes())
@@ -252,7 +256,7 @@ def stamp():
 
 @functools.cache
 def namespace():
-    """What gives a command mounts of its own: as root at once, else by a user namespace or, where there is none, by sudo."""
+    """Command prefix for private mounts: as root, in a user namespace, or by sudo."""
     if os.geteuid() == 0:
         return ["unshare", "-m"]
     alone = ["unshare", "-r", "-m"]
@@ -261,7 +265,7 @@ def namespace():
 
 
 def inside(tree, architecture, program, arguments=(), env=None, preload=None, work=None, **options):
-    """Runs a program of a tree with the tree as root, where the folder `work` is /work."""
+    """Runs a program of a tree in a chroot, with the folder `work` mounted as /work."""
     mounts = [f'mount --bind /dev/{d} "$T/dev/{d}"' for d in ("null", "zero", "urandom")]
     if work:
         mounts.append(f'mount --bind "{work}" "$T/work"')
@@ -277,7 +281,7 @@ def inside(tree, architecture, program, arguments=(), env=None, preload=None, wo
 
 
 def unpack(files, tree, architecture):
-    """Unpacks packages of one architecture, and what holds for all."""
+    """Unpacks the packages of one architecture, and those for all architectures."""
     for folder in ("usr/bin", "usr/sbin", "usr/lib", "usr/lib64", "dev", "tmp", "work", "opt"):
         (tree / folder).mkdir(parents=True, exist_ok=True)
     for link in ("bin", "sbin", "lib", "lib64"):
@@ -286,7 +290,7 @@ def unpack(files, tree, architecture):
         (tree / "dev" / device).touch()
     for (of, package), file in files.items():
         if of == architecture or of == "all":
-            # The emulator has 40 processors, one of which is needed.
+            # The package has emulators for 40 processors; one is needed.
             if package == "qemu-user":
                 only_member(file, tree, "./usr/bin/qemu-aarch64")
             else:
@@ -300,7 +304,7 @@ def only_member(file, tree, member):
 
 
 def compile_own(files, trees, source):
-    """Builds the shims and the programs that list statistics, for both architectures by the compiler of the amd64 tree."""
+    """Builds the shims and the statistics programs for both architectures."""
     with tempfile.TemporaryDirectory(dir=source.parent) as folder:
         parts = [f"*/{p}" for p in SHIM_PARTS]
         subprocess.run(["tar", "-xf", files[("source", "mesa")], "-C", folder, "--strip-components=1", "--wildcards", *parts], check=True)
@@ -310,7 +314,7 @@ def compile_own(files, trees, source):
         Path(folder).mkdir()
     for name in ("shim_stub.c", "cl_stat.c", "vk_stat.c"):
         shutil.copy(HERE / name, source)
-    # The compiler sees both trees: its own, and through /work the other and the sources.
+    # The amd64 tree's compiler builds for both; it sees the other tree and the sources in /work.
     for architecture, tree in trees.items():
         sysroot = "/" if architecture == "amd64" else f"/work/{architecture}"
         common = [f"--target={TRIPLE[architecture]}", f"--sysroot={sysroot}", "--ld-path=/usr/lib/llvm-19/bin/ld.lld", "-O2", "-w"]
@@ -327,14 +331,14 @@ def compile_own(files, trees, source):
 
 
 def clang(tree, arguments):
-    """Runs the compiler of a tree."""
+    """Runs the C compiler of a tree."""
     done = inside(tree, "amd64", "/usr/lib/llvm-19/bin/clang", arguments, work=tree.parent, text=True, capture_output=True)
     if done.returncode:
         raise RuntimeError(f"clang {arguments[-1]}: {done.stderr[-4000:]}")
 
 
 def prepare(cache):
-    """The folder of the trees, one for each architecture, made anew when anything that they are made of has changed."""
+    """Returns the folder with one tree per architecture; rebuilds it if its inputs changed."""
     ready = cache / f"trees-{stamp()}"
     if ready.is_dir():
         return ready
@@ -346,7 +350,7 @@ def prepare(cache):
     trees = {a: making / a for a in ARCHITECTURES}
     for architecture, tree in trees.items():
         unpack(files, tree, architecture)
-    # Programs of arm64 run by way of the emulator, which is a static program.
+    # arm64 programs run in the emulator, which is statically linked.
     emulator = trees["amd64"] / "usr/bin/qemu-aarch64"
     shutil.move(emulator, trees["arm64"] / "usr/bin/qemu-aarch64")
     compile_own(files, trees, making / "source")

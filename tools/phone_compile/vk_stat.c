@@ -1,6 +1,7 @@
-// Builds compute pipelines from SPIR-V for the first device there is, and prints the driver's statistics of each.
+// Builds compute pipelines from SPIR-V for the first device and prints the driver's statistics.
 //
-// vk_stat < LINES: `file entry bindings` a line, with a letter for each binding of set 0: u uniform buffer, s storage buffer. Prints:
+// vk_stat < LINES: one `file entry bindings` per line, with a letter for each binding of set 0: u
+// for a uniform buffer, s for a storage buffer. Prints:
 //   BEGIN file
 //   STAT name = value
 //   END ok|failed
@@ -104,7 +105,8 @@ int main(void) {
     puts("NO DEVICE");
     return 2;
   }
-  // All that the device has of what kernels may use, 16-bit arithmetic and storage above all: wgpu asks for a feature more.
+  // Enable all features that kernels may use, above all 16-bit arithmetic and storage. wgpu needs
+  // one more.
   VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR info = {
       .sType = VK_STRUCTURE_TYPE_PHYSICAL_DEVICE_PIPELINE_EXECUTABLE_PROPERTIES_FEATURES_KHR};
   VkPhysicalDeviceShaderFloat16Int8Features half = {

@@ -1,4 +1,4 @@
-//! Kernels from their text, or from what an earlier start has made of it.
+//! Builds kernels from their source, or loads the programs that an earlier start has stored.
 
 use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
@@ -9,20 +9,20 @@ use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
-/// Why dispatches are not joined.
-pub(super) const JOINED_DIFFERS: &str = "it gives other results than its stages one by one";
+/// Why a persistent kernel is not used.
+pub(super) const JOINED_DIFFERS: &str = "its results differ from those of its stages run one by one";
 
-/// Why a kernel does not run in parts.
-pub(super) const PARTS_DIFFER: &str = "its parts give other results than it as a whole";
+/// Why a kernel is not run in parts.
+pub const PARTS_DIFFER: &str = "its results in parts differ from those of a single launch";
 
-/// A kernel compiled so that parts of a grid can run.
+/// A kernel compiled so that parts of its grid can run.
 pub(super) struct InParts {
     pub(super) program: Program,
     /// Kernel and defines.
     pub(super) name: String,
-    /// The whole text, as long as its results have not been compared with those of the kernel as it is.
+    /// The whole text until its results have been compared with those of the plain kernel.
     pub(super) unchecked: Option<String>,
-    /// Comparisons that told nothing.
+    /// Number of comparisons without a result.
     pub(super) tries: u32,
 }
 
@@ -31,18 +31,18 @@ pub(super) struct Joined {
     pub(super) program: Program,
     /// The stages, for errors.
     pub(super) name: Arc<str>,
-    /// The whole text, as long as its results have not been compared with those of its stages.
+    /// The whole text until its results have been compared with those of its stages.
     pub(super) unchecked: Option<String>,
 }
 
 /// A kernel ready for recordings.
 pub(super) struct Compiled {
     pub(super) program: Program,
-    /// The same for parts of a grid, once it was needed, or why it cannot be had.
+    /// The kernel compiled for parts of a grid, once it was needed, or why that failed.
     pub(super) in_parts: Option<Result<InParts, String>>,
-    /// Axes of whose number of work-groups the text does not ask.
+    /// Axes whose number of work-groups the text does not query.
     pub(super) free_axes: [bool; 3],
-    /// It was said that the kernel cannot run in parts.
+    /// A message that the kernel cannot run in parts has been logged.
     pub(super) told: bool,
     pub(super) entry: CString,
     /// Kernel and defines, for errors.
@@ -50,11 +50,11 @@ pub(super) struct Compiled {
     pub(super) workgroup: u32,
     /// Number of operands; the parameter struct follows them.
     pub(super) operands: u32,
-    /// Those that it writes.
+    /// For each operand, whether the kernel writes it.
     pub(super) writes: Vec<bool>,
-    /// It may read of what it writes, so that it must not run twice.
+    /// The kernel may read what it has written, so that it must not run twice.
     pub(super) rereads: bool,
-    /// The image that each of them is.
+    /// For each operand, the image through which it is read.
     pub(super) images: Vec<Option<(ImageKind, Pixel)>>,
     pub(super) params_bytes: u32,
 }
@@ -65,16 +65,16 @@ pub(super) struct Built {
     pub(super) stored: bool,
 }
 
-/// What became of a program that tells whether the compiler takes its text.
+/// Result of testing whether the compiler accepts a program.
 pub(super) enum Tried {
-    /// It came from the store.
+    /// Accepted; the program came from the store.
     Stored,
     Compiled,
-    /// In words why it is refused, now or in an earlier start.
+    /// The reason why it is refused, now or in an earlier start.
     Refused(String),
 }
 
-/// What kernels are made with. Several threads may build at once, each a program of its own.
+/// What building kernels needs. Several threads may build at once, each its own program.
 #[derive(Clone, Copy)]
 pub(super) struct Builder<'a> {
     pub(super) context: &'a Context,
@@ -83,14 +83,14 @@ pub(super) struct Builder<'a> {
     pub(super) store: Option<&'a Store>,
 }
 
-/// A kernel on its way.
+/// A kernel that is being built.
 struct Job<'a> {
     spec: &'a KernelSpec,
     text: Text,
     entry: CString,
 }
 
-/// What a program is made of.
+/// The source of a program.
 struct Text {
     /// Kernel and defines.
     name: String,
@@ -98,7 +98,7 @@ struct Text {
 }
 
 impl Text {
-    /// The source with the options that it is built with.
+    /// The source including the build options.
     fn whole(&self) -> String {
         format!("// {}\n{}", words(BUILD_OPTIONS), self.source)
     }
@@ -121,13 +121,15 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// The kernel for `spec`: from the store, where it is there and the driver takes it, else compiled, and then stored.
+    /// Loads the kernel for `spec` from the store if the driver accepts it; otherwise compiles and
+    /// stores it.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
         self.made(&self.job(spec)?)
     }
 
-    /// The program for `spec` of which parts of a grid can run, made as [`Builder::build`] makes kernels, and whether it came from the store. An
-    /// error in words for one that was not right on an earlier start.
+    /// Like [`Builder::build`], for a program of `spec` that can run parts of its grid; also
+    /// returns whether it came from the store. The error is the reason; a program that was wrong in
+    /// an earlier start is refused.
     pub(super) fn build_in_parts(
         &self,
         spec: &KernelSpec,
@@ -150,14 +152,14 @@ impl Builder<'_> {
         Ok(Ok((parts, built.stored)))
     }
 
-    /// Keeps whether a program gives the same as another that it takes the place of.
+    /// Stores whether a program gives the same results as the one that it replaces.
     pub(super) fn keep_program(&self, name: &str, text: &str, is_right: bool) {
         if let Some(store) = self.store {
             verdicts::keep_program(store, self.caps, name, text, is_right);
         }
     }
 
-    /// Whether the compiler takes a program, as it told an earlier start or tells now.
+    /// Whether the compiler accepts a program, from the stored answer or by compiling it.
     pub(super) fn tries(&self, name: &str, source: String) -> Result<Tried, BackendError> {
         let text = Text {
             name: name.to_owned(),
@@ -166,7 +168,7 @@ impl Builder<'_> {
         let whole = text.whole();
         if verdicts::of_program(self.store, self.caps, name, &whole) == Some(false) {
             return Ok(Tried::Refused(
-                "the compiler refused it in an earlier start; `tlite cache clear` has it asked again"
+                "the compiler refused it in an earlier start; run `tlite cache clear` to try again"
                     .to_owned(),
             ));
         }
@@ -187,8 +189,8 @@ impl Builder<'_> {
         Ok(Built { kernel, stored })
     }
 
-    /// The program of a persistent kernel of these stages, of which it is not known that it gives other results than they one by one. With it
-    /// whether it came from the store.
+    /// The persistent kernel of these stages, and whether it came from the store. The inner error
+    /// is the reason if its results are known to differ from those of its stages.
     pub(super) fn build_persistent(
         &self,
         stages: &[&KernelSpec],
@@ -214,8 +216,8 @@ impl Builder<'_> {
         Ok(Ok((joined, stored)))
     }
 
-    /// A program that passes `check`: from the store, where it is there and the driver takes it, else compiled, and then stored. True for one from
-    /// the store.
+    /// A program that passes `check`: from the store if the driver accepts it, otherwise compiled
+    /// and stored. `true` if it came from the store.
     fn program<T>(
         &self,
         text: &Text,
@@ -229,7 +231,7 @@ impl Builder<'_> {
             match self.of_binary(text, &binary).and_then(&check) {
                 Ok(made) => return Ok((made, true)),
                 Err(why) => {
-                    log::info!("kernel {name}: the stored program is refused and compiled anew: {why}");
+                    log::info!("kernel {name}: the driver refuses the stored program, recompiling: {why}");
                     store.remove(Kind::Program, key);
                 }
             }
@@ -240,7 +242,7 @@ impl Builder<'_> {
         if let (Some((store, key)), Some(binary)) = (&key, binary) {
             match binary {
                 Ok(binary) if binary.is_empty() => {
-                    log::debug!("kernel {name}: the driver gives no program away");
+                    log::debug!("kernel {name}: the driver does not return a program binary");
                 }
                 Ok(binary) => store.put(Kind::Program, key, &binary),
                 Err(code) => log::debug!("kernel {name}: clGetProgramInfo: {code}"),
@@ -249,12 +251,13 @@ impl Builder<'_> {
         Ok((made, false))
     }
 
-    /// The whole text of a kernel, as it is compiled.
+    /// The whole source of a kernel as it is compiled.
     fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
         Ok(self.halves() + &spec.expand(Language::OpenCl)?)
     }
 
-    /// How texts convert halves: some compilers do it in software, one at a time (cl/common/half.cl).
+    /// Defines that select how the source converts halves: some compilers do it in software, one at
+    /// a time (cl/common/half.cl).
     fn halves(&self) -> String {
         let soft = self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math;
         match (soft, x86_vectors(self.caps)) {
@@ -264,7 +267,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Checks what can be checked without a compiler. The text begins with `prefix`.
+    /// Checks what can be checked without a compiler. `prefix` is put before the source.
     fn job<'s>(&self, spec: &'s KernelSpec) -> Result<Job<'s>, BackendError> {
         let name = spec.to_string();
         if spec.workgroup == 0 || spec.params_bytes() == 0 {
@@ -284,14 +287,15 @@ impl Builder<'_> {
     fn key(&self, text: &Text) -> Key {
         Key {
             device: self.caps.device.clone(),
-            // Platform and its version included.
+            // Includes the platform and its version.
             driver: self.caps.driver.clone(),
             subject: text.name.clone(),
             text: text.whole(),
         }
     }
 
-    /// The error for a code with which the driver refuses to make a kernel. `log` is the compiler's, where the kernel is to blame.
+    /// The error for a code with which the driver refuses to create a kernel. `log` is the
+    /// compiler's output if the kernel is at fault.
     fn refusal(
         &self,
         text: &Text,
@@ -334,7 +338,7 @@ impl Builder<'_> {
             return Err(self.refusal(text, "clBuildProgram", code, || {
                 let log = match program.build_log(self.device) {
                     Ok(log) if log.is_empty() => {
-                        format!("clBuildProgram: {code}, and the compiler says nothing")
+                        format!("clBuildProgram: {code}; the compiler's log is empty")
                     }
                     Ok(log) => log,
                     Err(log_code) => format!("clBuildProgram: {code}; no log: {log_code}"),
@@ -346,14 +350,15 @@ impl Builder<'_> {
         Ok(program)
     }
 
-    /// The kernel of a built program, if it is what its spec says and the device can run it.
+    /// The kernel of a built program, after checking that it matches its spec and that the device
+    /// can run it.
     fn checked(&self, job: &Job<'_>, program: Program) -> Result<Compiled, BackendError> {
         let (spec, name, source) = (job.spec, &job.text.name, &job.text.source);
         let call = |call: &str| format!("{call} of kernel {name}");
         let object = program.kernel(&job.entry).map_err(|code| {
             self.refusal(&job.text, "clCreateKernel", code, || {
                 let log = format!(
-                    "clCreateKernel: {code}; the text has no kernel of the name `{}`",
+                    "clCreateKernel: {code}; the source has no kernel named `{}`",
                     spec.kernel.name
                 );
                 self.failed(name, log, kernel::excerpt(source, None))
@@ -365,15 +370,15 @@ impl Builder<'_> {
             .map_err(|code| code.at(call("clGetKernelInfo")))?;
         if found != u64::from(operands) + 1 {
             let why = format!(
-                "{operands} operands and the parameters expected, the compiled kernel takes {found} arguments"
+                "expected {operands} operands and the parameters, found a kernel with {found} arguments"
             );
             return Err(refused(name, why));
         }
         let limit = object
             .max_workgroup(self.device)
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
-        // NVIDIA's driver tells of kernels with many registers what it would take if their text did not require a size, as it does: such
-        // a kernel was compiled for that.
+        // For kernels with many registers, NVIDIA's driver reports the limit that would apply if
+        // the source did not require a work-group size, which it does.
         if !spec.kernel.needs_matrix_units(Language::OpenCl) {
             self.check_workgroup(spec, name, limit)?;
         }
@@ -382,7 +387,7 @@ impl Builder<'_> {
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;
         if local_bytes > u64::from(self.caps.local_bytes) {
             let why = format!(
-                "needs {local_bytes} bytes of local memory, the device has {}",
+                "it needs {local_bytes} bytes of local memory, the device has {}",
                 self.caps.local_bytes
             );
             return Err(self.unsuited(name, why));
@@ -412,7 +417,7 @@ impl Builder<'_> {
             return Ok(());
         }
         let why = format!(
-            "work-groups of {} work-items asked for, it allows {limit}",
+            "it needs work-groups of {} work-items, the device allows {limit}",
             spec.workgroup
         );
         Err(self.unsuited(name, why))
@@ -447,7 +452,7 @@ fn words(options: &CStr) -> std::borrow::Cow<'_, str> {
     options.to_string_lossy()
 }
 
-/// The first line number that a compiler's log gives for an error, in the form `:<line>:<column>`.
+/// The line number of the first error in a compiler's log, in the form `:<line>:<column>`.
 pub(super) fn error_line(log: &str, lines: usize) -> Option<usize> {
     let place = |text: &str| {
         let mut fields = text

@@ -1,4 +1,4 @@
-//! Which devices there are and what they offer.
+//! Lists OpenCL devices and their capabilities.
 
 use super::driver::{Code, DeviceHandle, number, text};
 use super::image;
@@ -17,11 +17,11 @@ use std::sync::{Mutex, Once, OnceLock, PoisonError};
 /// `CL_DEVICE_SUB_GROUP_SIZES_INTEL` of `cl_intel_required_subgroup_size`.
 const SUB_GROUP_SIZES_INTEL: u32 = 0x4108;
 
-/// Held while platforms and devices are asked for: PoCL starts its devices at the first question, and a
-/// second thread that asks meanwhile is told that there are none.
+/// Held while platforms and devices are listed. PoCL initializes its devices on the first query,
+/// and a second thread that queries meanwhile finds none.
 static LISTING: Mutex<()> = Mutex::new(());
 
-/// Names the loader library and where it is looked for, by system.
+/// Names of the loader library and where it is searched, by system.
 const LIBRARY: &str = if cfg!(target_os = "windows") {
     "OpenCL.dll"
 } else if cfg!(target_os = "macos") {
@@ -30,9 +30,10 @@ const LIBRARY: &str = if cfg!(target_os = "windows") {
     "libOpenCL.so.1"
 };
 
-/// Where Android's vendors put the library: by name, which apps reach that ask for it with `uses-native-library`, and by path, as plain
-/// programs do. On some phones with a Mali or a `PowerVR` it is a part of another. Pixels have a name of their own, of a library that may hand its
-/// functions out in a way of its own, too.
+/// Where Android vendors install the library: by name, for apps that declare it with
+/// `uses-native-library`, and by path, for plain programs. On some phones with a Mali or `PowerVR`
+/// GPU it is part of another library. Pixels use a library with its own name, which may also have
+/// its own way to return functions.
 const ANDROID_LIBRARIES: [&str; 14] = [
     "libOpenCL.so",
     "/vendor/lib64/libOpenCL.so",
@@ -53,22 +54,23 @@ const ANDROID_LIBRARIES: [&str; 14] = [
 /// A function that every OpenCL library has.
 const PLATFORMS: &CStr = c"clGetPlatformIDs";
 
-/// What to do when there is no usable driver.
+/// What to do if there is no usable driver.
 const REMEDY: &str = if cfg!(target_os = "android") {
-    "set OPENCL_DYLIB_PATH to the vendor's library; an app must also name it in a `uses-native-library` of its manifest"
+    "set OPENCL_DYLIB_PATH to the vendor's library; an app must also declare it with `uses-native-library` in its manifest"
 } else if cfg!(target_os = "linux") {
     "install the GPU's OpenCL driver, or `apt install ocl-icd-libopencl1 pocl-opencl-icd` for the CPU"
 } else {
     "install the GPU's OpenCL driver"
 };
 
-/// Names libraries to try before [`LIBRARY`], with semicolons between them. The binding takes the first that can be opened, and goes on in silence
-/// where none can.
+/// Environment variable with the libraries to try before [`LIBRARY`], separated by semicolons. The
+/// binding uses the first one that can be opened, and silently continues if none can.
 const PATH_VARIABLE: &str = "OPENCL_DYLIB_PATH";
 
-/// Has the binding take the first of the usual names on Android that serves, unless the user names others. It reads the name from the environment alone,
-/// which can be changed as long as the process has one thread: a program calls this first. An app, which has threads from the start, sets
-/// `OPENCL_DYLIB_PATH` itself before OpenCL is first used, and errors tell it so.
+/// On Android, selects the first usable library of the usual names, unless the user names others.
+/// The binding reads the name only from the environment, which may be changed only while the
+/// process has a single thread, so a program must call this first. An app has threads from the
+/// start; it sets `OPENCL_DYLIB_PATH` itself before OpenCL is first used, as the errors explain.
 pub fn name_library() {
     static NAMED: Once = Once::new();
     if !cfg!(target_os = "android") {
@@ -80,7 +82,7 @@ pub fn name_library() {
         if std::env::var_os(PATH_VARIABLE).is_none()
             && alone()
             && let Some(found) = ANDROID_LIBRARIES.into_iter().find(usable)
-            // A driver that was opened may have started a thread.
+            // Opening a driver may have started a thread.
             && alone()
         {
             // SAFETY: no other thread exists that could read the environment.
@@ -89,49 +91,50 @@ pub fn name_library() {
     });
 }
 
-/// Why a library is none of OpenCL.
-fn unusable(name: &str) -> Option<String> {
+/// Why a library cannot be used for OpenCL; `None` if it can.
+pub(super) fn unusable(name: &str) -> Option<String> {
     match Library::open(name) {
         Err(why) => Some(why.to_string()),
-        // SAFETY: the symbol is only looked for.
+        // SAFETY: the symbol is only looked up.
         Ok(library) => match unsafe { library.symbol_cstr::<*mut c_void>(PLATFORMS) } {
             Ok(_) => {
-                // Threads of a driver that was opened may run its code.
+                // Threads of an opened driver may run its code.
                 std::mem::forget(library);
                 None
             }
-            Err(_) => Some(format!("it has no {}", PLATFORMS.to_string_lossy())),
+            Err(_) => Some(format!("it lacks the function {}", PLATFORMS.to_string_lossy())),
         },
     }
 }
 
-/// The names in the value of [`PATH_VARIABLE`].
+/// Splits the value of [`PATH_VARIABLE`].
 fn names(list: &str) -> Vec<&str> {
     list.split(';').filter(|name| !name.is_empty()).collect()
 }
 
-/// The words of an error about a library that cannot be loaded, where `named` were to be tried before [`LIBRARY`].
+/// The error text if no library can be loaded; `named` are the libraries to try before [`LIBRARY`].
 fn unloadable(named: Option<&str>) -> String {
     let tried = |names: &[&str]| {
         let why = |name: &&str| match unusable(name) {
             Some(why) => format!("`{name}` ({why})"),
-            None => format!(
-                "`{name}` (which can be used, but {PATH_VARIABLE} must name it before OpenCL is first used)"
-            ),
+            None => {
+                format!("`{name}` (usable, but {PATH_VARIABLE} must name it before OpenCL is first used)")
+            }
         };
         names.iter().map(why).collect::<Vec<_>>().join(", ")
     };
     match named.map(names) {
         Some(names) if !names.is_empty() => {
             let list = tried(&names);
-            format!("can load neither what {PATH_VARIABLE} names, {list}, nor `{LIBRARY}`")
+            format!("cannot load the libraries named by {PATH_VARIABLE}, {list}, nor `{LIBRARY}`")
         }
-        _ if cfg!(target_os = "android") => format!("can load none of {}", tried(&ANDROID_LIBRARIES)),
+        _ if cfg!(target_os = "android") => format!("cannot load any of {}", tried(&ANDROID_LIBRARIES)),
         _ => format!("cannot load the library `{LIBRARY}`"),
     }
 }
 
-/// Says once which libraries of [`PATH_VARIABLE`] cannot be used, of those before the first that can.
+/// Warns once about libraries of [`PATH_VARIABLE`] that cannot be used and precede the first that
+/// can.
 fn warn_of_named_libraries() {
     static SAID: Once = Once::new();
     SAID.call_once(|| {
@@ -149,7 +152,7 @@ fn no_driver(found: &str) -> BackendError {
     }
 }
 
-/// The error for a failed listing of platforms.
+/// The error for a failure to list platforms.
 pub(super) fn platforms_error(code: Code) -> BackendError {
     match code.0 {
         codes::DLOPEN_RUNTIME_LOAD_FAILED => {
@@ -159,10 +162,10 @@ pub(super) fn platforms_error(code: Code) -> BackendError {
             let named = std::env::var(PATH_VARIABLE).unwrap_or_default();
             let opened = names(&named).into_iter().find(|n| Library::open(n).is_ok());
             let (library, lacks) = (opened.unwrap_or(LIBRARY), PLATFORMS.to_string_lossy());
-            no_driver(&format!("the library `{library}` lacks {lacks}"))
+            no_driver(&format!("the library `{library}` lacks the function {lacks}"))
         }
         codes::CL_PLATFORM_NOT_FOUND_KHR => {
-            no_driver(&format!("`{LIBRARY}` is there but finds no platform: {code}"))
+            no_driver(&format!("`{LIBRARY}` is installed but finds no platform: {code}"))
         }
         _ => BackendError::Driver {
             call: "clGetPlatformIDs".to_owned(),
@@ -171,9 +174,9 @@ pub(super) fn platforms_error(code: Code) -> BackendError {
     }
 }
 
-/// Every usable device of every platform, in the order of the driver. A device that two platforms offer is
-/// listed twice. One that cannot be used is left out with a warning in the log; when nothing is left, the
-/// error says why.
+/// Every usable device of every platform, in the driver's order. A device that two platforms offer
+/// is listed twice. A device that cannot be used is skipped with a warning; if none is left, the
+/// error gives the reasons.
 pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     let _listing = LISTING.lock().unwrap_or_else(PoisonError::into_inner);
     name_library();
@@ -219,7 +222,7 @@ pub(super) fn platform_text(platform: cl_platform_id, name: u32) -> String {
         .map_or_else(|code| Code(code).to_string(), |bytes| text(&bytes))
 }
 
-/// Names of a device's extensions; none where the driver does not say.
+/// Names of a device's extensions; empty if the driver does not say.
 pub(super) fn extensions(device: DeviceHandle) -> Vec<String> {
     let all = device.info(api::CL_DEVICE_EXTENSIONS).map(|b| text(&b));
     let all = all.unwrap_or_default();
@@ -235,7 +238,7 @@ enum Unfit {
     Lacks { device: String, why: String },
 }
 
-/// Apple's platform gives numbers of its own (0x1027f00 for an M1).
+/// Apple's platform reports its own vendor numbers (0x1027f00 for an M1).
 fn maker(platform: &str, vendor: u32) -> Maker {
     if platform == "Apple" {
         Maker::ApplesDriver
@@ -244,8 +247,9 @@ fn maker(platform: &str, vendor: u32) -> Maker {
     }
 }
 
-/// What [`Caps::driver`] says of a device. Its version is a part: Qualcomm's drivers call every GPU `QUALCOMM Adreno(TM)`, and name the model
-/// there alone (`OpenCL 3.0 Adreno(TM) 750`), which kernels are compiled and chosen for.
+/// The value of [`Caps::driver`]. It includes the device's version: Qualcomm's drivers call every
+/// GPU `QUALCOMM Adreno(TM)` and name the model only there (`OpenCL 3.0 Adreno(TM) 750`); kernels
+/// are compiled and chosen for that model.
 fn driver_name(platform: &str, platform_version: &str, device_version: &str, driver: &str) -> String {
     let device = match device_version == platform_version {
         true => String::new(),
@@ -269,22 +273,22 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     let number_of_version =
         version_of(&version).ok_or_else(|| lacks(format!("unreadable version `{version}`")))?;
     if number_of_version < (1, 2) {
-        return Err(lacks(format!("OpenCL 1.2 is needed, found `{version}`")));
+        return Err(lacks(format!("expected OpenCL 1.2 or later, found `{version}`")));
     }
     if value("CL_DEVICE_AVAILABLE", api::CL_DEVICE_AVAILABLE)? == 0 {
-        return Err(lacks("the driver says that it is not available".to_owned()));
+        return Err(lacks("the driver reports it as not available".to_owned()));
     }
     if value("CL_DEVICE_COMPILER_AVAILABLE", api::CL_DEVICE_COMPILER_AVAILABLE)? == 0 {
         return Err(lacks("the driver has no compiler".to_owned()));
     }
     if value("CL_DEVICE_ENDIAN_LITTLE", api::CL_DEVICE_ENDIAN_LITTLE)? == 0 {
-        return Err(lacks("little-endian is needed".to_owned()));
+        return Err(lacks("it is big-endian, expected little-endian".to_owned()));
     }
     let driver = words("CL_DRIVER_VERSION", api::CL_DRIVER_VERSION)?;
     let extensions = words("CL_DEVICE_EXTENSIONS", api::CL_DEVICE_EXTENSIONS)?;
     let has = |extension: &str| extensions.split_whitespace().any(|e| e == extension);
     let kinds = value("CL_DEVICE_TYPE", api::CL_DEVICE_TYPE)?;
-    // Deprecated since OpenCL 2.0; a driver that refuses it is taken for one with memory of its own.
+    // Deprecated since OpenCL 2.0; if the driver refuses the query, the device counts as discrete.
     let unified = device
         .info(api::CL_DEVICE_HOST_UNIFIED_MEMORY)
         .is_ok_and(|b| number(&b) != 0);
@@ -341,7 +345,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
             api::CL_DEVICE_MAX_COMPUTE_UNITS,
         )?),
         max_workgroup,
-        // Work-item numbers are kept in 32 bits by the kernels.
+        // Kernels keep work-item indices in 32 bits.
         max_grid: u32::MAX / max_workgroup,
         subgroup: if sub_groups {
             sub_group_sizes(device).into_iter().min()
@@ -370,7 +374,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     Ok(caps)
 }
 
-/// The compiler has functions for the instructions of this CPU's 512-bit vectors.
+/// The compiler supports the intrinsics for this CPU's 512-bit vectors.
 pub(super) fn x86_vectors(caps: &Caps) -> bool {
     caps.kind == DeviceKind::Cpu && PackedDot::x86_refusal(caps).is_none()
 }
@@ -378,22 +382,23 @@ pub(super) fn x86_vectors(caps: &Caps) -> bool {
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.
 const COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 
-/// NVIDIA's compilers take inline PTX; from compute capability 8 on it has all that the kernels for matrix units use.
+/// NVIDIA's compilers accept inline PTX; from compute capability 8 on it has all instructions that
+/// the tensor core kernels use.
 fn takes_ptx(kind: DeviceKind, maker: Maker, told: bool, device: DeviceHandle) -> bool {
     let major = || device.info(COMPUTE_CAPABILITY_MAJOR_NV).map(|b| number(&b));
     kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && told && major().is_ok_and(|n| n >= 8)
 }
 
-/// Sub-group sizes where the driver tells them for the device; else they depend on the kernel.
+/// Subgroup sizes if the driver reports them per device; otherwise they depend on the kernel.
 fn sub_group_sizes(device: DeviceHandle) -> Vec<u32> {
     let bytes = device.info(SUB_GROUP_SIZES_INTEL).unwrap_or_default();
     let sizes = bytes.chunks_exact(size_of::<usize>());
     sizes.map(|b| clamp(number(b))).filter(|n| *n > 0).collect()
 }
 
-/// What kernels may ask for.
+/// Subgroup widths that kernels may request.
 fn waves(has: impl Fn(&str) -> bool, device: DeviceHandle) -> Vec<Wave> {
-    /// Least and most of Intel's GPUs.
+    /// Smallest and largest width on Intel's GPUs.
     const LANES: std::ops::RangeInclusive<u32> = 8..=wave::MOST;
     if has("cl_qcom_reqd_sub_group_size") {
         return vec![Wave::Half, Wave::Full];
@@ -405,12 +410,14 @@ fn waves(has: impl Fn(&str) -> bool, device: DeviceHandle) -> Vec<Wave> {
     sizes.filter(|n| LANES.contains(n)).map(Wave::Lanes).collect()
 }
 
-/// Bytes from the alignment in bits that drivers give: at least those of a vector of four words, which accessors read.
+/// Converts the driver's alignment in bits to bytes: at least that of a vector of four words, which
+/// accessors read.
 fn view_align(bits: u64) -> u64 {
     (bits / 8).max(16).checked_next_power_of_two().unwrap_or(1 << 63)
 }
 
-/// The version of an extension that `device` lists; 0.9.0 where only its name is told, as before OpenCL 3.0.
+/// The version of an extension that `device` lists; 0.9.0 if only its name is reported, as before
+/// OpenCL 3.0.
 pub(super) fn listed_version(device: DeviceHandle, extension: &str) -> Option<(u32, u32, u32)> {
     if let Ok(bytes) = device.info(api::CL_DEVICE_EXTENSIONS_WITH_VERSION)
         && !bytes.is_empty()
@@ -424,7 +431,8 @@ pub(super) fn listed_version(device: DeviceHandle, extension: &str) -> Option<(u
         .then_some((0, 9, 0))
 }
 
-/// The version of `extension` in an array of `cl_name_version`: a number of 10, 10 and 12 bits, and a name of 64 bytes.
+/// The version of `extension` in an array of `cl_name_version`: a number of 10, 10 and 12 bits,
+/// then a name of 64 bytes.
 fn version_in(bytes: &[u8], extension: &str) -> Option<(u32, u32, u32)> {
     let mut entries = bytes.chunks_exact(68).filter_map(|e| e.split_first_chunk::<4>());
     let (version, _) = entries.find(|(_, name)| text(name) == extension)?;
@@ -432,7 +440,7 @@ fn version_in(bytes: &[u8], extension: &str) -> Option<(u32, u32, u32)> {
     Some((version >> 22, version >> 12 & 0x3ff, version & 0xfff))
 }
 
-/// A function of an extension, by the platform of `device`.
+/// An extension function of the platform of `device`.
 pub(super) fn function(device: DeviceHandle, name: &CStr) -> Option<NonNull<c_void>> {
     let platform = usize::try_from(number(&device.info(api::CL_DEVICE_PLATFORM).ok()?)).ok()?;
     let library = cl3::load_library().as_ref().ok()?;
@@ -440,7 +448,7 @@ pub(super) fn function(device: DeviceHandle, name: &CStr) -> Option<NonNull<c_vo
     NonNull::new(found?)
 }
 
-/// A function by the library's own table of names.
+/// A function looked up in the library's symbol table.
 pub(super) fn library_function(name: &CStr) -> Option<NonNull<c_void>> {
     static OPEN: OnceLock<Option<Library>> = OnceLock::new();
     let library = OPEN.get_or_init(|| {
@@ -448,7 +456,8 @@ pub(super) fn library_function(name: &CStr) -> Option<NonNull<c_void>> {
         let mut all = names(&named).into_iter().chain([LIBRARY]);
         all.find_map(|n| Library::open(n).ok())
     });
-    // SAFETY: the symbol is only taken as an address; it stays valid because the library is never closed.
+    // SAFETY: only the symbol's address is taken; it stays valid because the library is never
+    // closed.
     let found = unsafe { library.as_ref()?.symbol_cstr::<*mut c_void>(name) };
     NonNull::new(found.ok()?)
 }
@@ -457,7 +466,7 @@ fn clamp(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 
-/// Major and minor number of `OpenCL 3.0 ...`.
+/// Major and minor version in `OpenCL 3.0 ...`.
 pub(super) fn version_of(version: &str) -> Option<(u32, u32)> {
     let (major, minor) = version
         .strip_prefix("OpenCL ")?
@@ -531,17 +540,14 @@ mod tests {
     fn a_library_without_opencl_is_none_of_it() {
         // Tests run by a C library, which has no function of OpenCL.
         #[cfg(target_os = "linux")]
-        assert_eq!(
-            unusable("libc.so.6").as_deref(),
-            Some("it has no clGetPlatformIDs")
-        );
+        crate::testing::assert_carries(unusable("libc.so.6").unwrap(), &["clGetPlatformIDs"]);
         assert!(unusable("/no/such.so").is_some());
         assert_eq!(names(";a.so;;/b.so"), ["a.so", "/b.so"]);
     }
 
     #[test]
     fn every_library_that_was_tried_is_named() {
-        assert_eq!(unloadable(None), format!("cannot load the library `{LIBRARY}`"));
+        assert!(unloadable(None).contains(LIBRARY));
         let two = unloadable(Some("/no/a.so;/no/b.so"));
         for name in ["/no/a.so", "/no/b.so", PATH_VARIABLE, LIBRARY] {
             assert!(two.contains(name), "{name} in {two}");

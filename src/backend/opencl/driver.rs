@@ -1,13 +1,16 @@
 //! The driver boundary: owned handles, the calls that the backend makes, and error codes.
 //!
-//! The safe wrappers of `opencl3` panic when a release fails, as it does on a lost device, so the handles
-//! here are our own.
+//! The safe wrappers of `opencl3` panic if a release fails, as it does on a lost device, so this
+//! module defines its own handles.
 
-/// The function `name` of a type, at the address that a search found. A missing one ends the caller with its name.
+/// Converts the address that a lookup found to the function `name` of the given type. If it is
+/// missing, the caller returns an error with its name.
 macro_rules! load {
     ($address:expr, $name:literal, $type:ty) => {{
-        let address = $address.ok_or_else(|| format!("the driver has no {}", $name.to_string_lossy()))?;
-        // SAFETY: the address is that of the function of this name, whose type is the extension's.
+        let address =
+            $address.ok_or_else(|| format!("the driver lacks the function {}", $name.to_string_lossy()))?;
+        // SAFETY: the address is that of the function of this name, whose type the extension
+        // defines.
         unsafe { std::mem::transmute::<*mut c_void, $type>(address.as_ptr()) }
     }};
 }
@@ -35,7 +38,7 @@ use std::ffi::{CStr, c_void};
 use std::fmt;
 use std::ptr;
 
-/// NVIDIA's answer after a kernel has touched memory that is not its own. Not in any header.
+/// NVIDIA's error code after a kernel has accessed memory out of bounds. Not in any header.
 const NV_ILLEGAL_ACCESS: cl_int = -9999;
 
 /// An OpenCL error code.
@@ -52,7 +55,8 @@ impl fmt::Display for Code {
 }
 
 impl Code {
-    /// The driver could not find room for memory. Only meaningful where memory is allocated or first used.
+    /// The driver could not allocate memory. Only meaningful for calls that allocate memory or use
+    /// it first.
     pub(super) fn is_out_of_memory(self) -> bool {
         matches!(
             self.0,
@@ -60,7 +64,7 @@ impl Code {
         )
     }
 
-    /// The compiler or the linker refuses a program: it would again.
+    /// The compiler or linker rejects the program, and would do so again.
     pub(super) fn is_of_program(self) -> bool {
         matches!(
             self.0,
@@ -72,8 +76,8 @@ impl Code {
         )
     }
 
-    /// The device or its context is gone, whatever the call was. Our handles are valid by construction, so a
-    /// driver that calls one invalid has torn its context down.
+    /// The device or its context is lost, whatever the call. Our handles are valid by construction,
+    /// so a driver that reports an invalid one has torn down its context.
     pub(super) fn is_lost(self) -> bool {
         matches!(
             self.0,
@@ -90,7 +94,7 @@ impl Code {
         )
     }
 
-    /// The error for a failure of `call` that only queues or creates.
+    /// The error for a failed `call` that only queues or creates.
     pub(super) fn at(self, call: impl Into<String>) -> BackendError {
         let call = call.into();
         if self.is_lost() {
@@ -103,7 +107,8 @@ impl Code {
         }
     }
 
-    /// The error for a refusal to queue `kernel`, whose operands take `bytes`, over so many work-items.
+    /// The error if `kernel`, whose operands take `bytes`, cannot be queued over `global`
+    /// work-items.
     pub(super) fn at_launch(self, kernel: &str, bytes: u64, global: [usize; 3]) -> BackendError {
         let why = format!("clEnqueueNDRangeKernel over {global:?} work-items: {self}");
         match self.0 {
@@ -124,7 +129,7 @@ impl Code {
         }
     }
 
-    /// The error for a failure of `call` that waits: a command queued before may be the cause.
+    /// The error for a failed `call` that waits; a command queued before may be the cause.
     pub(super) fn while_waiting(self, call: impl Into<String>) -> BackendError {
         match self.0 {
             codes::CL_OUT_OF_RESOURCES | codes::CL_EXEC_STATUS_ERROR_FOR_EVENTS_IN_WAIT_LIST => {
@@ -135,7 +140,7 @@ impl Code {
     }
 }
 
-/// The error of a call's code; `None` says that the library lacks the function.
+/// Converts the code of a call; `None` means that the library lacks the function.
 fn done(code: Option<cl_int>) -> Result<(), Code> {
     match code {
         Some(codes::CL_SUCCESS) => Ok(()),
@@ -144,7 +149,7 @@ fn done(code: Option<cl_int>) -> Result<(), Code> {
     }
 }
 
-/// The function table.
+/// The library's function table.
 fn library() -> Result<&'static cl3::OpenCl, Code> {
     match cl3::load_library() {
         Ok(library) => Ok(library),
@@ -158,17 +163,17 @@ macro_rules! handle {
         #[derive(Debug)]
         pub(super) struct $name($raw);
 
-        // SAFETY: OpenCL objects belong to no thread. The one call that is not thread-safe, setting kernel
-        // arguments, is made through `&mut`.
+        // SAFETY: OpenCL objects are not bound to a thread. The one call that is not thread-safe,
+        // setting kernel arguments, takes `&mut`.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
 
         impl Drop for $name {
             fn drop(&mut self) {
-                // SAFETY: this value owns one reference to a live object and gives it up here.
+                // SAFETY: this value owns one reference to a live object and releases it here.
                 if let Err(code) = unsafe { $release(self.0) } {
-                    log::warn!(concat!("opencl: release of ", stringify!($name), ": {}"), Code(code));
+                    log::warn!(concat!("opencl: error while releasing ", stringify!($name), ": {}"), Code(code));
                 }
             }
         }
@@ -184,7 +189,7 @@ handle!(
     Queue, cl_command_queue, queue_api::release_command_queue
 );
 handle!(
-    /// A buffer, a sub-buffer, or an image in either.
+    /// A buffer, a sub-buffer, or an image over either.
     Mem, cl_mem, memory_api::release_mem_object
 );
 handle!(
@@ -217,7 +222,7 @@ impl DeviceHandle {
 }
 
 impl Context {
-    /// A context with `properties`, names and values in turn, without the 0 that ends such lists.
+    /// Creates a context with `properties`: names and values in turn, without the terminating 0.
     pub(super) fn new(device: DeviceHandle, properties: &[cl_context_properties]) -> Result<Self, Code> {
         let list = [properties, &[0]].concat();
         let start = if properties.is_empty() {
@@ -230,7 +235,8 @@ impl Context {
             .map_err(Code)
     }
 
-    /// A queue; `profiling` for times of its commands. `properties` as for [`Context::new`], for which OpenCL 2.0 is needed.
+    /// Creates a queue; `profiling` enables timing of its commands. `properties` as for
+    /// [`Context::new`]; they require OpenCL 2.0.
     pub(super) fn queue(
         &self,
         device: DeviceHandle,
@@ -257,22 +263,23 @@ impl Context {
         }
     }
 
-    /// A queue with bits of the standard or of an extension.
+    /// Creates a queue with property bits of the standard or of an extension.
     pub(super) fn queue_with(&self, device: DeviceHandle, bits: u64) -> Result<Queue, Code> {
-        // SAFETY: the context was made for this device.
+        // SAFETY: the context was created for this device.
         unsafe { queue_api::create_command_queue(self.0, device.0, bits) }
             .map(Queue)
             .map_err(Code)
     }
 
     pub(super) fn buffer(&self, bytes: usize) -> Result<Mem, Code> {
-        // SAFETY: the flags are a plain device buffer's, which takes no host pointer.
+        // SAFETY: the flags are those of a plain device buffer, which takes no host pointer.
         unsafe { memory_api::create_buffer(self.0, memory_api::CL_MEM_READ_WRITE, bytes, ptr::null_mut()) }
             .map(Mem)
             .map_err(Code)
     }
 
-    /// An image of pixels of four over the start of `buffer`, for kernels to read. The driver keeps the buffer alive.
+    /// Creates an image of four-component pixels over the start of `buffer`, for kernels to read.
+    /// The driver keeps the buffer alive.
     pub(super) fn image(
         &self,
         buffer: &Mem,
@@ -308,7 +315,8 @@ impl Context {
             num_samples: 0,
             buffer: buffer.0,
         };
-        // SAFETY: format and description are complete, the buffer is live and of this context, and no pointer of the host is given.
+        // SAFETY: format and description are complete, the buffer is live and belongs to this
+        // context, and no host pointer is passed.
         unsafe {
             memory_api::create_image(
                 self.0,
@@ -330,7 +338,8 @@ impl Context {
 }
 
 impl Mem {
-    /// A sub-buffer of this buffer, which must not be one itself. The driver keeps the parent alive.
+    /// Creates a sub-buffer of this buffer, which must not be one itself. The driver keeps the
+    /// parent alive.
     pub(super) fn sub_buffer(&self, offset: usize, bytes: usize) -> Result<Self, Code> {
         let region = memory_api::cl_buffer_region {
             origin: offset,
@@ -355,7 +364,7 @@ impl Program {
         program_api::build_program(self.0, &[device.0], BUILD_OPTIONS, None, ptr::null_mut()).map_err(Code)
     }
 
-    /// What the compiler said; may be empty.
+    /// The compiler's log; may be empty.
     pub(super) fn build_log(&self, device: DeviceHandle) -> Result<String, Code> {
         program_api::get_program_build_data(self.0, device.0, program_api::CL_PROGRAM_BUILD_LOG)
             .map(|bytes| text(&bytes))
@@ -370,7 +379,7 @@ impl Program {
 }
 
 impl KernelObject {
-    /// Largest work-group that this kernel can run with.
+    /// Largest work-group with which this kernel can run.
     pub(super) fn max_workgroup(&self, device: DeviceHandle) -> Result<u64, Code> {
         kernel_api::get_kernel_work_group_data(self.0, device.0, kernel_api::CL_KERNEL_WORK_GROUP_SIZE)
             .map(|bytes| number(&bytes))
@@ -392,7 +401,8 @@ impl KernelObject {
     }
 
     pub(super) fn set_mem(&mut self, index: u32, mem: &Mem) -> Result<(), Code> {
-        // SAFETY: a buffer argument's value is the handle, which is live; the driver checks index and size.
+        // SAFETY: a buffer argument's value is the handle, which is live; the driver checks index
+        // and size.
         unsafe {
             kernel_api::set_kernel_arg(
                 self.0,
@@ -422,7 +432,8 @@ impl Queue {
 
     /// Writes to `mem` at `offset` and waits until `bytes` has been read.
     pub(super) fn write(&self, mem: &Mem, offset: usize, bytes: &[u8]) -> Result<(), Code> {
-        // SAFETY: the call blocks, so the slice outlives the driver's use of it. The pointer is only read.
+        // SAFETY: the call blocks, so the slice outlives the driver's use of it. The pointer is
+        // only read.
         unsafe {
             queue_api::enqueue_write_buffer(
                 self.0,
@@ -458,23 +469,24 @@ impl Queue {
         .map_err(Code)
     }
 
-    /// Queues a command through `call`, which is given the function table and the place for the event.
-    /// `opencl3` makes an event for every command, which is a large part of the cost of queueing on some drivers, so
-    /// the table is used directly and an event is made only where `timed`.
+    /// Queues a command through `call`, which receives the function table and the place for the
+    /// event. `opencl3` creates an event for every command, which is a large part of the cost of
+    /// queueing on some drivers. This uses the function table directly and creates an event only if
+    /// `timed`.
     fn enqueue(
         timed: bool,
         call: impl FnOnce(&cl3::OpenCl, *mut cl_event) -> Option<cl_int>,
     ) -> Result<Option<Event>, Code> {
         let mut event = ptr::null_mut();
         match call(library()?, if timed { &raw mut event } else { ptr::null_mut() }) {
-            // Not every driver gives one.
+            // Not every driver returns an event.
             Some(codes::CL_SUCCESS) => Ok((!event.is_null()).then(|| Event(event))),
             Some(code) => Err(Code(code)),
             None => Err(Code(codes::DLOPEN_FUNCTION_NOT_AVAILABLE)),
         }
     }
 
-    /// Queues a kernel whose arguments are all set. The event is made only where `timed`.
+    /// Queues a kernel whose arguments are all set. Returns an event only if `timed`.
     pub(super) fn dispatch(
         &self,
         kernel: &KernelObject,
@@ -498,7 +510,7 @@ impl Queue {
         })
     }
 
-    /// Queues a copy. The event is made only where `timed`.
+    /// Queues a copy. Returns an event only if `timed`.
     pub(super) fn copy(
         &self,
         src: (&Mem, usize),
@@ -521,7 +533,7 @@ impl Queue {
         })
     }
 
-    /// Queues a fill of `bytes` bytes, a multiple of 4. The event is made only where `timed`.
+    /// Queues a fill of `bytes` bytes, a multiple of 4. Returns an event only if `timed`.
     pub(super) fn fill(
         &self,
         mem: &Mem,
@@ -555,17 +567,17 @@ impl Event {
             .map_err(Code)
     }
 
-    /// Nanoseconds from start to end of a command that is done.
+    /// Nanoseconds from start to end of a finished command.
     pub(super) fn nanoseconds(&self) -> Result<u64, Code> {
         Ok(self.end()?.saturating_sub(self.start()?))
     }
 
-    /// When a command that is done started, by the device's clock.
+    /// Start of a finished command, by the device's clock.
     pub(super) fn start(&self) -> Result<u64, Code> {
         self.time(event_api::CL_PROFILING_COMMAND_START)
     }
 
-    /// When a command that is done ended, by the device's clock.
+    /// End of a finished command, by the device's clock.
     pub(super) fn end(&self) -> Result<u64, Code> {
         self.time(event_api::CL_PROFILING_COMMAND_END)
     }
@@ -584,13 +596,13 @@ impl Event {
     }
 }
 
-/// Text of an information query: without the closing zero and outer blanks.
+/// Text of an information query, without the terminating zero and surrounding blanks.
 pub(super) fn text(bytes: &[u8]) -> String {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     String::from_utf8_lossy(&bytes[..end]).trim().to_owned()
 }
 
-/// Unsigned number of an information query, whatever its width up to 8 bytes; 0 when there is none.
+/// Unsigned number of an information query, up to 8 bytes wide; 0 if there is none.
 pub(super) fn number(bytes: &[u8]) -> u64 {
     if let Some(b) = bytes.first_chunk::<8>() {
         u64::from_ne_bytes(*b)

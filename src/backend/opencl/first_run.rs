@@ -1,10 +1,13 @@
-//! First runs of recordings: what each command takes is found out, and nothing runs that is predicted to take more than a slice.
+//! First runs of recordings: measures the time of each command without running anything that is
+//! predicted to exceed a slice.
 //!
-//! Of a kernel of which nothing is known with these parameters, the first work-groups along an axis run before the others: a small share of them,
-//! and a larger one as long as the last has shown that it fits a slice. What they took predicts the whole, rather too high than too low, as few
-//! work-groups do not fill a device. A kernel that does not ask for the number of work-groups on an axis takes no notice of their being fewer; one that reads what
-//! it writes finds all as it was before. A dispatch that does not fit runs in parts, which are compared with as many work-groups of the
-//! whole as fit a slice.
+//! For a kernel that has not been measured with these parameters, the first work-groups along an
+//! axis run before the others as a pilot: a small share, then larger ones as long as the last one
+//! has shown that the next fits a slice. Their times predict the whole, rather too high than too
+//! low, because few work-groups do not fill a device. A kernel that does not query the number of
+//! work-groups along an axis does not notice the smaller grid; for one that reads what it writes,
+//! memory is restored. A dispatch that does not fit runs in parts, whose results are compared with
+//! those of as many work-groups of the whole as fit a slice.
 
 use super::driver::{Code, Event, Mem};
 use super::record::{Block, Dispatch, Part, Step};
@@ -15,27 +18,27 @@ use crate::backend::{BackendError, Launch};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Share of the work-groups that the first pilot runs.
+/// The first pilot runs one work-group in this many.
 const PILOT: u32 = 64;
-/// How much larger the next pilot is.
+/// Growth factor from one pilot to the next.
 const GROWTH: u32 = 4;
-/// Bytes that are copied aside at a time, far less than a slice of any device.
+/// Bytes saved at a time, far less than a slice on any device.
 const PIECE: usize = 4 << 20;
 
-/// A byte of which no results are made.
+/// A byte pattern that is unlikely in results.
 const PATTERN: u8 = 0xA5;
 
-/// What a dispatch writes, as it was before.
+/// The memory that a dispatch writes, as it was before.
 pub(super) struct Saved {
     blocks: Vec<(Arc<Block>, Mem, usize)>,
 }
 
-/// A dispatch that is measured.
+/// A dispatch that has been measured.
 struct Measured {
     axis: usize,
-    /// Work-groups on the axis.
+    /// Number of work-groups along the axis.
     count: u32,
-    /// Nanoseconds of those that share a place on the axis.
+    /// Nanoseconds of all work-groups with one index on the axis.
     each: f64,
 }
 
@@ -44,7 +47,7 @@ impl Measured {
         self.each * f64::from(count)
     }
 
-    /// How many fit a slice, at least `least` of them.
+    /// How many of them fit a slice, but at least `least`.
     fn fitting(&self, fill: f64, least: u32) -> u32 {
         let fits = (fill / self.each.max(1e-3)).clamp(1.0, f64::from(self.count));
         #[expect(
@@ -58,7 +61,8 @@ impl Measured {
 }
 
 impl OpenCl {
-    /// Runs a recording command by command, none that is predicted to take more than a slice, and notes what each takes.
+    /// Runs a recording command by command, none that is predicted to exceed a slice, and records
+    /// the time of each.
     pub(super) fn measure(
         &mut self,
         recording: &mut Recording,
@@ -71,7 +75,7 @@ impl OpenCl {
         for (i, step) in recording.steps.iter_mut().enumerate() {
             let groups = step.groups(launch);
             if groups == 0 {
-                // What does not run now keeps what is known of it.
+                // Steps that do not run now keep their known cost.
                 costs.push(recording.cut.alone(i).unwrap_or(-1.0));
                 continue;
             }
@@ -94,7 +98,7 @@ impl OpenCl {
         Ok(())
     }
 
-    /// Waits for a command, and tells the nanoseconds that it took.
+    /// Waits for a command and returns its time in nanoseconds.
     fn done(
         &mut self,
         event: Option<Event>,
@@ -107,11 +111,11 @@ impl OpenCl {
             event.check().map_err(failed)?;
             event.nanoseconds().ok()
         } else {
-            // The driver gave no event.
+            // The driver returned no event.
             self.time.of(|| self.queue.finish()).map_err(failed)?;
             None
         };
-        // Without the device's clock the host's, which shows more.
+        // Without the device's clock, use the host's, which shows more.
         let time = time.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
         slicer.longest = slicer.longest.max(time);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^52 ns")]
@@ -119,7 +123,7 @@ impl OpenCl {
         Ok(time)
     }
 
-    /// Runs a dispatch, or a part of it, and tells the nanoseconds that it took.
+    /// Runs a dispatch or a part of it and returns its time in nanoseconds.
     fn timed(
         &mut self,
         dispatch: &mut Dispatch,
@@ -132,7 +136,8 @@ impl OpenCl {
         self.done(event, start, slicer, &|code| dispatch.failed(code))
     }
 
-    /// Runs a dispatch of `groups` work-groups, and tells the nanoseconds that it took. `known` is what a work-group is known to take.
+    /// Runs a dispatch of `groups` work-groups and returns its time in nanoseconds. `known` is the
+    /// known cost of a work-group.
     fn measure_dispatch(
         &mut self,
         dispatch: &mut Dispatch,
@@ -145,7 +150,7 @@ impl OpenCl {
         let params = dispatch.values(launch)?;
         let known = known.or_else(|| slicer.known(dispatch.kernel, params));
         let time = match self.axis_of_parts(dispatch.kernel, grid) {
-            // It is said of those that take too long when the recording is cut.
+            // If it takes too long, that is reported when the recording is cut.
             Err(_) => self.timed(dispatch, None, launch, slicer)?,
             Ok(axis) => {
                 let count = grid.get(axis).copied().unwrap_or(1).max(1);
@@ -168,8 +173,8 @@ impl OpenCl {
         Ok(time)
     }
 
-    /// Runs some of the work-groups of a dispatch and tells the nanoseconds of those that share a place on the axis; `None` where there is no memory
-    /// to have all as it was.
+    /// Runs some of the work-groups of a dispatch and returns the nanoseconds of those with one
+    /// index on the axis; `None` if there is no memory to save what they overwrite.
     fn pilot(
         &mut self,
         dispatch: &mut Dispatch,
@@ -184,7 +189,7 @@ impl OpenCl {
                 Err(BackendError::OutOfMemory { why, .. }) => {
                     self.tell(
                         dispatch.kernel,
-                        &format!("perhaps, as there is no memory to try a part of it: {why}"),
+                        &format!("(not measured: no memory to try a part of it: {why})"),
                     );
                     return Ok(None);
                 }
@@ -217,14 +222,15 @@ impl OpenCl {
             if fits(next) {
                 (first, before) = (next, f64::INFINITY);
             } else {
-                // Once more: the first one may have waited for memory, or for the device to wake.
+                // Repeat: the first run may have waited for memory, or for the device to wake up.
                 before = each;
             }
         }
     }
 
-    /// Makes a dispatch ready to run in parts, which are compared with the whole over as many work-groups as fit a slice, unless they were before.
-    /// False where it cannot run so, which is said.
+    /// Makes a dispatch ready to run in parts, comparing them with the whole over as many
+    /// work-groups as fit a slice if that has not been done. `false` if it cannot run in parts,
+    /// which is logged.
     fn is_ready_in_parts(
         &mut self,
         dispatch: &mut Dispatch,
@@ -233,25 +239,26 @@ impl OpenCl {
         fill: f64,
     ) -> Result<bool, BackendError> {
         if let Err(why) = self.arm_in_parts(dispatch)? {
-            self.tell(dispatch.kernel, &format!("is not cut: {why}"));
+            self.tell(dispatch.kernel, &format!("cannot be split: {why}"));
             return Ok(false);
         }
         if !self.is_unchecked(dispatch.kernel) {
             return Ok(true);
         }
-        // With less than two there is none that is not the first.
+        // At least two, so that one of them is not the first.
         let some = heavy.fitting(fill, 2);
         match self.check_parts(dispatch, (heavy.axis, some), launch)? {
             Ok(()) => Ok(true),
             Err(why) => {
                 dispatch.in_parts = None;
-                self.tell(dispatch.kernel, &format!("is not cut: {why}"));
+                self.tell(dispatch.kernel, &format!("cannot be split: {why}"));
                 Ok(false)
             }
         }
     }
 
-    /// Runs a dispatch in parts, each as long as what was measured before allows, and tells the nanoseconds of all.
+    /// Runs a dispatch in parts, each as long as the previous measurement allows, and returns the
+    /// total time in nanoseconds.
     fn in_parts(
         &mut self,
         dispatch: &mut Dispatch,
@@ -281,7 +288,7 @@ impl OpenCl {
         Ok(sum)
     }
 
-    /// What a dispatch writes.
+    /// The memory that a dispatch writes.
     pub(super) fn written(&self, dispatch: &Dispatch) -> Vec<Arc<Block>> {
         let kernel = self.kernels.get(dispatch.kernel.0 as usize);
         let writes = kernel.map(|k| k.writes.as_slice()).unwrap_or_default();
@@ -289,7 +296,7 @@ impl OpenCl {
         written.map(|(block, _)| Arc::clone(block)).collect()
     }
 
-    /// Copies memory aside.
+    /// Copies memory to temporary buffers.
     pub(super) fn save(&mut self, written: &[Arc<Block>]) -> Result<Saved, BackendError> {
         let mut blocks: Vec<(Arc<Block>, Mem, usize)> = Vec::new();
         for block in written {
@@ -304,7 +311,7 @@ impl OpenCl {
         Ok(Saved { blocks })
     }
 
-    /// Writes a pattern over what was copied aside.
+    /// Writes a pattern over the memory that was saved.
     pub(super) fn spoil(&mut self, saved: &Saved) -> Result<(), BackendError> {
         for (block, _, bytes) in &saved.blocks {
             for at in (0..*bytes).step_by(PIECE) {
@@ -322,7 +329,7 @@ impl OpenCl {
         Ok(())
     }
 
-    /// Copies back what was copied aside.
+    /// Restores the memory that was saved.
     pub(super) fn restore(&mut self, saved: &Saved) -> Result<(), BackendError> {
         for (block, copy, bytes) in &saved.blocks {
             self.copy_in_pieces((copy, &block.mem), *bytes, block)?;
@@ -330,8 +337,8 @@ impl OpenCl {
         Ok(())
     }
 
-    /// `done`, after an error with all as it was `saved`: what is written to may outlive the run, as a cache does. Where that cannot be had the
-    /// device counts as lost.
+    /// Passes on `done`. On an error, restores what was `saved` first, since memory such as a KV
+    /// cache outlives the run. If that fails too, the device counts as lost.
     pub(super) fn put_back<T>(
         &mut self,
         saved: &Saved,
@@ -342,14 +349,14 @@ impl OpenCl {
             Err(lost @ BackendError::Lost(_)) => Err(lost),
             Err(error) => Err(match self.restore(saved) {
                 Ok(()) => error,
-                Err(why) => {
-                    BackendError::Lost(format!("{error}; what was there before is not put back: {why}"))
-                }
+                Err(why) => BackendError::Lost(format!(
+                    "{error}; the previous contents could not be restored: {why}"
+                )),
             }),
         }
     }
 
-    /// What is there now of what was copied aside.
+    /// The current contents of the memory that was saved.
     pub(super) fn contents(&self, saved: &Saved) -> Result<Vec<Vec<u8>>, BackendError> {
         let read = |(block, _, bytes): &(Arc<Block>, Mem, usize)| {
             let mut found = vec![0; *bytes];

@@ -1,8 +1,9 @@
-//! Images that are made from buffers.
+//! Images created from buffers.
 //!
-//! A kernel that reads an image sees what kernels before it wrote to the buffer: the queue is in order, and commands that are done make their
-//! writes to a buffer visible to those behind them through every object that is made from it. Within one dispatch the memory of an image is
-//! only read, as [`crate::backend`] promises of operands.
+//! A kernel that reads an image sees what earlier kernels wrote to the buffer: the queue is in
+//! order, and finished commands make their writes visible to later ones through every object
+//! created from the buffer. Within one dispatch the memory of an image is only read, as
+//! [`crate::backend`] guarantees for operands.
 
 use super::driver::{Context, DeviceHandle, Mem, number};
 use super::record::Block;
@@ -13,7 +14,8 @@ use crate::backend::{Backend, BackendError, Caps, ImageUse, KernelId, View};
 use opencl3::device as api;
 use std::sync::Arc;
 
-/// What the driver lists. Numbers of OpenCL 3.0 are 0 where the driver has no such images; one that it does not know leaves them out too.
+/// The images that the driver lists. The numbers of OpenCL 3.0 are 0 if the driver has no such
+/// images; an unknown query means the same.
 pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&str) -> bool) -> Images {
     let value = |name| device.info(name).map_or(0, |b| number(&b));
     let clamped = |name| u32::try_from(value(name)).unwrap_or(u32::MAX);
@@ -37,14 +39,15 @@ pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&st
     }
 }
 
-/// What plans use unless told otherwise: on Adreno, whose texture caches are faster than what loads go through, the first kind that is there. On
-/// Mali drivers read images no faster, and some of Bifrost and before it fail with those in parts of buffers.
+/// The default for plans: on Adreno, whose texture caches are faster than the path of plain loads,
+/// the first available kind. Mali drivers do not read images faster, and some for Bifrost and
+/// earlier fail with images over parts of buffers.
 pub(super) fn preferred(caps: &Caps) -> Option<ImageKind> {
     let mut kinds = ImageKind::ALL.into_iter().filter(|_| caps.is_called("adreno"));
     kinds.find(|kind| caps.images.offers(*kind))
 }
 
-/// A part of a buffer, and the bytes that the part holds.
+/// A part of a buffer, and its size in bytes.
 fn part(context: &Context, caps: &Caps) -> Result<(Mem, u64), String> {
     let bytes = caps.view_align.max(caps.images.room());
     let room = usize::try_from(bytes).map_err(|e| e.to_string())?;
@@ -54,7 +57,7 @@ fn part(context: &Context, caps: &Caps) -> Result<(Mem, u64), String> {
     Ok((part.map_err(|code| format!("clCreateSubBuffer: {code}"))?, bytes))
 }
 
-/// Makes an image of each pixel from a part of a buffer, or says why the driver does not.
+/// Creates an image of each pixel type over a part of a buffer; the error is the driver's reason.
 fn try_all(
     context: &Context,
     caps: &Caps,
@@ -63,14 +66,15 @@ fn try_all(
 ) -> Result<(), String> {
     for pixel in Pixel::ALL {
         let shape = caps.images.shape(kind, pixel, *bytes);
-        let shape = shape.ok_or_else(|| format!("{bytes} bytes are more than it holds"))?;
+        let shape = shape.ok_or_else(|| format!("{bytes} bytes are too large for an image"))?;
         let made = context.image(part, kind, pixel, shape);
         made.map_err(|code| format!("clCreateImage of {pixel:?} from a sub-buffer: {code}"))?;
     }
     Ok(())
 }
 
-/// The images that the driver makes of those that `caps` lists, and which plans use: those that are asked for, or [`preferred`] ones.
+/// The images of `caps` that the driver can really create, and which of them plans use: the ones
+/// asked for, or the [`preferred`] ones.
 pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Images, BackendError> {
     if asked == ImageUse::Off {
         return Ok(Images::default());
@@ -86,7 +90,7 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
         for kind in listed {
             let tried = part.as_ref().map_err(Clone::clone);
             if let Err(why) = tried.and_then(|part| try_all(context, caps, part, kind)) {
-                log::debug!("opencl: {} makes no {kind} from buffers: {why}", caps.device);
+                log::debug!("opencl: {} cannot create {kind} from buffers: {why}", caps.device);
                 found.images = found.images.without(kind);
                 refused.push(format!("{kind}: {why}"));
             }
@@ -100,7 +104,7 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
         return Err(BackendError::NotOffered {
             field: "images",
             why: format!(
-                "{}: {} makes no {kind} in part of a buffer; see --images off",
+                "{}: {} cannot create {kind} over part of a buffer; use --images off",
                 asked.name(),
                 caps.device
             ),
@@ -108,7 +112,7 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
     }
     if let (Some(_), None) = (caps.images.reads, wanted) {
         let why = refused.join("; ");
-        log::warn!("{}: kernels read buffers in place of images: {why}", caps.device);
+        log::warn!("{}: kernels read buffers instead of images: {why}", caps.device);
     }
     Ok(Images {
         reads: wanted,
@@ -117,7 +121,7 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
 }
 
 impl OpenCl {
-    /// An image over a view, up to a whole row.
+    /// The image over a view, rounded up to a whole row.
     pub(super) fn image_of(
         &mut self,
         view: View,
@@ -138,7 +142,7 @@ impl OpenCl {
             .filter(|shape| shape.bytes <= room)
             .ok_or_else(|| BackendError::Driver {
                 call: call(),
-                why: "larger than images are, or than its buffer".to_owned(),
+                why: "larger than an image can be, or than its buffer".to_owned(),
             })?;
         let rows = View {
             len: shape.bytes,
@@ -155,24 +159,25 @@ impl OpenCl {
         }))
     }
 
-    /// Says once that kernels read no images from here on.
+    /// Logs once that kernels read no images from here on.
     pub(super) fn refuse_images(&mut self, why: &BackendError) {
         if !std::mem::replace(&mut self.images_refused, true) {
             log::warn!(
-                "{}: kernels read buffers in place of images: {why}",
+                "{}: kernels read buffers instead of images: {why}",
                 self.caps.device
             );
         }
     }
 
-    /// The kernel for `spec` that reads no images, found by that of `spec` too.
+    /// Compiles the kernel for `spec` without images, and makes `spec` refer to it too.
     pub(super) fn compile_without_images(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
         let id = self.compile(&spec.without_images())?;
         self.cache.insert(spec.clone(), id);
         Ok(id)
     }
 
-    /// The operands of a kernel, or where the driver refuses its images that of the kernel without them.
+    /// The operands of a kernel; if the driver refuses its images, those of the kernel without
+    /// them.
     pub(super) fn operands(
         &mut self,
         id: KernelId,

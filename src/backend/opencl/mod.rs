@@ -1,10 +1,11 @@
 //! OpenCL 1.2 or later, loaded at run time.
 //!
-//! One context and one in-order queue for each [`OpenCl`]; the order of commands is the queue's. A second queue,
-//! made at the first call of [`Backend::profile`], measures times, so that normal work does not pay for it.
-//! Views of a whole buffer are the buffer; other views become sub-buffers, which are kept as long as
-//! the buffer, as are the images that are made from them. Every recorded dispatch has a kernel object of its own with its buffers set, so that
-//! a submission sets at most the parameter struct and queues. Where the driver records (`replay`) it queues all of them in one call.
+//! Each [`OpenCl`] has one context and one in-order queue, which orders all commands. The first
+//! call of [`Backend::profile`] creates a second queue for timing, so that normal work does not pay
+//! for it. A view of a whole buffer is the buffer itself. Other views become sub-buffers, which
+//! live as long as the buffer, as do the images created from them. Every recorded dispatch has its
+//! own kernel object with its buffers set, so a submission only sets the parameter struct and
+//! queues it. If the driver can record (`replay`), one call queues all dispatches.
 
 mod build;
 mod device;
@@ -28,6 +29,7 @@ use super::{
     RecordingId, Stats, View, build_ahead, choose, verdicts,
 };
 use crate::cache::Store;
+pub use build::PARTS_DIFFER;
 use build::{Builder, Built, Compiled};
 pub use device::name_library;
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
@@ -41,30 +43,30 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Capabilities of every usable device of every platform.
+/// Lists the capabilities of every usable device of every platform.
 ///
 /// # Errors
 ///
-/// [`BackendError::NoDriver`] when the library, a platform or a usable device is missing.
+/// [`BackendError::NoDriver`] if the library, a platform or a usable device is missing.
 pub fn list() -> Result<Vec<Caps>, BackendError> {
     Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect())
 }
 
-/// What a kernel sees of a range of a buffer: its bytes, or pixels.
+/// How a kernel sees a range of a buffer: as bytes (`None`) or as pixels.
 type Form = Option<(ImageKind, Pixel)>;
 
-/// A buffer, its sub-buffers and images by offset, length and form, in order of creation.
+/// A buffer with its sub-buffers and images by offset, length and form, in order of creation.
 struct Buffer {
     parts: Vec<((u64, u64, Form), Arc<Block>)>,
     whole: Arc<Block>,
-    /// Its bytes with those behind the end, which are there for the last rows of images.
+    /// Its size in bytes, including the padding for the last rows of images.
     room: u64,
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        // Last made, first released: NVIDIA's driver 580 crashes when many sub-buffers with one origin go in another
-        // order.
+        // Released in reverse order of creation: NVIDIA's driver 580 crashes if many sub-buffers
+        // with one origin are released in another order.
         while self.parts.pop().is_some() {}
     }
 }
@@ -77,7 +79,7 @@ pub struct OpenCl {
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
     persistents: Persistents,
-    /// Kernels that take more than a slice, each with the reason, of which nothing was said yet.
+    /// Kernels that exceed a slice, each with the reason, not yet logged.
     above_slice: Vec<String>,
     slicer: Option<Slicer>,
     recorder: Recorder,
@@ -90,22 +92,22 @@ pub struct OpenCl {
     priority: Option<Priority>,
     store: Option<Arc<Store>>,
     stats: Stats,
-    /// The driver refused an image, or a kernel that reads one: none is asked of it again.
+    /// The driver has refused an image or a kernel that reads one; no more are requested.
     images_refused: bool,
-    /// Time in the driver; the rest of a step is ours.
+    /// Time spent in the driver.
     time: DriverTime,
-    /// Grows whenever all that was queued is done.
+    /// Incremented whenever all queued work is done.
     epoch: u64,
     next_id: u32,
 }
 
 impl OpenCl {
-    /// Opens the device that `options` name.
+    /// Opens the device that `options` select.
     ///
     /// # Errors
     ///
-    /// [`BackendError::NoDriver`] as for [`list`]; [`BackendError::NoDevice`] when none matches; otherwise the
-    /// driver's refusal.
+    /// [`BackendError::NoDriver`] as for [`list`]; [`BackendError::NoDevice`] if none matches;
+    /// otherwise the driver's error.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
         let device = options.device.as_deref();
         let (handles, mut all): (Vec<DeviceHandle>, Vec<Caps>) = device::enumerate()?.into_iter().unzip();
@@ -133,22 +135,22 @@ impl OpenCl {
             && let Some(why) = units::refusal(Builder::new(&context, handle, &caps, store), &mut stats)
         {
             log::warn!(
-                "{}: generic kernels in place of those for matrix units: {why}",
+                "{}: tensor cores are not usable, using generic kernels: {why}",
                 caps.device
             );
-            caps.refused.push(format!("inline PTX for matrix units: {why}"));
+            caps.refused.push(format!("inline PTX for tensor cores: {why}"));
             (caps.matrix_units, caps.packed_dot) = (false, PackedDot::None);
         }
         if let Some(why) = units::dot_refusal(Builder::new(&context, handle, &caps, store), &mut stats) {
             let what = format!("packed dot products ({:?}): {why}", caps.packed_dot);
-            log::info!("{}: products of bytes without {what}", caps.device);
+            log::info!("{}: not using {what}", caps.device);
             caps.refused.push(what);
             caps.packed_dot = PackedDot::None;
         }
         if caps.packed_dot == PackedDot::None
             && let Some(why) = PackedDot::x86_refusal(&caps)
         {
-            log::info!("{}: products of bytes one by one: {why}", caps.device);
+            log::info!("{}: no packed dot products of 8-bit values: {why}", caps.device);
         }
         verdicts::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
@@ -197,12 +199,12 @@ impl OpenCl {
         Ok(KernelId(id))
     }
 
-    /// A number that no buffer or recording has had.
+    /// A number that no buffer or recording has had before.
     fn new_id(&mut self) -> Result<u32, BackendError> {
         let id = self.next_id;
         self.next_id = id.checked_add(1).ok_or_else(|| BackendError::Driver {
             call: "new object".to_owned(),
-            why: "more than 2^32 buffers and recordings were made".to_owned(),
+            why: "more than 2^32 buffers and recordings were created".to_owned(),
         })?;
         Ok(id)
     }
@@ -211,7 +213,7 @@ impl OpenCl {
         self.buffers.get(&id).ok_or_else(|| unknown("buffer", id.0))
     }
 
-    /// The whole buffer under `view` and the view's first byte in it.
+    /// The buffer that contains `view`, and the view's first byte in it.
     fn place(&self, view: View) -> Result<(Arc<Block>, usize), BackendError> {
         let whole = &self.buffer(view.buffer)?.whole;
         Ok((Arc::clone(whole), size(view.offset, &whole.label)?))
@@ -276,14 +278,14 @@ impl OpenCl {
         };
         if blocks.len() != kernel.operands as usize {
             return Err(refused(format!(
-                "{} views expected, {} given",
+                "expected {} views, found {}",
                 kernel.operands,
                 blocks.len()
             )));
         }
         if params.end.checked_sub(params.start) != Some(kernel.params_bytes) {
             return Err(refused(format!(
-                "{} bytes of parameters expected, the range {params:?} given",
+                "expected {} bytes of parameters, found the range {params:?}",
                 kernel.params_bytes
             )));
         }
@@ -314,7 +316,7 @@ impl OpenCl {
         }
     }
 
-    /// Notes that nothing is queued any more.
+    /// Called when nothing is queued any more.
     fn all_done(&mut self) -> Result<(), BackendError> {
         self.epoch += 1;
         let drained = match &mut self.slicer {
@@ -337,7 +339,7 @@ fn with_operands(
     with_operands_of(program, &kernel.entry, &kernel.name, blocks)
 }
 
-/// The same of an entry of a program; `name` is for errors.
+/// Like `with_operands` for any entry point of a program; `name` is used in errors.
 fn with_operands_of(
     program: &Program,
     entry: &CStr,
@@ -362,7 +364,7 @@ fn unknown(what: &str, id: u32) -> BackendError {
     }
 }
 
-/// `bytes` as a size of this machine's address width.
+/// `bytes` as a `usize`.
 fn size(bytes: u64, label: &str) -> Result<usize, BackendError> {
     usize::try_from(bytes).map_err(|_| BackendError::OutOfMemory {
         label: label.to_owned(),
@@ -440,7 +442,8 @@ impl Backend for OpenCl {
                 code.while_waiting(format!("clEnqueueWriteBuffer to buffer {}", block.label))
             }
         })?;
-        // The bytes are taken, which says nothing of the commands before; slices are waited for.
+        // The call returned after it read the bytes, which does not cover earlier commands; slices
+        // must be waited for.
         if self.slicer.is_some() {
             self.all_done()?;
         }
@@ -486,7 +489,7 @@ impl Backend for OpenCl {
         let built = build_ahead(specs, known, |spec| builder.build(spec), done);
         for (spec, made) in built {
             if !self.cache.contains_key(spec) {
-                // Too many kernels are `compile`'s to say, too.
+                // `compile` reports the error if there are too many kernels.
                 let _kept = self.keep(spec, made);
             }
         }
@@ -577,7 +580,8 @@ impl Backend for OpenCl {
             .recordings
             .get_mut(&recording)
             .ok_or_else(|| unknown("recording", recording.0))?;
-        // Its values go into the kernel objects, from which some drivers take what they replay.
+        // The run sets new values in the kernel objects, from which some drivers take what they
+        // replay.
         found.forget();
         let steps = &mut found.steps;
         let mut events = Vec::with_capacity(steps.len());
@@ -591,7 +595,8 @@ impl Backend for OpenCl {
                 }
             }
         }
-        // Also after a failure: what was queued must be done before other work starts on the first queue.
+        // Also after a failure: queued work must be done before other work starts on the first
+        // queue.
         let finished = queue.finish();
         if let Some(error) = failure {
             return Err(error);
@@ -623,7 +628,7 @@ impl Backend for OpenCl {
             .get(&recording)
             .is_some_and(|r| r.may_run(self.epoch));
         if running && let Err(error) = self.wait() {
-            log::warn!("opencl: while a recording is freed: {error}");
+            log::warn!("opencl: error while freeing a recording: {error}");
         }
         self.recordings.remove(&recording);
         if let Some(slicer) = &mut self.slicer {
@@ -653,9 +658,9 @@ impl Backend for OpenCl {
 
 impl Drop for OpenCl {
     fn drop(&mut self) {
-        // Objects are freed only once the device no longer works on them.
+        // Objects are freed only after the device has finished with them.
         if let Err(error) = self.wait() {
-            log::warn!("opencl: while closing {}: {error}", self.caps.device);
+            log::warn!("opencl: error while closing {}: {error}", self.caps.device);
         }
     }
 }

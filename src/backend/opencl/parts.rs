@@ -1,8 +1,9 @@
 //! Submissions in slices, and kernels that run in parts of their grids.
 //!
-//! A kernel for parts is another program, of whose compiler's work nothing is known, nor of what a driver makes of the offsets. So before its
-//! parts are used the results of some are compared with those of the kernel as it is over the same work-groups, bit for bit, once for a device and
-//! its driver, and it runs as a whole where they differ.
+//! A kernel for parts is another program, which the compiler may translate differently, and drivers
+//! may treat offsets wrongly. Before its parts are used, the results of some are compared bit for
+//! bit with those of the plain kernel over the same work-groups, once per device and driver. If
+//! they differ, the kernel runs as a whole.
 
 use super::build::PARTS_DIFFER;
 use super::first_run::Saved;
@@ -13,14 +14,15 @@ use super::{OpenCl, with_operands};
 use crate::backend::{BackendError, KernelId, Launch, NOTE, RecordingId};
 use std::collections::HashMap;
 
-/// Parts that are compared with the whole.
+/// Number of parts that are compared with the whole.
 const COMPARED: u32 = 4;
 
-/// How often parts are compared where that tells nothing: each time costs a run command by command.
+/// Number of comparisons without a result before giving up. Each costs a run command by command.
 const MOST_TRIES: u32 = 3;
 
 impl OpenCl {
-    /// Along which axis parts of a dispatch can run: the longest of which the kernel does not ask for the number of work-groups.
+    /// The axis along which a dispatch can run in parts: the longest one whose number of
+    /// work-groups the kernel does not query.
     pub(super) fn axis_of_parts(&self, kernel: KernelId, grid: [u32; 3]) -> Result<usize, String> {
         let free = self
             .kernels
@@ -32,10 +34,10 @@ impl OpenCl {
             .max_by_key(|(_, (_, n))| *n);
         longest
             .map(|(axis, _)| axis)
-            .ok_or_else(|| format!("of its {grid:?} work-groups none can run apart"))
+            .ok_or_else(|| format!("its grid of {grid:?} work-groups cannot run in parts"))
     }
 
-    /// Makes the program for parts of a kernel, unless that was tried before.
+    /// Builds the program for parts of a kernel, unless that was tried before.
     fn build_in_parts(&mut self, kernel: KernelId) -> Result<(), BackendError> {
         let index = kernel.0 as usize;
         if self.kernels.get(index).is_none_or(|k| k.in_parts.is_some()) {
@@ -47,7 +49,7 @@ impl OpenCl {
         };
         let reads_images = |k: &super::Compiled| k.images.iter().any(Option::is_some);
         if !self.kernels.get(index).is_some_and(reads_images) {
-            // It may be known by that of a kernel whose images the driver refused.
+            // The spec may stand for a kernel whose images the driver refused.
             spec.images.clear();
         }
         let made = match self.builder().build_in_parts(&spec) {
@@ -66,13 +68,14 @@ impl OpenCl {
         Ok(())
     }
 
-    /// Makes the kernel of a dispatch ready to run in parts; in words why it cannot.
+    /// Makes the kernel of a dispatch ready to run in parts; the inner error is the reason why it
+    /// cannot.
     pub(super) fn arm_in_parts(
         &mut self,
         dispatch: &mut Dispatch,
     ) -> Result<Result<(), String>, BackendError> {
         self.build_in_parts(dispatch.kernel)?;
-        let unknown = || Ok(Err("it is unknown".to_owned()));
+        let unknown = || Ok(Err("the kernel is unknown".to_owned()));
         let Some(kernel) = self.kernels.get(dispatch.kernel.0 as usize) else {
             return unknown();
         };
@@ -90,7 +93,7 @@ impl OpenCl {
                 Err(e) => Ok(Err(e.to_string())),
             },
             Some(Err(why)) => {
-                // Perhaps it was armed before that was found out.
+                // It may have been armed before the error was found.
                 dispatch.in_parts = None;
                 Ok(Err(why.clone()))
             }
@@ -98,7 +101,8 @@ impl OpenCl {
         }
     }
 
-    /// Notes once of a kernel that its dispatches take more than a slice; [`OpenCl::tell_of_slices`] says so of all together.
+    /// Records once per kernel that its dispatches exceed a slice; [`OpenCl::tell_of_slices`] logs
+    /// them together.
     pub(super) fn tell(&mut self, kernel: KernelId, why: &str) {
         if let Some(kernel) = self.kernels.get_mut(kernel.0 as usize)
             && !std::mem::replace(&mut kernel.told, true)
@@ -107,15 +111,15 @@ impl OpenCl {
         }
     }
 
-    /// Says which kernels were found to take more than a slice since this was said last.
+    /// Logs the kernels found to exceed a slice since the last call.
     pub(super) fn tell_of_slices(&mut self) {
         if !self.above_slice.is_empty() {
             let kernels = std::mem::take(&mut self.above_slice).join("; ");
-            log::warn!(target: NOTE, "kernels take more than a slice on {}: {kernels}", self.caps.device);
+            log::warn!(target: NOTE, "kernels take longer than a time slice on {}: {kernels}", self.caps.device);
         }
     }
 
-    /// Cuts a recording for `launch`, of whose steps all times are known.
+    /// Cuts a recording for `launch` into slices; the times of all its steps are known.
     fn cut(&mut self, recording: &mut Recording, launch: &Launch, budget: u64) -> Result<(), BackendError> {
         let mut axes = HashMap::new();
         for step in recording.cut.above(budget, &recording.steps, launch) {
@@ -131,7 +135,7 @@ impl OpenCl {
                 Ok(axis) => {
                     axes.insert(step, axis);
                 }
-                Err(why) => self.tell(dispatch.kernel, &format!("is not cut: {why}")),
+                Err(why) => self.tell(dispatch.kernel, &format!("cannot be split: {why}")),
             }
         }
         recording.forget();
@@ -140,20 +144,21 @@ impl OpenCl {
             .renew(budget, &recording.steps, launch, &|step| axes.get(&step).copied());
         for (step, parts) in recording.cut.above_in_parts(budget) {
             if let Some(Step::Dispatch(dispatch)) = recording.steps.get(step) {
-                self.tell(dispatch.kernel, &format!("even in {parts} parts"));
+                self.tell(dispatch.kernel, &format!("even when split into {parts} parts"));
             }
         }
         Ok(())
     }
 
-    /// The parts of a kernel were not yet compared with the whole.
+    /// Whether the parts of a kernel have not yet been compared with the whole.
     pub(super) fn is_unchecked(&self, kernel: KernelId) -> bool {
         let kernel = self.kernels.get(kernel.0 as usize);
         let parts = kernel.and_then(|k| k.in_parts.as_ref());
         parts.is_some_and(|p| p.as_ref().is_ok_and(|p| p.unchecked.is_some()))
     }
 
-    /// A kernel for parts in the cut of a recording was not yet compared with the whole.
+    /// Whether the cut of a recording uses a kernel for parts that has not yet been compared with
+    /// the whole.
     fn has_unchecked(&self, recording: &Recording) -> bool {
         let parts = recording.cut.parts();
         parts.keys().any(|step| match recording.steps.get(*step) {
@@ -162,8 +167,9 @@ impl OpenCl {
         })
     }
 
-    /// Compares the parts of a dispatch with the whole over the first work-groups of an axis, and notes whether they give the same bits. All that it
-    /// writes is as it was afterwards. In words why it cannot run in parts.
+    /// Compares the parts of a dispatch with the whole over the first work-groups of an axis, and
+    /// stores whether they give the same bits. Restores everything that the dispatch writes. The
+    /// inner error is the reason why it cannot run in parts.
     pub(super) fn check_parts(
         &mut self,
         dispatch: &mut Dispatch,
@@ -182,9 +188,9 @@ impl OpenCl {
         let verdict = match self.put_back(&saved, compared)? {
             Some(true) => Ok(()),
             Some(false) => Err(PARTS_DIFFER.to_owned()),
-            // Another time.
+            // Try again later.
             None => {
-                let why = "it wrote what was there before".to_owned();
+                let why = "the comparison found no changed values".to_owned();
                 return Ok(Err(self.untold(dispatch.kernel, why)));
             }
         };
@@ -207,7 +213,8 @@ impl OpenCl {
         Ok(verdict)
     }
 
-    /// `why` the comparison of a kernel's parts told nothing, of which there are not many.
+    /// Counts a comparison that had no result because of `why`; after a few of them the kernel does
+    /// not run in parts.
     fn untold(&mut self, kernel: KernelId, why: String) -> String {
         let kernel = self.kernels.get_mut(kernel.0 as usize);
         if let Some(in_parts) = kernel.and_then(|k| k.in_parts.as_mut())
@@ -221,8 +228,9 @@ impl OpenCl {
         why
     }
 
-    /// Runs the first `count` work-groups of an axis in parts, and then at once over what was there before. True where all that they write is the same;
-    /// `None` where they change nothing, which says nothing. All is as it was `saved` afterwards, but after an error.
+    /// Runs the first `count` work-groups of an axis in parts, and then at once over the same
+    /// initial memory. `true` if everything they write is the same; `None` if they change nothing,
+    /// which proves nothing. Memory is as `saved` afterwards, except after an error.
     fn compare(
         &mut self,
         dispatch: &mut Dispatch,
@@ -233,7 +241,7 @@ impl OpenCl {
         let kernel = self.kernels.get(dispatch.kernel.0 as usize);
         let rereads = kernel.is_none_or(|k| k.rereads);
         if !rereads {
-            // What stands there may be the results, of a run before.
+            // The memory may hold the results of an earlier run.
             self.spoil(saved)?;
         }
         let before = self.contents(saved)?;
@@ -256,7 +264,7 @@ impl OpenCl {
         Ok((whole != before).then_some(in_parts == whole))
     }
 
-    /// Submits a recording in slices. True where all came from the driver's recordings.
+    /// Submits a recording in slices. `true` if the driver replayed all dispatches.
     pub(super) fn submit_in_slices(
         &mut self,
         id: RecordingId,
@@ -268,7 +276,7 @@ impl OpenCl {
         let mut measures = recording.cut.is_unknown(&recording.steps, launch);
         if !measures && recording.cut.is_stale(launch) {
             self.cut(recording, launch, slicer.budget)?;
-            // Parts are compared where their operands are there.
+            // Parts are compared while their operands are available.
             measures = self.has_unchecked(recording);
         }
         if measures {

@@ -1,7 +1,9 @@
-//! Dispatches of a recording that run as the stages of persistent kernels (`backend/persistent.rs`).
+//! Dispatches of a recording that run as the stages of persistent kernels
+//! (`backend/persistent.rs`).
 //!
-//! Such a kernel is one more program, and relies on more of a driver than others do. So before it is used all that it writes is compared with what
-//! its dispatches write one by one, bit for bit, once for a device and its driver; where that differs they stay dispatches.
+//! Such a kernel is another program and relies on more driver features than others. Before it is
+//! used, everything it writes is compared bit for bit with what its dispatches write one by one,
+//! once per device and driver. If that differs, they stay separate dispatches.
 
 use super::build::{JOINED_DIFFERS, Joined};
 use super::driver::{KernelObject, Queue};
@@ -16,29 +18,30 @@ use std::hash::Hash;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The most stages of a kernel.
+/// Maximum number of stages in a kernel.
 const MOST_STAGES: usize = 12;
-/// How often stages must follow one another in a recording for a kernel of them, which costs a compilation: as layers do.
+/// How often a sequence of stages must repeat in a recording, as layers do, to be worth a
+/// compilation.
 const LEAST_USES: usize = 4;
-/// How many launches of a recording, saved each time, are worth another program.
+/// Number of launches that a program must save per recording to be worth compiling.
 const PROGRAM: usize = 16;
-/// The most bytes of arguments that every device takes.
+/// Maximum size in bytes of the arguments that every device accepts.
 const MOST_BYTES: usize = 1024;
-/// Work-groups of a stage that its counter holds, with those who ask in vain.
+/// Maximum number of work-groups in a stage, including failed requests, that its counter can hold.
 const MOST_GROUPS: u64 = 1 << 31;
 
-/// What is known of persistent kernels on a device.
+/// The persistent kernels of a device.
 #[derive(Default)]
 pub(super) struct Persistents {
     /// By the kernels of their stages; `None` for those that are not used.
     made: HashMap<Vec<KernelId>, Option<Joined>>,
     /// Whether a kernel may be a stage.
     stages: HashMap<KernelId, bool>,
-    /// The counters of all of them, which run one after another.
+    /// The counters, shared by all of them since they run one after another.
     counters: Option<Arc<Block>>,
 }
 
-/// Some dispatches of a recording as one.
+/// Several dispatches of a recording as one.
 #[derive(Debug)]
 pub(super) struct Persistent {
     object: KernelObject,
@@ -48,16 +51,17 @@ pub(super) struct Persistent {
     pub(super) steps: Range<usize>,
     /// Index of the parameters of the first stage among the arguments.
     first_value: u32,
-    /// Its work-groups.
+    /// Number of its work-groups.
     groups: usize,
     /// Bytes of its operands.
     bytes: u64,
-    /// Parameters and grid of each stage that the kernel object holds.
+    /// Parameters and grid of each stage, as the kernel object holds them.
     held: Vec<(Vec<u8>, [u32; 3])>,
 }
 
 impl Persistent {
-    /// Queues it. False where the dispatches are too large for it, and nothing was queued. `steps` are those of the recording.
+    /// Queues it. `false` if the dispatches are too large for it, and nothing was queued. `steps`
+    /// are those of the recording.
     pub(super) fn enqueue(
         &mut self,
         steps: &[Step],
@@ -96,11 +100,12 @@ impl Persistent {
     }
 }
 
-/// Parts of a list of kernels, each with its place.
+/// Sequences of kernels with their positions.
 type Pieces<K> = Vec<(Vec<K>, Range<usize>)>;
 
-/// Pieces of a list of kernels, `None` being what is no stage, that are worth a kernel: those that come most often, and save most launches. `fits`
-/// says of a piece whether its arguments do.
+/// The parts of a list of kernels (`None` for a kernel that cannot be a stage) that are worth a
+/// persistent kernel: those that save the most launches. `fits` decides whether the arguments of a
+/// part fit.
 fn pieces<K: Copy + Eq + Hash>(kernels: &[Option<K>], fits: &dyn Fn(&[K]) -> bool) -> Vec<Range<usize>> {
     let all = |length: usize, first: usize| -> Pieces<K> {
         let mut found: Pieces<K> = Vec::new();
@@ -124,7 +129,7 @@ fn pieces<K: Copy + Eq + Hash>(kernels: &[Option<K>], fits: &dyn Fn(&[K]) -> boo
         let programs: HashSet<&[K]> = found.iter().map(|(stages, _)| stages.as_slice()).collect();
         ((length - 1) * found.len()).saturating_sub(PROGRAM * programs.len())
     };
-    // Of those that save the same the shortest, which comes first.
+    // Of those that save the same, the shortest, which comes first.
     let best = tried.reduce(|best, next| if saved(&next) > saved(&best) { next } else { best });
     let best = best.filter(|best| saved(best) > 0);
     best.map_or_else(Vec::new, |(_, found)| {
@@ -137,13 +142,13 @@ fn argument_bytes(spec: &KernelSpec) -> usize {
     8 * spec.bound().count() + spec.params_bytes() as usize + 24
 }
 
-/// The arguments of a kernel with these stages are no more than every device takes.
+/// Whether the arguments of a kernel with these stages fit every device.
 fn fit<'a>(stages: impl Iterator<Item = &'a KernelSpec>) -> bool {
     stages.map(argument_bytes).sum::<usize>() + 8 <= MOST_BYTES
 }
 
 impl OpenCl {
-    /// Whether dispatches are joined at all: not where they are sliced.
+    /// Whether dispatches are joined at all; not if they are sliced.
     fn joins(&self) -> bool {
         self.slicer.is_none() && matches!(self.recorder, Recorder::Persistent)
     }
@@ -162,7 +167,7 @@ impl OpenCl {
         pieces(&stages, &|stages| fit(stages.iter().copied()))
     }
 
-    /// The kernel of a dispatch, where it may be a stage.
+    /// The kernel of a dispatch, if it can be a stage.
     fn stage(&mut self, step: &Step) -> Option<KernelId> {
         let Step::Dispatch(dispatch) = step else {
             return None;
@@ -181,7 +186,7 @@ impl OpenCl {
         is_stage.is_some_and(|is| *is).then_some(kernel)
     }
 
-    /// Persistent kernels for what can run so of `steps`.
+    /// Persistent kernels for those of `steps` that can be joined.
     pub(super) fn persistent(&mut self, steps: &[Step]) -> Result<Vec<Persistent>, BackendError> {
         if !self.joins() {
             return Ok(Vec::new());
@@ -208,7 +213,7 @@ impl OpenCl {
         Ok(all)
     }
 
-    /// A persistent kernel with these stages; nothing where it cannot be had, of which the log tells.
+    /// A persistent kernel with these stages; `None` if it is not available, which is logged.
     fn joined(
         &mut self,
         stages: &[KernelId],
@@ -228,7 +233,7 @@ impl OpenCl {
                 Ok((_, false)) => self.stats.compiles += 1,
                 Err(why) => {
                     let names: Vec<&str> = of.iter().map(|spec| spec.kernel.name).collect();
-                    log::warn!("opencl: {} are not joined: {why}", names.join(", "));
+                    log::warn!("opencl: kernels {} are not joined: {why}", names.join(", "));
                 }
             }
             let made = made.ok().map(|(joined, _)| joined);
@@ -245,7 +250,7 @@ impl OpenCl {
         }
     }
 
-    /// A persistent kernel with its operands set; nothing where there is none of these stages.
+    /// A persistent kernel with its operands set; `None` if there is none for these stages.
     fn armed(
         &mut self,
         stages: &[KernelId],
@@ -318,8 +323,9 @@ impl OpenCl {
         made.is_some_and(|m| m.unchecked.is_some())
     }
 
-    /// Runs a recording, its dispatches one by one, if some of its persistent kernels were not yet compared with them, and compares them. False where
-    /// there was nothing to compare, and nothing ran.
+    /// If some persistent kernels of a recording have not yet been compared with their dispatches,
+    /// runs the recording one by one and compares them. `false` if there was nothing to compare,
+    /// and nothing ran.
     pub(super) fn check_persistent(
         &mut self,
         recording: &mut Recording,
@@ -355,7 +361,7 @@ impl OpenCl {
                 continue;
             };
             let (name, text) = match (&verdict, made.as_mut()) {
-                // Another time.
+                // Try again later.
                 (Ok(None), _) | (_, None) => continue,
                 (_, Some(joined)) => (Arc::clone(&joined.name), joined.unchecked.take()),
             };
@@ -374,8 +380,9 @@ impl OpenCl {
         self.one_by_one(recording, at..recording.steps.len(), launch)
     }
 
-    /// Runs a persistent kernel, and then its dispatches over what was there before. True where all that they write is the same; `None` where not all
-    /// of its stages ran. In words why that cannot be found out; the dispatches have run then, too.
+    /// Runs a persistent kernel, and then its dispatches over the same initial memory. `true` if
+    /// everything they write is the same; `None` if not all of its stages ran. The inner error is
+    /// the reason why they could not be compared; the dispatches have run then, too.
     fn compare_joined(
         &mut self,
         persistent: &mut Persistent,

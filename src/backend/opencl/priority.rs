@@ -1,9 +1,12 @@
-//! Priorities as drivers take them: Qualcomm's as properties of a context, Khronos' as one of a queue.
+//! Priorities as drivers support them: Qualcomm's as context properties, Khronos' as queue
+//! properties.
 //!
-//! A driver may list an extension and refuse it when it is used. It is then done without, with a warning in the log.
+//! A driver may list an extension and refuse it when it is used. The backend then works without it
+//! and logs a warning.
 //!
-//! Clocks are another matter than whose work goes first. `cl_qcom_perf_hint` has the highest as its default, and lower ones would keep
-//! the device busy for longer, so that they are asked for by [`Priority::High`] only, for drivers that do otherwise.
+//! Clock rates are independent of priority. `cl_qcom_perf_hint` defaults to the highest, and lower
+//! ones would keep the device busy for longer, so only [`Priority::High`] sets it, for drivers with
+//! another default.
 
 use super::device::{platform_text, version_of};
 use super::driver::{Code, Context, DeviceHandle, Queue, number, text};
@@ -19,7 +22,7 @@ const PRIORITY_HINT_QCOM: cl_context_properties = 0x40c9;
 /// `CL_QUEUE_PRIORITY_KHR` of `cl_khr_priority_hints`.
 const QUEUE_PRIORITY_KHR: cl_queue_properties = 0x1096;
 
-/// The extensions for hints that a driver lists.
+/// The priority extensions that a driver lists.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Hints {
     context_priority: bool,
@@ -28,8 +31,8 @@ pub(super) struct Hints {
 }
 
 impl Hints {
-    /// Those of a device, whose extensions are `device` and its platform's `platform`: the specification has the priorities of queues
-    /// among the latter, drivers have them among the former too.
+    /// The extensions of a device and of its platform, as lists. The specification puts queue
+    /// priorities in the platform's list; drivers also put them in the device's.
     pub(super) fn listed(device: &str, platform: &str) -> Self {
         let has = |list: &str, extension: &str| list.split_whitespace().any(|e| e == extension);
         Self {
@@ -39,7 +42,7 @@ impl Hints {
         }
     }
 
-    /// As [`Hints::listed`] of what the driver says; none where it does not say.
+    /// Like [`Hints::listed`], queried from the driver; none if the query fails.
     pub(super) fn of(device: DeviceHandle) -> Self {
         let extensions = device
             .info(api::CL_DEVICE_EXTENSIONS)
@@ -52,7 +55,8 @@ impl Hints {
         hints.of_version(version.ok().as_deref().and_then(version_of))
     }
 
-    /// Queues take properties from OpenCL 2.0 on: the function for it is in older drivers' tables no function at all.
+    /// Queues take properties since OpenCL 2.0. In function tables of older drivers that entry is
+    /// not a valid function.
     fn of_version(self, version: Option<(u32, u32)>) -> Self {
         Self {
             queue_priority: self.queue_priority && version.is_some_and(|v| v >= (2, 0)),
@@ -60,7 +64,7 @@ impl Hints {
         }
     }
 
-    /// True when a priority has an effect.
+    /// Whether a priority has an effect.
     pub(super) fn any_priority(self) -> bool {
         self.context_priority || self.queue_priority
     }
@@ -71,7 +75,7 @@ impl Hints {
             return properties;
         };
         if self.context_priority {
-            // `CL_PRIORITY_HINT_HIGH_QCOM` and those after it.
+            // `CL_PRIORITY_HINT_HIGH_QCOM`, `_NORMAL_` and `_LOW_`.
             let hint = match priority {
                 Priority::High => 0x40ca,
                 Priority::Normal => 0x40cb,
@@ -88,7 +92,7 @@ impl Hints {
     fn of_queue(self, priority: Option<Priority>) -> Vec<cl_queue_properties> {
         match priority {
             Some(priority) if self.queue_priority => {
-                // `CL_QUEUE_PRIORITY_HIGH_KHR` and those after it.
+                // `CL_QUEUE_PRIORITY_HIGH_KHR`, `_MED_` and `_LOW_`.
                 let bit = match priority {
                     Priority::High => 1 << 0,
                     Priority::Normal => 1 << 1,
@@ -101,14 +105,15 @@ impl Hints {
     }
 }
 
-/// A context and its first queue, with the hints that the driver took.
+/// A context and its first queue, with the hints that the driver accepted.
 pub(super) struct Opened {
     pub(super) context: Context,
     pub(super) queue: Queue,
     pub(super) hints: Hints,
 }
 
-/// Opens the device called `name` for work of this priority, without the hints that its driver refuses; `timed` for a queue that measures times.
+/// Opens the device called `name` with this priority, without the hints that its driver refuses;
+/// `timed` requests a queue that measures times.
 pub(super) fn open(
     device: DeviceHandle,
     name: &str,
@@ -117,7 +122,7 @@ pub(super) fn open(
     timed: bool,
 ) -> Result<Opened, BackendError> {
     let refused = |what: &str, code: Code| {
-        log::warn!("{name}: without {what}, which its driver lists and refuses: {code}");
+        log::warn!("{name}: the driver lists {what} but refuses it: {code}");
     };
     let plain_context =
         || Context::new(device, &[]).map_err(|code| code.at(format!("clCreateContext on {name}")));
@@ -129,7 +134,7 @@ pub(super) fn open(
             Ok(context) => context,
             Err(code) => {
                 let context = plain_context()?;
-                refused("a context's priority", code);
+                refused("the priority of a context", code);
                 (hints.context_priority, hints.context_clocks) = (false, false);
                 context
             }
@@ -147,7 +152,7 @@ pub(super) fn open(
             Ok(queue) => queue,
             Err(code) => {
                 let queue = plain_queue()?;
-                refused("a queue's priority", code);
+                refused("the priority of a queue", code);
                 hints.queue_priority = false;
                 queue
             }
@@ -160,7 +165,7 @@ pub(super) fn open(
     })
 }
 
-/// A further queue, which measures times; of the priority of the first.
+/// A further queue that measures times, with the priority of the first.
 pub(super) fn timed_queue(
     context: &Context,
     device: DeviceHandle,

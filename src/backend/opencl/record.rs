@@ -1,4 +1,4 @@
-//! Commands with their OpenCL objects made and their arguments set, ready for submission.
+//! Commands with their OpenCL objects created and their arguments set, ready for submission.
 
 use super::driver::{Code, Event, KernelObject, Mem, Queue};
 use crate::backend::{BackendError, KernelId, Launch};
@@ -6,8 +6,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A buffer or sub-buffer with what an error needs to know about it. Shared with the recordings that use it, so
-/// that the driver's object lives as long as a kernel object that refers to it.
+/// A buffer or sub-buffer with what an error message needs. Shared with the recordings that use it,
+/// so that the driver's object lives as long as a kernel object that refers to it.
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) mem: Mem,
@@ -16,7 +16,7 @@ pub(super) struct Block {
 }
 
 impl Block {
-    /// The error for a failure of `call` on this memory, which the driver may allocate as late as that.
+    /// The error for a failed `call` on this memory; drivers may allocate it that late.
     pub(super) fn error(&self, call: &str, code: Code) -> BackendError {
         if code.is_out_of_memory() {
             BackendError::OutOfMemory {
@@ -30,14 +30,14 @@ impl Block {
     }
 }
 
-/// Time spent in calls of the driver that submissions make.
+/// Time spent in driver calls by submissions.
 #[derive(Debug, Default)]
 pub(super) struct DriverTime {
     pub(super) nanoseconds: u64,
 }
 
 impl DriverTime {
-    /// Makes a call and adds what it takes.
+    /// Makes a call and adds its time.
     pub(super) fn of<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = call();
@@ -54,7 +54,7 @@ pub(super) struct Armed {
     pub(super) held: Vec<u8>,
 }
 
-/// Some work-groups of a dispatch.
+/// Some of the work-groups of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Part {
     pub(super) axis: usize,
@@ -82,7 +82,7 @@ pub(super) struct Dispatch {
     pub(super) workgroup: u32,
     /// Index of the parameter struct among the kernel's arguments.
     pub(super) params_index: u32,
-    /// Where the parameter struct lies in [`Launch::params`].
+    /// Range of the parameter struct in [`Launch::params`].
     pub(super) params: Range<usize>,
     pub(super) step: usize,
     /// Memory that the kernel object refers to.
@@ -106,7 +106,8 @@ pub(super) enum Step {
 }
 
 impl Step {
-    /// Queues the command, or a part of it. Its event, when `timed` and there is something to run.
+    /// Queues the command or a part of it. Returns its event if `timed` and there is something to
+    /// run.
     pub(super) fn enqueue(
         &mut self,
         queue: &Queue,
@@ -127,7 +128,7 @@ impl Step {
         }
     }
 
-    /// Number of work-groups that it runs; 1 for what is no dispatch.
+    /// Number of work-groups that it runs; 1 for a command that is not a dispatch.
     pub(super) fn groups(&self, launch: &Launch) -> u64 {
         match self {
             Self::Dispatch(d) => {
@@ -148,7 +149,7 @@ impl Step {
     }
 }
 
-/// A dispatch as a driver takes it.
+/// A dispatch in the form that the driver takes.
 pub(super) struct Ready<'a> {
     pub(super) kernel: &'a KernelObject,
     pub(super) offset: [usize; 3],
@@ -173,7 +174,7 @@ impl Dispatch {
     pub(super) fn grid(&self, launch: &Launch) -> Result<[u32; 3], BackendError> {
         launch.grids.get(self.step).copied().ok_or_else(|| {
             let all = launch.grids.len();
-            self.refused(format!("grid {} asked for, the launch has {all}", self.step))
+            self.refused(format!("expected grid {}, found a launch with {all}", self.step))
         })
     }
 
@@ -182,7 +183,7 @@ impl Dispatch {
         launch.params.get(self.params.clone()).ok_or_else(|| {
             let (range, all) = (&self.params, launch.params.len());
             self.refused(format!(
-                "parameters at {range:?} asked for, the launch has {all} bytes"
+                "expected parameters at {range:?}, found a launch with {all} bytes"
             ))
         })
     }
@@ -191,15 +192,13 @@ impl Dispatch {
     pub(super) fn global(&self, grid: [u32; 3]) -> Result<[usize; 3], BackendError> {
         let [x, y, z] = grid.map(|n| n as usize);
         let local = self.workgroup as usize;
-        let wide = x.checked_mul(local).ok_or_else(|| {
-            self.refused(format!(
-                "{x} work-groups of {local} are more than a size can hold"
-            ))
-        })?;
+        let wide = x
+            .checked_mul(local)
+            .ok_or_else(|| self.refused(format!("{x} work-groups of {local} exceed the address range")))?;
         Ok([wide, y, z])
     }
 
-    /// Sets the parameters. `None` where there is nothing to run.
+    /// Sets the parameters. `None` if there is nothing to run.
     pub(super) fn ready(
         &mut self,
         launch: &Launch,
@@ -209,8 +208,8 @@ impl Dispatch {
         self.ready_by(launch, part, part.is_some(), time)
     }
 
-    /// As [`Dispatch::ready`], of the kernel for parts or, `in_parts` not being set, of the kernel as it is, for which a part must begin at the first
-    /// work-group.
+    /// Like [`Dispatch::ready`], for the kernel for parts, or for the plain kernel if `in_parts` is
+    /// `None`; a part must then begin at the first work-group.
     fn ready_by(
         &mut self,
         launch: &Launch,
@@ -248,7 +247,7 @@ impl Dispatch {
         }))
     }
 
-    /// As [`Step::enqueue`].
+    /// See [`Step::enqueue`].
     pub(super) fn enqueue(
         &mut self,
         queue: &Queue,
@@ -260,7 +259,8 @@ impl Dispatch {
         self.enqueue_by(queue, launch, (part, part.is_some()), timed, time)
     }
 
-    /// Queues the first `count` work-groups along `axis`, by the kernel as it is, which must not ask for their number.
+    /// Queues the first `count` work-groups along `axis` with the plain kernel, which must not
+    /// query their number.
     pub(super) fn enqueue_first(
         &mut self,
         queue: &Queue,

@@ -1,8 +1,9 @@
-//! Recordings: lists of commands, and what the driver has recorded of them.
+//! Recordings: lists of commands, and what the driver has recorded of them (replay).
 //!
-//! A recording is first queued command by command. Once it comes back, its dispatches are recorded in the driver, and from then on
-//! queued as a whole. Values that have changed since are patched where the driver can do that; where it cannot, the driver's recording is
-//! dropped, and made again when two submissions in a row have the same values.
+//! A recording is first queued command by command. When it is submitted again, the driver records
+//! its dispatches, and from then on they are queued as a whole. Values that have changed are
+//! patched if the driver supports that. Otherwise the driver's recording is dropped, and created
+//! again after two submissions in a row with the same values.
 
 use super::driver::command_buffer::{self, CommandBuffer, CommandBuffers, MutableCommand};
 use super::driver::recordable::{self, QueueRecording, RecordableQueue};
@@ -14,19 +15,19 @@ use crate::backend::{BackendError, Caps, DeviceKind, Launch, RecordingWay};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a device records with.
+/// The replay mechanism of a device.
 #[derive(Debug)]
 pub(super) enum Recorder {
-    /// Nothing: commands are queued one by one.
+    /// None: commands are queued one by one.
     Off,
-    /// The same, but for those that are stages of persistent kernels.
+    /// Commands are queued one by one, except for the stages of persistent kernels.
     Persistent,
     CommandBuffers(Arc<CommandBuffers>),
     Qcom(Arc<RecordableQueue>),
 }
 
 impl Recorder {
-    /// The way that is asked for. An error where the device does not offer it.
+    /// Opens the mechanism asked for. Fails if the device does not support it.
     pub(super) fn open(
         asked: RecordingWay,
         context: &Context,
@@ -50,7 +51,7 @@ impl Recorder {
             RecordingWay::Off => Ok(Self::Off),
             RecordingWay::Qcom => need("cl_qcom_recordable_queues", qcom()),
             RecordingWay::CommandBuffer => need("cl_khr_command_buffer", buffers()),
-            // Drivers for CPUs replay each command as if it had just come, and gain nothing by that.
+            // CPU drivers replay each command like a new one and gain nothing from recording.
             RecordingWay::Persistent if caps.kind == DeviceKind::Cpu => Ok(Self::Persistent),
             RecordingWay::Auto if caps.kind == DeviceKind::Cpu => Ok(match joins(caps) {
                 true => Self::Persistent,
@@ -58,7 +59,7 @@ impl Recorder {
             }),
             RecordingWay::Persistent => Err(BackendError::NotOffered {
                 field: "recording",
-                why: format!("{asked}: {} is no CPU", caps.device),
+                why: format!("{asked}: {} is not a CPU", caps.device),
             }),
             RecordingWay::Auto => {
                 for found in [qcom(), buffers()] {
@@ -73,7 +74,7 @@ impl Recorder {
         }
     }
 
-    /// What it is.
+    /// The mechanism in use.
     pub(super) fn way(&self) -> RecordingWay {
         match self {
             Self::Off => RecordingWay::Off,
@@ -83,13 +84,13 @@ impl Recorder {
         }
     }
 
-    /// Records nothing from now on, and says why.
+    /// Stops recording and logs the reason.
     fn give_up(&mut self, call: &str, code: Code) {
         log::warn!("opencl: commands are queued one by one from now on: {call}: {code}");
         *self = Self::Off;
     }
 
-    /// Recorded values can be changed.
+    /// Whether recorded values can be changed.
     fn patches(&self) -> bool {
         match self {
             Self::Off | Self::Persistent => false,
@@ -98,7 +99,7 @@ impl Recorder {
         }
     }
 
-    /// A recording can be queued while it runs.
+    /// Whether a recording can be queued while it runs.
     fn runs_again(&self) -> bool {
         match self {
             Self::Off | Self::Persistent | Self::Qcom(_) => true,
@@ -107,26 +108,27 @@ impl Recorder {
     }
 }
 
-/// Where persistent kernels were seen to gain: with PoCL, which runs a work-group to its end on a thread of the system. With Intel's runtime they are
-/// right, but products there have work-groups of more than one work-item, which are no stages.
+/// Whether persistent kernels are faster: measured with PoCL, which runs a work-group to its end on
+/// an operating system thread. With Intel's runtime they give right results, but its matmuls have
+/// work-groups of more than one work-item, which cannot be stages.
 fn joins(caps: &Caps) -> bool {
     cfg!(target_arch = "x86_64") && caps.driver.contains("PoCL")
 }
 
-/// A recorded dispatch, with the values that it has.
+/// A recorded dispatch with its current values.
 #[derive(Debug)]
 struct Entry {
     job: Job,
     command: Option<MutableCommand>,
     params: Vec<u8>,
     grid: [u32; 3],
-    /// The values are no longer those that it was recorded with.
+    /// The values differ from the recorded ones.
     differs: bool,
 }
 
 #[derive(Debug)]
 enum Made {
-    /// Nothing: the commands are no dispatches.
+    /// Not recorded: the commands are not dispatches.
     Plain,
     CommandBuffer(CommandBuffer),
     Qcom(QueueRecording),
@@ -140,7 +142,7 @@ struct Piece {
     entries: Vec<Entry>,
 }
 
-/// What a submission needs of the device.
+/// What a submission needs from the device.
 pub(super) struct Target<'a> {
     pub(super) queue: &'a Queue,
     pub(super) recorder: &'a mut Recorder,
@@ -149,7 +151,8 @@ pub(super) struct Target<'a> {
     pub(super) epoch: u64,
 }
 
-/// The first and the last event of some jobs, and whether all dispatches among them came from the driver's recordings.
+/// The first and last event of some jobs, and whether the driver replayed all dispatches among
+/// them.
 #[derive(Debug, Default)]
 pub(super) struct Queued {
     pub(super) first: Option<Event>,
@@ -170,20 +173,20 @@ impl Queued {
 /// A list of commands.
 #[derive(Debug)]
 pub(super) struct Recording {
-    // Fields are dropped in this order: what the driver has recorded before the kernel objects in it.
+    // Fields are dropped in this order: the driver's recordings before their kernel objects.
     pieces: Vec<Piece>,
-    /// Pieces of before that may still run.
+    /// Earlier pieces that may still run.
     retired: Vec<Piece>,
     pub(super) steps: Vec<Step>,
-    /// Steps that run as one, in their order.
+    /// Steps that run as one, in order.
     pub(super) persistent: Vec<Persistent>,
-    /// How its work is cut in slices.
+    /// How its work is cut into slices.
     pub(super) cut: Cut,
-    /// Values of the last submission; those of the pieces.
+    /// The values of the last submission, which the pieces hold.
     last: Option<Launch>,
-    /// When it was queued last.
+    /// The epoch in which it was last queued.
     epoch: Option<u64>,
-    /// What the driver has recorded may be queued in this submission.
+    /// This submission may use the driver's recordings.
     replays: bool,
 }
 
@@ -201,17 +204,17 @@ impl Recording {
         }
     }
 
-    /// Launches of a submission.
+    /// Number of launches in a submission.
     pub(super) fn launches(&self) -> usize {
         self.cut.jobs.len() - self.persistent.iter().map(|p| p.steps.len() - 1).sum::<usize>()
     }
 
-    /// Queued since `epoch` began, and so perhaps still running.
+    /// Whether it was queued since `epoch` began and so may still run.
     pub(super) fn may_run(&self, epoch: u64) -> bool {
         self.epoch == Some(epoch)
     }
 
-    /// Drops what the driver has recorded.
+    /// Drops the driver's recordings.
     pub(super) fn forget(&mut self) {
         self.retired.append(&mut self.pieces);
         self.last = None;
@@ -231,7 +234,7 @@ impl Recording {
         }
         let same = self.last.as_ref() == Some(launch);
         if !same && !self.pieces.is_empty() {
-            // Where it fails, some pieces have the new values and others do not.
+            // If this fails, some pieces have the new values and others do not.
             let patched = match to.recorder.patches() {
                 true => self.patch(launch, running, to).inspect_err(|_| self.forget())?,
                 false => false,
@@ -240,7 +243,8 @@ impl Recording {
                 self.retired.append(&mut self.pieces);
             }
         }
-        // What runs keeps its values: the next submission that finds nothing running is recorded.
+        // Running work keeps its values; the next submission that finds nothing running is
+        // recorded.
         let again = same || (self.last.is_some() && to.recorder.patches() && !running);
         match &mut self.last {
             Some(last) if !same => last.clone_from(launch),
@@ -280,7 +284,7 @@ impl Recording {
         Ok(())
     }
 
-    /// Records some jobs; the driver's refusal with the call that it refused.
+    /// Records some jobs; the error is the driver's code with the call that failed.
     fn piece(
         &mut self,
         jobs: Range<usize>,
@@ -291,10 +295,10 @@ impl Recording {
         let mut entries = Vec::with_capacity(jobs.len());
         let mut failure = None;
         let (steps, cut) = (&mut self.steps, &self.cut.jobs);
-        // An empty recording is not something that every driver takes.
+        // Not every driver accepts an empty recording.
         let mut all = cut.get(jobs.clone()).unwrap_or_default().iter();
         let runs = all.any(|job| steps[job.step].groups(launch) > 0);
-        // Gives every dispatch that runs to `record`.
+        // Passes every dispatch that runs to `record`.
         let mut each =
             |record: &mut dyn FnMut(&super::record::Ready<'_>) -> Result<Option<MutableCommand>, Code>| {
                 for job in cut.get(jobs.clone()).unwrap_or_default() {
@@ -359,7 +363,7 @@ impl Recording {
         }
     }
 
-    /// Gives the pieces the values of `launch`. False where that needs new ones.
+    /// Sets the values of `launch` in the pieces. `false` if that requires new pieces.
     fn patch(&mut self, launch: &Launch, running: bool, to: &mut Target<'_>) -> Result<bool, BackendError> {
         for piece in &mut self.pieces {
             let mut changed = Vec::new();
@@ -371,7 +375,7 @@ impl Recording {
                 if entry.params == params && entry.grid == grid {
                     continue;
                 }
-                // What runs nothing is not recorded; a part of a dispatch has its place in one grid.
+                // An empty dispatch is not recorded, and a part of a dispatch belongs to one grid.
                 if grid.contains(&0) != entry.grid.contains(&0)
                     || (entry.job.part.is_some() && entry.grid != grid)
                 {
@@ -415,14 +419,14 @@ impl Recording {
         Ok(true)
     }
 
-    /// Queues everything. True where all came from the driver's recordings.
+    /// Queues everything. `true` if the driver replayed all dispatches.
     pub(super) fn submit(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<bool, BackendError> {
         self.prepare(launch, to)?;
         let all = 0..self.cut.jobs.len();
         Ok(self.enqueue(&all, launch, false, to)?.recorded)
     }
 
-    /// Queues the jobs of one slice. Events are made only where `timed`.
+    /// Queues the jobs of one slice. Creates events only if `timed`.
     pub(super) fn enqueue(
         &mut self,
         slice: &Range<usize>,
@@ -444,7 +448,7 @@ impl Recording {
                 match piece.enqueue(&mut self.steps, &self.cut.jobs, launch, timed, to)? {
                     Ok(event) => queued.add(event),
                     Err((_, code)) if code.is_lost() => {
-                        return Err(code.at("queueing a recording of the driver"));
+                        return Err(code.at("queueing a recording"));
                     }
                     Err(refusal) => {
                         failure = Some(refusal);
@@ -462,7 +466,7 @@ impl Recording {
         let jobs = self.cut.jobs.get(at..slice.end).unwrap_or_default();
         let runs = |job: &Job| self.steps[job.step].groups(launch) > 0;
         let (first, last) = (jobs.iter().position(runs), jobs.iter().rposition(runs));
-        // Where there are such no job is a part of a step, nor is anything timed.
+        // With persistent kernels, no job is a part of a step, and nothing is timed.
         let mut persistent = self.persistent.iter_mut().peekable();
         let mut done = 0;
         for (i, job) in jobs.iter().enumerate() {
@@ -494,7 +498,7 @@ fn grid_of(entry: &Entry) -> [u32; 3] {
 }
 
 impl Piece {
-    /// Queues it; the driver's refusal with the call that it refused.
+    /// Queues it; the error is the driver's code with the call that failed.
     fn enqueue(
         &self,
         steps: &mut [Step],

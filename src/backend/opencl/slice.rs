@@ -1,8 +1,10 @@
-//! Slices: what is queued at a time, so that other work of the device, such as drawing, gets its turn between them.
+//! Slices: batches of queued work, so that other work of the device, such as drawing the screen,
+//! gets its turn in between.
 //!
-//! The first run of a recording measures each command (`first_run`). From then on commands are joined to slices that are predicted to stay within the
-//! budget, a command above it is cut along its grid where its kernel can run in parts, and predictions follow what slices really took, within
-//! bounds, so that a busy host does not cut work to dust.
+//! The first run of a recording measures each command (`first_run`). From then on, commands are
+//! joined into slices that are predicted to stay within the time budget. A command above the budget
+//! is cut along its grid if its kernel can run in parts. Predictions follow the measured times of
+//! slices, within bounds, so that a busy host does not lead to ever smaller slices.
 
 use super::driver::Queue;
 use super::record::{Job, Part, Step};
@@ -12,31 +14,33 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
 
-/// Share of the budget that predictions are to fill.
+/// Share of the budget that predictions aim for.
 const FILL: f64 = 0.75;
 
-/// How many times less or more than it took alone a command is believed to take.
+/// Bound on the ratio between a command's predicted time and its time when measured alone, in both
+/// directions.
 const BELIEF: f64 = 8.0;
 
-/// The most parts of a dispatch.
+/// Maximum number of parts of a dispatch.
 pub(super) const PARTS: f64 = 64.0;
 
-/// The most kernels and parameters of which it is kept what they take.
+/// Maximum number of kernels with parameters whose cost is remembered.
 const MOST_KNOWN: usize = 1 << 12;
 
-/// How the work of a recording is cut.
+/// How the work of a recording is cut into slices.
 #[derive(Debug)]
 pub(super) struct Cut {
     pub(super) jobs: Vec<Job>,
-    /// Where each slice ends among the jobs.
+    /// End index of each slice among the jobs.
     ends: Vec<usize>,
-    /// Nanoseconds that each slice is predicted to take.
+    /// Predicted nanoseconds of each slice.
     predicted: Vec<f64>,
-    /// Nanoseconds of a work-group of each step; below 0 where it has not run. Empty before the first run.
+    /// Nanoseconds per work-group of each step; negative if it has not run. Empty before the first
+    /// run.
     costs: Vec<f64>,
-    /// The same as the first run measured it.
+    /// The same, as measured in the first run.
     measured: Vec<f64>,
-    /// Grids that the cut was made for.
+    /// The grids for which the cut was made.
     grids: Vec<[u32; 3]>,
     /// A slice took longer than the budget.
     stale: bool,
@@ -65,30 +69,31 @@ impl Cut {
         starts.zip(&self.ends).map(|(a, b)| *a..*b).collect()
     }
 
-    /// Nanoseconds of a work-group of a step, as far as they are known.
+    /// Nanoseconds per work-group of a step, if known.
     pub(super) fn cost(&self, step: usize) -> Option<f64> {
         self.costs.get(step).copied().filter(|cost| *cost >= 0.0)
     }
 
-    /// The same as the first run measured it.
+    /// Nanoseconds per work-group of a step, as measured in the first run.
     pub(super) fn alone(&self, step: usize) -> Option<f64> {
         self.measured.get(step).copied()
     }
 
-    /// Takes over what a work-group of each step took alone, below 0 where it has not run; the next submission is cut by that.
+    /// Sets the cost of a work-group of each step when it runs alone, negative if it has not run.
+    /// The next submission is cut accordingly.
     pub(super) fn learn_alone(&mut self, costs: Vec<f64>) {
         self.measured.clone_from(&costs);
         self.costs = costs;
         self.stale = true;
     }
 
-    /// There are steps to run of which it is not known what they take.
+    /// Whether there are steps to run whose cost is unknown.
     pub(super) fn is_unknown(&self, steps: &[Step], launch: &Launch) -> bool {
         let unknown = |(step, cost): (&Step, &f64)| *cost < 0.0 && step.groups(launch) > 0;
         self.costs.len() != steps.len() || steps.iter().zip(&self.costs).any(unknown)
     }
 
-    /// What was measured asks for another cut.
+    /// Whether measurements require a new cut.
     pub(super) fn is_stale(&self, launch: &Launch) -> bool {
         self.stale || self.grids != launch.grids
     }
@@ -104,7 +109,7 @@ impl Cut {
         all
     }
 
-    /// Steps of which a part is predicted to take more than the budget, with the number of their parts.
+    /// Steps with a part that is predicted to exceed the budget, with their number of parts.
     pub(super) fn above_in_parts(&self, budget: u64) -> BTreeMap<usize, usize> {
         #[expect(clippy::cast_precision_loss, reason = "a budget is far less than 2^52 ns")]
         let budget = budget as f64;
@@ -127,7 +132,7 @@ impl Cut {
         self.cost(step).map(|cost| cost * groups)
     }
 
-    /// Steps that are predicted to take more than the budget by themselves.
+    /// Steps that are predicted to exceed the budget by themselves.
     pub(super) fn above(&self, budget: u64, steps: &[Step], launch: &Launch) -> Vec<usize> {
         let above = |(i, step): (usize, &Step)| {
             let time = self.predict(i, step.groups(launch))?;
@@ -136,7 +141,7 @@ impl Cut {
         steps.iter().enumerate().filter_map(above).collect()
     }
 
-    /// Cuts anew. `axis` tells along which axis a step can run in parts.
+    /// Makes a new cut. `axis` returns the axis along which a step can run in parts.
     pub(super) fn renew(
         &mut self,
         budget: u64,
@@ -190,7 +195,7 @@ impl Cut {
         self.version += 1;
     }
 
-    /// Learns what slice `slice` of this cut took.
+    /// Learns the measured time of slice `slice` of this cut.
     fn learn(&mut self, slice: usize, took: u64, budget: u64) {
         let Some(range) = self.slices().get(slice).cloned() else {
             return;
@@ -199,10 +204,10 @@ impl Cut {
         let time = took as f64;
         let expected = self.predicted.get(slice).copied().unwrap_or(0.0);
         let ratio = time / expected.max(1.0);
-        log::trace!("opencl: slice {slice} took {took} ns, {expected:.0} expected");
+        log::trace!("opencl: slice {slice} took {took} ns, expected {expected:.0} ns");
         if expected > 0.0 && !(0.5..=1.25).contains(&ratio) {
             for job in self.jobs.get(range).unwrap_or_default() {
-                // A part tells of its share of the whole.
+                // The time of a part counts by its share of the whole.
                 let parts = match job.part {
                     Some(_) => self.jobs.iter().filter(|j| j.step == job.step).count(),
                     None => 1,
@@ -211,7 +216,7 @@ impl Cut {
                 let factor = 1.0 + (ratio - 1.0) / parts as f64;
                 if let (Some(cost), Some(alone)) = (self.costs.get_mut(job.step), self.measured.get(job.step))
                 {
-                    // Below 0 is unknown and stays so.
+                    // Negative means unknown and stays so.
                     if *alone > 0.0 {
                         *cost = (*cost * factor).clamp(alone / BELIEF, alone * BELIEF);
                     }
@@ -231,7 +236,7 @@ fn fill(budget: u64) -> f64 {
     budget as f64 * FILL
 }
 
-/// Number of parts of at most `most` that `time` takes.
+/// Number of parts, at most `most` long each, into which `time` is split.
 fn parts(time: f64, most: f64) -> u32 {
     let parts = (time / most.max(1.0)).ceil().clamp(1.0, PARTS);
     #[expect(
@@ -258,7 +263,7 @@ pub(super) fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<Part> {
         .collect()
 }
 
-/// A slice that was queued.
+/// A slice that has been queued.
 #[derive(Debug)]
 struct Running {
     recording: RecordingId,
@@ -269,19 +274,19 @@ struct Running {
     runs: bool,
 }
 
-/// The slices of one queue, which must be timed.
+/// The slices of one queue, which must measure times.
 #[derive(Debug)]
 pub(super) struct Slicer {
-    /// Nanoseconds that a slice may take.
+    /// Maximum nanoseconds of a slice.
     pub(super) budget: u64,
     running: VecDeque<Running>,
-    /// What slices took that are done: recording, number of the cut, slice, nanoseconds.
+    /// Measured slices: recording, number of the cut, slice, nanoseconds.
     done: Vec<(RecordingId, u64, usize, u64)>,
-    /// When the last one ended, by the device's clock.
+    /// End of the last one, by the device's clock.
     ended: u64,
-    /// Nanoseconds of the longest slice, and of what first runs queue at a time.
+    /// Nanoseconds of the longest slice, and of the largest batch that first runs queue at once.
     pub(super) longest: u64,
-    /// Nanoseconds of a work-group of each kernel with parameters that a first run measured.
+    /// Nanoseconds per work-group of each kernel with parameters that a first run has measured.
     known: HashMap<(KernelId, Box<[u8]>), f64>,
 }
 
@@ -297,26 +302,28 @@ impl Slicer {
         }
     }
 
-    /// Nanoseconds that predictions are to fill.
+    /// Nanoseconds that predictions aim for.
     pub(super) fn fill(&self) -> f64 {
         fill(self.budget)
     }
 
-    /// Nanoseconds of a work-group of `kernel` with these parameters, where a first run has measured it.
+    /// Nanoseconds per work-group of `kernel` with these parameters, if a first run has measured
+    /// it.
     pub(super) fn known(&self, kernel: KernelId, params: &[u8]) -> Option<f64> {
         self.known.get(&(kernel, params.into())).copied()
     }
 
-    /// Notes what [`Slicer::known`] tells.
+    /// Stores what [`Slicer::known`] returns.
     pub(super) fn know(&mut self, kernel: KernelId, params: &[u8], cost: f64) {
         if self.known.len() >= MOST_KNOWN {
-            // Sizes that come and go are found out anew.
+            // Entries are measured again after a reset, which keeps short-lived sizes from piling
+            // up.
             self.known.clear();
         }
         self.known.insert((kernel, params.into()), cost);
     }
 
-    /// Waits for the oldest slices in `queue` until at most `left` run.
+    /// Waits for the oldest slices in `queue` until at most `left` are running.
     pub(super) fn drain(&mut self, left: usize, queue: &Queue) -> Result<(), BackendError> {
         while self.running.len() > left {
             let Some(oldest) = self.running.pop_front() else {
@@ -326,7 +333,7 @@ impl Slicer {
             let (Some(first), Some(last)) = (&events.first, events.last.as_ref().or(events.first.as_ref()))
             else {
                 if oldest.runs {
-                    // The driver gave no event.
+                    // The driver returned no event.
                     queue.finish().map_err(|code| code.while_waiting("clFinish"))?;
                 }
                 continue;
@@ -337,12 +344,12 @@ impl Slicer {
             let (begun, ended) = match (first.start(), last.end()) {
                 (Ok(begun), Ok(ended)) => (begun, ended),
                 (Err(code), _) | (_, Err(code)) => {
-                    // Recordings need not tell times.
-                    log::debug!("opencl: a slice tells no times: {code}");
+                    // Recordings may lack times.
+                    log::debug!("opencl: no time for a slice: {code}");
                     continue;
                 }
             };
-            // Recordings may tell a start before that of the work before them.
+            // Recordings may report a start before the end of the previous work.
             let took = ended.saturating_sub(begun.max(self.ended));
             self.ended = ended;
             self.longest = self.longest.max(took);
@@ -352,7 +359,7 @@ impl Slicer {
         Ok(())
     }
 
-    /// Something was queued.
+    /// Registers queued work.
     #[cfg(test)]
     pub(super) fn ran(&mut self, events: Queued, runs: bool) {
         self.running.push_back(Running {
@@ -371,7 +378,7 @@ impl Slicer {
 }
 
 impl Recording {
-    /// Takes over what was learned of its slices.
+    /// Moves the measurements of a recording's slices into it.
     pub(super) fn learn(&mut self, id: RecordingId, slicer: &mut Slicer) {
         let budget = slicer.budget;
         let version = self.cut.version;
@@ -384,7 +391,8 @@ impl Recording {
         });
     }
 
-    /// Queues all slices, each once the one before the last is done. True where all came from the driver's recordings.
+    /// Queues all slices, each after the one before the last is done. `true` if the driver replayed
+    /// all dispatches.
     pub(super) fn submit_slices(
         &mut self,
         id: RecordingId,

@@ -1,10 +1,11 @@
-//! Whether a driver's compiler takes what kernels for matrix units and packed dot products are written in.
+//! Checks whether a driver's compiler accepts the inline PTX for tensor cores and packed dot
+//! products.
 
 use super::build::{Builder, Tried};
 use crate::backend::kernel::{CAT, DOT, MMA};
 use crate::backend::{PackedDot, Stats};
 
-/// A kernel with those instructions of `common/mma` that not every GPU with inline PTX has.
+/// A kernel with the instructions of `common/mma` that some GPUs with inline PTX lack.
 const PROBE: &str = "
 __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uint *x) {
   __local uint4 stage[32];
@@ -25,19 +26,20 @@ __kernel __attribute__((reqd_work_group_size(32, 1, 1))) void probe(__global uin
 }
 ";
 
-/// A kernel with the function of `common/dot`.
+/// A kernel that uses the function of `common/dot`.
 const DOT_PROBE: &str = "
 __kernel void probe(__global int *x) {
   x[0] = dot_one(x[0], as_uint(x[1]), as_uint(x[2]));
 }
 ";
 
-/// What the compiler says against the inline PTX of kernels for matrix units; nothing where it takes them.
+/// The compiler's error for the inline PTX of tensor core kernels; `None` if it accepts it.
 pub(super) fn refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String> {
     refused(builder, "probe of matrix units", format!("{MMA}{PROBE}"), stats)
 }
 
-/// What the compiler says against a packed dot product that the driver lists: some have an extension in later versions of the language alone.
+/// The compiler's error for a packed dot product that the driver lists. Some drivers support the
+/// extension only in later versions of the language.
 pub(super) fn dot_refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String> {
     let dot = builder.caps.packed_dot;
     let define = dot
@@ -47,7 +49,7 @@ pub(super) fn dot_refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<Str
     refused(builder, "probe of packed dot products", text, stats)
 }
 
-/// What the compiler says against a program, which is not asked again in later starts.
+/// The compiler's error for a program. The answer is stored, and later starts do not ask again.
 fn refused(builder: Builder<'_>, name: &str, text: String, stats: &mut Stats) -> Option<String> {
     match builder.tries(name, text) {
         Ok(Tried::Stored) => stats.cached += 1,

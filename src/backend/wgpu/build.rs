@@ -1,4 +1,4 @@
-//! Kernels as pipelines, with what an earlier start has kept of the driver's work.
+//! Builds pipelines from kernels, using what an earlier start has stored of the driver's work.
 
 use super::{Wgpu, words};
 use crate::backend::BackendError;
@@ -7,7 +7,7 @@ use crate::cache::{Key, Kind, Store};
 use crate::tensor::DType;
 use std::num::NonZeroU64;
 
-/// A compiled kernel with what bind groups need.
+/// A compiled kernel with what its bind groups need.
 pub(super) struct Compiled {
     pub(super) name: String,
     pub(super) pipeline: ::wgpu::ComputePipeline,
@@ -19,28 +19,28 @@ pub(super) struct Compiled {
     pub(super) operands: usize,
 }
 
-/// A kernel, and whether the driver had nothing to add to what was stored of it.
+/// A kernel, and whether the stored pipeline cache was complete.
 pub(super) struct Built {
     pub(super) kernel: Compiled,
     pub(super) stored: bool,
 }
 
-/// A pipeline's part of the store.
+/// The pipeline cache of one kernel.
 struct Kept<'a> {
     store: &'a Store,
     key: Key,
-    /// What was stored.
+    /// What was stored before.
     before: Option<Vec<u8>>,
     cache: ::wgpu::PipelineCache,
 }
 
 impl Kept<'_> {
-    /// Stores what the driver added while the pipeline was made. True where that was nothing.
+    /// Stores what the driver added while it created the pipeline. `true` if it added nothing.
     fn finish(self) -> bool {
         let Some(now) = self.cache.get_data() else {
             return false;
         };
-        // Drivers add, and may write what they were given in another order.
+        // Drivers only add data, but may reorder what they were given.
         let complete = self.before.is_some_and(|before| now.len() <= before.len());
         if !complete {
             self.store.put(Kind::Pipeline, &self.key, &now);
@@ -50,7 +50,8 @@ impl Kept<'_> {
 }
 
 impl Wgpu {
-    /// What the store has of the pipeline of `spec`; `None` without a store, or where the driver refuses to keep any.
+    /// The stored pipeline cache for `spec`; `None` without a store, or if the driver has no
+    /// pipeline caches.
     fn kept(&self, spec: &KernelSpec, source: &str) -> Option<Kept<'_>> {
         let store = self.store.as_deref()?;
         let key = Key {
@@ -65,7 +66,8 @@ impl Wgpu {
                 data,
                 fallback: false,
             };
-            // SAFETY: the data is what `get_data` gave for a device and driver of the same names, by the key, and unchanged, by its checksum.
+            // SAFETY: `get_data` returned this data for the same device and driver (part of the
+            // key), and the checksum proves that it is unchanged.
             self.scoped(|device| unsafe { device.create_pipeline_cache(&descriptor) })
         };
         let mut before = store.get(Kind::Pipeline, &key);
@@ -81,7 +83,7 @@ impl Wgpu {
                 }
                 Err(e) => {
                     log::info!(
-                        "kernel {spec}: what is stored of it is refused and made anew: {}",
+                        "kernel {spec}: the driver refuses the stored pipeline, rebuilding it: {}",
                         words(&e)
                     );
                     store.remove(Kind::Pipeline, &key);
@@ -103,7 +105,7 @@ impl Wgpu {
         }
     }
 
-    /// The pipeline for `spec`. Several threads may build at once.
+    /// Builds the pipeline for `spec`. Several threads may build at once.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
         let failed = |log: String, source_excerpt: String| BackendError::Build {
             kernel: spec.to_string(),
@@ -120,13 +122,14 @@ impl Wgpu {
             source: ::wgpu::ShaderSource::Wgsl(source.as_str().into()),
         };
         let mut checks = ::wgpu::ShaderRuntimeChecks::unchecked();
-        // Divisors can be elements of a model's tensors.
+        // Divisors can come from a model's tensors.
         checks.int_div_checks = true;
         let mut info = None;
         let module = self.scoped(|device| {
-            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray queries and no
-            // mesh shaders. The executor has checked that every view covers what the kernel touches for the
-            // given parameters; the pad word after a tensor with an odd number of words is inside the buffer.
+            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray
+            // queries and no mesh shaders. The executor has checked that every view covers what the
+            // kernel touches for the given parameters; the pad word after a tensor with an odd
+            // number of words is inside the buffer.
             let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
             info = pollster::block_on(module.get_compilation_info())
                 .messages

@@ -1,11 +1,11 @@
 //! The wgpu backend: WGSL on Vulkan, Metal and Direct3D 12.
 //!
-//! Operand `i` of [`KernelSpec::bound`] is `@group(0) @binding(i + 1)`; binding 0 is the parameter struct in
-//! a uniform buffer of the recording, bound with a dynamic offset. wgpu itself orders the dispatches of a
-//! pass and the submissions of a queue, so there are no barriers here.
+//! Operand `i` of [`KernelSpec::bound`] is `@group(0) @binding(i + 1)`. Binding 0 is the parameter
+//! struct, in a uniform buffer of the recording, bound with a dynamic offset. wgpu itself orders
+//! the dispatches of a pass and the submissions of a queue, so there are no barriers here.
 //!
-//! wgpu reports most errors through callbacks. Whatever arrives there outside an error scope is kept in
-//! `Fault` and returned by the call that caused it or by the next one.
+//! wgpu reports most errors through callbacks. An error that arrives outside an error scope is kept
+//! in `Fault` and returned by the call that caused it or by the next one.
 
 mod build;
 mod record;
@@ -26,10 +26,11 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 const NAME: &str = "wgpu";
 
-/// Bytes that may wait in staging memory before they are flushed, and the largest staging buffer for reads.
+/// Bytes of writes that may be pending in staging memory before a flush, and the largest staging
+/// buffer for reads.
 const PIECE: usize = 64 << 20;
 
-/// What the device reported outside any call's own error scope.
+/// An error that the device reported outside any call's own error scope.
 #[derive(Debug, Default)]
 struct Fault {
     lost: Option<String>,
@@ -52,7 +53,7 @@ pub struct Wgpu {
     next_recording: u32,
     readback: Option<::wgpu::Buffer>,
     timers: Option<record::Timers>,
-    /// Bytes written since the last submission; wgpu holds them in staging memory until then.
+    /// Bytes written since the last submission. wgpu holds them in staging memory until then.
     pending: u64,
     /// The submission that carried the last flushed piece of writes.
     flushed: Option<::wgpu::SubmissionIndex>,
@@ -66,7 +67,7 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
         why: why.to_owned(),
     };
     let wanted = ::wgpu::Backends::VULKAN | ::wgpu::Backends::METAL | ::wgpu::Backends::DX12;
-    // `Instance::new` panics where no backend is compiled in.
+    // `Instance::new` panics if no backend is compiled in.
     if !::wgpu::Instance::enabled_backend_features().intersects(wanted) {
         return Err(none(
             "this build has no Vulkan, Metal or Direct3D 12 support for this platform",
@@ -74,7 +75,7 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
     }
     let instance = ::wgpu::Instance::new(::wgpu::InstanceDescriptor {
         backends: wanted,
-        // Validation layers and debug names only on demand, through wgpu's own environment variables.
+        // Validation layers and debug names only on demand, through wgpu's environment variables.
         flags: ::wgpu::InstanceFlags::empty().with_env(),
         ..::wgpu::InstanceDescriptor::new_without_display_handle()
     });
@@ -94,7 +95,7 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
     Ok(found)
 }
 
-/// What kernels on matrix units ask of the device.
+/// The device features that kernels for cooperative matrices need.
 const MATRIX_UNITS: ::wgpu::Features = ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(::wgpu::Features::SHADER_F16)
     .union(::wgpu::Features::SUBGROUP);
@@ -111,7 +112,7 @@ fn has_matrix_units(adapter: &::wgpu::Adapter) -> bool {
         && adapter.cooperative_matrix_properties().iter().any(fits)
 }
 
-/// wgpu has no PCI number of a device under Metal.
+/// wgpu knows no PCI vendor ID of a device under Metal.
 fn maker(api: ::wgpu::Backend, vendor: u32) -> Maker {
     match api {
         ::wgpu::Backend::Metal => Maker::ApplesDriver,
@@ -139,7 +140,8 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
             .to_owned(),
         kind,
         device: info.name,
-        // At least a vector of four words, which also keeps the pad word of an odd tensor out of its neighbour.
+        // At least a vector of four words, which also keeps the pad word of an odd tensor out of
+        // the next view.
         view_align: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
         params_align: u64::from(limits.min_uniform_buffer_offset_alignment).max(16),
         max_view_bytes: limits.max_storage_buffer_binding_size & !3,
@@ -168,14 +170,19 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
     }
 }
 
-/// Capabilities of every Vulkan, Metal and Direct3D 12 adapter; [`BackendError::NoDriver`] when there is none.
+/// Lists the capabilities of every Vulkan, Metal and Direct3D 12 adapter;
+/// [`BackendError::NoDriver`] if there is none.
 pub fn list() -> Result<Vec<Caps>, BackendError> {
     Ok(adapters()?.into_iter().map(|(_, caps)| caps).collect())
 }
 
 impl Wgpu {
-    /// Opens the adapter that `options` name.
-    /// Errors: [`BackendError::NoDriver`], [`BackendError::NoDevice`], [`BackendError::NotOffered`], or the driver's refusal.
+    /// Opens the adapter that `options` select.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::NoDriver`], [`BackendError::NoDevice`], [`BackendError::NotOffered`], or the
+    /// driver's error.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
         if let Some(refusal) = options.for_opencl() {
             return Err(refusal);
@@ -197,7 +204,8 @@ impl Wgpu {
         let mut experimental_features = ::wgpu::ExperimentalFeatures::disabled();
         if caps.matrix_units {
             required_features |= MATRIX_UNITS;
-            // SAFETY: the texts that use them load and store whole matrices inside of work-group memory of their own.
+            // SAFETY: the kernels that use cooperative matrices load and store whole matrices
+            // inside their own work-group memory.
             experimental_features = unsafe { ::wgpu::ExperimentalFeatures::enabled() };
         }
         let request = ::wgpu::DeviceDescriptor {
@@ -205,7 +213,8 @@ impl Wgpu {
             required_features,
             experimental_features,
             required_limits: adapter.limits(),
-            // A model is a few large buffers; large blocks for sharing would mostly stay empty.
+            // A model is a few large buffers; large blocks for suballocation would mostly stay
+            // empty.
             memory_hints: ::wgpu::MemoryHints::MemoryUsage,
             ..Default::default()
         };
@@ -251,13 +260,14 @@ impl Wgpu {
             && let Some(why) = units::refusal(&opened)
         {
             let name = &opened.caps.device;
-            log::warn!("{name}: generic kernels in place of those for matrix units: {why}");
+            log::warn!("{name}: cooperative matrices are not usable, using generic kernels: {why}");
             opened.caps.matrix_units = false;
         }
         Ok(opened)
     }
 
-    /// The stored fault, if any, as the error of `call`. A lost device stays lost; other faults are told once.
+    /// Returns the stored fault, if any, as the error of `call`. A lost device stays lost; other
+    /// faults are reported once.
     fn check(&self, call: &str) -> Result<(), BackendError> {
         let mut fault = lock(&self.fault);
         if let Some(why) = &fault.lost {
@@ -269,7 +279,7 @@ impl Wgpu {
         fault.first.take().map_or(Ok(()), |why| Err(driver(call, why)))
     }
 
-    /// Runs `f` and returns its result, or the first error that wgpu reported meanwhile.
+    /// Runs `f` and returns its result, or the first error that wgpu reported during it.
     fn scoped<T>(&self, f: impl FnOnce(&::wgpu::Device) -> T) -> Result<T, ::wgpu::Error> {
         let filters = [
             ::wgpu::ErrorFilter::Internal,
@@ -279,7 +289,7 @@ impl Wgpu {
         let scopes = filters.map(|filter| self.device.push_error_scope(filter));
         let value = f(&self.device);
         let mut first = None;
-        // Scopes are a stack.
+        // Error scopes form a stack.
         for scope in scopes.into_iter().rev() {
             let error = pollster::block_on(scope.pop());
             first = first.or(error);
@@ -287,7 +297,7 @@ impl Wgpu {
         first.map_or(Ok(value), Err)
     }
 
-    /// A buffer of any use, counted in the statistics.
+    /// Creates a buffer and counts it in the statistics.
     fn allocate(
         &mut self,
         label: &str,
@@ -302,7 +312,7 @@ impl Wgpu {
         };
         if bytes > self.caps.max_buffer_bytes {
             return Err(out_of_memory(format!(
-                "the largest buffer has {} bytes",
+                "the largest possible buffer has {} bytes",
                 self.caps.max_buffer_bytes
             )));
         }
@@ -349,32 +359,32 @@ impl Wgpu {
             .ok_or_else(|| driver(call, format!("there is no kernel {}", id.0)))
     }
 
-    /// Submits, which also carries all pending writes.
+    /// Submits the commands together with all pending writes.
     fn queue_submit(&mut self, commands: Option<::wgpu::CommandBuffer>) -> ::wgpu::SubmissionIndex {
         self.pending = 0;
         self.queue.submit(commands)
     }
 
-    /// Blocks until `index`, or the last submission, is done.
+    /// Blocks until submission `index` (default: the last one) is done.
     fn poll(&self, call: &str, index: Option<::wgpu::SubmissionIndex>) -> Result<(), BackendError> {
         let kind = ::wgpu::PollType::Wait {
             submission_index: index,
             timeout: None,
         };
-        // wgpu panics here when the device is lost while waiting; it holds no lock at that point.
+        // wgpu panics here if the device is lost while waiting; it holds no lock at that point.
         let answer = catch_unwind(AssertUnwindSafe(|| self.device.poll(kind)));
         self.check(call)?;
         match answer {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(e)) => Err(driver(call, e)),
             Err(_) => Err(BackendError::Lost(format!(
-                "{} during {call}: wgpu gave up waiting",
+                "{} during {call}: wgpu timed out",
                 self.caps.device
             ))),
         }
     }
 
-    /// The staging buffer for reads, of at least `bytes` (at most [`PIECE`]).
+    /// The staging buffer for reads, with at least `bytes` (at most [`PIECE`]).
     fn readback(&mut self, bytes: u64) -> Result<::wgpu::Buffer, BackendError> {
         if let Some(buffer) = self.readback.as_ref().filter(|b| b.size() >= bytes) {
             return Ok(buffer.clone());
@@ -406,7 +416,7 @@ impl Wgpu {
         Ok(KernelId(id))
     }
 
-    /// Copies `len` bytes of `source` into `out` once all earlier work is done.
+    /// Reads bytes of `source` from `offset` on into `out`, after all earlier work.
     fn download(&mut self, source: &::wgpu::Buffer, offset: u64, out: &mut [u8]) -> Result<(), BackendError> {
         let len = out.len() as u64;
         let staging = self.readback(len)?;
@@ -418,7 +428,7 @@ impl Wgpu {
         let slice = staging.slice(..len);
         let (done, answer) = mpsc::channel();
         slice.map_async(::wgpu::MapMode::Read, move |result| {
-            // The receiver is gone only when this call has already failed.
+            // The receiver is gone only if this call has already failed.
             let _ = done.send(result);
         });
         let read = self
@@ -452,7 +462,8 @@ impl Backend for Wgpu {
         self.check("create buffer")?;
         let usage =
             ::wgpu::BufferUsages::STORAGE | ::wgpu::BufferUsages::COPY_SRC | ::wgpu::BufferUsages::COPY_DST;
-        // Kernels store pairs, so the last one of a tensor with an odd number of words ends one word behind it.
+        // Kernels store pairs, so the last pair of a tensor with an odd number of words ends one
+        // word after it.
         let padded = bytes
             .next_multiple_of(16)
             .min(self.caps.max_buffer_bytes)
@@ -476,8 +487,8 @@ impl Backend for Wgpu {
         let mut offset = dst.offset;
         for piece in bytes.chunks(PIECE) {
             let len = piece.len() as u64;
-            // wgpu copies the bytes into staging memory that lives until the next submission is done. One
-            // piece may travel while the next one is filled.
+            // wgpu copies the bytes into staging memory that lives until the next submission is
+            // done. One piece may be in flight while the next one is filled.
             if self.pending + len > PIECE as u64 {
                 let index = self.queue_submit(None);
                 if let Some(previous) = self.flushed.replace(index) {
@@ -516,7 +527,7 @@ impl Backend for Wgpu {
         let built = build_ahead(specs, known, |spec| self.build(spec), done);
         for (spec, made) in built {
             if !self.cache.contains_key(spec) {
-                // Too many kernels are `compile`'s to say, too.
+                // `compile` reports the error if there are too many kernels.
                 let _kept = self.keep(spec, made);
             }
         }
@@ -528,7 +539,7 @@ impl Backend for Wgpu {
         let recording = match record::Recording::new(self, commands) {
             Ok(recording) => recording,
             Err(e) => {
-                // Buffers made for the failed recording are gone.
+                // The buffers of the failed recording have been freed.
                 self.stats.bytes = bytes;
                 return Err(e);
             }
@@ -587,12 +598,13 @@ fn driver(call: impl Into<String>, why: impl ToString) -> BackendError {
     }
 }
 
-/// The lock's content; a panic of another holder leaves it usable, since it is only ever assigned whole.
+/// Locks the fault. A panic of another holder leaves it usable, since it is only ever assigned as a
+/// whole.
 fn lock(fault: &Mutex<Fault>) -> std::sync::MutexGuard<'_, Fault> {
     fault.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// wgpu's error with its causes.
+/// wgpu's error message with its causes.
 fn words(error: &::wgpu::Error) -> String {
     let mut text = error.to_string();
     if matches!(error, ::wgpu::Error::OutOfMemory { .. }) {

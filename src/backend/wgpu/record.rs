@@ -1,5 +1,5 @@
-//! Recordings: bind groups and helper buffers made once, encoded anew for each submission because wgpu
-//! consumes a command buffer when it is submitted.
+//! Recordings: bind groups and helper buffers are created once; commands are encoded for each
+//! submission, because wgpu consumes a command buffer when it is submitted.
 
 use super::{BackendError, Command, KernelId, Launch, RecordingId, View, Wgpu, driver, words};
 use std::collections::{BTreeMap, HashMap};
@@ -8,22 +8,23 @@ use std::num::NonZeroU64;
 /// Largest helper buffer for fills and for copies within one buffer, in bytes.
 const CHUNK: u64 = 4 << 20;
 
-/// Dispatches that are submitted before more are encoded: the host takes some microseconds for each, as the device does. Every next part has twice as
-/// many, for a submission has a price of its own.
+/// Number of dispatches submitted before the next ones are encoded. Encoding a dispatch takes some
+/// microseconds, about as long as running it. Each part is twice as large as the one before,
+/// because a submission has a fixed cost.
 const FIRST_PART: usize = 16;
 
-/// Commands in the form that is encoded.
+/// The commands in the form in which they are encoded.
 pub(super) struct Recording {
     segments: Vec<Segment>,
     commands: usize,
-    /// Parameter structs of the launch; absent when there is no dispatch.
+    /// Parameter structs of the launch; `None` without dispatches.
     params: Option<::wgpu::Buffer>,
     /// Bytes of [`Launch::params`] that the dispatches refer to.
     params_used: usize,
     helpers: Vec<::wgpu::Buffer>,
 }
 
-/// What goes into one compute pass, or between two.
+/// The contents of one compute pass, or of the space between two.
 enum Segment {
     Pass(Vec<Dispatch>),
     Transfer(Transfer),
@@ -48,33 +49,33 @@ struct Transfer {
 
 enum Source {
     Zero,
-    /// Repetitions of a whole buffer.
+    /// Copies of a whole buffer.
     Pattern(::wgpu::Buffer),
-    /// A range of another buffer that starts here.
+    /// A range of another buffer that starts at this offset.
     Buffer(::wgpu::Buffer, u64),
-    /// A range of the target itself that starts here, by way of a helper buffer: WebGPU forbids copies
-    /// within one buffer.
+    /// A range of the target itself that starts at this offset, copied through a helper buffer
+    /// because WebGPU forbids copies within one buffer.
     Itself(u64, ::wgpu::Buffer),
 }
 
-/// Timestamp queries and the buffer that they are resolved into.
+/// Timestamp queries and the buffer into which they are resolved.
 pub(super) struct Timers {
     sets: Vec<::wgpu::QuerySet>,
     resolved: ::wgpu::Buffer,
-    /// Number of command times that fit.
+    /// Number of commands that can be timed.
     capacity: usize,
 }
 
-/// Command times in one query set; each takes two queries.
+/// Commands timed by one query set; each takes two queries.
 const TIMES_PER_SET: usize = ::wgpu::QUERY_SET_MAX_QUERIES as usize / 2;
 
 impl Recording {
-    /// Commands of a submission.
+    /// Number of commands in a submission.
     pub(super) fn commands(&self) -> usize {
         self.commands
     }
 
-    /// Prepares `commands`. Buffers that it allocates are counted in the backend's statistics.
+    /// Prepares `commands`. The buffers that it allocates count in the backend's statistics.
     pub(super) fn new(backend: &mut Wgpu, commands: &[Command]) -> Result<Self, BackendError> {
         let (params, params_used) = params_buffer(backend, commands)?;
         let mut this = Self {
@@ -152,7 +153,7 @@ impl Recording {
         Ok(this)
     }
 
-    /// The helper for copies within one buffer, when there is such a copy.
+    /// The helper buffer for copies within one buffer; `None` if there are none.
     fn bounce_buffer(
         &mut self,
         backend: &mut Wgpu,
@@ -200,7 +201,8 @@ impl Recording {
             .sum()
     }
 
-    /// Submits the commands with the values of `launch`, in parts: the device works on the first while the next is encoded.
+    /// Submits the commands with the values of `launch`, in parts, so that the device works on one
+    /// part while the next is encoded.
     pub(super) fn submit(
         &self,
         device: &::wgpu::Device,
@@ -243,13 +245,13 @@ impl Recording {
                 format!("expected {} bytes of parameters, found {found}", self.params_used),
             )
         })?;
-        // One copy through wgpu's staging memory; a mapped buffer of ours would first have to be free again.
+        // One copy through wgpu's staging memory; a mapped buffer would first have to become free.
         queue.write_buffer(buffer, 0, used);
         Ok(())
     }
 }
 
-/// A compute pass of these dispatches.
+/// Encodes a compute pass with these dispatches.
 fn encode_pass(
     encoder: &mut ::wgpu::CommandEncoder,
     dispatches: &[Dispatch],
@@ -313,7 +315,8 @@ fn grid(launch: &Launch, dispatch: &Dispatch) -> Result<[u32; 3], BackendError> 
         })
 }
 
-/// The uniform buffer for all dispatches, and how many bytes of the launch's parameters they use.
+/// The uniform buffer for all dispatches, and the number of bytes of the launch's parameters that
+/// they use.
 fn params_buffer(
     backend: &mut Wgpu,
     commands: &[Command],
@@ -371,7 +374,7 @@ fn bind_group(
     let mut resources = vec![binding(params, 0, kernel.params)];
     for view in args {
         let buffer = backend.buffer(&call(), view.buffer)?;
-        // A missing size would bind the rest of the buffer.
+        // Without a size, wgpu binds the rest of the buffer.
         if view.len == 0 {
             return Err(driver(call(), format!("empty view of buffer {}", view.buffer.0)));
         }
@@ -416,7 +419,8 @@ pub(super) fn profile(
     let mut encoder = backend
         .device
         .create_command_encoder(&::wgpu::CommandEncoderDescriptor::default());
-    // Commands that ran, in order; the queries are used densely, since only written ones may be resolved.
+    // Commands that ran, in order. Queries are numbered without gaps, since only written ones may
+    // be resolved.
     let mut ran = Vec::new();
     for segment in &recording.segments {
         match segment {
@@ -434,7 +438,8 @@ pub(super) fn profile(
                 }
             }
             Segment::Transfer(transfer) => {
-                // Core WebGPU has timestamps only at the ends of passes, so empty passes stand around a copy.
+                // Core WebGPU has timestamps only at the ends of passes, so a copy stands between
+                // empty passes.
                 drop(timers.pass(&mut encoder, ran.len(), true, false)?);
                 transfer.encode(&mut encoder);
                 drop(timers.pass(&mut encoder, ran.len(), false, true)?);

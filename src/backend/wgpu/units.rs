@@ -1,8 +1,8 @@
-//! Whether a driver takes cooperative matrices as the kernels for matrix units use them.
+//! Checks whether a driver supports cooperative matrices as the kernels use them.
 
 use super::{Wgpu, words};
 
-/// A kernel with every operation of theirs.
+/// A kernel with every operation that the kernels for cooperative matrices use.
 const PROBE: &str = "
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -24,7 +24,7 @@ fn probe(@builtin(local_invocation_index) lid: u32) {
 }
 ";
 
-/// What is said against it; nothing where it takes them.
+/// Why the driver refuses them; `None` if it supports them.
 pub(super) fn refusal(wgpu: &Wgpu) -> Option<String> {
     let made = wgpu.scoped(|device| {
         let module = device.create_shader_module(::wgpu::ShaderModuleDescriptor {

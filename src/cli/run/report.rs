@@ -136,7 +136,7 @@ impl OnHost {
         Self {
             work: step.work.name().to_owned(),
             node: step.name.clone(),
-            why: step.why.clone(),
+            why: step.why.to_string(),
             read_backs: step.read_backs(),
             uploads: step.uploads(),
         }

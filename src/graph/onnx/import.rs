@@ -1,10 +1,10 @@
-//! `ModelProto` to [`Graph`].
+//! Converts a `ModelProto` to a [`Graph`].
 
 use super::dtype_of;
 use super::missing::{Missing, MissingParts};
 use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
 use crate::graph::body::Body;
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
@@ -16,33 +16,40 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
-/// Highest opset version of the standard domain whose changes are known here.
+/// Newest supported opset version of the standard domain.
 const NEWEST_OPSET: i64 = 27;
-/// Lowest opset version that is read.
+/// Oldest supported opset version of the standard domain.
 const OLDEST_OPSET: i64 = 6;
 
-/// How a model is read.
+/// Options for reading a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ImportOptions {
-    /// Constants in external files that do not exist are [absent](HostTensor::absent) instead of an error: the graph can be
-    /// derived and planned, and what needs their elements is an error that names them. Files that exist are mapped.
+    /// Constants in external files that do not exist are [absent](HostTensor::absent) instead of an
+    /// error. The graph can then be derived and planned; reading the elements of an absent constant
+    /// is an error that names it. Existing files are mapped.
     pub absent_weights: bool,
 }
 
-/// Reads an ONNX model. Weights in external files are mapped, not read. Shapes are not derived yet.
+/// Reads an ONNX model. Weights in external files are memory-mapped. Shapes are not derived yet.
 pub fn import(path: &Path) -> Result<Graph> {
     import_with(path, ImportOptions::default())
 }
 
-/// As [`import`], with options.
+/// Like [`import`], with options.
 pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let file = map(path)?;
-    let model = ModelProto::decode(file.bytes())
-        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
+    let model = ModelProto::decode(file.bytes()).map_err(|e| {
+        Error::parse(
+            Stage::Import,
+            path,
+            "not an ONNX model, or damaged or incomplete",
+            e,
+        )
+    })?;
     let proto = model
         .graph
         .as_ref()
-        .ok_or_else(|| Error::file(Stage::Import, path, "no graph in the model; not an ONNX model?"))?;
+        .ok_or_else(|| Error::file(Stage::Import, path, "no graph found; is it an ONNX model?"))?;
     let mut opsets = HashMap::new();
     for o in &model.opset_import {
         let domain = if o.domain == "ai.onnx" {
@@ -53,11 +60,11 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
         opsets.insert(domain, o.version);
     }
     let missing = RefCell::new(Vec::new());
-    // A model without operators of the standard domain need not declare it.
+    // A model without operators of the standard domain need not declare its version.
     if let Some(v) = opsets.get("")
         && !(OLDEST_OPSET..=NEWEST_OPSET).contains(v)
     {
-        let why = format!("opset {v}; this engine reads opsets {OLDEST_OPSET} to {NEWEST_OPSET}");
+        let why = format!("opset {v} (expected {OLDEST_OPSET} to {NEWEST_OPSET})");
         missing.borrow_mut().push(Missing {
             op: "opset".to_owned(),
             name: "ai.onnx".to_owned(),
@@ -77,36 +84,37 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     Importer::new(file, &mut graph, None).graph(proto)?;
     let missing = missing.take();
     if !missing.is_empty() {
-        let missing = MissingParts(missing);
-        return Err(Error::parse(
-            Stage::Import,
-            path,
-            "the model cannot be read",
-            missing,
-        ));
+        let unsupported = |m: &Missing| kind_of_op(&m.source) == ErrorKind::Unsupported;
+        let kind = if missing.iter().any(unsupported) {
+            ErrorKind::Unsupported
+        } else {
+            ErrorKind::InvalidFile
+        };
+        let what = "the model cannot be imported";
+        return Err(Error::parse(Stage::Import, path, what, MissingParts(missing)).of_kind(kind));
     }
     let mut versions: Vec<(String, i64)> = opsets.iter().map(|(d, v)| ((*d).to_owned(), *v)).collect();
     versions.sort();
     Edit::new(&mut graph).set_opsets(versions);
-    let disorder = |e| Error::parse(Stage::Import, path, "the graph is not in order", e);
+    let disorder = |e| Error::parse(Stage::Import, path, "the graph is invalid", e);
     graph.ordered().map_err(disorder)?;
     graph.check()?;
     Ok(graph)
 }
 
-/// What the graphs of one model share.
+/// State shared by the graphs of one model.
 #[derive(Clone, Copy)]
 struct ModelFile<'a> {
     path: &'a Path,
     opsets: &'a HashMap<&'a str, i64>,
     weights: &'a RefCell<Weights>,
-    /// What cannot be read, of all graphs.
+    /// Unsupported parts of all graphs.
     missing: &'a RefCell<Vec<Missing>>,
-    /// Number of bodies around the graph.
+    /// Number of enclosing graphs.
     depth: usize,
 }
 
-/// Bodies inside of bodies are derived once for every derivation of the outer one, so they are few.
+/// Maximum nesting of graphs. Each derivation of an outer graph derives the inner ones again.
 const MAX_DEPTH: usize = 8;
 
 struct Importer<'a> {
@@ -114,14 +122,15 @@ struct Importer<'a> {
     file: ModelFile<'a>,
     edit: Edit<'a>,
     names: HashMap<String, ValueId>,
-    /// For the body of a node: names that it reads of the graphs around it, which become inputs. `None` for a whole model.
+    /// For a body: names captured from the enclosing graphs, which become inputs. `None` for the
+    /// model's graph.
     outer: Option<Vec<String>>,
-    /// The bodies that the graph is in, as text behind a name.
+    /// The enclosing bodies, as text that follows a name.
     inside: String,
 }
 
 impl<'a> Importer<'a> {
-    /// An importer of the model's graph, or of a body at a place.
+    /// An importer of the model's graph, or of a body with its location as text.
     fn new(file: ModelFile<'a>, graph: &'a mut Graph, body: Option<String>) -> Self {
         Self {
             path: file.path,
@@ -137,7 +146,7 @@ impl<'a> Importer<'a> {
         Error::file(Stage::Import, self.path, what)
     }
 
-    /// Notes a part that cannot be read.
+    /// Records a part that is not supported.
     fn miss(&self, op: &str, name: &str, source: OpError) {
         self.file.missing.borrow_mut().push(Missing {
             op: op.to_owned(),
@@ -148,7 +157,7 @@ impl<'a> Importer<'a> {
     }
 
     fn disorder(&self, what: Disorder) -> Error {
-        Error::parse(Stage::Import, self.path, "the graph is not in order", what)
+        Error::parse(Stage::Import, self.path, "the graph is invalid", what)
     }
 
     fn define(&mut self, name: &str, fact: Option<Fact>) -> Result<ValueId> {
@@ -195,7 +204,7 @@ impl<'a> Importer<'a> {
             .iter()
             .filter(|v| !constants.contains(v.name.as_str()))
         {
-            // The types of a body's inputs are those of its node's operands.
+            // The types of a body's inputs come from the operands of its node.
             let fact = match &self.outer {
                 None => self.declared(&v.name, v.r#type.as_ref())?,
                 Some(_) => None,
@@ -203,7 +212,8 @@ impl<'a> Importer<'a> {
             let id = self.define(&v.name, fact)?;
             self.edit.add_input(id);
         }
-        // Producers may follow their readers in a damaged file only; still, names come first.
+        // Producers should precede their readers; define all names first so that errors are
+        // specific.
         for n in &proto.node {
             for out in n.output.iter().filter(|o| !o.is_empty()) {
                 self.define(out, None)?;
@@ -213,17 +223,17 @@ impl<'a> Importer<'a> {
             self.node(n, i)?;
         }
         for v in &proto.output {
-            let id = self.lookup(&v.name, "the graph's output list")?;
+            let id = self.lookup(&v.name, "the list of outputs")?;
             self.edit.add_output(id);
         }
         Ok(())
     }
 
-    /// The fact of an input; `None` where it is noted as one that cannot be read.
+    /// The fact of an input; `None` if it was recorded as unsupported.
     fn declared(&self, name: &str, ty: Option<&TypeProto>) -> Result<Option<Fact>> {
         let miss = |why: &str| self.miss("input", name, OpError::Unsupported(why.to_owned()));
         let Some(tensor) = ty.and_then(|t| t.tensor_type.as_ref()) else {
-            miss("no tensor");
+            miss("a value that is not a tensor");
             return Ok(None);
         };
         let dtype = match dtype_of(i64::from(tensor.elem_type)) {
@@ -234,14 +244,14 @@ impl<'a> Importer<'a> {
             }
         };
         let Some(shape) = tensor.shape.as_ref() else {
-            miss("a tensor without a rank");
+            miss("a tensor of unknown rank");
             return Ok(None);
         };
         let mut dims = Vec::new();
         for (i, d) in shape.dim.iter().enumerate() {
             dims.push(match &d.value {
                 Some(DimensionValue::Value(v)) if *v >= 0 => Dim::from(*v),
-                // What some writers put for sizes that they do not know, such as `?`, says nothing of two being equal.
+                // Placeholders such as `?` do not state that two sizes are equal.
                 Some(DimensionValue::Param(p)) if p.contains(char::is_alphanumeric) => {
                     self.size(name, i, p)?
                 }
@@ -251,8 +261,9 @@ impl<'a> Importer<'a> {
         Ok(Some(Fact::new(dtype, Shape(dims))))
     }
 
-    /// A size given as text: an expression such as `past + seq`, or a name. Names that exporters make of paths, such as
-    /// `x.DynamicDimension.0`, become identifiers; other text is an error.
+    /// A size given as text: an expression such as `past + seq`, or a name. Names that exporters
+    /// derive from paths, such as `x.DynamicDimension.0`, become identifiers; other text is an
+    /// error.
     fn size(&self, input: &str, axis: usize, text: &str) -> Result<Dim> {
         match Dim::parse(text) {
             Ok(d) => Ok(d),
@@ -279,7 +290,7 @@ impl<'a> Importer<'a> {
         };
         let Some(opset) = self.file.opsets.get(domain).copied() else {
             let shown = if domain.is_empty() { "ai.onnx" } else { domain };
-            let why = format!("domain \"{shown}\", for which the model declares no version");
+            let why = format!("domain \"{shown}\", whose version the model does not declare");
             self.miss(&n.op_type, &name, OpError::Unsupported(why));
             return Ok(());
         };
@@ -321,16 +332,16 @@ impl<'a> Importer<'a> {
             .map(|(d, _)| d);
         let op = def.map(|def| (def.import)(&attributes)).unwrap_or_else(|| {
             Err(OpError::Unsupported(match names().map(|(_, o)| o.since).min() {
-                Some(since) => format!("it needs opset {since} or later, this model declares {opset}"),
-                None if domain.is_empty() => "no such operator in this engine".to_owned(),
-                None => format!("no such operator of domain \"{domain}\" in this engine"),
+                Some(since) => format!("opset {since} or later is required, the model declares {opset}"),
+                None if domain.is_empty() => "unknown operator".to_owned(),
+                None => format!("unknown operator of domain \"{domain}\""),
             }))
         });
         let op: Box<dyn Op> = match op.and_then(|op| attributes.all_read().map(|()| op)) {
             Ok(op) => op,
             Err(e) => {
                 attributes.look_inside();
-                // What is missing in a body is noted there.
+                // Unsupported parts of a body are recorded by its own importer.
                 if self.file.missing.borrow().len() == known {
                     self.miss(&n.op_type, &name, e);
                 }
@@ -353,7 +364,7 @@ impl<'a> Importer<'a> {
             inputs.push(i.map(|i| self.lookup(&i, &name)).transpose()?);
         }
         for tensor in added {
-            // No name of the file is like this one; two nodes may have one name.
+            // Generated name; no name of the file looks like this, even if two nodes share a name.
             let id = self.define(
                 &format!("{name}#{position}.operand{}", inputs.len()),
                 Some(Fact::of(Arc::new(tensor))),
@@ -363,7 +374,8 @@ impl<'a> Importer<'a> {
         let mut outputs = Vec::new();
         for (i, o) in n.output.iter().take(results).enumerate() {
             outputs.push(if o.is_empty() {
-                // A result between others that nobody reads; names of the file cannot be empty, so this one is free.
+                // An unused result between used ones. Names in the file are not empty, so this one
+                // is free.
                 self.define(&format!("{name}#{position}.{i}"), None)?
             } else {
                 self.lookup(o, &name)?
@@ -383,7 +395,7 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
 }
 
-/// Attributes of one node; notes which are read.
+/// Attributes of one node; tracks which ones are read.
 struct NodeAttributes<'a> {
     node: &'a NodeProto,
     opset: i64,
@@ -391,9 +403,9 @@ struct NodeAttributes<'a> {
     read: RefCell<HashSet<String>>,
     drop_omitted: Cell<bool>,
     added: RefCell<Vec<HostTensor>>,
-    /// The operands behind the node's own: what bodies read of the graphs around them.
+    /// Operands after the node's own: values that bodies capture from the enclosing graphs.
     outer: RefCell<Vec<Option<String>>>,
-    /// The node, as text behind the name of one of its graphs.
+    /// The node, as text that follows the name of one of its graphs.
     place: String,
 }
 
@@ -408,7 +420,7 @@ impl NodeAttributes<'_> {
 
     fn typed(&self, name: &str, code: i32, what: &str) -> OpResult<Option<&AttributeProto>> {
         match self.find(name) {
-            // Some writers leave the type out.
+            // Some exporters omit the type.
             Some(a) if a.r#type == code || a.r#type == 0 => Ok(Some(a)),
             Some(a) => Err(OpError::expected(
                 format!("attribute `{name}`"),
@@ -419,7 +431,7 @@ impl NodeAttributes<'_> {
         }
     }
 
-    /// Names of the attributes that nobody has read yet.
+    /// Names of the attributes that were not read yet.
     fn unread(&self) -> Vec<&str> {
         let read = self.read.borrow();
         let names = self.node.attribute.iter().map(|a| a.name.as_str());
@@ -437,12 +449,12 @@ impl NodeAttributes<'_> {
         }
     }
 
-    /// Notes what cannot be read in the graphs of the node that nobody has looked at.
+    /// Records unsupported parts in the node's graphs that were not read yet.
     fn look_inside(&self) {
         let graphs = self.node.attribute.iter().filter(|a| a.g.is_some());
         let names: Vec<&str> = graphs.map(|a| a.name.as_str()).collect();
         for name in self.unread().into_iter().filter(|name| names.contains(name)) {
-            // The node is refused already, for a reason that says more.
+            // The node is already rejected, for a more specific reason.
             let _ = self.graph(name, 0);
         }
     }
@@ -465,7 +477,7 @@ impl NodeAttributes<'_> {
             return Ok(HostTensor::from_f32(&[v.len()], &v)?);
         }
         Err(OpError::Unsupported(
-            "a constant that is neither numbers nor a dense tensor".to_owned(),
+            "a constant that is neither a number, a list of numbers nor a dense tensor".to_owned(),
         ))
     }
 }
@@ -547,10 +559,7 @@ impl Attributes for NodeAttributes<'_> {
         let mut file = self.file;
         file.depth += 1;
         if file.depth > MAX_DEPTH {
-            let why = format!(
-                "graphs inside of graphs, {} deep; at most {MAX_DEPTH}",
-                file.depth
-            );
+            let why = format!("nested graphs of depth {} (limit {MAX_DEPTH})", file.depth);
             return Err(OpError::Unsupported(why));
         }
         let mut graph = Graph::default();
@@ -559,7 +568,7 @@ impl Attributes for NodeAttributes<'_> {
         let mut importer = Importer::new(file, &mut graph, Some(place));
         importer.graph(proto).map_err(|e| in_body(name, &e))?;
         if file.missing.borrow().len() > known {
-            return Err(OpError::Body(format!("`{name}` cannot be read")));
+            return Err(OpError::Body(format!("`{name}` is not supported")));
         }
         let read = importer.outer.take().unwrap_or_default();
         graph.check().map_err(|e| in_body(name, &e))?;
@@ -578,7 +587,7 @@ impl Attributes for NodeAttributes<'_> {
         };
         let text = |s: &Vec<u8>| {
             String::from_utf8(s.clone())
-                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "other bytes"))
+                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "invalid bytes"))
         };
         a.strings.iter().map(text).collect::<OpResult<_>>().map(Some)
     }
@@ -587,7 +596,7 @@ impl Attributes for NodeAttributes<'_> {
         match self.typed(name, 3, "a string")? {
             Some(a) => String::from_utf8(a.s.clone())
                 .map(Some)
-                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "other bytes")),
+                .map_err(|_| OpError::expected(format!("attribute `{name}`"), "UTF-8", "invalid bytes")),
             None => Ok(None),
         }
     }

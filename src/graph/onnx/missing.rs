@@ -1,23 +1,23 @@
-//! What a model asks for and this engine does not have: all of it at once, with its places.
+//! Error for unsupported parts of a model: all of them at once, with their locations.
 
 use crate::graph::op::OpError;
 use std::fmt;
 
-/// Most kinds of missing parts that are printed.
+/// Maximum number of kinds that are printed.
 const MOST_KINDS: usize = 20;
-/// Most places of one kind that are printed.
+/// Maximum number of locations printed per kind.
 const MOST_PLACES: usize = 3;
 
-/// One part of a model that cannot be read, with its place.
+/// One unsupported part of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Missing {
-    /// The operator type; `input`, `initializer` or `opset` for parts that are no nodes.
+    /// The operator type; `input`, `initializer` or `opset` for other parts.
     pub op: String,
-    /// Name of the node, value or domain. Nodes without a name are named after their type and position.
+    /// Name of the node, value or domain. Nodes without a name are named by type and position.
     pub name: String,
-    /// The bodies that it stands in, innermost first; empty in the model's own graph.
+    /// The enclosing bodies, innermost first; empty in the model's own graph.
     pub inside: String,
-    /// Why it cannot be read.
+    /// Why it is not supported.
     pub source: OpError,
 }
 
@@ -27,12 +27,13 @@ impl Missing {
     }
 }
 
-/// Every part of a model that cannot be read, in the file's order; at least one. The source of the error that import gives.
+/// All unsupported parts of a model, in the file's order; at least one. The source of the import
+/// error.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MissingParts(pub Vec<Missing>);
 
 impl fmt::Display for MissingParts {
-    /// A line for each operator and reason, with the first places.
+    /// One line per operator and reason, with the first locations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut kinds: Vec<(&Missing, Vec<String>)> = Vec::new();
         for part in &self.0 {
@@ -46,7 +47,7 @@ impl fmt::Display for MissingParts {
         }
         let one = kinds.len() == 1;
         if !one {
-            write!(f, "{} reasons, of {} kinds:", self.0.len(), kinds.len())?;
+            write!(f, "{} unsupported parts, of {} kinds:", self.0.len(), kinds.len())?;
         }
         for (kind, places) in kinds.iter().take(MOST_KINDS) {
             let shown: Vec<&str> = places.iter().take(MOST_PLACES).map(String::as_str).collect();
@@ -58,7 +59,7 @@ impl fmt::Display for MissingParts {
             write!(f, ": {}", kind.source)?;
         }
         if kinds.len() > MOST_KINDS {
-            write!(f, "\n  and {} kinds more", kinds.len() - MOST_KINDS)?;
+            write!(f, "\n  and {} more kinds", kinds.len() - MOST_KINDS)?;
         }
         Ok(())
     }

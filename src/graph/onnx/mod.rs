@@ -1,4 +1,5 @@
-//! ONNX files: reading, writing and quantizing them. No type of the wire format leaves this folder.
+//! ONNX files: reading, writing and quantizing them. The types of the wire format are private to
+//! this module.
 
 mod import;
 mod missing;
@@ -16,15 +17,21 @@ use crate::tensor::{Bytes, DType, HostTensor};
 use prost::Message;
 use std::path::Path;
 
-/// Reads a file that holds one tensor, a `TensorProto` on its own, as test data of ONNX does.
+/// Reads a file that holds a single tensor (a bare `TensorProto`), such as ONNX test data.
 pub fn read_tensor(path: &Path) -> Result<HostTensor> {
     let file = weights::map(path)?;
-    let proto = proto::TensorProto::decode(file.bytes())
-        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX tensor, or damaged", e))?;
+    let proto = proto::TensorProto::decode(file.bytes()).map_err(|e| {
+        Error::parse(
+            Stage::Import,
+            path,
+            "not an ONNX tensor, or damaged or incomplete",
+            e,
+        )
+    })?;
     weights::Weights::new(path).tensor(&proto)
 }
 
-/// The codes of `TensorProto.DataType`, with their types.
+/// The codes of `TensorProto.DataType` and their types.
 const TYPES: &[(i64, DType)] = &[
     (1, DType::F32),
     (2, DType::U8),
@@ -55,11 +62,17 @@ fn known(code: i64) -> Option<DType> {
     TYPES.iter().find(|(c, _)| *c == code).map(|(_, dtype)| *dtype)
 }
 
-/// Keys and values that the exporter of a model left in it: names of classes, alphabets, licences.
+/// The metadata of a model, as key and value: for example class names, alphabets, licenses.
 pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
     let file = weights::map(path)?;
-    let model = proto::ModelProto::decode(file.bytes())
-        .map_err(|e| Error::parse(Stage::Import, path, "not an ONNX model, or damaged", e))?;
+    let model = proto::ModelProto::decode(file.bytes()).map_err(|e| {
+        Error::parse(
+            Stage::Import,
+            path,
+            "not an ONNX model, or damaged or incomplete",
+            e,
+        )
+    })?;
     Ok(model
         .metadata_props
         .into_iter()
@@ -67,12 +80,12 @@ pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
         .collect())
 }
 
-/// The element type with this code of `TensorProto.DataType`.
+/// The element type for a code of `TensorProto.DataType`; an error if it is not supported.
 pub fn dtype_of(code: i64) -> OpResult<DType> {
     known(code).ok_or_else(|| OpError::Unsupported(format!("element type {code} ({})", type_name(code))))
 }
 
-/// The name of an element type as messages have it.
+/// The name of an element type for messages.
 fn type_name(code: i64) -> String {
     match code {
         8 => "string".to_owned(),
@@ -82,7 +95,7 @@ fn type_name(code: i64) -> String {
     }
 }
 
-/// The code of an element type in ONNX files.
+/// The code of an element type in `TensorProto.DataType`.
 pub fn type_code(dtype: DType) -> i32 {
     let found = TYPES.iter().find(|(_, t)| *t == dtype);
     found.and_then(|(code, _)| i32::try_from(*code).ok()).unwrap_or(0)

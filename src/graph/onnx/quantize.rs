@@ -1,7 +1,8 @@
-//! Quantization of ONNX models: a folder with a float model becomes one with E0M weights; [`dequantize_into`] goes back.
+//! Quantization of ONNX models: turns a folder with a float model into one with E0M weights
+//! (group-wise scale and bias in fp16). [`dequantize_into`] is the reverse.
 //!
-//! The work is on the messages of the file. Nodes that read a packed weight are replaced by operators of this
-//! engine's own domain; everything else is copied byte by byte.
+//! It works on the messages of the file: nodes that read a packed weight are replaced by operators
+//! of this engine's own domain, everything else is copied byte by byte.
 
 mod dequantize;
 mod job;
@@ -36,37 +37,38 @@ pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
 pub use methods::{Methods, Planned, Scaling};
 
-/// How the name of the temporary folder starts.
+/// Prefix of the temporary folder's name.
 pub(crate) const TEMPORARY: &str = ".quantize-";
-/// Where a run that writes `output` keeps what it has finished, for a later one to go on with.
+/// The folder in which an interrupted run that writes `output` keeps its progress for the next one.
 pub fn unfinished(output: &Path) -> Option<PathBuf> {
     NewFolder::resumed(output, TEMPORARY)
 }
 
-/// The folder in the temporary one that becomes the output.
+/// The folder inside the temporary one that becomes the output.
 const RESULT: &str = "model";
-/// The graph's file in a model folder.
+/// File name of the graph in a model folder.
 const MODEL: &str = "model.onnx";
-/// The file of its data.
+/// File name of the weights in a model folder.
 const DATA: &str = "model.onnx.data";
-/// Group sizes that can be asked for: multiples of [`GROUP_STEP`] in this range, and [`PER_CHANNEL`].
+/// Allowed group sizes: multiples of [`GROUP_STEP`] in this range, and [`PER_CHANNEL`].
 pub const GROUP_SIZES: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// What is asked for.
+/// Options of [`quantize`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Weights of a group; see [`GROUP_SIZES`] and [`crate::quant::group_size`].
+    /// Number of weights per group; see [`GROUP_SIZES`] and [`crate::quant::group_size`].
     pub group_size: usize,
-    /// Format of the output head and of embeddings.
+    /// Format of the output head and of embedding tables.
     pub head_bits: Bits,
     /// Format of the other weights.
     pub bits: Bits,
     /// How scales and biases are chosen.
     pub method: Method,
-    /// Mean bits of a quantized weight, those of scales and biases included, which are spent where they save most error: formats and
-    /// group sizes, no larger than `group_size`, are chosen for each weight. `bits` is not looked at; output head and embeddings get `head_bits` or more.
+    /// Average bits per quantized weight, scales and biases included, spent where they reduce the
+    /// error most. Formats and group sizes (up to `group_size`) are then chosen per weight: `bits`
+    /// is ignored, and output head and embedding tables get `head_bits` or more.
     pub budget: Option<f64>,
-    /// Measures what each method would make of each weight, on some of its columns.
+    /// Measures the result of each method for each weight, on some of its columns.
     pub compare: bool,
 }
 
@@ -83,48 +85,50 @@ impl Default for Options {
     }
 }
 
-/// How far a quantization is.
+/// Progress of a quantization.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {
-    /// The weight being read, by its name in the graph.
+    /// Name of the weight being read.
     pub tensor: &'a str,
     /// Bytes of weights read.
     pub done: u64,
-    /// Bytes of weights in all.
+    /// Total bytes of weights.
     pub total: u64,
 }
 
-/// A weight that was quantized.
+/// Statistics of a quantized weight.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantized {
-    /// Name of the initialiser.
+    /// Name of the initializer.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
     /// Format.
     pub bits: Bits,
-    /// Weights of a group.
+    /// Number of weights per group.
     pub group: usize,
-    /// Largest absolute difference.
+    /// Largest absolute error.
     pub max_error: f32,
-    /// Norm of the difference divided by the norm of the weight.
+    /// Norm of the error divided by the norm of the weight.
     pub relative_error: f64,
-    /// Mean absolute difference.
+    /// Mean absolute error.
     pub mae: f64,
-    /// That of min-max asymmetric INT4 with the same groups ([`crate::quant::int4_error`]); `None` for a weight that kept its codes.
+    /// Mean absolute error of min-max asymmetric INT4 with the same groups
+    /// ([`crate::quant::int4_error`]); `None` for a weight that was already quantized.
     pub mae_int4: Option<f64>,
-    /// Mean squared difference.
+    /// Mean squared error.
     pub mse: f64,
-    /// Bytes of the initialiser.
+    /// Bytes of the initializer.
     pub bytes_before: u64,
-    /// Bytes of codes and scales.
+    /// Bytes of quantized values and scales.
     pub bytes_after: u64,
-    /// With [`Options::compare`]: for each method that looks at weights alone, its name, and its mean absolute difference divided by that of INT4 on some columns.
+    /// With [`Options::compare`]: for each method that needs only weights, its name and its mean
+    /// absolute error relative to INT4, on some columns.
     pub compared: Vec<(&'static str, f64)>,
 }
 
 impl Quantized {
-    /// A weight with this loss, which is not compared with others.
+    /// A weight with this loss and no comparison.
     pub fn new(
         name: &str,
         shape: &[usize],
@@ -150,23 +154,23 @@ impl Quantized {
     }
 }
 
-/// A weight of a matrix product or embedding that stays as it was.
+/// A weight of a matmul or embedding that was not quantized.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
-    /// Name of the initialiser.
+    /// Name of the initializer.
     pub name: String,
     /// Its shape.
     pub shape: Vec<usize>,
-    /// Why.
+    /// Why it was not quantized.
     pub reason: String,
 }
 
-/// What a quantization did.
+/// Summary of a quantization.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     /// Name of the method.
     pub method: &'static str,
-    /// Quantized weights in the order of the file.
+    /// Quantized weights in file order.
     pub weights: Vec<Quantized>,
     /// Weights that could not be quantized.
     pub left: Vec<Left>,
@@ -176,32 +180,37 @@ pub struct Summary {
     pub bytes_after: u64,
     /// Relative error over all quantized weights.
     pub relative_error: f64,
-    /// Bits of codes, scales and biases, divided by the number of quantized weights.
+    /// Bits of quantized values, scales and biases per quantized weight.
     pub bits_per_weight: f64,
-    /// Weights that an interrupted run had finished.
+    /// Number of weights taken over from an interrupted run.
     pub resumed: usize,
 }
 
-/// Quantizes the model in the folder `input` into the folder `output`.
+/// Quantizes the model in the folder `input` and writes it to the folder `output`.
 ///
-/// Each `MatMul` whose second operand is a constant matrix, or the transpose of one, becomes a `MatMulE0M`, and
-/// each `Gather` of rows of a constant matrix by token a `GatherE0M`; a matrix that both read is packed once. Matrices that are codes on uniform
-/// grids already, those of `MatMulNBits` and of `DequantizeLinear`, keep their codes, whatever the options say. The
-/// `MatMul` that makes the output `logits`, and embeddings, take `head_bits`. Weights that cannot be quantized stay
-/// as they are and are listed. The files beside the model are copied; folders in `input` are not. The result does not depend on the
-/// number of cores.
+/// Each `MatMul` whose second operand is a constant matrix, or its transpose, becomes a
+/// `MatMulE0M`. Each `Gather` of rows of a constant matrix by token becomes a `GatherE0M`. A matrix
+/// that both read is packed once. Weights that are already quantized on uniform grids
+/// (`MatMulNBits`, `DequantizeLinear`) keep their quantized values, whatever the options say. The
+/// `MatMul` that makes the output `logits`, and embedding tables, use `head_bits`. Weights that
+/// cannot be quantized are left unchanged and listed. Files beside the model are copied; subfolders
+/// of `input` are not. The result does not depend on the number of cores.
 ///
-/// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
-/// made in a folder `.quantize-<name of the output>` beside it, from which they move to their place at the end, written through to the disk. That folder stays where the
-/// program is ended, where the system refuses a file once a weight was finished, and where `output` was made by somebody else meanwhile: the same call goes on
-/// from there. A finished weight is taken where it was made from the same bytes with the same options, and, by a method that learns from a text, from the same text
-/// by the same model on the same device; others are made anew. After any other error nothing is left.
+/// `output` must not exist or must be an empty folder; its parent folder must exist. The files are
+/// built in a folder `.quantize-<name of the output>` beside it, synced to disk and moved into
+/// place at the end. The temporary folder remains if the program is stopped, if writing a file
+/// fails after a weight was finished, or if someone else creates `output` in the meantime; the same
+/// call then resumes from it. A finished weight is reused if it was made from the same bytes with
+/// the same options and, for calibrated methods, from the same text by the same model on the same
+/// device. Other weights are quantized again. After any other error the temporary folder is
+/// removed.
 ///
-/// Memory: the source is mapped; the codes and scales of one weight are held at a time, and the floats of a panel of columns for each core.
+/// Memory: the source is mapped. The quantized values and scales of one weight are held at a time,
+/// plus the floats of one panel of columns per core.
 ///
-/// Errors: no such model, an output in the way, an option out of range ([`Error::is_usage`]); a model that
-/// [`import`] refuses; a weight with NaN or infinity, or out of the range of halves; a model without a weight that
-/// can be quantized, or quantized before; a failure to write.
+/// Errors: the model does not exist, the output exists, or an option is out of range
+/// ([`Error::is_usage`]); [`import`] rejects the model; a weight is NaN, infinite or out of the
+/// `f16` range; no weight can be quantized, or the model is quantized already; writing fails.
 pub fn quantize(
     input: &Path,
     output: &Path,
@@ -212,7 +221,7 @@ pub fn quantize(
     quantize_with(input, output, options, &mut method, progress)
 }
 
-/// As [`quantize`], with a method for each weight in place of [`Options::method`].
+/// Like [`quantize`], with a method per weight instead of [`Options::method`].
 pub fn quantize_with(
     input: &Path,
     output: &Path,
@@ -221,18 +230,18 @@ pub fn quantize_with(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let new = NewFolder::resume(output, TEMPORARY)?;
-    // Nothing of the folder is touched while another run has it.
+    // Take the lock before touching the folder: another run may be using it.
     let parts = Parts::open(new.path())?;
     let made = new
         .empty_part(RESULT)
         .and_then(|folder| quantize_into(input, &folder, &parts, options, methods, progress));
     match made {
         Ok(summary) => {
-            // The parts go with the rest of the temporary folder, once the result has its name.
+            // Once the result has its name, the parts are removed with the temporary folder.
             new.commit_part(RESULT)?;
             Ok(summary)
         }
-        // What was finished is of use once there is room again.
+        // Keep what was finished: it is useful once there is disk space again.
         Err(e @ Error::Io { .. }) if parts.any() => Err(e),
         Err(e) => {
             new.discard()?;
@@ -253,7 +262,7 @@ fn quantize_into(
     if !known && options.group_size != PER_CHANNEL {
         let (first, last) = GROUP_SIZES.into_inner();
         let what = format!(
-            "{} is no multiple of {GROUP_STEP} from {first} to {last}",
+            "{} is not a multiple of {GROUP_STEP} from {first} to {last}",
             options.group_size
         );
         return Err(Error::usage("group_size", what));
@@ -262,10 +271,10 @@ fn quantize_into(
     if !path.is_file() {
         return Err(Error::usage(
             "folder",
-            format!("there is no file {}", path.display()),
+            format!("file {} does not exist", path.display()),
         ));
     }
-    // A model that cannot run, for whatever reason, is told from one that can before anything is written.
+    // Reject a model that cannot run before anything is written.
     import(&path)?;
     let source = Source::open(Stage::Quantize, path)?;
     let mut plan = plan(&source.graph, &mut Weights::new(&source.path), options)?;
@@ -292,7 +301,7 @@ fn quantize_into(
     }
     let model = source.assemble(&changes, &origins, &tensors)?;
     copy_others(input, folder, &external)?;
-    // Last, as a folder without it is no model.
+    // Written last: a folder without this file is not a model.
     write_file(&folder.join(MODEL), &model)?;
     let stored: u64 = quantized.iter().map(|q| q.bytes_after).sum();
     #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
@@ -309,9 +318,9 @@ fn quantize_into(
     })
 }
 
-/// Refuses what cannot be quantized at all.
+/// Rejects models that cannot be quantized at all.
 fn check(source: &Source, plan: &Plan) -> Result<()> {
-    // Nodes are copied as they are, their tensors with them.
+    // Nodes are copied unchanged, their tensors included.
     let outside = |t: &TensorProto| t.data_location == 1;
     let inner = |g: &GraphProto| g.initializer.iter().any(outside);
     let carries = |n: &NodeProto| {
@@ -321,7 +330,7 @@ fn check(source: &Source, plan: &Plan) -> Result<()> {
     };
     if let Some(n) = source.graph.node.iter().find(|n| carries(n)) {
         return Err(source.bad(format!(
-            "{} \"{}\": an attribute has external data, which only initialisers may have here",
+            "{} \"{}\": an attribute has external data; only initializers may have it here",
             n.op_type, n.name
         )));
     }
@@ -338,10 +347,10 @@ fn check(source: &Source, plan: &Plan) -> Result<()> {
     }
     if plan.weights.is_empty() && plan.kept.is_empty() {
         let why = plan.left.first().map_or_else(
-            || "no matrix product or embedding reads a constant matrix".to_owned(),
+            || "no matmul or embedding reads a constant matrix".to_owned(),
             |l| format!("\"{}\": {}", l.name, l.reason),
         );
-        return Err(source.bad(format!("no weight can be quantized; {why}")));
+        return Err(source.bad(format!("no weight can be quantized: {why}")));
     }
     Ok(())
 }

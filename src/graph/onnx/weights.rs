@@ -1,4 +1,4 @@
-//! Initialisers: inline or in files beside the model, which are memory-mapped.
+//! Initializers: stored inline, or in memory-mapped files beside the model.
 
 use super::{dtype_of, proto};
 use crate::error::{Error, Result, Stage};
@@ -9,20 +9,20 @@ use std::fs::File;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
-/// Key in a tensor's metadata of the CRC-32 of its bytes in a data file, 8 hexadecimal digits.
+/// Metadata key for the CRC-32 of a tensor's bytes in a data file, 8 hexadecimal digits.
 pub(super) const CHECKSUM: &str = "crc32";
 
-/// Maps a whole file.
+/// Memory-maps a whole file.
 pub(super) fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
     Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))
 }
 
-/// Reads tensors of one model.
+/// Reads the tensors of one model.
 pub(super) struct Weights {
     folder: PathBuf,
     model: PathBuf,
-    /// `None` where the file is absent, and may be.
+    /// Opened files; `None` for a missing file that is allowed to be absent.
     files: HashMap<String, Option<Arc<dyn Bytes>>>,
     may_be_absent: bool,
 }
@@ -38,13 +38,13 @@ impl Weights {
         }
     }
 
-    /// Tensors in files that do not exist are [absent](HostTensor::absent) instead of an error, if `allowed`.
+    /// If `allowed`, tensors in missing files are [absent](HostTensor::absent) instead of an error.
     pub fn may_be_absent(mut self, allowed: bool) -> Self {
         self.may_be_absent = allowed;
         self
     }
 
-    /// The file that holds a tensor's data, if it is outside the model file. `None` where it does not exist and need not.
+    /// The file that holds a tensor's external data. `None` if it is missing and allowed to be.
     fn external(&mut self, name: &str, location: &str) -> Result<Option<Arc<dyn Bytes>>> {
         if let Some(f) = self.files.get(location) {
             return Ok(f.clone());
@@ -57,7 +57,7 @@ impl Weights {
             return Err(Error::file(
                 Stage::Import,
                 &self.model,
-                format!("tensor \"{name}\" points to \"{location}\", outside the model's folder"),
+                format!("tensor \"{name}\" refers to \"{location}\", which is outside the model's folder"),
             ));
         }
         let path = self.folder.join(relative);
@@ -71,23 +71,25 @@ impl Weights {
         };
         let real = |path: &Path| {
             path.canonicalize().map_err(|e| {
-                let what = format!("tensor \"{name}\": its data in \"{location}\" cannot be opened");
+                let what = format!("tensor \"{name}\": its data file \"{location}\" cannot be opened");
                 Error::parse(Stage::Import, &self.model, what, e)
             })
         };
-        // The file itself may be a link to anywhere, as in folders of links to a store of files: who made the folder chose it, not the model.
+        // The file itself may be a link to anywhere, as in caches that link to a blob store: the
+        // owner of the folder made the link, not the model.
         let folder = here(path.parent().unwrap_or(Path::new("")));
         if !real(&folder)?.starts_with(real(&here(&self.folder))?) {
             return Err(Error::file(
                 Stage::Import,
                 &self.model,
                 format!(
-                    "tensor \"{name}\" points to \"{location}\", in a folder that is a link out of the model's folder"
+                    "tensor \"{name}\" refers to \"{location}\", whose folder is a link \
+                     out of the model's folder"
                 ),
             ));
         }
         if !real(&path)?.is_file() {
-            let what = format!("tensor \"{name}\" points to \"{location}\", which is no file");
+            let what = format!("tensor \"{name}\" refers to \"{location}\", which is not a file");
             return Err(Error::file(Stage::Import, &self.model, what));
         }
         let file: Arc<dyn Bytes> = Arc::new(map(&path)?);
@@ -95,7 +97,7 @@ impl Weights {
         Ok(Some(file))
     }
 
-    /// The tensor of an initialiser or attribute.
+    /// The tensor of an initializer or attribute.
     pub fn tensor(&mut self, t: &proto::TensorProto) -> Result<HostTensor> {
         let bad = |what: String| {
             Error::file(
@@ -136,7 +138,7 @@ impl Weights {
                         .collect();
                     HostTensor::from_u32(&shape, &words)
                 }
-                // Everything else stands in 32-bit fields: floats as their bits, what is packed as bytes.
+                // All other types use 32-bit fields: floats as their bits, packed types as bytes.
                 _ => {
                     let size = if dtype.bits() < 8 { 1 } else { dtype.size() };
                     let fields = t
@@ -180,7 +182,7 @@ impl Weights {
             .div_ceil(8);
         if let Some(length) = length.filter(|l| *l != bytes) {
             return Err(bad(format!(
-                "{dtype}{shape:?} needs {bytes} bytes, its external data has {length}"
+                "{dtype}{shape:?} needs {bytes} bytes, but its external data has {length}"
             )));
         }
         let Some(file) = self.external(&t.name, &location)? else {
@@ -190,18 +192,20 @@ impl Weights {
         let have = file.bytes().len();
         if offset.checked_add(bytes).is_none_or(|end| end > have) {
             return Err(bad(format!(
-                "needs bytes {offset} to {} of \"{location}\", which has {have}",
+                "needs bytes {offset} to {} of \"{location}\", but the file has only {have}; \
+                 it may be incomplete",
                 offset.saturating_add(bytes)
             )));
         }
         let checksum = t.metadata_props.iter().find(|e| e.key == CHECKSUM);
-        // A model that is looked at without being run need not be read as a whole.
+        // A model that is only inspected need not be read as a whole.
         if let (Some(wanted), false) = (checksum, self.may_be_absent) {
             let data = file.bytes().get(offset..offset + bytes).unwrap_or_default();
             let found = format!("{:08x}", crc32fast::hash(data));
             if found != wanted.value {
                 return Err(bad(format!(
-                    "the checksum of its {bytes} bytes in \"{location}\" is {found}, expected {}; the file is damaged",
+                    "the checksum of its {bytes} bytes in \"{location}\" is {found}, expected {}; \
+                     the file is damaged, download it again",
                     wanted.value
                 )));
             }

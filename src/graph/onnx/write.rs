@@ -1,7 +1,7 @@
-//! Writes ONNX models: the graph in one file, the weights beside it in a second one.
+//! Writes ONNX models: the graph in one file, the weights in a second file beside it.
 //!
-//! A [`ModelWriter`] collects nodes, inputs, outputs and small constants, and streams large tensors straight
-//! to the data file, so that a model of any size passes through a small amount of memory.
+//! A [`ModelWriter`] collects nodes, inputs, outputs and small constants, and streams large tensors
+//! to the data file. Models of any size can be written with little memory.
 
 use super::{proto, type_code};
 use crate::error::{Error, Result, Stage};
@@ -19,18 +19,18 @@ pub const IR_VERSION: i64 = 9;
 /// Largest tensor, in bytes, that [`ModelWriter::add_initializer`] stores inside the model file.
 pub const INLINE_LIMIT: usize = 1024;
 
-/// Every external tensor starts at a multiple of this number of bytes.
+/// Alignment of external tensors in the data file, in bytes.
 const ALIGN: u64 = 64;
-/// External tensors of at least [`LARGE`] bytes start at a multiple of this, so that they can be mapped alone.
+/// Alignment of external tensors of at least [`LARGE`] bytes, so that each can be mapped alone.
 const PAGE: u64 = 4096;
 const LARGE: u64 = 64 * 1024;
-/// Protocol buffers cannot be longer than this.
+/// Maximum length of a Protocol Buffers message, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 
 /// A size in the declared shape of a graph input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// A number.
+    /// A constant size.
     Fixed(usize),
     /// A symbol or an expression of symbols.
     Symbol(String),
@@ -67,55 +67,56 @@ pub enum Attr {
     Tensor(HostTensor),
 }
 
-/// A node as [`ModelWriter::add_node`] takes it.
+/// A node to add with [`ModelWriter::add_node`].
 #[derive(Clone, Copy, Debug)]
 pub struct NodeSpec<'a> {
-    /// Operator set; empty for that of ONNX. Must be announced with [`ModelWriter::opset`].
+    /// Domain of the operator set; empty for standard ONNX. Must be declared with
+    /// [`ModelWriter::opset`].
     pub domain: &'a str,
     /// Operator type.
     pub op: &'a str,
     /// Name of the node, unique in the graph.
     pub name: &'a str,
-    /// Values read; an empty name leaves an optional input out.
+    /// Input values; an empty name omits an optional input.
     pub inputs: &'a [&'a str],
-    /// Values made.
+    /// Output values.
     pub outputs: &'a [&'a str],
     /// Attributes.
     pub attributes: &'a [(&'a str, Attr)],
 }
 
-/// What [`ModelWriter::finish`] wrote.
+/// Sizes reported by [`ModelWriter::finish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Written {
     /// Bytes of the model file.
     pub model_bytes: u64,
-    /// Bytes of the data file, also where none was made.
+    /// Bytes of the data file that the model refers to, whether or not it was created.
     pub data_bytes: u64,
     /// Nodes of the graph.
     pub nodes: usize,
-    /// Initialisers of the graph.
+    /// Initializers of the graph.
     pub initializers: usize,
 }
 
-/// Writes one model: `<folder>/<name>` and `<folder>/<name>.data`, or the former alone.
+/// Writes one model: `<folder>/<name>` and `<folder>/<name>.data`, or only the former.
 ///
-/// Weight matrices of `MatMul` are by convention stored as `[in, out]`, the second operand as it is used,
-/// under the names of Hugging Face checkpoints, whose own matrices are `[out, in]`.
+/// By convention, weight matrices of `MatMul` are stored as `[in, out]` (the second operand as
+/// used), under the names of Hugging Face checkpoints, whose own matrices are `[out, in]`.
 pub struct ModelWriter {
     stage: Stage,
     model_path: PathBuf,
     data_path: PathBuf,
     data_name: String,
-    /// `None` where no data file is made.
+    /// `None` if no data file is created.
     data: Option<BufWriter<File>>,
-    /// Tensors in the data file get a checksum.
+    /// Adds checksums to tensors in the data file.
     checksums: bool,
     position: u64,
     model: proto::ModelProto,
     graph: proto::GraphProto,
 }
 
-/// Receives the little-endian, row-major bytes of one external tensor, in order.
+/// Sink for the little-endian, row-major bytes of one external tensor.
 pub struct ExternalData<'a> {
     data: &'a mut BufWriter<File>,
     path: &'a Path,
@@ -126,14 +127,14 @@ pub struct ExternalData<'a> {
 }
 
 impl ExternalData<'_> {
-    /// Appends `bytes`. An error when the tensor would become longer than announced.
+    /// Appends `bytes`. Fails if the tensor would become longer than declared.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         self.left = self.left.checked_sub(bytes.len() as u64).ok_or_else(|| {
             Error::file(
                 self.stage,
                 self.path,
                 format!(
-                    "tensor \"{}\": {} bytes more than its shape needs",
+                    "tensor \"{}\": got {} bytes more than its shape needs",
                     self.name,
                     bytes.len() as u64 - self.left
                 ),
@@ -148,7 +149,7 @@ impl ExternalData<'_> {
     }
 }
 
-/// Writes a whole file through to the disk.
+/// Writes a whole file and syncs it to disk.
 pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     File::create(path)
         .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
@@ -156,8 +157,9 @@ pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
 }
 
 impl ModelWriter {
-    /// Starts the model file `name` in the existing `folder`; `stage` is named by errors. The data file is
-    /// created at once, the model file by [`ModelWriter::finish`]; both replace existing files.
+    /// Starts the model file `name` in the existing folder `folder`; errors name `stage`. The data
+    /// file is created at once, the model file by [`ModelWriter::finish`]. Both replace existing
+    /// files.
     pub fn create(stage: Stage, folder: &Path, name: &str, graph_name: &str) -> Result<Self> {
         let mut writer = Self::without_data(stage, folder, name, graph_name);
         let file =
@@ -166,8 +168,9 @@ impl ModelWriter {
         Ok(writer)
     }
 
-    /// As [`ModelWriter::create`], but makes no data file: constants that would lie there are announced, with type, shape and
-    /// place, and their bytes are not asked for. The model is one that can be looked at and planned, not run.
+    /// Like [`ModelWriter::create`], but without a data file: external constants are declared with
+    /// type, shape and offset, and their bytes are not requested. Such a model can be inspected and
+    /// planned, but not run.
     pub fn without_data(stage: Stage, folder: &Path, name: &str, graph_name: &str) -> Self {
         let data_name = format!("{name}.data");
         Self {
@@ -191,7 +194,8 @@ impl ModelWriter {
         }
     }
 
-    /// Tensors added to the data file from here on get a checksum, which is verified when they are read.
+    /// Adds a checksum to each tensor added to the data file from now on; it is verified when the
+    /// tensor is read.
     pub fn with_checksums(mut self) -> Self {
         self.checksums = true;
         self
@@ -201,7 +205,7 @@ impl ModelWriter {
         Error::file(self.stage, &self.model_path, what)
     }
 
-    /// Announces an operator set; the empty domain is that of ONNX.
+    /// Declares the version of an operator set; the empty domain is standard ONNX.
     pub fn opset(&mut self, domain: &str, version: i64) {
         self.model.opset_import.push(proto::OperatorSetIdProto {
             domain: domain.to_owned(),
@@ -282,7 +286,7 @@ impl ModelWriter {
         Ok(())
     }
 
-    /// Adds a constant: inside the model file up to [`INLINE_LIMIT`] bytes, else in the data file.
+    /// Adds a constant: up to [`INLINE_LIMIT`] bytes inside the model file, else in the data file.
     pub fn add_initializer(&mut self, name: &str, tensor: &HostTensor) -> Result<()> {
         if tensor.byte_len() <= INLINE_LIMIT {
             return self.add_constant(name, tensor);
@@ -305,8 +309,9 @@ impl ModelWriter {
             .map_err(|e| self.bad(format!("tensor \"{name}\": {e}")))
     }
 
-    /// Adds a constant in the data file. `fill` writes exactly as many bytes as `dtype` and `shape` need, types of fewer than 8 bits packed;
-    /// any other number is an error. A writer without a data file does not call it. After an error the writer is of no more use.
+    /// Adds a constant in the data file. `fill` must write exactly as many bytes as `dtype` and
+    /// `shape` need, with types narrower than 8 bits packed. It is not called by a writer without a
+    /// data file. After an error the writer must not be used any more.
     pub fn add_initializer_external(
         &mut self,
         name: &str,
@@ -325,7 +330,7 @@ impl ModelWriter {
         let offset = self.position.next_multiple_of(align);
         let mut metadata_props = Vec::new();
         if let Some(data) = &mut self.data {
-            // Less than a page.
+            // Less than one page.
             let padding = vec![0u8; usize::try_from(offset - self.position).unwrap_or_default()];
             data.write_all(&padding)
                 .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
@@ -373,7 +378,7 @@ impl ModelWriter {
         Ok(())
     }
 
-    /// Adds a node. Nodes come in an order in which every value is made before it is read.
+    /// Adds a node. Nodes must be added in topological order.
     pub fn add_node(&mut self, node: NodeSpec<'_>) -> Result<()> {
         let owned = |names: &[&str]| names.iter().map(|s| (*s).to_owned()).collect();
         let attribute = node
@@ -428,8 +433,8 @@ impl ModelWriter {
         Ok(())
     }
 
-    /// Checks that values have one origin each and are made before they are read, that node names are unique
-    /// and operator sets announced.
+    /// Checks that each value is defined once and before it is read, that node names are unique,
+    /// and that operator sets are declared.
     fn check(&self) -> Result<()> {
         let mut known: HashSet<&str> = HashSet::new();
         let sources = self
@@ -450,7 +455,7 @@ impl ModelWriter {
             }
             if !self.model.opset_import.iter().any(|o| o.domain == node.domain) {
                 let what = format!(
-                    "node \"{}\": no operator set announced for domain \"{}\"",
+                    "node \"{}\": the operator set of domain \"{}\" is not declared",
                     node.name, node.domain
                 );
                 return Err(self.bad(what));
@@ -461,7 +466,7 @@ impl ModelWriter {
                 .find(|n| !n.is_empty() && !known.contains(n.as_str()))
             {
                 return Err(self.bad(format!(
-                    "node \"{}\" reads \"{name}\", which nothing before it makes",
+                    "node \"{}\" reads \"{name}\", which no earlier node defines",
                     node.name
                 )));
             }
@@ -477,12 +482,12 @@ impl ModelWriter {
             .iter()
             .find(|v| !known.contains(v.name.as_str()))
         {
-            Some(v) => Err(self.bad(format!("nothing makes the graph output \"{}\"", v.name))),
+            Some(v) => Err(self.bad(format!("the graph output \"{}\" is not defined", v.name))),
             None => Ok(()),
         }
     }
 
-    /// Writes the data file through to the disk.
+    /// Syncs the data file to disk.
     fn flush(&mut self) -> Result<()> {
         match &mut self.data {
             Some(data) => data
@@ -493,8 +498,8 @@ impl ModelWriter {
         }
     }
 
-    /// Completes the data file and hands back the constants added, for a model file that is put together elsewhere; and
-    /// the length of the data file.
+    /// Completes the data file. Returns the added constants, for a model file that is assembled
+    /// elsewhere, and the length of the data file.
     pub(super) fn into_initializers(mut self) -> Result<(Vec<proto::TensorProto>, u64)> {
         self.flush()?;
         Ok((std::mem::take(&mut self.graph.initializer), self.position))
@@ -509,7 +514,7 @@ impl ModelWriter {
         let length = self.model.encoded_len();
         if length > MESSAGE_LIMIT {
             return Err(self.bad(format!(
-                "a graph of {length} bytes; the format allows {MESSAGE_LIMIT}"
+                "the graph has {length} bytes; the format allows {MESSAGE_LIMIT}"
             )));
         }
         write_file(&self.model_path, &self.model.encode_to_vec())?;
@@ -522,7 +527,7 @@ impl ModelWriter {
     }
 }
 
-/// Reading of written files in tests of other modules, without their seeing the messages.
+/// Lets tests of other modules read written files without access to the messages.
 #[cfg(test)]
 pub(crate) mod read_back {
     use super::proto;
@@ -645,6 +650,8 @@ pub(crate) mod read_back {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::ErrorKind;
+    use crate::testing::assert_error;
 
     fn writer(folder: &Path) -> ModelWriter {
         let mut w = ModelWriter::create(Stage::Quantize, folder, "model.onnx", "g").unwrap();
@@ -713,23 +720,15 @@ mod tests {
         let error = w
             .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 7]))
             .unwrap_err();
-        assert!(
-            error.to_string().contains("tensor \"t\" needs 8 bytes, got 7"),
-            "{error}"
-        );
+        assert_error(&error, ErrorKind::InvalidFile, &["\"t\"", "8", "7"]);
         let error = w
             .add_initializer_external("t", DType::U32, &[2], |out| out.write(&[0; 9]))
             .unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("tensor \"t\": 1 bytes more than its shape needs"),
-            "{error}"
-        );
+        assert_error(&error, ErrorKind::InvalidFile, &["\"t\"", "1"]);
         let error = w
             .add_initializer_external("t", DType::U32, &[usize::MAX, 2], |_| Ok(()))
             .unwrap_err();
-        assert!(error.to_string().contains("too large"), "{error}");
+        assert_error(&error, ErrorKind::InvalidFile, &["\"t\""]);
     }
 
     #[test]
@@ -738,31 +737,26 @@ mod tests {
         let finish = |build: &dyn Fn(&mut ModelWriter)| {
             let mut w = writer(folder.path());
             build(&mut w);
-            w.finish().unwrap_err().to_string()
+            w.finish().unwrap_err()
         };
-        let text = finish(&|w| w.add_node(node(&["z"], &["y"])).unwrap());
-        assert!(
-            text.contains("node \"y\" reads \"z\", which nothing before it makes"),
-            "{text}"
-        );
-        let text = finish(&|_| ());
-        assert!(text.contains("nothing makes the graph output \"y\""), "{text}");
-        let text = finish(&|w| {
+        let refused = |e: &Error, values: &[&str]| assert_error(e, ErrorKind::InvalidFile, values);
+        let e = finish(&|w| w.add_node(node(&["z"], &["y"])).unwrap());
+        refused(&e, &["\"y\"", "\"z\""]);
+        let e = finish(&|_| ());
+        refused(&e, &["\"y\""]);
+        let e = finish(&|w| {
             w.add_node(node(&["x"], &["x"])).unwrap();
         });
-        assert!(text.contains("value \"x\" is defined twice"), "{text}");
-        let text = finish(&|w| {
+        refused(&e, &["\"x\""]);
+        let e = finish(&|w| {
             w.add_node(NodeSpec {
                 domain: "other",
                 ..node(&["x"], &["y"])
             })
             .unwrap();
         });
-        assert!(
-            text.contains("no operator set announced for domain \"other\""),
-            "{text}"
-        );
-        let text = finish(&|w| {
+        refused(&e, &["\"other\""]);
+        let e = finish(&|w| {
             w.add_node(NodeSpec {
                 name: "n",
                 ..node(&["x"], &["y"])
@@ -774,7 +768,7 @@ mod tests {
             })
             .unwrap();
         });
-        assert!(text.contains("two nodes are named \"n\""), "{text}");
+        refused(&e, &["\"n\""]);
         assert!(
             !folder.path().join("model.onnx").exists(),
             "a refused graph is not written"

@@ -1,7 +1,7 @@
-//! The places that affine matrices send an even grid to. ONNX `AffineGrid` from opset 20.
+//! Sampling grid of affine transforms. ONNX `AffineGrid` from opset 20.
 //!
-//! Operands: matrices `[n, r, r + 1]` and the sizes of an image, `(n, c, sizes..)` with `r` of them, 2 or 3. The result is
-//! `[n, sizes.., r]`: coordinates, the last axis first.
+//! Operands: matrices `[n, r, r + 1]` and the sizes of an image, `(n, c, sizes..)` with `r` of
+//! them, 2 or 3. The result is `[n, sizes.., r]`: coordinates, the last axis first.
 
 use super::case::{Case, input};
 use super::{
@@ -13,7 +13,7 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffineGrid {
-    /// -1 and 1 are the centres of the outermost elements, not their borders.
+    /// -1 and 1 are the centers of the outermost elements, not their borders.
     pub align_corners: bool,
 }
 
@@ -21,7 +21,7 @@ pub struct AffineGrid {
 fn parts<T: Clone>(sizes: &[T]) -> OpResult<(T, Vec<T>)> {
     match sizes {
         [n, _, spatial @ ..] if matches!(spatial.len(), 2 | 3) => Ok((n.clone(), spatial.to_vec())),
-        _ => Err(OpError::expected("sizes of the image", "4 or 5", sizes.len())),
+        _ => Err(OpError::expected("number of image sizes", "4 or 5", sizes.len())),
     }
 }
 
@@ -41,12 +41,8 @@ impl Op for AffineGrid {
         };
         let r = Dim::from_usize(spatial.len());
         let n = cx.same("batches of matrices and image", batch, &n)?;
-        cx.same("rows of a matrix and axes", rows, &r)?;
-        cx.same(
-            "columns of a matrix and axes, with one for the shift",
-            cols,
-            &r.add(&1.into())?,
-        )?;
+        cx.same("matrix rows and image axes", rows, &r)?;
+        cx.same("matrix columns and image axes + 1", cols, &r.add(&1.into())?)?;
         let shape = std::iter::once(n).chain(spatial).chain([r]).collect();
         Ok(vec![Fact::new(theta.dtype, Shape(shape))])
     }

@@ -1,6 +1,7 @@
-//! Where the largest or smallest element along an axis is.
+//! Index of the largest or smallest element along an axis.
 //!
-//! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Of equal elements the first, or the last.
+//! ONNX `ArgMax` and `ArgMin` from opset 1; `select_last_index` from 12. Ties select the first or
+//! the last element.
 
 use super::case::{Case, input};
 use super::{
@@ -18,13 +19,13 @@ static KERNEL: Kernel =
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgMax {
-    /// The smallest, else the largest.
+    /// Search for the smallest element instead of the largest.
     pub min: bool,
     /// The axis searched; negative counts from the end.
     pub axis: i64,
-    /// The axis stays with size 1.
+    /// Keep the axis with size 1.
     pub keep: bool,
-    /// Of equal elements the last.
+    /// Ties select the last element.
     pub last: bool,
 }
 
@@ -34,7 +35,7 @@ impl ArgMax {
         for (o, i) in (0..outer).flat_map(|o| (0..inner).map(move |i| (o, i))) {
             let mut best: Option<(usize, &T)> = None;
             for (j, v) in (0..n).filter_map(|j| data.get((o * n + j) * inner + i).map(|v| (j, v))) {
-                // What is no number is the largest, and the smallest.
+                // NaN counts as the largest and as the smallest.
                 let better = best.is_none_or(|(_, b)| match (no_number(v), no_number(b)) {
                     (false, false) => (if self.min { v < b } else { v > b }) || (self.last && v == b),
                     (new, old) => new && (self.last || !old),
@@ -58,7 +59,7 @@ impl Op for ArgMax {
         let x = cx.fact(0)?;
         let a = axis(self.axis, x.shape.rank())?;
         let mut shape = x.shape.0.clone();
-        cx.require(shape[a].sub(&1.into())?, "size of the axis, less 1")?;
+        cx.require(shape[a].sub(&1.into())?, "size of the axis minus 1")?;
         if self.keep {
             shape.splice(a..=a, [1.into()]);
         } else {
@@ -97,7 +98,7 @@ impl Op for ArgMax {
         let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
         cx.require(
             rest,
-            &format!("a search among {cols} elements; kernels take at most {MOST_LOOPS}"),
+            &format!("a search among {cols} elements; kernels support at most {MOST_LOOPS}"),
         );
         let count = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64)

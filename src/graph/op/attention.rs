@@ -1,11 +1,13 @@
-//! Scaled dot-product attention with grouped heads (own domain, made by the `attention` pass):
-//! `softmax(c tanh(scale * q k^T / c) + mask) v` for each query head, without a cap c `softmax(scale * q k^T + mask) v`.
+//! Scaled dot-product attention with grouped heads (own domain, made by the pass `attention`):
+//! `softmax(scale * q k^T + mask) v` for each query head. With a soft cap c, the scores are
+//! `c tanh(scale * q k^T / c)`.
 //!
-//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is added to the scores: it has the sizes
-//! `[b, heads, s, t]` or 1 in their place, and may have leading axes of size 1 more, or fewer axes. The result is
-//! `[b, s, heads, d]`. With a window w query i sees no key before `t - s + i - (w - 1)`, whatever the mask says. Softmax is in `f32`; no
-//! matrix of scores exists. Kernels take an even d, and read no key that no query sees for the window; a cache may keep no more than these
-//! ([`LowerCx::ring`]).
+//! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is
+//! added to the scores. The mask broadcasts to `[b, heads, s, t]` and may have additional leading
+//! axes of size 1. The result is `[b, s, heads, d]`. With a window w, query i attends to no key
+//! before `t - s + i - (w - 1)`, whatever the mask says. Softmax is computed in `f32`; the score
+//! matrix is never stored. Kernels require an even d and do not read keys outside the window; a
+//! cache may keep only those keys ([`LowerCx::ring`]).
 
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
@@ -22,12 +24,13 @@ static KERNEL: Kernel = crate::kernel!(attention {
     softcap: F32, parts: U32,
 } [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem])
 .with_forms(&[Form {
-    // Each lane of a sub-group has a query vector, and loads other keys and parts of values for all.
+    // Each lane of a subgroup has one query vector and loads different keys and values for all
+    // lanes.
     define: "BROADCAST",
     needs: Caps::lane_broadcast,
 }]);
 
-/// Many rows, on matrix units.
+/// Many rows, on tensor cores.
 static UNITS: Kernel = crate::kernel!(attention_mma {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
@@ -37,7 +40,7 @@ static UNITS: Kernel = crate::kernel!(attention_mma {
     caps.matrix_units && caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1
 });
 
-/// One row, where work-groups of a large GPU take a head each.
+/// One row, on large GPUs: one work-group per head.
 static ROW: Kernel = crate::kernel!(attention_row {
     heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
     mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
@@ -47,7 +50,7 @@ static ROW: Kernel = crate::kernel!(attention_row {
     found: OptionalInOut Words, counts: OptionalInOut Words
 ])
 .variant_of(&KERNEL, |caps| {
-    // In OpenCL C with PTX, in WGSL wherever local memory is fast.
+    // In OpenCL C with PTX; in WGSL wherever local memory is fast.
     let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
     able && caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10
 });
@@ -56,81 +59,86 @@ static MERGE: Kernel = crate::kernel!(attention_merge {
     vectors: U32, splits: U32,
 } [x: In Elem, y: Out Elem]);
 
-/// Most query rows of a work-group: keys and values are read once for all of them.
+/// Maximum query rows per work-group; keys and values are read once for all of them.
 const ROWS: i64 = 4;
-/// Most heads of a group of those that share keys that a work-group takes at once.
+/// Maximum heads with shared keys that a work-group processes at once.
 const HEADS: i64 = 8;
-/// Most query vectors of a work-group, and most local memory for them and their weights, in floats.
+/// Maximum query vectors per work-group, and maximum local memory for them and their weights, in
+/// floats.
 const VECTORS: (i64, i64) = (16, 3072);
-/// One query is split over its keys, where there can be more than this.
+/// A single query is split over its keys if there can be more than this.
 pub const UNSPLIT: i64 = 256;
-/// Work-items that merge the parts of a query vector's result, if it has no more pieces itself.
+/// Work-items that merge the partial results of a query vector, unless the head itself has more
+/// pieces.
 const MERGING: i64 = 64;
-/// Largest size of a head that kernels take.
+/// Largest head size that kernels support.
 const MOST_HEAD: i64 = 512;
 
-/// Kernels take heads of this size.
+/// True if kernels support heads of this size.
 pub fn takes_head(size: i64) -> bool {
     size % 2 == 0 && size <= MOST_HEAD
 }
 
-/// Work-items of a work-group on matrix units, of which 32 take 16 rows, and the local memory that they take.
+/// Work-items per work-group on tensor cores (32 of them process 16 rows) and the local memory they
+/// use.
 const UNITS_TAKE: (u32, u32) = (128, 46 << 10);
 
-/// Sizes of heads that kernels for large GPUs take.
+/// Head sizes that the kernels for large GPUs support.
 const SIZES: [i64; 3] = [64, 128, 256];
 
-/// Those kernels tell sizes of heads apart by what they are at least.
+/// Specializes a kernel for large GPUs to a head size.
 fn with_size(call: Call, dim: i64) -> Call {
     let from = |call: Call, least, name| if dim >= least { call.define(name, 1) } else { call };
     from(from(call.define("DIM", dim), 128, "FROM128"), 256, "FROM256")
 }
 
-/// Matrix units take queries, keys and values in heads of this size. They round weights to halves, which a result in halves does not show.
+/// True if the tensor core kernel supports these operands. It rounds weights to `f16`, which is
+/// invisible in `f16` results.
 fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
     caps.takes(&UNITS) && halves && SIZES.contains(&dim)
 }
 
-/// Work-items of a work-group for one row.
+/// Work-items per work-group of the kernel for one row.
 const ROW_ITEMS: u32 = 256;
 
-/// The kernel for one row takes queries, keys and values in heads of this size.
+/// True if the kernel for one row supports these operands.
 fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
     caps.takes(&ROW) && halves && SIZES.contains(&dim)
 }
 
-/// A kernel of [`by_rows`] can tell that it is the last work-group of a head, and read what the others wrote: by PTX.
+/// True if the last work-group of a head can detect that it is last and merge what the others
+/// wrote; needs PTX.
 fn meets(caps: &Caps) -> bool {
     caps.matrix_units && caps.backend == "opencl"
 }
 
-/// Work-items of a work-group of the generic kernel on a CPU.
+/// Work-items per work-group of the generic kernel on a CPU.
 const CPU_ITEMS: i64 = 16;
 
-/// Query vectors of a work-item where a CPU runs OpenCL.
+/// Query vectors per work-item on OpenCL CPUs.
 const ITEM: i64 = 16;
 
-/// Most heads of a work-item there, of one row: their sums are vectors in registers.
+/// Maximum heads per work-item on OpenCL CPUs with one row: their sums are vectors in registers.
 const LINE: i64 = 4;
 
-/// Keys of a tile.
+/// Keys per tile.
 const KEYS: i64 = 64;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Factor on the scores.
+    /// Scale of the scores.
     pub scale: f32,
-    /// Scores are bent to below this before the mask is added; 0 leaves them.
+    /// Soft cap of the scores, applied before the mask; 0 for none.
     pub softcap: f32,
-    /// Most keys that a query sees, the last of which is that at its own place among the last ones. Above 0.
+    /// Number of keys visible to a query, counting the key at its own position. At least 1.
     pub window: Option<i64>,
 }
 
 impl Attention {
-    /// Attention without a cap and without a window.
+    /// Attention without soft cap and window.
     pub fn scaled(scale: f32) -> Self {
         Self {
             scale,
@@ -139,7 +147,7 @@ impl Attention {
         }
     }
 
-    /// Keys that a run reads: those that a query of it sees, whatever the mask says.
+    /// Number of keys that a run reads: those inside the window, whatever the mask says.
     fn keys_read(&self, sizes: &Sizes) -> u64 {
         let axis = |i: usize| sizes.input(i).get(1).copied().unwrap_or(0);
         let (queries, keys) = (axis(0), axis(1));
@@ -147,7 +155,7 @@ impl Attention {
         window.map_or(keys, |w| keys.min(w.saturating_add(queries.saturating_sub(1))))
     }
 
-    /// A score as the softmax takes it, but for the mask.
+    /// A scaled and capped score, before the mask.
     fn bent(&self, dot: f32) -> f64 {
         let score = f64::from(dot) * f64::from(self.scale);
         let cap = f64::from(self.softcap);
@@ -159,7 +167,7 @@ impl Attention {
     }
 }
 
-/// Checks the shapes of queries, keys, values and mask against each other.
+/// Checks that the shapes of queries, keys, values and mask match.
 pub(super) fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> OpResult<()> {
     let ([b, s, h, d], [kb, t, kvh, kd]) = (q.0.as_slice(), k.0.as_slice()) else {
         return Err(OpError::mismatch("ranks (4 each)", q, k));
@@ -179,7 +187,7 @@ pub(super) fn check(q: &Shape, k: &Shape, v: &Shape, mask: Option<&Shape>) -> Op
     Err(OpError::mismatch("scores and mask", Shape(scores.to_vec()), mask))
 }
 
-/// A mask of these sizes can be added to scores of those: apart from leading ones it has no more axes, each as large or 1.
+/// True if a mask of these sizes broadcasts to the scores, apart from leading axes of size 1.
 pub fn mask_fits(mask: &[Dim], scores: &[Dim]) -> bool {
     let own = mask_sizes(mask);
     let same = |(m, score): (&Dim, &Dim)| m.is(1) || m == score;
@@ -269,7 +277,7 @@ impl Op for Attention {
                 for (j, score) in scores.iter().enumerate() {
                     #[expect(
                         clippy::cast_possible_truncation,
-                        reason = "rounding to the result type is meant"
+                        reason = "rounding to the result type is intended"
                     )]
                     let weight = ((score - max).exp() / sum) as f32;
                     for (y, v) in y[at..at + d].iter_mut().zip(&vd[row(j)..row(j) + d]) {
@@ -290,7 +298,7 @@ impl Op for Attention {
             return sizes.results();
         };
         let keys = self.keys_read(sizes);
-        // A product for the score of each key, one for its part of the result.
+        // Two multiply-adds per key and element: for the score and for the weighted sum.
         [*b, *s, *heads, *d, keys, 4]
             .into_iter()
             .fold(1, u64::saturating_mul)
@@ -306,16 +314,16 @@ impl Op for Attention {
     }
 }
 
-/// How keys and values are stored.
+/// Storage of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rows {
-    /// Elements.
+    /// One float per element.
     Floats,
-    /// Rows of [`super::kv_append_q8`].
+    /// 8-bit rows of [`super::kv_append_q8`].
     Words,
 }
 
-/// What a node computes, as its kernels are told of it.
+/// A node's sizes and operands, as its kernels need them.
 struct Node {
     batch: Dim,
     queries: Dim,
@@ -324,43 +332,43 @@ struct Node {
     kv_heads: Dim,
     /// Size of a head.
     dim: i64,
-    /// Heads that share keys, where that is one number.
+    /// Query heads per key head, if constant.
     group: Option<i64>,
-    /// Most queries, where that is known.
+    /// Maximum number of queries, if known.
     most: Option<i64>,
-    /// Keys that a query sees and that a cache keeps, where there can be more.
+    /// Window, and number of rows kept by the cache, if there can be more keys.
     window: Option<i64>,
     ring: Option<i64>,
-    /// Keys of which a single query reads, and that these can be more than [`UNSPLIT`].
+    /// Keys read by a single query, and whether there can be more than [`UNSPLIT`].
     read: Dim,
     many: bool,
     stored: Rows,
-    /// With the strides of [`mask_strides`].
+    /// The mask, with the strides of [`mask_strides`].
     mask: Option<Operand>,
     strides: [Dim; 4],
     /// Queries, keys and values.
     operands: [Operand; 3],
 }
 
-/// How it is computed.
+/// Kernel selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// One row, by [`ROW`].
+    /// One row: [`ROW`].
     Row,
-    /// Lanes of a sub-group share what they load; so many heads share keys.
+    /// Lanes of a subgroup share loaded keys and values. Holds the number of heads that share keys.
     Lanes(i64),
-    /// Many rows, by [`UNITS`].
+    /// Many rows: [`UNITS`].
     Units,
-    /// Many rows where a CPU runs OpenCL: a query vector is a lane of a work-item.
+    /// Many rows on an OpenCL CPU: each query vector is a lane of a work-item.
     Item,
-    /// One row there: vectors lie along the heads.
+    /// One row on an OpenCL CPU: vectors run along the head.
     Line,
-    /// Work-groups share keys.
+    /// Generic: keys are shared by a work-group.
     Groups,
 }
 
-/// How query vectors are cut: heads that share keys, of so many rows, and the work-items that look after them, of which `lanes` compute the score of
-/// a key.
+/// Work-group shape: heads that share keys, query rows, work-items, and how many of these (`lanes`)
+/// compute the score of one key.
 struct Cut {
     together: i64,
     rows: i64,
@@ -369,7 +377,7 @@ struct Cut {
 }
 
 impl Node {
-    /// The operands of a node of `op` whose keys and values are stored as `stored` says.
+    /// Collects the operands of a node of `op` with keys and values stored as `stored`.
     fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<Self> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
@@ -377,7 +385,7 @@ impl Node {
         };
         let Some(dim) = dim.as_const().filter(|d| takes_head(*d)) else {
             return Err(OpError::NoKernel(format!(
-                "attention of {q}; kernels take an even head size up to {MOST_HEAD}"
+                "attention of {q}; kernels require an even head size up to {MOST_HEAD}"
             )));
         };
         let (mask, strides) = if cx.has(3) {
@@ -388,7 +396,7 @@ impl Node {
         let (ring, other) = (cx.ring(1)?, cx.ring(2)?);
         if ring != other {
             return Err(OpError::mismatch(
-                "rows that the caches of keys and values keep",
+                "numbers of rows kept by the key and value caches",
                 format!("{ring:?}"),
                 format!("{other:?}"),
             ));
@@ -419,23 +427,23 @@ impl Node {
         })
     }
 
-    /// There is one query.
+    /// True for one query per sequence.
     fn one(&self) -> bool {
         self.queries.is(1)
     }
 
-    /// There is one, of one sequence.
+    /// True for one query of one sequence.
     fn single(&self) -> bool {
         self.one() && self.batch.is(1)
     }
 
-    /// How a device computes results that are stored as `result`.
+    /// Selects the kernel for results stored as `result`.
     fn way(&self, caps: &Caps, result: DType) -> Way {
         let (dim, operands) = (self.dim, &self.operands);
-        // The kernels for some devices read keys from the first on, stored as they are.
+        // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == Rows::Floats && self.window.is_none() && self.ring.is_none();
         let lanes = || dim % 32 == 0 && dim <= 128 && caps.takes_form(&KERNEL, "BROADCAST");
-        // Compilers for CPUs make vectors of a kernel's own.
+        // CPU compilers map explicit vectors of a kernel to SIMD.
         let by_vectors = caps.explicit_vectors() && dim % ITEM == 0 && self.stored == Rows::Floats;
         if plain && self.single() && by_rows(caps, dim, operands) {
             return Way::Row;
@@ -457,12 +465,12 @@ impl Node {
         }
     }
 
-    /// Elements of a vector of the generic kernel.
+    /// Vector width of the generic kernel.
     fn vector(&self) -> i64 {
         if self.dim % 4 == 0 { 4 } else { 2 }
     }
 
-    /// `call` of a kernel that tells this size of vectors apart.
+    /// Specializes `call` to the vector width.
     fn wide(&self, call: Call) -> Call {
         if self.vector() == 4 {
             call.define("WIDE", 1)
@@ -471,12 +479,13 @@ impl Node {
         }
     }
 
-    /// The most heads up to `most` that share keys, of which there are `group`.
+    /// The largest divisor of `group` up to `most`.
     fn dividing(group: i64, most: i64) -> i64 {
         (1..=most).rev().find(|n| group % n == 0).unwrap_or(1)
     }
 
-    /// The generic text in work-groups of `items`, with results of `parts` work-groups for each query vector.
+    /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
+    /// vector.
     fn cut(&self, cut: &Cut, items: u32, parts: Dim) -> OpResult<Call> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);
@@ -505,14 +514,14 @@ impl Node {
         (cut.items / (cut.rows * cut.together * (self.dim / self.vector()))).max(1)
     }
 
-    /// Work-groups for each query vector: those that its keys are split over, else one for each sequence.
+    /// Work-groups per query vector: one per key split, else one per sequence.
     fn parts(&self, splits: Option<&Dim>) -> Dim {
         splits.unwrap_or(&self.batch).clone()
     }
 
     fn by_row(&self, split: Option<i64>, splits: Option<&Dim>) -> Call {
         let call = with_size(Call::new(&ROW, ROW_ITEMS), self.dim)
-            // As many keys at once as a work-group takes where they are split, or registers hold.
+            // As many keys at once as a split work-group processes or registers hold.
             .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
             .grid(self.heads.clone(), 1, self.parts(splits));
         match split {
@@ -547,12 +556,13 @@ impl Node {
             items: CPU_ITEMS,
             lanes: 1,
         };
-        // The text in WGSL alone asks for keys, lanes and slices.
+        // Only the WGSL source uses keys, lanes and slices.
         Ok(self.cut(&cut, 1, self.batch.clone())?.define("ITEM", 1))
     }
 
     fn by_line(&self, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call> {
-        // Heads share keys where these are split, else they are too few to share the cores.
+        // Heads share keys if the keys are split; otherwise there are too few heads to share the
+        // cores.
         let most = if self.many { LINE } else { 1 };
         let cut = Cut {
             together: Self::dividing(self.group.unwrap_or(1), most),
@@ -571,20 +581,20 @@ impl Node {
 
     fn by_groups(&self, caps: &Caps, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call> {
         let (one, cpu) = (self.one(), caps.kind == DeviceKind::Cpu);
-        // On a CPU driver a work-item is a loop iteration: just enough of them to own a result row. On others a single query wants as many
-        // loads in flight as can be.
+        // On CPUs a work-item is a loop iteration: use just enough to own a result row. Elsewhere a
+        // single query needs as many loads in flight as possible.
         let items = match (cpu, one) {
             (true, _) => CPU_ITEMS,
             (false, false) => KEYS,
             (false, true) => i64::from(caps.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
         };
         let lanes = (items / KEYS).max(1);
-        // Heads share their keys where these are many, or rows are.
+        // Heads share keys if there are many keys or several rows.
         let group = match self.group {
             Some(group) if cpu || !one || self.many => group,
             _ => 1,
         };
-        // A work-item keeps the sums of a score of each vector.
+        // A work-item keeps the partial score of each vector in registers.
         let most = match (caps.few_registers(), one) {
             (false, _) => VECTORS.0,
             (true, false) => 3,
@@ -612,7 +622,7 @@ impl Node {
         })
     }
 
-    /// Puts the parts of the results of one query together.
+    /// Merges the partial results of one query.
     fn merge(&self, way: Way, cpu: bool, splits: &Dim, parts: Operand, result: Operand) -> Call {
         let pieces = self.dim / self.vector();
         let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
@@ -634,19 +644,20 @@ impl Node {
 }
 
 impl Attention {
-    /// Emits the dispatches of a node whose keys and values are stored as `stored` says.
+    /// Emits the dispatches of a node with keys and values stored as `stored`.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<()> {
         let node = Node::of(self, cx, stored)?;
         let cpu = cx.caps().kind == DeviceKind::Cpu;
         let stored = cx.output(0)?.dtype;
         let way = node.way(cx.caps(), stored);
-        // One query has too few heads to fill a device; of many keys each part is a work-group.
+        // One query has too few heads to fill a device, so many keys are split over work-groups.
         let splits_keys = node.single() && node.many && !matches!(way, Way::Lanes(_));
         let split = splits_keys.then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
-        // Keys behind the live ones, there because lengths are padded, are not read.
+        // Keys beyond the current length exist only as padding and are not read.
         let (live, live_keys) = cx.live(&node.keys);
-        // Where work-groups see what others wrote, the last one of a head puts the parts together.
+        // If work-groups can see each other's writes, the last one of a head merges the partial
+        // results.
         let meet = way == Way::Row && meets(cx.caps()) && node.heads.as_const().is_some();
         let row = Dim::from(node.dim + node.vector());
         let found = match &splits {
@@ -700,7 +711,7 @@ impl Attention {
         } else {
             call.define("CAPPED", 1)
         };
-        // Rows of a second sequence would lie elsewhere.
+        // Rows of a second sequence would be at other offsets.
         cx.emit(if node.batch.is(1) {
             call.may_be_padded()
         } else {
@@ -774,7 +785,8 @@ fn cases() -> Vec<Case> {
         };
         Case::new(op, inputs)
     };
-    // Sequences of which a mask hides all keys, or leading ones and others between. Scores are sixteenths, as sums with the least half keep them.
+    // Sequences with all keys masked, or with masked keys at the start and in between. Scores are
+    // sixteenths, since sums with the minimum `f16` preserve them.
     let padded = |s: usize, t: usize, hidden: &dyn Fn(usize, usize) -> bool| {
         let whole = |sizes: &[usize]| {
             let steps = (0..sizes.iter().product()).map(|i: usize| i * 7 + i / 5);

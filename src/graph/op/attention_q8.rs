@@ -1,5 +1,6 @@
-//! [`super::attention`] over keys and values of 8 bits (own domain, made by the pass `kv_q8`): they are rows as
-//! [`super::kv_append_q8`] makes them, `i32 [b, t, kv_heads, d / 4 + 1]`; all else is the same.
+//! [`super::attention`] over 8-bit keys and values (own domain, made by the pass `kv_q8`). They are
+//! rows made by [`super::kv_append_q8`], `i32 [b, t, kv_heads, d / 4 + 1]`; everything else is the
+//! same.
 
 use super::attention::{Attention, Rows, check};
 use super::case::{Case, given, input};
@@ -17,7 +18,7 @@ pub struct AttentionQ8 {
     pub attention: Attention,
 }
 
-/// The keys or values as floats.
+/// The fact of keys or values as floats.
 fn floats(rows: &Fact, q: &Fact) -> OpResult<Fact> {
     let (Some(d), Some((w, before))) = (q.shape.0.last(), rows.shape.0.split_last()) else {
         return Err(OpError::mismatch("queries and rows", q, rows));

@@ -1,7 +1,8 @@
-//! Normalisation over some axes without parameters.
+//! Normalization over given axes without parameters.
 //!
-//! ONNX `MeanVarianceNormalization` from opset 9 (subtract the mean, divide by the deviation plus 1e-9; axes 0, 2, 3 by default)
-//! and `LpNormalization` from 1 (divide by the norm; the last axis by default; where the norm is 0 the result is 0).
+//! ONNX `MeanVarianceNormalization` from opset 9 (subtract the mean, divide by the standard
+//! deviation plus 1e-9; axes 0, 2, 3 by default) and `LpNormalization` from 1 (divide by the norm,
+//! along the last axis by default; the result is 0 if the norm is 0).
 
 use super::case::{Case, input};
 use super::norm::{self, Place, Rows};
@@ -20,7 +21,7 @@ use crate::tensor::HostTensor;
 pub enum AxesNorm {
     /// Mean 0 and variance 1.
     MeanVariance {
-        /// The axes that are normalised together; negative ones count from the end.
+        /// The axes to normalize together; negative values count from the end.
         axes: Vec<i64>,
     },
     /// Norm 1.
@@ -40,7 +41,8 @@ impl AxesNorm {
         }
     }
 
-    /// The first of the axes where they are the last ones, whose elements lie in rows, and a kernel takes those.
+    /// The first of the axes if they are the last axes, so that elements form rows, and a kernel
+    /// supports them.
     fn rows(&self, rank: usize) -> OpResult<Option<usize>> {
         let mut axes = self.axes(rank)?;
         axes.sort_unstable();
@@ -54,7 +56,7 @@ impl AxesNorm {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_precision_loss,
-            reason = "rounding to the result type is meant"
+            reason = "rounding to the result type is intended"
         )]
         match self {
             Self::MeanVariance { .. } => {
@@ -157,7 +159,7 @@ impl Op for AxesNorm {
         };
         let (before, part) = x.0.split_at(from);
         let (rows, cols) = (product(before)?, product(part)?);
-        // The square of what is added to the deviation, which tells as little.
+        // The square of the addend of the deviation: just as negligible.
         let epsilon = 1e-18;
         norm::emit(
             cx,

@@ -1,7 +1,9 @@
-//! Batch normalisation with given statistics: `(x - mean) / sqrt(variance + epsilon) * scale + bias` for each channel (axis 1).
+//! Batch normalization with given statistics:
+//! `(x - mean) / sqrt(variance + epsilon) * scale + bias` for each channel (axis 1).
 //!
-//! ONNX `BatchNormalization` from opset 6 (`is_test`), 7 and 9 (`spatial` until 8), 14 and 15 (`training_mode`): inference only.
-//! Statistics of each element instead of each channel (`spatial = 0`) are refused.
+//! ONNX `BatchNormalization` from opset 6 (`is_test`), 7 and 9 (`spatial` until 8), 14 and 15
+//! (`training_mode`): inference only. Statistics per element instead of per channel (`spatial = 0`)
+//! are not supported.
 
 use super::case::{Case, input};
 use super::norm::{self, Place, Rows};
@@ -103,15 +105,17 @@ impl Op for BatchNorm {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let epsilon = a.float("epsilon")?.unwrap_or(1e-5);
-    // How running statistics would be updated; inference has none to update.
+    // The update rate of running statistics; inference does not update them.
     a.float("momentum")?;
     a.int("is_test")?;
     if a.int("training_mode")?.unwrap_or(0) != 0 || a.output_count() > 1 {
-        return Err(OpError::Unsupported("batch normalisation in training".to_owned()));
+        return Err(OpError::Unsupported(
+            "batch normalization in training mode".to_owned(),
+        ));
     }
     if a.int("spatial")?.unwrap_or(1) == 0 {
         return Err(OpError::Unsupported(
-            "statistics of each element (`spatial` is 0)".to_owned(),
+            "statistics per element (`spatial` is 0)".to_owned(),
         ));
     }
     Ok(Box::new(BatchNorm { epsilon }))

@@ -1,4 +1,5 @@
-//! The bits of elements as elements of another type of as many bits. ONNX `BitCast` from opset 26.
+//! Reinterprets the bits of elements as another type of the same width. ONNX `BitCast` from opset
+//! 26.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
@@ -31,7 +32,7 @@ impl Op for BitCast {
         if x.dtype().bits() != self.to.bits() {
             return Err(OpError::mismatch("bits of the element types", x.dtype(), self.to));
         }
-        // A byte on the host has the type's bits lowest, and above them those that its sign gives.
+        // A host byte holds a narrow type in its lowest bits, sign-extended.
         let bytes = x.bytes()?;
         Ok(vec![match self.to.bits() {
             bits @ ..8 if self.to.is_int() || bits < 4 => {

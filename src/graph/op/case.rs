@@ -1,9 +1,9 @@
-//! Conformance cases: an operator with operands, compared between a device and [`Op::eval`].
+//! Conformance cases: operators with operands, compared between devices and [`Op::eval`].
 
 use super::Op;
 use crate::tensor::{DType, HostTensor, TensorError};
 
-/// How an operand of a case is filled.
+/// Contents of an operand of a case.
 #[derive(Clone, Debug, PartialEq)]
 enum Fill {
     Range(f32, f32),
@@ -18,11 +18,11 @@ enum Fill {
 pub struct Input {
     shape: Vec<usize>,
     fill: Fill,
-    /// Known when planning, as an initialiser is.
+    /// Known when planning, like an initializer.
     pub is_const: bool,
 }
 
-/// An operand of floats in -1 to 1.
+/// A float operand with values in -1 to 1.
 pub fn input(shape: &[usize]) -> Input {
     Input {
         shape: shape.to_vec(),
@@ -49,7 +49,7 @@ pub fn constant(tensor: HostTensor) -> Input {
 }
 
 impl Input {
-    /// Floats between `low` and `high`.
+    /// Sets floats between `low` and `high`.
     #[must_use]
     pub fn range(self, low: f32, high: f32) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Input {
         }
     }
 
-    /// `i64` between `low` and `high`, both included.
+    /// Sets `i64` values between `low` and `high`, inclusive.
     #[must_use]
     pub fn ints(self, low: i64, high: i64) -> Self {
         Self {
@@ -67,7 +67,7 @@ impl Input {
         }
     }
 
-    /// Truth values.
+    /// Sets random truth values.
     #[must_use]
     pub fn bools(self) -> Self {
         Self {
@@ -76,7 +76,7 @@ impl Input {
         }
     }
 
-    /// These `i64`.
+    /// Sets these `i64` values.
     #[must_use]
     pub fn values(self, values: &[i64]) -> Self {
         Self {
@@ -85,7 +85,7 @@ impl Input {
         }
     }
 
-    /// Known when planning.
+    /// Makes the operand known when planning.
     #[must_use]
     pub fn constant(self) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl Input {
         self.shape.iter().product()
     }
 
-    /// The operand, filled from `seed`. Floats are exact in `f16`, so that storage does not count as error.
+    /// Creates the operand from `seed`. Floats are exact in `f16`, so that storage adds no error.
     pub fn make(&self, seed: u64) -> Result<HostTensor, TensorError> {
         let count = self.elements();
         let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(0x1234_5678);
@@ -134,7 +134,7 @@ impl Input {
         }
     }
 
-    /// Shape and filling as text.
+    /// Shape and contents as text.
     fn describe(&self) -> String {
         let sizes: Vec<String> = self.shape.iter().map(ToString::to_string).collect();
         let kind = match &self.fill {
@@ -162,11 +162,11 @@ pub struct Case {
     pub op: Box<dyn Op>,
     /// Its operands.
     pub inputs: Vec<Input>,
-    /// Why no device runs it; `None` for a case that devices must pass.
+    /// Why no device runs it; `None` for a case that every device must pass.
     pub host_only: Option<&'static str>,
-    /// Factor on the default error bound, for long sums.
+    /// Multiplier of the default error bound, for long sums.
     pub slack: f64,
-    /// Number of dispatches of its plans where no weight is split; `None` where it does not matter.
+    /// Expected number of dispatches of a plan without split weights; `None` to skip the check.
     pub dispatches: Option<usize>,
 }
 
@@ -182,7 +182,8 @@ impl Case {
         }
     }
 
-    /// Says why devices do not run it; planning must then refuse it or emit nothing.
+    /// Marks a case that devices do not run, with the reason. Planning must reject it or emit
+    /// nothing.
     #[must_use]
     pub fn host_only(self, reason: &'static str) -> Self {
         Self {
@@ -191,13 +192,14 @@ impl Case {
         }
     }
 
-    /// Allows a multiple of the default error: for long sums, and where parts of a result are rounded on the way.
+    /// Multiplies the default error bound, for long sums and for results with intermediate
+    /// rounding.
     #[must_use]
     pub fn slack(self, slack: f64) -> Self {
         Self { slack, ..self }
     }
 
-    /// Asks that its plans have so many dispatches where no weight is split.
+    /// Requires this number of dispatches in plans without split weights.
     #[must_use]
     pub fn dispatches(self, number: usize) -> Self {
         Self {
@@ -206,7 +208,7 @@ impl Case {
         }
     }
 
-    /// A name that tells it from the others of its operator.
+    /// A name that is unique among the cases of its operator.
     pub fn name(&self) -> String {
         let shapes: Vec<String> = self.inputs.iter().map(Input::describe).collect();
         let attributes: String = format!("{:?}", self.op)

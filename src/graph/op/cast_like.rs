@@ -1,5 +1,5 @@
-//! Conversion to the element type of another value, ONNX `CastLike` from opset 15, and to floats of 8 and 4 bits, a part of
-//! ONNX `Cast` from opset 19. Attribute `round_mode` from opset 24.
+//! Conversion to the element type of another value (ONNX `CastLike` from opset 15) and to 8-bit and
+//! 4-bit floats (part of ONNX `Cast` from opset 19). Attribute `round_mode` from opset 24.
 
 use super::case::{Case, constant, input};
 use super::parts::Parts;
@@ -10,24 +10,24 @@ use crate::shape::Fact;
 use crate::tensor::mini::{Powers, Rounding};
 use crate::tensor::{DType, HostTensor};
 
-/// Operand 0 as elements of the type of operand 1, of which nothing else is used.
+/// Converts operand 0 to the element type of operand 1, whose contents are not read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CastLike {
-    /// How values become floats of 8 bits.
+    /// Rounding to 8-bit floats.
     pub rounding: Rounding,
 }
 
-/// Numbers and truth values to floats of 8 and 4 bits.
+/// Converts numbers and truth values to 8-bit and 4-bit floats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CastMini {
     /// The type of the result.
     pub to: DType,
-    /// How values become codes.
+    /// Rounding of the values.
     pub rounding: Rounding,
 }
 
 impl CastLike {
-    /// The conversion once the type is known.
+    /// The conversion for a known type.
     fn cast(&self, to: DType) -> Box<dyn Op> {
         if to.is_mini() {
             let rounding = self.rounding;
@@ -37,7 +37,7 @@ impl CastLike {
     }
 }
 
-/// The conversion to a type that elementwise operators make.
+/// The conversion to a type that elementwise operators support.
 fn cast(to: DType) -> Pointwise {
     Pointwise {
         name: "Cast".to_owned(),
@@ -91,7 +91,7 @@ impl Op for CastMini {
         let x = operand(inputs, 0)?;
         #[expect(
             clippy::cast_precision_loss,
-            reason = "integers that f64 does not hold round twice"
+            reason = "integers that f64 cannot represent are rounded twice"
         )]
         let data = if x.dtype().is_float() {
             x.to_f64()?.into_owned()
@@ -107,7 +107,7 @@ impl Op for CastMini {
     }
 }
 
-/// How the node rounds to floats of 8 bits.
+/// The node's rounding to 8-bit floats.
 pub(super) fn rounding(a: &dyn Attributes) -> OpResult<Rounding> {
     let powers = match a.string("round_mode")?.as_deref() {
         None | Some("up") => Powers::Up,

@@ -1,7 +1,8 @@
-//! A convolution of each channel with its past. ONNX `CausalConvWithState` from opset 27.
+//! Causal depthwise convolution with state. ONNX `CausalConvWithState` from opset 27.
 //!
-//! Operands: `[b, c, n]`, weights `[c, 1, k]`, a number for each channel, and the `k - 1` elements before (zeros where they are
-//! left out). Results: `[b, c, n]` and the last `k - 1` elements, for the next call.
+//! Operands: `[b, c, n]`, weights `[c, 1, k]`, a bias per channel, and the previous `k - 1`
+//! elements (zeros if omitted). Results: `[b, c, n]` and the last `k - 1` elements, for the next
+//! call.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand, room};
@@ -11,7 +12,7 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CausalConv {
-    /// Results go through `x * sigmoid(x)`.
+    /// Applies `x * sigmoid(x)` to the results.
     pub silu: bool,
 }
 
@@ -30,12 +31,12 @@ impl Op for CausalConv {
             ));
         };
         cx.same("channels of operand and weights", channels, own)?;
-        cx.same("sizes of the weights' middle axis", one, &Dim::from(1))?;
+        cx.same("middle size of the weights and 1", one, &Dim::from(1))?;
         if let Some(bias) = cx.opt(2) {
             cx.same("channels of operand and bias", channels, &bias.shape.count()?)?;
         }
         let past = taps.sub(&1.into())?;
-        cx.require(past.clone(), "taps, less 1")?;
+        cx.require(past.clone(), "number of taps minus 1")?;
         let state = vec![batch.clone(), channels.clone(), past];
         if let Some(before) = cx.opt(3) {
             if before.shape.rank() != 3 {
@@ -93,7 +94,7 @@ impl Op for CausalConv {
                 };
                 #[expect(
                     clippy::cast_possible_truncation,
-                    reason = "rounding to the result type is meant"
+                    reason = "rounding to the result type is intended"
                 )]
                 let sum = sum as f32;
                 sum

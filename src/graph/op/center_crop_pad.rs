@@ -1,6 +1,7 @@
-//! The middle of a tensor, cut or with zeros around, in given sizes. ONNX `CenterCropPad` from opset 18.
+//! Crops or zero-pads a tensor around its center to given sizes. ONNX `CenterCropPad` from opset
+//! 18.
 //!
-//! Operand 1: the sizes, of all axes or of those that an attribute lists.
+//! Operand 1: the sizes, of all axes or of those listed by an attribute.
 
 use super::case::{Case, input};
 use super::{
@@ -13,12 +14,12 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CenterCropPad {
-    /// The axes that operand 1 gives sizes of; `None` for all.
+    /// The axes whose sizes operand 1 gives; `None` for all.
     pub axes: Option<Vec<i64>>,
 }
 
 impl CenterCropPad {
-    /// The shape with the sizes in place.
+    /// The shape with the new sizes.
     fn resized<T: Clone>(&self, shape: &[T], sizes: Vec<T>) -> OpResult<Vec<T>> {
         let rank = shape.len();
         let axes: Vec<usize> = match &self.axes {
@@ -64,11 +65,11 @@ impl Op for CenterCropPad {
             .zip(&shape)
             .zip(x.shape().iter().zip(strides(x.shape())))
             .collect();
-        // Where an element of the result stands in the operand, if it does.
+        // The offset of a result element in the operand, if any.
         let place = |i: usize| {
             let mut at = 0;
             for ((step, new), (old, old_step)) in &axes {
-                // An odd element of what is cut or added stands at the end.
+                // An odd element is cut or added at the end.
                 let j = i / *step % **new + old.saturating_sub(**new) / 2;
                 let j = j
                     .checked_sub(new.saturating_sub(**old) / 2)

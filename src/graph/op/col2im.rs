@@ -1,6 +1,7 @@
-//! Blocks of elements summed into an image where they overlap. ONNX `Col2Im` from opset 18.
+//! Sums blocks of elements into an image where they overlap. ONNX `Col2Im` from opset 18.
 //!
-//! Operands: `[n, c * block, windows]`, the spatial sizes of the image, and those of a block; the result is `[n, c, sizes..]`.
+//! Operands: `[n, c * block, windows]`, the spatial sizes of the image, and those of a block. The
+//! result is `[n, c, sizes..]`.
 
 use super::case::{Case, input};
 use super::window::{self, Window};
@@ -11,7 +12,7 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Col2Im {
-    /// The window, whose sizes are operand 2.
+    /// The window; operand 2 gives its sizes.
     pub window: Window,
 }
 
@@ -29,7 +30,7 @@ impl Op for Col2Im {
         let area = product(&blocks)?;
         let channels = match columns.exact_div(&area) {
             Some(c) => c,
-            // Blocks of the run's size.
+            // Block sizes that are known only in the run.
             None if area.as_const().is_none() => cx.unknown(0, 1, Some(columns.clone())),
             None => {
                 return Err(OpError::expected(
@@ -58,7 +59,7 @@ impl Op for Col2Im {
         let [block, windows] = window::products(&axes, [|a| a.kernel, |a| a.out])?;
         if block == 0 || !columns.is_multiple_of(block) || *count != windows {
             return Err(OpError::mismatch(
-                "blocks (elements of a block and their number)",
+                "blocks (elements per block and number of blocks)",
                 format!("{columns} and {count}"),
                 format!("{block} and {windows}"),
             ));

@@ -1,7 +1,8 @@
-//! The slices along an axis, or the elements, for which a condition holds. ONNX `Compress` from opset 9.
+//! Selects the slices along an axis, or the elements, for which a condition holds. ONNX `Compress`
+//! from opset 9.
 //!
-//! A condition shorter than the axis is false for the rest. How many there are, only the run tells, unless the condition is
-//! known.
+//! A condition shorter than the axis counts as false for the rest. The number of selected slices is
+//! known only in the run, unless the condition is constant.
 
 use super::case::{Case, input};
 use super::non_zero::{decided, truths};
@@ -12,7 +13,7 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compress {
-    /// The axis; `None` takes the elements of all axes in one.
+    /// The axis; `None` flattens the operand first.
     pub axis: Option<i64>,
 }
 

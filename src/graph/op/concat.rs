@@ -1,6 +1,6 @@
 //! Concatenation along one axis. ONNX `Concat` from opset 4.
 //!
-//! On a device each operand after the first is one dispatch that joins it to what is there already.
+//! On a device, each operand after the first is one dispatch that appends it to the previous ones.
 
 use super::case::{Case, input};
 use super::{
@@ -17,7 +17,7 @@ static KERNEL: Kernel =
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Concat {
-    /// The axis that grows; negative counts from the end.
+    /// The axis to concatenate along; negative values count from the end.
     pub axis: i64,
 }
 
@@ -42,7 +42,7 @@ impl Op for Concat {
                 *have = if i == a {
                     have.add(add)?
                 } else {
-                    cx.same("sizes outside the joined axis", have, add)?
+                    cx.same("sizes outside the concatenated axis", have, add)?
                 };
             }
         }
@@ -65,7 +65,7 @@ impl Op for Concat {
                     .all(|(i, (x, y))| i == a || x == y);
             if !fits {
                 return Err(OpError::mismatch(
-                    "shapes outside the joined axis",
+                    "shapes outside the concatenated axis",
                     format!("{:?}", first.shape()),
                     format!("{:?}", x.shape()),
                 ));
@@ -126,8 +126,9 @@ impl Op for Concat {
 }
 
 impl Concat {
-    /// Where each part is contiguous in the result at a place where a view can begin, the producers of the parts write them
-    /// there; a part that cannot be moved is copied. False, and nothing is done, otherwise.
+    /// If each part is contiguous in the result and starts where a view can, the producers of the
+    /// parts write them there directly; a part whose producer cannot is copied. Otherwise returns
+    /// false and does nothing.
     fn place_parts(&self, cx: &mut LowerCx<'_>, a: usize, inner: &Dim) -> OpResult<bool> {
         let (mut start, mut starts) = (Dim::from(0), Vec::new());
         for i in 0..cx.input_count() {

@@ -1,4 +1,5 @@
-//! A tensor of one repeated value. ONNX `ConstantOfShape` from opset 9. On the host; a constant shape is folded.
+//! A tensor filled with one value. ONNX `ConstantOfShape` from opset 9. Runs on the host; a
+//! constant shape is folded.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, pointwise};
@@ -9,7 +10,7 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConstantOfShape {
-    /// One element: the value.
+    /// The fill value, a tensor with one element.
     pub value: HostTensor,
 }
 
@@ -50,7 +51,7 @@ impl Op for ConstantOfShape {
         let value = value.filter(|v| v.is_finite()).ok_or_else(|| {
             let value = &self.value;
             OpError::NoKernel(format!(
-                "a tensor filled with {value:?}: kernels take finite numbers of 32 bits"
+                "a tensor filled with {value:?}; kernels support finite 32-bit numbers"
             ))
         })?;
         pointwise::fill(cx, value)

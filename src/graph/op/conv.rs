@@ -1,7 +1,8 @@
-//! Convolution over any number of spatial axes, in groups.
+//! Grouped convolution over any number of spatial axes.
 //!
-//! ONNX `Conv` from opset 1 (11 and 22 change texts and types only): `x [n, c, ..]`, `w [m, c / group, kernel..]`, optional
-//! `bias [m]`; the result is `[n, m, windows..]`. Spatial sizes may be symbols, those of the window are numbers.
+//! ONNX `Conv` from opset 1 (11 and 22 change only documentation and types): `x [n, c, ..]`,
+//! `w [m, c / group, kernel..]`, optional `bias [m]`; the result is `[n, m, windows..]`. Spatial
+//! sizes may be symbols; window sizes must be constant.
 
 mod tiled;
 
@@ -21,7 +22,7 @@ pub(super) static KERNEL: Kernel = crate::kernel!(conv {
     image: U32, total: I32, pad_h: I32, pad_w: I32,
 } [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: Part Single])
 .with_forms(&[Form {
-    // Each lane of a sub-group loads other weights for all.
+    // Each lane of a subgroup loads different weights for all lanes.
     define: "BROADCAST",
     needs: Caps::lane_broadcast,
 }]);
@@ -29,13 +30,13 @@ pub(super) static KERNEL: Kernel = crate::kernel!(conv {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conv {
-    /// The window; its sizes are those of the weights.
+    /// The window; its sizes are the spatial sizes of the weights.
     pub window: Window,
-    /// Number of groups of channels that do not see each other.
+    /// Number of channel groups.
     pub group: i64,
 }
 
-/// Elements of the matrix of patches that are held at a time.
+/// Maximum elements of the patch matrix that are held at a time.
 const PATCHES: usize = 1 << 20;
 
 /// Reads attribute `group`.
@@ -47,7 +48,8 @@ pub(super) fn group(a: &dyn Attributes) -> OpResult<i64> {
     Ok(group)
 }
 
-/// The window's sizes: those of the weights, behind their two leading axes, which the attribute must repeat if it is there.
+/// The window sizes: the spatial sizes of the weights. Attribute `kernel_shape` must equal them if
+/// it is given.
 pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
     let sizes: Vec<i64> = w
         .get(2..)
@@ -55,7 +57,7 @@ pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
         .iter()
         .map(|d| {
             d.as_const()
-                .ok_or_else(|| OpError::expected("window size", "a number", d))
+                .ok_or_else(|| OpError::expected("window size", "a constant", d))
         })
         .collect::<OpResult<_>>()?;
     if !window.kernel.is_empty() && window.kernel != sizes {
@@ -68,7 +70,7 @@ pub(super) fn kernel(window: &Window, w: &[Dim]) -> OpResult<Vec<i64>> {
     Ok(sizes)
 }
 
-/// Batch, channels and spatial sizes.
+/// Splits a shape into batch, channels and spatial sizes.
 pub(super) fn parts<'a>(what: &'static str, shape: &'a [Dim]) -> OpResult<(&'a Dim, &'a Dim, &'a [Dim])> {
     match shape {
         [n, c, rest @ ..] if !rest.is_empty() => Ok((n, c, rest)),
@@ -80,7 +82,7 @@ pub(super) fn parts<'a>(what: &'static str, shape: &'a [Dim]) -> OpResult<(&'a D
     }
 }
 
-/// The same of a tensor.
+/// Splits the shape of a tensor into batch, channels and spatial sizes.
 pub(super) fn sizes(x: &HostTensor) -> OpResult<(usize, usize, &[usize])> {
     match x.shape() {
         [n, c, rest @ ..] if !rest.is_empty() => Ok((*n, *c, rest)),
@@ -88,7 +90,7 @@ pub(super) fn sizes(x: &HostTensor) -> OpResult<(usize, usize, &[usize])> {
     }
 }
 
-/// The element type, which all operands share.
+/// The element type, which must be the same for all operands.
 pub(super) fn floats(cx: &InferCx<'_>) -> OpResult<crate::tensor::DType> {
     let dtype = cx.float(0)?.dtype;
     for f in cx.inputs.iter().flatten() {
@@ -133,7 +135,7 @@ impl Op for Conv {
         let (x, w) = (&cx.fact(0)?.shape.0, &cx.fact(1)?.shape.0);
         let ((n, c, spatial), (m, per_group, _)) = (parts("the input", x)?, parts("the weights", w)?);
         cx.same(
-            "channels of the input and of the weights' groups",
+            "channels of input and of weights times groups",
             c,
             &per_group.mul(&self.group.into())?,
         )?;
@@ -205,7 +207,7 @@ impl Op for Conv {
         let kernel = kernel(&self.window, &w.0)?;
         let mut lines = self.window.plane(&kernel, spatial, windows)?;
         if lines.iter().all(Line::is_identity) {
-            // Rows of such a plane are one row.
+            // The rows of such a plane can be merged into one row.
             let plane = lines[0].size.mul(&lines[1].size)?;
             lines = [
                 Line::one(),
@@ -229,7 +231,8 @@ impl Op for Conv {
     }
 }
 
-/// Emits the convolution of operand 0 by operand 1, whose groups have `rows` output and `channels` input channels, plus operand 2.
+/// Emits the convolution of operand 0 by operand 1, plus operand 2. Groups have `rows` output
+/// channels and `channels` input channels.
 pub(super) fn emit(
     cx: &mut LowerCx<'_>,
     lines: &[Line; 2],
@@ -241,7 +244,7 @@ pub(super) fn emit(
     let (x, w) = (cx.shape(0)?, cx.fact(1)?.clone());
     let ((n, c, _), [h, v]) = (parts("the input", &x.0)?, lines);
     let image = c.mul(&h.size)?.mul(&v.size)?;
-    // Results of a row between which there are no others of a work-item.
+    // Distance between consecutive results of a work-item in a row.
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
     let packed = w.as_const().is_some() && !transposed;
@@ -334,25 +337,26 @@ pub(super) fn emit(
     Ok(())
 }
 
-/// How a work-item's share is cut for a device.
+/// Work distribution for a device.
 struct ConvShape {
-    /// Work-items of a work-group.
+    /// Work-items per work-group.
     items: u32,
-    /// Results of a row that a work-item computes.
+    /// Results of a row per work-item.
     run: i64,
-    /// Channels that a work-item computes.
+    /// Channels per work-item.
     tile: usize,
-    /// Neighbouring work-items share their part of the input, not of the weights.
+    /// Neighbouring work-items share input instead of weights.
     by_tiles: bool,
     /// Storage type of packed weights.
     float: DType,
 }
 
-/// Work-items and channels of each where lanes of a sub-group share the weights that they load.
+/// Work-items per work-group, and channels per work-item, if lanes of a subgroup share loaded
+/// weights.
 const BROADCAST: (u32, usize) = (8, 16);
 
 impl ConvShape {
-    /// The same where lanes share weights.
+    /// The variant in which lanes share weights.
     fn by_broadcast(self) -> Self {
         Self {
             items: BROADCAST.0,
@@ -363,11 +367,12 @@ impl ConvShape {
         }
     }
 
-    /// For rows of `width` results, where that is a number, and groups of `rows` channels.
+    /// For rows of `width` results, if constant, and groups of `rows` channels.
     fn of(caps: &Caps, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
         let fit = rows.next_power_of_two();
         match (caps.kind, caps.backend) {
-            // A work-item is a loop iteration on a core: explicit vectors, and weights as the arithmetic wants them.
+            // A work-item is a loop iteration on a core: use explicit vectors, and store weights in
+            // the type of the arithmetic.
             (DeviceKind::Cpu, "opencl") => {
                 let run = [4, 8]
                     .into_iter()
@@ -398,7 +403,7 @@ impl ConvShape {
     }
 }
 
-/// One channel with its own weights.
+/// Convolves one channel with its own weights.
 fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) {
     let stride = axes.last().map_or(1, |a| a.stride);
     for (tap, w) in window::taps(axes).zip(w) {
@@ -419,7 +424,8 @@ fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) {
     }
 }
 
-/// One group as products of its weights `[rows, channels * taps]` with a matrix of patches, some windows at a time.
+/// Convolves one group as a matmul of its weights `[rows, channels * taps]` with a matrix of
+/// patches, some windows at a time.
 fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y: &mut [f32]) -> OpResult<()> {
     let area = y.len() / rows;
     let plane = x.len() / channels;
@@ -554,7 +560,7 @@ fn cases() -> Vec<Case> {
             },
         ),
         case(2, &[1, 4, 6, 9], &[22, 2, 2, 2], plain()),
-        // Near the number of iterations at which drivers stop loops.
+        // Close to the number of iterations at which drivers stop loops.
         Case {
             slack: 16.0,
             ..case(1, &[1, 6000, 3, 3], &[8, 6000, 3, 3], plain())
@@ -579,7 +585,8 @@ fn cases() -> Vec<Case> {
         ),
         case(1, &[1, 3, 8, 12], &[7, 3, 4, 4], strided(4)),
         case(1, &[2, 9, 1, 1], &[10, 9, 1, 1], plain()),
-        // Several tiles and blocks, the last ones in part, with and without whole vectors; groups of many channels.
+        // Several tiles and blocks, the last ones partial, with and without whole vectors; groups
+        // of many channels.
         case(1, &[2, 40, 9, 15], &[70, 40, 1, 1], plain()),
         case(1, &[1, 66, 10, 14], &[35, 66, 1, 1], plain()),
         case(1, &[2, 18, 5, 7], &[16, 18, 1, 1], strided(2)),

@@ -1,7 +1,8 @@
-//! Convolution of 8-bit integers less their zero points.
+//! Convolution of 8-bit integers with zero points.
 //!
-//! ONNX `ConvInteger` from opset 10, with 32-bit results, and `QLinearConv` from opset 10, with results scaled back to 8 bits.
-//! Zero points and scales of the weights are scalars or one for each output channel.
+//! ONNX `ConvInteger` from opset 10 with 32-bit results, and `QLinearConv` from opset 10 with
+//! results scaled back to 8 bits. Zero points and scales of the weights are scalars or one per
+//! output channel.
 
 use super::case::Case;
 use super::conv::Conv;
@@ -15,14 +16,15 @@ use crate::tensor::{DType, HostTensor};
 pub struct ConvInteger {
     /// The convolution.
     pub conv: Conv,
-    /// Operands x, scale, zero point, the same of w, scale and zero point of the result, bias; else x, w, their zero points.
+    /// `QLinearConv`: operands are x with scale and zero point, w likewise, scale and zero point of
+    /// the result, bias. Otherwise x, w and their zero points.
     pub scaled: bool,
 }
 
-/// Sums of this many products of 8 bits are exact in a float.
+/// Sums of this many 8-bit multiplications are exact in a float.
 const EXACT_TERMS: usize = 256;
 
-/// The elements less their zero points, of which there is one, or one for each index of the first axis.
+/// The elements minus their zero points: one for all, or one per index of the first axis.
 fn centred(x: &HostTensor, zero: Option<&HostTensor>) -> OpResult<Vec<i64>> {
     let mut data = x.to_i64()?;
     let zeros = zero.map_or_else(|| Ok(vec![0]), HostTensor::to_i64)?;
@@ -45,7 +47,7 @@ fn centred(x: &HostTensor, zero: Option<&HostTensor>) -> OpResult<Vec<i64>> {
     Ok(data)
 }
 
-/// As multiples of 16 and rests.
+/// Splits values into multiples of 16 and remainders.
 fn halves(data: &[i64]) -> [(i64, Vec<i64>); 2] {
     let part = |f: fn(&i64) -> i64| data.iter().map(f).collect();
     [(16, part(|v| v.div_euclid(16))), (1, part(|v| v.rem_euclid(16)))]
@@ -56,7 +58,7 @@ impl ConvInteger {
         if self.scaled { (0, 3, 2, 5) } else { (0, 1, 2, 3) }
     }
 
-    /// Exact sums of products.
+    /// Exact integer convolution.
     fn sums(&self, x: (&[i64], &[usize]), w: (&[i64], &[usize])) -> OpResult<(Vec<usize>, Vec<i64>)> {
         #[expect(clippy::cast_precision_loss, reason = "integers of at most 9 bits")]
         let tensor = |data: &[i64], shape| {
@@ -166,7 +168,7 @@ impl Op for ConvInteger {
             let add = bias.get(channel).copied().unwrap_or(0);
             #[expect(
                 clippy::cast_precision_loss,
-                reason = "a sum of products of 8 bits is scaled as a float"
+                reason = "a sum of 8-bit multiplications is scaled as a float"
             )]
             list.iter_mut().for_each(|v| {
                 *v = quantize((*v + add) as f32 * (x_scale * scale), y_scale, zero_point, limits);

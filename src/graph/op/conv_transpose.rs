@@ -1,8 +1,9 @@
 //! Transposed convolution: the gradient of [`Conv`](super::conv::Conv) with respect to its input.
 //!
-//! ONNX `ConvTranspose` from opset 1 (11 and 22 change texts and types only): `x [n, c, ..]`, `w [c, m / group, kernel..]`,
-//! optional `bias [m]`. A result's size is `stride * (size - 1) + output_padding + extent - pads`, or what `output_shape` says,
-//! or, with padding SAME, `stride * size`; in the last two cases the padding follows from the size.
+//! ONNX `ConvTranspose` from opset 1 (11 and 22 change only documentation and types):
+//! `x [n, c, ..]`, `w [c, m / group, kernel..]`, optional `bias [m]`. A result size is
+//! `stride * (size - 1) + output_padding + extent - pads`, or the value of `output_shape`, or, with
+//! padding SAME, `stride * size`. In the last two cases the padding is computed from the size.
 
 use super::case::{Case, input};
 use super::conv::{self, add_bias, floats, group, kernel, parts, sizes};
@@ -16,18 +17,18 @@ use crate::tensor::{HostTensor, product};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvTranspose {
-    /// The window; its sizes are those of the weights.
+    /// The window; its sizes are the spatial sizes of the weights.
     pub window: Window,
-    /// Number of groups of channels that do not see each other.
+    /// Number of channel groups.
     pub group: i64,
-    /// Additional elements behind each axis; empty for none.
+    /// Additional elements at the end of each axis; empty for none.
     pub output_padding: Vec<i64>,
-    /// Spatial sizes of the result; empty where they follow from the input.
+    /// Spatial sizes of the result; empty to derive them from the input.
     pub output_shape: Vec<i64>,
 }
 
 impl ConvTranspose {
-    /// Size of the result along axis `i`, and the padding of the window before it and behind it.
+    /// Size of the result along axis `i`, and the padding before and after.
     fn axis(&self, i: usize, kernel: &[i64], size: &Dim) -> OpResult<(Dim, Dim, Dim)> {
         let w = &self.window;
         let extra = self.output_padding.get(i).copied().unwrap_or(0);
@@ -57,10 +58,10 @@ impl ConvTranspose {
         self.window.check(kernel, rank)?;
         for (what, list) in [
             (
-                "numbers of output paddings and of spatial axes",
+                "numbers of output paddings and spatial axes",
                 &self.output_padding,
             ),
-            ("numbers of output sizes and of spatial axes", &self.output_shape),
+            ("numbers of output sizes and spatial axes", &self.output_shape),
         ] {
             if !list.is_empty() && list.len() != rank {
                 return Err(OpError::mismatch(what, list.len(), rank));
@@ -99,7 +100,7 @@ impl Op for ConvTranspose {
         let mut out = vec![n.clone(), m];
         for (i, size) in spatial.iter().enumerate() {
             let (size, ..) = self.axis(i, &kernel, size)?;
-            cx.require(size.clone(), "size of a transposed convolution's result")?;
+            cx.require(size.clone(), "result size of a transposed convolution")?;
             out.push(size);
         }
         Ok(vec![Fact::new(dtype, Shape(out))])
@@ -117,7 +118,7 @@ impl Op for ConvTranspose {
         let mut axes = Vec::new();
         for (i, (size, k)) in spatial.iter().zip(&kernel).enumerate() {
             let (out, before, after) = self.axis(i, &kernel, &Dim::from_usize(*size))?;
-            // The walk is that of the convolution from the result to the input.
+            // Walks the convolution from the result to the input.
             axes.push(Axis {
                 size: window::number(&out)?,
                 out: *size,
@@ -128,9 +129,13 @@ impl Op for ConvTranspose {
                 after: window::number(&after)?,
             });
         }
-        let m = per_group
-            .checked_mul(group)
-            .ok_or_else(|| OpError::expected("channels", "a small number", per_group))?;
+        let m = per_group.checked_mul(group).ok_or_else(|| {
+            OpError::expected(
+                "channels",
+                "fewer (the product with `group` overflows)",
+                per_group,
+            )
+        })?;
         let mut shape = vec![n, m];
         shape.extend(axes.iter().map(|a| a.size));
         let mut y = super::filled(&shape, 0f32)?;

@@ -1,4 +1,4 @@
-//! Sums or products of all elements up to each along an axis.
+//! Cumulative sums or products along an axis.
 //!
 //! ONNX `CumSum` from opset 11 and `CumProd` from 26. The axis is operand 1.
 
@@ -18,16 +18,16 @@ static KERNEL: Kernel =
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cumulative {
-    /// Products, else sums.
+    /// Products instead of sums.
     pub product: bool,
-    /// Without the element itself.
+    /// Exclude the element itself.
     pub exclusive: bool,
-    /// From the end.
+    /// Accumulate from the end.
     pub reverse: bool,
 }
 
 impl Cumulative {
-    /// `data` of `shape` accumulated along axis `a`; `None` as soon as `join` is.
+    /// `data` of `shape` accumulated along axis `a`; `None` as soon as `join` returns `None`.
     fn run<T: Clone>(
         &self,
         data: &[T],
@@ -118,14 +118,14 @@ impl Op for Cumulative {
         let at = list
             .first()
             .and_then(Dim::as_const)
-            .ok_or_else(|| OpError::NoKernel("an axis that is data".to_owned()))?;
+            .ok_or_else(|| OpError::NoKernel("an axis that is not constant".to_owned()))?;
         let (outer, cols, inner) = split_at(&x, axis(at, x.rank())?)?;
         if cx.upper_bound(&cols).is_some_and(|n| n > MOST_LOOPS) {
             return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
         }
         let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
         let what = format!(
-            "{} over {cols} elements; kernels take at most {MOST_LOOPS}",
+            "{} over {cols} elements; kernels support at most {MOST_LOOPS}",
             self.name()
         );
         cx.require(rest, &what);
@@ -144,7 +144,7 @@ impl Op for Cumulative {
         ] {
             call = if set { call.define(name, 1) } else { call };
         }
-        // What lies behind the live elements of the only line comes after them.
+        // For a single line, padding comes after its current elements.
         let behind = outer.is(1) && !self.reverse;
         cx.emit(if behind { call.may_be_padded() } else { call })
     }

@@ -1,7 +1,8 @@
-//! Convolution whose taps stand at places that are data. ONNX `DeformConv` from opset 19.
+//! Deformable convolution: the positions of taps are data. ONNX `DeformConv` from opset 19.
 //!
-//! Operands: `x [n, c, sizes..]`, weights `[o, c / group, taps..]`, offsets `[n, groups * taps * axes, places..]`, a number for
-//! each of `o`, and factors `[n, groups * taps, places..]`. A tap reads between elements by linear interpolation; outside are
+//! Operands: `x [n, c, sizes..]`, weights `[o, c / group, taps..]`, offsets
+//! `[n, groups * taps * axes, places..]`, a bias `[o]`, and a tap mask
+//! `[n, groups * taps, places..]`. Taps between elements are interpolated linearly; outside are
 //! zeros.
 
 use super::case::{Case, input};
@@ -16,19 +17,18 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeformConv {
-    /// Window; sizes that are left out are those of the weights.
+    /// Window; omitted sizes are those of the weights.
     pub window: Window,
-    /// Groups of channels.
+    /// Number of channel groups.
     pub group: i64,
-    /// Groups of channels that share offsets.
+    /// Number of channel groups that share offsets.
     pub offset_group: i64,
 }
 
 impl DeformConv {
     fn kernel(&self, weights: &[Dim]) -> OpResult<Vec<i64>> {
         let fixed: Option<Vec<i64>> = weights.iter().skip(2).map(Dim::as_const).collect();
-        let fixed =
-            fixed.ok_or_else(|| OpError::Unsupported("weights whose sizes are not fixed".to_owned()))?;
+        let fixed = fixed.ok_or_else(|| OpError::Unsupported("weights of variable size".to_owned()))?;
         if self.window.kernel.is_empty() || self.window.kernel == fixed {
             return Ok(fixed);
         }
@@ -74,13 +74,17 @@ impl Op for DeformConv {
             let Some(fact) = fact else { continue };
             let (batch, found, sizes) =
                 parts(if i == 2 { "the offsets" } else { "the factors" }, &fact.shape.0)?;
-            cx.same("batches", n, batch)?;
-            cx.same("numbers of taps", found, &channels.into())?;
+            cx.same("batch sizes", n, batch)?;
+            cx.same(
+                "channels of offsets or mask and their number of taps",
+                found,
+                &channels.into(),
+            )?;
             if sizes.len() != places.len() {
                 return Err(OpError::mismatch("ranks", &x.shape, &fact.shape));
             }
             for (a, b) in places.iter().zip(sizes) {
-                cx.same("numbers of places", a, b)?;
+                cx.same("spatial sizes", a, b)?;
             }
         }
         if let Some(bias) = cx.opt(3) {
@@ -110,7 +114,7 @@ impl Op for DeformConv {
         let (share, outs_share) = (channels / groups, outs / number(self.group));
         let at = |list: &[f32], i: usize| list.get(i).copied().unwrap_or(0.0);
         let mut y = filled(&shape, 0f64)?;
-        // Batch entry, group of offsets, tap and place, the last fastest.
+        // Index of batch, offset group, tap and position; the last one varies fastest.
         for i in 0..count(&[shape.first().copied().unwrap_or(0), groups, all, area])? {
             let (place, tap, group, n) = (
                 i % area,
@@ -130,7 +134,7 @@ impl Op for DeformConv {
                 );
                 start + tap as f64 * self.window.dilation(d) as f64 + f64::from(offset)
             };
-            // Neighbours of the place along all axes so far, and their weights.
+            // Neighbours along the axes processed so far, with their weights.
             let mut near = vec![(0usize, 1.0f64)];
             for d in 0..rank {
                 let p = position(d);
@@ -138,7 +142,7 @@ impl Op for DeformConv {
                 let ends = [(low, 1.0 - (p - low)), (low + 1.0, p - low)];
                 let pairs = near.iter().flat_map(|from| ends.map(|to| (*from, to)));
                 let next = pairs.filter_map(|((base, w), (v, share))| {
-                    #[expect(clippy::cast_possible_truncation, reason = "what is outside saturates")]
+                    #[expect(clippy::cast_possible_truncation, reason = "positions outside saturate")]
                     let j = usize::try_from(v as i64).ok().filter(|j| *j < spatial[d])?;
                     Some((base + j * steps[d], w * share))
                 });

@@ -1,6 +1,7 @@
-//! Blocks of pixels from channels, and back.
+//! Moves blocks of pixels from channels to space, and back.
 //!
-//! ONNX `DepthToSpace` (opset 1; 11: mode `CRD`) and `SpaceToDepth` (1): `[n, c, h, w]` with a block size.
+//! ONNX `DepthToSpace` (opset 1; 11: mode `CRD`) and `SpaceToDepth` (1): `[n, c, h, w]` with a
+//! block size.
 
 use super::case::{Case, input};
 use super::window::number;
@@ -17,14 +18,15 @@ use crate::tensor::HostTensor;
 pub struct DepthToSpace {
     /// Height and width of a block.
     pub block: i64,
-    /// Pixels of a block to channels, instead of channels to pixels.
+    /// Space to depth instead of depth to space.
     pub back: bool,
-    /// A channel's pixels stand side by side in the channels (`CRD`), instead of a pixel's channels (`DCR`).
+    /// The pixels of a channel are adjacent in the channels (`CRD`), instead of the channels of a
+    /// pixel (`DCR`).
     pub channel_first: bool,
 }
 
 impl DepthToSpace {
-    /// A size that no rule divides must be a multiple in every run.
+    /// The shape of the result. A size that is not known to be divisible must be so in every run.
     fn shape(&self, x: &[Dim], same: Same<'_>) -> OpResult<Vec<Dim>> {
         let [n, c, h, w] = x else {
             return Err(OpError::expected("rank", 4, x.len()));
@@ -43,13 +45,13 @@ impl DepthToSpace {
             vec![
                 n.clone(),
                 c.mul(&area)?,
-                part("heights of image and of whole blocks", h, &b)?,
-                part("widths of image and of whole blocks", w, &b)?,
+                part("image height and height of whole blocks", h, &b)?,
+                part("image width and width of whole blocks", w, &b)?,
             ]
         } else {
             vec![
                 n.clone(),
-                part("channels and those of whole blocks", c, &area)?,
+                part("channels and channels of whole blocks", c, &area)?,
                 h.mul(&b)?,
                 w.mul(&b)?,
             ]
@@ -58,7 +60,7 @@ impl DepthToSpace {
 }
 
 impl DepthToSpace {
-    /// Each axis of the result as its parts, and the stride of each part in the operand.
+    /// Splits each axis of the result into parts, with the stride of each part in the operand.
     fn walk(&self, x: &[Dim], out: &[Dim]) -> OpResult<(Vec<Dim>, Vec<Dim>)> {
         let ([n, c, h, w], [_, c_out, h_out, w_out]) = (x, out) else {
             return Err(OpError::expected("rank", 4, x.len()));

@@ -1,6 +1,7 @@
-//! The floats that a state of 8-bit rows stands for (own domain, made by the pass `kv_q8`): operand `i32 [.., d / 4 + 1]`, see
-//! [`super::kv_append_q8`]; the result is `[.., d]`. Nodes that ask for the shape of a cache read it, so that nothing is computed; for
-//! its data there is the host.
+//! Decodes 8-bit cache rows to floats (own domain, made by the pass `kv_q8`): operand
+//! `i32 [.., d / 4 + 1]`, see [`super::kv_append_q8`]; the result is `[.., d]`. It serves nodes
+//! that read only the shape of a cache, so nothing is computed on devices; the host can compute the
+//! data.
 
 use super::case::{Case, given};
 use super::kv_append_q8::decode;

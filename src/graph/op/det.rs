@@ -9,7 +9,7 @@ use crate::tensor::HostTensor;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Det;
 
-/// By elimination with the largest element of a column as pivot.
+/// Gaussian elimination with partial pivoting.
 fn determinant(mut m: Vec<Vec<f64>>) -> f64 {
     let mut det = 1.0;
     for i in 0..m.len() {
@@ -65,7 +65,7 @@ impl Op for Det {
         };
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "rounding to the result type is meant"
+            reason = "rounding to the result type is intended"
         )]
         let y: Vec<f32> = (0..matrices)
             .map(|i| {

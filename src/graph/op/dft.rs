@@ -1,7 +1,8 @@
-//! Discrete Fourier transforms. ONNX `DFT` from opset 17 (from 20 the axis is an operand) and `STFT` from 17.
+//! Discrete Fourier transforms. ONNX `DFT` from opset 17 (from 20 the axis is an operand) and
+//! `STFT` from 17.
 //!
-//! The last axis of a signal has one element, the real part, or two, the real and the imaginary part. A one-sided spectrum
-//! has the first half of the frequencies, of which the others are the conjugates.
+//! The last axis of a signal has one element (the real part) or two (real and imaginary part). A
+//! one-sided spectrum has the first half of the frequencies; the others are their conjugates.
 
 use super::case::{Case, input};
 use super::{
@@ -12,19 +13,21 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 use std::f64::consts::TAU;
 
-/// Operands: a signal `[.., 1 or 2]`, the transform's length, the axis; the last two may be left out.
+/// Operands: a signal `[.., 1 or 2]`, the length of the transform, the axis; the last two are
+/// optional.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dft {
-    /// From a spectrum back to the signal.
+    /// Inverse transform, from spectrum to signal.
     pub inverse: bool,
     /// The spectrum is one-sided.
     pub onesided: bool,
-    /// The axis where operand 2 is not given.
+    /// The axis if operand 2 is not given.
     pub axis: i64,
 }
 
-/// Transforms of parts of a signal. Operands: `[batch, length, 1 or 2]`, the distance of the parts, a factor for each
-/// element of a part, the length of a part; one of the last two may be left out. The result is `[batch, parts, frequencies, 2]`.
+/// Short-time Fourier transform. Operands: `[batch, length, 1 or 2]`, the hop size, a window
+/// function, the frame length; one of the last two may be omitted. The result is
+/// `[batch, frames, frequencies, 2]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stft {
     /// The spectra are one-sided.
@@ -33,7 +36,7 @@ pub struct Stft {
 
 type Complex = (f64, f64);
 
-/// The sums `y[k] = sum(x[n] e^(-+ i tau k n / length))` for the first `count` of `k`.
+/// The sums `y[k] = sum(x[n] e^(-+ i tau k n / length))` for the first `count` values of `k`.
 fn transform(x: &[Complex], length: usize, inverse: bool, count: usize) -> Vec<Complex> {
     #[expect(clippy::cast_precision_loss, reason = "numbers of elements")]
     let turn = |i: usize| {
@@ -52,7 +55,7 @@ fn transform(x: &[Complex], length: usize, inverse: bool, count: usize) -> Vec<C
     (0..count).map(sum).collect()
 }
 
-/// The number that one element of an integer operand is.
+/// The single element of an integer operand.
 fn scalar(cx: &InferCx<'_>, i: usize) -> OpResult<Dim> {
     match cx.sizes(i)?.as_slice() {
         [one] => Ok(one.clone()),
@@ -64,14 +67,14 @@ fn scalar(cx: &InferCx<'_>, i: usize) -> OpResult<Dim> {
     }
 }
 
-/// A number above 0 that is data.
+/// A positive integer operand of an evaluation.
 fn positive(x: &HostTensor, what: &str) -> OpResult<usize> {
     let v = one_int(x, what)?;
     let found = usize::try_from(v).ok().filter(|v| *v > 0);
     found.ok_or_else(|| OpError::expected(what, "above 0", v))
 }
 
-/// Elements of a signal as pairs, the last axis of which has `parts`.
+/// Elements of a signal as complex numbers; the last axis holds their parts.
 fn pairs(x: &HostTensor) -> OpResult<Vec<Complex>> {
     let data = x.to_f64()?;
     Ok(match x.shape().last() {
@@ -93,18 +96,18 @@ fn check_parts(cx: &InferCx<'_>, x: &Fact) -> OpResult<()> {
     }
     let last = x.shape.0.last();
     let last = last.ok_or_else(|| OpError::expected("last axis", "1 or 2 elements", x))?;
-    cx.require(last.sub(&1.into())?, "elements of the last axis, less 1")?;
-    cx.require(Dim::from(2).sub(last)?, "2, less the elements of the last axis")
+    cx.require(last.sub(&1.into())?, "size of the last axis minus 1")?;
+    cx.require(Dim::from(2).sub(last)?, "2 minus the size of the last axis")
 }
 
 impl Dft {
-    /// The axis among `rank`, which is not the last one.
+    /// The axis below `rank`, which must not be the last one.
     fn at(&self, given: Option<i64>, rank: usize) -> OpResult<usize> {
         let a = axis(given.unwrap_or(self.axis), rank)?;
         if a + 1 < rank {
             return Ok(a);
         }
-        Err(OpError::expected("axis", "one before the last", a))
+        Err(OpError::expected("axis", "an axis before the last one", a))
     }
 }
 
@@ -125,7 +128,7 @@ impl Op for Dft {
                 Some([a]) => a.as_const(),
                 Some(more) => return Err(OpError::expected("axis", "one integer", more.len())),
                 None => {
-                    // Any axis may have the transform's length.
+                    // Any axis may change to the length of the transform.
                     let mut shape: Vec<Dim> = (1..rank).map(|i| cx.unknown(0, i - 1, None)).collect();
                     shape.push(parts);
                     return Ok(vec![Fact::new(x.dtype, Shape(shape))]);
@@ -140,7 +143,7 @@ impl Op for Dft {
             None if real => own.sub(&1.into())?.mul(&2.into())?,
             None => own,
         };
-        cx.require(length.sub(&1.into())?, "length of the transform, less 1")?;
+        cx.require(length.sub(&1.into())?, "length of the transform minus 1")?;
         let frequencies = if self.onesided && !self.inverse {
             length.floor_div(2)?.add(&1.into())?
         } else {
@@ -236,10 +239,10 @@ impl Op for Stft {
             (None, Some(n)) => n,
             (None, None) => length.clone(),
         };
-        cx.require(part.sub(&1.into())?, "length of a part, less 1")?;
+        cx.require(part.sub(&1.into())?, "frame length minus 1")?;
         let room = length.sub(&part)?;
-        cx.require(room.clone(), "length of the signal, less that of a part")?;
-        cx.require(step.sub(&1.into())?, "distance of the parts, less 1")?;
+        cx.require(room.clone(), "signal length minus frame length")?;
+        cx.require(step.sub(&1.into())?, "hop size minus 1")?;
         let count = match step.as_const() {
             Some(step) => room.floor_div(step)?,
             None => room.div_floor(&step)?,
@@ -259,16 +262,15 @@ impl Op for Stft {
         let ([batch, length, _], signal) = (x.shape(), pairs(x)?) else {
             return Err(OpError::expected("rank", 3, format!("{x:?}")));
         };
-        let step = positive(operand(inputs, 1)?, "distance of the parts")?;
+        let step = positive(operand(inputs, 1)?, "hop size")?;
         let window = opt(2).map(HostTensor::to_f64).transpose()?;
         let part = match (opt(3), &window) {
-            (Some(t), _) => positive(t, "length of a part")?,
+            (Some(t), _) => positive(t, "frame length")?,
             (None, Some(w)) => w.len(),
             (None, None) => *length,
         };
         let rest = length.checked_sub(part).filter(|_| part > 0);
-        let rest =
-            rest.ok_or_else(|| OpError::expected("length of a part", format!("1 to {length}"), part))?;
+        let rest = rest.ok_or_else(|| OpError::expected("frame length", format!("1 to {length}"), part))?;
         let (parts, count) = (rest / step + 1, if self.onesided { part / 2 + 1 } else { part });
         let factor = |i: usize| window.as_ref().map_or(1.0, |w| w.get(i).copied().unwrap_or(0.0));
         let shape = [*batch, parts, count, 2];

@@ -1,7 +1,8 @@
-//! Dropout in inference, which drops nothing.
+//! Dropout for inference: the identity.
 //!
-//! ONNX `Dropout` from opset 6 (`is_test`), 7 (ratio as attribute), 12 (ratio and training mode as operands) to 22. The mask, where
-//! it is asked for, is true everywhere: of the operand's type until opset 9, `bool` from 10 on.
+//! ONNX `Dropout` from opset 6 (`is_test`), 7 (ratio as attribute), 12 (ratio and training mode as
+//! operands) to 22. The optional mask is true everywhere: of the operand's type until opset 9,
+//! `bool` from 10 on.
 
 use super::case::{Case, input};
 use super::parts::Parts;
@@ -16,9 +17,9 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropout {
-    /// The mask is of the operand's type.
+    /// The mask has the operand's type.
     pub float_mask: bool,
-    /// Result 1, the mask, is there.
+    /// Result 1, the mask, is requested.
     pub mask: bool,
 }
 
@@ -32,7 +33,7 @@ impl Op for Dropout {
         if let Some(training) = cx.opt(2) {
             match training.as_dims().as_deref() {
                 Some([v]) if v.is(0) => {}
-                _ => return Err(OpError::Unsupported("dropout in training".to_owned())),
+                _ => return Err(OpError::Unsupported("dropout in training mode".to_owned())),
             }
         }
         let mut facts = vec![Fact {
@@ -95,7 +96,7 @@ impl Op for Dropout {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    // What training would do.
+    // Only used in training.
     a.float("ratio")?;
     a.int("is_test")?;
     a.int("seed")?;

@@ -1,8 +1,8 @@
-//! Products and sums by Einstein's convention. ONNX `Einsum` from opset 12.
+//! Sums of products in Einstein notation. ONNX `Einsum` from opset 12.
 //!
-//! An operand's axes are letters; `...` stands for axes that broadcast. A letter that occurs twice in one operand takes its
-//! diagonal. Without `->` the result has the axes of `...`, then the letters that occur once, in the order of the alphabet
-//! (capitals first).
+//! An operand's axes are letters; `...` stands for axes that broadcast. A letter that occurs twice
+//! in one operand selects its diagonal. Without `->`, the result has the axes of `...`, then the
+//! letters that occur once, in alphabetical order (capitals first).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides};
@@ -18,11 +18,11 @@ pub struct Einsum {
     equation: String,
     /// Labels of each operand's axes.
     terms: Vec<Term>,
-    /// Labels of the result's axes; `None` when they follow from the operands'.
+    /// Labels of the result's axes; `None` to derive them from the operands.
     result: Option<Term>,
 }
 
-/// Labels of one operand: letters before `...`, whether that is there, letters behind it.
+/// Labels of one operand: letters before `...`, whether `...` occurs, letters after it.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 struct Term {
     before: Vec<char>,
@@ -30,7 +30,7 @@ struct Term {
     after: Vec<char>,
 }
 
-/// An axis: a letter, or the n-th axis of `...` counted from its end.
+/// An axis: a letter, or the n-th axis of `...`, counted from its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
     Rest(usize),
@@ -46,7 +46,7 @@ impl Term {
                 if std::mem::replace(&mut term.ellipsis, true) {
                     return Err(OpError::expected(
                         "attribute `equation`",
-                        "one `...` a term at most",
+                        "at most one `...` per term",
                         text,
                     ));
                 }
@@ -69,7 +69,7 @@ impl Term {
         Ok(term)
     }
 
-    /// Labels where `...` stands for `rest` axes.
+    /// Labels if `...` stands for `rest` axes.
     fn labels(&self, rest: usize) -> Vec<Label> {
         let middle = if self.ellipsis { rest } else { 0 };
         let letters = |l: &[char]| l.iter().map(|c| Label::Letter(*c)).collect::<Vec<_>>();
@@ -81,7 +81,7 @@ impl Term {
 }
 
 impl Einsum {
-    /// The operator of an equation.
+    /// Parses an equation.
     pub fn new(equation: &str) -> OpResult<Self> {
         let equation: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
         let (left, right) = match equation.split_once("->") {
@@ -96,11 +96,11 @@ impl Einsum {
         })
     }
 
-    /// Labels of every operand of these ranks, and of the result.
+    /// Labels of the operands, which have these ranks, and of the result.
     fn labels(&self, ranks: &[usize]) -> OpResult<(Vec<Vec<Label>>, Vec<Label>)> {
         if ranks.len() != self.terms.len() {
             return Err(OpError::mismatch(
-                "numbers of terms and of operands",
+                "numbers of terms and operands",
                 self.terms.len(),
                 ranks.len(),
             ));
@@ -201,7 +201,7 @@ impl Op for Einsum {
         let summed: Vec<Label> = sizes.keys().copied().filter(|l| !result.contains(l)).collect();
         let loops: Vec<Label> = result.iter().chain(&summed).copied().collect();
         let extents: Vec<usize> = loops.iter().map(size).collect();
-        // How far each operand moves when a loop advances.
+        // The step of each operand per loop.
         let mut steps = Vec::new();
         for (labels, tensor) in operands.iter().zip(&tensors) {
             let own = strides(tensor.shape());
@@ -297,7 +297,7 @@ impl Walk<'_> {
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let equation = a.string("equation")?;
-    let equation = equation.ok_or_else(|| OpError::expected("attribute `equation`", "a text", "nothing"))?;
+    let equation = equation.ok_or_else(|| OpError::expected("attribute `equation`", "a string", "none"))?;
     Ok(Box::new(Einsum::new(&equation)?))
 }
 

@@ -1,4 +1,5 @@
-//! Broadcast to a shape. ONNX `Expand` from opset 8; the shape may hold expressions of symbols.
+//! Broadcasts a tensor to a shape. ONNX `Expand` from opset 8; the shape may hold symbolic
+//! expressions.
 
 use super::case::{Case, input};
 use super::{
@@ -22,7 +23,7 @@ impl Op for Expand {
         let x = cx.fact(0)?;
         let to = cx.sizes(1)?;
         to.iter()
-            .try_for_each(|size| cx.require(size.clone(), "a size to expand to"))?;
+            .try_for_each(|size| cx.require(size.clone(), "target size"))?;
         Ok(vec![Fact::new(x.dtype, cx.broadcast(&x.shape.0, &to)?)])
     }
 

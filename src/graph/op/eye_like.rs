@@ -1,4 +1,4 @@
-//! A matrix with ones on a diagonal, of the shape of another. ONNX `EyeLike` from opset 9.
+//! A matrix with ones on a diagonal, shaped like another one. ONNX `EyeLike` from opset 9.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
@@ -11,9 +11,9 @@ use std::sync::Arc;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EyeLike {
-    /// Type of the result; `None` takes that of the operand.
+    /// Type of the result; `None` for the operand's type.
     pub dtype: Option<DType>,
-    /// Columns by which the diagonal lies to the right.
+    /// Offset of the diagonal in columns; positive is to the right.
     pub diagonal: i64,
 }
 

@@ -1,8 +1,8 @@
-//! An operator with an elementwise function on its result: one kernel, whose epilogue the function is (paper, section 2.2; made by
-//! the pass `epilogue`).
+//! An operator with an elementwise function applied to its result, as the epilogue of its kernel
+//! (paper, section 2.2; made by the pass `epilogue`).
 //!
-//! Operands: those of the operator, then the further ones of the function, whose operand 0 is the operator's result. The function's
-//! result has the shape of the operator's, and both are floats.
+//! Operands: those of the operator, then the other operands of the function, whose operand 0 is the
+//! operator's result. The function's result has the same shape, and both are floats.
 
 use super::case::{Case, input};
 use super::conv::Conv;
@@ -32,10 +32,10 @@ impl PartialEq for Fused {
 }
 
 impl Fused {
-    /// Largest number of further operands.
+    /// Maximum number of other operands of the function.
     pub const MAX_FURTHER: usize = MAX_OPERANDS - 1;
 
-    /// `base`, over the first `inputs` operands, then `expr` of its result and the rest.
+    /// `base` over the first `inputs` operands, then `expr` over its result and the other operands.
     pub fn new(base: Box<dyn Op>, inputs: usize, expr: Expr) -> Self {
         let function = Pointwise {
             name: "Epilogue".to_owned(),
@@ -54,7 +54,7 @@ impl Fused {
         self.base.as_ref()
     }
 
-    /// Number of operands of [`Fused::base`], left-out ones counted.
+    /// Number of operands of [`Fused::base`], including omitted ones.
     pub fn inputs(&self) -> usize {
         self.inputs
     }
@@ -212,7 +212,7 @@ fn cases() -> Vec<Case> {
             &[&[1, 8, 1, 1], &[16], &[8, 4, 16]],
         ),
         conv(&[1, 4, 6, 6], &[8, 4, 1, 1], clipped(), &[]),
-        // Constants, truth values and integers beside the result.
+        // Constants, truth values and integers besides the result.
         Case::new(
             Fused::new(Box::new(MatMul { trans_b: false }), 2, *add()),
             vec![

@@ -1,9 +1,12 @@
-//! Two products of one operand with E0M weights of one size and form, and an elementwise function of both results (made by the pass
-//! `gated_product`): operands `x [.., K]`, codes and scales of the first and of the second product, as [`super::matmul_e0m`] has them.
+//! Fused gate-up (SwiGLU): two matmuls of one operand with E0M weights of the same size and form,
+//! and an elementwise function of both results (made by the pass `gated_product`). Operands:
+//! `x [.., K]`, then quantized weights and scales of the first and of the second matmul, as in
+//! [`super::matmul_e0m`].
 //!
-//! A dispatch computes both for one row, and stores the function of them alone; so the gate of a feed-forward layer takes no launch of its own
-//! (paper, section 2.2, counts launches among the costs of a decode step). More rows are a product into scratch memory and one with the
-//! function where it stores.
+//! For one row, a dispatch computes both matmuls and stores only the function's result, so the gate
+//! of a feed-forward layer needs no launch of its own (paper, section 2.2, counts launches among
+//! the costs of a decode step). More rows are two dispatches: a matmul into scratch memory, and one
+//! with the function as its epilogue.
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
@@ -18,16 +21,16 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedMatMulE0m {
-    /// Each of the products.
+    /// Form of each matmul.
     pub product: MatMulE0m,
     function: Pointwise,
 }
 
-/// Operand of the factors of [`MatMulE0m::norm`].
+/// Index of the scale operand of [`MatMulE0m::norm`].
 const GAIN: usize = 5;
 
 impl GatedMatMulE0m {
-    /// `expr` of the results of both products, its operands 0 and 1.
+    /// Applies `expr` to the results of both matmuls, its operands 0 and 1.
     pub fn new(product: MatMulE0m, expr: Expr) -> Self {
         let function = Pointwise {
             name: "Gate".to_owned(),
@@ -36,7 +39,8 @@ impl GatedMatMulE0m {
         Self { product, function }
     }
 
-    /// The same of a normalised operand ([`MatMulE0m::norm`]), whose factors are the last operand.
+    /// The same function with another matmul, for example with [`MatMulE0m::norm`], whose scale is
+    /// the last operand.
     #[must_use]
     pub fn with_product(&self, product: MatMulE0m) -> Self {
         Self {
@@ -45,7 +49,7 @@ impl GatedMatMulE0m {
         }
     }
 
-    /// Operands of a product, by index.
+    /// Operand indices of a matmul.
     fn operands(&self, first: usize) -> Vec<usize> {
         let own = [0, first, first + 1];
         own.into_iter().chain(self.product.norm.map(|_| GAIN)).collect()
@@ -79,7 +83,7 @@ impl Op for GatedMatMulE0m {
         };
         let (a, b) = (of(1)?, of(3)?);
         if a != b {
-            return Err(OpError::mismatch("results of both products", a, b));
+            return Err(OpError::mismatch("results of both matmuls", a, b));
         }
         let facts = cx.of(&self.function, &[Some(&a), Some(&b)])?;
         match facts.as_slice() {

@@ -1,7 +1,8 @@
-//! Picks slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
+//! Selects slices along an axis. ONNX `Gather` from opset 1; negative indices count from the end.
 //!
-//! On a device a constant table is split by rows where it exceeds what a kernel can bind, if these are along axis 0. An index
-//! outside the table gives an error on the host and zeros on a device, which cannot report it.
+//! On a device, a constant table that exceeds a kernel's binding limit is split by rows if these
+//! are along axis 0. An index out of range is an error on the host and gives zeros on a device,
+//! which cannot report it.
 
 use super::case::{Case, input};
 use super::{
@@ -20,7 +21,7 @@ static KERNEL: Kernel = crate::kernel!(gather {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gather {
-    /// The axis picked from; negative counts from the end.
+    /// The axis to select from; negative values count from the end.
     pub axis: i64,
 }
 
@@ -114,7 +115,7 @@ impl Op for Gather {
         input == 0
     }
 
-    // Rows of a table start a model's activations.
+    // Rows of a table are the first activations of a model.
     fn keeps_precision(&self) -> bool {
         false
     }

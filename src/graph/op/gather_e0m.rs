@@ -1,6 +1,7 @@
-//! Rows of a table stored as the transpose of an E0M weight (own domain, `GatherE0M`): operands indices, codes, scales. Row
-//! `i` of the result is column `index[i]` of the packed K x N matrix, so that an embedding and a tied output
-//! head share one tensor. Attributes as for `MatMulE0M`. Indices as for `Gather`.
+//! Rows of a table stored as the transpose of an E0M weight (own domain, `GatherE0M`). Operands:
+//! indices, quantized weights, scales. Row `i` of the result is column `index[i]` of the packed K x
+//! N matrix, so an embedding and a tied output head share one tensor. Attributes as for
+//! `MatMulE0M`, indices as for `Gather`.
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{
@@ -23,7 +24,7 @@ static KERNEL: Kernel = crate::kernel!(gather_e0m {
 pub struct GatherE0m {
     /// Format.
     pub bits: Bits,
-    /// Weights of a group.
+    /// Number of weights per group.
     pub group: usize,
 }
 
@@ -65,7 +66,7 @@ impl Op for GatherE0m {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (k, n) = packed_size(self.bits, self.group, cx.fact(1)?, cx.fact(2)?)?;
         let count = cx.out_fact(0)?.shape.count()?;
-        // The same parts as the matrix product takes, so that a tied head shares them.
+        // Split like the matmul, so that a tied head shares the parts.
         for part in packed_parts(cx, &[1], self.bits, k, n)? {
             let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, STRETCH)
                 .operand(part.codes)

@@ -1,4 +1,5 @@
-//! Elements picked one by one along an axis. ONNX `GatherElements` from opset 11; negative indices count from the end.
+//! Selects elements one by one along an axis. ONNX `GatherElements` from opset 11; negative indices
+//! count from the end.
 
 use super::case::{Case, input};
 use super::{
@@ -9,35 +10,35 @@ use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
-/// Elements at places that indices point to.
+/// Gathers the elements that indices point to.
 pub(super) static KERNEL: Kernel = crate::kernel!(gather_places {
     count: U32, row: U32, n0: I32, n1: I32, n2: I32, n3: I32, s0: U32, s1: U32, s2: U32, s3: U32,
     m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
 } [x: In Elem, index: In Elem, y: Out Elem]);
 
-/// How indices point into a tensor, as kernels are told.
+/// How indices address a tensor, in the form that kernels use.
 pub(super) struct Places {
-    /// Elements of the tensor that indices have the shape of, or would have.
+    /// Number of elements of the tensor with the shape of the indices.
     pub count: Dim,
-    /// Indices of a tuple; `None` for one index an element.
+    /// Indices per tuple; `None` for one index per element.
     tuple: Option<usize>,
-    /// Elements of a slice.
+    /// Elements per slice.
     row: Dim,
-    /// Sizes and steps of the axes that indices run along.
+    /// Sizes and strides of the axes that indices address.
     along: Vec<(Dim, Dim)>,
-    /// Sizes and steps of the other axes, innermost first.
+    /// Sizes and strides of the other axes, innermost first.
     others: Vec<(Dim, Dim)>,
 }
 
 impl Places {
-    /// One index an element, along axis `a` of a tensor of shape `x`.
+    /// One index per element, along axis `a` of a tensor of shape `x`.
     pub fn along(x: &Shape, index: &Shape, a: usize) -> OpResult<Self> {
         let mut step = transpose::dim_strides(&x.0)?;
         let own = std::mem::replace(&mut step[a], 0.into());
         let others = transpose::joined(&index.0, &step)?;
         if others.len() > 5 {
             return Err(OpError::NoKernel(format!(
-                "indices over {} axes that cannot be joined; at most 5",
+                "indices over {} axes that cannot be merged (limit 5)",
                 others.len()
             )));
         }
@@ -50,14 +51,15 @@ impl Places {
         })
     }
 
-    /// Tuples of indices along the last axis of `index`, which point to slices of a tensor of shape `x`.
+    /// Tuples of indices along the last axis of `index`, which address slices of a tensor of shape
+    /// `x`.
     pub fn tuples(x: &Shape, index: &Shape) -> OpResult<Self> {
         let bad = || OpError::mismatch("shapes of operand and indices", x, index);
         let (last, lead) = index.0.split_last().ok_or_else(bad)?;
         let tuple = super::as_usize(last).ok_or_else(bad)?;
         if tuple > 4 {
             return Err(OpError::NoKernel(format!(
-                "tuples of {tuple} indices; kernels take 4"
+                "tuples of {tuple} indices; kernels support up to 4"
             )));
         }
         let row = product(x.0.get(tuple..).ok_or_else(bad)?)?;
@@ -76,7 +78,7 @@ impl Places {
         })
     }
 
-    /// Sets what the kernels share, the first field included.
+    /// Sets the parameters that the kernels share, including the first field.
     pub fn describe(&self, call: Call) -> Call {
         let mut call = match self.tuple {
             Some(n) => call.define("TUPLE", i64::try_from(n).unwrap_or(0)),
@@ -94,7 +96,7 @@ impl Places {
     }
 }
 
-/// Emits the elements of operand 0 where operand 1 points to.
+/// Emits a gather of the elements of operand 0 that operand 1 points to.
 pub(super) fn emit(cx: &mut LowerCx<'_>, places: &Places) -> OpResult<()> {
     let call = Call::new(&KERNEL, 64)
         .operand(cx.input(0)?)
@@ -107,11 +109,11 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, places: &Places) -> OpResult<()> {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherElements {
-    /// The axis along which indices point; negative counts from the end.
+    /// The axis that indices address; negative values count from the end.
     pub axis: i64,
 }
 
-/// An index along an axis of `n` elements, from 0.
+/// Converts an index along an axis of `n` elements, which may be negative, to 0 or more.
 pub(super) fn wrap(index: i64, n: usize) -> OpResult<usize> {
     let size = i64::try_from(n).unwrap_or(i64::MAX);
     usize::try_from(if index < 0 {
@@ -124,7 +126,8 @@ pub(super) fn wrap(index: i64, n: usize) -> OpResult<usize> {
     .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", size - 1), index))
 }
 
-/// For each element of `indices`, the element of a tensor of `shape` that it points to along axis `a`.
+/// For each element of `indices`, the offset of the addressed element in a tensor of `shape`, along
+/// axis `a`.
 pub(super) fn targets(shape: &[usize], indices: &HostTensor, a: usize) -> OpResult<Vec<usize>> {
     let own = indices.shape();
     if own.len() != shape.len() {

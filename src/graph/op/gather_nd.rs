@@ -1,4 +1,5 @@
-//! Slices picked by tuples of indices. ONNX `GatherND` from opset 11; `batch_dims` from 12. Negative indices count from the end.
+//! Selects slices by tuples of indices. ONNX `GatherND` from opset 11; `batch_dims` from 12.
+//! Negative indices count from the end.
 
 use super::case::{Case, input};
 use super::gather_elements::{self, Places, wrap};
@@ -12,12 +13,12 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherNd {
-    /// Leading axes that operand and indices share.
+    /// Number of leading axes that operand and indices share.
     pub batch_dims: usize,
 }
 
-/// Start of the slice, in elements, that each tuple of `indices` points to in a tensor of `shape`. The first `batch` axes
-/// of both are the same.
+/// Start of the slice, in elements, that each tuple of `indices` addresses in a tensor of `shape`.
+/// Both share the first `batch` axes.
 pub(super) fn starts(shape: &[usize], indices: &HostTensor, batch: usize) -> OpResult<Vec<usize>> {
     let bad = || {
         OpError::mismatch(
@@ -57,8 +58,8 @@ impl Op for GatherNd {
         let bad = || OpError::mismatch("shapes of operand and indices", &x.shape, &index.shape);
         let (tuple, lead) = index.shape.0.split_last().ok_or_else(bad)?;
         let tuple = as_usize(tuple);
-        let tuple =
-            tuple.ok_or_else(|| OpError::expected("last axis of the indices", "a number", &index.shape))?;
+        let tuple = tuple
+            .ok_or_else(|| OpError::expected("last axis of the indices", "a constant size", &index.shape))?;
         let rest = self
             .batch_dims
             .checked_add(tuple)
@@ -103,7 +104,7 @@ impl Op for GatherNd {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         if self.batch_dims > 0 {
             return Err(OpError::NoKernel(format!(
-                "tuples of indices in {} batch axes",
+                "tuples of indices with {} batch axes",
                 self.batch_dims
             )));
         }

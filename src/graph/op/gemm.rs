@@ -1,7 +1,7 @@
-//! A product of two matrices with factors and a bias: `alpha * a * b + beta * c`.
+//! General matrix multiplication with scaling and bias: `alpha * a * b + beta * c`.
 //!
-//! ONNX `Gemm` from opset 6 (attribute `broadcast`, which says nothing that shapes do not), 7 (`c` broadcast to the result) and
-//! 11 (`c` optional).
+//! ONNX `Gemm` from opset 6 (attribute `broadcast`, implied by the shapes), 7 (`c` broadcasts to
+//! the result) and 11 (`c` is optional).
 
 use super::case::{Case, input};
 use super::conv::floats;
@@ -14,9 +14,9 @@ use crate::tensor::{HostTensor, product};
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
-    /// Factor of the product.
+    /// Scale of the matmul.
     pub alpha: f32,
-    /// Factor of the bias.
+    /// Scale of the bias.
     pub beta: f32,
     /// `a` is stored `[k, m]`.
     pub trans_a: bool,
@@ -24,7 +24,7 @@ pub struct Gemm {
     pub trans_b: bool,
 }
 
-/// The two sizes of a matrix, in the order of the product.
+/// Rows and columns of a matrix after its optional transpose.
 fn matrix<'a, T>(what: &str, shape: &'a [T], turned: bool) -> OpResult<(&'a T, &'a T)> {
     match shape {
         [a, b] if turned => Ok((b, a)),
@@ -42,13 +42,13 @@ impl Op for Gemm {
         let dtype = floats(cx)?;
         let (m, k) = matrix("input 0", &cx.fact(0)?.shape.0, self.trans_a)?;
         let (k_b, n) = matrix("input 1", &cx.fact(1)?.shape.0, self.trans_b)?;
-        cx.same("inner dims", k, k_b)?;
+        cx.same("inner dimensions", k, k_b)?;
         let out = [m.clone(), n.clone()];
         if let Some(c) = cx.opt(2) {
             if c.shape.rank() > 2 {
-                return Err(OpError::expected("rank of the bias", "2 at most", c.shape.rank()));
+                return Err(OpError::expected("rank of the bias", "at most 2", c.shape.rank()));
             }
-            // The bias is broadcast to the result, never the other way.
+            // The bias broadcasts to the result, never the reverse.
             for (size, have) in out
                 .iter()
                 .rev()
@@ -68,7 +68,7 @@ impl Op for Gemm {
             matrix("input 1", b.shape(), self.trans_b)?,
         );
         if k != k_b {
-            return Err(OpError::mismatch("inner dims", k, k_b));
+            return Err(OpError::mismatch("inner dimensions", k, k_b));
         }
         let (da, db) = (a.to_f32()?, b.to_f32()?);
         let turned = if self.trans_a {

@@ -1,5 +1,5 @@
-//! Pooling over all spatial axes: `GlobalAveragePool`, `GlobalMaxPool` (ONNX opset 1 on), `GlobalLpPool` (2 on). Each spatial
-//! axis stays with size 1.
+//! Pooling over all spatial axes: `GlobalAveragePool`, `GlobalMaxPool` (ONNX opset 1 on),
+//! `GlobalLpPool` (2 on). Spatial axes are kept with size 1.
 
 use super::case::{Case, input};
 use super::pool::{power, root};
@@ -39,7 +39,7 @@ impl Op for GlobalPool {
             return Err(OpError::expected("rank", "2 or more", x.shape.rank()));
         }
         for size in x.shape.0.iter().skip(2) {
-            cx.require(size.sub(&1.into())?, "a spatial size, less 1")?;
+            cx.require(size.sub(&1.into())?, "a spatial size minus 1")?;
         }
         let shape = x
             .shape
@@ -69,7 +69,7 @@ impl Op for GlobalPool {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_precision_loss,
-                reason = "rounding to the result type is meant"
+                reason = "rounding to the result type is intended"
             )]
             match self {
                 Self::Average => (x.iter().map(|v| f64::from(*v)).sum::<f64>() / plane as f64) as f32,
@@ -91,7 +91,7 @@ impl Op for GlobalPool {
             Self::Max => Kind::Max,
             Self::Lp { p: 1 } => Kind::L1,
             Self::Lp { p: 2 } => Kind::L2,
-            Self::Lp { p } => return Err(OpError::NoKernel(format!("the {p}-norm of all spatial axes"))),
+            Self::Lp { p } => return Err(OpError::NoKernel(format!("the {p}-norm over all spatial axes"))),
         };
         reduce::emit(cx, kind, &x, &(2..x.shape.rank()).collect::<Vec<_>>())
     }

@@ -1,8 +1,8 @@
-//! Sampling at given places: `GridSample` from ONNX opset 16 (20: any number of spatial axes, modes `linear` and `cubic` for
-//! `bilinear` and `bicubic`).
+//! Sampling at given positions: `GridSample` from ONNX opset 16 (from 20: any number of spatial
+//! axes, and modes `linear` and `cubic` for `bilinear` and `bicubic`).
 //!
-//! Operands: `x [n, c, sizes..]` and a grid `[n, places.., axes]` of coordinates in -1 to 1, last axis first; the result is
-//! `[n, c, places..]`.
+//! Operands: `x [n, c, sizes..]` and a grid `[n, places.., axes]` of coordinates in -1 to 1, last
+//! axis first; the result is `[n, c, places..]`.
 
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
@@ -17,16 +17,16 @@ static KERNEL: Kernel = crate::kernel!(grid_sample {
     count: U32, places: U32, channels: U32, in_h: U32, in_w: U32,
 } [x: In Elem, grid: In Elem, y: Out Elem]);
 
-/// How elements between the given ones are found.
+/// Interpolation between elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Mode {
     Nearest,
     Linear,
     Cubic,
 }
 
-/// What stands outside.
+/// Values outside the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
     /// Zeros.
@@ -42,9 +42,9 @@ pub enum Padding {
 pub struct GridSample {
     /// Interpolation.
     pub mode: Mode,
-    /// What stands outside.
+    /// Values outside the input.
     pub padding: Padding,
-    /// -1 and 1 are the centres of the outermost elements, not their borders.
+    /// -1 and 1 are the centers of the outermost elements, not their borders.
     pub align_corners: bool,
 }
 
@@ -74,10 +74,10 @@ impl Op for GridSample {
                 grid.shape.rank(),
             ));
         };
-        // Every axis multiplies the neighbours of a place.
+        // The number of neighbours grows exponentially with the axes.
         if spatial.len() > 3 {
             return Err(OpError::Unsupported(format!(
-                "samples along {} axes, more than 3",
+                "samples along {} axes (limit 3)",
                 spatial.len()
             )));
         }
@@ -89,7 +89,7 @@ impl Op for GridSample {
             ));
         }
         for size in spatial {
-            cx.require(size.sub(&1.into())?, "a size to sample from, less 1")?;
+            cx.require(size.sub(&1.into())?, "a size to sample from minus 1")?;
         }
         cx.same("batches of input and grid", n, n_grid)?;
         cx.same(
@@ -140,7 +140,7 @@ impl Op for GridSample {
         let images = data.chunks_exact(c * plane).zip(y.chunks_exact_mut(c * area));
         for ((x, y), grid) in images.zip(grid.chunks_exact(area * spatial.len())) {
             for (place, at) in grid.chunks_exact(spatial.len()).enumerate() {
-                // Element and weight of every neighbour.
+                // Offset and weight of every neighbour.
                 let mut taps = vec![(0usize, 1f32)];
                 for ((v, size), step) in at.iter().rev().zip(spatial).zip(&steps) {
                     let along = self.taps(*v, *size);
@@ -164,7 +164,7 @@ impl Op for GridSample {
         let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
         let ([_, c, in_h, in_w], [_, _, h, w]) = (x.0.as_slice(), out.0.as_slice()) else {
             return Err(OpError::NoKernel(format!(
-                "samples of {x}; kernels have two spatial axes"
+                "samples of {x}; kernels support two spatial axes"
             )));
         };
         let count = out.count()?;
@@ -195,7 +195,7 @@ impl Op for GridSample {
 }
 
 impl GridSample {
-    /// Neighbours along an axis of `size` elements for the coordinate `v`, and their weights.
+    /// Neighbours along an axis of `size` elements for the coordinate `v`, with their weights.
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
@@ -211,7 +211,7 @@ impl GridSample {
         if !x.is_finite() {
             x = -2.0;
         }
-        // Cubic interpolation treats each neighbour that is outside, the others the place itself.
+        // Cubic interpolation pads each neighbour; the other modes pad the position itself.
         if self.mode != Mode::Cubic {
             x = match self.padding {
                 Padding::Zeros => x.clamp(-2.0, n + 1.0),
@@ -241,7 +241,8 @@ impl GridSample {
             .collect()
     }
 
-    /// `x` mirrored at the outermost elements' centres or borders until it is inside, then kept among the elements.
+    /// Mirrors `x` at the centers or borders of the outermost elements until it is inside, then
+    /// clamps it to the elements.
     fn reflect(&self, x: f32, n: f32) -> f32 {
         let (low, high) = if self.align_corners {
             (0.0, n - 1.0)

@@ -1,12 +1,15 @@
-//! Attention with grouped heads and a cache, as ONNX Runtime has it: `GroupQueryAttention` of the domain `com.microsoft`, version 1.
+//! Grouped-query attention with a cache as defined by ONNX Runtime: `GroupQueryAttention` of the
+//! domain `com.microsoft`, version 1.
 //!
-//! Operands: queries, keys and values `[batch, sequence, heads * size]`, or all three side by side as operand 0 alone; past keys and values
-//! `[batch, kv_heads, past, size]`; the number of live keys of each batch less one; the number of all keys; and, each of which may
-//! be left out, tables of cosines and sines `[places, pairs]` where heads are turned, positions, and what is added to the scores. Results: as
-//! the queries; keys and values with the past before them. A query sees its own place and what is before it, at most `window` keys.
+//! Operands: queries, keys and values `[batch, sequence, heads * size]`, or all three side by side
+//! as operand 0; past keys and values `[batch, kv_heads, past, size]`; the number of keys of each
+//! batch minus one; the total number of keys; and optionally tables of cosines and sines
+//! `[positions, pairs]` for rotary embedding, positions, and an additive bias for the scores.
+//! Results: the attention with the shape of the queries, and the keys and values appended to the
+//! past. A query attends to its own position and earlier ones, at most `window` keys.
 //!
-//! The past is as long as it says, and all of it is live: the cache grows by the new rows. A cache with room behind live keys, and sequences of
-//! different lengths in one batch, are refused.
+//! All rows of the past must be in use: the cache grows by the new rows. A preallocated cache with
+//! unused rows, and sequences of different lengths in one batch, are not supported.
 
 use super::case::{Case, input};
 use super::parts::Parts;
@@ -29,13 +32,13 @@ pub struct GroupQueryAttention {
     pub heads: usize,
     /// Heads of keys and values.
     pub kv_heads: usize,
-    /// Factor on the scores; `None` means one over the square root of the size of a head.
+    /// Scale of the scores; `None` for one over the square root of the head size.
     pub scale: Option<f32>,
-    /// Scores are bent to below this; 0 leaves them.
+    /// Soft cap of the scores; 0 for none.
     pub softcap: f32,
-    /// Most keys that a query sees, its own among them.
+    /// Number of keys visible to a query, counting its own.
     pub window: Option<usize>,
-    /// Queries and keys are turned by their positions: neighbours with each other, or halves of a head.
+    /// Rotary embedding of queries and keys, with interleaved pairs or halves of a head.
     pub rotary: Option<Pairs>,
 }
 
@@ -46,7 +49,7 @@ const POSITIONS: usize = 9;
 const BIAS: usize = 10;
 
 impl GroupQueryAttention {
-    /// Sizes of a head, of queries and of what is new, from the shapes of operands 0 and 1.
+    /// Head size, from the shapes of operands 0 and 1.
     fn size(&self, q: &Fact, apart: bool) -> OpResult<Dim> {
         let heads = Dim::from_usize(if apart {
             self.heads
@@ -65,7 +68,7 @@ impl GroupQueryAttention {
         i64::try_from(n).unwrap_or(i64::MAX)
     }
 
-    /// Queries, keys and values of three axes.
+    /// Splits operand 0 into queries, keys and values with three axes.
     fn split(&self, cx: &mut Parts<'_, '_>, size: i64) -> OpResult<[ValueId; 3]> {
         let all = cx.input(0)?;
         if let (Some(k), Some(v)) = (cx.opt(1), cx.opt(2)) {
@@ -111,9 +114,13 @@ impl Op for GroupQueryAttention {
                     x,
                 ));
             };
-            cx.same("batches of queries, keys and values", batch, b)?;
-            cx.same("sequences of queries, keys and values", sequence, s)?;
-            cx.same("heads and their size of keys and values", &kv.mul(&size)?, joined)?;
+            cx.same("batch sizes of queries, keys and values", batch, b)?;
+            cx.same("sequence lengths of queries, keys and values", sequence, s)?;
+            cx.same(
+                "key or value width and heads times head size",
+                &kv.mul(&size)?,
+                joined,
+            )?;
         }
         let mut all = sequence.clone();
         for (i, x) in [(PAST, cx.opt(PAST)), (PAST + 1, cx.opt(PAST + 1))] {
@@ -125,9 +132,9 @@ impl Op for GroupQueryAttention {
                     x,
                 ));
             };
-            cx.same("batches of queries and of the past", batch, b)?;
-            cx.same("heads of keys and of the past", &kv, h)?;
-            cx.same("sizes of a head of keys and of the past", &size, n)?;
+            cx.same("batch sizes of queries and past", batch, b)?;
+            cx.same("heads of keys and past", &kv, h)?;
+            cx.same("head sizes of keys and past", &size, n)?;
             all = past.add(sequence)?;
         }
         let y = vec![
@@ -175,7 +182,7 @@ impl Op for GroupQueryAttention {
         let live = operand(inputs, LIVE)?.to_i64()?;
         if let Some(n) = live.iter().find(|n| n.saturating_add(1) != Self::number(all)) {
             return Err(OpError::Unsupported(format!(
-                "{} live keys of {all}: all of a cache must be live",
+                "{} used keys of {all} (a cache with unused rows)",
                 n.saturating_add(1)
             )));
         }
@@ -234,7 +241,7 @@ impl Op for GroupQueryAttention {
         let (Some(size), Some(past)) = (self.size(&fact, apart)?.as_const(), cx.opt(PAST)) else {
             return Ok(None);
         };
-        // Sequences of one batch may differ in length, which is data.
+        // Sequences of one batch may differ in length, which depends on data.
         if fact.shape.0.first().is_none_or(|b| !b.is(1)) {
             return Ok(None);
         }
@@ -279,7 +286,7 @@ impl Op for GroupQueryAttention {
 }
 
 impl GroupQueryAttention {
-    /// The attention itself; what is seen comes by a mask.
+    /// The attention itself; causality and window are in the mask.
     fn attention(&self) -> Sdpa {
         Sdpa {
             causal: false,
@@ -291,7 +298,7 @@ impl GroupQueryAttention {
     }
 }
 
-/// The rotary embedding of `heads` heads by tables of `pairs` cosines a place.
+/// The rotary embedding of `heads` heads by tables with `pairs` cosines per position.
 fn turning(kind: Pairs, heads: usize, pairs: usize, size: usize) -> RotaryEmbedding {
     RotaryEmbedding {
         interleaved: kind == Pairs::Neighbours,

@@ -1,8 +1,8 @@
-//! One of two graphs, by a condition. ONNX `If` from opset 1.
+//! Runs one of two subgraphs, selected by a condition. ONNX `If` from opset 1.
 //!
-//! Both branches give results of the same types and ranks. Where their sizes differ, only the run tells. Where their ranks differ,
-//! the branch is taken that alone assumes sizes, as exporters write "squeeze the axis if its size is 1": what it assumes is checked
-//! before each run.
+//! Both branches must have results of the same types and ranks. Sizes that differ are known only in
+//! the run. If ranks differ, the branch that alone assumes sizes is taken, as exporters write
+//! "squeeze the axis if its size is 1"; its assumptions are checked before each run.
 
 use super::case::Case;
 use super::{Assumed, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
@@ -13,20 +13,20 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct If {
-    /// Runs where the condition holds.
+    /// Runs if the condition is true.
     pub then: Body,
-    /// Runs elsewhere.
+    /// Runs if the condition is false.
     pub otherwise: Body,
 }
 
 impl If {
-    /// The branch of a condition with one element.
+    /// The branch for the value of the condition.
     pub fn branch(&self, condition: bool) -> &Body {
         if condition { &self.then } else { &self.otherwise }
     }
 }
 
-/// What a condition says, when that is known.
+/// The value of a condition, if known.
 pub fn decided(fact: &Fact) -> Option<bool> {
     match fact.as_dims()?.as_slice() {
         [one] => one.as_const().map(|v| v != 0),
@@ -34,7 +34,7 @@ pub fn decided(fact: &Fact) -> Option<bool> {
     }
 }
 
-/// The only truth value of an operand.
+/// The single truth value of an operand.
 pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
     match x.to_i64()?.as_slice() {
         [one] => Ok(*one != 0),
@@ -46,7 +46,7 @@ pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
     }
 }
 
-/// Of two branches the one that alone rests on the equality of sizes.
+/// The branch that alone assumes sizes to be equal, if exactly one does.
 fn narrower<'a>(a: &'a Derived, b: &'a Derived) -> Option<&'a Derived> {
     let alone = |x: &Derived, y: &Derived| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.says(q)));
     match (alone(a, b), alone(b, a)) {
@@ -89,8 +89,8 @@ impl Op for If {
             cx.assume(branch.assumed().cloned());
             return (0..branch.facts.len()).map(|i| branch.fact(cx, i)).collect();
         }
-        // What one branch alone assumes must not fail a run of the other. There the run compares the results' sizes, and
-        // what is said of their elements is worth nothing.
+        // An assumption of one branch must not fail a run of the other. Such results are compared
+        // by size in the run, and nothing is known of their elements.
         let both: Vec<Assumed> = a
             .assumed()
             .filter(|p| b.assumed().any(|q| p.says(q)))
@@ -149,7 +149,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    // Graphs come from models: `tests/onnx_nodes.rs`.
+    // Subgraphs come from models: see `tests/onnx_nodes.rs`.
     Vec::new()
 }
 

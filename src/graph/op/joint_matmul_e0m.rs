@@ -1,9 +1,11 @@
-//! Several products of one operand with E0M weights of one form (made by the pass of this name): operands `x [.., K]`, then codes
-//! and scales of each product, as [`super::matmul_e0m`] has them; a result for each.
+//! Several matmuls of one operand with E0M weights of the same form, such as QKV (made by the pass
+//! of this name). Operands: `x [.., K]`, then quantized weights and scales of each matmul, as in
+//! [`super::matmul_e0m`]; one result per matmul.
 //!
-//! Where a kernel can bind all results as one place, one dispatch computes all, over the columns of all weights side by side; else, as where
-//! the rows have no bound, each product has its own, and weights of its own. A result begins where a view can behind the most rows of
-//! those before it, so that it begins at the same byte in all runs.
+//! If a kernel can bind all results as one buffer, one dispatch computes all of them, over the
+//! columns of all weights side by side. Otherwise, for example if the number of rows is unbounded,
+//! each matmul has its own dispatch and weights. A result starts after the maximum size of the
+//! previous ones, at an offset where a view can start, so its offset is the same in all runs.
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
@@ -17,20 +19,21 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JointMatMulE0m {
-    /// Each of the products.
+    /// Form of each matmul.
     pub product: MatMulE0m,
 }
 
 impl JointMatMulE0m {
-    /// Largest number of products.
+    /// Maximum number of matmuls.
     pub const MOST: usize = 3;
 
-    /// Operands of each product, by index, of so many in all; the factors of [`MatMulE0m::norm`] are the last of all.
+    /// Operand indices of each matmul, for `inputs` operands in total. All share the last operand,
+    /// the scale of [`MatMulE0m::norm`], if there is one.
     fn operands(&self, inputs: usize) -> OpResult<Vec<Vec<usize>>> {
         let gain = usize::from(self.product.norm.is_some());
         let products = inputs.saturating_sub(1 + gain) / 2;
         if inputs != 2 * products + 1 + gain || !(2..=Self::MOST).contains(&products) {
-            let expected = format!("codes and scales of 2 to {} products", Self::MOST);
+            let expected = format!("quantized weights and scales of 2 to {} matmuls", Self::MOST);
             return Err(OpError::expected("operands", expected, inputs));
         }
         let of = |i: usize| {
@@ -40,7 +43,8 @@ impl JointMatMulE0m {
         Ok((0..products).map(of).collect())
     }
 
-    /// K, the weights side by side, and where all results lie; the reason where they cannot lie in one place.
+    /// K, the combined weights, and the operand that holds all results; the reason if they cannot
+    /// share one buffer.
     fn together(&self, cx: &mut LowerCx<'_>) -> OpResult<Result<(usize, Weights, Operand), String>> {
         let rows = rows(&cx.shape(0)?)?;
         let Some(most) = cx.upper_bound(&rows).and_then(|n| u64::try_from(n).ok()) else {
@@ -110,7 +114,7 @@ impl Op for JointMatMulE0m {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         match self.together(cx)? {
             Ok((k, weights, y)) => return self.product.emit(cx, k, &weights, y),
-            Err(why) => log::debug!("products of \"{}\" are dispatches of their own: {why}", cx.name()),
+            Err(why) => log::debug!("matmuls of \"{}\" use separate dispatches: {why}", cx.name()),
         }
         let operands = self.operands(cx.input_count())?;
         for (o, operands) in (0..cx.output_count()).zip(operands) {

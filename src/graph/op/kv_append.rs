@@ -1,9 +1,10 @@
-//! Appends rows to a state in place (own domain, made by the `kv_cache` pass; paper, section 2.3 "KV cache copy
-//! optimization": the in-place operator that takes the place of the concatenation).
+//! Appends rows to a state in place (own domain, made by the pass `kv_cache`; paper, section 2.3
+//! "KV cache copy optimization": the in-place operator that replaces the concatenation).
 //!
-//! Operands: the state `[1, past, ..]` and new rows `[1, n, ..]`; the result is the state with `past + n` rows, in the same
-//! memory. The write position is a live value: nothing else changes from token to token. In a state that keeps a window
-//! ([`LowerCx::ring`]) a row may take the place of one that nothing reads any more.
+//! Operands: the state `[1, past, ..]` and new rows `[1, n, ..]`. The result is the state with
+//! `past + n` rows, in the same memory. The write offset is read from the per-step state buffer, so
+//! nothing else changes from token to token. In a state with a window ([`LowerCx::ring`]) a new row
+//! may overwrite one that is no longer read.
 
 use super::case::{Case, input};
 use super::sizes::Sizes;
@@ -53,7 +54,7 @@ impl Op for KvAppend {
         let row = product(&state.0[self.axis + 1..])?;
         if !product(&state.0[..self.axis])?.is(1) || row.exact_div(&2.into()).is_none() {
             return Err(OpError::Unsupported(format!(
-                "appending to {state} along axis {}; rows must be contiguous and even",
+                "appending to {state} along axis {} (rows must be contiguous and of even length)",
                 self.axis
             )));
         }
@@ -88,15 +89,19 @@ impl Op for KvAppend {
     }
 }
 
-/// Elements, or rows of heads, of `row` to a token, that the state which is operand 0 keeps, where a run may append beyond them: then those
-/// behind lie at its start.
+/// Ring capacity of the state in operand 0, in elements (with `row` elements per token) or rows of
+/// heads, if a run may append beyond it. Rows beyond the capacity wrap to the start.
 pub(super) fn ring(cx: &LowerCx<'_>, past: &Dim, new: &Dim, row: &Dim) -> OpResult<Option<i64>> {
     let most = cx.upper_bound(&past.add(new)?);
     let Some(rows) = cx.ring(0)?.filter(|n| most.is_none_or(|most| most > *n)) else {
         return Ok(None);
     };
     let elements = row.as_const().and_then(|row| rows.checked_mul(row));
-    let unknown = || OpError::Unsupported(format!("a window of a cache with rows of {row}"));
+    let unknown = || {
+        OpError::Unsupported(format!(
+            "a window of a cache whose row size {row} is not constant"
+        ))
+    };
     elements.map(Some).ok_or_else(unknown)
 }
 

@@ -1,10 +1,11 @@
-//! Appends rows to a state of 8-bit rows in place (own domain, made by the pass `kv_q8`): [`super::kv_append`] for a cache of half the
-//! size.
+//! Appends rows to an 8-bit state in place (own domain, made by the pass `kv_q8`):
+//! [`super::kv_append`] for a cache of half the size.
 //!
-//! Operands: the state, `i32 [1, past, heads, d / 4 + 1]`, and new rows `[1, n, heads, d]` of floats; the result is the state with
-//! `past + n` rows, in the same memory, or where these lie in a window of it. A row of a head is `d / 4` words of four signed codes, the first in the lowest bits, and
-//! the bits of an `f32` factor: the largest magnitude of the row over 127, by which the codes are multiplied. Codes are rounded to
-//! the nearest, ties to even.
+//! Operands: the state, `i32 [1, past, heads, d / 4 + 1]`, and new float rows `[1, n, heads, d]`.
+//! The result is the state with `past + n` rows, in the same memory (or wrapped within its window).
+//! The row of a head is `d / 4` words with four signed 8-bit values each, the first one in the
+//! lowest bits, followed by an `f32` scale: the largest magnitude of the row divided by 127. Values
+//! are rounded to nearest, ties to even.
 
 use super::case::{Case, given, input};
 use super::kv_append::ring;
@@ -20,7 +21,7 @@ static KERNEL: Kernel = crate::kernel!(kv_append_q8 {
     rows: U32, start: U32,
 } [x: In Elem, live: Weight Elem, state: Part Words]);
 
-/// Work-items for a row of a head.
+/// Work-items per row of a head.
 const ITEMS: u32 = 16;
 /// The axis that grows.
 const AXIS: usize = 1;
@@ -29,19 +30,19 @@ const AXIS: usize = 1;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvAppendQ8;
 
-/// Words of a row of `d` elements; `None` where four do not divide it.
+/// Words of a row of `d` elements; `None` if `d` is not a multiple of 4.
 pub fn words(d: &Dim) -> Option<Dim> {
     d.exact_div(&4.into())?.add(&1.into()).ok()
 }
 
-/// A row in 8 bits.
+/// Quantizes a row to 8 bits.
 fn encode(row: &[f32], out: &mut Vec<u8>) {
     let (codes, scale) = to_bytes(row);
     out.extend(codes.flat_map(i8::to_le_bytes));
     out.extend(scale.to_le_bytes());
 }
 
-/// The floats that rows of `words` words stand for.
+/// Decodes rows of `words` words to floats.
 pub fn decode(data: &[u8], words: usize) -> Vec<f32> {
     let mut out = Vec::with_capacity(data.len());
     for row in data.chunks_exact(4 * words.max(1)) {
@@ -103,7 +104,7 @@ impl Op for KvAppendQ8 {
         }
         let (Some(d), Some(heads)) = (new.0.last().and_then(Dim::as_const), new.0.get(AXIS + 1)) else {
             return Err(OpError::Unsupported(format!(
-                "appending {new} in 8 bits: rows of unknown size"
+                "appending {new} in 8 bits (the row size is not constant)"
             )));
         };
         let rows = product(&new.0[..AXIS + 2])?;
@@ -126,7 +127,7 @@ impl Op for KvAppendQ8 {
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
-        // The largest magnitude, a division and a rounding.
+        // Per element: the maximum, a division and a rounding.
         sizes.input_elements(1).saturating_mul(3)
     }
 

@@ -1,8 +1,10 @@
-//! Attention over a state of fixed size that each position updates. ONNX `LinearAttention` from opset 27.
+//! Linear attention: a state of fixed size that each position updates. ONNX `LinearAttention` from
+//! opset 27.
 //!
-//! Operands: queries `[b, t, hq * dk]`, keys `[b, t, h * dk]`, values `[b, t, h * dv]`, the state before `[b, h, dk, dv]` (zeros
-//! where it is left out), the logarithm of the decay `[b, t, h]` or `[b, t, h * dk]`, and the rate of updates `[b, t, h]` or
-//! `[b, t, 1]`. Results: `[b, t, hq * dv]` and the state behind. Heads of queries share those of keys in groups.
+//! Operands: queries `[b, t, hq * dk]`, keys `[b, t, h * dk]`, values `[b, t, h * dv]`, the state
+//! before `[b, h, dk, dv]` (zeros if omitted), the logarithm of the decay `[b, t, h]` or
+//! `[b, t, h * dk]`, and the update rate `[b, t, h]` or `[b, t, 1]`. Results: `[b, t, hq * dv]` and
+//! the state after. Groups of query heads share a key head.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, fit, onnx, operand};
@@ -17,16 +19,16 @@ pub struct LinearAttention {
     pub query_heads: i64,
     /// Heads of keys and values.
     pub heads: i64,
-    /// Factor of the results; 0 stands for one over the root of the size of a key.
+    /// Scale of the results; 0 for one over the square root of the key size.
     pub scale: f32,
-    /// The state decays: operand 4 is there.
+    /// The state decays (operand 4 is given).
     pub gated: bool,
-    /// A value replaces what the state has for its key: operand 5, the rate, is there.
+    /// A value replaces the state's value for its key (operand 5, the rate, is given).
     pub delta: bool,
 }
 
 impl LinearAttention {
-    /// The last size over a number of heads.
+    /// The last size divided by the number of heads.
     fn per_head(x: &Fact, heads: i64) -> OpResult<Dim> {
         let [_, _, last] = x.shape.0.as_slice() else {
             return Err(OpError::expected("rank", 3, x));
@@ -58,12 +60,12 @@ impl Op for LinearAttention {
                 return Err(OpError::expected(format!("rank of input {i}"), 3, x));
             }
             for (a, b) in q.shape.0.iter().zip(&x.shape.0).take(2) {
-                cx.same("batches and lengths", a, b)?;
+                cx.same("batch sizes and lengths", a, b)?;
             }
         }
         for (i, name, wanted) in [(4, "decay", self.gated), (5, "rate", self.delta)] {
             if cx.opt(i).is_some() != wanted {
-                let found = if wanted { "nothing" } else { "one" };
+                let found = if wanted { "none" } else { "a value" };
                 return Err(OpError::expected(
                     name,
                     if wanted { "given" } else { "none" },
@@ -75,10 +77,10 @@ impl Op for LinearAttention {
             cx.opt(i).and_then(|x| x.shape.0.last())
         });
         if let Some(n) = last(4).filter(|n| **n != heads) {
-            cx.same("sizes of decay and keys", n, &heads.mul(&dk)?)?;
+            cx.same("widths of decay and keys", n, &heads.mul(&dk)?)?;
         }
         if let Some(n) = last(5).filter(|n| !n.is(1)) {
-            cx.same("sizes of rate and heads", n, &heads)?;
+            cx.same("width of rate and number of heads", n, &heads)?;
         }
         let [batch, length, _] = q.shape.0.as_slice() else {
             return Err(OpError::expected("rank", 3, q));
@@ -132,7 +134,7 @@ impl Op for LinearAttention {
         };
         let row =
             |x: &'_ [f64], at: usize, n: usize| x.get(at * n..(at + 1) * n).unwrap_or_default().to_vec();
-        // One number for each of `n` parts of a position, or for all of them in common.
+        // One number for each of `n` parts of a position, or one for all of them.
         let part = |x: &Option<Cow<'_, [f64]>>, at: usize, i: usize, n: usize, otherwise: f64| {
             let Some(x) = x else { return otherwise };
             let own = x.len() / (batch * length).max(1);
@@ -208,7 +210,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             return Err(OpError::expected("attribute `update_rule`", rules, other));
         }
     };
-    // Says in what parts to compute, not what.
+    // A hint on how to compute; it does not change the result.
     a.int("chunk_size")?;
     Ok(Box::new(LinearAttention {
         query_heads,

@@ -1,21 +1,21 @@
-//! Tiles of results that work-groups compute by way of local memory.
+//! Tiles of results that work-groups compute in local memory.
 
 use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
 use crate::plan::lower::Call;
 use crate::shape::Dim;
 
-/// What a work-group computes. Its work-items have 4 x 4 results each; where there are more work-items than that takes, they
-/// share the places of the sums.
+/// Tile of a work-group. Each work-item computes 4 x 4 results; additional work-items split the
+/// terms of the sums (split-k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::graph::op) struct LocalTile {
     /// Rows of results, a multiple of 4.
     pub rows: i64,
     /// Columns of results, a multiple of 4.
     pub columns: i64,
-    /// Places of the sums that are in local memory at a time: a power of two, 32 or more.
+    /// K-block in local memory: a power of two, 32 or more.
     depth: i64,
-    /// Work-items.
+    /// Work-items per work-group.
     pub items: u32,
 }
 
@@ -28,8 +28,8 @@ const fn tile(rows: i64, columns: i64, depth: i64, items: u32) -> LocalTile {
     }
 }
 
-/// Tiles for many rows, the largest first: the larger the less often an operand is read, the smaller the more work-groups there
-/// are. Each takes up to 16 KiB.
+/// Tiles for many rows, the largest first. Larger tiles read operands less often, smaller ones give
+/// more work-groups. Each uses up to 16 KiB.
 const TILES: [LocalTile; 5] = [
     tile(64, 64, 32, 256),
     tile(32, 64, 32, 128),
@@ -37,38 +37,40 @@ const TILES: [LocalTile; 5] = [
     tile(32, 32, 64, 256),
     tile(16, 16, 128, 256),
 ];
-/// The tile for up to four rows, of which the columns matter alone.
+/// The tile for up to four rows, where only columns matter.
 const FLAT: LocalTile = tile(4, 16, 128, 128);
-/// The narrowest tile but that one: what is narrower still is mostly empty in every tile.
+/// Narrowest tile besides `FLAT`: narrower results leave every tile mostly empty.
 const NARROW: i64 = 16;
-/// Results that are assumed on an axis without a bound.
+/// Assumed number of results on an axis without a bound.
 const UNBOUND: i64 = 256;
-/// The same on the two axes of a picture.
+/// Assumed number of results on an unbounded image plane.
 const UNBOUND_PLANE: i64 = 64 * 64;
 
-/// The most products of one dispatch, and rows and columns of the results of each; `None` where there is no bound.
+/// Upper bounds on the results of a dispatch; `None` if unbounded.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::graph::op) struct Extent {
     /// Rows of results.
     pub rows: Option<i64>,
     /// Columns of results.
     pub columns: Option<i64>,
-    /// The columns are the places of a picture.
+    /// The columns are the positions of an image.
     pub plane: bool,
-    /// Products; without a bound a single one is assumed.
+    /// Number of matmuls; one is assumed if unbounded.
     pub batches: Option<i64>,
 }
 
 impl LocalTile {
-    /// It is not for more than half empty along either axis, and where it is wider than high its rows are all that there are.
+    /// True if the tile is at most half empty along either axis, and, if it is wider than high,
+    /// holds all rows.
     fn suits(&self, rows: i64, columns: i64) -> bool {
         let sparse = |size: i64, used: i64| size > NARROW && size / 2 >= used;
         let whole = self.rows == self.columns || self.rows >= rows;
         whole && !sparse(self.rows, rows) && !sparse(self.columns, columns)
     }
 
-    /// The tile by which `kernel` computes products of this extent; `None` on a device that does not take it, or has too little local
-    /// memory. The largest tile that is filled and gives every compute unit work is taken.
+    /// The tile for matmuls of this extent with `kernel`: the largest one that is filled and gives
+    /// every compute unit work. `None` if the device does not support the kernel or has too little
+    /// local memory.
     pub fn of(kernel: &'static Kernel, caps: &Caps, extent: Extent) -> Option<Self> {
         let fits = |t: &Self| t.pool() * 16 <= i64::from(caps.local_bytes) && t.items <= caps.max_workgroup;
         if !caps.takes(kernel) {
@@ -93,12 +95,13 @@ impl LocalTile {
         full.or(fitting.next_back()).copied()
     }
 
-    /// Work-items that sum over different places for the same results.
+    /// Number of work-items that split the sums of the same results.
     fn split(&self) -> i64 {
         i64::from(self.items) * 16 / (self.rows * self.columns)
     }
 
-    /// Vectors of four floats of local memory: a block of both operands, and afterwards the sums of all work-items.
+    /// Local memory in vectors of four floats: a block of both operands, later reused for the
+    /// partial sums.
     fn pool(&self) -> i64 {
         let blocks = (self.rows + self.columns) * self.depth / 4;
         let sums = 4 * i64::from(self.items);
@@ -109,8 +112,9 @@ impl LocalTile {
         }
     }
 
-    /// Specialises a kernel by the tile, and by what it may read and write in vectors: rows of the left operand have `depth` elements,
-    /// those of the right one `stride`, where they lie in rows, those of results `all`.
+    /// Specializes a kernel for this tile and for vector access: rows of the left operand have
+    /// `depth` elements, rows of the right one `stride` (if it is stored by rows), rows of results
+    /// `all`.
     pub fn define(&self, call: Call, depth: &Dim, stride: Option<&Dim>, all: &Dim) -> Call {
         let whole = |d: &Dim, by: i64| d.exact_div(&by.into()).is_some();
         let flags = [

@@ -1,7 +1,7 @@
-//! The relatives of softmax: its logarithm, and the indicator of the largest element.
+//! Variants of softmax: its logarithm, and the indicator of the largest element.
 //!
-//! ONNX `LogSoftmax` and `Hardmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by
-//! default).
+//! ONNX `LogSoftmax` and `Hardmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13
+//! (over `axis`, the last by default).
 
 use super::case::{Case, input};
 use super::softmax::{self, eval_rows, infer_rows};
@@ -13,11 +13,11 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSoftmax {
-    /// 1 where the first of the largest elements is, else 0, instead of the logarithm.
+    /// `Hardmax`: 1 at the first largest element, 0 elsewhere, instead of the logarithm.
     pub hard: bool,
-    /// The axis; negative counts from the end.
+    /// The axis; negative values count from the end.
     pub axis: i64,
-    /// All axes from that one on are taken as one.
+    /// Treat all axes from `axis` on as one.
     pub flatten: bool,
 }
 

@@ -1,8 +1,9 @@
-//! A graph that runs again and again. ONNX `Loop` from opset 1.
+//! A subgraph that runs repeatedly. ONNX `Loop` from opset 1.
 //!
-//! Operands: the largest number of runs and whether to run at all, either left out for no limit, then the values that each
-//! run takes from the one before. The body gets the number of the run, the condition, and those values; it gives the next
-//! condition, the next values, and values that are stacked over the runs.
+//! Operands: the maximum number of iterations and the initial condition (either may be omitted for
+//! no limit), then the loop-carried values. The body receives the iteration number, the condition
+//! and the carried values; it returns the next condition, the next carried values, and scan
+//! outputs, which are stacked over the iterations.
 
 use super::case::Case;
 use super::concat::Concat;
@@ -20,20 +21,20 @@ use std::sync::Arc;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    /// What runs.
+    /// The loop body.
     pub body: Body,
-    /// Number of values that a run takes from the one before.
+    /// Number of loop-carried values.
     pub carried: usize,
 }
 
 impl Loop {
-    /// Number of values that are stacked.
+    /// Number of scan outputs.
     fn stacked(&self) -> usize {
         self.body.graph().outputs().len().saturating_sub(self.carried + 1)
     }
 }
 
-/// Type and shape of result `i` of an operator that ran no body: sizes that only a run tells are 0.
+/// An empty result `i` of an operator whose body did not run; sizes known only in the run are 0.
 pub(super) fn empty(op: &dyn Op, inputs: &Inputs<'_>, i: usize) -> OpResult<HostTensor> {
     let all = fit(op, inputs)?;
     let fact = all
@@ -46,7 +47,7 @@ pub(super) fn empty(op: &dyn Op, inputs: &Inputs<'_>, i: usize) -> OpResult<Host
     )?)
 }
 
-/// Tensors of one type and shape as one, along a new first axis.
+/// Stacks tensors of one type and shape along a new first axis.
 pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
     let Some(first) = parts.first() else {
         return Ok(None);
@@ -66,17 +67,17 @@ pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
     Ok(Some(HostTensor::from_bytes(first.dtype(), &shape, &bytes)?))
 }
 
-/// Runs of a body, and nodes of all of them, that are worth nodes in the graph.
+/// Limits for unrolling: iterations, and nodes of all iterations.
 const MOST_RUNS: usize = 64;
 const MOST_NODES: usize = 2048;
 
-/// Whether this many runs of a body become nodes.
+/// True if this many iterations are unrolled into nodes.
 pub(super) fn unrolls(body: &Body, runs: usize) -> bool {
     let nodes = body.graph().nodes().count();
     (1..=MOST_RUNS).contains(&runs) && nodes.saturating_mul(runs) <= MOST_NODES
 }
 
-/// Values along a new axis.
+/// Stacks values along a new axis.
 pub(super) fn stacked(cx: &mut Parts<'_, '_>, what: &str, list: &[ValueId], axis: i64) -> OpResult<ValueId> {
     let mut rows = Vec::with_capacity(list.len());
     for (i, v) in list.iter().enumerate() {
@@ -99,7 +100,7 @@ impl Op for Loop {
             Some(Some(list)) => list.first().map(|n| n.maximum(&0.into())).transpose()?,
             _ => None,
         };
-        // The body runs only where the condition holds.
+        // The body runs only if the condition is true.
         let yes = Fact::of(Arc::new(HostTensor::from_bool(&[], &[true])?));
         let before = [Fact::new(DType::I64, Shape::default()), yes];
         let carried = (0..self.carried)
@@ -114,7 +115,7 @@ impl Op for Loop {
                 .as_ref()
                 .is_some_and(|n| cx.constraints().at_least(n, 1) == Some(true)),
         };
-        // A body that never runs contradicts nothing.
+        // A body that never runs imposes no conditions.
         if begins && runs {
             cx.assume(derived.assumed().cloned());
         }
@@ -143,7 +144,7 @@ impl Op for Loop {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let optional = |i: usize| inputs.get(i).copied().flatten();
-        let most = optional(0).map_or(Ok(i64::MAX), |n| one_int(n, "number of runs"))?;
+        let most = optional(0).map_or(Ok(i64::MAX), |n| one_int(n, "number of iterations"))?;
         let mut go = optional(1).map_or(Ok(true), truth)?;
         let mut carried = (0..self.carried)
             .map(|i| operand(inputs, 2 + i).cloned())
@@ -254,7 +255,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    // Graphs come from models: `tests/onnx_nodes.rs`.
+    // Subgraphs come from models: see `tests/onnx_nodes.rs`.
     Vec::new()
 }
 

@@ -1,4 +1,5 @@
-//! Local response normalisation: `x / (bias + alpha / size * sum(x^2))^beta`, where the sum is over the `size` channels around.
+//! Local response normalization: `x / (bias + alpha / size * sum(x^2))^beta`, summed over the
+//! `size` surrounding channels.
 //!
 //! ONNX `LRN` from opset 1.
 
@@ -16,13 +17,13 @@ static KERNEL: Kernel = crate::kernel!(lrn {
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lrn {
-    /// Factor of the mean square.
+    /// Scale of the mean square.
     pub alpha: f32,
-    /// The power.
+    /// The exponent.
     pub beta: f32,
     /// Added to the mean square.
     pub bias: f32,
-    /// Number of channels that are summed.
+    /// Number of channels in a sum.
     pub size: i64,
 }
 
@@ -47,7 +48,7 @@ impl Op for Lrn {
         let plane = super::count(rest)?;
         let data = x.to_f32()?;
         let mut y = data.to_vec();
-        // Of an even number of channels one more stands behind.
+        // For an even size, one more channel is after than before.
         let size = usize::try_from(self.size).unwrap_or(1);
         let (before, behind) = (size.saturating_sub(1) / 2, size / 2);
         #[expect(clippy::cast_precision_loss, reason = "a number of channels")]
@@ -62,7 +63,7 @@ impl Op for Lrn {
                         let sum: f64 = range.clone().map(square).sum();
                         #[expect(
                             clippy::cast_possible_truncation,
-                            reason = "rounding to the result type is meant"
+                            reason = "rounding to the result type is intended"
                         )]
                         let v = (f64::from(*y)
                             / (f64::from(self.bias) + factor * sum).powf(f64::from(self.beta)))

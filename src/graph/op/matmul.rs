@@ -1,8 +1,8 @@
-//! Matrix product over the last two axes with broadcast leading axes.
+//! Matrix multiplication over the last two axes with broadcast leading axes.
 //!
-//! ONNX `MatMul` from opset 1. `trans_b` is set by a pass when the second operand is only transposed for the
-//! product. A constant second operand of rank 2 is stored once in the plan's float type, split by columns
-//! where it exceeds what a kernel can bind.
+//! ONNX `MatMul` from opset 1. A pass sets `trans_b` if the second operand is transposed only for
+//! the matmul. A constant second operand of rank 2 is stored once, in the plan's float type, and
+//! split by columns if it exceeds a kernel's binding limit.
 
 use super::case::{Case, input};
 use super::local_tile::{Extent, LocalTile};
@@ -29,11 +29,11 @@ static KERNEL: Kernel = crate::kernel!(matmul {
     batches: U32,
 } [a: In Elem, b: In Elem, y: Part Elem])
 .with_forms(&[Form {
-    // Each lane of a sub-group loads another row for all.
+    // Each lane of a subgroup loads a different row for all lanes.
     define: "BROADCAST",
     needs: Caps::lane_broadcast,
 }]);
-/// The same by way of local memory.
+/// The variant tiled in local memory.
 pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
     m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
     n1: U32, n2: U32,
@@ -43,13 +43,13 @@ pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
 } [a: In Elem, b: In Elem, y: Part Single])
 .variant_of(&KERNEL, |caps| caps.fast_local);
 
-/// Rows that one work-item computes when there are many.
+/// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
-/// The same where each has vectors of columns.
+/// Rows per work-item with vectors of columns.
 const VECTOR_ROWS: i64 = 8;
-/// Lanes that load a row each, where these are shared by broadcasts.
+/// Rows per block with broadcasts: each lane loads one of them.
 const BROADCAST_ROWS: i64 = 8;
-/// Columns of a work-item there.
+/// Columns per work-item with broadcasts.
 const BROADCAST_COLUMNS: i64 = 8;
 
 /// See the module documentation.
@@ -60,7 +60,7 @@ pub struct MatMul {
 }
 
 impl MatMul {
-    /// The product where an operand has one axis.
+    /// The matmul of operands of which one has a single axis.
     fn with_vector(&self, a: &HostTensor, b: &HostTensor) -> OpResult<Vec<HostTensor>> {
         let shape = rules::matmul(
             &Shape::fixed(a.shape()),
@@ -85,7 +85,7 @@ impl MatMul {
     }
 }
 
-/// The product of each batch: `product` of `[rows, k]`, `[k, n]` and what it fills.
+/// Calls `product` for each batch with `[rows, k]`, `[k, n]` and the slice to fill.
 fn each<T>(
     [rows, n, k]: [usize; 3],
     a: &[T],
@@ -144,7 +144,7 @@ impl Op for MatMul {
             let tail = x.shape().get(x.shape().len() - 2..).unwrap_or_default().to_vec();
             let mut full = batch.to_vec();
             full.extend(tail);
-            // A broadcast of leading axes only; the product then walks equal batches.
+            // Only leading axes are broadcast, so the matmul sees equal batches.
             pointwise::broadcast_to(x, &full)
         };
         let (fa, fb) = if b.shape().len() == 2 {
@@ -152,7 +152,7 @@ impl Op for MatMul {
         } else {
             (with_tail(a)?, with_tail(b)?)
         };
-        // With one matrix on the right, all rows of the left form one product.
+        // A single matrix on the right: all rows on the left form one matmul.
         let all = count(&shape)?;
         let rows = if b.shape().len() == 2 {
             all.checked_div(n).unwrap_or(0)
@@ -223,7 +223,7 @@ impl Op for MatMul {
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
         if a.rank() < 2 || b.shape.rank() < 2 {
             return Err(OpError::NoKernel(format!(
-                "a product of {a} and {}, of one axis",
+                "a matmul of {a} and {} with a 1-D operand",
                 b.shape
             )));
         }
@@ -231,10 +231,10 @@ impl Op for MatMul {
             return Err(OpError::expected("rank", "2 or more", out.rank()));
         };
         if !b.dtype.is_float() {
-            return Err(OpError::NoKernel(format!("a product of {}", b.dtype)));
+            return Err(OpError::NoKernel(format!("a matmul of {}", b.dtype)));
         }
         let one_matrix = b.shape.rank() == 2;
-        // With one matrix on the right, the rows of all batches are the rows of one product.
+        // A single matrix on the right: the rows of all batches are rows of one matmul.
         let rows = if one_matrix {
             product(batch_out)?.mul(m)?
         } else {
@@ -262,7 +262,7 @@ impl Op for MatMul {
             && cx.caps().takes_form(&KERNEL, "BROADCAST")
             && by_fours(k)
             && (constant && !odd || by_fours(n));
-        // Columns that are read at a time.
+        // Columns that are read together.
         let together = match (tile, by_broadcast) {
             (Some(_), _) => 4,
             (None, true) => 8,
@@ -272,7 +272,7 @@ impl Op for MatMul {
         if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
             let size = if cx.float() == DType::F16 { 2 } else { 4 };
             for (first, count) in cx.split(columns, (depth, size), together)? {
-                // Columns that one work-item reads from top to bottom are side by side.
+                // Columns that one work-item reads from top to bottom are stored side by side.
                 let panels: &[usize] = match (by_vectors, by_broadcast) {
                     (true, _) => &[32, 16],
                     (false, true) => &[64],
@@ -303,7 +303,7 @@ impl Op for MatMul {
         }
         if odd && !by_vectors && tile.is_none() && parts.len() > 1 {
             return Err(OpError::NoKernel(format!(
-                "a weight of {n} columns, an odd number, above the binding limit"
+                "a weight above the binding limit with {n} columns, an odd number"
             )));
         }
         cx.countable("first operand", &a.count()?)?;
@@ -347,20 +347,20 @@ impl Op for MatMul {
     }
 }
 
-/// A product, or some columns of it, that one dispatch computes.
+/// A matmul, or some of its columns, computed by one dispatch.
 struct Cut<'a> {
     rows: &'a Dim,
     columns: &'a Dim,
     depth: &'a Dim,
-    /// Elements from one row of the right operand as stored to the next.
+    /// Distance between the stored rows of the right operand, in elements.
     stride: &'a Dim,
-    /// Columns of the whole product.
+    /// Columns of the whole matmul.
     all: &'a Dim,
     batches: &'a Dim,
 }
 
 impl Cut<'_> {
-    /// Work-groups share blocks of both operands.
+    /// Work-groups share blocks of both operands in local memory.
     fn tiled(&self, cx: &LowerCx<'_>, tile: LocalTile) -> OpResult<Call> {
         let call = tile.define(
             Call::new(&TILED, tile.items),
@@ -375,11 +375,11 @@ impl Cut<'_> {
         over_batches(cx, call, columns, rows, self.batches)
     }
 
-    /// A work-item has rows of vectors, for CPUs.
+    /// Work-items compute rows of vectors, for CPUs.
     fn by_vectors(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
         let whole = |n: i64| self.columns.exact_div(&n.into()).is_some();
         let rows = if self.rows.is(1) { 1 } else { VECTOR_ROWS };
-        // Vectors of 16 columns that a work-item computes.
+        // Vectors of 16 columns per work-item.
         let vectors = if whole(32) { 2 } else { 1 };
         let call = Call::new(&KERNEL, 8)
             .define("ROWS", rows)
@@ -389,7 +389,8 @@ impl Cut<'_> {
         Ok(if whole(16) { call } else { call.define("TAIL", 1) })
     }
 
-    /// A work-item has many rows of a few columns, and loads one or two of these for its sub-group.
+    /// Work-items compute many rows of a few columns, and load one or two of the rows for their
+    /// subgroup.
     fn by_broadcast(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
         let tall = cx.upper_bound(self.rows).is_none_or(|n| n > BROADCAST_ROWS);
         let rows = if tall { 2 * BROADCAST_ROWS } else { BROADCAST_ROWS };
@@ -403,7 +404,7 @@ impl Cut<'_> {
         Ok(if tall { call.define("TALL", 1) } else { call })
     }
 
-    /// A work-item has a few rows of two columns; of an odd number of columns, two results.
+    /// Work-items compute a few rows of two columns; if the number of columns is odd, two results.
     fn plain(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
         let odd = self.all.exact_div(&2.into()).is_none();
         let rows = if odd || self.rows.is(1) { 1 } else { ROWS };
@@ -422,8 +423,8 @@ impl Cut<'_> {
     }
 }
 
-/// A grid over so many batches; where they may exceed what a device takes on an axis, work-groups go on, by the length of that axis,
-/// until none is left.
+/// A grid over `batches`. If these may exceed the device limit of an axis, each work-group loops
+/// over batches with the length of that axis as its step.
 pub(super) fn over_batches(
     cx: &LowerCx<'_>,
     call: Call,
@@ -439,7 +440,7 @@ pub(super) fn over_batches(
     Ok(call.define("ROUNDS", 1).grid(columns, rows, rounds))
 }
 
-/// As [`gemm`], of integers of which the result's type keeps the low bits.
+/// Like [`gemm`], for integers; the result type keeps the low bits.
 fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut [i64]) {
     for (row, y) in (0..m).zip(y.chunks_exact_mut(n.max(1))) {
         for (column, y) in y.iter_mut().enumerate() {
@@ -450,7 +451,7 @@ fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut 
     }
 }
 
-/// How the batch index walks both operands: up to three joined batch axes.
+/// How the batch index addresses both operands: up to three merged batch axes.
 pub(super) struct BatchWalk {
     /// Number of matrices.
     pub count: Dim,
@@ -475,13 +476,13 @@ impl Default for BatchWalk {
 }
 
 impl BatchWalk {
-    /// `tail` is the number of elements of one matrix.
+    /// `tail_a` and `tail_b` are the numbers of elements of one matrix.
     pub fn new(out: &[Dim], a: &[Dim], tail_a: &Dim, b: &[Dim], tail_b: &Dim) -> OpResult<Self> {
         let (a, b, out) = (Shape(a.to_vec()), Shape(b.to_vec()), Shape(out.to_vec()));
         let joined = pointwise::join_axes(&out, &[&a, &b])?;
         if joined.sizes.len() > 3 {
             return Err(OpError::NoKernel(format!(
-                "{} batch axes that cannot be joined; at most 3",
+                "{} batch axes that cannot be merged (limit 3)",
                 joined.sizes.len()
             )));
         }
@@ -532,7 +533,7 @@ fn cases() -> Vec<Case> {
         weight(&[1, 9, 96], &[96, 128], false),
         weight(&[2, 3, 31], &[31, 7], false),
         weight(&[4, 24], &[50, 24], true),
-        // Several tiles and blocks, the last ones in part; sums and rows that end within a vector.
+        // Several tiles and blocks, the last ones partial; sums and rows that end within a vector.
         weight(&[70, 150], &[150, 72], false),
         weight(&[3, 260], &[260, 37], false),
         weight(&[35, 131], &[131, 34], false),

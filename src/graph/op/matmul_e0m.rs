@@ -1,10 +1,12 @@
-//! Matrix product with an E0M weight, of any of its widths (own domain, `MatMulE0M`): operands `x [.., K]`, codes, scales in the layout
-//! of [`crate::quant`]; attributes `bits`, `group_size`.
+//! Matmul with an E0M weight of any bit width (own domain, `MatMulE0M`). E0M weights are quantized
+//! by groups, with an fp16 scale and bias. Operands: `x [.., K]`, quantized weights and scales in
+//! the layout of [`crate::quant`]. Attributes: `bits`, `group_size`.
 //!
-//! Two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode), `matmul_e0m` for many (prefill), each with a variant for
-//! devices with matrix units (the module `units`). On phones with fast half arithmetic they take weights of few bits in pairs of halves: the
-//! define `PAIRS`, and `matmul_e0m_pairs`. A weight above what a kernel can bind is split by columns. Activations may be taken in bytes (the
-//! module `int8`).
+//! There are two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode) and
+//! `matmul_e0m` for many rows (prefill), each with a variant for tensor cores (module `units`). On
+//! phones with fast half arithmetic, low-bit weights are decoded to pairs of halves: the define
+//! `PAIRS`, and `matmul_e0m_pairs`. A weight above a kernel's binding limit is split by columns.
+//! Activations may be quantized to 8 bits (module `int8`).
 
 mod int8;
 mod tune;
@@ -26,7 +28,7 @@ use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 
-/// One row. Only with PARTS does it read the fields from `end0` to `start2`.
+/// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS.
 static VECTOR: Kernel = crate::kernel!(matvec_e0m {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
@@ -34,44 +36,44 @@ static VECTOR: Kernel = crate::kernel!(matvec_e0m {
    codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
 .with_forms(&[
     Form {
-        // A stretch as one run of loads, which takes registers that compilers may not have.
+        // Loads a k-block in one run, which needs registers that compilers may not have.
         define: "WHOLE",
         needs: |caps| caps.kind != DeviceKind::Cpu,
     },
     Form {
-        // Weights in pairs of halves.
+        // Weights as pairs of halves.
         define: "PAIRS",
         needs: Caps::fast_half,
     },
     Form {
-        // Each lane of a sub-group loads other elements of the row for all.
+        // Each lane of a subgroup loads different elements of the row for all lanes.
         define: "BROADCAST",
         needs: Caps::lane_broadcast,
     },
     wave::FORM,
 ]);
 
-/// Its operand of codes.
+/// Index of its operand of quantized weights.
 const VECTOR_CODES: usize = 2;
 
-/// Many rows; the same.
+/// Kernel for many rows.
 static MATRIX: Kernel = crate::kernel!(matmul_e0m {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .with_forms(&[
     Form {
-        // Each lane of a sub-group loads another row for all.
+        // Each lane of a subgroup loads a different row for all lanes.
         define: "BROADCAST",
         needs: Caps::lane_broadcast,
     },
     wave::FORM,
 ]);
 
-/// Its operand of codes.
+/// Index of its operand of quantized weights.
 const MATRIX_CODES: usize = 1;
 
-/// Many rows in halves, 2 columns a work-item; the same.
+/// Kernel for many rows in halves, 2 columns per work-item.
 static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
@@ -83,16 +85,17 @@ static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
 pub struct MatMulE0m {
     /// Format.
     pub bits: Bits,
-    /// Weights of a group.
+    /// Number of weights per group.
     pub group: usize,
-    /// Rows of `x` become signed bytes first, each block of at most [`ACTIVATIONS`] places with a factor of its own (set by the pass
-    /// `int8_activations`; weights of 4 and 8 bits).
+    /// Quantizes rows of `x` to 8 bits first, with one scale per block of at most [`ACTIVATIONS`]
+    /// elements. Set by the pass `int8_activations`, for 4-bit and 8-bit weights.
     pub int8: bool,
-    /// Rows of `x` are normalised first, by the last operand and with this epsilon ([`RmsNorm`]; set by the pass `normed_product`).
+    /// Normalizes rows of `x` first ([`RmsNorm`]), with this epsilon and the last operand as scale.
+    /// Set by the pass `normed_product`.
     pub norm: Option<f32>,
 }
 
-/// Bits and group size of a node of our domain.
+/// Reads bits and group size of a node of the own domain.
 pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
     let need = |name: &str| -> OpResult<i64> {
         a.int(name)?
@@ -115,18 +118,18 @@ pub(super) fn import_format(a: &dyn Attributes) -> OpResult<(Bits, usize)> {
     Ok((bits, group))
 }
 
-/// K and N of packed operands, checked against each other.
+/// K and N of packed operands; an error if these do not match.
 pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact) -> OpResult<(usize, usize)> {
     let shapes = (codes.shape.as_fixed(), scales.shape.as_fixed());
     let (Some(c), Some(s)) = shapes else {
         return Err(OpError::expected(
-            "codes and scales",
+            "quantized weights and scales",
             "constant shapes",
             format!("{codes} and {scales}"),
         ));
     };
     let mismatch = || {
-        let what = "codes (u32[K * bits / 32, N]) and scales (f16[groups, N, 2])";
+        let what = "quantized weights (u32[K * bits / 32, N]) and scales (f16[groups, N, 2])";
         OpError::mismatch(what, codes, scales)
     };
     let (&[rows, n], &[groups, n2, 2]) = (c.as_slice(), s.as_slice()) else {
@@ -141,19 +144,19 @@ pub(super) fn packed_size(bits: Bits, group: usize, codes: &Fact, scales: &Fact)
     }
 }
 
-/// The scales as pairs.
+/// The scales as pairs of scale and bias.
 pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
     Ok(scales.f16s()?.chunks_exact(2).map(|p| [p[0], p[1]]).collect())
 }
 
-/// Weights of a stretch, unless a kernel asks for fewer.
+/// Default k-block, in weights; a kernel may ask for less.
 pub(super) const STRETCH: usize = 256;
 
-/// Most activations of a block that is quantized on its own.
+/// Maximum number of activations per quantization block.
 pub const ACTIVATIONS: usize = 128;
 
-/// What `common/e0m` asks for: width, planes, groups. Kernels walk in stretches of at most `most` weights, so a larger group is
-/// several of them.
+/// Sets the defines of `common/e0m`: width, bit planes, groups. Kernels walk k-blocks of at most
+/// `most` weights, so a larger group consists of several.
 pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) -> Call {
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let stretch = stretch(group, most);
@@ -175,7 +178,8 @@ pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) 
     call
 }
 
-/// The largest part of a group, in whole steps of kernels, of at most `most` weights, of which the group is a multiple.
+/// The largest k-block that divides a group, is a multiple of the kernels' step, and has at most
+/// `most` weights.
 fn stretch(group: usize, most: usize) -> usize {
     if group <= most {
         return group;
@@ -186,25 +190,25 @@ fn stretch(group: usize, most: usize) -> usize {
         .unwrap_or(GROUP_STEP)
 }
 
-/// Columns of stored rows are padded to this number, so that work-items read whole vectors.
+/// Columns of stored rows are padded to a multiple of this, so that work-items read whole vectors.
 const PAD: usize = 16;
 
 /// A range of columns of a packed matrix on the device.
 pub(super) struct Part {
-    /// Words of codes.
+    /// Packed quantized weights.
     pub codes: Operand,
-    /// Pairs of scale and bias, a word each.
+    /// Pairs of scale and bias, one word each.
     pub scales: Operand,
     /// First column.
     pub first: usize,
     /// Number of columns.
     pub count: usize,
-    /// Columns of a panel (see [`Pack::Columns`]).
+    /// Columns per panel (see [`Pack::Columns`]).
     pub panel: usize,
 }
 
-/// The packed matrix in the operands `codes` and those behind them, side by side where they are several, split where it exceeds
-/// what a kernel can bind.
+/// Uploads the packed matrices in the operands `codes` and the operands after them, side by side if
+/// there are several, and split if they exceed a kernel's binding limit.
 pub(super) fn packed_parts(
     cx: &mut LowerCx<'_>,
     codes: &[usize],
@@ -248,12 +252,12 @@ impl Op for MatMulE0m {
             return Err(OpError::expected("rank of x", "1 or more", 0));
         };
         if !x.dtype.is_float() || *last != Dim::from_usize(k) {
-            return Err(OpError::mismatch("inner dims", x, k));
+            return Err(OpError::mismatch("inner dimensions", x, k));
         }
         if self.norm.is_some() {
             let gain = cx.fact(GAIN)?;
             if gain.shape.0 != [Dim::from_usize(k)] {
-                return Err(OpError::mismatch("sizes of the gain", gain, k));
+                return Err(OpError::mismatch("sizes of the norm's scale", gain, k));
             }
         }
         let mut shape = before.to_vec();
@@ -279,8 +283,8 @@ impl Op for MatMulE0m {
         let facts = [codes, scales].map(|t| Fact::new(t.dtype(), Shape::fixed(t.shape())));
         let (k, n) = packed_size(self.bits, self.group, &facts[0], &facts[1])?;
         let mut data = match x.dtype() {
-            // The weights have no more digits than single precision.
-            #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
+            // The weights are not more precise than single precision.
+            #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
             DType::F64 => x.f64s()?.iter().map(|v| *v as f32).collect(),
             _ => x.to_f32()?,
         };
@@ -290,7 +294,7 @@ impl Op for MatMulE0m {
         let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let rows = data.len() / k;
         let mut y = vec![0f32; rows * n];
-        // A band of rows at a time, so that the whole weight is never unpacked at once.
+        // Unpacks a band of rows at a time instead of the whole weight.
         let band = (1usize << 22).div_ceil(n).min(k);
         let (mut unpacked, mut part, mut sum) = (
             vec![0f32; band * n],
@@ -349,21 +353,21 @@ impl Op for MatMulE0m {
 
 /// The weights of one dispatch: one matrix, or several side by side ([`super::joint_matmul_e0m`]).
 pub(super) struct Weights {
-    /// Operands of codes; those of scales follow each.
+    /// Operands of quantized weights; each is followed by its scales.
     pub codes: Vec<usize>,
-    /// Behind the last column of each matrix, counted over all of them.
+    /// End column of each matrix, counted over all of them.
     pub ends: Vec<usize>,
     /// First element of the result of each matrix.
     pub starts: Vec<u64>,
-    /// Operand of the codes of a second matrix, of the size of the first, whose product with a row goes to the same places as
-    /// [second results](crate::backend::epilogue::Argument::Other).
+    /// Operand of the quantized weights of a second matrix with the size of the first. Its results
+    /// are passed to the epilogue as [second results](crate::backend::epilogue::Argument::Other).
     pub second: Option<usize>,
-    /// Operand of the factors of [`MatMulE0m::norm`], where there is one.
+    /// Operand of the scale of [`MatMulE0m::norm`], if set.
     pub gain: usize,
 }
 
 impl Weights {
-    /// One matrix of `n` columns, of which `codes` is the operand of the codes.
+    /// One matrix of `n` columns with quantized weights in operand `codes`.
     pub fn whole(codes: usize, n: usize, gain: usize) -> Self {
         Self {
             codes: vec![codes],
@@ -374,12 +378,12 @@ impl Weights {
         }
     }
 
-    /// Columns of all matrices.
+    /// Total columns of all matrices.
     pub fn columns(&self) -> usize {
         self.ends.last().copied().unwrap_or(0)
     }
 
-    /// The second matrix, of rows of `k` weights, where there is one.
+    /// The second matrix, with `k` rows, if any.
     fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits, k: usize) -> OpResult<Option<Part>> {
         let Some(codes) = self.second else { return Ok(None) };
         Ok(packed_parts(cx, &[codes], bits, k, self.columns())?
@@ -387,7 +391,8 @@ impl Weights {
             .next())
     }
 
-    /// `call` with the fields by which a kernel finds the place of a column (`common/parts`), and which it reads where results are `in_parts`.
+    /// Adds the fields that locate a column (`common/parts`). Kernels read them only if results are
+    /// `in_parts`.
     fn place(&self, call: Call, in_parts: bool) -> Call {
         let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
         let start = |i: usize| {
@@ -399,21 +404,21 @@ impl Weights {
     }
 }
 
-/// `call` of a vector kernel with its operands of a second matrix.
+/// Adds the operands of a second matrix to the call of a vector kernel.
 fn with_second(call: Call, second: Option<&Part>) -> Call {
     call.optional(second.map(|s| s.codes))
         .optional(second.map(|s| s.scales))
 }
 
-/// Operand of the factors of [`MatMulE0m::norm`] of a single product.
+/// Operand of the scale of [`MatMulE0m::norm`] in a single matmul.
 const GAIN: usize = 3;
 
-/// Rows of an operand, all axes but the last together.
+/// Number of rows of an operand: the product of all axes but the last.
 pub(super) fn rows(x: &Shape) -> OpResult<Dim> {
     Ok(product(x.0.split_last().map_or(&[][..], |(_, before)| before))?)
 }
 
-/// `x`, rows of `k` elements, normalised by `gain` into scratch memory of `dtype`.
+/// Normalizes `x`, rows of `k` elements, with scale `gain` into scratch memory of `dtype`.
 fn normed(
     cx: &mut LowerCx<'_>,
     x: Operand,
@@ -436,7 +441,7 @@ fn normed(
 }
 
 impl MatMulE0m {
-    /// Of activations as they are.
+    /// A matmul without int8 activations and norm.
     pub const fn new(bits: Bits, group: usize) -> Self {
         Self {
             bits,
@@ -446,8 +451,8 @@ impl MatMulE0m {
         }
     }
 
-    /// The product of operand 0, whose rows have `k` elements, with `weights` into `y`. The results of several matrices are matrices
-    /// of their own, one behind another, perhaps with gaps.
+    /// Emits the matmul of operand 0, whose rows have `k` elements, with `weights` into `y`. With
+    /// several matrices, the results are stored one after another, possibly with gaps.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
         let n = weights.columns();
         let rows = rows(&cx.shape(0)?)?;
@@ -459,7 +464,7 @@ impl MatMulE0m {
             return self.emit_int8(cx, k, weights, y);
         }
         let (mut x, mut gain) = (cx.input(0)?, None);
-        // Weights that kernels take at a time: those of a word of 4 or 8 bits.
+        // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
         let vector = rows.is(1);
         if let Some(epsilon) = self.norm {
@@ -468,7 +473,7 @@ impl MatMulE0m {
             let on_units = vector && self.vector_on_units(cx.caps(), types, [k, 1], false).is_some();
             let itself = match on_units {
                 true => units::holds_row(cx.caps(), k),
-                // What is not normalised yet may be too large for halves.
+                // Activations before normalization may be too large for halves.
                 false => vector && !(cx.caps().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
             };
             if !itself {
@@ -477,11 +482,11 @@ impl MatMulE0m {
             }
         }
         let second = weights.second_part(cx, self.bits, k)?;
-        // One row of several results without gaps is one row of all.
+        // Several results of one row without gaps are like one row.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
         let gaps = behind.any(|(start, end)| *start != *end as u64);
         let in_parts = weights.ends.len() > 1 && (!vector || gaps);
-        // Results are matrices of which every row begins at a multiple of four elements.
+        // Rows of results start at multiples of four elements.
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let caps = cx.caps();
@@ -534,23 +539,25 @@ impl MatMulE0m {
         Ok(())
     }
 
-    /// One dispatch computes the products of a row with two weights of `k x n`.
+    /// True if one dispatch can compute one row with two `k x n` weights.
     pub(super) fn takes_two(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
         let one_row = rows(&cx.shape(0)?)?.is(1);
         Ok(one_row && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 
-    /// Half arithmetic, which takes weights in pairs, errs by less than weights of so few bits and results in halves do.
+    /// True if half arithmetic is precise enough: its error is below that of the quantized weights
+    /// and of `f16` results.
     fn in_pairs(&self, types: [DType; 2]) -> bool {
         types == [DType::F16; 2] && self.bits.count() <= 4
     }
 
-    /// The kernel of many rows takes weights in pairs: with more registers the one in single precision needs fewer instructions.
+    /// True if the half-precision kernel for many rows is used. With more registers, the
+    /// single-precision kernel needs fewer instructions.
     fn matrix_pairs(&self, caps: &Caps, types: [DType; 2]) -> bool {
         caps.takes(&PAIRS) && self.in_pairs(types)
     }
 
-    /// The vector kernel that any device takes, for a `k x n` weight, or `two` of them.
+    /// The generic vector kernel for one `k x n` weight, or for two if `two`.
     fn generic_vector(
         &self,
         caps: &Caps,
@@ -567,14 +574,14 @@ impl MatMulE0m {
         let columns = tile.lanes * tile.vector_columns;
         let (items, most) = tile.slices(caps, k, n, self.group, tile == E0mShape::of(caps));
         let fold = items >= FOLD * columns;
-        // Every other slice takes the second weight.
+        // Every other k-slice processes the second weight.
         let items = match two {
             true if items == tile.lanes || items * 2 <= caps.max_workgroup.min(E0mShape::MOST) => items * 2,
             _ => items,
         };
         let by_image = !two && tuning.tunable.is_by_image(&tuning.choice);
         let call = Call::new(&VECTOR, items);
-        // Pairs are read by eights, from the buffer.
+        // Pairs are read as vectors of eight, from the buffer.
         let call = if pairs {
             call.define("PAIRS", 1)
         } else {
@@ -595,8 +602,8 @@ impl MatMulE0m {
         } else {
             call
         };
-        // A run of loads takes more registers than all threads of a phone's GPU have; so do reads of images, which are all moved to the front of
-        // a loop that is unrolled.
+        // A run of loads needs more registers than a phone's GPU has at full occupancy. So do image
+        // reads, which compilers move to the front of an unrolled loop.
         let in_turn = if by_image {
             true
         } else if pairs {
@@ -611,9 +618,10 @@ impl MatMulE0m {
         })
     }
 
-    /// The vector kernel where lanes share what they load, for a `k x n` weight; `None` where it does not suit device or weight.
+    /// The vector kernel with broadcasts within a subgroup for a `k x n` weight; `None` if device
+    /// or weight do not suit it.
     fn vector_by_broadcast(&self, caps: &Caps, [k, n]: [usize; 2]) -> OpResult<Option<Call>> {
-        /// Elements of the row that the eight lanes load together.
+        /// Row elements that the eight lanes load together.
         const TOGETHER: usize = 32;
         let whole = [k, stretch(self.group, STRETCH)]
             .iter()
@@ -632,7 +640,8 @@ impl MatMulE0m {
         Ok(Some(call.grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1)))
     }
 
-    /// The matrix kernel where lanes share what they load, for `rows`, at most `most`, and a weight of `n` columns.
+    /// The matrix kernel with broadcasts within a subgroup, for at most `most` rows and `n`
+    /// columns.
     fn matrix_by_broadcast(&self, n: usize, rows: &Dim, most: Option<i64>) -> OpResult<Call> {
         let tall = most.is_none_or(|n| n > 8);
         let each = if tall { 16 } else { 8 };
@@ -646,7 +655,7 @@ impl MatMulE0m {
         Ok(if tall { call.define("TALL", 1) } else { call })
     }
 
-    /// The matrix kernel that any device takes, for `rows`, at most `most`, and a `k x n` weight.
+    /// The generic matrix kernel for at most `most` rows and a `k x n` weight.
     fn generic_matrix(
         &self,
         caps: &Caps,
@@ -683,7 +692,7 @@ impl MatMulE0m {
     /// The matrix kernel in halves, for a weight of `n` columns.
     fn matrix_in_pairs(&self, n: usize, rows: &Dim) -> OpResult<Call> {
         const ITEMS: u32 = 32;
-        /// Rows of a work-item: so many as registers have room for.
+        /// Rows per work-item, limited by registers.
         const ROWS: i64 = 6;
         let even = (stretch(self.group, STRETCH) / GROUP_STEP).is_multiple_of(2);
         let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
@@ -695,43 +704,43 @@ impl MatMulE0m {
     }
 }
 
-/// Work-items of the kernels whose lanes share what they load: a sub-group.
+/// Work-items of the kernels with subgroup broadcasts: one subgroup.
 const BROADCAST_ITEMS: u32 = 8;
 
-/// Sums that are left after the first of two steps of adding up.
+/// Partial sums left after the first of two reduction steps.
 const FOLD: u32 = 8;
 
-/// Work-group shapes of the two kernels for a device.
+/// Work-group shapes of both kernels for a device.
 #[derive(PartialEq, Eq)]
 struct E0mShape {
     /// Work-items of the vector kernel.
     vector_items: u32,
-    /// Of these, neighbours along the columns; the others split K.
+    /// Work-items next to each other along the columns; the others split K.
     lanes: u32,
-    /// Columns of a work-item of the vector kernel.
+    /// Columns per work-item of the vector kernel.
     vector_columns: u32,
     /// Work-items of the matrix kernel.
     matrix_items: u32,
-    /// Columns of a work-item of the matrix kernel.
+    /// Columns per work-item of the matrix kernel.
     matrix_columns: u32,
-    /// Rows of a work-item of the matrix kernel.
+    /// Rows per work-item of the matrix kernel.
     rows: i64,
-    /// Columns of a panel of the stored weight; `None` keeps neighbouring columns side by side over the whole weight, as
-    /// neighbouring lanes of a GPU want it.
+    /// Columns per panel of the stored weight. `None` stores whole rows, so that neighbouring lanes
+    /// of a GPU read neighbouring columns.
     panel: Option<usize>,
 }
 
 impl E0mShape {
-    /// With more work-items, drivers run out of registers for the loads of a stretch, and refuse.
+    /// With more work-items, drivers run out of registers for the loads of a k-block and fail.
     const MOST: u32 = 256;
 
-    /// Work-items of the vector kernel for `k x n` weights, and the longest stretch that one of them walks at a time. A large GPU waits for
-    /// memory unless there are about a thousand work-items for each compute unit: then more of them share a column, and walk less far.
-    /// Without `more` the work-items are as many as they are.
+    /// Work-items of the vector kernel for `k x n` weights, and the longest k-block per step. A
+    /// large GPU hides memory latency only with about a thousand work-items per compute unit, so
+    /// more work-items split a column if `more` is set.
     fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize, more: bool) -> (u32, usize) {
-        /// Work-items of a compute unit that hide the time of a load.
+        /// Work-items per compute unit that hide memory latency.
         const EACH: u32 = 1024;
-        /// A shorter stretch pays more for its scale than for its codes.
+        /// A shorter k-block spends more on its scale than on its weights.
         const LEAST: usize = 32;
         let mut items = self.vector_items;
         if !caps.fast_local {
@@ -763,7 +772,8 @@ impl E0mShape {
 
     fn of(caps: &Caps) -> Self {
         match (caps.kind, caps.backend) {
-            // A work-item is a loop iteration on a core: explicit vectors, no splitting of K, weights read in sequence.
+            // A work-item is a loop iteration on a core: explicit vectors, no split-k, weights read
+            // sequentially.
             (DeviceKind::Cpu, "opencl") => Self {
                 vector_items: 4,
                 lanes: 4,
@@ -773,7 +783,7 @@ impl E0mShape {
                 rows: 8,
                 panel: Some(16),
             },
-            // Work-items are the elements of vectors, and every load is a gather: few loads a weight.
+            // Work-items are vector elements and every load is a gather: few loads per weight.
             (DeviceKind::Cpu, _) => Self {
                 vector_items: 16,
                 lanes: 16,
@@ -823,7 +833,7 @@ pub(super) fn packed_case(bits: Bits, group: usize, k: usize, n: usize) -> Optio
     scaled_case(bits, group, k, n, 1.0)
 }
 
-/// The same of weights up to about `scale`.
+/// Like [`packed_case`], with weights up to about `scale`.
 fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let at = |i: usize, j: usize| (((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9) * scale;
@@ -865,7 +875,7 @@ fn cases() -> Vec<Case> {
         (Five, 48, 5, 96, 34),
         (Six, 64, 9, 96, 130),
         (Four, 576, 1, 576, 34),
-        // Whole blocks of matrix units: stretches that end early, several tiles, a part of a tile.
+        // Whole blocks of tensor cores: k-blocks that end early, several tiles, a partial tile.
         (Four, 128, 1, 1056, 98),
         (Eight, 128, 1, 1040, 66),
         (Four, 128, 70, 288, 164),
@@ -873,7 +883,7 @@ fn cases() -> Vec<Case> {
         (Four, 64, 140, 192, 132),
         (Eight, 64, 33, 144, 68),
         (Eight, 64, 100, 80, 4096),
-        // Groups that the vector kernel cuts into stretches where many work-items share a column.
+        // Groups that the vector kernel splits into k-blocks when many work-items share a column.
         (Four, 40, 1, 496, 66),
         (Four, 72, 1, 496, 34),
         (Five, 80, 1, 512, 34),
@@ -889,7 +899,7 @@ fn cases() -> Vec<Case> {
     .collect()
 }
 
-/// Products of rows that are normalised, by the kernels for one row or before them.
+/// Rows that are normalized, inside the kernels for one row or before them.
 fn normed_cases() -> Vec<Case> {
     use Bits::{Eight, Five, Four};
     let case = |bits, group, rows: usize, k, n| {
@@ -917,7 +927,7 @@ fn normed_cases() -> Vec<Case> {
     .collect()
 }
 
-/// Activations as large as halves can be, whose products with a step of weights must stay finite.
+/// Activations as large as `f16` allows, whose products with a step of weights must stay finite.
 fn largest_halves() -> Option<Case> {
     let (codes, scales) = scaled_case(Bits::Four, 32, 96, 34, 1.0 / 256.0)?;
     let op = MatMulE0m::new(Bits::Four, 32);

@@ -1,7 +1,8 @@
-//! Matrix products of 8-bit integers less their zero points.
+//! Matmul of 8-bit integers with zero points.
 //!
-//! ONNX `MatMulInteger` from opset 10, with 32-bit results, and `QLinearMatMul` from opset 10, with results scaled back to 8
-//! bits. Zero points and scales are scalars, one for each row of the left or one for each column of the right operand.
+//! ONNX `MatMulInteger` from opset 10 with 32-bit results, and `QLinearMatMul` from opset 10 with
+//! results scaled back to 8 bits. Zero points and scales are scalars, one per row of the left
+//! operand, or one per column of the right operand.
 
 use super::case::{Case, constant};
 use super::matmul::BatchWalk;
@@ -22,19 +23,21 @@ static KERNEL: Kernel = crate::kernel!(matmul_integer {
     a0: U32, a1: U32, a2: U32, b0: U32, b1: U32, b2: U32,
 } [a: In Elem, b: OptionalIn Elem, w: OptionalIn Words, za: OptionalIn Elem, zb: OptionalIn Elem, y: Out Elem]);
 
-/// Rows that one work-item computes when there are many.
+/// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MatMulInteger {
-    /// Operands a, b, and their zero points, which may be left out.
+    /// `MatMulInteger`: operands a, b, and their optional zero points.
     Wide,
-    /// Operands a, scale, zero point, the same of b, and scale and zero point of the result.
+    /// `QLinearMatMul`: operands a with scale and zero point, b likewise, and scale and zero point
+    /// of the result.
     Scaled,
 }
 
-/// The matrix of an operand with leading axes `own` that belongs to matrix `i` of a product with leading axes `all`.
+/// Index of the operand matrix, with leading axes `own`, for matrix `i` of a matmul with leading
+/// axes `all`.
 fn batch_index(all: &[usize], own: &[usize], i: usize) -> usize {
     let (mut rest, mut at, mut step) = (i, 0, 1);
     for (full, n) in all.iter().rev().zip(own.iter().rev()) {
@@ -45,7 +48,7 @@ fn batch_index(all: &[usize], own: &[usize], i: usize) -> usize {
     at
 }
 
-/// What one of the two operands contributes.
+/// One of the two operands.
 struct Side<'a> {
     data: Vec<i64>,
     shape: &'a [usize],
@@ -64,7 +67,8 @@ impl<'a> Side<'a> {
     }
 }
 
-/// The entry of a list that has one for all, one for each of `n` lines, or one for each line of each matrix.
+/// The entry for a line in a list with one entry in total, one per line (`n`), or one per line of
+/// each matrix.
 fn pick<T: Copy>(list: &[T], matrix: usize, line: usize, n: usize) -> OpResult<T> {
     let at = match list.len() {
         1 => 0,
@@ -76,7 +80,7 @@ fn pick<T: Copy>(list: &[T], matrix: usize, line: usize, n: usize) -> OpResult<T
         .ok_or_else(|| OpError::expected("zero points or scales", format!("1 or {n}"), list.len()))
 }
 
-/// Products of all pairs of matrices: sums, and the scale of each.
+/// Multiplies all pairs of matrices: the sums, and the scale of each.
 fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f32>)> {
     let out = rules::matmul(
         &Shape::fixed(a.shape),
@@ -175,7 +179,7 @@ impl Op for MatMulInteger {
             );
             #[expect(
                 clippy::cast_precision_loss,
-                reason = "a sum of products of 8 bits is scaled as a float"
+                reason = "a sum of 8-bit multiplications is scaled as a float"
             )]
             y.push(quantize(sum as f32 * factor, to, zero, limits));
         }
@@ -189,7 +193,7 @@ impl Op for MatMulInteger {
         let (a, b) = (cx.input(0)?, cx.input(3)?);
         let sums = cx.node("sums", Self::Wide, &[Some(a), Some(b), cx.opt(2), cx.opt(5)])?;
         let rank = cx.fact(sums)?.shape.rank();
-        // A scale for each row stands in a column, where it is not one for all.
+        // Scales per row must form a column; a single scale stays a scalar.
         let column = |cx: &mut Parts<'_, '_>, i: usize| -> OpResult<ValueId> {
             let scale = cx.input(i)?;
             match cx.fact(scale)?.shape.0.as_slice() {
@@ -217,22 +221,23 @@ impl Op for MatMulInteger {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         if *self == Self::Scaled {
-            return Err(OpError::NoKernel("QLinearMatMul runs as its parts".to_owned()));
+            return Err(OpError::NoKernel("QLinearMatMul is always decomposed".to_owned()));
         }
         let (out, a, b) = (cx.out_fact(0)?.shape.clone(), cx.shape(0)?, cx.fact(1)?.clone());
         let ([batch @ .., m, n], [batch_a @ .., _, k]) = (out.0.as_slice(), a.0.as_slice()) else {
             return Err(OpError::NoKernel(format!(
-                "a product of {a} and {}, of one axis",
+                "a matmul of {a} and {} with a 1-D operand",
                 b.shape
             )));
         };
         let Some((batch_b, tail_b)) = b.shape.rank().checked_sub(2).map(|r| b.shape.0.split_at(r)) else {
             return Err(OpError::NoKernel(format!(
-                "a product of {a} and {}, of one axis",
+                "a matmul of {a} and {} with a 1-D operand",
                 b.shape
             )));
         };
-        // A zero point for all, or one for each line; with one matrix on the right, all rows are those of one product.
+        // One zero point, or one per line. A single matrix on the right makes all rows part of one
+        // matmul.
         let step = |cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool| -> OpResult<i64> {
             if !cx.has(i) {
                 return Ok(0);
@@ -296,7 +301,7 @@ impl Op for MatMulInteger {
         }
         let tile = if rows.is(1) { 1 } else { ROWS };
         call = call.define("ROWS", tile);
-        // One row has room for more columns.
+        // With one row there are registers for more columns.
         let vectors = if tile == 1 { [4, 2, 1] } else { [1, 1, 1] };
         let wide = vectors
             .into_iter()

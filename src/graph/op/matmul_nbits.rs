@@ -1,11 +1,21 @@
-//! Matrix product with a weight of few bits as ONNX Runtime stores it: `MatMulNBits` of the domain `com.microsoft`, version 1.
+//! Matmul with a low-bit weight in ONNX Runtime's format: `MatMulNBits` of the domain
+//! `com.microsoft`, version 1.
 //!
-//! For K rows, N columns, blocks of b rows and x bits (2, 4 or 8): operands `x [.., K]`; codes `u8[N][ceil(K / b)][b * x / 8]`, the lowest bits of a byte
-//! first; scales `[N][ceil(K / b)]`, floats; optional zero points, packed like codes in whole bytes for each column, or floats as many as scales, by default
-//! half of the levels; optional `g_idx i32[K]`, the block of each row, of which those beyond K are padding; optional bias `[N]`. A weight is
-//! `scale * (code - zero)`. Attributes `K`, `N`, `bits`, `block_size`; `accuracy_level` allows rounding that is not done here.
+//! For K rows, N columns, blocks of b rows and x bits (2, 4 or 8), the operands are:
 //!
-//! Where all is constant it becomes a `MatMulE0M`, if halves hold scales and biases as they are, and else a `MatMul` of floats.
+//! * `x [.., K]`;
+//! * quantized weights `u8[N][ceil(K / b)][b * x / 8]`, the first weight in the lowest bits;
+//! * scales `[N][ceil(K / b)]`, floats;
+//! * optional zero points: packed like the weights, in whole bytes per column, or as many floats as
+//!   scales; by default half the number of levels;
+//! * optional `g_idx i32[K]`, the block of each row; elements beyond K are padding;
+//! * optional bias `[N]`.
+//!
+//! A weight is `scale * (code - zero)`. Attributes: `K`, `N`, `bits`, `block_size`;
+//! `accuracy_level` permits rounding that is not needed here.
+//!
+//! With constant operands it becomes a `MatMulE0M` if `f16` holds scales and biases exactly, else a
+//! float `MatMul`.
 
 use super::case::{Case, constant, input};
 use super::gather::Gather;
@@ -30,32 +40,32 @@ pub struct MatMulNBits {
     pub k: usize,
     /// Columns of the weight.
     pub n: usize,
-    /// Bits of a code: 2, 4 or 8.
+    /// Bits per weight: 2, 4 or 8.
     pub bits: Bits,
-    /// Rows of a block.
+    /// Rows per block.
     pub block: usize,
 }
 
 /// Zero points of a weight.
 enum Zeros<'a> {
-    /// Half of the levels.
+    /// The default: half the number of levels.
     Middle,
     Packed(&'a [u8]),
     Floats(Cow<'a, [f32]>),
 }
 
-/// A weight with its constants.
+/// The constants of a weight.
 pub(crate) struct Weight<'a> {
     layout: &'a MatMulNBits,
     codes: &'a [u8],
     scales: Cow<'a, [f32]>,
     zeros: Zeros<'a>,
-    /// Block of each row, if it is not the row's number divided by the block's size.
+    /// Block of each row, if `g_idx` is given.
     groups: Option<Vec<usize>>,
 }
 
 impl MatMulNBits {
-    /// An error for a width or blocks that the operator does not have, and for what cannot be counted.
+    /// Checks the attributes: an error for unsupported bits or blocks, and for sizes that overflow.
     pub(crate) fn new(bits: i64, block: usize, k: usize, n: usize) -> OpResult<Self> {
         let known = Bits::new(bits).filter(|b| matches!(b, Bits::Two | Bits::Four | Bits::Eight));
         let bits = known.ok_or_else(|| OpError::expected("attribute `bits`", "2, 4 or 8", bits))?;
@@ -63,13 +73,13 @@ impl MatMulNBits {
             let expected = "a power of two of 16 or more";
             return Err(OpError::expected("attribute `block_size`", expected, block));
         }
-        // No size that is computed from these exceeds the bits of all codes.
+        // Bounds all sizes that are computed from these.
         let whole = k.checked_next_multiple_of(block).and_then(|k| k.checked_mul(n));
         let size = whole.and_then(|codes| codes.checked_mul(bits.count() as usize));
         if size.is_none_or(|size| size == 0) {
             return Err(OpError::expected(
                 "attributes `K`, `N` and `block_size`",
-                "a matrix in memory",
+                "a non-empty matrix that fits into memory",
                 format!("{k} x {n} in blocks of {block}"),
             ));
         }
@@ -80,7 +90,7 @@ impl MatMulNBits {
         self.k.div_ceil(self.block)
     }
 
-    /// Bytes of the codes of a column.
+    /// Bytes of the quantized weights of a column.
     fn column_bytes(&self) -> usize {
         self.blocks() * self.block_bytes()
     }
@@ -94,7 +104,7 @@ impl MatMulNBits {
         (self.blocks() * self.bits.count() as usize).div_ceil(8)
     }
 
-    /// An error where the operands behind x, if given, do not fit.
+    /// Checks the operands after x, if given.
     fn check(&self, codes: &Fact, scales: &Fact, rest: [Option<&Fact>; 3]) -> OpResult<()> {
         let fits = |what: &str, f: &Fact, size: usize, good: bool, expected: &str| {
             let elements = f.shape.as_fixed().map(|s| count(&s)).transpose()?;
@@ -109,7 +119,7 @@ impl MatMulNBits {
         };
         let per_block = self.n * self.blocks();
         let size = self.n * self.column_bytes();
-        fits("codes", codes, size, codes.dtype == DType::U8, "u8")?;
+        fits("quantized weights", codes, size, codes.dtype == DType::U8, "u8")?;
         fits("scales", scales, per_block, scales.dtype.is_float(), "floats")?;
         let [zeros, g_idx, bias] = rest;
         if let Some(z) = zeros {
@@ -160,19 +170,20 @@ impl MatMulNBits {
         Ok(all)
     }
 
-    /// The order of the rows by their blocks, if they do not stand so already. An error where blocks have other numbers of rows than the layout of ours takes.
+    /// The order that sorts the rows by block, if they are not sorted. Fails if the blocks have
+    /// other sizes than E0M groups.
     pub(crate) fn order(&self, g_idx: &HostTensor) -> OpResult<Option<Vec<usize>>> {
         self.order_of(&self.blocks_of_rows(g_idx)?)
     }
 
-    /// See [`MatMulNBits::order`]; `blocks` are those of all rows.
+    /// See [`MatMulNBits::order`]; `blocks` holds the block of each row.
     fn order_of(&self, blocks: &[usize]) -> OpResult<Option<Vec<usize>>> {
         by_group(self.k, self.block, |i| blocks[i]).map_err(|(block, found, wanted)| {
             OpError::expected("g_idx", format!("{wanted} rows of block {block}"), found)
         })
     }
 
-    /// The weight of these constants, which were checked.
+    /// The weight with these constants, which must be checked.
     pub(crate) fn weight<'a>(
         &'a self,
         codes: &'a HostTensor,
@@ -199,7 +210,7 @@ impl MatMulNBits {
     }
 }
 
-/// Value `i` of packed ones.
+/// Value `i` of packed values.
 fn packed(bits: Bits, bytes: &[u8], i: usize) -> u8 {
     let at = i * bits.count() as usize;
     bytes.get(at / 8).map_or(0, |b| b >> (at % 8) & bits.top())
@@ -212,7 +223,7 @@ impl Weight<'_> {
         packed(l.bits, column, i)
     }
 
-    /// The grid of a block of column j.
+    /// The grid of a block in column `j`.
     fn grid(&self, block: usize, j: usize) -> Grid {
         let l = self.layout;
         let at = j * l.blocks() + block;
@@ -228,7 +239,7 @@ impl Weight<'_> {
         Grid::around(scale, zero)
     }
 
-    /// Columns `first ..` in `f32`, one after the other, as many as `out` holds.
+    /// Decodes columns from `first` on to `f32`, one after the other, as many as `out` holds.
     fn columns(&self, first: usize, out: &mut [f32]) {
         let l = self.layout;
         let mut grids = Vec::new();
@@ -242,7 +253,8 @@ impl Weight<'_> {
         }
     }
 
-    /// The weight as grids, and the order of its rows in them if it is another. An error where the layout of ours does not take it.
+    /// The weight as grids, and its row order if rows are reordered. Fails if the E0M layout does
+    /// not support it.
     pub(crate) fn grids(&self) -> OpResult<(Grids<'_>, Option<Vec<usize>>)> {
         let l = self.layout;
         Packed::check(l.bits, l.block, l.k, l.n).map_err(|e| OpError::Unsupported(e.to_string()))?;
@@ -269,11 +281,11 @@ impl Weight<'_> {
     }
 }
 
-/// The operands in the order of the file, less x and the bias.
+/// The operands in file order, without x and bias.
 type Constants = [Option<Arc<HostTensor>>; 4];
 
 impl MatMulNBits {
-    /// Codes and scales of the product with our format, if it is exact; with the order of the rows.
+    /// The weights and scales as E0M, with the row order; `None` if E0M is not exact.
     fn exact(&self, [codes, scales, zeros, g_idx]: &Constants) -> OpResult<Option<Exact>> {
         let (Some(codes), Some(scales)) = (codes, scales) else {
             return Ok(None);
@@ -285,16 +297,17 @@ impl MatMulNBits {
             .flatten()
             .any(|t| t.is_absent())
         {
-            // What a model takes can be told without its weights, if they are as they mostly are.
+            // The size of a model can be computed without its weights, assuming they are typical.
             let fits = Packed::check(self.bits, self.block, self.k, self.n).is_ok();
-            let absent = |dtype, shape: &[usize]| HostTensor::absent(dtype, shape, "codes of MatMulNBits");
+            let absent =
+                |dtype, shape: &[usize]| HostTensor::absent(dtype, shape, "quantized weights of MatMulNBits");
             return Ok(match fits && g_idx.is_none() {
                 true => Some((absent(DType::U32, &layout)?, absent(DType::F16, &groups)?, None)),
                 false => None,
             });
         }
         let weight = self.weight(codes, scales, zeros.as_deref(), g_idx.as_deref())?;
-        // What does not fit is decoded.
+        // Unsupported layouts are decoded to floats.
         let Ok((grids, order)) = weight.grids() else {
             return Ok(None);
         };
@@ -309,7 +322,7 @@ impl MatMulNBits {
     }
 }
 
-/// Codes, scales, order of the rows.
+/// Quantized weights, scales, row order.
 type Exact = (HostTensor, HostTensor, Option<Vec<usize>>);
 
 impl Op for MatMulNBits {
@@ -323,14 +336,14 @@ impl Op for MatMulNBits {
         let Some((last, before)) = x.shape.0.split_last() else {
             return Err(OpError::expected("rank of x", "1 or more", 0));
         };
-        cx.same("inner dims", last, &Dim::from_usize(self.k))?;
+        cx.same("inner dimensions", last, &Dim::from_usize(self.k))?;
         let mut shape = before.to_vec();
         shape.push(Dim::from_usize(self.n));
         Ok(vec![Fact::new(x.dtype, Shape(shape))])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        /// Weights that are decoded at a time.
+        /// Number of weights decoded at a time.
         const BAND: usize = 1 << 22;
         let opt = |i: usize| inputs.get(i).copied().flatten();
         let x = operand(inputs, 0)?;
@@ -410,12 +423,12 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             .and_then(|v| usize::try_from(v).ok())
             .filter(|v| *v > 0)
             .ok_or_else(|| {
-                let found = found.map_or_else(|| "nothing".to_owned(), |v| v.to_string());
+                let found = found.map_or_else(|| "none".to_owned(), |v| v.to_string());
                 OpError::expected(format!("attribute `{name}`"), "a positive integer", found)
             })
     };
     let bits = a.int("bits")?.unwrap_or(4);
-    // How much rounding the kernel may do; ours do less.
+    // The permitted rounding of the kernel; ours are more precise.
     a.int("accuracy_level")?;
     let op = MatMulNBits::new(bits, size("block_size")?, size("K")?, size("N")?)?;
     Ok(Box::new(op))
@@ -433,7 +446,7 @@ pub static DEF: OpDef = OpDef {
     cases,
 };
 
-/// How a case is made: operands that are there, and scales that halves hold.
+/// Optional operands of a case, and whether `f16` represents its scales.
 #[derive(Clone, Copy, Default)]
 struct Given {
     packed_zeros: bool,
@@ -468,7 +481,7 @@ fn case(bits: Bits, block: usize, [rows, k, n]: [usize; 3], given: Given) -> Opt
         inputs.push(constant(HostTensor::from_f32(&[n, blocks], &zeros).ok()?));
     }
     let omitted = |inputs: &mut Vec<_>, upto: usize| {
-        // The middle, as if nothing were given.
+        // The default, stated explicitly.
         while inputs.len() < upto {
             let middle = vec![f32::from(bits.top() / 2 + 1); n * blocks];
             inputs.extend(HostTensor::from_f32(&[n, blocks], &middle).ok().map(constant));
@@ -510,7 +523,7 @@ fn cases() -> Vec<Case> {
         (Two, 64, [5, 128, 10], plain),
         (Four, 32, [2, 96, 34], g_idx),
         (Four, 32, [2, 96, 34], Given { bias: true, ..g_idx }),
-        // Neither fits our layout: an odd number of columns, and scales that halves do not hold.
+        // Not representable as E0M: an odd number of columns, and scales that `f16` cannot hold.
         (Four, 32, [2, 64, 9], packed_zeros),
         (
             Four,

@@ -1,7 +1,8 @@
-//! Elements put back where a `MaxPool` took them from, zeros elsewhere. ONNX `MaxUnpool` from opset 9.
+//! Inverse of `MaxPool`: puts elements back at their positions, with zeros elsewhere. ONNX
+//! `MaxUnpool` from opset 9.
 //!
-//! Operands: `[n, c, sizes..]`, the places of its elements in the tensor that was pooled, and the shape of the result, of which
-//! that tensor is the first part; where that is left out, the result is that tensor.
+//! Operands: `[n, c, sizes..]`, the positions of its elements in the pooled tensor, and optionally
+//! the shape of the result, which may be larger than the pooled tensor.
 
 use super::case::{Case, input};
 use super::window::Window;
@@ -15,12 +16,12 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MaxUnpool {
-    /// The window that was pooled with.
+    /// The window used for pooling.
     pub window: Window,
 }
 
 impl MaxUnpool {
-    /// The shape of what was pooled: as large as it can have been without room at the end.
+    /// The shape of the pooled tensor, assuming no remainder at the end.
     fn pooled(&self, shape: &[Dim]) -> OpResult<Vec<Dim>> {
         let [n, c, spatial @ ..] = shape else {
             return Err(OpError::expected("rank", "3 or more", shape.len()));
@@ -45,13 +46,13 @@ impl Op for MaxUnpool {
         let (x, places) = (cx.fact(0)?, cx.fact(1)?);
         if x.shape.rank() != places.shape.rank() {
             return Err(OpError::mismatch(
-                "shapes of elements and places",
+                "shapes of elements and positions",
                 &x.shape,
                 &places.shape,
             ));
         }
         for (a, b) in x.shape.0.iter().zip(&places.shape.0) {
-            cx.same("shapes of elements and places", a, b)?;
+            cx.same("shapes of elements and positions", a, b)?;
         }
         let pooled = self.pooled(&x.shape.0)?;
         let shape = if cx.opt(2).is_some() {
@@ -63,7 +64,7 @@ impl Op for MaxUnpool {
             return Err(OpError::mismatch("ranks", pooled.len(), shape.len()));
         }
         for (n, least) in shape.iter().zip(&pooled) {
-            cx.require(n.sub(least)?, "size of the result, less that of what was pooled")?;
+            cx.require(n.sub(least)?, "result size minus pooled size")?;
         }
         Ok(vec![Fact::new(x.dtype, Shape(shape))])
     }
@@ -89,8 +90,7 @@ impl Op for MaxUnpool {
         let mut out = filled(&[count(&shape)?, size], 0u8)?;
         for (element, place) in x.bytes()?.chunks_exact(size).zip(places) {
             let from = usize::try_from(place).ok().filter(|p| *p < all);
-            let from =
-                from.ok_or_else(|| OpError::expected("place", format!("0 to {all}, less 1"), place))?;
+            let from = from.ok_or_else(|| OpError::expected("position", format!("below {all}"), place))?;
             let axes = inner.iter().zip(&pooled).zip(&outer);
             let to: usize = axes.map(|((step, n), new)| from / step % n * new).sum();
             if let Some(slot) = out.get_mut(to * size..(to + 1) * size) {

@@ -1,7 +1,8 @@
-//! Triangles over the bins of a spectrum, evenly spaced on the mel scale. ONNX `MelWeightMatrix` from opset 17.
+//! Mel filter bank: triangles over the bins of a spectrum, evenly spaced on the mel scale. ONNX
+//! `MelWeightMatrix` from opset 17.
 //!
-//! Operands: the number of triangles, the length of the transform, the samples a second, the lowest and the highest frequency;
-//! the result is `[length / 2 + 1, triangles]`.
+//! Operands: the number of triangles, the length of the transform, the sample rate, the lowest and
+//! the highest frequency. The result is `[length / 2 + 1, triangles]`.
 
 use super::case::{Case, constant, input};
 use super::window_function::float_type;
@@ -12,11 +13,11 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MelWeights {
-    /// Element type of the result, a float.
+    /// Element type of the result; must be a float.
     pub dtype: DType,
 }
 
-/// The only element of a float operand.
+/// The single element of a float operand.
 fn frequency(inputs: &Inputs<'_>, i: usize) -> OpResult<f64> {
     let x = operand(inputs, i)?;
     match x.to_f64()?.as_ref() {
@@ -29,7 +30,7 @@ fn frequency(inputs: &Inputs<'_>, i: usize) -> OpResult<f64> {
     }
 }
 
-/// A number of operand `i` that is above 0.
+/// The single element of operand `i`, which must be positive.
 fn above_zero(inputs: &Inputs<'_>, i: usize) -> OpResult<usize> {
     let v = one_int(operand(inputs, i)?, &format!("input {i}"))?;
     let found = usize::try_from(v).ok().filter(|v| *v > 0);
@@ -54,7 +55,7 @@ impl Op for MelWeights {
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "numbers of bins, checked to be such"
+        reason = "bin numbers, whose range is checked"
     )]
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let (n, length, rate) = (
@@ -65,7 +66,7 @@ impl Op for MelWeights {
         let mel = |f: f64| 2595.0 * (1.0 + f / 700.0).log10();
         let (low, high) = (mel(frequency(inputs, 3)?), mel(frequency(inputs, 4)?));
         let bins = length / 2 + 1;
-        // Corners of the triangles, as bins; each triangle ends where the one after the next begins.
+        // Corners of the triangles, in bins. Adjacent triangles overlap by half.
         let step = (high - low) / (n as f64 + 2.0);
         let corner = |i: usize| {
             let hertz = 700.0 * (10f64.powf((low + i as f64 * step) / 2595.0) - 1.0);

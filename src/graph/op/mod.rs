@@ -1,6 +1,6 @@
-//! Operators: shape rule, reference evaluation and kernel choice of each in one file.
+//! Operators. Each file holds one operator's shape rule, reference evaluation and kernel selection.
 //!
-//! Adding one is a file here, a word in the `ops!` list below, and its kernel pair.
+//! To add an operator: add a file here, its name in the `ops!` list below, and its pair of kernels.
 
 use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
@@ -15,10 +15,11 @@ use std::any::Any;
 use std::cell::RefCell;
 use std::fmt::Debug;
 
-/// Why an operator cannot be imported, derived, evaluated or lowered. The loop over nodes adds the place.
+/// Why an operator cannot be imported, derived, evaluated or lowered. The caller adds the node's
+/// name.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum OpError {
-    /// Two things that must agree do not.
+    /// Two things that must agree differ.
     #[error("{what} differ: {left} (left) and {right} (right)")]
     Mismatch {
         /// What was compared, in the plural.
@@ -28,23 +29,23 @@ pub enum OpError {
         /// Second value.
         right: String,
     },
-    /// Something is not as the operator demands.
+    /// Something does not meet a requirement of the operator.
     #[error("{what}: expected {expected}, found {found}")]
     Expected {
-        /// What was looked at.
+        /// What was checked.
         what: String,
-        /// What would be right.
+        /// The requirement.
         expected: String,
-        /// What is there.
+        /// The actual value.
         found: String,
     },
-    /// Legal, but outside what this engine does.
+    /// Valid ONNX that this engine does not support.
     #[error("not supported: {0}")]
     Unsupported(String),
-    /// No kernel for these operands; the host can run the node.
+    /// No kernel for these operands; the node can run on the host.
     #[error("no kernel: {0}")]
     NoKernel(String),
-    /// The body of a node failed.
+    /// An error inside the body of a node.
     #[error("{0}")]
     Body(String),
     /// A shape expression failed.
@@ -56,7 +57,7 @@ pub enum OpError {
 }
 
 impl OpError {
-    /// [`OpError::Expected`] from displayable parts.
+    /// Builds [`OpError::Expected`] from displayable parts.
     pub fn expected(what: impl Into<String>, expected: impl ToString, found: impl ToString) -> Self {
         Self::Expected {
             what: what.into(),
@@ -65,7 +66,7 @@ impl OpError {
         }
     }
 
-    /// [`OpError::Mismatch`] from displayable parts.
+    /// Builds [`OpError::Mismatch`] from displayable parts.
     pub fn mismatch(what: &'static str, left: impl ToString, right: impl ToString) -> Self {
         Self::Mismatch {
             what,
@@ -78,17 +79,17 @@ impl OpError {
 /// Result of an operator's functions.
 pub type OpResult<T> = Result<T, OpError>;
 
-/// Where the value of a symbol comes from that derivation had to make up: data of the run.
+/// Source of the value of a symbol that derivation introduced for data of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Element `index` of an integer operand.
+    /// An element of an integer operand.
     Element {
         /// The node's operand.
         input: usize,
         /// Position, row-major.
         index: usize,
     },
-    /// The size of a result, known once the node has run on the host.
+    /// A size of a result, known after the node has run on the host.
     Size {
         /// The node's result.
         output: usize,
@@ -104,34 +105,34 @@ pub struct Made {
     pub symbol: Symbol,
     /// Where its value comes from.
     pub source: Source,
-    /// The largest value that it can take, when the operator knows one.
+    /// An upper bound, if the operator knows one.
     pub at_most: Option<Dim>,
 }
 
-/// Something that derivation could not decide and the shapes depend on; checked at each run.
+/// A condition that derivation could not decide but the shapes depend on; checked in each run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assumed {
-    /// Not negative in any run; zero where `equal`.
+    /// Must not be negative; must be zero if `equal`.
     pub dim: Dim,
     /// The expression must be zero.
     pub equal: bool,
-    /// What a violation means, with both sides as the model gives them.
+    /// What a violation means, with both sides as the model states them.
     pub meaning: String,
 }
 
 impl Assumed {
-    /// True when the other is the same statement.
+    /// True if the other states the same condition.
     pub fn says(&self, other: &Self) -> bool {
         self.equal == other.equal && self.dim == other.dim
     }
 }
 
-/// What [`Op::infer`] sees.
+/// Input of [`Op::infer`].
 #[derive(Debug)]
 pub struct InferCx<'a> {
     /// Facts of the operands.
     pub inputs: &'a [Option<&'a Fact>],
-    /// Names of the operands and results, of which symbols for unknown sizes are made.
+    /// Names of operands and results, used to name symbols of unknown sizes.
     names: Option<(&'a [&'a str], &'a [&'a str])>,
     constraints: &'a Constraints,
     made: RefCell<Vec<Made>>,
@@ -139,7 +140,7 @@ pub struct InferCx<'a> {
 }
 
 impl<'a> InferCx<'a> {
-    /// A context for operands of these facts, about whose symbols `constraints` are known.
+    /// A context for operands with these facts; `constraints` are those of their symbols.
     pub fn new(inputs: &'a [Option<&'a Fact>], constraints: &'a Constraints) -> Self {
         Self {
             inputs,
@@ -157,28 +158,28 @@ impl<'a> InferCx<'a> {
         self
     }
 
-    /// The symbols that were made and the assumptions, once [`Op::infer`] is done.
+    /// The symbols and assumptions made by [`Op::infer`].
     pub fn finish(self) -> (Vec<Made>, Vec<Assumed>) {
         (self.made.into_inner(), self.assumed.into_inner())
     }
 
-    /// What is known of the symbols.
+    /// Constraints on the symbols.
     pub fn constraints(&self) -> &Constraints {
         self.constraints
     }
 
-    /// Number of results that somebody reads, when known.
+    /// Number of results that are read, if known.
     pub fn output_count(&self) -> Option<usize> {
         self.names.map(|(_, outputs)| outputs.len())
     }
 
-    /// The fact of operand `i`, which must be there.
+    /// The fact of operand `i`; an error if it is omitted.
     pub fn fact(&self, i: usize) -> OpResult<&Fact> {
         self.opt(i)
-            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "none"))
     }
 
-    /// The fact of operand `i`, which must be given and be of floats, of 32 bits at most.
+    /// The fact of operand `i`, which must be a float of at most 32 bits.
     pub fn float(&self, i: usize) -> OpResult<&Fact> {
         let fact = self.fact(i)?;
         if fact.dtype.is_float() && fact.dtype != DType::F64 {
@@ -202,17 +203,18 @@ impl<'a> InferCx<'a> {
         self.inputs.get(i).copied().flatten()
     }
 
-    /// The elements of integer operand `i` as expressions, which must be known.
+    /// The elements of integer operand `i` as expressions; an error if they are unknown.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
         self.fact(i)?.as_dims().ok_or_else(|| {
             OpError::Unsupported(format!(
-                "input {i} depends on data; its values are not known before the run"
+                "input {i} that depends on data (its values must be known before the run)"
             ))
         })
     }
 
-    /// The elements of integer operand `i`, which are sizes. Each that depends on data is a new symbol, whose value the
-    /// run reads before it needs it; only their number must be known.
+    /// The elements of integer operand `i`, interpreted as sizes. An element that depends on data
+    /// becomes a new symbol, whose value is read in the run. Only the number of elements must be
+    /// known.
     pub fn sizes(&self, i: usize) -> OpResult<Vec<Dim>> {
         let fact = self.fact(i)?;
         if let Some(dims) = fact.as_dims() {
@@ -228,7 +230,7 @@ impl<'a> InferCx<'a> {
             .ok_or_else(|| {
                 OpError::expected(
                     format!("input {i}"),
-                    format!("at most {MAX_KNOWN} integers, as many in every run"),
+                    format!("a fixed number of integers (at most {MAX_KNOWN})"),
                     fact,
                 )
             })?;
@@ -246,8 +248,8 @@ impl<'a> InferCx<'a> {
         Ok((0..count).map(make).collect())
     }
 
-    /// The size of result `output` along `axis`, which only the run tells. The node then runs on the host. `at_most` is
-    /// the largest that it can be, when that is known.
+    /// A new symbol for the size of result `output` along `axis`, which is known only in the run.
+    /// The node then runs on the host. `at_most` is an upper bound, if known.
     pub fn unknown(&self, output: usize, axis: usize, at_most: Option<Dim>) -> Dim {
         let name = self
             .names
@@ -270,8 +272,8 @@ impl<'a> InferCx<'a> {
         dim
     }
 
-    /// One of two sizes that must be equal. A difference that depends on the symbols becomes an assumption, which every run
-    /// checks; `what` names the two, in the plural.
+    /// One of two sizes that must be equal. An equality that depends on symbols becomes an
+    /// assumption that each run checks. `what` names the two, in the plural.
     pub fn same(&self, what: &'static str, a: &Dim, b: &Dim) -> OpResult<Dim> {
         match self.constraints.equal(a, b) {
             Some(true) => Ok(a.clone()),
@@ -283,19 +285,19 @@ impl<'a> InferCx<'a> {
                     equal: true,
                     meaning,
                 });
-                // A number says more than an expression, and a sum more than a choice.
+                // Prefer a number over an expression, and a polynomial over `min` or `max`.
                 let plainer = b.as_const().is_some() || b.is_polynomial() && !a.is_polynomial();
                 Ok(if plainer { b.clone() } else { a.clone() })
             }
         }
     }
 
-    /// Two shapes under multidirectional broadcasting, as [`rules::broadcast`].
+    /// Two shapes under multidirectional broadcasting; see [`rules::broadcast`].
     pub fn broadcast(&self, a: &[Dim], b: &[Dim]) -> OpResult<Shape> {
         rules::broadcast(a, b, &|what, a, b| self.same(what, a, b))
     }
 
-    /// States that `dim` is not negative in any run; `meaning` says what it is otherwise.
+    /// Requires that `dim` is not negative in any run; `meaning` describes `dim` in the error.
     pub fn require(&self, dim: Dim, meaning: &str) -> OpResult<()> {
         match self.constraints.at_least(&dim, 0) {
             Some(true) => Ok(()),
@@ -311,12 +313,13 @@ impl<'a> InferCx<'a> {
         }
     }
 
-    /// Adds what operators inside of this one assume.
+    /// Adds the assumptions of nested operators.
     pub fn assume(&self, list: impl IntoIterator<Item = Assumed>) {
         self.assumed.borrow_mut().extend(list);
     }
 
-    /// The facts of another operator's results for operands of these facts, with what it assumes.
+    /// Infers the results of another operator for operands with these facts, adding its
+    /// assumptions.
     pub fn of(&self, op: &dyn Op, inputs: &[Option<&Fact>]) -> OpResult<Vec<Fact>> {
         let inner = InferCx::new(inputs, self.constraints);
         let facts = op.infer(&inner)?;
@@ -324,7 +327,7 @@ impl<'a> InferCx<'a> {
         Ok(facts)
     }
 
-    /// The elements of integer operand `i` as numbers, which must be constant.
+    /// The elements of integer operand `i`; an error unless they are constant.
     pub fn ints(&self, i: usize) -> OpResult<Vec<i64>> {
         self.dims(i)?
             .iter()
@@ -336,20 +339,20 @@ impl<'a> InferCx<'a> {
     }
 }
 
-/// Operands of [`Op::eval`]; `None` where an optional one is left out.
+/// Operands of [`Op::eval`]; `None` for an omitted optional operand.
 pub type Inputs<'a> = [Option<&'a HostTensor>];
 
-/// Operand `i` of an evaluation, which must be there.
+/// Operand `i` of an evaluation; an error if it is omitted.
 pub fn operand<'a>(inputs: &Inputs<'a>, i: usize) -> OpResult<&'a HostTensor> {
     inputs
         .get(i)
         .copied()
         .flatten()
-        .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+        .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "none"))
 }
 
-/// The facts that [`Op::infer`] gives for operands of which types and shapes are looked at, not elements: an error where
-/// these do not fit together. So that an evaluation needs no checks of its own.
+/// Runs [`Op::infer`] on the types and shapes of operands and fails if they do not match, so that
+/// an evaluation needs no checks of its own.
 pub(super) fn fit(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
     let plain = |x: &HostTensor| Fact::new(x.dtype(), Shape::fixed(x.shape()));
     let facts: Vec<Option<Fact>> = inputs.iter().map(|x| x.map(plain)).collect();
@@ -357,7 +360,7 @@ pub(super) fn fit(op: &dyn Op, inputs: &Inputs<'_>) -> OpResult<Vec<Fact>> {
     op.infer(&InferCx::new(&facts, &Constraints::default()))
 }
 
-/// Tensors of these facts, where all sizes are known and no tensor has an element.
+/// Tensors with these facts, if all sizes are known and no tensor has an element.
 pub(crate) fn nothing<'a>(facts: impl IntoIterator<Item = &'a Fact>) -> Option<Vec<HostTensor>> {
     let empty = |fact: &Fact| {
         let shape = fact.shape.as_fixed().filter(|s| s.contains(&0))?;
@@ -370,7 +373,7 @@ pub(crate) fn nothing<'a>(facts: impl IntoIterator<Item = &'a Fact>) -> Option<V
 pub trait DynOp {
     /// For down-casting.
     fn as_any(&self) -> &dyn Any;
-    /// Same operator with the same attributes.
+    /// True for the same operator with the same attributes.
     fn dyn_eq(&self, other: &dyn Op) -> bool;
     /// A copy.
     fn boxed(&self) -> Box<dyn Op>;
@@ -395,7 +398,8 @@ impl Clone for Box<dyn Op> {
 }
 
 impl dyn Op + '_ {
-    /// The results on the host, by [`Op::eval`] unless no result has an element: then types and shapes are all.
+    /// Evaluates the operator on the host with [`Op::eval`]. If no result has an element, shape
+    /// inference alone is enough.
     pub fn run(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         if inputs.iter().flatten().any(|x| x.is_empty()) && !self.runs_graphs() {
             let facts: Vec<Option<Fact>> = inputs
@@ -403,7 +407,7 @@ impl dyn Op + '_ {
                 .map(|x| x.map(|x| Fact::of(x.clone().into())))
                 .collect();
             let facts: Vec<Option<&Fact>> = facts.iter().map(Option::as_ref).collect();
-            // Where the rule of shapes fails, the evaluation tells why.
+            // If shape inference fails, the evaluation reports why.
             let derived = self.infer(&InferCx::new(&facts, &Constraints::default()));
             if let Some(nothing) = derived.ok().as_deref().and_then(nothing) {
                 return Ok(nothing);
@@ -422,71 +426,78 @@ impl dyn Op {
 
 /// An operator with its attributes.
 pub trait Op: DynOp + Debug + Send + Sync {
-    /// ONNX operator type, or the name in our own domain.
+    /// ONNX operator type, or its name in the engine's own domain.
     fn name(&self) -> &str;
 
     /// Types, shapes and known contents of the results.
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>>;
 
-    /// The results on the host: the reference for every kernel.
+    /// Evaluates the operator on the host: the reference for every kernel.
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>>;
 
-    /// Chooses kernels and emits their dispatches. An operator without a kernel for its operands answers
-    /// [`OpError::NoKernel`]; it then runs on the host.
+    /// Selects kernels and emits their dispatches. Returns [`OpError::NoKernel`] if there is no
+    /// kernel for the operands; the node then runs on the host.
     fn lower(&self, _cx: &mut LowerCx<'_>) -> OpResult<()> {
         Err(OpError::NoKernel(format!("{} has no kernel", self.name())))
     }
 
-    /// True where an elementwise function may be applied to result 0 before it is stored: where kernels write result 0 they
-    /// write each element of it once, by the accessors of their only result, and never read it; the result is of floats, neither a
-    /// view nor part of another value. See [`crate::backend::epilogue`].
+    /// True if an elementwise function can be applied to result 0 before it is stored. Requires
+    /// that kernels write each element of result 0 exactly once, through the accessors of their
+    /// only result, and never read it; that the result is a float; and that it is neither a view
+    /// nor part of another value. See [`crate::backend::epilogue`].
     fn takes_epilogue(&self) -> bool {
         false
     }
 
-    /// Makes the nodes of other operators that the operator is made of, and returns the values of its results; those that nothing
-    /// reads may be missing at the end. `None`, as here, where a device takes the operator as it is. The operands are given.
+    /// Builds the nodes that implement this operator by others and returns the values of its
+    /// results; unread results may be omitted at the end. `None` (the default) if devices support
+    /// the operator directly. All operands are given.
     fn parts(&self, _cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
         Ok(None)
     }
 
-    /// True for an operator that runs graphs of its own, so that derivation cannot know what an evaluation takes.
+    /// True for an operator that runs subgraphs, so that derivation does not know the cost of an
+    /// evaluation.
     fn runs_graphs(&self) -> bool {
         false
     }
 
-    /// False for an operand that is used only through what derivation knows of it (shapes, axes): its data
-    /// need not exist at run time.
+    /// False for an operand of which only the type, shape or known contents are used: its data need
+    /// not exist at run time.
     fn reads(&self, _input: usize) -> bool {
         true
     }
 
-    /// True for an operand whose elements decide shapes or the choice of kernels, so that a device does well to know them when it
-    /// plans. Of an operand that is not read only its shape or type may be used: then this is false too.
+    /// True for an operand whose elements decide shapes or kernels, so that they should be known
+    /// when planning. Must be false for an operand that is not read and of which only the shape or
+    /// type matters.
     fn decides(&self, input: usize) -> bool {
         !self.reads(input)
     }
 
-    /// True for an operand whose elements the operator only moves, repeats or leaves out, where its other operands say, so
-    /// that results hold nothing but such elements and zeros. Derivation then follows small integers through it.
+    /// True for an operand whose elements the operator only moves, repeats or drops, controlled by
+    /// its other operands. Results then hold only such elements and zeros, and derivation tracks
+    /// small integers through the operator.
     fn moves(&self, _input: usize) -> bool {
         false
     }
 
-    /// True when a result is stored in 32 bits wherever an operand is: operators that move or transform single
-    /// elements. Others return to the plan's storage type.
+    /// True if a result is stored in 32 bits whenever an operand is. This holds for operators that
+    /// move or transform single elements; other results use the plan's storage type.
     fn keeps_precision(&self) -> bool {
         self.moves(0)
     }
 
-    /// Arithmetic operations of a run with these sizes, a multiplication with an addition counted as two: what the operator asks for, not what
-    /// a kernel makes of it. Products, convolutions, attention and reductions are counted; of others, which memory bounds, each element of a result
-    /// stands for one, and what only moves elements has none.
+    /// Arithmetic operations of a run with these sizes; a multiply-add counts as two. Counts what
+    /// the operator defines, not what a kernel does: the terms of matmuls, convolutions, attention
+    /// and reductions; one per result element for other operators, which are memory-bound; none for
+    /// moves.
     fn flops(&self, sizes: &Sizes) -> u64 {
         if self.moves(0) { 0 } else { sizes.results() }
     }
 
-    /// How many elements of operand `input` a run reads. Of elements that are only moved no more than there are results.
+    /// How many elements of operand `input` a run reads. For moved operands, at most as many as
+    /// there are results.
     fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {
         let all = sizes.input_elements(input);
         if self.moves(input) {
@@ -497,19 +508,20 @@ pub trait Op: DynOp + Debug + Send + Sync {
     }
 }
 
-/// Attributes of a node under import, with typed access. Every attribute must be read, else import fails.
+/// Typed access to the attributes of a node during import. Import fails if an attribute is not
+/// read.
 pub trait Attributes {
     /// Operator type in the file.
     fn op_type(&self) -> &str;
     /// Opset version of the operator's domain that the model declares.
     fn opset(&self) -> i64;
-    /// Number of operands, trailing omitted ones not counted.
+    /// Number of operands, without trailing omitted ones.
     fn input_count(&self) -> usize;
-    /// Operand `i` is given.
+    /// True if operand `i` is given.
     fn has_input(&self, i: usize) -> bool;
-    /// Leaves omitted operands out of the node: those behind them move forward.
+    /// Removes omitted operands from the node; later operands move forward.
     fn drop_omitted(&self);
-    /// Adds a constant operand behind the others: older forms become newer ones by it.
+    /// Appends a constant operand, to convert older forms of an operator to newer ones.
     fn add_operand(&self, tensor: HostTensor);
     /// An integer.
     fn int(&self, name: &str) -> OpResult<Option<i64>>;
@@ -525,27 +537,27 @@ pub trait Attributes {
     fn strings(&self, name: &str) -> OpResult<Option<Vec<String>>>;
     /// A list of floats.
     fn floats(&self, name: &str) -> OpResult<Option<Vec<f32>>>;
-    /// A graph that the node runs. What it reads of the graphs around it becomes further operands of the node, behind those
-    /// that [`Attributes::input_count`] counts and behind the first `after`.
+    /// A subgraph of the node. Values that it captures become further operands of the node, after
+    /// those that [`Attributes::input_count`] counts and after the first `after`.
     fn graph(&self, name: &str, after: usize) -> OpResult<Option<Body>>;
-    /// Number of results, trailing omitted ones not counted.
+    /// Number of results, without trailing omitted ones.
     fn output_count(&self) -> usize;
-    /// Number of results, omitted ones counted.
+    /// Number of results, including omitted ones.
     fn result_count(&self) -> usize;
 }
 
-/// An operator name of a domain in a range of opset versions.
+/// The name of an operator in a domain, from an opset version on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OnnxName {
-    /// Domain; empty for the standard one.
+    /// Domain; empty for standard ONNX.
     pub domain: &'static str,
     /// Operator type.
     pub name: &'static str,
-    /// First version with the semantics that the import function reads.
+    /// First opset version with the semantics that the import function implements.
     pub since: i64,
 }
 
-/// The domain of operators that only this engine knows.
+/// Domain of the operators that are specific to this engine.
 pub const OWN_DOMAIN: &str = "ai.transformer_lite";
 
 /// A standard operator from opset `since` on.
@@ -557,7 +569,7 @@ pub const fn onnx(name: &'static str, since: i64) -> OnnxName {
     }
 }
 
-/// An operator of our own domain.
+/// An operator of [`OWN_DOMAIN`].
 pub const fn own(name: &'static str) -> OnnxName {
     OnnxName {
         domain: OWN_DOMAIN,
@@ -566,22 +578,25 @@ pub const fn own(name: &'static str) -> OnnxName {
     }
 }
 
-/// What the registry holds of one operator file.
+/// Registry entry of one operator file.
 #[derive(Debug)]
 pub struct OpDef {
-    /// Names under which models call it.
+    /// Names of the operator in model files.
     pub onnx: &'static [OnnxName],
-    /// Makes the operator from a node's attributes.
+    /// Creates the operator from a node's attributes.
     pub import: fn(&dyn Attributes) -> OpResult<Box<dyn Op>>,
-    /// Kernels that it may emit.
+    /// Kernels that it may use.
     pub kernels: &'static [&'static Kernel],
-    /// Conformance cases; also benchmarks and self-test.
+    /// Conformance cases, also used by benchmarks and the self-test.
     pub cases: fn() -> Vec<case::Case>,
 }
 
-/// The import of an operator that passes make, which no file names.
+/// Import function of an operator that only passes create.
 fn never_in_files(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    Err(OpError::Unsupported(format!("{} in a file", a.op_type())))
+    Err(OpError::Unsupported(format!(
+        "operator {} in a model file",
+        a.op_type()
+    )))
 }
 
 /// Declares the operator modules and the list of their definitions.
@@ -689,7 +704,7 @@ ops! {
     window_function,
 }
 
-/// A non-negative axis below `rank` from ONNX's signed form.
+/// Converts an ONNX axis, which may be negative, to an index below `rank`.
 pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
     let r = i64::try_from(rank).unwrap_or(i64::MAX);
     let a = if axis < 0 { axis + r } else { axis };
@@ -699,7 +714,7 @@ pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
         .ok_or_else(|| OpError::expected("axis", format!("-{rank} to {}", rank.saturating_sub(1)), axis))
 }
 
-/// Number of elements of a shape.
+/// Number of elements of a shape; an error if it overflows.
 pub fn count(shape: &[usize]) -> OpResult<usize> {
     if shape.contains(&0) {
         return Ok(0);
@@ -708,10 +723,10 @@ pub fn count(shape: &[usize]) -> OpResult<usize> {
     Ok(count.ok_or_else(|| TensorError::TooLarge(shape.to_vec()))?)
 }
 
-/// What a tensor that an operator makes may take, in bytes. Sizes that are data may be anything.
+/// Size limit of a tensor made by an operator, in bytes. Needed because sizes can come from data.
 const MOST_BYTES: usize = 1 << 34;
 
-/// An empty list with room for the elements of a shape, or an error where memory is not to hold them.
+/// An empty list with room for the elements of a shape; an error if there is not enough memory.
 pub(super) fn room<T>(shape: &[usize]) -> OpResult<Vec<T>> {
     let too_large = || OpError::from(TensorError::TooLarge(shape.to_vec()));
     let count = count(shape)?;
@@ -722,14 +737,14 @@ pub(super) fn room<T>(shape: &[usize]) -> OpResult<Vec<T>> {
     Ok(out)
 }
 
-/// A list with `value` for each element of a shape; see [`room`].
+/// A list with one `value` per element of a shape; see [`room`].
 pub(super) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
     let mut out = room(shape)?;
     out.resize(count(shape)?, value);
     Ok(out)
 }
 
-/// The larger number; what is no number stays so, as ONNX has it. Kernels get none: see the numeric contract.
+/// The larger number; NaN propagates, as in ONNX. Kernels never see NaN: see the numeric contract.
 pub(super) fn max_nan<T: PartialOrd>(a: T, b: T) -> T {
     if a >= b || no_number(&a) { a } else { b }
 }
@@ -739,13 +754,13 @@ pub(super) fn min_nan<T: PartialOrd>(a: T, b: T) -> T {
     if a <= b || no_number(&a) { a } else { b }
 }
 
-/// True for what is no number, of integers and floats.
+/// True for NaN; false for all integers.
 pub(super) fn no_number<T: PartialOrd>(v: &T) -> bool {
     v.partial_cmp(v).is_none()
 }
 
-/// Places of the elements of a shape in two parts whose sums are all places: those along the axes that are not in `axes`, and
-/// along those that are.
+/// Offsets of the elements of a shape, as two lists whose pairwise sums are all offsets: along the
+/// axes that are not in `axes`, and along those that are.
 pub(super) fn places(shape: &[usize], axes: &[usize]) -> OpResult<[Vec<usize>; 2]> {
     let mut lists = [vec![0usize], vec![0usize]];
     for (i, (n, step)) in shape.iter().zip(strides(shape)).enumerate() {
@@ -757,18 +772,18 @@ pub(super) fn places(shape: &[usize], axes: &[usize]) -> OpResult<[Vec<usize>; 2
     Ok(lists)
 }
 
-/// The number that a size is, where it is one.
+/// The size as a number, if it is constant.
 pub fn as_usize(d: &Dim) -> Option<usize> {
     d.as_const().and_then(|v| usize::try_from(v).ok())
 }
 
-/// The elements of an integer tensor as sizes, none negative.
+/// The elements of an integer tensor as sizes; an error if one is negative.
 pub fn to_sizes(list: &HostTensor) -> OpResult<Vec<usize>> {
     let size = |d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d));
     list.to_i64()?.into_iter().map(size).collect()
 }
 
-/// The only element of an integer tensor, an operand called `what`.
+/// The only element of an integer tensor; `what` names the operand in the error.
 pub fn one_int(tensor: &HostTensor, what: &str) -> OpResult<i64> {
     match tensor.to_i64()?.as_slice() {
         [one] => Ok(*one),
@@ -776,11 +791,12 @@ pub fn one_int(tensor: &HostTensor, what: &str) -> OpResult<i64> {
     }
 }
 
-/// `shape` as the product of the sizes before, the size at, and the product of the sizes after `axis`.
+/// Splits `shape` at `axis`: the product of the sizes before, the size at, and the product of the
+/// sizes after it.
 pub fn around(shape: &[usize], axis: usize) -> OpResult<(usize, usize, usize)> {
     match shape.split_at_checked(axis) {
         Some((before, [at, after @ ..])) => Ok((count(before)?, *at, count(after)?)),
-        _ => Err(OpError::expected("axis", "inside the shape", axis)),
+        _ => Err(OpError::expected("axis", "within the shape", axis)),
     }
 }
 
@@ -788,13 +804,14 @@ pub fn around(shape: &[usize], axis: usize) -> OpResult<(usize, usize, usize)> {
 pub fn strides(shape: &[usize]) -> Vec<usize> {
     let mut out = vec![1usize; shape.len()];
     for i in (1..shape.len()).rev() {
-        // Of a tensor without elements the product of the others may be anything, and is not used.
+        // Without elements, strides may overflow, but are not used.
         out[i - 1] = out[i].saturating_mul(shape[i]);
     }
     out
 }
 
-/// `x` gathered element by element: result element at multi-index `m` of `shape` is `x[start + sum(m * stride)]`.
+/// Gathers `x` element by element: result element at multi-index `m` of `shape` is
+/// `x[start + sum(m * stride)]`.
 pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isize]) -> OpResult<HostTensor> {
     let size = x.dtype().size();
     let count = count(shape)?;
@@ -804,7 +821,7 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     let mut out: Vec<u8> = room(&[count, size])?;
     let bytes = x.bytes()?;
     let length = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
-    // Neighbouring axes that are walked as one are one.
+    // Merge neighbouring axes that can be walked as one.
     let mut axes: Vec<(usize, isize)> = Vec::new();
     for (n, step) in shape.iter().zip(step).filter(|(n, _)| **n != 1) {
         match axes.last_mut() {
@@ -853,11 +870,12 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     Ok(HostTensor::from_bytes(x.dtype(), shape, &out)?)
 }
 
-/// Iterations that the loops of one work-item may make in all; a CPU driver stops them, in silence, at 65,535.
+/// Limit on the total loop iterations of one work-item. A CPU driver silently stops loops at
+/// 65,535.
 pub const MOST_LOOPS: i64 = 60_000;
 
-/// The dtype that device memory uses for a host dtype, given the storage type of floats. Types that no device
-/// [holds](DType::on_devices) stay themselves; nothing of them is ever there.
+/// The device type of a host type, given the storage type of floats. Types that devices do not
+/// [support](DType::on_devices) are unchanged; they are never stored on a device.
 pub fn device_dtype(dtype: DType, float: DType) -> DType {
     match dtype {
         DType::F32 | DType::F16 => float,
@@ -866,12 +884,13 @@ pub fn device_dtype(dtype: DType, float: DType) -> DType {
     }
 }
 
-/// The shape's sizes before, at and after `axis` as products.
+/// Splits a symbolic shape at `axis`: the product of the sizes before, the size at, and the product
+/// of the sizes after it.
 pub fn split_at(shape: &Shape, axis: usize) -> OpResult<(Dim, Dim, Dim)> {
     let (before, rest) = shape.0.split_at(axis);
     let (at, after) = rest
         .split_first()
-        .ok_or_else(|| OpError::expected("axis", "inside the shape", axis))?;
+        .ok_or_else(|| OpError::expected("axis", "within the shape", axis))?;
     Ok((
         crate::shape::product(before)?,
         at.clone(),

@@ -1,8 +1,11 @@
-//! Attention with a cache, as ONNX Runtime has it: `MultiHeadAttention` of the domain `com.microsoft`, version 1.
+//! Multi-head attention with a cache as defined by ONNX Runtime: `MultiHeadAttention` of the domain
+//! `com.microsoft`, version 1.
 //!
-//! Operands: queries, keys and values `[batch, sequence, heads * size]`; three that must be left out, a bias and masks of padding among them;
-//! what is added to the scores, and past keys and values `[batch, heads, past, size]`, which may be. Results: as the queries; keys and values with
-//! the past before them. With `unidirectional` a query sees its own place and what is before it.
+//! Operands: queries, keys and values `[batch, sequence, heads * size]`; three that must be
+//! omitted, among them a bias and padding masks; optionally an additive bias for the scores, and
+//! past keys and values `[batch, heads, past, size]`. Results: the attention with the shape of the
+//! queries, and the keys and values appended to the past. With `unidirectional`, a query attends
+//! only to its own position and earlier ones.
 
 use super::case::{Case, input};
 use super::parts::Parts;
@@ -17,21 +20,21 @@ use crate::tensor::HostTensor;
 pub struct MultiHeadAttention {
     /// Heads of queries, keys and values.
     pub heads: usize,
-    /// Factor on the scores; `None` means one over the square root of the size of a head.
+    /// Scale of the scores; `None` for one over the square root of the head size.
     pub scale: Option<f32>,
-    /// A query sees no key behind its own place.
+    /// A query attends to no key after its own position.
     pub causal: bool,
 }
 
-/// Places of what is added to the scores, and of the past.
+/// Operand indices of the additive bias and of the past.
 const BIAS: usize = 5;
 const PAST: usize = 6;
 
-/// The operands of the standard's operator among ours: queries, keys, values, mask, past keys, past values.
+/// Operand indices for the standard operator: queries, keys, values, mask, past keys, past values.
 const STANDARD: [usize; 6] = [0, 1, 2, BIAS, PAST, PAST + 1];
 
 impl MultiHeadAttention {
-    /// The standard's operator that does the same.
+    /// The equivalent standard operator.
     fn standard(&self) -> Sdpa {
         Sdpa {
             causal: self.causal,
@@ -92,12 +95,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let heads = a.int("num_heads")?.unwrap_or(0);
     let valid = usize::try_from(heads).ok().filter(|n| *n > 0);
     let heads = valid.ok_or_else(|| OpError::expected("attribute `num_heads`", "1 or more", heads))?;
-    for (what, i) in [
-        ("a bias of queries, keys and values", 3),
-        ("a mask of padding", 4),
-    ] {
+    for (what, i) in [("a bias of queries, keys and values", 3), ("a padding mask", 4)] {
         if a.has_input(i) {
-            return Err(OpError::Unsupported(format!("operand {i}, {what}")));
+            return Err(OpError::Unsupported(format!("operand {i} ({what})")));
         }
     }
     for i in [1, 2] {
@@ -107,7 +107,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             ));
         }
     }
-    // What stands for minus infinity where a mask of padding hides.
+    // Replaces minus infinity in padding masks, which are not supported.
     a.float("mask_filter_value")?;
     Ok(Box::new(MultiHeadAttention {
         heads,

@@ -1,8 +1,9 @@
-//! Boxes of each class by falling score, without those that overlap one already taken.
+//! Selects boxes of each class by falling score, dropping those that overlap a selected one.
 //!
-//! ONNX `NonMaxSuppression` from opset 10. Operands: boxes `[batches, boxes, 4]`, scores `[batches, classes, boxes]`, the
-//! largest number taken of a class, the overlap (intersection over union) above which a box is left out, and the score above
-//! which one is looked at. The result lists (batch, class, box); how many there are, only the run tells.
+//! ONNX `NonMaxSuppression` from opset 10. Operands: boxes `[batches, boxes, 4]`, scores
+//! `[batches, classes, boxes]`, the maximum number of boxes per class, the overlap (intersection
+//! over union) above which a box is dropped, and the minimum score. The result lists (batch, class,
+//! box); their number is known only in the run.
 
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
@@ -12,7 +13,7 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NonMaxSuppression {
-    /// Boxes are centre and size, else two opposite corners with y before x.
+    /// Boxes are given by center and size; otherwise by two opposite corners, y before x.
     pub center: bool,
 }
 
@@ -54,8 +55,8 @@ impl Op for NonMaxSuppression {
                 scores,
             ));
         };
-        cx.same("numbers of a box and 4", four, &4.into())?;
-        cx.same("batches of boxes and scores", batches, score_batches)?;
+        cx.same("coordinates per box and 4", four, &4.into())?;
+        cx.same("batch sizes of boxes and scores", batches, score_batches)?;
         cx.same("numbers of boxes and scores", n, score_n)?;
         let most = match cx.opt(2).map(Fact::as_dims) {
             None => 0.into(),

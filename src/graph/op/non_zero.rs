@@ -1,7 +1,7 @@
-//! Positions of the elements that are not zero, in row-major order. ONNX `NonZero` from opset 9.
+//! Positions of the nonzero elements, in row-major order. ONNX `NonZero` from opset 9.
 //!
-//! The result has a row for each axis of the operand and a column for each position; how many there are, only the run
-//! tells, unless the elements are known.
+//! The result has one row per axis of the operand and one column per position. The number of
+//! positions is known only in the run, unless the elements are known.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, strides};
@@ -12,7 +12,7 @@ use crate::tensor::{DType, HostTensor};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NonZero;
 
-/// For each axis of `shape`, the index along it of each position.
+/// For each axis of `shape`, the index of each position.
 fn indices(shape: &[usize], positions: &[usize]) -> Vec<i64> {
     let along = |(n, step): (&usize, usize)| {
         let n = *n;
@@ -23,7 +23,7 @@ fn indices(shape: &[usize], positions: &[usize]) -> Vec<i64> {
     shape.iter().zip(strides(shape)).flat_map(along).collect()
 }
 
-/// Which elements are not zero.
+/// For each element, whether it is nonzero.
 pub(super) fn truths(x: &HostTensor) -> OpResult<Vec<bool>> {
     if x.dtype().is_float() {
         return Ok(x.to_f64()?.iter().map(|v| *v != 0.0).collect());
@@ -31,7 +31,7 @@ pub(super) fn truths(x: &HostTensor) -> OpResult<Vec<bool>> {
     Ok(x.to_i64()?.into_iter().map(|v| v != 0).collect())
 }
 
-/// Which elements of a small integer or truth value are not zero, when that is known of all.
+/// For each element of a small integer or boolean tensor, whether it is nonzero, if known for all.
 pub(super) fn decided(cx: &InferCx<'_>, fact: &Fact) -> Option<Vec<bool>> {
     let zero = |d: &Dim| cx.constraints().equal(d, &0.into()).map(|zero| !zero);
     fact.as_dims()?.iter().map(zero).collect()

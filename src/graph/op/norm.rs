@@ -1,9 +1,10 @@
-//! Normalisation of groups of elements by their mean and variance, with a scale and a bias.
+//! Normalization of groups of elements by mean and variance, with scale and bias.
 //!
-//! ONNX `InstanceNormalization` from opset 6 (each channel of each image; scale and bias `[c]`), `LayerNormalization` from 17 (all
-//! axes from `axis` on; scale and bias broadcast to them; results 1 and 2 are the mean and the inverse deviation),
-//! `GroupNormalization` from 18 (each group of channels of each image; scale and bias `[groups]` until 20, `[c]` from 21 on).
-//! Computation is in `f32` whatever `stash_type` says.
+//! ONNX `InstanceNormalization` from opset 6 (per channel of each image; scale and bias `[c]`),
+//! `LayerNormalization` from 17 (over all axes from `axis` on; scale and bias broadcast to them;
+//! results 1 and 2 are the mean and the inverse standard deviation), `GroupNormalization` from 18
+//! (per group of channels of each image; scale and bias `[groups]` until 20, `[c]` from 21 on).
+//! Computed in `f32`, whatever `stash_type` says.
 
 use super::case::{Case, input};
 use super::parts::Parts;
@@ -18,52 +19,53 @@ use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
-/// All normalisations of rows.
+/// Kernel for all normalizations of rows.
 pub(super) static KERNEL: Kernel = crate::kernel!(norm {
     rows: U32, cols: U32, sets: U32, per: U32, run: U32, epsilon: F32,
 } [x: In Elem, scale: OptionalIn Elem, bias: OptionalIn Elem, mean: OptionalIn Elem, variance: OptionalIn Elem, y: Out Elem]);
 
-/// Rows without a mean and a bias, in work-groups of [`ROW_ITEMS`].
+/// Kernel for rows without mean and bias, with work-groups of [`ROW_ITEMS`].
 pub(super) static ROW: Kernel = crate::kernel!(norm_row {
     cols: U32, epsilon: F32,
 } [x: In Elem, scale: In Elem, y: Out Elem])
 .variant_of(&KERNEL, |caps| caps.fast_local && caps.max_workgroup >= ROW_ITEMS);
-/// Work-items of a work-group of [`ROW`], and the most vectors of four that each of them holds.
+/// Work-items per work-group of [`ROW`].
 const ROW_ITEMS: u32 = 256;
 const MOST_HELD: i64 = 16;
 
-/// Which scale and bias belong to an element.
+/// Which scale and bias apply to an element.
 pub(super) enum Place {
     /// Those of its column.
     Column,
-    /// Rows take turns in `sets` sets of `per`, each of which belongs to `run` neighbours.
+    /// Rows cycle through `sets` sets of `per` scales; each scale applies to `run` neighbours.
     Set {
         /// Number of sets.
         sets: Dim,
-        /// Scales of a set.
+        /// Scales per set.
         per: Dim,
-        /// Neighbours with one scale.
+        /// Number of neighbours that share a scale.
         run: Dim,
     },
 }
 
-/// What [`emit`] normalises.
+/// Parameters of [`emit`].
 pub(super) struct Rows {
     /// Number of rows.
     pub rows: Dim,
-    /// Elements of a row.
+    /// Elements per row.
     pub cols: Dim,
-    /// Places of scale and bias.
+    /// Assignment of scale and bias.
     pub place: Place,
-    /// The mean is subtracted.
+    /// Subtract the mean.
     pub center: bool,
-    /// Operands with mean and variance of each set follow the bias; else those of the rows are computed.
+    /// Mean and variance of each set are operands after the bias; otherwise they are computed per
+    /// row.
     pub given: bool,
     /// Added to the variance.
     pub epsilon: f32,
 }
 
-/// Normalises operand 0 by scale (operand 1) and bias (operand 2) where they are there.
+/// Normalizes operand 0, with scale (operand 1) and bias (operand 2) if given.
 pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     let x = cx.input(0)?;
     let mut others = [None; 4];
@@ -76,7 +78,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
     emit_to(cx, rows, x, others, y)
 }
 
-/// Normalises `x` into `y`, by scale, bias, mean and variance of `others`, where they are there.
+/// Normalizes `x` into `y`; `others` are the optional scale, bias, mean and variance.
 pub(super) fn emit_to(
     cx: &mut LowerCx<'_>,
     rows: &Rows,
@@ -132,7 +134,8 @@ pub(super) fn emit_to(
     cx.emit(call.field(rows.epsilon).may_work_in_place())
 }
 
-/// Vectors that a work-item of [`ROW`] holds for rows of so many elements; `None` where the device or the rows do not suit it.
+/// Vectors that a work-item of [`ROW`] holds for rows of `cols` elements; `None` if device or rows
+/// do not suit the kernel.
 fn held(caps: &Caps, cols: &Dim) -> Option<i64> {
     /// Shorter rows leave most of a work-group idle.
     const LEAST: i64 = 512;
@@ -141,33 +144,33 @@ fn held(caps: &Caps, cols: &Dim) -> Option<i64> {
     (caps.takes(&ROW) && held <= MOST_HELD).then_some(held)
 }
 
-/// Which elements are normalised together.
+/// Which elements are normalized together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// Those of a channel of an image.
+    /// Each channel of each image.
     Instance,
-    /// Those of all axes from this one on; negative counts from the end.
+    /// All axes from this one on; negative values count from the end.
     Layer {
         /// The axis.
         axis: i64,
     },
-    /// Those of a group of channels of an image.
+    /// Each group of channels of each image.
     Group {
         /// Number of groups.
         groups: i64,
-        /// Scale and bias are those of a group, not of a channel.
+        /// Scale and bias are per group instead of per channel.
         by_group: bool,
     },
 }
 
-/// Operands: the tensor, scale, bias (which layer normalisation may leave out).
+/// Operands: the tensor, scale, bias (optional for layer normalization).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Norm {
-    /// What is normalised together.
+    /// Which elements are normalized together.
     pub over: Over,
     /// Added to the variance.
     pub epsilon: f32,
-    /// Number of results: 1, or up to 3 with mean and inverse deviation.
+    /// Number of results: 1, or up to 3 with mean and inverse standard deviation.
     pub results: usize,
 }
 
@@ -189,7 +192,7 @@ impl Op for Norm {
             for f in given {
                 if f.shape.rank() > x.shape.rank() {
                     return Err(OpError::mismatch(
-                        "ranks (the second at most the first)",
+                        "ranks (the second must not be larger)",
                         x.shape.rank(),
                         f.shape.rank(),
                     ));
@@ -202,7 +205,7 @@ impl Op for Norm {
                     .zip(f.shape.0.iter().rev())
                     .filter(|(_, have)| !have.is(1))
                 {
-                    cx.same("sizes of input and scale or bias", size, have)?;
+                    cx.same("sizes of input and of scale or bias", size, have)?;
                 }
             }
             let kept = x
@@ -238,7 +241,7 @@ impl Op for Norm {
             let [size] = f.shape.0.as_slice() else {
                 return Err(OpError::expected(format!("rank of input {i}"), 1, f.shape.rank()));
             };
-            cx.same("sizes of input and scale or bias", &want, size)?;
+            cx.same("sizes of input and of scale or bias", &want, size)?;
         }
         Ok(facts)
     }
@@ -247,7 +250,7 @@ impl Op for Norm {
         let x = operand(inputs, 0)?;
         let shape = x.shape();
         let channels = shape.get(1).copied().unwrap_or(1);
-        // Elements that are normalised together, and for how many neighbours one scale holds.
+        // Elements normalized together, and neighbours that share a scale.
         let (count, run) = match self.over {
             Over::Instance | Over::Group { .. } if shape.len() < 2 => {
                 return Err(OpError::expected("rank", "2 or more", shape.len()));
@@ -278,14 +281,14 @@ impl Op for Norm {
             for v in part.iter_mut() {
                 #[expect(
                     clippy::cast_possible_truncation,
-                    reason = "rounding to the result type is meant"
+                    reason = "rounding to the result type is intended"
                 )]
                 let normal = ((f64::from(*v) - mean) * inverse) as f32;
                 *v = normal;
             }
             #[expect(
                 clippy::cast_possible_truncation,
-                reason = "rounding to the result type is meant"
+                reason = "rounding to the result type is intended"
             )]
             {
                 means.push(mean as f32);
@@ -373,7 +376,7 @@ impl Op for Norm {
             Over::Layer { .. } => {
                 for i in (1..3).filter(|i| cx.has(*i)) {
                     let own = cx.shape(i)?;
-                    // Leading axes of size 1 say nothing.
+                    // Leading axes of size 1 do not matter.
                     let own = own
                         .0
                         .get(own.0.iter().take_while(|d| d.is(1)).count()..)
@@ -442,7 +445,7 @@ impl Op for Norm {
     }
 }
 
-/// Mean and inverse deviation.
+/// Mean and inverse standard deviation.
 pub(super) fn statistics(x: &[f32], epsilon: f32) -> (f64, f64) {
     #[expect(clippy::cast_precision_loss, reason = "a number of elements")]
     let n = x.len().max(1) as f64;

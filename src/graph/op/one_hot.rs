@@ -1,6 +1,8 @@
-//! A new axis of one value, with another where an index points. ONNX `OneHot` from opset 9.
+//! Adds an axis with one value at each index and another value elsewhere. ONNX `OneHot` from opset
+//! 9.
 //!
-//! Operands: indices, depth, and the values off and on. An index outside of -depth to depth - 1 points nowhere.
+//! Operands: indices, depth, and the values off and on. Indices outside -depth to depth - 1 select
+//! nothing.
 
 use super::case::{Case, constant, input};
 use super::gather::Gather;
@@ -15,11 +17,11 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OneHot {
-    /// Place of the new axis in the result; negative counts from the end.
+    /// Position of the new axis in the result; negative values count from the end.
     pub axis: i64,
 }
 
-/// A tensor of numbers as integers; fractions are cut off.
+/// A numeric tensor as integers; fractions are truncated.
 fn whole(x: &HostTensor) -> OpResult<Vec<i64>> {
     #[expect(clippy::cast_possible_truncation, reason = "as the operator is defined")]
     if x.dtype().is_float() {
@@ -34,7 +36,7 @@ fn depth(x: &HostTensor) -> OpResult<usize> {
         list => Err(OpError::expected(
             "depth",
             "one number",
-            format!("{} of them", list.len()),
+            format!("{} numbers", list.len()),
         )),
     }
 }
@@ -55,7 +57,7 @@ impl Op for OneHot {
                     return Err(OpError::expected(
                         "depth",
                         "one number",
-                        format!("{} of them", list.len()),
+                        format!("{} numbers", list.len()),
                     ));
                 }
             },
@@ -73,7 +75,7 @@ impl Op for OneHot {
         if values.len() != 2 {
             return Err(OpError::expected(
                 "values",
-                "two, off and on",
+                "two numbers (off and on)",
                 format!("{values:?}"),
             ));
         }

@@ -1,7 +1,7 @@
 //! Padding, or cropping where a pad is negative.
 //!
-//! ONNX `Pad` from opset 2 (pads and value as attributes), 11 (as operands), 18 (axes), 19 (mode `wrap`) to 27. Pads may be
-//! expressions of symbols, or data.
+//! ONNX `Pad` from opset 2 (pads and value as attributes), 11 (as operands), 18 (axes), 19 (mode
+//! `wrap`) to 27. Pads may be symbolic expressions, or depend on data.
 
 use super::case::{Case, input};
 use super::{
@@ -17,32 +17,32 @@ static KERNEL: Kernel = crate::kernel!(pad {
     b0: I32, b1: I32, b2: I32, b3: I32, b4: I32, fill: F32,
 } [x: In Elem, value: OptionalIn Elem, y: Out Elem]);
 
-/// What the padding holds.
+/// Contents of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// One value.
     Constant,
     /// The nearest element.
     Edge,
-    /// The elements mirrored at the outermost one, which is not repeated.
+    /// The elements mirrored at the border element, which is not repeated.
     Reflect,
     /// The elements from the other end.
     Wrap,
 }
 
-/// Operands: the tensor; pads before each axis, then behind each; a value; axes.
+/// Operands: the tensor; pads before all axes, then after all axes; a value; axes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pad {
-    /// What the padding holds.
+    /// Contents of the padding.
     pub mode: Mode,
     /// Pads from the attribute; `None` reads operand 1.
     pub pads: Option<Vec<i64>>,
-    /// Value from the attribute, where operand 2 is left out.
+    /// Value from the attribute, used if operand 2 is omitted.
     pub value: f32,
 }
 
 impl Pad {
-    /// Pads before and behind each axis of a tensor of `rank` axes.
+    /// Pads before and after each axis of a tensor of this rank.
     fn pads(&self, rank: usize, pads: Vec<Dim>, axes: Option<&[i64]>) -> OpResult<Vec<(Dim, Dim)>> {
         let axes: Vec<usize> = match axes {
             Some(list) => list.iter().map(|a| axis(*a, rank)).collect::<OpResult<_>>()?,
@@ -50,7 +50,7 @@ impl Pad {
         };
         if pads.len() != 2 * axes.len() {
             return Err(OpError::mismatch(
-                "numbers of pads and of ends of axes",
+                "numbers of pads and of axis ends",
                 pads.len(),
                 2 * axes.len(),
             ));
@@ -89,7 +89,7 @@ impl Op for Pad {
             None => cx.fact(1)?.as_dims(),
         };
         let (Some(given), Some(axes)) = (given, &axes) else {
-            // Which sizes grow or shrink, and how much, is known to the run alone.
+            // The sizes that change, and by how much, are known only in the run.
             let padded = axes.unwrap_or_else(|| (0i64..).take(rank).collect());
             let padded = padded
                 .into_iter()
@@ -110,7 +110,7 @@ impl Op for Pad {
         let mut shape = Vec::new();
         for (d, (before, after)) in x.shape.0.iter().zip(self.pads(rank, given, Some(axes))?) {
             if self.mode != Mode::Constant && !(before.is(0) && after.is(0)) {
-                cx.require(d.sub(&1.into())?, "a size to pad by its own elements, less 1")?;
+                cx.require(d.sub(&1.into())?, "a size padded with its own elements minus 1")?;
             }
             let size = d.add(&before)?.add(&after)?;
             cx.require(size.clone(), "padded size")?;
@@ -150,7 +150,7 @@ impl Op for Pad {
             None => Some(vec![0; size]),
         };
         let fill = fill.ok_or_else(|| OpError::expected("value of the padding", "one element", "none"))?;
-        // For each axis the element that each place takes; `None` takes the value.
+        // For each axis, the source element of each position; `None` is the value.
         let mut places: Vec<Vec<Option<usize>>> = Vec::new();
         for (n, (before, after)) in x.shape().iter().zip(&pads) {
             let (before, after) = (before.as_const().unwrap_or(0), after.as_const().unwrap_or(0));
@@ -206,7 +206,7 @@ impl Op for Pad {
             None
         };
         let axes = axes
-            .map(|a| a.ok_or_else(|| OpError::NoKernel("axes that are data".to_owned())))
+            .map(|a| a.ok_or_else(|| OpError::NoKernel("axes that are not constant".to_owned())))
             .transpose()?;
         let pads = self.pads(x.shape.rank(), given, axes.as_deref())?;
         if cx.has(2)
@@ -215,9 +215,10 @@ impl Op for Pad {
                 .as_const()
                 .is_some_and(|t| t.to_f32().is_ok_and(|v| v.iter().any(|v| !v.is_finite())))
         {
-            return Err(OpError::NoKernel("padding that is not finite".to_owned()));
+            return Err(OpError::NoKernel("a padding value that is not finite".to_owned()));
         }
-        // Innermost first: sizes of the result and of the operand, and the pad before; neighbours without pads are one axis.
+        // Innermost first: sizes of result and operand, and the pad before; neighbouring axes
+        // without pads are merged.
         let mut lines: Vec<(Dim, Dim, Dim)> = Vec::new();
         let mut plain = false;
         for ((m, n), (before, _)) in x.shape.0.iter().zip(&out.0).zip(&pads).rev() {
@@ -230,7 +231,7 @@ impl Op for Pad {
         }
         if lines.len() > 5 {
             return Err(OpError::NoKernel(format!(
-                "padding of {} axes that cannot be joined; at most 5",
+                "padding of {} axes that cannot be merged (limit 5)",
                 lines.len()
             )));
         }
@@ -271,12 +272,13 @@ impl Op for Pad {
 }
 
 impl Pad {
-    /// The element of an axis of `n` that stands at `i`, counted from its first element.
+    /// The source element on an axis of `n` elements for position `i`, which may be out of range;
+    /// `None` for the value.
     fn source(&self, i: i64, n: i64) -> OpResult<Option<usize>> {
         let inside = (0..n).contains(&i);
         if n == 0 && self.mode != Mode::Constant {
             return Err(OpError::expected(
-                "size to pad by its own elements",
+                "size padded with its own elements",
                 "1 or more",
                 0,
             ));

@@ -1,4 +1,4 @@
-//! Operators as graphs of others: what [`super::Op::parts`] makes nodes with.
+//! [`Parts`], with which [`super::Op::parts`] builds the nodes that replace a node.
 
 use super::pointwise::{Expr, Pointwise};
 use super::reshape::Reshape;
@@ -9,7 +9,7 @@ use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-/// A node that becomes others. What was made for a node that stays is taken back.
+/// Builds the nodes that replace one node; they are removed again if the node stays.
 #[derive(Debug)]
 pub struct Parts<'a, 'b> {
     edit: &'a mut Edit<'b>,
@@ -18,7 +18,7 @@ pub struct Parts<'a, 'b> {
 }
 
 impl<'a, 'b> Parts<'a, 'b> {
-    /// Begins to make parts of `node`.
+    /// Starts building replacements for `node`.
     pub(crate) fn new(edit: &'a mut Edit<'b>, node: &'a Node) -> Self {
         Self {
             edit,
@@ -32,7 +32,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         self.node.outputs.len()
     }
 
-    /// Something reads result `i`, or it is an output of the model.
+    /// True if result `i` is read or is an output of the model.
     pub fn is_read(&self, i: usize) -> bool {
         self.node.outputs.get(i).is_some_and(|v| {
             self.edit.is_kept(*v) || self.edit.nodes().any(|(_, n)| n.inputs.contains(&Some(*v)))
@@ -44,25 +44,26 @@ impl<'a, 'b> Parts<'a, 'b> {
         self.node.inputs.get(i).copied().flatten()
     }
 
-    /// Operand `i`, which must be given.
+    /// Operand `i`; an error if it is omitted.
     pub fn input(&self, i: usize) -> OpResult<ValueId> {
         self.opt(i)
-            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "none"))
     }
 
-    /// The operator that computes a value, if it is a `T`, and its operands.
+    /// The operator that computes a value, if it is a `T`, with its operands.
     pub fn producer<T: 'static>(&self, v: ValueId) -> Option<(&T, &[Option<ValueId>])> {
         let (_, node) = self.edit.producer(v)?;
         Some((node.op.downcast::<T>()?, &node.inputs))
     }
 
-    /// What is known of a value.
+    /// The fact of a value.
     pub fn fact(&self, v: ValueId) -> OpResult<Fact> {
         let fact = self.edit.value(v).fact.clone();
         fact.ok_or_else(|| OpError::expected("shape", "derived", "unknown"))
     }
 
-    /// A new node, called `what` behind the name of the one that it is part of; its first result.
+    /// Adds a node and returns its first result. `what` is appended to the name of the replaced
+    /// node.
     pub fn node(
         &mut self,
         what: &str,
@@ -90,7 +91,7 @@ impl<'a, 'b> Parts<'a, 'b> {
         Ok(y)
     }
 
-    /// An elementwise expression over values.
+    /// Adds an elementwise expression over values.
     pub fn pointwise(&mut self, what: &str, expr: Expr, inputs: &[ValueId]) -> OpResult<ValueId> {
         let op = Pointwise {
             name: what.to_owned(),
@@ -100,7 +101,8 @@ impl<'a, 'b> Parts<'a, 'b> {
         self.node(what, op, &inputs)
     }
 
-    /// The nodes of a graph of the operator for these values; its results. The graph runs once.
+    /// Adds the nodes of a subgraph of the operator, run once on the values `given`, and returns
+    /// its results.
     pub fn inline(&mut self, what: &str, body: &Body, given: &[ValueId]) -> OpResult<Vec<ValueId>> {
         let facts = |list: &[ValueId]| list.iter().map(|v| self.fact(*v)).collect::<OpResult<Vec<_>>>();
         let (own, given_facts) = (facts(&self.operands())?, facts(given)?);
@@ -125,23 +127,23 @@ impl<'a, 'b> Parts<'a, 'b> {
         Ok(results)
     }
 
-    /// Operands that are given.
+    /// The given operands.
     fn operands(&self) -> Vec<ValueId> {
         self.node.inputs.iter().copied().flatten().collect()
     }
 
-    /// A constant.
+    /// Adds a constant.
     pub fn constant(&mut self, what: &str, tensor: HostTensor) -> ValueId {
         let name = format!("{}/{what}", self.node.name);
         self.edit.add_const(&name, Arc::new(tensor))
     }
 
-    /// A constant list of integers.
+    /// Adds a constant list of integers.
     pub fn ints(&mut self, what: &str, list: &[i64]) -> OpResult<ValueId> {
         Ok(self.constant(what, HostTensor::from_i64(&[list.len()], list)?))
     }
 
-    /// `x` under another shape, as ONNX `Reshape` writes it: 0 keeps a size, -1 is what remains.
+    /// Adds a `Reshape` of `x`; in `shape`, 0 keeps a size and -1 is inferred.
     pub fn reshape(&mut self, what: &str, x: ValueId, shape: &[i64]) -> OpResult<ValueId> {
         let list = self.ints(&format!("{what}/shape"), shape)?;
         self.node(
@@ -151,21 +153,21 @@ impl<'a, 'b> Parts<'a, 'b> {
         )
     }
 
-    /// `x` with axes of size 1 more, at these places of the result.
+    /// Inserts axes of size 1 into `x`; `axes` are positions in the result.
     pub fn unsqueeze(&mut self, what: &str, x: ValueId, axes: &[i64]) -> OpResult<ValueId> {
         let list = self.ints(&format!("{what}/axes"), axes)?;
         self.node(what, Reshape::Unsqueeze, &[Some(x), Some(list)])
     }
 
-    /// Takes back what was made for a node that stays.
+    /// Removes the nodes that were built, for a node that stays.
     pub(crate) fn discard(self) {
         for id in self.made {
             self.edit.remove_node(id);
         }
     }
 
-    /// Puts the parts in the place of node `id`, whose results become `results`; those beyond must be read by nothing. Returned are the
-    /// new nodes; none where no rewrite is allowed any more.
+    /// Replaces node `id` by the new nodes; its results become `results`, and any further results
+    /// must be unused. Returns the new nodes; empty if the limit on rewrites is reached.
     pub(crate) fn finish(mut self, id: NodeId, results: &[ValueId]) -> Vec<NodeId> {
         let what = format!("\"{}\" becomes {} nodes", self.node.name, self.made.len());
         if !self.edit.begin(&what) {

@@ -1,12 +1,14 @@
 //! Elementwise operators as expressions over broadcast operands.
 //!
-//! Every elementwise operator of ONNX becomes one [`Pointwise`] with a small [`Expr`]; fusing two is substitution.
-//! An expression has one evaluator (the reference) and two printers (OpenCL C and WGSL). A plain function is
-//! one line of a table below.
+//! Every elementwise operator of ONNX becomes one [`Pointwise`] with a small [`Expr`]; fusing two
+//! of them is substitution. An expression has one evaluator (the reference) and two printers
+//! (OpenCL C and WGSL). A simple function is one line in a table of `functions`.
 //!
-//! Opsets from 6 on. Before 7 the second operand has the axis that it is aligned with as an attribute; from 7 on broadcasting is
-//! multidirectional. `Cast` to and from strings is refused; that to floats of 8 and 4 bits is an operator of its own,
-//! [`CastMini`](super::cast_like::CastMini). Elements of `f64` are computed in `f64`, those of narrower floats in `f32`.
+//! Opsets from 6 on. Before opset 7, an attribute states the axis that the second operand is
+//! aligned with; from 7 on, broadcasting is multidirectional. `Cast` to and from strings is not
+//! supported; casts to 8-bit and 4-bit floats are a separate operator,
+//! [`CastMini`](super::cast_like::CastMini). `f64` elements are computed in `f64`, narrower floats
+//! in `f32`.
 
 use super::parts::Parts;
 use super::sizes::Sizes;
@@ -37,15 +39,16 @@ use real::{Real, rounded};
 pub enum Expr {
     /// Operand by index.
     Input(usize),
-    /// A number, as a float or, with an integer type, as an integer. Beside another float (integer) type it takes that one.
+    /// A number, as a float or, with an integer type, as an integer. Next to another float (or
+    /// integer) type it adopts that type.
     Const(f64, DType),
     /// A function of one float.
     Unary(Unary, Box<Expr>),
-    /// A question about one float, whose answer is a truth value.
+    /// A predicate of one float; the result is a truth value.
     Test(Test, Box<Expr>),
     /// Logical negation.
     Not(Box<Expr>),
-    /// A function of two.
+    /// A function of two values.
     Binary(Binary, Box<Expr>, Box<Expr>),
     /// Condition, value if true, value if false.
     Select(Box<Expr>, Box<Expr>, Box<Expr>),
@@ -53,12 +56,12 @@ pub enum Expr {
     Cast(DType, Box<Expr>),
 }
 
-/// A question about a float.
+/// A predicate of a float.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Test {
     /// Not a number.
     Nan,
-    /// Infinite, of the signs that count.
+    /// Infinite, with the selected signs.
     Infinite {
         /// Minus infinity counts.
         negative: bool,
@@ -78,7 +81,7 @@ impl Test {
     }
 }
 
-/// The type that two values share; a constant gives way.
+/// The common type of two values; constants adopt the other's type.
 fn common(a: (&Expr, DType), b: (&Expr, DType)) -> OpResult<DType> {
     let gives_way = |(e, t): (&Expr, DType), to: DType| {
         matches!(e, Expr::Const(..)) && (t.is_float() && to.is_float() || t.is_int() && to.is_int())
@@ -95,27 +98,27 @@ fn common(a: (&Expr, DType), b: (&Expr, DType)) -> OpResult<DType> {
 /// A dense intermediate of the evaluator.
 enum Buffer<F> {
     Floats(Vec<F>),
-    /// Elements without a sign of 64 bits by their bits.
+    /// Integers; `u64` elements as their bits.
     Ints(Vec<i64>),
 }
 
-/// The elements without a sign that the bits stand for.
+/// The `u64` elements with these bits.
 fn unsigned(bits: &[i64]) -> &[u64] {
     bytemuck::cast_slice(bits)
 }
 
-/// `f` of the elements of two lists of one length.
+/// Applies `f` to the elements of two lists of equal length.
 fn both<A: Copy, B: Copy, T>(a: &[A], b: &[B], f: impl Fn(A, B) -> T) -> Vec<T> {
     a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect()
 }
 
-/// `f` of each element.
+/// Applies `f` to each element.
 fn each<A: Copy, T>(a: &[A], f: impl Fn(A) -> T) -> Vec<T> {
     a.iter().map(|v| f(*v)).collect()
 }
 
 impl Expr {
-    /// Functions in it: what an element costs, conversions and choices left out.
+    /// Number of functions, the cost of an element; conversions and selections are not counted.
     pub fn operations(&self) -> u64 {
         match self {
             Self::Input(_) | Self::Const(..) => 0,
@@ -126,7 +129,7 @@ impl Expr {
         }
     }
 
-    /// Type of the result, given the operands' types.
+    /// Type of the result for these operand types.
     fn dtype(&self, inputs: &[DType]) -> OpResult<DType> {
         Ok(match self {
             Self::Input(i) => *inputs
@@ -164,7 +167,7 @@ impl Expr {
         })
     }
 
-    /// True where the type occurs in the expression.
+    /// True if the type occurs in the expression.
     fn names(&self, dtype: DType) -> bool {
         match self {
             Self::Input(_) | Self::Const(..) => false,
@@ -175,7 +178,7 @@ impl Expr {
         }
     }
 
-    /// The elements of the result as a tensor, whose type is `dtype`.
+    /// Evaluates the expression to a tensor of type `dtype`.
     fn tensor<F: Real>(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<HostTensor> {
         let dtype = self.dtype(types)?;
         Ok(match self.eval::<F>(inputs, types, shape)? {
@@ -187,7 +190,7 @@ impl Expr {
     fn eval<F: Real>(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<Buffer<F>> {
         use Buffer::{Floats, Ints};
         let go = |e: &Self| e.eval::<F>(inputs, types, shape);
-        // Without a sign, order and quotients differ.
+        // Unsigned comparison and division differ from signed.
         let is_unsigned = |e: &Self| Ok::<_, OpError>(e.dtype(types)? == DType::U64);
         Ok(match self {
             Self::Input(i) => {
@@ -213,7 +216,7 @@ impl Expr {
                 (Ints(v), Unary::Abs) => Ints(each(&v, i64::wrapping_abs)),
                 (Ints(v), Unary::Sign) => Ints(each(&v, i64::signum)),
                 (Ints(v), Unary::Relu) => Ints(each(&v, |x| x.max(0))),
-                _ => return Err(OpError::Unsupported(format!("{f:?} of integers"))),
+                _ => return Err(OpError::Unsupported(format!("{f:?} on integers"))),
             },
             Self::Not(x) => match go(x)? {
                 Ints(v) => Ints(each(&v, |x| i64::from(x == 0))),
@@ -273,7 +276,7 @@ impl Expr {
                     let y = each(&v, F::to_u64);
                     Ints(bytemuck::cast_slice(&y).to_vec())
                 }
-                // Floats are cut towards zero.
+                // Floats are truncated towards zero.
                 (Floats(v), t) => Ints(each(&v, |x| t.wrap(x.to_i64()))),
                 (Ints(v), t) if t.is_float() && is_unsigned(x)? => Floats(each(unsigned(&v), F::of_u64)),
                 (Ints(v), t) if t.is_float() => Floats(each(&v, F::of_i64)),
@@ -282,7 +285,7 @@ impl Expr {
         })
     }
 
-    /// The expression with operand `i` replaced by `with(i)`.
+    /// Replaces each operand `i` by `with(i)`.
     pub fn map_inputs(&self, with: &mut dyn FnMut(usize) -> Expr) -> Expr {
         let mut go = |e: &Expr| Box::new(e.map_inputs(with));
         match self {
@@ -313,8 +316,8 @@ impl Expr {
         }
     }
 
-    /// Text in one language over variables `a`, `b`, ... The flag chooses WGSL. Integers of 8 bits keep their low bits, as they do on the
-    /// host, though devices have 32 for each.
+    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. 8-bit integers
+    /// wrap to their low bits, as on the host, although devices use 32 bits for each.
     fn print(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
         let text = self.print_wide(types, wgsl)?;
         let computes = match self {
@@ -335,7 +338,7 @@ impl Expr {
             Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
             Self::Const(v, t) if t.is_float() => {
                 if v.is_nan() {
-                    return Err(OpError::NoKernel("a constant that is not a number".to_owned()));
+                    return Err(OpError::NoKernel("a NaN constant".to_owned()));
                 }
                 let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
                 // A literal without suffix is a double in OpenCL C, which many devices lack.
@@ -362,7 +365,7 @@ impl Expr {
                     (Unary::Sign, false) if wgsl => format!("sign({inner})"),
                     (Unary::Sign, false) => format!("clamp({inner}, -1, 1)"),
                     (Unary::Relu, false) => format!("max({inner}, 0)"),
-                    (_, false) => return Err(OpError::NoKernel(format!("{f:?} of integers"))),
+                    (_, false) => return Err(OpError::NoKernel(format!("{f:?} on integers"))),
                     _ => {
                         let (cl, w) = f.text();
                         replace_variable(if wgsl { w } else { cl }, &inner)
@@ -372,7 +375,7 @@ impl Expr {
             Self::Not(x) => format!("(1 - {})", x.print(types, wgsl)?),
             Self::Test(..) => {
                 return Err(OpError::NoKernel(
-                    "kernels may assume that every float is a finite number".to_owned(),
+                    "NaN and infinity tests (kernels assume finite floats)".to_owned(),
                 ));
             }
             Self::Binary(f, a, b) => {
@@ -397,7 +400,7 @@ impl Expr {
                     Binary::FMod if float => format!("float_mod({a}, {b})"),
                     Binary::FMod => format!("trunc_mod({a}, {b})"),
                     Binary::Mod if !float => format!("floor_mod({a}, {b})"),
-                    // Devices have 32 bits for each integer, whatever its type is.
+                    // Devices use 32 bits for each integer, whatever its type.
                     Binary::Mod | Binary::ShiftLeft | Binary::ShiftRight => {
                         return Err(OpError::NoKernel(format!(
                             "{f:?} has no kernel for {}",
@@ -416,7 +419,7 @@ impl Expr {
                     Binary::Pow => {
                         let cast = if wgsl { "f32" } else { "(FLOAT)" };
                         if !float {
-                            return Err(OpError::NoKernel("Pow of integers".to_owned()));
+                            return Err(OpError::NoKernel("Pow on integers".to_owned()));
                         }
                         if !tb.is_float() {
                             b = format!("{cast}({b})");
@@ -439,9 +442,7 @@ impl Expr {
                 }
             }
             Self::Cast(t, _) if !t.on_devices() => {
-                return Err(OpError::NoKernel(format!(
-                    "no device kernel for elements of type {t}"
-                )));
+                return Err(OpError::NoKernel(format!("elements of type {t}")));
             }
             Self::Cast(t, x) => {
                 let from = x.dtype(types)?;
@@ -463,7 +464,7 @@ impl Expr {
     }
 }
 
-/// Replaces the free variable `x` of a table text.
+/// Replaces the free variable `x` in a table text.
 fn replace_variable(text: &str, with: &str) -> String {
     let mut out = String::new();
     let mut word = String::new();
@@ -494,7 +495,7 @@ impl fmt::Display for Expr {
     }
 }
 
-/// `x` repeated to `shape`.
+/// Broadcasts `x` to `shape`.
 pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
     if x.shape() == shape {
         return Ok(x.clone());
@@ -507,7 +508,7 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
     for ((i, d), s) in x.shape().iter().enumerate().zip(super::strides(x.shape())) {
         if *d != 1 {
             if *d != shape[lead + i] {
-                return Err(OpError::mismatch("broadcast sizes", d, shape[lead + i]));
+                return Err(OpError::mismatch("sizes of a broadcast axis", d, shape[lead + i]));
             }
             step[lead + i] = isize::try_from(s).unwrap_or(isize::MAX);
         }
@@ -515,7 +516,7 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
     super::gather_strided(x, shape, 0, &step)
 }
 
-/// Largest number of operands of one kernel.
+/// Maximum number of operands of one kernel.
 pub const MAX_INPUTS: usize = 4;
 const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
 
@@ -524,12 +525,12 @@ const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
 pub struct Pointwise {
     /// ONNX operator type, or `Fused`.
     pub name: String,
-    /// What it computes.
+    /// The computation.
     pub expr: Expr,
 }
 
 impl Pointwise {
-    /// The operator for one ONNX function of `inputs` operands.
+    /// The operator for a binary ONNX function.
     pub fn binary(name: &str, f: Binary) -> Self {
         let [a, b] = [0, 1].map(|i| Box::new(Expr::Input(i)));
         Self {
@@ -539,15 +540,15 @@ impl Pointwise {
     }
 }
 
-/// One operand's strides over joined axes.
+/// Strides of operands over merged axes.
 pub(super) struct Walk {
-    /// Sizes of the joined axes, innermost first.
+    /// Sizes of the merged axes, innermost first.
     pub sizes: Vec<Dim>,
-    /// For each operand, its stride along each joined axis.
+    /// For each operand, its stride along each merged axis.
     pub strides: Vec<Vec<Dim>>,
 }
 
-/// Joins neighbouring axes that every operand walks contiguously or not at all.
+/// Merges neighbouring axes that every operand walks contiguously or not at all.
 pub(super) fn join_axes(out: &Shape, inputs: &[&Shape]) -> OpResult<Walk> {
     let rank = out.rank();
     let mut strides: Vec<Vec<Dim>> = Vec::new();
@@ -571,7 +572,7 @@ pub(super) fn join_axes(out: &Shape, inputs: &[&Shape]) -> OpResult<Walk> {
         if size.is(1) {
             continue;
         }
-        // Axes are pushed innermost first; the last pushed one is the inner neighbour.
+        // Axes are pushed innermost first; the last one pushed is the inner neighbour.
         let joins = match walk.sizes.last() {
             None => false,
             Some(inner) => strides.iter().zip(&walk.strides).all(|(s, w)| {

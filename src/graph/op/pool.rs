@@ -1,8 +1,9 @@
-//! Pooling by windows: `MaxPool`, `AveragePool`, `LpPool`.
+//! Pooling over windows: `MaxPool`, `AveragePool`, `LpPool`.
 //!
-//! ONNX `MaxPool` from opset 1 (8: indices and `storage_order`; 10: `ceil_mode`, dilations; 12: bytes), `AveragePool` from 1
-//! (7: `count_include_pad`; 10: `ceil_mode`; 19: dilations), `LpPool` from 2 (18: `ceil_mode`, dilations). In every version
-//! a window in ceil mode begins before the padding at the end, and what lies behind that padding is not counted.
+//! ONNX `MaxPool` from opset 1 (8: indices and `storage_order`; 10: `ceil_mode`, dilations; 12:
+//! 8-bit integers), `AveragePool` from 1 (7: `count_include_pad`; 10: `ceil_mode`; 19: dilations),
+//! `LpPool` from 2 (18: `ceil_mode`, dilations). In all versions, a window in ceil mode starts
+//! before the padding at the end, and elements beyond that padding are not counted.
 
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
@@ -18,14 +19,14 @@ static KERNEL: Kernel = crate::kernel!(pool {
     count: U32, in_h: U32, in_w: U32, out_h: U32, out_w: U32, pad_h: I32, pad_w: I32, end_h: I32, end_w: I32,
 } [x: In Elem, y: Out Elem]);
 
-/// What is computed over a window.
+/// Reduction over a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// The largest element.
     Max {
-        /// Result 1 is the position of each maximum in the whole operand.
+        /// Result 1 holds the position of each maximum in the operand.
         indices: bool,
-        /// Positions count the first spatial axis fastest, instead of the last.
+        /// In positions, the first spatial axis varies fastest, instead of the last.
         column_major: bool,
     },
     /// The mean.
@@ -43,7 +44,7 @@ pub enum Kind {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// What is computed.
+    /// The reduction.
     pub kind: Kind,
     /// The window.
     pub window: Window,
@@ -151,7 +152,7 @@ impl Op for Pool {
         let call = window::define(Call::new(&KERNEL, 64), &lines);
         let call = match self.kind {
             Kind::Max { indices: true, .. } => {
-                return Err(OpError::NoKernel("positions of maxima".to_owned()));
+                return Err(OpError::NoKernel("the indices of MaxPool".to_owned()));
             }
             Kind::Max { .. } => call,
             Kind::Average { include_pad: true } => call.define("MEAN", 1).define("PADDED", 1),
@@ -191,7 +192,7 @@ pub(super) fn root(v: f32, p: i64) -> f32 {
     }
 }
 
-/// `each(plane, window, element)` for every pair of a window and one of its elements, in each plane of `x`.
+/// Calls `each(plane, window, element)` for each element of each window in each plane of `x`.
 fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) -> OpResult<()> {
     let [plane, area] = window::products(axes, [|a| a.size, |a| a.out])?;
     let stride = axes.last().map_or(1, |a| a.stride);
@@ -207,7 +208,7 @@ fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) -
     Ok(())
 }
 
-/// The maxima, and where each one is.
+/// The maxima and their positions.
 fn maxima<T: Copy + PartialOrd>(
     axes: &[Axis],
     x: &[T],
@@ -257,7 +258,7 @@ fn sums(axes: &[Axis], x: &[f32], shape: &[usize], f: impl Fn(f32) -> f32) -> Op
     Ok(y)
 }
 
-/// The number of elements of each window of a plane, at least 1.
+/// The number of elements in each window of a plane, at least 1.
 fn counts(axes: &[Axis], padding: bool) -> Vec<f32> {
     let outs: Vec<usize> = axes.iter().map(|a| a.out).collect();
     #[expect(clippy::cast_precision_loss, reason = "a window is small")]
@@ -290,7 +291,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Pool { kind, window }))
 }
 
-/// Attribute `p`, 2 by default.
+/// Reads attribute `p`; the default is 2.
 pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
     let p = a.int("p")?.unwrap_or(2);
     if !(1..=64).contains(&p) {

@@ -1,8 +1,9 @@
-//! Conversion between floats and scaled integers.
+//! Conversion between floats and quantized integers.
 //!
-//! ONNX `QuantizeLinear` and `DequantizeLinear` from opset 10: one scale, from 13 one for each index of an axis, from 21 one
-//! for each block of an axis; `DynamicQuantizeLinear` from 11. Integers of up to 16 bits, of 32 for `DequantizeLinear` too, and
-//! floats of 8 and 4 bits, whose zero points are 0.
+//! ONNX `QuantizeLinear` and `DequantizeLinear` from opset 10 (one scale; from 13 one per index of
+//! an axis; from 21 one per block of an axis), `DynamicQuantizeLinear` from 11. Integers have up to
+//! 16 bits, for `DequantizeLinear` also 32. 8-bit and 4-bit floats are supported with zero points
+//! of 0.
 
 use super::case::{Case, constant, input};
 use super::parts::Parts;
@@ -23,20 +24,20 @@ static DYNAMIC: Kernel = crate::kernel!(dynamic_quantize { count: U32 } [
     x: In Elem, y: Out Elem, scale: Out Elem, zero: Out Elem,
 ]);
 
-/// Work-items of the one work-group that finds a range.
+/// Work-items of the single work-group that finds a range.
 const WORK_GROUP: u32 = 64;
 
-/// Where the scale of an element stands.
+/// Assignment of scales to elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grid {
-    /// Axis with more than one scale; negative counts from the end.
+    /// The axis with several scales; negative values count from the end.
     pub axis: i64,
-    /// Elements along the axis that share a scale; 0 where each index has its own.
+    /// Elements along the axis that share a scale; 0 for one scale per index.
     pub block: i64,
 }
 
 impl Grid {
-    /// Shapes of operand and scale fit each other.
+    /// Checks that the shapes of operand and scale match.
     fn check(self, cx: &InferCx<'_>, x: &Shape, scale: &Shape) -> OpResult<()> {
         if self.block == 0 && (scale.rank() == 0 || scale.0.as_slice() == [1.into()]) {
             return Ok(());
@@ -44,9 +45,9 @@ impl Grid {
         let a = axis(self.axis, x.rank())?;
         if self.block == 0 {
             let ([n], Some(size)) = (scale.0.as_slice(), x.0.get(a)) else {
-                return Err(OpError::expected("scale", "one axis at most", scale));
+                return Err(OpError::expected("scale", "at most one axis", scale));
             };
-            cx.same("scales and sizes", n, size)?;
+            cx.same("numbers of scales and sizes of the axis", n, size)?;
             return Ok(());
         }
         if scale.rank() != x.rank() {
@@ -58,7 +59,7 @@ impl Grid {
             } else {
                 size.clone()
             };
-            cx.same("scales and sizes", n, &wanted)?;
+            cx.same("numbers of scales and blocks of the axis", n, &wanted)?;
         }
         Ok(())
     }
@@ -97,7 +98,8 @@ impl Grid {
     }
 }
 
-/// The lowest and highest value of a type of at most 16 bits that is quantized to; of floats all are reached.
+/// The range of a type of at most 16 bits to quantize to. It does not apply to floats, which give
+/// (0, 0).
 fn limits(dtype: DType) -> OpResult<(i64, i64)> {
     let range = dtype.int_range().and_then(|(low, high)| {
         let (low, high) = (i64::try_from(low).ok()?, i64::try_from(high).ok()?);
@@ -110,22 +112,22 @@ fn limits(dtype: DType) -> OpResult<(i64, i64)> {
     }
 }
 
-/// Floats that values are quantized to; a power of two only scales.
+/// True for floats to quantize to; a power-of-two format can only be a scale.
 fn is_code(dtype: DType) -> bool {
     dtype.is_mini() && dtype != DType::F8E8M0
 }
 
-/// `round(x / scale) + zero`, kept inside the type; halves go to the even side.
+/// `round(x / scale) + zero`, saturated to the type; ties round to even.
 pub(super) fn quantize(x: f32, scale: f32, zero: i64, (low, high): (i64, i64)) -> i64 {
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "saturates, as is meant; not a number becomes 0"
+        reason = "saturation is intended; NaN becomes 0"
     )]
     let rounded = (x / scale).round_ties_even() as i64;
     rounded.saturating_add(zero).clamp(low, high)
 }
 
-/// The zero point of an operand that may be left out.
+/// The zero points in operand `i`; zeros if it is omitted.
 fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
     let zeros = match inputs.get(i).copied().flatten() {
         Some(t) if t.dtype().is_float() => match t.to_f32()?.iter().find(|v| **v != 0.0) {
@@ -137,7 +139,7 @@ fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
     };
     if zeros.len() != count {
         return Err(OpError::mismatch(
-            "numbers of scales and of zero points",
+            "numbers of scales and zero points",
             count,
             zeros.len(),
         ));
@@ -145,7 +147,7 @@ fn zeros(inputs: &Inputs<'_>, i: usize, count: usize) -> OpResult<Vec<i64>> {
     Ok(zeros)
 }
 
-/// Zero points have the shape of the scales; one may be a list of one.
+/// Checks that zero points have the shape of the scales; a single one may be a list.
 fn check_zero(cx: &InferCx<'_>, scale: &Fact) -> OpResult<()> {
     let Some(zero) = cx.opt(2) else { return Ok(()) };
     let is_one = |fact: &Fact| fact.shape.rank() <= 1 && fact.shape.0.iter().all(|d| d.is(1));
@@ -165,41 +167,42 @@ fn check_zero(cx: &InferCx<'_>, scale: &Fact) -> OpResult<()> {
     Ok(())
 }
 
-/// Floats, or 32-bit integers, to integers of 8 bits.
+/// Quantizes floats or 32-bit integers to integers of at most 16 bits, or to small floats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QuantizeLinear {
-    /// Where scales and zero points stand.
+    /// Assignment of scales and zero points.
     pub grid: Grid,
-    /// Type of the result; `None` takes that of the zero point, or `u8`.
+    /// Type of the result; `None` for the type of the zero point, or `u8`.
     pub dtype: Option<DType>,
-    /// What is too large for floats of 8 bits becomes the largest of them.
+    /// Values that are too large for 8-bit floats become the largest one.
     pub saturate: bool,
 }
 
-/// Integers to floats.
+/// Converts quantized values to floats.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DequantizeLinear {
-    /// Where scales and zero points stand.
+    /// Assignment of scales and zero points.
     pub grid: Grid,
-    /// Type of the result; `None` takes that of the scale.
+    /// Type of the result; `None` for the type of the scale.
     pub dtype: Option<DType>,
 }
 
-/// Floats to `u8` with a scale and zero point made of their range; those are results 1 and 2.
+/// Quantizes floats to `u8` with a scale and zero point computed from their range; these are
+/// results 1 and 2.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DynamicQuantizeLinear;
 
-/// The scale and zero point of a node as `x` broadcasts them, in `f32`.
+/// The scale and zero point of a node in `f32`, in shapes that broadcast to `x`.
 struct Spread {
     x: ValueId,
-    /// The shape of the result, where `x` has been given blocks as axes of their own.
+    /// The shape of the result, if `x` was reshaped so that blocks have their own axes.
     shape: Option<Vec<i64>>,
-    /// `x`, scale, and zero point if there is one.
+    /// `x`, scale, and zero point if given.
     operands: Vec<ValueId>,
 }
 
 impl Spread {
-    /// `None` for blocks that do not divide an axis of fixed size.
+    /// `None` if the axis has a fixed size that is not a multiple of the block.
     fn new(cx: &mut Parts<'_, '_>, grid: Grid) -> OpResult<Option<Self>> {
         let (x, scale) = (cx.input(0)?, cx.input(1)?);
         let (fact, scales) = (cx.fact(x)?.shape, cx.fact(scale)?.shape);
@@ -245,7 +248,7 @@ impl Spread {
         }))
     }
 
-    /// An expression of x, scale and zero point.
+    /// Applies an expression to x, scale and zero point.
     fn apply(
         mut self,
         cx: &mut Parts<'_, '_>,
@@ -261,7 +264,7 @@ impl Spread {
     }
 }
 
-/// `round(x / scale) + zero`, kept inside an integer type.
+/// `round(x / scale) + zero`, saturated to an integer type.
 pub(super) fn quantized(x: Expr, scale: Expr, zero: Option<Expr>, dtype: DType) -> OpResult<Expr> {
     let (low, high) = limits(dtype)?;
     #[expect(clippy::cast_precision_loss, reason = "limits of 8 bits")]
@@ -357,7 +360,7 @@ impl Op for DequantizeLinear {
         if !(x.dtype.is_int() || is_code(x.dtype)) || !dtype.is_float() {
             return Err(OpError::expected(
                 "types",
-                "integers, or floats of 8 or 4 bits, to floats",
+                "a conversion of integers, or of 8-bit or 4-bit floats, to floats",
                 format!("{} to {dtype}", x.dtype),
             ));
         }
@@ -373,7 +376,10 @@ impl Op for DequantizeLinear {
             self.grid.positions(x.shape(), scale)?,
         );
         let scales = scale.to_f32()?;
-        #[expect(clippy::cast_precision_loss, reason = "rounding to the result type is meant")]
+        #[expect(
+            clippy::cast_precision_loss,
+            reason = "rounding to the result type is intended"
+        )]
         let y: Vec<f32> = if x.dtype().is_float() {
             let pairs = x.to_f32()?.into_owned().into_iter().zip(at);
             pairs.map(|(v, g)| v * scales[g]).collect()
@@ -425,12 +431,12 @@ impl Op for DynamicQuantizeLinear {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let data = x.to_f32()?;
-        // The range holds 0, so that 0 is exact.
+        // The range includes 0, so that 0 is exact.
         let (low, high) = data
             .iter()
             .fold((0.0f32, 0.0f32), |(l, h), v| (l.min(*v), h.max(*v)));
         let scale = (high - low) / 255.0;
-        // All zeros: any scale is right.
+        // For all zeros, any scale works.
         let zero = if scale == 0.0 {
             0
         } else {
@@ -450,7 +456,7 @@ impl Op for DynamicQuantizeLinear {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let count = cx.shape(0)?.count()?;
-        // One work-group looks at all, and no loop may be longer.
+        // A single work-group reads all elements, and loops are limited.
         let most = MOST_LOOPS * i64::from(WORK_GROUP);
         if count.as_const().is_some_and(|n| n > most) {
             return Err(OpError::NoKernel(format!("the range of {count} elements")));
@@ -458,7 +464,7 @@ impl Op for DynamicQuantizeLinear {
         let rest = Dim::from(most).sub(&count)?;
         cx.require(
             rest,
-            &format!("the range of {count} elements; kernels take at most {most}"),
+            &format!("the range of {count} elements; kernels support at most {most}"),
         );
         let mut call = Call::new(&DYNAMIC, WORK_GROUP).operand(cx.input(0)?);
         for (i, dtype) in [(0, DType::I32), (1, DType::F32), (2, DType::I32)] {
@@ -489,7 +495,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         .map(dtype_of)
         .transpose()?;
     let saturate = a.int("saturate")?.unwrap_or(1) != 0;
-    // Type of the division: always `f32` here.
+    // Precision of the division: always `f32` here.
     if let Some(code) = a.int("precision")?.filter(|code| *code != 0) {
         dtype_of(code)?;
     }

@@ -1,6 +1,6 @@
-//! `start, start + delta, ...` below `limit`. ONNX `Range` from opset 11.
+//! `start, start + delta, ...` up to `limit`. ONNX `Range` from opset 11.
 //!
-//! On a device where the operands are integers known as expressions, as floats too.
+//! Runs on a device if the operands are integers known as expressions, even if their type is float.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
@@ -60,7 +60,7 @@ fn float_parts(start: &HostTensor, limit: &HostTensor, delta: &HostTensor) -> Op
     Ok((start, delta, n))
 }
 
-/// The elements of an operand as integers, when they are known to be such.
+/// The elements of an operand as integers, if they are known to be integers.
 fn whole(fact: &Fact) -> Option<Vec<Dim>> {
     let quotients = |f: &Fact| {
         f.as_quotients()?
@@ -93,7 +93,7 @@ impl Op for Range {
             return Ok(vec![fact(cx.unknown(0, 0, None))]);
         }
         let (start, step, count) = parts(start, limit, delta)?;
-        // A range whose limit lies before its start is empty.
+        // A range whose limit is before its start is empty.
         let count = if cx.constraints().at_least(&count, 0) == Some(true) {
             count
         } else {
@@ -103,7 +103,7 @@ impl Op for Range {
         if dtype.is_float() {
             for end in [&start, &start.add(&count.mul(&step.into())?)?] {
                 let room = Dim::from(EXACT).sub(end)?;
-                cx.require(room, "what is left below the integers that a float may not hold")?;
+                cx.require(room, "distance to the largest integer that is exact in a float")?;
             }
             return Ok(vec![fact]);
         }
@@ -144,7 +144,7 @@ impl Op for Range {
         let mut lists = Vec::new();
         for i in 0..3 {
             let list = whole(cx.fact(i)?);
-            lists.push(list.ok_or_else(|| OpError::NoKernel(format!("input {i} is data or no integer")))?);
+            lists.push(list.ok_or_else(|| OpError::NoKernel(format!("input {i} is not a known integer")))?);
         }
         let [start, limit, delta] = lists.as_slice() else {
             return Err(OpError::expected("operands", 3, lists.len()));
@@ -197,7 +197,7 @@ fn cases() -> Vec<Case> {
     let whole = [floats(0.0, 131.0, 1.0), floats(7.0, -60.0, -2.0)];
     let all = whole.into_iter().chain([floats(0.5, 3.0, 0.25)]).flatten();
     let all = all.chain([case(5, 6, 1), case(-3, 200, 7), case(9, -9, -2)]);
-    // Lengths that are symbols run on devices too; tests/conformance/symbolic.rs has them.
+    // Symbolic lengths run on devices too; see tests/conformance/symbolic.rs.
     let folded = all.map(|case| case.host_only("constants are folded when planning"));
     folded.chain([case(0, 129, 1)]).collect()
 }

@@ -1,8 +1,9 @@
 //! Recurrent layers. ONNX `RNN`, `GRU` and `LSTM` from opset 7.
 //!
-//! Operands: x `[sequence, batch, input]`, weights `[directions, gates * hidden, input]`, recurrent weights, biases (input
-//! then recurrent), lengths, first states; for `LSTM` also first cells and peepholes. Results: all states
-//! `[sequence, directions, batch, hidden]`, the last states, the last cells. With `layout` 1 the batch comes first.
+//! Operands: x `[sequence, batch, input]`, weights `[directions, gates * hidden, input]`, recurrent
+//! weights, biases (input, then recurrent), lengths, initial states; for `LSTM` also initial cells
+//! and peepholes. Results: all states `[sequence, directions, batch, hidden]`, the last states, the
+//! last cells. With `layout` 1, the batch axis comes first.
 
 use super::case::{Case, input};
 use super::parts::Parts;
@@ -14,24 +15,24 @@ use crate::tensor::HostTensor;
 
 mod steps;
 
-/// Which layer.
+/// Kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
     /// One gate.
     Rnn,
-    /// Gates z, r, h; the reset gate is applied before the recurrent product, or behind it.
+    /// Gates z, r, h.
     Gru {
-        /// Behind it.
+        /// The reset gate is applied after the recurrent matmul instead of before it.
         linear_before_reset: bool,
     },
     /// Gates i, o, f, c.
     Lstm {
-        /// The forget gate is one less the input gate.
+        /// The forget gate is one minus the input gate.
         coupled: bool,
     },
 }
 
-/// A function of one number with the two parameters that some have.
+/// An activation function with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Activation {
     function: Function,
@@ -55,7 +56,7 @@ enum Function {
 }
 
 impl Activation {
-    /// The function of this name with its own parameters.
+    /// The function with this name and its default parameters.
     fn new(name: &str) -> OpResult<Self> {
         let (function, alpha, beta) = match name.to_ascii_lowercase().as_str() {
             "affine" => (Function::Affine, 1.0, 0.0),
@@ -78,7 +79,7 @@ impl Activation {
         })
     }
 
-    /// How many parameters the function takes from the lists of the node.
+    /// Which parameters the function takes from the node's lists.
     fn parameters(self) -> (bool, bool) {
         match self.function {
             Function::Affine | Function::HardSigmoid | Function::ScaledTanh => (true, true),
@@ -131,15 +132,15 @@ impl Activation {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recurrent {
-    /// Which layer.
+    /// Kind of layer.
     pub cell: Cell,
-    /// For each direction, whether it runs from the end.
+    /// For each direction, whether it runs backward.
     backwards: Vec<bool>,
-    /// Functions of each direction.
+    /// Activation functions of each direction.
     activations: Vec<Vec<Activation>>,
-    /// Sums are kept within this distance of 0.
+    /// Clips sums to this magnitude.
     clip: Option<f64>,
-    /// The batch comes first.
+    /// The batch axis comes first.
     batch_first: bool,
 }
 
@@ -152,7 +153,7 @@ impl Recurrent {
         }
     }
 
-    /// A sum through activation `i` of a direction.
+    /// Applies activation `i` of a direction to a sum.
     fn activate(&self, direction: usize, i: usize, x: f64) -> f64 {
         let x = self.clip.map_or(x, |c| x.clamp(-c, c));
         self.activations
@@ -161,7 +162,7 @@ impl Recurrent {
             .map_or(x, |a| a.apply(x))
     }
 
-    /// Results for operands whose first axis is the sequence.
+    /// Evaluates operands whose first axis is the sequence.
     fn run(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let recurrent = operand(inputs, 2)?;
@@ -177,7 +178,7 @@ impl Recurrent {
         if *rows != gates * hidden || directions != self.backwards.len() {
             return Err(OpError::expected(
                 "recurrent weights",
-                format!("{} lines", gates * hidden),
+                format!("{} rows", gates * hidden),
                 format!("{recurrent:?}"),
             ));
         }
@@ -246,7 +247,7 @@ impl Recurrent {
         }
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "rounding to the result type is meant"
+            reason = "rounding to the result type is intended"
         )]
         let tensor = |shape: &[usize], data: Vec<f64>| {
             let data: Vec<f32> = data.into_iter().map(|v| v as f32).collect();
@@ -259,7 +260,7 @@ impl Recurrent {
         ])
     }
 
-    /// The next state and cell of one element of the batch.
+    /// The next state and cell of one batch entry.
     fn step(&self, d: usize, weights: &Weights<'_>, x: &[f64], h: &[f64], c: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let n = weights.hidden;
         let act = |i, v| self.activate(d, i, v);
@@ -321,13 +322,13 @@ impl Weights<'_> {
         row.iter().zip(x).map(|(w, x)| w * x).sum()
     }
 
-    /// The input's part of a gate.
+    /// Contribution of the input to a gate.
     fn input(&self, gate: usize, j: usize, x: &[f64]) -> f64 {
         let line = gate * self.hidden + j;
         Self::dot(self.w, line, x) + self.b.get(line).copied().unwrap_or(0.0)
     }
 
-    /// The state's part of a gate.
+    /// Contribution of the state to a gate.
     fn state(&self, gate: usize, j: usize, h: &[f64]) -> f64 {
         let line = gate * self.hidden + j;
         Self::dot(self.r, line, h)
@@ -339,7 +340,7 @@ impl Weights<'_> {
     }
 }
 
-/// Operands or results with the first axes exchanged.
+/// Transposes an operand or result to swap its first axes.
 fn turn(x: &HostTensor, perm: &[i64]) -> OpResult<HostTensor> {
     let turned = Transpose {
         perm: Some(perm.to_vec()),
@@ -365,13 +366,13 @@ impl Op for Recurrent {
         else {
             return Err(OpError::expected(
                 "operands",
-                "three axes each",
+                "rank 3 each",
                 format!("{x}, {w}, {r}"),
             ));
         };
-        cx.same("widths of operand and weights", width, w_width)?;
+        cx.same("input sizes of operand and weights", width, w_width)?;
         cx.same(
-            "lines of the recurrent weights",
+            "rows of the recurrent weights and gates times hidden size",
             rows,
             &hidden.mul(&Dim::from_usize(self.gates()))?,
         )?;
@@ -496,7 +497,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     };
     let wanted = functions.len() * backwards.len();
     let names = match a.strings("activations")? {
-        // The schema of `RNN` lists two functions whatever the direction is.
+        // The schema of `RNN` lists two functions for any direction.
         Some(list) if list.len() >= wanted => list,
         Some(list) => {
             return Err(OpError::expected(
@@ -512,7 +513,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             .map(|f| (*f).to_owned())
             .collect(),
     };
-    // Functions with parameters take the next ones of the lists.
+    // Functions with parameters take the next values of the lists.
     let (alphas, betas) = (
         a.floats("activation_alpha")?.unwrap_or_default(),
         a.floats("activation_beta")?.unwrap_or_default(),
@@ -530,7 +531,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         }
         all.push(f);
     }
-    // Told by the weights, too.
+    // Implied by the weights.
     a.int("hidden_size")?;
     Ok(Box::new(Recurrent {
         cell,

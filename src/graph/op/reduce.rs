@@ -1,8 +1,8 @@
-//! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`, `ReduceProd`, `ReduceL1`, `ReduceL2`, `ReduceLogSum`,
-//! `ReduceLogSumExp`, `ReduceSumSquare`.
+//! Reductions: `ReduceMean`, `ReduceSum`, `ReduceMax`, `ReduceMin`, `ReduceProd`, `ReduceL1`,
+//! `ReduceL2`, `ReduceLogSum`, `ReduceLogSumExp`, `ReduceSumSquare`.
 //!
-//! ONNX opset 1 on, with axes as an attribute until 12 (`ReduceSum`) or 17 (others), then as an operand. Kernels
-//! reduce up to three ranges of axes; integers in short rows only.
+//! ONNX opset 1 on; axes are an attribute until opset 12 (`ReduceSum`) or 17 (others), then an
+//! operand. Kernels reduce up to three ranges of axes, and integers only in short rows.
 
 use super::case::{Case, input};
 use super::sizes::Sizes;
@@ -21,9 +21,9 @@ static KERNEL: Kernel = crate::kernel!(reduce {
     rows: U32, cols: U32, n1: U32, n2: U32, k0: U32, k1: U32, k2: U32, m1: U32, m2: U32, r0: U32, r1: U32, r2: U32,
 } [x: In Elem, y: Out Elem]);
 
-/// What is computed over the reduced elements.
+/// The reduction function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Kind {
     Mean,
     Sum,
@@ -40,13 +40,13 @@ pub enum Kind {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduce {
-    /// What is computed.
+    /// The reduction function.
     pub kind: Kind,
     /// Axes from the attribute; `None` reads operand 1.
     pub axes: Option<Vec<i64>>,
-    /// Reduced axes stay with size 1.
+    /// Keep reduced axes with size 1.
     pub keep: bool,
-    /// Without axes nothing is reduced, instead of everything.
+    /// Without axes, reduce nothing instead of everything.
     pub noop_without_axes: bool,
 }
 
@@ -79,7 +79,7 @@ impl Reduce {
 }
 
 impl Reduce {
-    /// The result over axes that only the run tells; their number is known.
+    /// The fact of a result whose axes are known only in the run; their number is known.
     fn undecided(&self, cx: &InferCx<'_>, x: &Fact, axes: &Fact) -> OpResult<Fact> {
         let count = axes.shape.count()?;
         let count = as_usize(&count);
@@ -159,19 +159,19 @@ impl Op for Reduce {
                     #[expect(
                         clippy::cast_precision_loss,
                         clippy::cast_possible_truncation,
-                        reason = "ONNX returns to the operand's type"
+                        reason = "ONNX returns the operand's type"
                     )]
                     Kind::L2 => all.map(|v| (v as f64).powi(2)).sum::<f64>().sqrt() as i64,
                     #[expect(
                         clippy::cast_precision_loss,
                         clippy::cast_possible_truncation,
-                        reason = "ONNX returns to the operand's type"
+                        reason = "ONNX returns the operand's type"
                     )]
                     Kind::LogSum => all.map(|v| v as f64).sum::<f64>().ln() as i64,
                     #[expect(
                         clippy::cast_precision_loss,
                         clippy::cast_possible_truncation,
-                        reason = "ONNX returns to the operand's type"
+                        reason = "ONNX returns the operand's type"
                     )]
                     Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i64,
                     Kind::Max => all.max().unwrap_or(i64::MIN),
@@ -195,7 +195,7 @@ impl Op for Reduce {
                 Kind::L2 => all.map(|v| v.powi(2)).sum::<f64>().sqrt(),
                 Kind::LogSum => all.sum::<f64>().ln(),
                 Kind::LogSumExp => {
-                    // About the largest, so that the exponentials stay finite.
+                    // Relative to the largest, so that the exponentials stay finite.
                     let most = all.clone().fold(f64::NEG_INFINITY, f64::max);
                     let most = if most.is_finite() { most } else { 0.0 };
                     all.map(|v| (v - most).exp()).sum::<f64>().ln() + most
@@ -246,10 +246,10 @@ impl Op for Reduce {
     }
 }
 
-/// At most this many elements of a row are one work-item's.
+/// Rows of up to this many elements are reduced by one work-item.
 const FEW: i64 = 256;
 
-/// Emits the reduction of operand 0, which is `x`, over `axes` to result 0.
+/// Emits the reduction of operand 0, with fact `x`, over `axes` to result 0.
 pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -> OpResult<()> {
     let step = transpose::dim_strides(&x.shape.0)?;
     let walk = |reduced: bool| {
@@ -261,12 +261,12 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
     let (kept, reduced) = (walk(false)?, walk(true)?);
     if kept.len() > 3 || reduced.len() > 3 {
         let what =
-            format!("{kind:?} over axes {axes:?} of {x}: more than three ranges of kept or of reduced axes");
+            format!("{kind:?} over axes {axes:?} of {x}: more than three ranges of kept or reduced axes");
         return Err(OpError::NoKernel(what));
     }
     let sizes = |list: &[(Dim, Dim)]| product(&list.iter().map(|(n, _)| n.clone()).collect::<Vec<_>>());
     let (rows, cols) = (sizes(&kept)?, sizes(&reduced)?);
-    // Rows one after another, each a run of elements.
+    // Contiguous rows.
     let flat = reduced.len() <= 1
         && kept.len() <= 1
         && reduced.iter().all(|(_, s)| s.is(1))

@@ -1,7 +1,7 @@
-//! Operators that give the same bytes another shape: nothing runs on a device.
+//! Operators that change only the shape; nothing runs on a device.
 //!
-//! ONNX `Reshape` (5; `allowzero` from 14), `Unsqueeze` and `Squeeze` (1 with axes as an attribute, 13 as an operand), `Flatten` (1),
-//! `Identity` (1).
+//! ONNX `Reshape` (5; `allowzero` from 14), `Unsqueeze` and `Squeeze` (1 with axes as an attribute,
+//! 13 as an operand), `Flatten` (1), `Identity` (1).
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand};
@@ -10,19 +10,19 @@ use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape, product};
 use crate::tensor::HostTensor;
 
-/// Which rule gives the new shape.
+/// Rule for the new shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reshape {
-    /// Operand 1 is the shape: -1 is what remains, 0 copies the input's size unless `allow_zero`.
+    /// Operand 1 is the shape: -1 is inferred, 0 copies the input's size unless `allow_zero`.
     Reshape {
         /// 0 means 0.
         allow_zero: bool,
     },
     /// Operand 1 lists axes of the result that have size 1.
     Unsqueeze,
-    /// Operand 1 lists axes of size 1 to remove; without it all of them.
+    /// Operand 1 lists axes of size 1 to remove; without it, all of them are removed.
     Squeeze,
-    /// Two axes: those before `axis` and the rest.
+    /// A matrix: the axes before `axis`, and the rest.
     Flatten {
         /// First axis of the second part.
         axis: i64,
@@ -34,15 +34,15 @@ pub enum Reshape {
 /// See [`Reshape::shape`].
 type Fill<'a> = &'a dyn Fn(usize, &Dim, &Dim) -> OpResult<Dim>;
 
-/// [`Fill`] where the quotient must be known.
+/// [`Fill`] for a quotient that must be known.
 fn quotient(_: usize, have: &Dim, want: &Dim) -> OpResult<Dim> {
     have.exact_div(want)
-        .ok_or_else(|| OpError::mismatch("element counts (no whole number fills the -1)", have, want))
+        .ok_or_else(|| OpError::mismatch("element counts (the size for -1 is not an integer)", have, want))
 }
 
 impl Reshape {
-    /// `operand` are the values of operand 1, if there is one; `fill` gives the size at a position that -1 stands for, from
-    /// the counts of all elements and of those of the other axes.
+    /// The new shape. `operand` holds the values of operand 1, if given. `fill` computes the size
+    /// for -1 from its position, the number of elements, and the product of the other sizes.
     fn shape(
         &self,
         x: &[Dim],
@@ -99,7 +99,7 @@ impl Reshape {
                     None => (0..x.len()).filter(|i| x[*i].is(1)).collect(),
                 };
                 for i in &gone {
-                    same("a squeezed size and 1", &x[*i], &1.into())?;
+                    same("squeezed size and 1", &x[*i], &1.into())?;
                 }
                 Ok((0..x.len())
                     .filter(|i| !gone.contains(i))
@@ -109,12 +109,12 @@ impl Reshape {
             Self::Reshape { allow_zero } => {
                 let mut out = Vec::new();
                 let mut hole = None;
-                // A size that is copied cancels, also where it is 0.
+                // A copied size cancels out, even if it is 0.
                 let (mut left, mut made) = (x.to_vec(), Vec::new());
                 for (i, d) in needs()?.into_iter().enumerate() {
                     if d.is(-1) {
                         if hole.replace(i).is_some() {
-                            return Err(OpError::expected("shape", "one -1 at most", "two"));
+                            return Err(OpError::expected("shape", "at most one -1", "two"));
                         }
                         out.push(1.into());
                     } else if d.is(0) && !allow_zero {
@@ -139,7 +139,7 @@ impl Reshape {
     }
 }
 
-/// The result where operand 1 is data of the run: only the number of its axes is known.
+/// The fact of the result if operand 1 depends on data: only its rank is known.
 fn unknown(cx: &InferCx<'_>, rule: &Reshape, x: &Fact, list: &Fact) -> OpResult<Fact> {
     let length = match list.shape.0.as_slice() {
         [n] => as_usize(n).filter(|n| *n <= MAX_KNOWN),
@@ -156,7 +156,7 @@ fn unknown(cx: &InferCx<'_>, rule: &Reshape, x: &Fact, list: &Fact) -> OpResult<
             .ok_or_else(|| OpError::expected("axes", format!("at most {own}"), length))?,
         _ => length,
     };
-    // Of no elements a size may be anything.
+    // Without elements, any size is possible.
     let most = Some(x.shape.count()?).filter(|count| !count.is(0));
     let sizes = (0..rank).map(|axis| cx.unknown(0, axis, most.clone())).collect();
     Ok(Fact::new(x.dtype, Shape(sizes)))
@@ -185,7 +185,7 @@ impl Op for Reshape {
             for size in x.shape.0.iter().filter(|d| d.as_const().is_none()) {
                 cx.require(
                     size.sub(&2.into())?,
-                    "a size, less 2, that Squeeze without axes would remove",
+                    "a size minus 2 (Squeeze without axes must not find a size of 1)",
                 )?;
             }
         }
@@ -270,7 +270,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    // On a device a reshape alone runs nothing; these check the rules on the host.
+    // A reshape runs nothing on a device; these cases check the rules on the host.
     let case = |op, x: &[usize], list: Vec<i64>| {
         Case::new(op, vec![input(x), input(&[list.len()]).values(&list).constant()])
             .host_only("runs nothing on a device")

@@ -1,8 +1,8 @@
 //! Resampling along axes.
 //!
-//! ONNX `Upsample` 7 (scales as attribute), 9 (as operand); `Resize` 10 (as `Upsample`), 11 (coordinate modes, cubic, sizes), 13,
-//! 18 (antialias, axes, aspect ratio), 19 (`half_pixel_symmetric`) to 27. Scales are constants, sizes may be expressions of
-//! symbols or data.
+//! ONNX `Upsample` 7 (scales as attribute), 9 (as operand); `Resize` 10 (like `Upsample`), 11
+//! (coordinate modes, cubic, sizes), 13, 18 (antialias, axes, aspect ratio), 19
+//! (`half_pixel_symmetric`) to 27. Scales are constant; sizes may be symbolic expressions or data.
 
 use super::case::{Case, Input, constant, input};
 use super::{
@@ -18,90 +18,90 @@ mod taps;
 
 pub(super) use taps::cubic;
 
-/// How elements between the given ones are found.
+/// Interpolation between elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// The nearest one.
     Nearest(Nearest),
-    /// Two along each axis.
+    /// Two elements along each axis.
     Linear,
-    /// Four along each axis.
+    /// Four elements along each axis.
     Cubic,
 }
 
-/// Which neighbour is the nearest.
+/// Rounding to the nearest element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Nearest {
-    /// Halves go down.
+    /// Ties go down.
     RoundPreferFloor,
-    /// Halves go up.
+    /// Ties go up.
     RoundPreferCeil,
-    /// The lower.
+    /// Always down.
     Floor,
-    /// The upper.
+    /// Always up.
     Ceil,
-    /// The upper where an axis shrinks, else the lower: opset 10 and before.
+    /// Up along an axis that shrinks, else down: opset 10 and before.
     Simple,
 }
 
-/// How a place in the result becomes one in the operand.
+/// Mapping from positions in the result to positions in the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coordinates {
-    /// Centres of elements are half way between whole numbers.
+    /// Centers of elements are halfway between integers.
     HalfPixel,
-    /// The same about the middle of the result, whose size is rounded.
+    /// Like `HalfPixel`, but aligned at the center of the result, whose size is rounded.
     HalfPixelSymmetric,
-    /// As `HalfPixel`, and 0 in a result of one element.
+    /// Like `HalfPixel`, but 0 for a result of one element.
     PytorchHalfPixel,
-    /// The outermost elements fall on each other.
+    /// The centers of the outermost elements coincide.
     AlignCorners,
-    /// The first elements fall on each other.
+    /// The first elements coincide.
     Asymmetric,
-    /// Centres as in `HalfPixel`, not moved back.
+    /// Like `HalfPixel`, but not shifted back by half an element.
     TfHalfPixelForNn,
-    /// A region of the operand, given as operand 1.
+    /// Samples a region of the operand, given as operand 1.
     TfCropAndResize,
 }
 
-/// What sizes become when the ratio of the operand's is kept.
+/// How the aspect ratio affects the sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Policy {
-    /// Those that are given.
+    /// Use the given sizes.
     Stretch,
-    /// The largest that are not larger than those.
+    /// Keep the ratio; no size is larger than given.
     NotLarger,
-    /// The smallest that are not smaller.
+    /// Keep the ratio; no size is smaller than given.
     NotSmaller,
 }
 
 /// Operands from opset 11 on: the tensor, a region, scales, sizes. Before: the tensor and scales.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resize {
-    /// `Upsample` or `Resize`, for messages.
+    /// `Upsample` or `Resize`, used in messages.
     pub name: &'static str,
-    /// The operand that holds scales.
+    /// Index of the operand that holds scales.
     pub scales_at: usize,
-    /// Scales as an attribute.
+    /// Scales from the attribute.
     pub scales: Option<Vec<f32>>,
     /// Interpolation.
     pub mode: Mode,
-    /// Coordinates.
+    /// Coordinate mapping.
     pub coordinates: Coordinates,
-    /// Where an axis shrinks, the interpolation is over as many elements as become one.
+    /// Along an axis that shrinks, interpolate over all elements that one result element covers.
     pub antialias: bool,
-    /// The axes that scales, sizes and region speak of; all by default.
+    /// The axes to which scales, sizes and region apply; `None` for all.
     pub axes: Option<Vec<i64>>,
-    /// Sizes at another ratio than the operand's.
+    /// Treatment of the aspect ratio.
     pub policy: Policy,
     /// The parameter of cubic interpolation.
     pub cubic: f32,
-    /// Weights of elements outside are 0, and the others sum to 1.
+    /// Elements outside have weight 0, and the remaining weights are normalized.
     pub exclude_outside: bool,
-    /// What stands outside of the operand for [`Coordinates::TfCropAndResize`].
+    /// Value outside the operand for [`Coordinates::TfCropAndResize`].
     pub outside: f32,
 }
 
-/// One axis, when it is resized.
+/// A resized axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Axis {
     size: usize,
@@ -110,16 +110,17 @@ struct Axis {
     region: (f32, f32),
 }
 
-/// Largest denominator of a scale that is taken as a fraction.
+/// Maximum denominator of a scale that is treated as a fraction.
 const DENOMINATORS: i64 = 64;
-/// Sizes up to this one are checked to agree between a fraction and the scale that it stands for.
+/// The fraction must agree with the scale for sizes up to this one.
 const CHECKED: i64 = 4096;
 
-/// The fraction `p / q` for which `floor(n * p / q)` is `floor(n * scale)`, in the arithmetic of `f32`, for all sizes that matter.
+/// The fraction `p / q` such that `floor(n * p / q)` equals `floor(n * scale)` in `f32` arithmetic
+/// for all relevant sizes.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_precision_loss,
-    reason = "the arithmetic of f32 is what is compared"
+    reason = "the comparison is about f32 arithmetic"
 )]
 fn fraction(scale: f32) -> Option<(i64, i64)> {
     if !(scale.is_finite() && scale > 0.0 && scale < 1e6) {
@@ -133,7 +134,7 @@ fn fraction(scale: f32) -> Option<(i64, i64)> {
     })
 }
 
-/// `floor(size * scale)`; `None` for a symbolic size and a scale that is no simple fraction.
+/// `floor(size * scale)`; `None` for a symbolic size with a scale that is not a simple fraction.
 fn scaled(size: &Dim, scale: f32) -> OpResult<Option<Dim>> {
     if let Some((p, q)) = fraction(scale) {
         return Ok(Some(size.mul(&p.into())?.floor_div(q)?));
@@ -159,12 +160,12 @@ impl Resize {
         }
     }
 
-    /// True when operand `i` is given and holds elements; an empty one stands for none.
+    /// True if operand `i` is given and not empty; an empty one counts as omitted.
     fn given(cx: &InferCx<'_>, i: usize) -> bool {
         cx.opt(i).is_some_and(|f| !f.shape.0.iter().any(|d| d.is(0)))
     }
 
-    /// The scale that keeps the ratio, for numbers.
+    /// The common scale that keeps the aspect ratio, for constant sizes.
     fn uniform(&self, axes: &[usize], shape: &[usize], sizes: &[i64]) -> Option<f32> {
         #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
         let ratios = || {
@@ -180,7 +181,7 @@ impl Resize {
     }
 }
 
-/// The size at a scale that keeps the ratio: rounded, halves up.
+/// The size for a scale that keeps the aspect ratio: rounded, ties up.
 #[expect(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -208,7 +209,7 @@ impl Op for Resize {
                 Ok(())
             } else {
                 Err(OpError::mismatch(
-                    "numbers of scales or sizes and of axes",
+                    "numbers of scales or sizes and axes",
                     found,
                     axes.len(),
                 ))
@@ -221,7 +222,7 @@ impl Op for Resize {
                 match fact.as_const() {
                     Some(t) => Some(t.to_f32()?.into_owned()),
                     None => {
-                        // Which sizes the scales make is known to the run alone.
+                        // The resulting sizes are known only in the run.
                         for a in &axes {
                             shape.0[*a] = cx.unknown(0, *a, None);
                         }
@@ -249,7 +250,7 @@ impl Op for Resize {
         for (a, size) in axes.iter().zip(&sizes).filter(|(_, size)| !size.is(0)) {
             let from = &x.shape.0[*a];
             if from != size {
-                cx.require(from.sub(&1.into())?, "a size to resize from, less 1")?;
+                cx.require(from.sub(&1.into())?, "size to resize from minus 1")?;
             }
         }
         if self.policy == Policy::Stretch {
@@ -299,7 +300,7 @@ impl Op for Resize {
                 Ok(())
             } else {
                 Err(OpError::mismatch(
-                    "numbers of scales or sizes and of axes",
+                    "numbers of scales or sizes and axes",
                     found,
                     list.len(),
                 ))
@@ -334,7 +335,7 @@ impl Op for Resize {
             let region = region.to_f32()?;
             if region.len() != 2 * list.len() {
                 return Err(OpError::mismatch(
-                    "numbers of region bounds and of ends of axes",
+                    "numbers of region bounds and axis ends",
                     region.len(),
                     2 * list.len(),
                 ));
@@ -392,13 +393,14 @@ impl Op for Resize {
 }
 
 impl Resize {
-    /// True for an axis that stays as it is; ONNX Runtime takes scale 1 so in every mode but that of regions.
+    /// True for an axis that does not change. Like ONNX Runtime, treats scale 1 as unchanged in
+    /// every mode except regions.
     fn is_identity(&self, a: &Axis) -> bool {
         a.size == a.out && a.scale == 1.0 && self.coordinates != Coordinates::TfCropAndResize
     }
 }
 
-/// Elements moved without arithmetic, of any type.
+/// Copies elements without arithmetic, for any type.
 fn pick(x: &HostTensor, axes: &[Axis], tables: &[Option<Taps>]) -> OpResult<HostTensor> {
     let (mut bytes, mut shape) = (x.bytes()?.to_vec(), x.shape().to_vec());
     for (i, (table, axis)) in tables.iter().zip(axes).enumerate() {
@@ -455,7 +457,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let bad = |what: &str, found: &str| {
         Err(OpError::expected(
             format!("attribute `{what}`"),
-            "a mode of ONNX",
+            "a mode that ONNX defines",
             found,
         ))
     };
@@ -543,7 +545,7 @@ fn cases() -> Vec<Case> {
     let sizes = |v: &[i64]| input(&[v.len()]).values(v).constant();
     let case = |op, inputs: Vec<Input>| Case::new(op, inputs);
     let nearest = Mode::Nearest(Nearest::Floor);
-    // The operand of sizes follows that of scales, which is empty then.
+    // The operand of sizes comes after that of scales, which is empty here.
     let by_sizes = |op, x: &[usize], v: &[i64]| case(op, vec![input(x), floats(&[]), sizes(v)]);
     let rules = [
         Nearest::RoundPreferFloor,

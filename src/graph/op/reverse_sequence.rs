@@ -1,4 +1,4 @@
-//! The first elements along one axis in reverse order, as many as a list says for each index of another.
+//! Reverses the first elements along one axis, with a length for each index of another axis.
 //!
 //! ONNX `ReverseSequence` from opset 10.
 
@@ -14,7 +14,7 @@ use crate::tensor::HostTensor;
 pub struct ReverseSequence {
     /// The axis whose indices have a length each.
     pub batch: i64,
-    /// The axis reversed.
+    /// The axis to reverse.
     pub time: i64,
 }
 
@@ -35,7 +35,7 @@ impl Op for ReverseSequence {
         let ([n], Some(size)) = (lengths.shape.0.as_slice(), x.shape.0.get(batch)) else {
             return Err(OpError::expected("lengths", "one axis", lengths));
         };
-        cx.same("lengths and sizes", n, size)?;
+        cx.same("number of lengths and size of the axis", n, size)?;
         Ok(vec![Fact::new(x.dtype, x.shape.clone())])
     }
 

@@ -1,7 +1,8 @@
-//! Root-mean-square normalisation: `y = x / sqrt(mean(x^2) + epsilon) * scale`.
+//! RMS normalization: `y = x / sqrt(mean(x^2) + epsilon) * scale`.
 //!
-//! ONNX `RMSNormalization` from opset 23. [`RmsNorm`], over the last axis, is also what the `rms_norm` pass makes of the
-//! decomposed form; [`RmsNormFrom`] has any first axis. The statistics are in `f32` whatever the storage type.
+//! ONNX `RMSNormalization` from opset 23. [`RmsNorm`] normalizes over the last axis; the pass
+//! `norm` also creates it from the decomposed form. [`RmsNormFrom`] normalizes over all axes from
+//! any one on. Statistics are in `f32`, whatever the storage type.
 
 use super::case::{Case, input};
 use super::pointwise::broadcast_to;
@@ -10,23 +11,23 @@ use crate::plan::lower::LowerCx;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-/// Over the last axis.
+/// RMS normalization over the last axis.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsNorm {
     /// Added to the mean of squares.
     pub epsilon: f32,
 }
 
-/// Over all axes from one on; the scale broadcasts to their shape.
+/// RMS normalization over all axes from one on; the scale broadcasts to their shape.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RmsNormFrom {
-    /// First axis of those normalised over; negative counts from the end.
+    /// First of the normalized axes; negative values count from the end.
     pub axis: i64,
     /// Added to the mean of squares.
     pub epsilon: f32,
 }
 
-/// Rows of `cols` elements normalised, with a factor for each column.
+/// Normalizes rows of `cols` elements, with one scale per column.
 fn normalise(x: &HostTensor, cols: usize, scale: &[f32], epsilon: f32) -> OpResult<HostTensor> {
     let data = x.to_f32()?;
     let mut y = Vec::with_capacity(data.len());
@@ -39,7 +40,7 @@ fn normalise(x: &HostTensor, cols: usize, scale: &[f32], epsilon: f32) -> OpResu
         let inverse = 1.0 / (squares / cols as f64 + f64::from(epsilon)).sqrt();
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "rounding to the result type is meant"
+            reason = "rounding to the result type is intended"
         )]
         y.extend(
             row.iter()
@@ -61,7 +62,7 @@ impl Op for RmsNormFrom {
         let part = x.shape.0.get(from..).unwrap_or_default();
         if cx.broadcast(part, &scale.shape.0)?.0 != part {
             return Err(OpError::mismatch(
-                "normalised axes and scale",
+                "normalized axes and scale",
                 &x.shape,
                 &scale.shape,
             ));
@@ -120,7 +121,7 @@ impl Op for RmsNorm {
     }
 }
 
-/// Rows of the elements of the axes `part`, as many as those of the axes before them.
+/// Emits the normalization of rows over the axes `part`; the axes `before` count the rows.
 fn emit(cx: &mut LowerCx<'_>, before: &[Dim], part: &[Dim], epsilon: f32) -> OpResult<()> {
     let (rows, cols) = (product(before)?, product(part)?);
     norm::emit(
@@ -138,7 +139,7 @@ fn emit(cx: &mut LowerCx<'_>, before: &[Dim], part: &[Dim], epsilon: f32) -> OpR
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let (axis, epsilon) = (a.int("axis")?.unwrap_or(-1), a.float("epsilon")?.unwrap_or(1e-5));
-    // The type of the statistics: always f32 or wider here.
+    // Type of the statistics: always f32 or wider here.
     a.int("stash_type")?;
     if axis == -1 {
         return Ok(Box::new(RmsNorm { epsilon }));

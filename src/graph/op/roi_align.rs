@@ -1,7 +1,8 @@
-//! Regions of images averaged (or maximised) to one size: ONNX `RoiAlign` from opset 10 (16: `half_pixel`, the default since).
+//! Pools regions of images by mean or maximum to one size: ONNX `RoiAlign` from opset 10 (16:
+//! `half_pixel`, the default since).
 //!
-//! Operands: `x [n, c, h, w]`, regions `[r, 4]` as `x1, y1, x2, y2`, the image of each region `[r]`; the result is
-//! `[r, c, output_height, output_width]`.
+//! Operands: `x [n, c, h, w]`, regions `[r, 4]` as `x1, y1, x2, y2`, and the image index of each
+//! region `[r]`. The result is `[r, c, output_height, output_width]`.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
@@ -11,15 +12,15 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoiAlign {
-    /// The largest of the samples of a bin, instead of their mean.
+    /// Take the maximum of the samples of a bin instead of their mean.
     pub max: bool,
     /// Height and width of the result.
     pub size: (i64, i64),
-    /// Samples along each axis of a bin; 0 takes one for each element.
+    /// Samples along each axis of a bin; 0 for one per element.
     pub samples: i64,
-    /// Factor from the regions' coordinates to the operand's.
+    /// Scale from the regions' coordinates to the operand's.
     pub scale: f32,
-    /// Coordinates name centres of elements, half an element further.
+    /// Coordinates refer to centers of elements, shifted by half an element.
     pub half_pixel: bool,
 }
 
@@ -90,7 +91,7 @@ impl Op for RoiAlign {
                 let image = image.ok_or_else(|| {
                     OpError::expected(
                         "image of a region",
-                        format!("0 or more, below {n}"),
+                        format!("0 or more and below {n}"),
                         format!("{images:?}"),
                     )
                 })?;
@@ -117,7 +118,7 @@ impl Op for RoiAlign {
     }
 }
 
-/// A sample along one axis: two neighbours with their weights, or nothing where it is outside.
+/// A sample along one axis: two neighbours with their weights; `None` if it is outside.
 type Sample = Option<[(usize, f32); 2]>;
 
 impl RoiAlign {
@@ -126,7 +127,7 @@ impl RoiAlign {
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "places in an image"
+        reason = "positions in an image"
     )]
     fn bins(&self, from: f32, to: f32, bins: usize, size: usize) -> OpResult<Vec<Vec<Sample>>> {
         let shift = if self.half_pixel { 0.5 } else { 0.0 };
@@ -179,7 +180,7 @@ impl RoiAlign {
                     }
                 }
                 sum += f64::from(parts.iter().sum::<f32>());
-                // ONNX takes the largest weighted neighbour, not the largest sample.
+                // ONNX takes the largest weighted neighbour instead of the largest sample.
                 most = parts.iter().copied().fold(most, f32::max);
             }
         }
@@ -187,7 +188,7 @@ impl RoiAlign {
         #[expect(
             clippy::cast_precision_loss,
             clippy::cast_possible_truncation,
-            reason = "rounding to the result type is meant"
+            reason = "rounding to the result type is intended"
         )]
         match (count, self.max) {
             (0, _) => 0.0,

@@ -1,8 +1,10 @@
-//! Rotary position embedding (own domain, made by the `rotary` pass).
+//! Rotary position embedding (own domain, made by the passes `rotary` and `neighbours`).
 //!
-//! Operands: x `[batch, sequence, heads, dim]`, or with both axes before the heads exchanged; dim is even. Of halves, cos and sin are `[batch,
-//! sequence, 1, dim]`: `y = x * cos + rotate_half(x) * sin` with `rotate_half([a, b]) = [-b, a]`. Of neighbours they are `[batch, sequence, 1,
-//! pairs]`: elements `2 i` and `2 i + 1` turn by angle i, and those behind the last pair stay.
+//! Operands: x `[batch, sequence, heads, dim]`, or with the first two axes swapped; dim is even.
+//! With halves, cos and sin are `[batch, sequence, 1, dim]`: `y = x * cos + rotate_half(x) * sin`
+//! with `rotate_half([a, b]) = [-b, a]`. With interleaved pairs they are
+//! `[batch, sequence, 1, pairs]`: elements `2 i` and `2 i + 1` are rotated by angle i, and elements
+//! after the last pair stay.
 
 use super::case::{Case, input};
 use super::sizes::Sizes;
@@ -14,10 +16,10 @@ use crate::tensor::HostTensor;
 
 static KERNEL: Kernel = crate::kernel!(rotary { count: U32, heads: U32, dim: U32, angles: U32 } [x: In Elem, cosine: In Elem, sine: In Elem, y: Out Elem]);
 
-/// Which elements of a head turn with each other.
+/// Which elements of a head form a pair to rotate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pairs {
-    /// `i` and `i + n / 2` of the first n.
+    /// `i` and `i + n / 2` of the first n elements.
     Halves,
     /// `2 i` and `2 i + 1`.
     Neighbours,
@@ -26,7 +28,7 @@ pub enum Pairs {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotary {
-    /// Which elements turn with each other.
+    /// Which elements form a pair.
     pub pairs: Pairs,
 }
 

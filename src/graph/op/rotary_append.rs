@@ -1,9 +1,12 @@
-//! What a decoder does with new queries, keys and values before attention: rotary embedding of queries and keys, and keys and values
-//! behind those in the cache (made by the pass of this name, of [`Rotary`] and [`KvAppend`]). One dispatch.
+//! Prepares new queries, keys and values for attention in one dispatch: rotary embedding of queries
+//! and keys, and appending of keys and values to the cache (made by the pass of this name from
+//! [`Rotary`] and [`KvAppend`]).
 //!
-//! Operands: q `[1, n, heads, dim]`, k and v `[1, n, kv_heads, dim]`, cos and sin `[1, n, 1, dim]`, or for neighbours `[1, n, 1, pairs]`, the states
-//! of keys and values `[1, past, kv_heads, dim]`; where rows are appended along axis 0 the first two axes of all are exchanged. Results: the turned
-//! queries, and both states with `past + n` rows, in the same memory.
+//! Operands: q `[1, n, heads, dim]`, k and v `[1, n, kv_heads, dim]`, cos and sin `[1, n, 1, dim]`
+//! (for interleaved pairs `[1, n, 1, pairs]`), and the states of keys and values
+//! `[1, past, kv_heads, dim]`. If rows are appended along axis 0, the first two axes of all
+//! operands are swapped. Results: the rotated queries, and both states with `past + n` rows, in the
+//! same memory.
 
 use super::case::{Case, input};
 use super::kv_append::KvAppend;
@@ -25,9 +28,9 @@ static KERNEL: Kernel = crate::kernel!(rotary_append {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryAppend {
-    /// Which elements of a head turn with each other.
+    /// Which elements of a head form a pair.
     pub pairs: Pairs,
-    /// Rows are appended along this axis, 0 or 1; the other of these has size 1.
+    /// Axis along which rows are appended, 0 or 1; the other of the two has size 1.
     pub axis: usize,
 }
 
@@ -78,7 +81,7 @@ impl Op for RotaryAppend {
         if !batch.is(1) || cx.shape(6)? != past {
             return Err(OpError::expected(
                 "caches",
-                format!("one sequence along axis {}, twice {past}", self.axis),
+                format!("one sequence along axis {}, both of shape {past}", self.axis),
                 cx.shape(6)?,
             ));
         }
@@ -90,7 +93,8 @@ impl Op for RotaryAppend {
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
         let (live, start) = cx.live(&rows.mul(&row)?);
-        // Where vectors are written out, halves of a head's row are whole ones, and so are what turns in it and what stays.
+        // Explicit vectors require that the halves of a head's row, the rotated part and the rest
+        // are whole vectors.
         let whole = angles.as_const().is_some_and(|n| n % 8 == 0);
         let runs = dim
             .as_const()

@@ -1,7 +1,9 @@
-//! Rotary position embedding by caches of cosines and sines. ONNX `RotaryEmbedding` from opset 23.
+//! Rotary position embedding with caches of cosines and sines. ONNX `RotaryEmbedding` from opset
+//! 23.
 //!
-//! Operands: x `[batch, heads, sequence, size]` or `[batch, sequence, heads * size]`; cosines and sines, of each position of
-//! the batch `[batch, sequence, half]` or, with positions as operand 3, a table `[positions, half]`.
+//! Operands: x `[batch, heads, sequence, size]` or `[batch, sequence, heads * size]`; cosines and
+//! sines, either per position of the batch `[batch, sequence, half]` or, with positions as operand
+//! 3, as a table `[positions, half]`.
 
 use super::case::{Case, input};
 use super::concat::Concat;
@@ -20,11 +22,11 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryEmbedding {
-    /// Pairs are neighbours, else the two halves.
+    /// Pairs are interleaved instead of halves.
     pub interleaved: bool,
-    /// Elements of a head that are rotated; 0 means all.
+    /// Elements of a head to rotate; 0 for all.
     pub rotated: usize,
-    /// Number of heads where x has three axes.
+    /// Number of heads if x has three axes.
     pub heads: usize,
 }
 
@@ -50,7 +52,7 @@ impl Op for RotaryEmbedding {
             _ => {
                 return Err(OpError::expected(
                     "operand",
-                    "four axes, or three and the number of heads",
+                    "rank 4, or rank 3 and attribute `num_heads`",
                     x,
                 ));
             }
@@ -60,23 +62,23 @@ impl Op for RotaryEmbedding {
         } else {
             Dim::from_usize(self.rotated)
         };
-        cx.require(size.sub(&rotated)?, "elements of a head that are not rotated")?;
+        cx.require(size.sub(&rotated)?, "head size minus rotated elements")?;
         let half = rotated.floor_div(2)?;
         let lines = cx.opt(3).is_none();
         for (i, what) in [(1, "cosines"), (2, "sines")] {
             match (lines, cx.fact(i)?.shape.0.as_slice()) {
                 (true, [b, s, n]) => {
-                    cx.same("batches of operand and caches", batch, b)?;
-                    cx.same("sequences of operand and caches", sequence, s)?;
-                    cx.same("pairs of a head and of the caches", &half, n)?;
+                    cx.same("batch sizes of operand and caches", batch, b)?;
+                    cx.same("sequence lengths of operand and caches", sequence, s)?;
+                    cx.same("pairs of a head and of caches", &half, n)?;
                 }
                 (false, [_, n]) => {
-                    cx.same("pairs of a head and of the caches", &half, n)?;
+                    cx.same("pairs of a head and of caches", &half, n)?;
                 }
                 _ => {
                     return Err(OpError::expected(
                         what,
-                        if lines { "three axes" } else { "two axes" },
+                        if lines { "rank 3" } else { "rank 2" },
                         cx.fact(i)?,
                     ));
                 }
@@ -96,8 +98,8 @@ impl Op for RotaryEmbedding {
                 ));
             };
             cx.same("numbers of cosines and sines", rows, others)?;
-            cx.same("batches of operand and positions", batch, b)?;
-            cx.same("sequences of operand and positions", sequence, s)?;
+            cx.same("batch sizes of operand and positions", batch, b)?;
+            cx.same("sequence lengths of operand and positions", sequence, s)?;
         }
         Ok(vec![Fact::new(x.dtype, x.shape.clone())])
     }
@@ -112,7 +114,7 @@ impl Op for RotaryEmbedding {
             .flatten()
             .map(HostTensor::to_i64)
             .transpose()?;
-        // A row is one head of one token; rows of a token are together where x has three axes.
+        // A row is one head of one token. If x has three axes, the rows of a token are adjacent.
         let (heads, sequence, size, together) = match x.shape() {
             [_, h, s, n] => (*h, *s, *n, false),
             [_, s, n] => (self.heads, *s, n / self.heads.max(1), true),
@@ -241,7 +243,7 @@ impl Op for RotaryEmbedding {
     }
 }
 
-/// Elements of the last axis from `start` to `end`, `step` apart.
+/// Elements of the last axis from `start` to `end` with a step.
 fn slice(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, range: [i64; 3]) -> OpResult<ValueId> {
     let mut operands = vec![Some(x)];
     let [start, end, step] = range;

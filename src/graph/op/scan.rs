@@ -1,7 +1,7 @@
-//! A graph that runs once for each index along an axis. ONNX `Scan` from opset 9.
+//! A subgraph that runs once per index along an axis. ONNX `Scan` from opset 9.
 //!
-//! Operands: values that each run takes from the one before, then tensors of which each run gets one slice. The body gives
-//! the next values, and slices of results.
+//! Operands: loop-carried values, then tensors of which each iteration gets one slice. The body
+//! returns the next carried values, and slices of the results.
 
 use super::case::Case;
 use super::gather::Gather;
@@ -17,7 +17,7 @@ use crate::graph::body::Body;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// A list of axes with the direction of each.
+/// A list of axes with their directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Along {
     axes: Vec<i64>,
@@ -48,13 +48,13 @@ impl Along {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scan {
-    /// What runs.
+    /// The loop body.
     pub body: Body,
-    /// Number of values that a run takes from the one before.
+    /// Number of loop-carried values.
     pub carried: usize,
-    /// Axes of the operands that are sliced.
+    /// Axes of the sliced operands.
     pub inputs: Along,
-    /// Axes of the results that are made of slices.
+    /// Axes of the results that are assembled from slices.
     pub outputs: Along,
 }
 
@@ -97,7 +97,7 @@ impl Op for Scan {
         }
         let length = length.ok_or_else(|| OpError::expected("sliced operands", "1 or more", 0))?;
         let derived = self.body.repeated(cx, &[], &carried, &slices, 0)?;
-        // A body that never runs contradicts nothing.
+        // A body that never runs imposes no conditions.
         if cx.constraints().at_least(&length, 1) == Some(true) {
             cx.assume(derived.assumed().cloned());
         }
@@ -150,7 +150,7 @@ impl Op for Scan {
                 carried.push(empty(self, inputs, self.carried + k)?);
                 continue;
             };
-            // The new axis is the first; it belongs at `to`.
+            // Stacking adds the new axis first; move it to `to`.
             let to = axis(a, all.shape().len())?;
             let mut perm: Vec<i64> = (1i64..).take(all.shape().len() - 1).collect();
             perm.insert(to, 0);
@@ -169,7 +169,7 @@ impl Op for Scan {
             let shape = cx.fact(x)?.shape;
             let a = axis(a, shape.rank())?;
             let own = shape.0.get(a).and_then(as_usize);
-            // Lengths that are not known to be one are compared in the run.
+            // Lengths that are not known to be equal are compared in the run.
             if own.is_none() || length.is_some_and(|n| Some(n) != own) {
                 return Ok(None);
             }
@@ -214,7 +214,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         let found = given.map_or_else(|| "nothing".to_owned(), |n| n.to_string());
         OpError::expected(
             "attribute `num_scan_inputs`",
-            format!("1 to {}, the operands", a.input_count()),
+            format!("1 to {} (the number of operands)", a.input_count()),
             found,
         )
     })?;
@@ -249,6 +249,6 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    // Graphs come from models: `tests/onnx_nodes.rs`.
+    // Subgraphs come from models: see `tests/onnx_nodes.rs`.
     Vec::new()
 }

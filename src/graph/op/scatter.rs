@@ -1,7 +1,8 @@
-//! A copy of a tensor with elements or slices written at given indices.
+//! Copies a tensor and writes elements or slices at given indices.
 //!
-//! ONNX `ScatterElements` and `ScatterND` from opset 11, `Scatter` from 9 (the older name of the former); `reduction` `add`
-//! and `mul` from 16, `max` and `min` from 18. Negative indices count from the end.
+//! ONNX `ScatterElements` and `ScatterND` from opset 11, `Scatter` from 9 (the older name of the
+//! former); `reduction` `add` and `mul` from 16, `max` and `min` from 18. Negative indices count
+//! from the end.
 
 use super::case::{Case, input};
 use super::gather_elements::{Places, targets};
@@ -20,9 +21,9 @@ static KERNEL: Kernel = crate::kernel!(scatter {
     m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
 } [x: In Elem, index: In Elem, y: Part Single]);
 
-/// What becomes of the old element.
+/// How an update is combined with the old element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Reduction {
     Replace,
     Add,
@@ -34,14 +35,15 @@ pub enum Reduction {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scatter {
-    /// Elements along this axis (negative counts from the end); `None` writes slices by tuples of indices.
+    /// Writes elements along this axis (negative values count from the end); `None` writes slices
+    /// by tuples of indices.
     pub axis: Option<i64>,
-    /// What becomes of the old element.
+    /// How an update is combined with the old element.
     pub reduction: Reduction,
 }
 
 impl Scatter {
-    /// For each element of the updates, the element that it goes to.
+    /// For each element of the updates, the offset of its target.
     fn places(&self, x: &HostTensor, index: &HostTensor, updates: &HostTensor) -> OpResult<Vec<usize>> {
         let places = match self.axis {
             Some(a) => targets(x.shape(), index, axis(a, x.shape().len())?)?,
@@ -56,7 +58,7 @@ impl Scatter {
         };
         if places.len() != updates.len() {
             return Err(OpError::mismatch(
-                "numbers of places and of updates",
+                "numbers of targets and updates",
                 places.len(),
                 updates.len(),
             ));
@@ -153,7 +155,10 @@ impl Op for Scatter {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         if self.reduction != Reduction::Replace {
-            return Err(OpError::NoKernel(format!("writes that {:?}", self.reduction)));
+            return Err(OpError::NoKernel(format!(
+                "scattering with reduction {:?}",
+                self.reduction
+            )));
         }
         let (x, index) = (cx.shape(0)?, cx.shape(1)?);
         let places = match self.axis {
@@ -171,7 +176,7 @@ impl Op for Scatter {
     }
 
     fn moves(&self, input: usize) -> bool {
-        // Where elements are combined the second operand is arithmetic; derivation then knows nothing.
+        // Combined elements are arithmetic results, so derivation cannot track them.
         self.reduction == Reduction::Replace && input != 1
     }
 }
@@ -217,7 +222,7 @@ fn cases() -> Vec<Case> {
         let inputs = vec![input(x), input(index).ints(-n, n - 1), input(updates)];
         Case::new(Scatter { axis, reduction }, inputs)
     };
-    // What is written twice may become either.
+    // An element that is written twice may get either value, so indices are unique.
     let once = |axis, x: &[usize], index: &[usize], places: &[i64], updates: &[usize]| {
         let inputs = vec![input(x), input(index).values(places), input(updates)];
         Case::new(

@@ -1,9 +1,11 @@
-//! Scaled dot product attention as a model writes it. ONNX `Attention` from opset 23; `nonpad_kv_seqlen` from 24.
+//! Scaled dot-product attention of the ONNX standard: `Attention` from opset 23; `nonpad_kv_seqlen`
+//! from 24.
 //!
-//! Operands: queries, keys and values of four axes `[batch, heads, sequence, size]`, or of three with the heads joined;
-//! then, each of which may be left out: a mask (truth values or what is added to the scores), past keys, past values, and
-//! the number of keys of each batch that count. Results: as the queries; keys and values with the past before them; scores.
-//! Devices run its parts, products of matrices around a softmax.
+//! Operands: queries, keys and values of rank 4 `[batch, heads, sequence, size]`, or of rank 3 with
+//! merged heads; then optionally a mask (truth values or addends of the scores), past keys, past
+//! values, and the number of valid keys of each batch entry. Results: the attention with the shape
+//! of the queries; the keys and values appended to the past; scores. Devices run it decomposed, as
+//! matmuls around a softmax.
 
 mod products;
 
@@ -23,19 +25,19 @@ use crate::tensor::{DType, HostTensor};
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sdpa {
-    /// A query sees no key behind its own place.
+    /// A query attends to no key after its own position.
     pub causal: bool,
-    /// Heads of queries, of keys and values, for operands of three axes.
+    /// Heads of queries, and of keys and values, for operands of rank 3.
     pub heads: Option<(usize, usize)>,
-    /// Factor on the scores; `None` means one over the square root of the size of a head.
+    /// Scale of the scores; `None` for one over the square root of the head size.
     pub scale: Option<f32>,
-    /// Scores are bent to below this; 0 leaves them.
+    /// Soft cap of the scores; 0 for none.
     pub softcap: f32,
-    /// Which scores are result 3: 0 products, 1 bent, 2 bent and with the mask, 3 after the softmax.
+    /// Which scores are result 3: 0 raw, 1 capped, 2 capped and masked, 3 after the softmax.
     pub scores: i64,
 }
 
-/// Sizes of one operand as batch, heads, sequence and size of a head.
+/// Splits the shape of an operand into batch, heads, sequence and head size.
 fn split(shape: &[Dim], heads: Option<usize>) -> OpResult<[Dim; 4]> {
     match (shape, heads) {
         ([b, h, s, n], _) => Ok([b.clone(), h.clone(), s.clone(), n.clone()]),
@@ -48,13 +50,13 @@ fn split(shape: &[Dim], heads: Option<usize>) -> OpResult<[Dim; 4]> {
         }
         _ => Err(OpError::expected(
             "operand",
-            "four axes, or three and the numbers of heads",
+            "rank 4, or rank 3 and the numbers of heads",
             Shape(shape.to_vec()),
         )),
     }
 }
 
-/// One operand on the host, with a way to its elements.
+/// An operand on the host, with access by head and row.
 struct Rows {
     data: Vec<f32>,
     heads: usize,
@@ -89,7 +91,7 @@ impl Rows {
         self.data.get(start..start + self.size).unwrap_or_default()
     }
 
-    /// As four axes.
+    /// The operand as a tensor of rank 4.
     fn separate(&self, x: &HostTensor) -> OpResult<HostTensor> {
         if !self.joined {
             return Ok(x.clone());
@@ -107,7 +109,7 @@ impl Rows {
     }
 }
 
-/// What is added to the scores: minus infinity hides a key.
+/// Addends of the scores; minus infinity masks a key.
 struct Mask {
     data: Vec<f32>,
     shape: [usize; 4],
@@ -125,7 +127,7 @@ impl Mask {
         };
         let mut shape = [1; 4];
         let lead = 4usize.checked_sub(mask.shape().len());
-        let lead = lead.ok_or_else(|| OpError::expected("mask", "four axes at most", format!("{mask:?}")))?;
+        let lead = lead.ok_or_else(|| OpError::expected("mask", "at most rank 4", format!("{mask:?}")))?;
         for (slot, n) in shape.iter_mut().skip(lead).zip(mask.shape()) {
             *slot = *n;
         }
@@ -133,7 +135,8 @@ impl Mask {
     }
 
     fn at(&self, index: [usize; 4]) -> f32 {
-        // A mask may end before the keys do; the rest is hidden. Its last axis never broadcasts.
+        // A mask may be shorter than the keys; the remaining keys are masked. Its last axis never
+        // broadcasts.
         if index[3] >= self.shape[3] {
             return f32::NEG_INFINITY;
         }
@@ -161,34 +164,44 @@ impl Op for Sdpa {
         let [batch, heads, queries, size] = split(&q.shape.0, self.heads_of(0))?;
         let [k_batch, kv_heads, mut keys, k_size] = split(&k.shape.0, self.heads_of(1))?;
         let [v_batch, v_heads, values, v_size] = split(&v.shape.0, self.heads_of(2))?;
-        cx.same("batches of queries and keys", &batch, &k_batch)?;
-        cx.same("batches of queries and values", &batch, &v_batch)?;
+        cx.same("batch sizes of queries and keys", &batch, &k_batch)?;
+        cx.same("batch sizes of queries and values", &batch, &v_batch)?;
         cx.same("heads of keys and values", &kv_heads, &v_heads)?;
-        cx.same("sizes of a head of queries and keys", &size, &k_size)?;
+        cx.same("head sizes of queries and keys", &size, &k_size)?;
         cx.same("numbers of keys and values", &keys, &values)?;
         let per = heads.exact_div(&kv_heads);
-        per.ok_or_else(|| OpError::mismatch("heads of queries and of keys", &heads, &kv_heads))?;
+        per.ok_or_else(|| {
+            OpError::mismatch(
+                "heads of queries (a multiple of key heads) and of keys",
+                &heads,
+                &kv_heads,
+            )
+        })?;
         if let Some(past) = cx.opt(4) {
             let [b, h, past, n] = split(&past.shape.0, None)?;
-            cx.same("batches of queries and past keys", &batch, &b)?;
+            cx.same("batch sizes of queries and past keys", &batch, &b)?;
             cx.same("heads of keys and past keys", &kv_heads, &h)?;
-            cx.same("sizes of a head of keys and past keys", &size, &n)?;
+            cx.same("head sizes of keys and past keys", &size, &n)?;
             let [b, h, values, n] = split(&cx.fact(5)?.shape.0, None)?;
-            cx.same("batches of queries and past values", &batch, &b)?;
+            cx.same("batch sizes of queries and past values", &batch, &b)?;
             cx.same("heads of values and past values", &kv_heads, &h)?;
-            cx.same("sizes of a head of values and past values", &v_size, &n)?;
+            cx.same("head sizes of values and past values", &v_size, &n)?;
             cx.same("numbers of past keys and values", &past, &values)?;
             keys = keys.add(&past)?;
         } else if let Some(past) = cx.opt(5) {
-            return Err(OpError::expected("past values", "none without past keys", past));
+            return Err(OpError::expected(
+                "past values",
+                "none if there are no past keys",
+                past,
+            ));
         }
         if let Some(mask) = cx.opt(3) {
             let [lead @ .., last] = mask.shape.0.as_slice() else {
-                return Err(OpError::expected("mask", "an axis or more", mask));
+                return Err(OpError::expected("mask", "rank 1 or more", mask));
             };
             let scores = [&batch, &heads, &queries];
             let skip = scores.len().checked_sub(lead.len());
-            let skip = skip.ok_or_else(|| OpError::expected("mask", "four axes at most", mask))?;
+            let skip = skip.ok_or_else(|| OpError::expected("mask", "at most rank 4", mask))?;
             for (n, size) in lead
                 .iter()
                 .zip(scores.iter().skip(skip))
@@ -196,17 +209,17 @@ impl Op for Sdpa {
             {
                 cx.same("sizes of mask and scores", n, size)?;
             }
-            cx.require(keys.sub(last)?, "keys that the mask does not reach")?;
+            cx.require(keys.sub(last)?, "number of keys minus mask length")?;
         }
         if let Some(lengths) = cx.opt(6) {
             let ([n], true) = (lengths.shape.0.as_slice(), lengths.dtype.is_int()) else {
                 return Err(OpError::expected(
-                    "numbers of keys that count",
-                    "one integer a batch",
+                    "numbers of valid keys",
+                    "one integer per batch entry",
                     lengths,
                 ));
             };
-            cx.same("batches of queries and numbers of keys that count", &batch, n)?;
+            cx.same("batch size of queries and count of valid keys", &batch, n)?;
         }
         let joined = heads.mul(&v_size)?;
         let y = match q.shape.rank() {
@@ -248,8 +261,8 @@ impl Op for Sdpa {
         let lengths = optional(6).map(to_sizes).transpose()?;
         if let Some(n) = lengths.iter().flatten().find(|n| **n > k.sequence) {
             return Err(OpError::expected(
-                "number of keys that count",
-                format!("{} at most", k.sequence),
+                "number of valid keys",
+                format!("at most {}", k.sequence),
                 n,
             ));
         }
@@ -298,7 +311,7 @@ impl Op for Sdpa {
                     .sum();
                 #[expect(
                     clippy::cast_possible_truncation,
-                    reason = "rounding to the result type is meant"
+                    reason = "rounding to the result type is intended"
                 )]
                 {
                     *slot = total as f32;
@@ -312,7 +325,7 @@ impl Op for Sdpa {
             };
             #[expect(
                 clippy::cast_possible_truncation,
-                reason = "rounding to the result type is meant"
+                reason = "rounding to the result type is intended"
             )]
             shown.extend(list.into_iter().map(|x| x as f32));
         }
@@ -346,7 +359,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             .transpose();
         heads.map_err(|n| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
     };
-    // The softmax is in `f64` here, whatever is asked for.
+    // The softmax is computed in `f64` here, whatever is requested.
     a.int("softmax_precision")?;
     let scores = a.int("qk_matmul_output_mode")?.unwrap_or(0);
     if !(0..=3).contains(&scores) {

@@ -9,9 +9,9 @@ use std::ops::Range;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeOf {
-    /// First axis; negative counts from the end.
+    /// First axis; negative values count from the end.
     pub start: i64,
-    /// Axis after the last; `None` is the rank.
+    /// End axis (exclusive); `None` for the rank.
     pub end: Option<i64>,
 }
 

@@ -1,10 +1,10 @@
-//! The sizes of a node's operands and results in one run, of which an operator tells what it computes and reads
-//! ([`super::Op::flops`], [`super::Op::elements_read`]). Numbers that exceed 64 bits stay at the largest.
+//! The sizes of a node's operands and results in one run, from which an operator computes its cost
+//! ([`super::Op::flops`], [`super::Op::elements_read`]). Numbers saturate at 64 bits.
 
 /// See the module documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
-    /// Shape of each operand; `None` where an optional one is left out.
+    /// Shape of each operand; `None` for an omitted one.
     pub inputs: Vec<Option<Vec<u64>>>,
     /// Shape of each result.
     pub outputs: Vec<Vec<u64>>,
@@ -16,19 +16,19 @@ pub fn elements(shape: &[u64]) -> u64 {
 }
 
 impl Sizes {
-    /// The shape of operand `i`; empty for one that is left out.
+    /// The shape of operand `i`; empty if it is omitted.
     pub fn input(&self, i: usize) -> &[u64] {
         let given = self.inputs.get(i).and_then(Option::as_deref);
         given.unwrap_or_default()
     }
 
-    /// Elements of operand `i`; 0 for one that is left out.
+    /// Elements of operand `i`; 0 if it is omitted.
     pub fn input_elements(&self, i: usize) -> u64 {
         let given = self.inputs.get(i).and_then(Option::as_deref);
         given.map_or(0, elements)
     }
 
-    /// The shape of result `i`; empty where nothing reads it.
+    /// The shape of result `i`; empty if it is unused.
     pub fn output(&self, i: usize) -> &[u64] {
         self.outputs.get(i).map(Vec::as_slice).unwrap_or_default()
     }
@@ -40,17 +40,17 @@ impl Sizes {
             .fold(0, |n, shape| n.saturating_add(elements(shape)))
     }
 
-    /// Operations of products whose results, all of them, are sums of `summed` products each.
+    /// Operations of a matmul-like operator: `summed` multiply-adds for each result.
     pub fn multiply_adds(&self, summed: u64) -> u64 {
         self.results().saturating_mul(summed).saturating_mul(2)
     }
 
-    /// The same of a product of rows along the last axis of operand 0.
+    /// Operations of a matmul over the last axis of operand 0.
     pub fn row_products(&self) -> u64 {
         self.multiply_adds(self.input(0).last().copied().unwrap_or(1))
     }
 
-    /// The same of a convolution, whose weights are operand 1: `[m, c / group, kernel..]`.
+    /// Operations of a convolution with weights `[m, c / group, kernel..]` in operand 1.
     pub fn convolution(&self) -> u64 {
         self.multiply_adds(elements(self.input(1).get(1..).unwrap_or_default()))
     }

@@ -1,6 +1,7 @@
 //! Slices along axes with starts, ends and steps as operands.
 //!
-//! ONNX `Slice` from opset 1 (starts, ends and axes as attributes) and 10 (as operands). Starts and ends may be expressions of symbols.
+//! ONNX `Slice` from opset 1 (starts, ends and axes as attributes) and 10 (as operands). Starts and
+//! ends may be symbolic expressions.
 
 use super::case::{Case, input};
 use super::transpose::Start;
@@ -16,7 +17,7 @@ use crate::tensor::HostTensor;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slice;
 
-/// What one axis keeps.
+/// The part of an axis that is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Part {
     start: Dim,
@@ -24,16 +25,16 @@ struct Part {
     count: Dim,
 }
 
-/// An end beyond every size means "to the end".
+/// An end at or beyond this means "to the end".
 const FAR: i64 = 1 << 31;
 
-/// Decides about sizes by what is known of the symbols, and states what must hold where that is not enough.
+/// Decides about sizes by the constraints; requires conditions that they do not decide.
 struct Rule<'a> {
     known: &'a Constraints,
     require: &'a dyn Fn(Dim, &str) -> OpResult<()>,
 }
 
-/// The values of which a bound is the smallest, or the largest.
+/// Candidates of which a bound is the minimum or maximum.
 type Choice = Vec<Dim>;
 
 impl Rule<'_> {
@@ -41,7 +42,7 @@ impl Rule<'_> {
         self.known.at_least(dim, v) == Some(true)
     }
 
-    /// The smallest or largest of `all`, without those that are known to lose.
+    /// The minimum or maximum of `all`, without candidates that are known to lose.
     fn pick(&self, all: &[Dim], smallest: bool) -> OpResult<Dim> {
         let mut kept: Vec<&Dim> = Vec::new();
         for d in all {
@@ -64,8 +65,8 @@ impl Rule<'_> {
         })
     }
 
-    /// A bound of which the largest value counts, none below `low`; counted from the end where it is negative. The sign of a
-    /// symbolic bound must be known, or is required to be that of most runs.
+    /// Candidates for a bound, whose maximum counts; at least `low`. Negative bounds count from the
+    /// end. If the sign of a symbolic bound is not known, it is required to be the usual one.
     fn place(&self, bound: &Dim, size: &Dim, low: i64) -> OpResult<Choice> {
         let backwards = match bound.as_const() {
             Some(v) if v >= FAR - 1 => return Ok(vec![size.clone()]),
@@ -78,10 +79,10 @@ impl Rule<'_> {
                 if backwards {
                     (self.require)(
                         minus.sub(&1.into())?,
-                        "a bound of a slice, counted from the end, less 1",
+                        "a slice bound, counted from the end, minus 1",
                     )?;
                 } else {
-                    (self.require)(bound.clone(), "a bound of a slice, counted from the start")?;
+                    (self.require)(bound.clone(), "a slice bound, counted from the start")?;
                 }
                 backwards
             }
@@ -97,11 +98,11 @@ impl Rule<'_> {
         })
     }
 
-    /// What is kept of an axis of `size`; both bounds are clamped as ONNX says.
+    /// The part of an axis of `size` that is kept; both bounds are clamped as ONNX defines.
     fn part(&self, size: &Dim, start: &Dim, end: &Dim, step: i64) -> OpResult<Part> {
         let by = step.checked_abs().filter(|by| *by > 0);
-        let by = by.ok_or_else(|| OpError::expected("step", "a small integer, not 0", step))?;
-        // Backwards, places are those from the last down to the one before the first.
+        let by = by.ok_or_else(|| OpError::expected("step", "a nonzero 64-bit integer", step))?;
+        // Backward, positions run from the last one down to the one before the first.
         let (top, lower, upper) = if step > 0 {
             (
                 size.clone(),
@@ -116,7 +117,7 @@ impl Rule<'_> {
             )
         };
         let upper = [self.pick(&upper, false)?, top.clone()];
-        // min(upper) - max(lower), where none is left out before it is known to lose.
+        // min(upper) - max(lower), as the minimum of all differences until some are known to lose.
         let mut spans = Vec::with_capacity(upper.len() * lower.len());
         for u in &upper {
             for l in &lower {
@@ -129,7 +130,7 @@ impl Rule<'_> {
         } else {
             upper
         };
-        // Of nothing, the place before the first would be left.
+        // An empty axis would start at -1.
         let start = self.pick(&[self.pick(&from, true)?, 0.into()], false)?;
         Ok(Part {
             start,
@@ -164,7 +165,7 @@ impl Rule<'_> {
             let number = |list: Option<&Vec<Dim>>, default: i64, what: &'static str| match list {
                 None => Ok(default),
                 Some(l) => l.get(i).and_then(Dim::as_const).ok_or_else(|| {
-                    OpError::expected(what, "one constant a start", format!("{} values", l.len()))
+                    OpError::expected(what, "one constant per start", format!("{} values", l.len()))
                 }),
             };
             let a = axis(
@@ -177,7 +178,7 @@ impl Rule<'_> {
     }
 }
 
-/// Starts, ends, axes and steps. Axes and steps may be left out.
+/// Starts, ends, axes and steps. Axes and steps are optional.
 struct Lists {
     starts: Vec<Dim>,
     ends: Vec<Dim>,
@@ -186,7 +187,7 @@ struct Lists {
 }
 
 impl Lists {
-    /// Of operands 1 to 4, each by `get`, where `has` says that it is there.
+    /// Reads operands 1 to 4 with `get` if `has` is true for them.
     fn of(has: impl Fn(usize) -> bool, get: impl Fn(usize) -> OpResult<Vec<Dim>>) -> OpResult<Self> {
         let optional = |i| if has(i) { get(i).map(Some) } else { Ok(None) };
         Ok(Self {
@@ -232,7 +233,7 @@ impl Lists {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let shape = cx.shape(0)?;
-        // What derivation required is checked in every run; by that, places lie inside.
+        // Each run checks what derivation required, so positions are in range.
         let rule = Rule {
             known: cx.constraints(),
             require: &|_, _| Ok(()),
@@ -270,7 +271,7 @@ impl Lists {
     }
 }
 
-/// The result where bounds are data of the run: the sizes along the sliced axes are not known.
+/// The fact of the result if bounds depend on data: the sizes of the sliced axes are unknown.
 fn unknown(cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
     let x = cx.fact(0)?;
     let rank = x.shape.rank();

@@ -1,6 +1,7 @@
 //! Softmax over one axis, or over all axes from one on.
 //!
-//! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`, the last by default).
+//! ONNX `Softmax` from opset 1 (over all axes from `axis` on, 1 by default) and 13 (over `axis`,
+//! the last by default).
 
 use super::case::{Case, input};
 use super::{
@@ -11,22 +12,22 @@ use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-/// Along the last axes.
+/// Kernel for the last axes.
 pub(super) static LAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
-/// Along an axis before others.
+/// Kernel for an inner axis.
 pub(super) static INNER: Kernel =
     crate::kernel!(softmax_axis { outer: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Softmax {
-    /// The axis whose elements sum to 1; negative counts from the end.
+    /// The axis whose elements sum to 1; negative values count from the end.
     pub axis: i64,
-    /// The elements of all axes from that one on sum to 1.
+    /// The elements of all axes from `axis` on sum to 1.
     pub flatten: bool,
 }
 
-/// The shape rule of softmax and what is like it.
+/// Shape inference of softmax and its variants.
 pub(super) fn infer_rows(cx: &InferCx<'_>, at: i64) -> OpResult<Vec<Fact>> {
     let x = cx.fact(0)?;
     if !x.dtype.is_float() {
@@ -36,8 +37,8 @@ pub(super) fn infer_rows(cx: &InferCx<'_>, at: i64) -> OpResult<Vec<Fact>> {
     Ok(vec![Fact::new(x.dtype, x.shape.clone())])
 }
 
-/// Softmax, or what is like it, on the host: `f` changes each row in place. Rows lie along the axis `at`, or along all axes from
-/// that one on when `flatten`.
+/// Evaluates softmax or a variant on the host: `f` changes each row in place. Rows lie along the
+/// axis `at`, or along all axes from it on if `flatten`.
 pub(super) fn eval_rows(
     inputs: &Inputs<'_>,
     at: i64,
@@ -86,7 +87,7 @@ impl Op for Softmax {
     }
 }
 
-/// Emits softmax, or what is like it: `LOG` or `HARD`.
+/// Emits softmax, or a variant of it: `LOG` or `HARD`.
 pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'static str>) -> OpResult<()> {
     let shape = cx.shape(0)?;
     let a = axis(at, shape.rank())?;

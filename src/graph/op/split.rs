@@ -1,7 +1,8 @@
-//! Parts of a tensor along one axis.
+//! Splits a tensor along one axis.
 //!
-//! ONNX `Split` from opset 1: sizes as an attribute (before 13) or operand 1, else equal parts, as many as there are results
-//! or, from opset 18, as `num_outputs` says; from 18 the last part may be smaller.
+//! ONNX `Split` from opset 1: sizes as an attribute (before 13) or operand 1. Without sizes, equal
+//! parts: as many as there are results or, from opset 18, as `num_outputs` states; from 18 the last
+//! part may be smaller.
 
 use super::case::{Case, input};
 use super::{
@@ -15,18 +16,18 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// The axis; negative counts from the end.
+    /// The axis; negative values count from the end.
     pub axis: i64,
-    /// Sizes of the parts; `None` reads operand 1 or makes equal parts.
+    /// Sizes of the parts; `None` reads operand 1 or splits equally.
     pub sizes: Option<Vec<i64>>,
     /// Number of parts.
     pub parts: usize,
-    /// Equal parts need not divide the size.
+    /// Equal parts need not divide the size evenly.
     pub uneven: bool,
 }
 
 impl Split {
-    /// Sizes of equal parts of `n`, and what the parts hold that `n` has not: 0, or the parts cannot be.
+    /// Sizes of equal parts of `n`, and the remainder, which must be 0.
     fn equal(&self, n: &Dim) -> OpResult<(Vec<Dim>, Dim)> {
         let parts = i64::try_from(self.parts).ok().filter(|p| *p > 0);
         let parts = parts.ok_or_else(|| OpError::expected("number of parts", "1 or more", self.parts))?;
@@ -47,7 +48,7 @@ impl Split {
             return Ok(());
         }
         Err(OpError::mismatch(
-            "numbers of sizes and of results",
+            "numbers of sizes and results",
             given.len(),
             self.parts,
         ))
@@ -72,12 +73,12 @@ impl Op for Split {
             Some(sizes) => {
                 self.check(&sizes)?;
                 let sum = Dim::sum(&sizes)?;
-                cx.same("sum of the parts and size", &sum, &n)?;
+                cx.same("sum of the parts and size of the axis", &sum, &n)?;
                 sizes
             }
             None => {
                 let (sizes, rest) = self.equal(&n)?;
-                cx.same("rest of equal parts and 0", &rest, &0.into())?;
+                cx.same("remainder of equal parts and 0", &rest, &0.into())?;
                 sizes
             }
         };
@@ -114,7 +115,11 @@ impl Op for Split {
         };
         let numbers: Option<Vec<usize>> = sizes.iter().map(as_usize).collect();
         let numbers = numbers.filter(|_| rest.is(0)).ok_or_else(|| {
-            OpError::expected("parts", format!("a sum of {n}, none negative"), Shape(sizes))
+            OpError::expected(
+                "parts",
+                format!("non-negative sizes that sum to {n}"),
+                Shape(sizes),
+            )
         })?;
         let row = inner * x.dtype().size();
         let (mut first, mut out) = (0, Vec::with_capacity(numbers.len()));

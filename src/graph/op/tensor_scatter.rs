@@ -1,7 +1,7 @@
-//! Rows written into a cache, where each batch entry's own index says. ONNX `TensorScatter` from opset 24.
+//! Writes rows into a cache at an index per batch entry. ONNX `TensorScatter` from opset 24.
 //!
-//! Operands: the cache, the rows, and the indices of the first rows (0 where they are left out). Cache and rows differ in their
-//! size along one axis only.
+//! Operands: the cache, the rows, and the indices of the first rows (0 if omitted). Cache and rows
+//! may differ in size only along one axis.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, fit, onnx, operand};
@@ -11,9 +11,9 @@ use crate::tensor::HostTensor;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorScatter {
-    /// The axis of the rows, not the first one.
+    /// The axis of the rows; not the first axis.
     pub axis: i64,
-    /// Behind the last row stands the first one.
+    /// Writes wrap around after the last row.
     pub circular: bool,
 }
 
@@ -32,18 +32,18 @@ impl Op for TensorScatter {
         }
         let a = axis(self.axis, cache.shape.rank())?;
         if a == 0 {
-            return Err(OpError::expected("axis", "not that of the batch", 0));
+            return Err(OpError::expected("axis", "an axis other than the batch axis", 0));
         }
         for (i, (n, m)) in cache.shape.0.iter().zip(&rows.shape.0).enumerate() {
             if i == a {
-                cx.require(n.sub(m)?, "rows of the cache, less those that are written")?;
+                cx.require(n.sub(m)?, "rows of the cache minus rows to write")?;
             } else {
                 cx.same("sizes of cache and rows", n, m)?;
             }
         }
         if let Some(index) = cx.opt(2) {
             let batch = cache.shape.0.first().cloned().unwrap_or_else(|| Dim::from(1));
-            cx.same("batches of cache and indices", &batch, &index.shape.count()?)?;
+            cx.same("batch sizes of cache and indices", &batch, &index.shape.count()?)?;
         }
         Ok(vec![Fact::new(cache.dtype, cache.shape.clone())])
     }

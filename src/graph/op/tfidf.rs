@@ -1,6 +1,6 @@
-//! How often sequences of integers occur, for each of a list. ONNX `TfIdfVectorizer` from opset 9, without text.
+//! Counts occurrences of n-grams of integers. ONNX `TfIdfVectorizer` from opset 9, without strings.
 //!
-//! The operand has one row or rows; the result has for each row one number for each index that the list names.
+//! The operand has one or more rows; each row of the result has one number per index in the list.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
@@ -11,17 +11,18 @@ use std::collections::HashMap;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tfidf {
-    /// Sequences that are counted, with their places in a row of the result.
+    /// The n-grams to count, with their positions in a row of the result.
     pub places: HashMap<Vec<i64>, usize>,
     /// Length of a row of the result.
     pub size: usize,
-    /// Lengths of the sequences.
+    /// Minimum and maximum n-gram length.
     pub lengths: (usize, usize),
-    /// Elements that may stand between two of a sequence, as many between each two.
+    /// Maximum number of elements skipped between two elements of an n-gram; the same number
+    /// between each two.
     pub skips: usize,
-    /// Numbers are 0 and 1 only.
+    /// Report presence (0 or 1) instead of counts.
     pub once: bool,
-    /// Factors of the numbers; empty for none.
+    /// Weights of the counts; empty for none.
     pub weights: Vec<f32>,
 }
 
@@ -38,7 +39,7 @@ impl Op for Tfidf {
         let mut shape = match x.shape.0.as_slice() {
             [] | [_] => Vec::new(),
             [rows, _] => vec![rows.clone()],
-            _ => return Err(OpError::expected("rank", "2 at most", x)),
+            _ => return Err(OpError::expected("rank", "at most 2", x)),
         };
         shape.push(Dim::from_usize(self.size));
         Ok(vec![Fact::new(DType::F32, Shape(shape))])
@@ -51,7 +52,7 @@ impl Op for Tfidf {
             [] => (vec![self.size], 1),
             [n] => (vec![self.size], *n),
             [rows, n] => (vec![*rows, self.size], *n),
-            _ => return Err(OpError::expected("rank", "2 at most", format!("{x:?}"))),
+            _ => return Err(OpError::expected("rank", "at most 2", format!("{x:?}"))),
         };
         let data = x.to_i64()?;
         let mut counts = filled(&shape, 0u32)?;
@@ -60,7 +61,7 @@ impl Op for Tfidf {
             .zip(counts.chunks_mut(self.size.max(1)));
         for (row, counts) in rows {
             for n in self.lengths.0..=self.lengths.1 {
-                // One element has nothing between.
+                // A unigram has nothing to skip.
                 for step in 1..=if n == 1 { 1 } else { self.skips + 1 } {
                     let Some(last) = row.len().checked_sub((n - 1) * step + 1) else {
                         break;
@@ -84,9 +85,10 @@ impl Op for Tfidf {
     }
 }
 
-/// The sequences: those of one element, then those of two, and so on; `starts` says where each length begins.
+/// The n-grams: first those of length 1, then of length 2, and so on; `starts` holds the start of
+/// each length.
 fn sequences(pool: &[i64], starts: &[i64], indexes: &[i64]) -> OpResult<HashMap<Vec<i64>, usize>> {
-    let bad = |v: i64| OpError::expected("attribute `ngram_counts`", "ascending numbers in the pool", v);
+    let bad = |v: i64| OpError::expected("attribute `ngram_counts`", "ascending positions in the pool", v);
     let mut places = HashMap::new();
     let mut index = indexes.iter();
     for (i, start) in starts.iter().enumerate() {
@@ -100,7 +102,7 @@ fn sequences(pool: &[i64], starts: &[i64], indexes: &[i64]) -> OpResult<HashMap<
             let at = at.ok_or_else(|| {
                 OpError::expected(
                     "attribute `ngram_indexes`",
-                    "one for each sequence, 0 or more",
+                    "one non-negative number per sequence",
                     "fewer",
                 )
             })?;
@@ -112,7 +114,7 @@ fn sequences(pool: &[i64], starts: &[i64], indexes: &[i64]) -> OpResult<HashMap<
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     if a.strings("pool_strings")?.is_some_and(|pool| !pool.is_empty()) {
-        return Err(OpError::Unsupported("sequences of strings".to_owned()));
+        return Err(OpError::Unsupported("n-grams of strings".to_owned()));
     }
     let list = |name| Ok::<_, OpError>(a.ints(name)?.unwrap_or_default());
     let (pool, starts, indexes) = (

@@ -1,4 +1,4 @@
-//! A tensor repeated along its axes. ONNX `Tile` from opset 6; the repeats are operand 1.
+//! Repeats a tensor along its axes. ONNX `Tile` from opset 6; the repeats are operand 1.
 
 use super::case::{Case, input};
 use super::{
@@ -23,7 +23,7 @@ impl Op for Tile {
         let repeats = cx.sizes(1)?;
         if repeats.len() != x.shape.rank() {
             return Err(OpError::mismatch(
-                "numbers of axes and of repeats",
+                "numbers of axes and repeats",
                 x.shape.rank(),
                 repeats.len(),
             ));
@@ -43,7 +43,7 @@ impl Op for Tile {
         let repeats = to_sizes(operand(inputs, 1)?)?;
         if repeats.len() != x.shape().len() {
             return Err(OpError::mismatch(
-                "numbers of axes and of repeats",
+                "numbers of axes and repeats",
                 x.shape().len(),
                 repeats.len(),
             ));

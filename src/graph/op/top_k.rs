@@ -1,7 +1,7 @@
-//! The k largest or smallest elements along an axis, and where they are.
+//! The k largest or smallest elements along an axis, and their indices.
 //!
-//! ONNX `TopK` from opset 1: k as an attribute (before 10) or operand 1; `largest` and `sorted` from 11. Equal elements come
-//! in the order of their indices; results are sorted whether asked for or not.
+//! ONNX `TopK` from opset 1: k as an attribute (before 10) or operand 1; `largest` and `sorted`
+//! from 11. Ties are ordered by index; results are always sorted.
 
 use super::case::{Case, input};
 use super::{
@@ -17,21 +17,22 @@ static KERNEL: Kernel = crate::kernel!(top_k {
     count: U32, n: U32, inner: U32, kept: U32,
 } [x: In Elem, y: Out Single, at: Out Single]);
 
-/// Largest number of elements that kernels choose among: each is compared with all.
+/// Maximum number of elements for kernels: each one is compared with all others.
 const MOST: i64 = 8192;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopK {
-    /// The axis searched; negative counts from the end.
+    /// The axis to search; negative values count from the end.
     pub axis: i64,
     /// Number of elements; `None` reads operand 1.
     pub k: Option<i64>,
-    /// The largest, else the smallest.
+    /// Select the largest elements instead of the smallest.
     pub largest: bool,
 }
 
-/// Positions of the elements of every row along the axis, best first, as (position in the tensor, position in the row).
+/// Elements of every row along the axis, best first, as (position in the tensor, position in the
+/// row).
 fn ranked<T>(
     data: &[T],
     shape: &[usize],
@@ -68,15 +69,15 @@ impl Op for TopK {
                     return Err(OpError::expected(
                         "k",
                         "one integer",
-                        format!("{} of them", list.len()),
+                        format!("{} integers", list.len()),
                     ));
                 }
             },
         };
         let mut shape = x.shape.clone();
         if let Some(n) = shape.0.get_mut(a) {
-            cx.require(k.clone(), "number of elements asked for")?;
-            cx.require(n.sub(&k)?, "size less the number of elements asked for")?;
+            cx.require(k.clone(), "number of requested elements")?;
+            cx.require(n.sub(&k)?, "size minus the number of requested elements")?;
             *n = k;
         }
         Ok(vec![
@@ -104,7 +105,8 @@ impl Op for TopK {
         }
         let size = x.dtype().size();
         let (mut values, mut indices) = (Vec::new(), Vec::new());
-        // Rows are numbered outer first, results lie with the axis between.
+        // Rows are numbered with the outer axes first; the axis of results lies between outer and
+        // inner axes.
         for group in rows.chunks(inner.max(1)) {
             for rank in 0..k {
                 for row in group {
@@ -154,7 +156,7 @@ impl Op for TopK {
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
-    // Sorted results are a valid answer to `sorted = 0`.
+    // Sorted results are valid for `sorted = 0`, too.
     a.int("sorted")?;
     let k = a.int("k")?;
     if a.opset() < 10 && k.is_none() {

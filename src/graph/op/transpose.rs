@@ -1,4 +1,4 @@
-//! Permutation of axes; also the strided copy that slicing and expanding share.
+//! Permutes axes; also holds the strided copy that slicing and expanding share.
 //!
 //! ONNX `Transpose` from opset 1.
 
@@ -18,11 +18,12 @@ static KERNEL: Kernel = crate::kernel!(strided {
 
 const MAX_RANK: usize = 6;
 
-/// Where a strided copy begins in its operand.
+/// Start of a strided copy in its operand.
 pub(super) struct Start {
-    /// The element.
+    /// Index of the first element.
     pub at: Dim,
-    /// The place is the same when lengths are padded: it rests on no stride that they change.
+    /// The start does not change when lengths are padded: it depends on no stride that padding
+    /// changes.
     pub padded: bool,
 }
 
@@ -36,7 +37,8 @@ impl Start {
     }
 }
 
-/// Emits `y[m] = x[start + sum(m * step)]` over multi-indices `m` of `shape`, from operand 0 to result 0.
+/// Emits `y[m] = x[start + sum(m * step)]` over multi-indices `m` of `shape`, from operand 0 to
+/// result 0.
 pub(super) fn emit_strided(cx: &mut LowerCx<'_>, shape: &[Dim], start: &Start, step: &[Dim]) -> OpResult<()> {
     let (from, to) = (cx.input(0)?, cx.output(0)?);
     emit_copy(cx, from, to, shape, start, step)
@@ -54,12 +56,12 @@ pub(super) fn emit_copy(
     let joined = joined(shape, step)?;
     if joined.len() > MAX_RANK {
         return Err(OpError::NoKernel(format!(
-            "a copy over {} axes that cannot be joined; at most {MAX_RANK}",
+            "a copy over {} axes that cannot be merged (limit {MAX_RANK})",
             joined.len()
         )));
     }
     let count = product(shape)?;
-    // Where the copy begins may change at every step.
+    // A symbolic start may change at every step.
     let (live, at) = if start.at.as_const().is_some() {
         (None, start.at.clone())
     } else {
@@ -86,7 +88,7 @@ pub(super) fn emit_copy(
     cx.emit(call)
 }
 
-/// Sizes and steps of axes with those joined that are walked as one, innermost first.
+/// Sizes and strides with neighbouring axes merged where they are walked as one, innermost first.
 pub(super) fn joined(shape: &[Dim], step: &[Dim]) -> OpResult<Vec<(Dim, Dim)>> {
     let mut joined: Vec<(Dim, Dim)> = Vec::new();
     for (size, step) in shape.iter().zip(step).rev() {
@@ -113,7 +115,7 @@ pub(super) fn dim_strides(shape: &[Dim]) -> OpResult<Vec<Dim>> {
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transpose {
-    /// Axis of the operand for each axis of the result; `None` reverses.
+    /// Axis of the operand for each axis of the result; `None` reverses the axes.
     pub perm: Option<Vec<i64>>,
 }
 

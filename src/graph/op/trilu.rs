@@ -1,4 +1,5 @@
-//! The upper or lower triangle of matrices, zeros elsewhere. ONNX `Trilu` from opset 14; the diagonal is operand 1.
+//! Keeps the upper or lower triangle of matrices, with zeros elsewhere. ONNX `Trilu` from opset 14;
+//! the diagonal is operand 1.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
@@ -11,13 +12,13 @@ static KERNEL: Kernel = crate::kernel!(trilu {
     count: U32, rows: U32, cols: U32, diagonal: I32,
 } [x: In Elem, y: Out Elem]);
 
-/// A diagonal that leaves every matrix.
+/// A diagonal outside every matrix.
 const FAR: i64 = 1 << 30;
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trilu {
-    /// Keeps what is on and above the diagonal, else what is on and below it.
+    /// Keep elements on and above the diagonal instead of on and below it.
     pub upper: bool,
 }
 
@@ -65,7 +66,7 @@ impl Op for Trilu {
         if cx.has(1) {
             let [one] = <[Dim; 1]>::try_from(cx.dims(1)?)
                 .map_err(|list| OpError::expected("diagonal", "one integer", list.len()))?;
-            // Beyond every matrix is as far as can be.
+            // Clamp: diagonals outside every matrix are equivalent.
             diagonal = one.as_const().map_or(one.clone(), |k| k.clamp(-FAR, FAR).into());
         }
         let count = shape.count()?;

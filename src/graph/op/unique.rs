@@ -1,7 +1,8 @@
-//! The different elements of a tensor, or slices along an axis. ONNX `Unique` from opset 11.
+//! The distinct elements of a tensor, or slices along an axis. ONNX `Unique` from opset 11.
 //!
-//! Results: the elements or slices, the first position of each, for each position which one it is, and how often each
-//! occurs. They are in ascending order, or in that of their first positions. How many there are, only the run tells.
+//! Results: the distinct elements or slices, the first position of each, the index of each
+//! position's element among them, and the number of occurrences. They are in ascending order or in
+//! order of first occurrence. Their number is known only in the run.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, around, axis, onnx, operand};
@@ -12,13 +13,13 @@ use std::cmp::Ordering;
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unique {
-    /// The axis; `None` takes the elements of all axes in one.
+    /// The axis; `None` flattens the operand first.
     pub axis: Option<i64>,
-    /// In ascending order.
+    /// Sort in ascending order.
     pub sorted: bool,
 }
 
-/// Compares slices element by element.
+/// Sorts slices, comparing them element by element.
 fn order<T>(data: &[Vec<T>], compare: impl Fn(&T, &T) -> Ordering) -> Vec<usize> {
     let mut at: Vec<usize> = (0..data.len()).collect();
     at.sort_by(|a, b| {
@@ -96,7 +97,7 @@ impl Op for Unique {
                 Box::new(move |a, b| data.get(a) == data.get(b)),
             )
         };
-        // Runs of equal slices; a stable sort leaves the first position first.
+        // Groups of equal slices; the stable sort keeps the first position first.
         let mut groups: Vec<Vec<usize>> = Vec::new();
         for at in sorted {
             match groups.last_mut() {

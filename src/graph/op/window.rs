@@ -1,41 +1,41 @@
-//! Windows that slide over spatial axes: the sizes and the walks that convolutions and pooling share.
+//! Sliding windows over spatial axes: sizes and traversal shared by convolution and pooling.
 
 use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
 use crate::plan::lower::Call;
 use crate::shape::Dim;
 use std::ops::Range;
 
-/// How the padding is found.
+/// Source of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoPad {
     /// The `pads` attribute.
     Explicit,
-    /// None at all.
+    /// No padding.
     Valid,
-    /// As much as makes `ceil(size / stride)` windows; an odd one stands at the end.
+    /// Padding for `ceil(size / stride)` windows; an odd element goes to the end.
     SameUpper,
-    /// The same with an odd one at the beginning.
+    /// Padding for `ceil(size / stride)` windows; an odd element goes to the start.
     SameLower,
 }
 
-/// Attributes of a sliding window. An empty list stands for the default on every axis.
+/// Attributes of a sliding window. An empty list means the default on every axis.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Sizes; empty when the weights have them.
+    /// Sizes; empty if the weights define them.
     pub kernel: Vec<i64>,
-    /// Distances of neighbouring windows; 1 by default.
+    /// Distances between windows; 1 by default.
     pub strides: Vec<i64>,
-    /// Distances of neighbouring taps; 1 by default.
+    /// Distances between taps; 1 by default.
     pub dilations: Vec<i64>,
-    /// Padding before each axis, then behind each; 0 by default.
+    /// Padding before all axes, then after all axes; 0 by default.
     pub pads: Vec<i64>,
-    /// Where the padding comes from.
+    /// Source of the padding.
     pub auto_pad: AutoPad,
-    /// A last window that is not whole counts, if it begins before the padding at the end.
+    /// Count a last partial window if it starts before the padding at the end.
     pub ceil: bool,
 }
 
-/// A window along one axis whose sizes are numbers.
+/// A window along one axis with constant sizes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Axis {
     /// Size of the operand.
@@ -44,17 +44,17 @@ pub struct Axis {
     pub out: usize,
     /// Number of taps.
     pub kernel: usize,
-    /// Distance of windows.
+    /// Distance between windows.
     pub stride: usize,
-    /// Distance of taps.
+    /// Distance between taps.
     pub dilation: usize,
     /// Padding before the first element.
     pub before: usize,
-    /// Padding behind the last element.
+    /// Padding after the last element.
     pub after: usize,
 }
 
-/// One spatial axis of an operand for a kernel.
+/// A window along one axis for a kernel; sizes may be symbolic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Line {
     /// Elements of the operand.
@@ -63,13 +63,13 @@ pub struct Line {
     pub out: Dim,
     /// Number of taps.
     pub kernel: i64,
-    /// Distance of windows.
+    /// Distance between windows.
     pub stride: i64,
-    /// Distance of taps.
+    /// Distance between taps.
     pub dilation: i64,
     /// Padding before the first element.
     pub before: Dim,
-    /// Padding behind the last element.
+    /// Padding after the last element.
     pub after: Dim,
 }
 
@@ -87,13 +87,13 @@ impl Line {
         }
     }
 
-    /// Each window is one element, and they are the elements in their order.
+    /// True if the windows are the single elements in order.
     pub fn is_identity(&self) -> bool {
         self.kernel == 1 && self.stride == 1 && self.before.is(0) && self.size == self.out
     }
 }
 
-/// Sets the constants that kernels over windows have in common: sizes, strides and dilations of rows and columns.
+/// Sets the constants shared by window kernels: sizes, strides and dilations of rows and columns.
 pub(super) fn define(call: Call, [h, w]: &[Line; 2]) -> Call {
     call.define("KH", h.kernel)
         .define("SH", h.stride)
@@ -103,18 +103,18 @@ pub(super) fn define(call: Call, [h, w]: &[Line; 2]) -> Call {
         .define("DW", w.dilation)
 }
 
-/// The number that `d` is.
+/// The value of a constant size.
 pub(super) fn number(d: &Dim) -> OpResult<usize> {
     as_usize(d).ok_or_else(|| OpError::expected("size", "0 or more", d))
 }
 
-/// A list attribute whose numbers lie within `low..=i32::MAX`; empty when it is left out.
+/// A list attribute with values in `low..=i32::MAX`; empty if omitted.
 pub(super) fn list(a: &dyn Attributes, name: &str, low: i64) -> OpResult<Vec<i64>> {
     let list = a.ints(name)?.unwrap_or_default();
     match list.iter().find(|v| **v < low || **v > i64::from(i32::MAX)) {
         Some(v) => Err(OpError::expected(
             format!("attribute `{name}`"),
-            format!("numbers from {low} on"),
+            format!("numbers of {low} or more"),
             v,
         )),
         None => Ok(list),
@@ -122,7 +122,7 @@ pub(super) fn list(a: &dyn Attributes, name: &str, low: i64) -> OpResult<Vec<i64
 }
 
 impl Window {
-    /// A window of these sizes that moves by 1 without padding.
+    /// A window of these sizes with stride 1 and no padding.
     pub fn new(kernel: &[i64]) -> Self {
         Self {
             kernel: kernel.to_vec(),
@@ -159,27 +159,23 @@ impl Window {
         })
     }
 
-    /// Fails unless the lists have one entry for each of `rank` axes (two for pads), `kernel` has that many, and there is an
-    /// axis.
+    /// Checks the number of axes: `rank` must be at least 1, each list must be empty or have one
+    /// entry per axis (two for pads), and `kernel` must have one entry per axis.
     pub fn check(&self, kernel: &[i64], rank: usize) -> OpResult<()> {
         if rank == 0 {
             return Err(OpError::expected("spatial axes", "1 or more", 0));
         }
         if kernel.len() != rank {
             return Err(OpError::mismatch(
-                "numbers of window sizes and of spatial axes",
+                "numbers of window sizes and spatial axes",
                 kernel.len(),
                 rank,
             ));
         }
         for (what, list, want) in [
-            ("numbers of strides and of spatial axes", &self.strides, rank),
-            ("numbers of dilations and of spatial axes", &self.dilations, rank),
-            (
-                "numbers of pads and of ends of spatial axes",
-                &self.pads,
-                2 * rank,
-            ),
+            ("numbers of strides and spatial axes", &self.strides, rank),
+            ("numbers of dilations and spatial axes", &self.dilations, rank),
+            ("numbers of pads and ends of spatial axes", &self.pads, 2 * rank),
         ] {
             if !list.is_empty() && list.len() != want {
                 return Err(OpError::mismatch(what, list.len(), want));
@@ -201,12 +197,12 @@ impl Window {
         self.dilations.get(i).copied().unwrap_or(1)
     }
 
-    /// Elements from the first to the last tap along axis `i`, for a window of `kernel` taps.
+    /// Distance from the first to the last tap along axis `i`, inclusive, for `kernel` taps.
     pub fn extent(&self, i: usize, kernel: i64) -> i64 {
         (kernel - 1) * self.dilation(i) + 1
     }
 
-    /// The attribute's padding before and behind axis `i` of `rank`.
+    /// The attribute's padding before and after axis `i` of `rank`.
     pub fn explicit(&self, i: usize, rank: usize) -> (i64, i64) {
         if self.auto_pad == AutoPad::Valid {
             return (0, 0);
@@ -215,7 +211,8 @@ impl Window {
         (at(i), at(i + rank))
     }
 
-    /// Number of windows along axis `i`, and what must not be negative for there to be one.
+    /// Number of windows along axis `i`, and a size that must not be negative for any window to
+    /// fit.
     fn count(&self, i: usize, kernel: &[i64], size: &Dim) -> OpResult<(Dim, Dim)> {
         let stride = self.stride(i);
         if matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
@@ -227,8 +224,8 @@ impl Window {
         let out = if !self.ceil {
             room.floor_div(stride)?.add(&1.into())?
         } else if after + stride >= extent {
-            // Of the two conditions, not more than fit and beginning before the padding at the end, the latter is the
-            // stronger for any size, as the padding is less than a window.
+            // A window must fit and start before the padding at the end. The latter is the stronger
+            // condition for any size, since the padding is smaller than a window.
             size.add(&before.into())?.ceil_div(stride)?
         } else {
             room.ceil_div(stride)?.add(&1.into())?
@@ -242,13 +239,13 @@ impl Window {
         let mut out = Vec::with_capacity(sizes.len());
         for (i, size) in sizes.iter().enumerate() {
             let (count, room) = self.count(i, kernel, size)?;
-            cx.require(room, "room that a padded size leaves beside its window")?;
+            cx.require(room, "padded size minus window size")?;
             out.push(count);
         }
         Ok(out)
     }
 
-    /// Padding before and behind axis `i` of this size, with `out` windows.
+    /// Padding before and after axis `i` of this size, with `out` windows.
     fn padding(&self, i: usize, kernel: &[i64], size: &Dim, out: &Dim) -> OpResult<(Dim, Dim)> {
         if !matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
             let (before, after) = self.explicit(i, kernel.len());
@@ -265,7 +262,8 @@ impl Window {
         })
     }
 
-    /// The axes as rows and columns, for kernels that have two: `sizes` are those of the operand, `out` the numbers of windows.
+    /// The axes as rows and columns, for kernels with two spatial axes. `sizes` are those of the
+    /// operand, `out` the numbers of windows.
     pub fn plane(&self, kernel: &[i64], sizes: &[Dim], out: &[Dim]) -> OpResult<[Line; 2]> {
         let mut lines = Vec::new();
         for (i, ((size, out), kernel_size)) in sizes.iter().zip(out).zip(kernel).enumerate() {
@@ -283,12 +281,15 @@ impl Window {
         if lines.len() == 1 {
             lines.insert(0, Line::one());
         }
-        lines
-            .try_into()
-            .map_err(|_| OpError::NoKernel(format!("windows over {} axes; kernels take 1 or 2", sizes.len())))
+        lines.try_into().map_err(|_| {
+            OpError::NoKernel(format!(
+                "windows over {} axes; kernels support 1 or 2",
+                sizes.len()
+            ))
+        })
     }
 
-    /// The axes, for sizes that are numbers.
+    /// The axes, for constant sizes.
     pub fn axes(&self, kernel: &[i64], sizes: &[usize]) -> OpResult<Vec<Axis>> {
         self.check(kernel, sizes.len())?;
         let to = |v: i64| usize::try_from(v).unwrap_or(0);
@@ -299,10 +300,7 @@ impl Window {
                 OpError::expected(
                     "padded size",
                     format!("at least the window's {}", self.extent(i, *k)),
-                    format!(
-                        "{size} with {} too few",
-                        Dim::from(0).sub(&room).unwrap_or_default()
-                    ),
+                    format!("{size} ({} too few)", Dim::from(0).sub(&room).unwrap_or_default()),
                 )
             })?;
             let out = number(&out)?;
@@ -339,7 +337,7 @@ impl Window {
 }
 
 impl Axis {
-    /// The windows whose tap `tap` lies inside the operand.
+    /// The windows whose tap `tap` is inside the operand.
     fn inside(&self, tap: usize) -> Range<usize> {
         let shift = tap * self.dilation;
         let first = self.before.saturating_sub(shift).div_ceil(self.stride);
@@ -350,15 +348,15 @@ impl Axis {
         first.min(last)..last
     }
 
-    /// The operand's index under tap `tap` of window `at`, which is inside.
+    /// The operand's index at tap `tap` of window `at`, which must be inside.
     fn index(&self, at: usize, tap: usize) -> usize {
         (at * self.stride + tap * self.dilation).saturating_sub(self.before)
     }
 
-    /// The taps that lie inside the operand in some window, ascending.
+    /// The taps that are inside the operand for some window, ascending.
     fn meeting(&self) -> Vec<usize> {
         let mut out = Vec::new();
-        // Later windows meet the operand by earlier taps.
+        // Later windows reach the operand with earlier taps.
         for at in (0..self.out).rev() {
             let start = at * self.stride;
             let first = self.before.saturating_sub(start).div_ceil(self.dilation);
@@ -371,7 +369,7 @@ impl Axis {
         out
     }
 
-    /// How many taps of window `at` lie inside the operand, its padding included if asked.
+    /// Number of taps of window `at` inside the operand; with `padding`, padding counts as inside.
     pub fn taps(&self, at: usize, padding: bool) -> usize {
         let (low, high) = if padding {
             (0, self.before + self.size + self.after)
@@ -389,13 +387,13 @@ impl Axis {
     }
 }
 
-/// Products of two sizes over all axes.
+/// The products of two sizes over all axes.
 pub fn products(axes: &[Axis], sizes: [fn(&Axis) -> usize; 2]) -> OpResult<[usize; 2]> {
     let product = |size: fn(&Axis) -> usize| count(&axes.iter().map(size).collect::<Vec<_>>());
     Ok([product(sizes[0])?, product(sizes[1])?])
 }
 
-/// Every combination of indices below `sizes`, the last one fastest.
+/// Every combination of indices below `sizes`; the last one varies fastest.
 pub fn indices(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
     let sizes = sizes.to_vec();
     let mut next = if sizes.contains(&0) {
@@ -420,12 +418,12 @@ pub fn indices(sizes: &[usize]) -> impl Iterator<Item = Vec<usize>> + use<> {
     })
 }
 
-/// Sizes of the windows: one index list for every tap.
+/// The index list of every tap of a window.
 pub fn taps(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
     indices(&axes.iter().map(|a| a.kernel).collect::<Vec<_>>())
 }
 
-/// As [`taps`], without those that lie outside of the operand in every window.
+/// Like [`taps`], without taps that are outside the operand for every window.
 pub fn meeting(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
     let lists: Vec<Vec<usize>> = axes.iter().map(Axis::meeting).collect();
     let counts: Vec<usize> = lists.iter().map(Vec::len).collect();
@@ -439,9 +437,9 @@ pub fn meeting(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> + use<> {
     indices(&counts).map(tap)
 }
 
-/// The runs of windows whose tap `tap` lies inside the operand, among the windows `part` in row-major order: calls
-/// `each(window, element, count)`, where `count` windows from `window` on meet the elements `element`, `element + stride`, ...
-/// with the stride of the last axis.
+/// Visits the runs of windows whose tap `tap` is inside the operand, among the windows `part` in
+/// row-major order. Calls `each(window, element, count)`: `count` windows from `window` on read the
+/// elements `element`, `element + stride`, ... with the stride of the last axis.
 pub fn walk(axes: &[Axis], tap: &[usize], part: Range<usize>, mut each: impl FnMut(usize, usize, usize)) {
     let Some((last, outer)) = axes.split_last() else {
         return;

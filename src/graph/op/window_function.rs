@@ -1,5 +1,5 @@
-//! Windows of signal processing: sums of cosines over one period. ONNX `HannWindow`, `HammingWindow`, `BlackmanWindow` from
-//! opset 17.
+//! Window functions of signal processing: sums of cosines over one period. ONNX `HannWindow`,
+//! `HammingWindow`, `BlackmanWindow` from opset 17.
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand, room};
@@ -8,28 +8,28 @@ use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::f64::consts::TAU;
 
-/// Which window.
+/// Kind of window function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the names say it")]
+#[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Kind {
     Hann,
     Hamming,
     Blackman,
 }
 
-/// A window of as many elements as operand 0 says.
+/// A window with as many elements as operand 0 states.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WindowFunction {
-    /// Which window.
+    /// Kind of window function.
     pub kind: Kind,
-    /// The first element of the next period is left out; else the last element is the first one's mirror.
+    /// Omit the first element of the next period; otherwise the last element mirrors the first.
     pub periodic: bool,
-    /// Element type of the result, a float.
+    /// Element type of the result; must be a float.
     pub dtype: DType,
 }
 
 impl Kind {
-    /// Factors of the cosines of 0, 1 and 2 times the angle.
+    /// Coefficients of the cosines of 0, 1 and 2 times the angle.
     fn factors(self) -> [f64; 3] {
         match self {
             Self::Hann => [0.5, -0.5, 0.0],
@@ -60,7 +60,7 @@ impl Op for WindowFunction {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let size = one_int(operand(inputs, 0)?, "size")?;
         let n = usize::try_from(size).map_err(|_| OpError::expected("size", "0 or more", size))?;
-        // A window of one element is 1 at its only place.
+        // A window of one element is 1.
         let period = if self.periodic { n } else { n.saturating_sub(1) };
         let mut y = room(&[n])?;
         y.extend((0..n).map(|i| {
@@ -83,7 +83,7 @@ pub(super) fn float_type(a: &dyn Attributes, name: &str) -> OpResult<DType> {
         return Ok(dtype);
     }
     Err(OpError::Unsupported(format!(
-        "{} of elements of type {dtype}",
+        "{} with element type {dtype}",
         a.op_type()
     )))
 }

@@ -1,10 +1,16 @@
-//! Scores, mask, softmax and weighted sum become one operator that reads keys and values sequence first.
+//! Fuses scores, mask, softmax and weighted sum into one attention operator that reads keys and
+//! values sequence first.
 //!
-//! The form: `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from `[b, s, heads, d]`; with grouped
-//! heads either q is reshaped to `[b, kv_heads, group, s, d]` and k, v have a size-1 axis put in, or k and v are repeated for
-//! each query head of their group; or all three are reshaped to `[b * heads, s, d]`, and the scores back to `[b, heads, s, t]` where
-//! the mask is added. One sequence may also lie as `[s, 1, heads, d]`. Scores may be bent by `c tanh(scores / c)` before the mask. The
-//! scale may be factors of q and k too, and the mask two, of which one is a bias by places.
+//! The pattern is `Transpose(softmax(scale * q k^T + mask) v)` with `q`, `k`, `v` transposed from
+//! `[b, s, heads, d]`. Variants:
+//!
+//! * Grouped heads: either q is reshaped to `[b, kv_heads, group, s, d]` and k, v get an axis of
+//!   size 1, or k and v are repeated for each query head of their group.
+//! * q, k and v are reshaped to `[b * heads, s, d]`; the scores are reshaped back to
+//!   `[b, heads, s, t]` where the mask is added.
+//! * A single sequence may be laid out as `[s, 1, heads, d]`.
+//! * Scores may be soft-capped by `c tanh(scores / c)` before the mask.
+//! * The scale may be applied to q and k. There may be two masks; one is then a position bias.
 
 use super::pattern::{
     binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
@@ -52,7 +58,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             edit.replace_node(found.node, op, inputs, found.origin);
             continue;
         }
-        // With one sequence, batch and sequence change places without moving anything.
+        // With a batch of 1, swapping batch and sequence moves no data.
         for (input, part) in inputs.iter_mut().zip(["queries", "keys", "values"]) {
             let part = format!("{name}/{part}");
             let v = edit.add_value(&part, None);
@@ -90,7 +96,7 @@ struct Found {
     out: ValueId,
     /// Queries, keys and values.
     rows: [ValueId; 3],
-    /// What is added to the scores: nothing, or one or two values, whose sum it is.
+    /// What is added to the scores: zero, one or two values.
     masks: Vec<ValueId>,
     /// Rows and result are `[s, 1, heads, d]`.
     sequence_first: bool,
@@ -98,7 +104,7 @@ struct Found {
     origin: Vec<String>,
 }
 
-/// What `v` is a multiple of, by constant scalars, and the factor.
+/// `v` without multiplications by constant scalars, and the product of those scalars.
 fn scaled(g: &Graph, v: ValueId) -> (ValueId, f32) {
     let multiplied = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
     let divided = || {
@@ -114,14 +120,15 @@ fn scaled(g: &Graph, v: ValueId) -> (ValueId, f32) {
     }
 }
 
-/// What `v` bends to below a cap, `c tanh(..)`, and the cap.
+/// For a soft-capped `v`, `c tanh(..)`: the operand of `tanh` and the cap `c`.
 fn bent(g: &Graph, v: ValueId) -> Option<(ValueId, f32)> {
     let (bent, cap) = with_scalar(g, binary(g, v, Binary::Mul)?)?;
     (cap > 0.0).then_some((unary(g, bent, Unary::Tanh)?, cap))
 }
 
-/// Keys or values behind `v`, which repeats each of their heads, on axis `at`, for the query heads of its group: made by a
-/// size-1 axis after the heads, its expansion, and a reshape that joins the two; and what they are multiplied by in between.
+/// Keys or values whose heads `v` repeats on axis `at` for the query heads of each group, and the
+/// scale applied on the way. The pattern is an axis of size 1 after the heads, its expansion, and a
+/// reshape that merges the two.
 fn single(g: &Graph, v: ValueId, at: usize) -> Option<(ValueId, f32)> {
     let (wide, factor) = scaled(g, reshaped(g, v)?);
     let (_, expand, _) = producer::<Expand>(g, wide)?;
@@ -140,7 +147,7 @@ fn single(g: &Graph, v: ValueId, at: usize) -> Option<(ValueId, f32)> {
     (shape(g, one)? == separate && rest == separate && shape(g, v)? == joined).then_some((x, factor))
 }
 
-/// Rows behind `v`, which is those with heads first.
+/// Rows found before a transpose that moves heads first.
 #[derive(Clone, Copy)]
 struct Rows {
     value: ValueId,
@@ -148,9 +155,9 @@ struct Rows {
     sequence_first: bool,
 }
 
-/// The rows behind `v`, which is them transposed to `[b, heads, s, d]`, and for grouped heads reshaped to
-/// `[b, kv_heads, group, s, d]`: heads of one group next to each other, a group of 1 for keys and values; or reshaped to
-/// `[b * heads, s, d]`.
+/// The rows whose transpose to `[b, heads, s, d]` is `v`. For grouped heads, `v` is then reshaped
+/// to `[b, kv_heads, group, s, d]` (heads of one group adjacent, a group of 1 for keys and values),
+/// or to `[b * heads, s, d]`.
 fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
     let grouped = shape(g, v)?;
     let mut plain = v;
@@ -162,7 +169,7 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
         let fits = b == b4 && s == s4 && d == d4 && kv.mul(group).is_ok_and(|all| all == *h);
         fits.then_some(())?;
     } else if let [all, s, d] = grouped {
-        // Heads may be joined before rows come last.
+        // Batch and heads may be merged before the transpose.
         if let Some(value) = transposed(g, v, &[1, 0, 2]).and_then(|joined| reshaped(g, joined)) {
             let [s4, b, h, d4] = shape(g, value)? else {
                 return None;
@@ -193,7 +200,7 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
     batch_first.or_else(sequence_first)
 }
 
-/// The rows of keys or values behind `v`, each head once, and what they are multiplied by.
+/// The rows of keys or values of which `v` may repeat heads, and the scale applied on the way.
 fn cached(g: &Graph, v: ValueId) -> Option<(Rows, f32)> {
     let (heads, first) = single(g, v, 1).unwrap_or((v, 1.0));
     let found = rows(g, heads)?;
@@ -213,7 +220,7 @@ impl Rows {
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
-    // From the second product backwards.
+    // Backward from the second matmul.
     let node = g.node(id)?;
     let MatMul { trans_b: false } = node.op.downcast::<MatMul>()? else {
         return None;
@@ -224,7 +231,8 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let weights = input(node, 0)?;
     let rank = shape(g, weights)?.len();
     let flat = rank == 3;
-    // The softmax may be over scores with an axis for the heads, which joins batches behind it.
+    // The softmax may see scores with an axis for the heads that is merged with the batch
+    // afterwards.
     let wide = reshaped(g, weights).filter(|v| flat && producer::<Softmax>(g, *v).is_some());
     let wide = wide.filter(|v| shape(g, *v).and_then(<[_]>::last) == shape(g, weights).and_then(<[_]>::last));
     let (_, softmax_node, softmax) = producer::<Softmax>(g, wide.unwrap_or(weights))?;
@@ -264,7 +272,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     // The mask is added where the scores have an axis for the heads.
     let inside = reshaped(g, scores).filter(|_| flat);
     let through = |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| flat)?));
-    // A bias by places, as of ALiBi, may be added before the mask.
+    // A position bias such as ALiBi may be added before the mask.
     let added = |v: ValueId| {
         let [a, b] = binary(g, v, Binary::Add)?;
         [(a, b), (b, a)].into_iter().find_map(|(sum, last)| {
@@ -280,7 +288,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let plain = through(scores).map(|found| (found, Vec::new(), scores));
     let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
     let Some(((q, k, mut op), masks, masked)) = found else {
-        return refuse("its scores are not a scaled product, or what is added to them no mask");
+        return refuse("its scores are not a scaled matmul, or the value added to them is not a mask");
     };
     steps.push(masked);
     let (q5, k5, v5) = (q, k, input(node, 1)?);
@@ -289,13 +297,13 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     };
     op.scale *= by_k;
     if by_v != 1.0 {
-        return refuse("its values are multiplied behind the cache");
+        return refuse("its values are scaled after the cache");
     }
     let sequence_first = q.sequence_first;
     if [k, v].iter().any(|r| r.sequence_first != sequence_first) {
         return refuse("some of its operands are [s, b, heads, d]");
     }
-    // Forwards to the transpose back to rows.
+    // Forward to the transpose back to rows.
     let mut out = *product;
     if rank != 4 {
         out = *g.node(only_reader(g, consumers, out)?)?.outputs.first()?;
@@ -307,7 +315,8 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     transposed(g, last, backwards)?;
     let ([b, s, h, d], k_sizes) = (q.sizes(g)?, k.sizes(g)?);
     let [_, t, kvh, _] = &k_sizes;
-    // Heads of q must be grouped as k's are, and k and v must not repeat: [b, kv_heads, 1, t, d].
+    // The heads of q must be grouped like those of k, and k and v must not repeat: [b, kv_heads, 1,
+    // t, d].
     if rank == 5 {
         let grouped = |v: ValueId| shape(g, v).is_some_and(|s| s.len() == 5 && s[1] == *kvh);
         let single = |v: ValueId| shape(g, v).is_some_and(|s| s[2].is(1));
@@ -324,7 +333,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         && result.sizes(g)? == [b, s.clone(), h.clone(), d]
         && k_sizes == v.sizes(g)?
         && h.exact_div(kvh).is_some();
-    // A mask for queries and keys serves all heads, however these are grouped.
+    // A mask over queries and keys applies to all heads, whatever their grouping.
     let scores = [k_sizes[0].clone(), h.clone(), s.clone(), t.clone()];
     let whole = shape(g, masked)? == scores;
     let masked = if whole { &scores[..] } else { &scores[2..] };
@@ -332,10 +341,10 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         .iter()
         .all(|m| shape(g, *m).is_some_and(|m| mask_fits(m, masked)));
     if v.sizes(g)?[3].as_const().is_none_or(|d| !takes_head(d)) {
-        return refuse("its heads have an odd size, or one too large for the kernel");
+        return refuse("its head size is odd or too large for the kernel");
     }
     if !fits || !mask_fits {
-        return refuse("shapes of heads or mask do not fit");
+        return refuse("its shapes of heads or mask do not match");
     }
     steps.extend([out, last]);
     Some(Found {

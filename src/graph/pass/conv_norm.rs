@@ -1,4 +1,5 @@
-//! A `BatchNormalization` that alone reads a convolution goes into the convolution's weights and bias.
+//! Folds a `BatchNormalization` into the weights and bias of the convolution before it, if it is
+//! the only reader.
 
 use super::pattern::{all, input, only_reader, producer};
 use crate::error::{Error, Result, Stage};
@@ -47,24 +48,24 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let (conv, made, _) = producer::<Conv>(g, y)?;
     let constant = |v: ValueId| g.value(v).fact.as_ref()?.as_const().cloned();
     let refuse = |why: &str| {
-        log::debug!("\"{}\" does not join \"{}\": {why}", node.name, made.name);
+        log::debug!("\"{}\" cannot be folded into \"{}\": {why}", node.name, made.name);
         None
     };
     if only_reader(g, consumers, y) != Some(id) {
-        return refuse("something else reads the convolution");
+        return refuse("the convolution has another reader");
     }
     let statistics: Option<Vec<_>> = (1..5).map(|i| constant(input(node, i)?)).collect();
     let (Some(w), Some(Ok(statistics))) = (
         input(made, 1).and_then(constant),
         statistics.map(<[Arc<HostTensor>; 4]>::try_from),
     ) else {
-        return refuse("weights or statistics are no constants");
+        return refuse("weights or statistics are not constant");
     };
     let bias = match input(made, 2) {
         None => None,
         Some(v) => match constant(v) {
             Some(bias) => Some(bias),
-            None => return refuse("the bias is no constant"),
+            None => return refuse("the bias is not constant"),
         },
     };
     Some(Found {
@@ -78,15 +79,15 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     })
 }
 
-/// Weights and bias of the convolution with the normalisation: `w * s` and `(bias - mean) * s + beta` with
-/// `s = scale / sqrt(variance + epsilon)`, for each channel of the result.
+/// Weights and bias of the convolution with the normalization: `w * s` and
+/// `(bias - mean) * s + beta` with `s = scale / sqrt(variance + epsilon)`, for each output channel.
 fn joined(f: &Found, name: &str) -> Result<[HostTensor; 2], TensorError> {
     let (w, bias) = (&f.w, &f.bias);
     let channels = w.shape().first().copied().unwrap_or(0);
     let mut given = std::iter::once(w).chain(bias).chain(&f.statistics);
     if given.any(|t| t.is_absent()) {
         let absent = |what: &str, shape: &[usize]| {
-            HostTensor::absent(w.dtype(), shape, &format!("the normalised {what} of \"{name}\""))
+            HostTensor::absent(w.dtype(), shape, &format!("the normalized {what} of \"{name}\""))
         };
         return Ok([absent("weights", w.shape())?, absent("bias", &[channels])?]);
     }
@@ -107,7 +108,7 @@ fn joined(f: &Found, name: &str) -> Result<[HostTensor; 2], TensorError> {
     let each = data.len().checked_div(channels).unwrap_or(0).max(1);
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "rounding to the weights' type is meant"
+        reason = "rounding to the weights' type is intended"
     )]
     let weights: Vec<f32> = data
         .chunks(each)
@@ -116,7 +117,7 @@ fn joined(f: &Found, name: &str) -> Result<[HostTensor; 2], TensorError> {
         .collect();
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "rounding to the weights' type is meant"
+        reason = "rounding to the weights' type is intended"
     )]
     let moved: Vec<f32> = (bias.iter().zip(&mean))
         .zip(factors.iter().zip(&beta))

@@ -1,5 +1,6 @@
-//! Operators that say what others they are made of become those; on the host only those that keep a cache, which is then an operand of a
-//! `Concat` as any other.
+//! Replaces operators by the nodes that [`Op::parts`](crate::graph::op::Op::parts) builds. On the
+//! host only operators that keep a cache are replaced: the cache then becomes an operand of a
+//! `Concat`, as in other models.
 
 use crate::error::{Result, Stage};
 use crate::graph::op::OpError;
@@ -11,14 +12,15 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     decompose(edit, work, true)
 }
 
-/// As [`run`], for nodes alone that keep a cache.
+/// Like [`run`], but only for nodes that keep a cache.
 pub(super) fn caches(edit: &mut Edit<'_>) -> Result<()> {
     let work = edit.nodes().filter(|(_, n)| keeps_cache(edit, n));
     let work = work.map(|(id, _)| id).collect();
     decompose(edit, work, false)
 }
 
-/// The node reads an input of four axes and returns, beside its first result, an output of four axes: as attention with a cache does.
+/// True for attention with a cache: the node reads a 4-D input of the graph and, beside its first
+/// result, returns a 4-D output of the graph.
 pub(crate) fn keeps_cache(g: &Graph, node: &Node) -> bool {
     let four = |v: &crate::graph::ValueId| {
         let fact = g.value(*v).fact.as_ref();
@@ -29,13 +31,13 @@ pub(crate) fn keeps_cache(g: &Graph, node: &Node) -> bool {
     read.any(|v| g.inputs().contains(v) && four(v)) && returned.any(|v| g.outputs().contains(v) && four(v))
 }
 
-/// `whole`: parts that have parts become those too.
+/// `whole`: parts that have parts are decomposed too.
 fn decompose(edit: &mut Edit<'_>, mut work: Vec<NodeId>, whole: bool) -> Result<()> {
     while let Some(id) = work.pop() {
         let Some(node) = edit.node(id).cloned() else {
             continue;
         };
-        // A type that devices do not hold keeps the node on the host, whole.
+        // Types that devices do not support keep the whole node on the host.
         let values = node.inputs.iter().flatten().chain(&node.outputs);
         let facts = values.filter_map(|v| edit.value(*v).fact.as_ref());
         if facts.into_iter().any(|f| !f.dtype.on_devices()) {
@@ -43,9 +45,9 @@ fn decompose(edit: &mut Edit<'_>, mut work: Vec<NodeId>, whole: bool) -> Result<
         }
         let mut parts = Parts::new(edit, &node);
         match node.op.parts(&mut parts) {
-            // A part that is not there leaves the node to the host.
+            // If a part is not supported, the node stays on the host.
             Err(e @ (OpError::NoKernel(_) | OpError::Unsupported(_))) => {
-                log::debug!("\"{}\" stays whole: {e}", node.name);
+                log::debug!("\"{}\" is not decomposed: {e}", node.name);
                 parts.discard();
             }
             Err(e) => return Err(edit.node_error(Stage::Pass, &node, e)),

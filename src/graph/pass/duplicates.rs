@@ -1,5 +1,6 @@
-//! Nodes that compute the same: equal operators with equal attributes over the same operands become one. Small operands are the
-//! same when what is known of them is equal: constants, and sizes as expressions.
+//! Merges nodes that compute the same: equal operators with equal attributes over the same
+//! operands. Small operands count as the same if their known contents are equal: constants, and
+//! sizes as expressions.
 
 use crate::error::Result;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
@@ -7,7 +8,7 @@ use crate::shape::{Dim, Fact};
 use crate::tensor::DType;
 use std::collections::HashMap;
 
-/// Constants of up to this many bytes are compared.
+/// Only constants of up to this many bytes are compared.
 const SMALL: usize = 64;
 
 /// All elements of a small tensor.
@@ -17,7 +18,7 @@ enum Elements {
     Dims(Vec<Dim>),
 }
 
-/// What is known of all elements of a tensor, if it is small.
+/// The known elements of a tensor, if it is small.
 fn elements(fact: &Fact) -> Option<Elements> {
     match fact.as_const() {
         Some(t) if t.byte_len() <= SMALL => Some(Elements::Bytes(t.bytes().ok()?.to_vec())),
@@ -26,7 +27,7 @@ fn elements(fact: &Fact) -> Option<Elements> {
     }
 }
 
-/// For each small operand whose elements are known the first one that equals it.
+/// For each small operand with known elements, the first operand that equals it.
 fn known(g: &Graph) -> HashMap<ValueId, ValueId> {
     let mut first: HashMap<(DType, &[Dim], Elements), ValueId> = HashMap::new();
     let mut out = HashMap::new();
@@ -41,7 +42,7 @@ fn known(g: &Graph) -> HashMap<ValueId, ValueId> {
 }
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    // Operands change as readers are redirected, so nodes are looked at in the order of their data.
+    // Merging changes operands, so nodes are visited in topological order.
     let order = edit.order()?;
     let same = known(edit);
     let mut seen: HashMap<(String, Vec<Option<ValueId>>), Vec<NodeId>> = HashMap::new();
@@ -62,14 +63,17 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             continue;
         };
         if node.outputs.iter().any(|v| edit.is_kept(*v)) {
-            log::debug!("\"{}\" stays: an output of the model has its name", node.name);
+            log::debug!(
+                "\"{}\" is not merged: it defines an output of the model",
+                node.name
+            );
             continue;
         }
         let (name, outputs) = (node.name.clone(), node.outputs.clone());
         let Some((with, new)) = edit.node(first).map(|n| (n.name.clone(), n.outputs.clone())) else {
             continue;
         };
-        if edit.begin(&format!("\"{name}\" computes what \"{with}\" does")) {
+        if edit.begin(&format!("\"{name}\" computes the same as \"{with}\"")) {
             for (old, new) in outputs.iter().zip(&new) {
                 edit.replace_readers(*old, *new);
             }

@@ -1,7 +1,8 @@
-//! An elementwise operator joins the operator that makes one of its operands, as its epilogue (paper, section 2.2: "we automatically
-//! fuse the elementary-wise operator with other operators").
+//! Fuses an elementwise operator into the operator that makes one of its operands, as its epilogue
+//! (paper, section 2.2: "we automatically fuse the elementary-wise operator with other operators").
 //!
-//! Both sides are general: any elementwise expression, and any operator whose kernels [take one](crate::graph::op::Op::takes_epilogue).
+//! Both sides are general: any elementwise expression, and any operator whose kernels [take an
+//! epilogue](crate::graph::op::Op::takes_epilogue).
 
 use super::pattern::shape;
 use crate::error::Result;
@@ -17,7 +18,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         };
         let name = edit.node(id).map_or("", |n| &n.name);
         let base = edit.node(found.base).map_or("", |n| &n.name);
-        if !edit.begin(&format!("\"{name}\" is done where \"{base}\" stores")) {
+        if !edit.begin(&format!("\"{name}\" becomes the epilogue of \"{base}\"")) {
             return Ok(());
         }
         edit.replace_node(id, Box::new(found.op), found.inputs, found.origin);
@@ -40,7 +41,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let out = *node.outputs.first()?;
     let dtype = |v: ValueId| g.value(v).fact.as_ref().map(|f| f.dtype);
     let float = |v: ValueId| dtype(v).is_some_and(|t| t.is_float());
-    // What types keep on the host must not take along what a device could run.
+    // Types that stay on the host must not keep the other operator from a device.
     let on_devices = |v: &ValueId| dtype(*v).is_some_and(|t| t.on_devices());
     for v in node.inputs.iter().flatten().copied() {
         let Some((from, base)) = g.producer(v).filter(|(_, n)| n.op.takes_epilogue()) else {
@@ -48,7 +49,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         };
         let refuse = |why: &str| {
             log::debug!(
-                "\"{}\" is not done where \"{}\" stores: {why}",
+                "\"{}\" cannot be the epilogue of \"{}\": {why}",
                 node.name,
                 base.name
             );
@@ -57,19 +58,19 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             .get(v.index())
             .is_some_and(|c| c.iter().all(|c| *c == id));
         if g.is_kept(v) || !alone || base.outputs.len() != 1 {
-            refuse("its result is read elsewhere");
+            refuse("the result has other readers");
             continue;
         }
         if shape(g, v)? != shape(g, out)? {
-            refuse("it is repeated");
+            refuse("the result is broadcast");
             continue;
         }
         if !node.inputs.iter().flatten().chain([&out]).all(on_devices) {
-            refuse("devices do not hold elements of its types");
+            refuse("devices do not support its types");
             continue;
         }
         if !float(v) || !float(out) {
-            refuse("it changes floats to something else, or back");
+            refuse("it converts between floats and other types");
             continue;
         }
         let mut further: Vec<ValueId> = Vec::new();
@@ -79,7 +80,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             }
         }
         if further.len() > Fused::MAX_FURTHER {
-            refuse("too many operands");
+            refuse("it has too many operands");
             continue;
         }
         let places: Vec<usize> = node
@@ -94,7 +95,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         let types = std::iter::once(v).chain(further.iter().copied());
         let types: Option<Vec<_>> = types.map(|v| Some(g.value(v).fact.as_ref()?.dtype)).collect();
         if !expr.has_kernel(&types?) {
-            refuse("there is no kernel for what is done");
+            refuse("there is no kernel for its expression");
             continue;
         }
         let mut inputs = base.inputs.clone();

@@ -1,4 +1,4 @@
-//! Nodes whose results derivation computed become constants.
+//! Turns nodes whose results derivation computed into constants.
 
 use crate::error::Result;
 use crate::graph::{Edit, ValueId};

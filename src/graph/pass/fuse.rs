@@ -1,5 +1,6 @@
-//! Elementwise operators join their elementwise readers: one kernel for a chain or a small tree (paper, section 2.2:
-//! "we automatically fuse the elementary-wise operator with other operators").
+//! Fuses elementwise operators with their elementwise readers: one kernel for a chain or a small
+//! tree (paper, section 2.2: "we automatically fuse the elementary-wise operator with other
+//! operators").
 
 use super::pattern::producer;
 use crate::error::Result;
@@ -7,14 +8,14 @@ use crate::graph::op::pointwise::{Expr, MAX_INPUTS, Pointwise};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
-/// Expressions larger than this are not grown further.
+/// Maximum size of a fused expression.
 const MAX_SIZE: usize = 24;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in edit.order()? {
         simplify(edit, id);
     }
-    // Each round joins every pair it can; a chain of n needs at most n rounds.
+    // Each round fuses every pair it can; a chain of n needs at most n rounds.
     loop {
         let before = edit.count();
         for id in edit.order()? {
@@ -41,7 +42,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
 }
 
-/// Equal operands become one, constants of one element become numbers of the expression.
+/// Merges equal operands and turns constants of one element into numbers of the expression.
 fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
     let rank = |v: ValueId| g.value(v).fact.as_ref().map_or(usize::MAX, |f| f.shape.rank());
     let single = |v: ValueId| {
@@ -51,7 +52,8 @@ fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
             .and_then(|f| f.as_const())
             .filter(|t| t.len() == 1)
     };
-    // Operands that stay decide the shape of the result: a constant with more axes than all of them stays too.
+    // The remaining operands decide the shape of the result, so a constant with more axes than any
+    // of them stays an operand.
     let Some(axes) = inputs
         .iter()
         .filter(|v| single(**v).is_none())
@@ -65,7 +67,8 @@ fn tidy(g: &Graph, expr: &Expr, inputs: &[ValueId]) -> (Expr, Vec<ValueId>) {
         let value = if t.dtype().is_float() {
             f64::from(*t.to_f32().ok()?.first()?)
         } else {
-            // As an operand, a constant beyond the 32 bits of a device's integers is refused by name.
+            // A constant beyond a device's 32-bit integers stays an operand; the error then names
+            // it.
             f64::from(i32::try_from(*t.to_i64().ok()?.first()?).ok()?)
         };
         Some(Expr::Const(value, t.dtype()))
@@ -119,7 +122,7 @@ fn trimmed(g: &Graph, v: ValueId) -> Option<&[Dim]> {
 
 type Fusion = (NodeId, Pointwise, Vec<ValueId>, Vec<String>);
 
-/// A producer that can join reader `id`, and the joint operator.
+/// A producer that can be fused into reader `id`, and the fused operator.
 fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
@@ -134,17 +137,18 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
         if read_elsewhere || g.outputs().contains(v) {
             continue;
         }
-        // What types keep on the host must not take along what a device could run.
+        // Types that stay on the host must not keep the other operator from a device.
         let on_devices = |v: &ValueId| g.value(*v).fact.as_ref().is_some_and(|f| f.dtype.on_devices());
         let all = node.inputs.iter().flatten().chain(&node.outputs);
         if !all.chain(source.inputs.iter().flatten()).all(on_devices) {
             continue;
         }
-        // A broadcast result would be computed anew for each of its repetitions.
+        // A broadcast result would be recomputed for each repetition.
         if trimmed(g, *v)? != trimmed(g, out)? || op.expr.size() + inner.expr.size() > MAX_SIZE {
             continue;
         }
-        // What has no kernel runs on the host, but not with what has one.
+        // Operators without a kernel run on the host, so they must not be fused with operators that
+        // have one.
         let has_kernel = |node: &crate::graph::Node, expr: &Expr| {
             let types = node
                 .inputs
@@ -157,7 +161,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
         };
         if !has_kernel(node, &op.expr) || !has_kernel(source, &inner.expr) {
             log::debug!(
-                "\"{}\" and \"{}\" stay two: one has no kernel",
+                "\"{}\" and \"{}\" are not fused: one of them has no kernel",
                 source.name,
                 node.name
             );

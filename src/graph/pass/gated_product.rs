@@ -1,5 +1,7 @@
-//! Two products of one operand with E0M weights of one form and size, of which the one does an elementwise function of both results where it
-//! stores, become one node, [`GatedMatMulE0m`]. For graphs whose runs have one row: kernels for many take the two in turn anyhow.
+//! Fuses a gate-up pair (SwiGLU) into one node, [`GatedMatMulE0m`]: two matmuls of one operand with
+//! E0M weights of the same form and size, where the epilogue of one is an elementwise function of
+//! both results. Used for graphs whose runs have one row: kernels for many rows compute the two
+//! matmuls in turn anyway.
 
 use super::pattern::{all, input, producer};
 use crate::error::Result;
@@ -12,7 +14,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     for found in all(edit, |g, id| find(g, &consumers, id)) {
         let names = [found.id, found.other].map(|id| edit.node(id).map_or("", |n| &n.name).to_owned());
-        if !edit.begin(&format!("\"{}\" and \"{}\" are one node", names[0], names[1])) {
+        if !edit.begin(&format!("\"{}\" and \"{}\" become one node", names[0], names[1])) {
             return Ok(());
         }
         edit.replace_node(found.id, Box::new(found.op), found.inputs, found.origin);
@@ -39,19 +41,19 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     let (own, further) = node.inputs.split_at_checked(fused.inputs())?;
     let [Some(gate)] = *further else { return None };
     let refuse = |why: &str| {
-        log::debug!("product \"{}\" stays: {why}", node.name);
+        log::debug!("matmul \"{}\" is not fused: {why}", node.name);
         None
     };
     let (other_id, other, second) = producer::<MatMulE0m>(g, gate)?;
     if second != product || input(other, 0) != own.first().copied().flatten() {
-        return refuse("the product beside it has another operand or form");
+        return refuse("the other matmul has a different operand or form");
     }
     let fact = |v: Option<ValueId>| g.value(v?).fact.as_ref();
     if (1..3).any(|i| fact(input(other, i)).map(|f| &f.shape) != fact(input(node, i)).map(|f| &f.shape)) {
-        return refuse("the product beside it has another size");
+        return refuse("the other matmul has a different size");
     }
     if g.is_kept(gate) || consumers.get(gate.index()).map(Vec::as_slice) != Some(&[id]) {
-        return refuse("the product beside it is read elsewhere");
+        return refuse("the result of the other matmul has other readers");
     }
     let mut inputs = own.to_vec();
     inputs.extend(other.inputs.iter().skip(1));

@@ -1,4 +1,4 @@
-//! `Gemm` becomes the product of matrices that it is, with its factors and its bias as elementwise operators.
+//! Replaces `Gemm` by a matmul, with elementwise operators for its factors and its bias.
 
 use super::pattern::{all, input};
 use crate::error::{Error, Result, Stage};
@@ -23,7 +23,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());
-        if !edit.begin(&format!("\"{name}\" becomes a product of matrices")) {
+        if !edit.begin(&format!("\"{name}\" becomes a matmul")) {
             continue;
         }
         let mut parts = Parts {
@@ -75,7 +75,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     })
 }
 
-/// New nodes in the place of one.
+/// Builds the nodes that replace one.
 struct Parts<'a> {
     name: &'a str,
     origin: &'a [String],
@@ -102,7 +102,7 @@ impl Parts<'_> {
         Ok(edit.add_const(&format!("{}/{what}", self.name), Arc::new(factor)))
     }
 
-    /// `x` times a factor, or as it is where that is 1.
+    /// `x` multiplied by a factor; `x` itself if the factor is 1.
     fn scaled(&mut self, edit: &mut Edit<'_>, what: &str, x: ValueId, by: f32) -> Result<ValueId> {
         if by == 1.0 {
             return Ok(x);

@@ -1,8 +1,9 @@
-//! Greedy generation needs the largest logit's place only: a further output tells it, so that one number of each row leaves the
-//! device.
+//! Greedy decoding needs only the index of the largest logit: an additional output holds it, so one
+//! number per row leaves the device.
 //!
-//! A row is cut into about as many parts as each is long; the largest of each part is looked for at once, then the largest of
-//! those. Of equal ones the first counts, in the parts and among them.
+//! A row is split into about as many parts as each part is long. The largest element of each part
+//! is found in parallel, then the largest of those. The first of equal elements wins, within the
+//! parts and among them.
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::arg_max::ArgMax;
@@ -15,24 +16,25 @@ use crate::graph::{Edit, Op, ValueId};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-/// The output: for each row of the output `logits` the place of the first largest, `[batch, rows, 1]`.
+/// The output: for each row of the output `logits` the index of its first largest element,
+/// `[batch, rows, 1]`.
 pub const TOKEN: &str = "most_likely_token";
 
-/// Below every logit that decides, and what halves can hold.
+/// Padding value: the smallest finite `f16`, below every relevant logit.
 const LEAST: f32 = -65504.0;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let logits = edit.output("logits");
     let shape = logits.and_then(|v| Some(edit.value(v).fact.as_ref()?.shape.0.clone()));
     let (Some(logits), Some([_, _, vocab])) = (logits, shape.as_deref()) else {
-        log::debug!("no token is told: there is no output \"logits\" of rank 3");
+        log::debug!("no output \"{TOKEN}\": there is no output \"logits\" of rank 3");
         return Ok(());
     };
     let Some(vocab) = vocab.as_const().filter(|v| *v > 0) else {
-        log::debug!("no token is told: the vocabulary has {vocab} entries");
+        log::debug!("no output \"{TOKEN}\": the vocabulary has {vocab} entries");
         return Ok(());
     };
-    if !edit.begin("the place of the largest logit") {
+    if !edit.begin("index of the largest logit") {
         return Ok(());
     }
     let (parts, length) = parts(vocab);
@@ -91,7 +93,8 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Number of parts and their length for `vocab` elements: about equal, and with nothing left over where there are such.
+/// Number of parts and their length for `vocab` elements: about equal, and without a remainder if
+/// possible.
 fn parts(vocab: i64) -> (i64, i64) {
     let root = (1..).find(|n| n * n >= vocab).unwrap_or(1);
     let near = (root..=4 * root).find(|n| vocab % n == 0);

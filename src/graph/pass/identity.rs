@@ -1,5 +1,6 @@
-//! Operators that change nothing go away: casts to the type that is there, reshapes and broadcasts to the shape that is there,
-//! transposes that keep the order of axes, joins of one part, slices by steps of one that keep all.
+//! Removes operators that change nothing: casts to the same type, reshapes and broadcasts to the
+//! same shape, transposes that keep the order of axes, concatenations of one part, and slices that
+//! keep everything.
 
 use super::pattern::{all, input};
 use crate::error::Result;
@@ -13,7 +14,7 @@ use crate::graph::{Edit, Graph, NodeId, ValueId};
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in all(edit, |g, id| find(g, id).map(|_| id)) {
-        // What it reads may have changed since: the node before it may have gone.
+        // An earlier rewrite may have changed the node's operands.
         let Some((x, y)) = find(edit, id) else { continue };
         let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
         if edit.begin(&format!("\"{name}\" changes nothing")) {

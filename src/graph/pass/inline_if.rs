@@ -1,4 +1,4 @@
-//! An `If` whose condition is known becomes the nodes of that branch.
+//! Replaces an `If` whose condition is known by the nodes of the chosen branch.
 
 use crate::error::{Result, Stage};
 use crate::graph::op::if_else::{If, decided};
@@ -15,7 +15,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         };
         let branch = branch(edit, &node).map_err(|e| edit.node_error(Stage::Pass, &node, e))?;
         let Some((holds, branch, outer)) = branch else {
-            log::debug!("\"{}\" stays: its condition depends on the run", node.name);
+            log::debug!(
+                "\"{}\" is not inlined: its condition depends on the run",
+                node.name
+            );
             continue;
         };
         if !edit.begin(&format!("the condition of \"{}\" is {holds}", node.name)) {
@@ -30,7 +33,8 @@ fn is_if(node: &Node) -> bool {
     node.op.downcast::<If>().is_some()
 }
 
-/// What a known condition is, its branch with the facts of all values, and the operands that are the branch's inputs.
+/// The known condition, its branch with derived facts, and the operands that are the branch's
+/// inputs.
 fn branch(g: &Graph, node: &Node) -> OpResult<Option<(bool, Graph, Vec<ValueId>)>> {
     let Some(op) = node.op.downcast::<If>() else {
         return Ok(None);
@@ -56,7 +60,8 @@ fn branch(g: &Graph, node: &Node) -> OpResult<Option<(bool, Graph, Vec<ValueId>)
     Ok(Some((holds, graph, outer)))
 }
 
-/// Copies a branch and gives its results the values of the node. Returned are the copies that are branches themselves.
+/// Copies a branch and connects its results to the values of the node. Returns the copied nodes
+/// that are branches themselves.
 fn inline(
     edit: &mut Edit<'_>,
     id: NodeId,

@@ -1,4 +1,5 @@
-//! Products with E0M weights of 4 and 8 bits take their activations in bytes ([`MatMulE0m::int8`]). Runs before passes that join products with others.
+//! Makes matmuls with 4-bit and 8-bit E0M weights quantize their activations to 8 bits
+//! ([`MatMulE0m::int8`]). Runs before the passes that fuse matmuls.
 
 use crate::error::Result;
 use crate::graph::op::matmul_e0m::MatMulE0m;
@@ -15,7 +16,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for (id, op) in found {
         let Some(node) = edit.node(id) else { continue };
         let (name, inputs, origin) = (node.name.clone(), node.inputs.clone(), node.origin.clone());
-        if !edit.begin(&format!("\"{name}\" takes bytes")) {
+        if !edit.begin(&format!("\"{name}\" takes int8 activations")) {
             return Ok(());
         }
         edit.replace_node(id, Box::new(MatMulE0m { int8: true, ..op }), inputs, origin);

@@ -1,5 +1,6 @@
-//! Products of one operand with E0M weights of one form become one node, [`JointMatMulE0m`], which devices mostly compute in one dispatch:
-//! such as query, key and value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
+//! Fuses matmuls of one operand with E0M weights of the same form into one node,
+//! [`JointMatMulE0m`], which devices mostly compute in one dispatch. Examples are query, key and
+//! value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
 
 use super::pattern::input;
 use crate::error::Result;
@@ -22,7 +23,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let outputs: Vec<ValueId> = nodes().flat_map(|n| n.outputs.iter().copied()).collect();
         let origin: Vec<String> = nodes().flat_map(|n| n.origin.iter().cloned()).collect();
         let names: Vec<String> = nodes().map(|n| format!("\"{}\"", n.name)).collect();
-        if !edit.begin(&format!("{} are one node", names.join(", "))) {
+        if !edit.begin(&format!("{} become one node", names.join(", "))) {
             return Ok(());
         }
         for id in group {
@@ -33,11 +34,11 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Groups of products of one operand, in the order of the operands in the graph.
+/// Groups of matmuls of one operand, in the order of the operands in the graph.
 fn find(g: &Graph) -> Vec<Vec<NodeId>> {
     let mut by_operand: BTreeMap<ValueId, Vec<NodeId>> = BTreeMap::new();
     for (id, node) in g.nodes().filter(|(_, node)| is_product(node)) {
-        // Weights may be shared too; what counts is what is multiplied.
+        // Weights may be shared too; only the activation operand matters.
         if let Some(x) = input(node, 0) {
             by_operand.entry(x).or_default().push(id);
         }
@@ -61,7 +62,9 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
             for group in all.chunks(JointMatMulE0m::MOST) {
                 if let [id] = group {
                     let name = g.node(*id).map_or("", |n| &n.name);
-                    log::debug!("product \"{name}\" stays: no other of its operand has weights as {op:?}");
+                    log::debug!(
+                        "matmul \"{name}\" is not fused: no other matmul of its operand has weights of the form {op:?}"
+                    );
                 } else {
                     groups.push(group.to_vec());
                 }
@@ -71,7 +74,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
     groups
 }
 
-/// A product of operand 0 with an E0M weight, whatever is done to its result.
+/// A matmul of operand 0 with an E0M weight, with or without an epilogue.
 fn is_product(node: &Node) -> bool {
     let fused = node.op.downcast::<Fused>();
     fused.is_some_and(|f| f.base().downcast::<MatMulE0m>().is_some())
@@ -84,14 +87,17 @@ fn can_join(g: &Graph, id: NodeId) -> bool {
         v.is_some_and(|v| g.value(v).fact.as_ref().is_some_and(|f| f.as_const().is_some()))
     };
     let why = if node.op.downcast::<Fused>().is_some() {
-        "something is done where it stores"
+        "it has an epilogue"
     } else if !node.inputs.iter().skip(1).all(constant) {
-        "its weight is data"
+        "its weight is not constant"
     } else if node.outputs.iter().any(|v| g.is_kept(*v)) {
-        "its result is kept"
+        "its result is an output or state"
     } else {
         return true;
     };
-    log::debug!("product \"{}\" joins no other of its operand: {why}", node.name);
+    log::debug!(
+        "matmul \"{}\" is not fused with others of its operand: {why}",
+        node.name
+    );
     false
 }

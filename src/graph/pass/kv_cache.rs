@@ -1,9 +1,10 @@
-//! Pairs of past and present become state that is appended to in place (paper, section 2.3).
+//! Turns pairs of past and present into state that is appended to in place (paper, section 2.3).
 //!
-//! A pair is a graph input that only a concatenation reads, of which a graph output is the result, or the new rows alone, as the
-//! paper exports it. The state holds one sequence, sequence first: rows `[heads, dim]` one after another, so that appending is
-//! one contiguous write. A cache laid out `[batch, heads, sequence, dim]` is turned around; its other readers see a transpose,
-//! which the attention pass removes.
+//! A pair is a graph input that only a concatenation reads, and a graph output that is its result.
+//! The output may also hold the new rows alone, as in the paper's export. The state holds one
+//! sequence, sequence first: rows `[heads, dim]` one after another, so an append is one contiguous
+//! write. A cache with the layout `[batch, heads, sequence, dim]` is transposed; its other readers
+//! get a transpose, which the attention pass removes.
 
 use super::pattern::{input, producer, shape, transposed};
 use crate::error::Result;
@@ -19,9 +20,9 @@ struct Pair {
     past: ValueId,
     new: ValueId,
     present: ValueId,
-    /// An output, of new rows alone or a copy of the whole, that the state makes needless.
+    /// An output that the state makes redundant: the new rows alone or a copy of the whole.
     needless: Option<ValueId>,
-    /// The new rows `[b, s, heads, d]`, where the pair is `[b, heads, s, d]`.
+    /// The pair is `[b, heads, s, d]`, so its new rows are transposed to `[b, s, heads, d]`.
     turned: bool,
     symbol: Symbol,
 }
@@ -32,7 +33,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let mut pairs = Vec::new();
     for past in edit.inputs().iter().copied() {
-        // Readers of nothing but the shape may stay.
+        // Readers of only the shape are allowed.
         let reads = |id: &NodeId| {
             edit.node(*id).is_some_and(|n| {
                 n.inputs
@@ -46,7 +47,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         match find(edit, *reader, past) {
             Ok(Some(p)) => pairs.push(p),
             Ok(None) => {}
-            Err(why) => log::debug!("\"{}\" stays an input: {why}", edit.value(past).name),
+            Err(why) => log::debug!("\"{}\" does not become state: {why}", edit.value(past).name),
         }
     }
     for p in pairs {
@@ -75,7 +76,8 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
         return Ok(None);
     };
     let is_output = |v: &ValueId| g.outputs().contains(v);
-    // The whole may come out under a second name, new rows with their axes in another order.
+    // The whole may be an output under a second name, the new rows with their axes in another
+    // order.
     let copies = results_of(g, *present, |n| {
         n.op.downcast::<Reshape>() == Some(&Reshape::Identity)
     });
@@ -86,7 +88,7 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     } else {
         let all = copies.into_iter().chain([new]).chain(source).chain(turned);
         let found = all.into_iter().find(is_output);
-        Some(found.ok_or("neither what it is joined with nor the whole comes out")?)
+        Some(found.ok_or("neither the appended rows nor the whole are an output")?)
     };
     let axis = crate::graph::op::axis(concat.axis, dims.len()).map_err(|e| e.to_string())?;
     let mut symbols = std::collections::BTreeSet::new();
@@ -95,7 +97,7 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     let symbol =
         symbol.ok_or_else(|| format!("its size along axis {axis} is {}, not a symbol", dims[axis]))?;
     let one = |d: &[crate::shape::Dim]| d.iter().all(|d| d.is(1));
-    // Of one head too: the attention pass looks for rows before heads.
+    // Also with one head: the attention pass expects rows before heads.
     let turned = dims.len() == 4 && axis == 2 && one(&dims[..1]);
     if turned || one(&dims[..axis]) {
         return Ok(Some(Pair {
@@ -109,12 +111,12 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
         }));
     }
     Err(format!(
-        "it grows along axis {axis} of {}, and more than one sequence or an unknown layout is in it",
+        "it grows along axis {axis} of {}, but it has several sequences or an unknown layout",
         Shape(dims.to_vec())
     ))
 }
 
-/// First results of the nodes of this kind that read `v`.
+/// First results of the matching nodes that read `v`.
 fn results_of(g: &Graph, v: ValueId, kind: impl Fn(&Node) -> bool) -> Vec<ValueId> {
     let nodes = g.nodes().filter(|(_, n)| input(n, 0) == Some(v) && kind(n));
     nodes.filter_map(|(_, n)| n.outputs.first().copied()).collect()

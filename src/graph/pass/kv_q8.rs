@@ -1,5 +1,6 @@
-//! Caches of 8 bits: a state that is appended to and read by attention alone becomes one of rows of 8-bit words, see
-//! [`crate::graph::op::kv_append_q8`]. Runs after the passes `kv_cache` and `attention`; what it refuses keeps its floats.
+//! 8-bit KV caches: a state that only attention reads is stored as rows of 8-bit values, see
+//! [`crate::graph::op::kv_append_q8`]. Runs after the passes `kv_cache` and `attention`; states
+//! that do not qualify stay floats.
 
 use super::pattern::{input, shape_alone};
 use crate::error::Result;
@@ -21,7 +22,7 @@ struct Found {
     present: ValueId,
     /// The attentions that read it.
     readers: Vec<NodeId>,
-    /// Values of the state with nodes that ask for their shape.
+    /// Values of the state with the nodes that read their shape.
     shapes: Vec<(ValueId, NodeId)>,
 }
 
@@ -33,13 +34,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             Ok(f) => {
                 found.insert(f.present, f);
             }
-            Err(why) => log::debug!(
-                "cache \"{}\" keeps its floats: {why}",
-                edit.value(state.input).name
-            ),
+            Err(why) => log::debug!("cache \"{}\" stays float: {why}", edit.value(state.input).name),
         }
     }
-    // Both caches of an attention change, or none.
+    // Both caches of an attention change, or neither.
     loop {
         let kept: BTreeSet<ValueId> = found
             .values()
@@ -59,15 +57,15 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         for v in &kept {
             let name = &edit.value(*v).name;
-            log::debug!("cache \"{name}\" keeps its floats: what is read beside it does");
+            log::debug!("cache \"{name}\" stays float: the other cache of its attention does");
         }
         found.retain(|v, _| !kept.contains(v));
     }
     let mut attentions = BTreeSet::new();
     let name = |v: ValueId| edit.value(v).name.clone();
     let names: Vec<String> = found.values().map(|f| name(f.past)).collect();
-    // One rewrite of all: a part of them would leave an attention between two forms.
-    if found.is_empty() || !edit.begin(&format!("caches of 8 bits: {}", names.join(", "))) {
+    // One rewrite for all caches: stopping in between would leave an attention with mixed types.
+    if found.is_empty() || !edit.begin(&format!("8-bit caches: {}", names.join(", "))) {
         return Ok(());
     }
     for f in found.into_values() {
@@ -119,8 +117,8 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
     let fact = g.fact(state.input).map_err(|e| e.to_string())?;
     let last = fact.shape.0.split_last().filter(|_| fact.shape.rank() == 4);
     let (d, before) = last.ok_or_else(|| format!("expected [1, past, heads, d], found {fact}"))?;
-    let words = words(d).ok_or_else(|| format!("its rows of {d} are no fours"))?;
-    // Where each reader of `v` has it among its operands.
+    let words = words(d).ok_or_else(|| format!("its row length {d} is not a multiple of 4"))?;
+    // The positions of `v` among the operands of each reader.
     let places = |v: ValueId, id: NodeId| {
         let inputs = g.node(id).map_or(&[][..], |n| &n.inputs).iter().enumerate();
         inputs.filter(move |(_, o)| **o == Some(v)).map(|(i, _)| i)
@@ -131,7 +129,7 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
         if takes_shape(state.input, *id) {
             shapes.push((state.input, *id));
         } else if *id != append {
-            return Err("something else reads what is in it before a run".to_owned());
+            return Err("another node reads its contents before a run".to_owned());
         }
     }
     let mut readers = Vec::new();
@@ -144,7 +142,7 @@ fn fits(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Found, St
         } else if attention && places(state.output, *id).all(|i| i == 1 || i == 2) {
             readers.push(*id);
         } else {
-            return Err("something that is no attention reads it".to_owned());
+            return Err("a node other than an attention reads it".to_owned());
         }
     }
     if readers.is_empty() {

@@ -1,5 +1,5 @@
-//! Generation needs the logits after the last token only: the product that makes the output `logits` gets the last row, or as many
-//! of the last as a run asks for, by the size of an input.
+//! Generation needs only the last logits: the matmul that makes the output `logits` computes the
+//! last row, or the last rows of a number given by the size of an input.
 
 use super::pattern::{input, only_reader, producer, scalar, shape, transposed};
 use crate::error::{Error, Result, Stage};
@@ -25,7 +25,7 @@ pub(super) fn run_many(edit: &mut Edit<'_>) -> Result<()> {
 
 fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
     let logits = edit.output("logits").map(|v| behind(edit, v));
-    // A model that works sequence first exchanges batch and sequence at the end.
+    // A sequence-first model swaps batch and sequence at the end.
     let exchanged = logits.and_then(|v| transposed(edit, v, &[1, 0, 2]));
     let axis = if exchanged.is_some() { 0 } else { 1 };
     let found = exchanged
@@ -39,12 +39,14 @@ fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
                     .is_some_and(|s| s.len() == 3)
         });
     let Some((id, node)) = found else {
-        log::debug!("all rows of the logits are computed: no product of rank 3 makes an output \"logits\"");
+        log::debug!(
+            "all rows of the logits are computed: there is no output \"logits\" made by a matmul of rank 3"
+        );
         return Ok(());
     };
     let (x, op, mut inputs) = (input(node, 0), node.op.clone(), node.inputs.clone());
     let (name, origin) = (node.name.clone(), node.origin.clone());
-    if !edit.begin("only the last rows of the logits") {
+    if !edit.begin("only the last rows of the logits are computed") {
         return Ok(());
     }
     let start = if many {
@@ -69,7 +71,8 @@ fn cut(edit: &mut Edit<'_>, many: bool) -> Result<()> {
     Ok(())
 }
 
-/// What elementwise operators with constants make `v` of, a cast or a soft-capping: they take rows one by one.
+/// The operand from which row-wise elementwise operators with constants (a cast, soft-capping)
+/// compute `v`.
 fn behind(g: &Graph, mut v: ValueId) -> ValueId {
     let consumers = g.consumers();
     while let Some((_, node, _)) = producer::<Pointwise>(g, v) {
@@ -85,7 +88,8 @@ fn behind(g: &Graph, mut v: ValueId) -> ValueId {
     v
 }
 
-/// Minus the size of a new input: at least 1, and at most the rows that `x` has along `axis`.
+/// The negated size of a new input, which is at least 1 and at most the number of rows of `x` along
+/// `axis`.
 fn minus_rows(
     edit: &mut Edit<'_>,
     name: &str,
@@ -95,7 +99,7 @@ fn minus_rows(
 ) -> Result<ValueId> {
     let failed = |e: String| Error::other(Stage::Pass, format!("\"{ROWS}\": {e}"));
     if edit.find(ROWS).is_some() {
-        return Err(failed("the model has a value of this name".to_owned()));
+        return Err(failed("the model already has a value with this name".to_owned()));
     }
     let rows = Symbol::parse(ROWS).map_err(|e| failed(e.to_string()))?;
     let size = usize::try_from(axis).ok().zip(x);

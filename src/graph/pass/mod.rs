@@ -1,4 +1,5 @@
-//! Graph passes: each changes the graph through [`Edit`], names what it refuses, and is checked afterwards.
+//! Graph passes. Each one changes the graph through [`Edit`] and logs why it skips a candidate; the
+//! graph is checked after each.
 
 mod attention;
 mod conv_norm;
@@ -38,162 +39,165 @@ use super::{Edit, Graph, derive};
 use crate::backend::Caps;
 use crate::error::Result;
 
-/// One rewrite of a graph.
+/// A named transformation of a graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     /// Name in reports and options.
     pub name: &'static str,
-    /// Makes all its rewrites.
+    /// Performs all its rewrites.
     pub run: fn(&mut Edit<'_>) -> Result<()>,
 }
 
-/// Branches of known conditions take the place of their `If`.
+/// Inlines the branch of an `If` whose condition is known.
 pub const INLINE_IF: Pass = Pass {
     name: "inline_if",
     run: inline_if::run,
 };
-/// Constants are computed, shape arithmetic becomes known.
+/// Computes constants and known shape arithmetic.
 pub const FOLD: Pass = Pass {
     name: "fold",
     run: fold::run,
 };
-/// Operators become those that they are made of; see [`super::Op::parts`].
+/// Replaces operators by their parts; see [`super::Op::parts`].
 pub const DECOMPOSE: Pass = Pass {
     name: "decompose",
     run: decompose::run,
 };
-/// Operators that keep a cache become those that they are made of.
+/// Replaces operators that keep a cache by their parts.
 pub const CACHES: Pass = Pass {
     name: "caches",
     run: decompose::caches,
 };
-/// A matrix product over one element becomes a multiplication.
+/// Replaces a matmul with an inner size of 1 by a multiplication.
 pub const OUTER: Pass = Pass {
     name: "outer",
     run: outer::run,
 };
-/// The parts of a split are slices.
+/// Replaces a split by slices.
 pub const SPLIT: Pass = Pass {
     name: "split",
     run: split::run,
 };
-/// One known place of an inner axis is sliced, not gathered.
+/// Replaces a gather of one known index of an inner axis by a slice.
 pub const PICK: Pass = Pass {
     name: "pick",
     run: pick::run,
 };
-/// Operators that change nothing go away.
+/// Removes operators that change nothing.
 pub const IDENTITY: Pass = Pass {
     name: "identity",
     run: identity::run,
 };
-/// `Gemm` becomes a product of matrices with elementwise operators around it.
+/// Replaces `Gemm` by a matmul with elementwise operators around it.
 pub const GEMM: Pass = Pass {
     name: "gemm",
     run: gemm::run,
 };
-/// Nodes that compute the same become one.
+/// Merges nodes that compute the same.
 pub const DUPLICATES: Pass = Pass {
     name: "duplicates",
     run: duplicates::run,
 };
-/// A batch normalisation joins the convolution before it.
+/// Folds a batch normalization into the convolution before it.
 pub const CONV_NORM: Pass = Pass {
     name: "conv_norm",
     run: conv_norm::run,
 };
-/// `x / sqrt(mean(x^2) + e) * w` becomes [`super::op::rms_norm::RmsNorm`]; of `x - mean(x)` it becomes [`super::op::norm::Norm`].
+/// Fuses `x / sqrt(mean(x^2) + e) * w` into [`super::op::rms_norm::RmsNorm`], and the same with
+/// `x - mean(x)` into [`super::op::norm::Norm`].
 pub const NORM: Pass = Pass {
     name: "norm",
     run: norm::run,
 };
-/// `x * cos + rotate_half(x) * sin` becomes [`super::op::rotary::Rotary`].
+/// Fuses `x * cos + rotate_half(x) * sin` into [`super::op::rotary::Rotary`].
 pub const ROTARY: Pass = Pass {
     name: "rotary",
     run: rotary::run,
 };
-/// Neighbours that are taken apart, turned and put together become [`super::op::rotary::Rotary`].
+/// Fuses the rotary embedding of interleaved pairs into [`super::op::rotary::Rotary`].
 pub const NEIGHBOURS: Pass = Pass {
     name: "neighbours",
     run: neighbours::run,
 };
-/// Transposes, reshapes, slices and concatenations cancel or join.
+/// Cancels or merges transposes, reshapes, slices and concatenations.
 pub const MOVES: Pass = Pass {
     name: "moves",
     run: moves::run,
 };
-/// A product with a transposed operand reads it transposed.
+/// Makes matmuls read a transposed operand without the transpose.
 pub const TRANS_B: Pass = Pass {
     name: "trans_b",
     run: trans_b::run,
 };
-/// Pairs of past and present become state that is appended to in place.
+/// Turns pairs of past and present into state that is appended to in place.
 pub const KV_CACHE: Pass = Pass {
     name: "kv_cache",
     run: kv_cache::run,
 };
-/// States that only attention reads become rows of 8 bits.
+/// Stores states that only attention reads in 8 bits.
 pub const KV_Q8: Pass = Pass {
     name: "kv_q8",
     run: kv_q8::run,
 };
-/// Products with E0M weights take their activations in bytes.
+/// Makes matmuls with E0M weights use int8 activations.
 pub const INT8_ACTIVATIONS: Pass = Pass {
     name: "int8_activations",
     run: int8_activations::run,
 };
-/// Scores, softmax and weighted sum become [`super::op::attention::Attention`].
+/// Fuses scores, softmax and weighted sum into [`super::op::attention::Attention`].
 pub const ATTENTION: Pass = Pass {
     name: "attention",
     run: attention::run,
 };
-/// Attention learns of the window that its mask leaves, and caches keep no more.
+/// Sets the sliding window of attention from its mask, and limits caches to it.
 pub const WINDOW: Pass = Pass {
     name: "window",
     run: window::run,
 };
-/// Elementwise chains become one operator.
+/// Fuses elementwise chains into one operator.
 pub const FUSE: Pass = Pass {
     name: "fuse",
     run: fuse::run,
 };
-/// Elementwise operators join the operator before them.
+/// Fuses elementwise operators into the operator before them.
 pub const EPILOGUE: Pass = Pass {
     name: "epilogue",
     run: epilogue::run,
 };
-/// Products of one operand with E0M weights become one node.
+/// Fuses matmuls of one operand with E0M weights into one node.
 pub const JOINT_MATMUL_E0M: Pass = Pass {
     name: "joint_matmul_e0m",
     run: joint_matmul_e0m::run,
 };
-/// Two products of one row, of which an elementwise function makes one value a place, become one node.
+/// Fuses a gate-up pair (SwiGLU) of matmuls of one row into one node.
 pub const GATED_PRODUCT: Pass = Pass {
     name: "gated_product",
     run: gated_product::run,
 };
-/// A normalisation of one row joins the products that read it.
+/// Fuses a normalization of one row into the matmuls that read it.
 pub const NORMED_PRODUCT: Pass = Pass {
     name: "normed_product",
     run: normed_product::run,
 };
-/// What comes between new queries, keys and values and their attention becomes one node, for devices that want few dispatches.
+/// Fuses rotary embedding and cache appends before an attention into one node, for devices that
+/// benefit from fewer dispatches.
 pub const ROTARY_APPEND: Pass = Pass {
     name: "rotary_append",
     run: rotary_append::run,
 };
-/// Only the last row of the output `logits` is computed.
+/// Computes only the last row of the output `logits`.
 pub const LAST_ROW: Pass = Pass {
     name: "last_row",
     run: last_row::run,
 };
 
-/// Only the last rows of the output `logits` are computed, as many as the input [`ROWS`] has elements.
+/// Computes only the last rows of the output `logits`, as many as the input [`ROWS`] has elements.
 pub const LAST_ROWS: Pass = Pass {
     name: "last_rows",
     run: last_row::run_many,
 };
-/// An output [`TOKEN`] tells the place of the largest of each row of the output `logits`.
+/// Adds an output [`TOKEN`] with the index of the largest element in each row of the output
+/// `logits`.
 pub const GREEDY: Pass = Pass {
     name: "greedy",
     run: greedy::run,
@@ -224,19 +228,20 @@ pub const STANDARD: &[Pass] = &[
     JOINT_MATMUL_E0M,
 ];
 
-/// Passes for graphs whose runs have one row, behind all others: decoders have such a graph of their own ([`Pipeline::take_one_row`]).
+/// Passes for graphs whose runs have one row, after all others. Decoders have a separate graph for
+/// them ([`Pipeline::take_one_row`]).
 pub const ONE_ROW: &[Pass] = &[GATED_PRODUCT, NORMED_PRODUCT];
 
-/// What one pass did.
+/// Result of one pass.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PassReport {
-    /// Its name.
+    /// Name of the pass.
     pub pass: &'static str,
     /// Rewrites made.
     pub edits: usize,
-    /// Nodes before it.
+    /// Nodes before the pass.
     pub nodes_before: usize,
-    /// Nodes after it and the removal of dead nodes.
+    /// Nodes after the pass and the removal of dead nodes.
     pub nodes_after: usize,
 }
 
@@ -245,12 +250,12 @@ pub struct PassReport {
 pub struct Pipeline {
     /// The passes.
     pub passes: Vec<Pass>,
-    /// Rewrites allowed over all passes; for bisecting a wrong result to one rewrite.
+    /// Limit on rewrites over all passes, for bisecting a wrong result to one rewrite.
     pub edit_limit: usize,
 }
 
 impl Pipeline {
-    /// What devices want.
+    /// The passes for devices.
     pub fn standard() -> Self {
         Self {
             passes: STANDARD.to_vec(),
@@ -258,19 +263,19 @@ impl Pipeline {
         }
     }
 
-    /// The same with what this device wants besides.
+    /// Adds the passes that this device benefits from.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
         self.passes.push(ROTARY_APPEND);
-        // Each work-group normalises the row for itself, and takes registers for two weights: phones' GPUs have too few of cores and registers
-        // (docs/phone_kernels.md).
+        // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
+        // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
         if caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast() {
             self.passes.extend([GATED_PRODUCT, NORMED_PRODUCT]);
         }
         self
     }
 
-    /// Takes those of [`ONE_ROW`] out, in order.
+    /// Moves the passes of [`ONE_ROW`] out, in order.
     #[must_use]
     pub fn take_one_row(&mut self) -> Self {
         let is = |p: &Pass| ONE_ROW.iter().any(|o| o.name == p.name);
@@ -282,7 +287,7 @@ impl Pipeline {
         }
     }
 
-    /// What the host interpreter wants: the state form of the cache, nothing that only kernels need.
+    /// The passes for the host interpreter: only those that caches need, and none for kernels.
     pub fn host() -> Self {
         Self {
             passes: vec![INLINE_IF, FOLD, CACHES, TRANS_B, KV_CACHE],
@@ -290,20 +295,21 @@ impl Pipeline {
         }
     }
 
-    /// The same passes without those of these names.
+    /// The same passes without the named ones.
     #[must_use]
     pub fn without(mut self, names: &[&str]) -> Self {
         self.passes.retain(|p| !names.contains(&p.name));
         self
     }
 
-    /// Puts `pass` before the one of this name, or last.
+    /// Inserts `pass` before the named pass, or at the end.
     pub fn insert_before(&mut self, name: &str, pass: Pass) {
         let at = self.passes.iter().position(|p| p.name == name);
         self.passes.insert(at.unwrap_or(self.passes.len()), pass);
     }
 
-    /// Runs the passes; before the first and after each the shapes are derived and the graph is checked.
+    /// Runs the passes. Before the first pass and after each, shapes are derived; after each, the
+    /// graph is checked.
     pub fn run(&self, graph: &mut Graph) -> Result<Vec<PassReport>> {
         derive::derive(graph)?;
         let mut reports = Vec::new();

@@ -1,11 +1,14 @@
-//! Operators that only move elements cancel out, join, or move behind elementwise operators, where they meet others to cancel (*LLM
-//! inference on ARM*, section III; paper, section 2.2).
+//! Cancels or merges operators that only move elements, or sinks them below elementwise operators
+//! where they may cancel with others (*LLM inference on ARM*, section III; paper, section 2.2).
 //!
-//! * a transpose of a transpose is one, or none;
-//! * slices along different axes are one;
-//! * a part of a concatenation is that part, and the concatenation of all parts of a value is the value;
-//! * a transpose or reshape before an elementwise operator comes behind it, if all operands that are not single elements have it;
-//! * where heads and rows `[b, s, heads, d]` change places before slices of heads, or concatenations of such, they do so behind.
+//! * two transposes in a row become one, or none;
+//! * slices along different axes become one;
+//! * a slice that is one part of a concatenation becomes that part, and the concatenation of all
+//!   parts of a value becomes the value;
+//! * a transpose or reshape of every operand of an elementwise operator (single elements excepted)
+//!   moves below it;
+//! * a swap of heads and rows `[b, s, heads, d]` moves below slices of heads and their
+//!   concatenations.
 
 use super::pattern::{input, only_reader, producer, shape};
 use crate::error::{Error, Result, Stage};
@@ -20,25 +23,25 @@ use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-/// What becomes of a node.
+/// A rewrite of one node.
 enum Change {
-    /// Its result is this value.
+    /// Its result is replaced by this value.
     Is(ValueId),
-    /// Its transpose reads this value, with this order of axes.
+    /// It becomes a transpose of this value with this order of axes.
     Transpose(ValueId, Vec<i64>),
-    /// Its slice reads this value, by these starts, ends, axes and steps.
+    /// It becomes a slice of this value with these starts, ends, axes and steps.
     Slice(ValueId, [Vec<i64>; 4]),
-    /// This operator of these values along their last axis, and a transpose of its result.
+    /// It becomes this operator on these values along their last axis, followed by a transpose.
     Last {
         op: Box<dyn Op>,
         inputs: Vec<Option<ValueId>>,
         perm: Vec<i64>,
     },
-    /// It reads these values, and the node that moved its operands comes behind it.
+    /// It reads these values, and the node that moved its operands comes after it.
     Sink {
         inputs: Vec<Option<ValueId>>,
         mover: NodeId,
-        /// Of its result.
+        /// Fact of its result.
         fact: Fact,
     },
 }
@@ -127,21 +130,21 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'static str)> {
-    // What nobody reads any more goes away after the pass.
+    // Nodes without readers are removed after the pass.
     let y = *g.node(id)?.outputs.first()?;
     if consumers.get(y.index()).is_none_or(Vec::is_empty) && !g.is_kept(y) {
         return None;
     }
     transposes(g, id)
-        .map(|c| (c, "joins the transpose before it"))
-        .or_else(|| slices(g, consumers, id).map(|c| (c, "joins the slice before it")))
+        .map(|c| (c, "is merged with the transpose before it"))
+        .or_else(|| slices(g, consumers, id).map(|c| (c, "is merged with the slice before it")))
         .or_else(|| part(g, id).map(|c| (c, "is a part of a concatenation")))
-        .or_else(|| whole(g, id).map(|c| (c, "joins all parts of one value")))
-        .or_else(|| sink(g, consumers, id).map(|c| (c, "comes before what moves its operands")))
-        .or_else(|| along_last(g, id).map(|c| (c, "comes before the transpose of its operands")))
+        .or_else(|| whole(g, id).map(|c| (c, "concatenates all parts of one value")))
+        .or_else(|| sink(g, consumers, id).map(|c| (c, "moves above the node that moves its operands")))
+        .or_else(|| along_last(g, id).map(|c| (c, "moves above the transpose of its operands")))
 }
 
-/// What is known of the operand of a transpose by `perm` that makes `y`.
+/// The fact of the operand of the transpose by `perm` that makes `y`.
 fn last_axis_fact(g: &Graph, y: ValueId, perm: &[i64]) -> Option<Fact> {
     let fact = g.value(y).fact.as_ref()?;
     let mut sizes = fact.shape.0.clone();
@@ -151,7 +154,7 @@ fn last_axis_fact(g: &Graph, y: ValueId, perm: &[i64]) -> Option<Fact> {
     Some(Fact::new(fact.dtype, crate::shape::Shape(sizes)))
 }
 
-/// A slice or a concatenation along the last axis, where the two axes before it change places.
+/// A slice or a concatenation along the last axis, after the two axes before it are swapped.
 fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
     let node = g.node(id)?;
     let y = *node.outputs.first()?;
@@ -167,7 +170,7 @@ fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
         let (v, [_, _, axes, _]) = lists(g, id)?;
         let (x, order) = before(v)?;
         let along = axes.iter().all(|a| usize::try_from(*a) == Ok(last));
-        // Without a list of axes the slice is of the first ones.
+        // Without a list of axes, the slice applies to the first axes.
         (along && node.inputs.len() > 3).then_some(())?;
         let rest = node.inputs.iter().skip(1).copied();
         (
@@ -216,7 +219,7 @@ fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
     Some(Change::Transpose(x, joint?))
 }
 
-/// Starts, ends, axes and steps of a slice, as far as they are numbers.
+/// Starts, ends, axes and steps of a slice; `None` if they are not constant.
 fn lists(g: &Graph, id: NodeId) -> Option<(ValueId, [Vec<i64>; 4])> {
     let node = g.node(id)?;
     node.op.downcast::<Slice>()?;
@@ -251,7 +254,10 @@ fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
         return None;
     }
     if outer[2].iter().any(|a| inner[2].contains(a)) {
-        log::debug!("slices at \"{}\" stay two: both cut one axis", g.value(v).name);
+        log::debug!(
+            "slices at \"{}\" are not merged: both cut the same axis",
+            g.value(v).name
+        );
         return None;
     }
     for (all, more) in outer.iter_mut().zip(inner) {
@@ -260,7 +266,7 @@ fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
     Some(Change::Slice(x, outer))
 }
 
-/// The axis and the range that a slice by steps of 1 keeps, where it cuts one axis of known size.
+/// The axis and range of a slice with step 1 that cuts one axis of known size.
 fn range(g: &Graph, id: NodeId) -> Option<(ValueId, usize, [i64; 2])> {
     let (x, [starts, ends, axes, steps]) = lists(g, id)?;
     let ([start], [end], [axis], [1]) = (
@@ -317,7 +323,7 @@ fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
     let node = g.node(id)?;
     node.op.downcast::<Pointwise>()?;
     let y = *node.outputs.first()?;
-    // Arithmetic of shapes runs nowhere.
+    // Shape arithmetic does not run, so moving it gains nothing.
     if g.value(y).fact.as_ref()?.as_dims().is_some() {
         return None;
     }
@@ -346,7 +352,7 @@ fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
         };
         sources.push(Some(source));
     }
-    // Two reshapes to one shape may come from different ones.
+    // Two reshapes to one shape may come from different shapes.
     if reshaped > 1 {
         return None;
     }

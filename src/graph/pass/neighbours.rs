@@ -1,5 +1,7 @@
-//! The rotary embedding of neighbours of exporters: elements `2 i` and `2 i + 1` of each head in `[.., heads, d]`, taken apart, turned by angles
-//! `[.., 1, r / 2]` and put together again; where `r` is less than `d`, in a slice of each head, behind which the rest is put.
+//! Fuses the rotary embedding of interleaved pairs as exporters write it: elements `2 i` and
+//! `2 i + 1` of each head in `[.., heads, d]` are split, rotated by angles `[.., 1, r / 2]` and
+//! interleaved again. If `r` is less than `d`, only a slice of each head is rotated and the rest is
+//! appended.
 
 use super::pattern::{along_last, binary, last_slice, origin, reshaped, shape};
 use crate::error::Result;
@@ -11,7 +13,7 @@ use std::collections::HashSet;
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
     let (mut all, mut parts) = (Vec::new(), HashSet::new());
-    // What is put together of turned parts comes behind them.
+    // A concatenation of rotated parts comes after them; visiting in reverse matches it first.
     for id in ids.into_iter().rev() {
         let found = edit.node(id).and_then(|node| match node.outputs.as_slice() {
             [y] if !parts.contains(y) => find(edit, *y),
@@ -24,7 +26,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
     for (id, Found { inputs, names, .. }) in all.into_iter().rev() {
         let name = edit.node(id).map_or("", |n| &n.name).to_owned();
-        if !edit.begin(&format!("rotary embedding of neighbours at \"{name}\"")) {
+        if !edit.begin(&format!("interleaved rotary embedding at \"{name}\"")) {
             return Ok(());
         }
         let op = Rotary {
@@ -37,7 +39,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
 
 struct Found {
     inputs: [ValueId; 3],
-    /// What the part of each head becomes that turns, if that is not the whole.
+    /// The rotated part of each head, if it is not the whole head.
     part: Option<ValueId>,
     names: Vec<String>,
 }
@@ -65,7 +67,8 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
     })
 }
 
-/// Heads, cosines and sines `[.., r]`, `[.., 1, r / 2]`, and the values computed on the way, where `v` is what the neighbours in them become.
+/// If `v` is a rotation of interleaved pairs: heads `[.., r]`, cosines and sines `[.., 1, r / 2]`,
+/// and the intermediate values.
 fn turned(g: &Graph, v: ValueId) -> Option<([ValueId; 3], Vec<ValueId>)> {
     let pairs = reshaped(g, v)?;
     let [first, second] = along_last(g, pairs)?;
@@ -97,14 +100,15 @@ fn turned(g: &Graph, v: ValueId) -> Option<([ValueId; 3], Vec<ValueId>)> {
     })
 }
 
-/// Of a product: the heads `[.., d]`, in either order the value of their elements `2 i + place`, and the other operand.
+/// Of the factors of a multiplication, in either order: the heads `[.., d]`, the value with their
+/// elements `2 i + place`, and the other factor.
 fn element(g: &Graph, factors: [ValueId; 2], place: i64) -> Option<(ValueId, ValueId, ValueId)> {
     let [a, b] = factors;
     [(a, b), (b, a)].into_iter().find_map(|(of, other)| {
         let (pairs, first, size) = last_slice(g, reshaped(g, of)?)?;
         let x = reshaped(g, pairs)?;
         let in_pairs = shape(g, pairs)?.last()?.is(2) && shape(g, pairs)?.len() == 5;
-        // Angles are taken from pairs, too, of cosines and sines.
+        // Cosines and sines are taken from pairs, too; they are not heads.
         let whole = shape(g, x)?.len() == 4 && shape(g, x)?[2] == shape(g, of)?[2];
         (first == place && size == 1 && in_pairs && whole && shape(g, other)?.get(2)?.is(1))
             .then_some((x, of, other))

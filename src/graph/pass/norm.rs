@@ -1,7 +1,8 @@
-//! The decomposed normalisations of exporters.
+//! Fuses decomposed normalizations as exporters write them.
 //!
-//! Root mean square: `x * (1 / sqrt(mean(x^2, -1) + e)) * w` and its variants with a division, with `x * x`, and with operands in
-//! either order. Layer normalisation is the same of `x - mean(x, -1)`, with a bias or without.
+//! RMS normalization is `x * (1 / sqrt(mean(x^2, -1) + e)) * w`, also with a division, with
+//! `x * x`, and with operands in either order. Layer normalization is the same on
+//! `x - mean(x, -1)`, with or without a bias.
 
 use super::pattern::{binary, input, only_reader, origin, producer, scalar, shape, unary, with_scalar};
 use crate::error::Result;
@@ -57,16 +58,16 @@ struct Found {
     origin: Vec<String>,
 }
 
-/// What makes a layer normalisation of a root mean square.
+/// The additional parts that turn an RMS normalization into a layer normalization.
 struct Layer {
     x: ValueId,
     bias: Option<ValueId>,
-    /// The last value.
+    /// The final value.
     y: ValueId,
     origin: Vec<String>,
 }
 
-/// A constant for each place of the last axis.
+/// A constant with one element per position of the last axis.
 fn is_row(g: &Graph, v: ValueId) -> bool {
     let fact = g.value(v).fact.as_ref();
     fact.is_some_and(|f| f.as_const().is_some() && f.shape.rank() == 1)
@@ -76,7 +77,7 @@ fn with_mean(g: &Graph, consumers: &[Vec<NodeId>], y: ValueId, found: &Found) ->
     let [x, mean] = binary(g, found.x, Binary::Sub)?;
     if row_mean(g, mean)? != x {
         log::debug!(
-            "no layer normalisation at \"{}\": another value's mean is subtracted",
+            "no layer normalization at \"{}\": the mean of another value is subtracted",
             g.value(y).name
         );
         return None;
@@ -100,7 +101,7 @@ fn with_mean(g: &Graph, consumers: &[Vec<NodeId>], y: ValueId, found: &Found) ->
     Some(layer)
 }
 
-/// The operand of the mean over the last axis, which stays with size 1, that computes `v`.
+/// The operand of the mean that computes `v`, over the last axis and with `keepdims`.
 fn row_mean(g: &Graph, v: ValueId) -> Option<ValueId> {
     let (_, node, reduce) = producer::<Reduce>(g, v)?;
     let x = input(node, 0)?;
@@ -112,7 +113,10 @@ fn row_mean(g: &Graph, v: ValueId) -> Option<ValueId> {
     if reduce.kind == Kind::Mean && reduce.keep && (axes == [-1] || axes == [last]) {
         return Some(x);
     }
-    log::debug!("\"{}\" is no mean of rows: it reduces axes {axes:?}", node.name);
+    log::debug!(
+        "\"{}\" is not a mean of rows: it reduces axes {axes:?}",
+        node.name
+    );
     None
 }
 
@@ -150,7 +154,7 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
     };
     if squared != x || shape(g, x)?.last() != shape(g, scale)?.first() {
         log::debug!(
-            "no root-mean-square normalisation at \"{}\": it normalises one value by another's mean",
+            "no RMS normalization at \"{}\": a value is normalized by the mean of another one",
             g.value(y).name
         );
         return None;

@@ -1,5 +1,6 @@
-//! A normalisation of one row joins the products that read it: each work-group of these looks at the whole row anyhow. For graphs whose runs have
-//! one row: several readers would each normalise many.
+//! Fuses an RMS normalization of one row into the matmuls that read it, since each of their
+//! work-groups reads the whole row anyway. Used for graphs whose runs have one row: with many rows,
+//! each reader would normalize them all.
 
 use super::pattern::input;
 use crate::error::Result;
@@ -28,10 +29,10 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let joined: Option<Vec<_>> = readers.iter().map(|r| joined(edit, *r, y, epsilon)).collect();
         let kept = edit.outputs().contains(&y);
         let Some(joined) = joined.filter(|all| !all.is_empty() && !kept) else {
-            log::debug!("\"{name}\" stays: what reads it takes no norm");
+            log::debug!("\"{name}\" is not fused: a reader cannot normalize its operand");
             continue;
         };
-        if !edit.begin(&format!("\"{name}\" joins the products that read it")) {
+        if !edit.begin(&format!("\"{name}\" is fused into the matmuls that read it")) {
             return Ok(());
         }
         for (reader, (op, gain_at)) in readers.into_iter().zip(joined) {
@@ -49,8 +50,8 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The operator of the node `reader` with a norm of its operand 0, which is `y` and is read nowhere else, and the place of the norm's factors among the
-/// operands.
+/// The operator of the node `reader` with operand 0 normalized, and the operand index of the norm's
+/// scale. `y` must be operand 0 and no other operand.
 fn joined(g: &Graph, reader: NodeId, y: ValueId, epsilon: f32) -> Option<(Box<dyn Op>, usize)> {
     let node = g.node(reader)?;
     let reads = node.inputs.iter().filter(|v| **v == Some(y)).count();

@@ -1,7 +1,8 @@
-//! A matrix product whose inner size is 1 is a multiplication with broadcasting, `[.., m, 1] * [.., 1, n]`.
+//! Replaces a matmul with an inner size of 1 by a multiplication with broadcasting,
+//! `[.., m, 1] * [.., 1, n]`.
 //!
-//! Exporters write the angles of rotary embeddings so: frequencies times positions. As a multiplication of single elements it
-//! keeps the precision of positions, which products of matrices in `f16` do not.
+//! Exporters write the angles of rotary embeddings this way: frequencies times positions. An
+//! elementwise multiplication keeps the precision of positions, while `f16` matmuls do not.
 
 use super::pattern::{input, shape};
 use crate::error::Result;
@@ -29,7 +30,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
     }
     for (id, a, b, name, origin) in found {
-        if edit.begin(&format!("product \"{name}\" over one element")) {
+        if edit.begin(&format!("matmul \"{name}\" has an inner size of 1")) {
             let op = Pointwise::binary("Mul", Binary::Mul);
             edit.replace_node(id, Box::new(op), vec![Some(a), Some(b)], origin);
         }

@@ -1,4 +1,4 @@
-//! Small questions that patterns are made of.
+//! Helpers to match patterns of nodes.
 
 use crate::graph::op::concat::Concat;
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
@@ -14,7 +14,7 @@ pub fn producer<T: 'static>(g: &Graph, v: ValueId) -> Option<(NodeId, &Node, &T)
     node.op.downcast::<T>().map(|op| (id, node, op))
 }
 
-/// What `find` finds among the nodes, as they are before anything is changed.
+/// All matches of `find` in the unchanged graph.
 pub fn all<T>(g: &Graph, find: impl Fn(&Graph, NodeId) -> Option<T>) -> Vec<T> {
     g.nodes().filter_map(|(id, _)| find(g, id)).collect()
 }
@@ -44,7 +44,7 @@ pub fn unary(g: &Graph, v: ValueId, f: Unary) -> Option<ValueId> {
     }
 }
 
-/// The value of a constant of one float that adds no axes to a result.
+/// The value of a constant with one float that adds no axes to a result.
 pub fn scalar(g: &Graph, v: ValueId) -> Option<f32> {
     let t = g.value(v).fact.as_ref()?.as_const()?;
     if t.len() == 1 && t.shape().len() <= 1 {
@@ -54,7 +54,7 @@ pub fn scalar(g: &Graph, v: ValueId) -> Option<f32> {
     }
 }
 
-/// For a commutative pair: the constant scalar and the other operand.
+/// Splits a commutative pair into the other operand and the value of its constant scalar.
 pub fn with_scalar(g: &Graph, [a, b]: [ValueId; 2]) -> Option<(ValueId, f32)> {
     scalar(g, b)
         .map(|s| (a, s))
@@ -85,7 +85,7 @@ pub fn along_last(g: &Graph, v: ValueId) -> Option<[ValueId; 2]> {
     (node.inputs.len() == 2 && (concat.axis == -1 || concat.axis == last)).then_some(operands)
 }
 
-/// Operand, first element, and size of the slice along the last axis, of each element, that computes `v`.
+/// Operand, start and size of the slice along the last axis that computes `v`, with step 1.
 pub fn last_slice(g: &Graph, v: ValueId) -> Option<(ValueId, i64, i64)> {
     let (_, node, _) = producer::<Slice>(g, v)?;
     let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
@@ -110,7 +110,7 @@ pub fn last_slice(g: &Graph, v: ValueId) -> Option<(ValueId, i64, i64)> {
     (unit && (axis == -1 || axis == last) && one(1)? >= 0).then_some((input(node, 0)?, one(1)?, size))
 }
 
-/// The only reader of `v`, which is no output of the graph.
+/// The only reader of `v`; `None` if `v` is an output or the end of a state.
 pub fn only_reader(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId) -> Option<NodeId> {
     let kept = g.is_kept(v);
     match consumers.get(v.index()).map(Vec::as_slice) {
@@ -119,7 +119,7 @@ pub fn only_reader(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId) -> Option<N
     }
 }
 
-/// Names of the model's nodes behind the producers of these values.
+/// Names of the model's nodes that the producers of these values replace.
 pub fn origin(g: &Graph, values: &[ValueId]) -> Vec<String> {
     let mut names = Vec::new();
     for v in values {
@@ -136,10 +136,10 @@ pub fn origin(g: &Graph, values: &[ValueId]) -> Vec<String> {
     names
 }
 
-/// Nodes that are looked at one behind another, to see whether data is read.
+/// How many nodes in a row [`shape_alone`] follows.
 const DEEPEST: usize = 4;
 
-/// Node `id` reads nothing of `v` but its shape, or moves it for others that do so.
+/// Node `id` reads only the shape of `v`, or moves it for nodes that read only its shape.
 pub fn shape_alone(g: &Graph, consumers: &[Vec<NodeId>], v: ValueId, id: NodeId) -> bool {
     no_deeper(g, consumers, v, id, DEEPEST)
 }

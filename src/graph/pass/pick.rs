@@ -1,6 +1,7 @@
-//! A `Gather` of one place, known before the run, along an inner axis becomes a slice: `x[.., i]` of exporters.
+//! Replaces a `Gather` of one known index along an inner axis by a slice: `x[.., i]` in exporters'
+//! code.
 //!
-//! Kernels gather rows of tables; a slice is a strided copy, or nothing at all.
+//! A gather kernel is made for rows of tables; a slice is a strided copy or costs nothing.
 
 use super::pattern::{all, input};
 use crate::error::Result;
@@ -14,9 +15,10 @@ struct Found {
     x: ValueId,
     axis: i64,
     index: i64,
-    /// The index is a scalar: the axis goes away.
+    /// The index is a scalar, so the axis is dropped.
     drops_axis: bool,
-    /// The axis is known to have that place. Else the part is assumed to be one place, as a slice of none is no error.
+    /// The index is known to be in range. If not, the size of the part is assumed to be 1, since a
+    /// slice out of range is empty and not an error.
     exists: bool,
 }
 
@@ -24,7 +26,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());
-        if edit.begin(&format!("\"{name}\" picks one place of an axis")) {
+        if edit.begin(&format!("\"{name}\" picks one index of an axis")) {
             rewrite(edit, &f, &name, origin)?;
         }
     }
@@ -39,7 +41,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     let at = crate::graph::op::axis(*axis, data.shape.rank()).ok()?;
     let indices = g.value(index).fact.as_ref()?;
     let picks_one = matches!(indices.shape.as_fixed()?.as_slice(), [] | [1]);
-    // Rows of a table are gathered; and what is known needs no work.
+    // Gathers of table rows stay, and known values need no rewrite.
     if at == 0 || !picks_one || data.as_const().is_some() || data.as_dims().is_some() {
         return None;
     }
@@ -61,7 +63,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
 
 fn rewrite(edit: &mut Edit<'_>, f: &Found, name: &str, origin: Vec<String>) -> Result<()> {
     let mut list = |what: &str, v: i64| edit.add_int(&format!("{name}/{what}"), v).map(Some);
-    // The end behind the last place, counted from the end, cannot be written as a number from there.
+    // Counted from the end, the end after the last element has no number.
     let end = if f.index == -1 {
         i64::MAX
     } else {

@@ -1,6 +1,7 @@
-//! The rotary embedding of exporters: `x * cos + concat(-x[h..], x[..h]) * sin` over `[b, s, heads, d]` with angles
-//! `[b, s, 1, d]`, operands in either order; or over these heads, or a part of each, transposed to `[b, heads, s, d]` with angles
-//! `[b, 1, s, d]`, where the transpose moves behind the embedding.
+//! Fuses the rotary embedding as exporters write it: `x * cos + concat(-x[h..], x[..h]) * sin` over
+//! `[b, s, heads, d]` with angles `[b, s, 1, d]`, operands in either order. The heads, or a part of
+//! each, may also be transposed to `[b, heads, s, d]` with angles `[b, 1, s, d]`; the transpose
+//! then moves after the embedding.
 
 use super::pattern::{along_last, binary, input, last_slice, origin, producer, shape, transposed, unary};
 use crate::error::Result;
@@ -13,7 +14,7 @@ use std::collections::HashMap;
 
 pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
-    // The angles of all layers are the same values.
+    // All layers share the same angles.
     let mut turned: HashMap<ValueId, ValueId> = HashMap::new();
     for (id, outputs) in ids {
         let [y] = outputs.as_slice() else { continue };
@@ -66,7 +67,7 @@ fn transpose() -> Transpose {
     }
 }
 
-/// `v` with its middle axes exchanged.
+/// `v` with its two middle axes swapped.
 fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> ValueId {
     let name = format!("{}/{suffix}", edit.value(v).name);
     let out = edit.add_value(&name, None);
@@ -80,17 +81,18 @@ fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> Val
     out
 }
 
-/// How the operand of an embedding lies.
+/// Layout of the operand of an embedding.
 enum Order {
     /// `[b, s, heads, d]`.
     Rows,
-    /// This transposed to `[b, heads, s, d]`.
+    /// `[b, heads, s, d]`, transposed from `Rows`.
     Heads,
-    /// A slice along the last axis of this transposed, by these operands.
+    /// A slice along the last axis of the transposed rows, with these operands.
     PartOfHeads(Vec<Option<ValueId>>),
 }
 
-/// Operands of the rotary embedding that makes `y`, the first of them always `[b, s, heads, d]`, how they lie, and the names of the nodes.
+/// Operands of the rotary embedding that makes `y` (the first one always `[b, s, heads, d]`), their
+/// layout, and the origin of the nodes.
 fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
     let [a, b] = binary(g, y, Binary::Add)?;
     g.value(y).fact.as_ref()?.dtype.on_devices().then_some(())?;
@@ -109,10 +111,10 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
                 None
             };
             let ([b0, s0, s1, d], [cb, c0, c1, cd]) = (shape(g, x)?, shape(g, cos)?) else {
-                return refuse("heads or angles have no four axes");
+                return refuse("heads or angles do not have four axes");
             };
             if b0 != cb || d != cd || shape(g, sin)? != shape(g, cos)? {
-                return refuse("angles do not fit the heads");
+                return refuse("shapes of angles and heads do not match");
             }
             steps.extend([y, a, b]);
             if s0 == c0 && c1.is(1) {
@@ -133,7 +135,8 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
     None
 }
 
-/// The rows `[b, s, heads, d]` of which `v` is a slice along the last axis, transposed, and the operands of the slice.
+/// If `v` is a slice along the last axis of transposed rows: the rows `[b, s, heads, d]` and the
+/// operands of the slice.
 fn part_of_rows(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<Option<ValueId>>)> {
     let (_, node, _) = producer::<Slice>(g, v)?;
     let axes = g
@@ -147,7 +150,7 @@ fn part_of_rows(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<Option<ValueId>>)
     (axes == [-1] || axes == [3]).then(|| (rows, node.inputs.get(1..).unwrap_or_default().to_vec()))
 }
 
-/// `x` and the values computed on the way, where `v` is `concat(-x[h..], x[..h])` along the last axis.
+/// If `v` is `concat(-x[h..], x[..h])` along the last axis: `x` and the intermediate values.
 fn rotate_half(g: &Graph, v: ValueId) -> Option<(ValueId, Vec<ValueId>)> {
     let [negated, low] = along_last(g, v)?;
     let high = unary(g, negated, Unary::Neg)?;

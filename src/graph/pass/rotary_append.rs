@@ -1,5 +1,6 @@
-//! The rotary embedding of queries and keys of an attention, and the appends of its keys and values, become one node, [`RotaryAppend`]: one
-//! dispatch in place of four. Runs after the passes `kv_cache` and `attention`, for devices.
+//! Fuses the rotary embeddings of queries and keys and the appends of keys and values before an
+//! attention into one node, [`RotaryAppend`]: one dispatch instead of four. Runs after the passes
+//! `kv_cache` and `attention`, for devices.
 
 use super::pattern::{input, transposed};
 use crate::error::Result;
@@ -22,11 +23,13 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
         let found = match find(edit, &consumers, id) {
             Ok(found) => found,
             Err(why) => {
-                log::debug!("what comes before attention \"{name}\" stays apart: {why}");
+                log::debug!("the nodes before attention \"{name}\" are not fused: {why}");
                 continue;
             }
         };
-        if !edit.begin(&format!("rotary embedding and caches of \"{name}\" are one node")) {
+        if !edit.begin(&format!(
+            "rotary embedding and appends of \"{name}\" become one node"
+        )) {
             return Ok(());
         }
         let origin = found.nodes.iter().filter_map(|id| edit.node(*id));
@@ -53,7 +56,7 @@ struct Found {
     outputs: [ValueId; 3],
 }
 
-/// What makes `v`, where that is an `O`.
+/// The producer of `v`, if it is an `O`.
 fn made_by<'g, O: Op + 'static>(
     g: &'g Graph,
     v: Option<ValueId>,
@@ -65,10 +68,10 @@ fn made_by<'g, O: Op + 'static>(
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, String> {
-    let attention = g.node(id).ok_or("it is gone")?;
-    // A value that one node reads, and nobody else.
+    let attention = g.node(id).ok_or("the node was removed")?;
+    // A value with a single reader.
     let alone = |v: ValueId| !g.is_kept(v) && consumers.get(v.index()).is_some_and(|c| c.len() == 1);
-    // Rows with the sequence first are exchanged with the batch, which is 1, before an attention.
+    // Sequence-first rows are swapped with the batch, which is 1, before an attention.
     let rows = |i: usize| {
         let v = input(attention, i)?;
         Some(transposed(g, v, &[1, 0, 2, 3]).unwrap_or(v))
@@ -80,23 +83,23 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Result<Found, Strin
     let axis = |n: &Node| n.op.downcast::<KvAppend>().map(|append| append.axis);
     let axis = match [axis(k), axis(v)] {
         [Some(k), Some(v)] if k == v && k < 2 => k,
-        other => return Err(format!("its caches grow along axes {other:?}")),
+        other => return Err(format!("its caches grow along unsupported axes {other:?}")),
     };
     let caches = [input(k, 0), input(v, 0)];
     let windowed = |s: &State| s.window.is_some() && caches.contains(&Some(s.input));
     if g.states().iter().any(windowed) {
-        return Err("its caches keep a window".to_owned());
+        return Err("its caches have a window".to_owned());
     }
     let pairs = |n: &Node| n.op.downcast::<Rotary>().map(|turn| turn.pairs);
     let pairs = match [pairs(q), pairs(new)] {
         [Some(q), Some(k)] if q == k => q,
-        other => return Err(format!("pairs of its rotary embeddings are {other:?}")),
+        other => return Err(format!("its rotary embeddings have different pairs: {other:?}")),
     };
     if [1, 2].iter().any(|i| input(q, *i) != input(new, *i)) {
-        return Err("queries and keys have other angles".to_owned());
+        return Err("its queries and keys have different angles".to_owned());
     }
     if !alone(query) || !alone(turned) {
-        return Err("turned queries or keys are read elsewhere".to_owned());
+        return Err("its rotated queries or keys have other readers".to_owned());
     }
     Ok(Found {
         op: RotaryAppend { pairs, axis },

@@ -1,4 +1,4 @@
-//! A `Split` becomes a slice for each of its parts, of which those that nobody reads go away.
+//! Replaces a `Split` by a slice for each of its parts; slices without readers are removed.
 
 use super::pattern::{all, input};
 use crate::error::Result;
@@ -10,7 +10,7 @@ struct Found {
     node: NodeId,
     x: ValueId,
     axis: i64,
-    /// Each part with its first and last place, the latter exclusive.
+    /// Each part with its start and its exclusive end.
     parts: Vec<(ValueId, [i64; 2])>,
 }
 
@@ -48,14 +48,17 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     for part in &node.outputs {
         let size = g.value(*part).fact.as_ref()?.shape.0.get(axis)?;
         let Some(size) = size.as_const() else {
-            log::debug!("\"{}\" stays a split: a part of size {size}", node.name);
+            log::debug!(
+                "\"{}\" stays a split: the size {size} of a part is not constant",
+                node.name
+            );
             return None;
         };
         let end = at.checked_add(size)?;
         parts.push((*part, [at, end]));
         at = end;
     }
-    // Where the parts are assumed to add up, a slice would assume other things.
+    // If the parts are only assumed to add up, slices would assume something else.
     if !fact.shape.0.get(axis)?.is(at) {
         log::debug!("\"{}\" stays a split: its parts may not add up", node.name);
         return None;

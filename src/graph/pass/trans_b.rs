@@ -1,5 +1,6 @@
-//! `MatMul(a, Transpose(b))` reads `b` with its last two axes as they lie: a transpose that only swaps them goes away, one that moves
-//! the last axis up by one moves the others alone, so that rows stay whole.
+//! Makes `MatMul(a, Transpose(b))` read `b` without transposing its last two axes. A transpose that
+//! only swaps them is removed; one that moves the last axis up by one only moves the other axes, so
+//! rows stay contiguous.
 
 use super::pattern::{input, producer, shape};
 use crate::error::Result;
@@ -13,7 +14,7 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
             continue;
         };
         let (name, origin) = (node.name.clone(), node.origin.clone());
-        if !edit.begin(&format!("product \"{name}\" reads its operand transposed")) {
+        if !edit.begin(&format!("matmul \"{name}\" reads its operand transposed")) {
             return Ok(());
         }
         let mut b = found.source;
@@ -41,7 +42,7 @@ struct Found {
     node: NodeId,
     a: ValueId,
     source: ValueId,
-    /// Of the source; the last axis stays.
+    /// Permutation of the source; the last axis stays.
     perm: Vec<usize>,
 }
 

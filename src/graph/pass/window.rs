@@ -1,9 +1,10 @@
-//! Attention whose mask hides all keys but the latest learns how many these are, and a cache that only such attention reads needs no
-//! more rows of them.
+//! Sliding windows: if a mask hides all but the latest keys, the attention gets the window as an
+//! attribute. A cache that only such attentions read keeps no more rows than the window.
 //!
-//! The mask is not compared with the forms of exporters: [`seen`] follows how its elements depend on their places, through ranges,
-//! elementwise operators and operators that move, and finds what must hold where a key is seen. The mask stays: it says what else is hidden.
-//! A mask that is an input tells nothing, one that is combined with it does.
+//! The mask is not compared with known exporters. Instead, [`seen`] follows how its elements depend
+//! on their positions, through ranges, elementwise operators and moves, and derives conditions for
+//! a key to be visible. The mask stays, since it may hide more. A mask that is a model input gives
+//! no information, but a mask combined with it does.
 
 mod seen;
 
@@ -32,14 +33,14 @@ pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let windows = states(edit);
     for (output, window) in windows {
         let name = edit.value(output).name.clone();
-        if edit.begin(&format!("of cache \"{name}\" the last {window} rows are read")) {
+        if edit.begin(&format!("cache \"{name}\" keeps the last {window} rows")) {
             edit.set_window(output, window);
         }
     }
     Ok(())
 }
 
-/// An attention without a window whose mask has one.
+/// An attention without a window whose mask implies one.
 fn find(g: &Graph, masks: &mut Masks, id: NodeId) -> Option<(Attention, i64)> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Attention>().filter(|op| op.window.is_none())?;
@@ -54,7 +55,8 @@ fn find(g: &Graph, masks: &mut Masks, id: NodeId) -> Option<(Attention, i64)> {
     Some((op.clone(), window))
 }
 
-/// States that only attention with windows reads, by their ends, with the largest of these windows.
+/// States that are read only by attention with windows: their end values with the largest of these
+/// windows.
 fn states(g: &Graph) -> BTreeMap<ValueId, i64> {
     let consumers = g.consumers();
     let mut found = BTreeMap::new();
@@ -63,10 +65,10 @@ fn states(g: &Graph) -> BTreeMap<ValueId, i64> {
             Ok(readers) => {
                 found.insert(state.output, readers);
             }
-            Err(why) => log::debug!("all of cache \"{}\" is kept: {why}", g.value(state.input).name),
+            Err(why) => log::debug!("cache \"{}\" is kept whole: {why}", g.value(state.input).name),
         }
     }
-    // Keys and values of an attention lie alike, or it could not read them.
+    // The key and value caches of an attention must have the same layout.
     loop {
         let operands = |id: &NodeId| {
             let node = g.node(*id);
@@ -89,7 +91,8 @@ fn states(g: &Graph) -> BTreeMap<ValueId, i64> {
     for (v, readers) in &found {
         windows.insert(*v, readers.iter().map(|(_, w)| *w).max().unwrap_or(0));
     }
-    // What one attention reads has one window; that of each can only grow, up to the largest of all.
+    // All caches of one attention have one window. Each window can only grow, up to the largest of
+    // all.
     loop {
         let mut grown = false;
         for id in found.values().flatten().map(|(id, _)| *id) {
@@ -129,7 +132,7 @@ fn readers(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Vec<(N
     let before = &consumers[state.input.index()];
     let reads = |id: &&NodeId| **id != append && !shape_alone(g, consumers, state.input, **id);
     if before.iter().any(|id| reads(&id)) {
-        return Err("something else reads what is in it before a run".to_owned());
+        return Err("another node reads its contents before a run".to_owned());
     }
     let mut readers = Vec::new();
     for id in &consumers[state.output.index()] {

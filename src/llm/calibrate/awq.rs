@@ -1,4 +1,4 @@
-//! `awq`: inputs are scaled by what a calibration tells of them.
+//! AWQ: scales matmul inputs using calibration statistics.
 
 use super::hessians::{ByHessian, batch};
 use super::{Calibration, Input, WeightedMethods};
@@ -11,38 +11,42 @@ use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Columns of a weight that stand for all when factors are searched.
+/// Number of sampled weight columns when searching for scales.
 const SAMPLE: usize = 48;
 
-/// Activation-aware scaling of each input that what makes it can divide, errors weighed by the mean squares of the scaled inputs.
+/// Activation-aware scaling of matmul inputs, with errors weighted by the mean squares of the
+/// scaled inputs.
 ///
-/// An input is scaled where all that has to change with it can: every weight that reads it is quantized, and so is the matrix that makes it, or
-/// the vectors that make it are initialisers of the file and nothing else's.
+/// An input is scaled if everything affected can change with it: every weight that reads it is
+/// quantized, and it is produced by a quantized matrix, or by vectors that are initializers with no
+/// other use.
 pub struct AwqMethods<'a> {
     calibration: &'a Calibration<'a>,
     products: &'a Products<'a>,
     method: Method,
     weighted: WeightedMethods<'a>,
-    /// By weight: mean squares of its scaled inputs, and factors of its rows.
+    /// By weight: mean squares of its scaled inputs, and scales of its rows.
     rows: HashMap<String, (Vec<f32>, Vec<f32>)>,
     /// By weight: divisors of its columns.
     columns: HashMap<String, Vec<f32>>,
-    /// By initialiser: divisors of its elements.
+    /// By initializer: divisors of its elements.
     divisors: HashMap<String, Vec<f32>>,
     compensation: Option<Compensation<'a>>,
 }
 
-/// What [`Gptq`] needs to round scaled weights.
+/// Data that [`Gptq`] needs to round scaled weights.
 struct Compensation<'a> {
     hessians: ByHessian<'a, Hessian>,
-    /// Of the inputs that a weight was asked for with last, as scaled: weights that read one value follow one another.
+    /// For the scaled inputs of the last requested weight; weights that read the same value are
+    /// consecutive.
     last: Mutex<Option<(Vec<String>, Arc<CholeskyFactor>)>>,
-    /// Names the model.
+    /// Identifies the model.
     model: String,
 }
 
 impl Compensation<'_> {
-    /// For a weight whose rows are multiplied by `factors`, if they are; `None` for one of no product.
+    /// The factor for a weight whose rows are multiplied by `factors`, if given; `None` for a
+    /// weight of no matmul.
     fn of(&self, weight: &str, factors: Option<&[f32]>) -> Result<Option<Arc<CholeskyFactor>>> {
         let inputs = self.hessians.inputs(weight);
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
@@ -66,7 +70,8 @@ impl Compensation<'_> {
 }
 
 impl<'a> AwqMethods<'a> {
-    /// For the model that `calibration` opens and whose graph `products` are of; groups are fitted by `method`.
+    /// For the model that `calibration` opens and that `products` describe; groups are fitted with
+    /// `method`.
     pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, method: Method) -> Self {
         Self {
             calibration,
@@ -80,7 +85,7 @@ impl<'a> AwqMethods<'a> {
         }
     }
 
-    /// The same with scaled weights rounded by [`Gptq`].
+    /// Rounds scaled weights with [`Gptq`].
     pub fn compensated(self) -> Self {
         Self {
             compensation: Some(Compensation {
@@ -92,7 +97,7 @@ impl<'a> AwqMethods<'a> {
         }
     }
 
-    /// Notes what the factors of an input change.
+    /// Records what the scales of an input change.
     fn fold(&mut self, fold: &Fold, factors: &[f32]) {
         for weight in &fold.weights {
             let squares = self.weighted.squares(weight).unwrap_or_default();
@@ -111,7 +116,7 @@ impl<'a> AwqMethods<'a> {
     }
 }
 
-/// True where all that a fold changes is there to be changed.
+/// True if everything that a fold changes can be changed.
 fn can_fold(fold: &Fold, planned: &Planned<'_>) -> bool {
     let (matrix, vectors) = match &fold.maker {
         Maker::Vectors(names) => (None, names),
@@ -125,14 +130,14 @@ fn can_fold(fold: &Fold, planned: &Planned<'_>) -> bool {
     let fixed = fixed.or_else(|| vectors.iter().find(|v| !planned.is_free(v)));
     if let Some(name) = fixed {
         log::debug!(
-            "awq: \"{}\" is not scaled, as \"{name}\" stays what it is",
+            "awq: not scaling \"{}\" because \"{name}\" cannot change",
             fold.input
         );
     }
     fixed.is_none()
 }
 
-/// The factors for the inputs of `weights`.
+/// The scales for the inputs of `weights`.
 fn search(fold: &Fold, hessian: &Hessian, planned: &Planned<'_>, method: Method) -> Result<Vec<f32>> {
     let mut columns = Vec::with_capacity(fold.weights.len());
     for weight in &fold.weights {
@@ -153,7 +158,7 @@ fn search(fold: &Fold, hessian: &Hessian, planned: &Planned<'_>, method: Method)
     let found = awq::search(hessian, &samples, method)
         .map_err(|e| Error::other(Stage::Quantize, format!("weight \"{names}\": {e}")))?;
     log::debug!(
-        "awq: \"{names}\" by alpha {:.2}, loss {:.3e} of {:.3e}",
+        "awq: scaling \"{names}\" with alpha {:.2}, loss {:.3e} of {:.3e}",
         found.alpha,
         found.loss.0,
         found.loss.1
@@ -186,7 +191,7 @@ impl Methods for AwqMethods<'_> {
             let (method, calibration) = (self.method.name(), self.calibration.key());
             format!("awq of {method} for {formats:?}, {calibration} of {model}")
         };
-        // A list of one list of factors each.
+        // Each element is a list that holds one list of scales.
         let mut known: Vec<Option<Vec<Vec<f32>>>> = Vec::with_capacity(folds.len());
         for (i, fold) in folds.iter().enumerate() {
             known.push(planned.recall(&format!("factors-{i}"), &key(fold)));
@@ -257,7 +262,7 @@ impl Methods for AwqMethods<'_> {
         }
         let (factors, weighted) = (crc.finalize(), self.weighted.key(weight));
         match &self.compensation {
-            // As of `gptq`, the inputs are what all layers before the weight make.
+            // As with `gptq`, the inputs depend on all layers before the weight.
             Some(c) => format!("awq {factors:08x} with gptq, {weighted} of {}", c.model),
             None => format!("awq {factors:08x}, {weighted}"),
         }

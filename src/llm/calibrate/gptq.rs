@@ -1,4 +1,4 @@
-//! `gptq`: error compensation with the Hessians of a calibration.
+//! GPTQ: error compensation with calibration Hessians.
 
 use super::Calibration;
 use super::hessians::ByHessian;
@@ -8,17 +8,19 @@ use crate::graph::products::Products;
 use crate::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
 use crate::quant::{ByGroup, ColumnMethod, Method};
 
-/// [`Gptq`] for the weights of matrix products; tables, and weights that anything else reads, are rounded as they are.
+/// [`Gptq`] for matmul weights. Tables, and weights with other readers, are rounded without
+/// compensation.
 pub struct GptqMethods<'a> {
     calibration: &'a Calibration<'a>,
     method: Method,
     factors: ByHessian<'a, CholeskyFactor>,
-    /// Names the model.
+    /// Identifies the model.
     model: String,
 }
 
 impl<'a> GptqMethods<'a> {
-    /// For the model that `calibration` opens and whose graph `products` are of; groups are fitted by `method`.
+    /// For the model that `calibration` opens and that `products` describe; groups are fitted with
+    /// `method`.
     pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, method: Method) -> Self {
         Self {
             calibration,
@@ -53,7 +55,7 @@ impl Methods for GptqMethods<'_> {
         let method = self.method.name();
         match self.factors.inputs(weight).is_empty() {
             true => method.to_owned(),
-            // The inputs are what all layers before the weight make.
+            // The inputs depend on all layers before the weight.
             false => format!("gptq of {method}, {} of {}", self.calibration.key(), self.model),
         }
     }

@@ -1,4 +1,4 @@
-//! What is made of Hessians, for as many inputs at a time as memory allows.
+//! Computes values from Hessians, for as many inputs at a time as memory allows.
 
 use super::{Calibration, Input};
 use crate::error::{Error, Result, Stage};
@@ -7,10 +7,11 @@ use crate::quant::{Hessian, HessianError};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// What is made of a Hessian.
+/// Computes the value from a Hessian.
 type Make<T> = fn(Hessian) -> Result<T, HessianError>;
 
-/// Something of each Hessian, by the inputs that it is of. Weights are asked for in the order of the products; those after the one that is asked for come with it.
+/// A value per Hessian, by its inputs. Weights are requested in the order of the matmuls; values
+/// for the next weights are computed along with the requested one.
 pub(super) struct ByHessian<'a, T> {
     calibration: &'a Calibration<'a>,
     products: &'a Products<'a>,
@@ -29,7 +30,7 @@ impl<'a, T> ByHessian<'a, T> {
         }
     }
 
-    /// What the products of a weight read; empty for a weight of no product.
+    /// The inputs of a weight's matmuls; empty for a weight of no matmul.
     pub fn inputs(&self, weight: &str) -> Vec<String> {
         let mut inputs: Vec<String> = self.products.of_weight(weight).map(|p| p.input.clone()).collect();
         inputs.sort_unstable();
@@ -37,7 +38,7 @@ impl<'a, T> ByHessian<'a, T> {
         inputs
     }
 
-    /// For what the products of `weight` read; `None` for a weight of no product.
+    /// The value for the inputs of `weight`; `None` for a weight of no matmul.
     pub fn of(&self, weight: &str) -> Result<Option<Arc<T>>> {
         let wanted = self.inputs(weight);
         if wanted.is_empty() {
@@ -45,7 +46,7 @@ impl<'a, T> ByHessian<'a, T> {
         }
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
         if !held.contains_key(&wanted) {
-            // Before the next ones are made.
+            // Free memory before computing the next values.
             held.clear();
             *held = self.following(weight)?;
         }
@@ -65,7 +66,7 @@ impl<'a, T> ByHessian<'a, T> {
                 inputs.push((p.input.clone(), p.k));
             }
         }
-        // The weight's own products come first; all of them are needed.
+        // The weight's own matmuls come first and are all needed.
         let own = self.inputs(weight).len();
         let inputs = inputs
             .get(..batch(&inputs, self.calibration.budget).len().max(own))
@@ -85,7 +86,7 @@ impl<'a, T> ByHessian<'a, T> {
                 Error::other(Stage::Quantize, format!("value \"{}\": {e}", key.join("\", \"")))
             };
             let hessian = match key.as_slice() {
-                // What nothing else needs goes as soon as something is made of it.
+                // A Hessian with no other use is freed as soon as its value is computed.
                 [name] if !shared => hessians.remove(name),
                 names => {
                     let mut sum: Option<Hessian> = None;
@@ -105,7 +106,7 @@ impl<'a, T> ByHessian<'a, T> {
     }
 }
 
-/// As many of the first of `inputs` as stay within `budget` bytes, at least one.
+/// The longest prefix of `inputs` within `budget` bytes, at least one.
 pub(super) fn batch(inputs: &[Input], budget: usize) -> &[Input] {
     let mut bytes = 0usize;
     let count = inputs

@@ -1,4 +1,4 @@
-//! Methods that weigh errors by the mean squares of the inputs of a calibration.
+//! Weights quantization errors by the mean squares of calibration inputs.
 
 use super::hessians::ByHessian;
 use super::{Calibration, Input};
@@ -9,18 +9,18 @@ use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// A method of each group that weighs the errors of weights by the mean squares of their inputs.
+/// Fits each group with errors weighted by the mean squares of the inputs.
 pub struct WeightedMethods<'a> {
     calibration: &'a Calibration<'a>,
     products: &'a Products<'a>,
     method: Method,
     hessians: ByHessian<'a, Hessian>,
-    /// By weight: mean squares of what its products read.
+    /// By weight: mean squares of the inputs of its matmuls.
     squares: BTreeMap<String, Vec<f32>>,
 }
 
 impl<'a> WeightedMethods<'a> {
-    /// For the model that `calibration` opens and whose graph `products` are of.
+    /// For the model that `calibration` opens and that `products` describe.
     pub fn new(calibration: &'a Calibration<'a>, products: &'a Products<'a>, method: Method) -> Self {
         Self {
             calibration,
@@ -31,7 +31,7 @@ impl<'a> WeightedMethods<'a> {
         }
     }
 
-    /// Mean squares of the inputs of the weight of this name, where its products are all that reads it.
+    /// Mean squares of the inputs of a weight, if only its matmuls read it.
     pub fn squares(&self, weight: &str) -> Option<&[f32]> {
         self.squares.get(weight).map(Vec::as_slice)
     }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::llm::testing::{FakeModel, Lent, byte_codec};
 use crate::llm::{Cancel, StopStrings};
+use crate::testing::assert_error;
 use serde_json::json;
 
 const TEMPLATE: &str = "{% for t in tools or [] %}{{ t }}{% endfor %}\
@@ -249,7 +250,7 @@ fn a_full_context_slides_on_request() {
     assert!(reply.metrics().forgotten > 0);
     drop(reply);
     let e = t.ask(&"x".repeat(30)).unwrap_err();
-    assert!(e.to_string().contains("the context holds 20"), "{e}");
+    assert_error(&e, ErrorKind::ContextExceeded, &["20"]);
     assert!(t.model().cache.starts_with(&bytes("s:s<end>u:")));
 }
 

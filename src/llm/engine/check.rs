@@ -1,27 +1,30 @@
-//! Whether a device computes a decoder right, found out before its first token: its plans run over a few tokens, and
-//! [`selftest::first_use`](crate::selftest::first_use) compares what kernels that are new there made of them.
+//! Validates kernels of a decoder before its first token: the plans run over a few tokens, and
+//! [`selftest::first_use`](crate::selftest::first_use) compares the results of new kernels with the
+//! reference.
 
 use super::{DECODE, Decoder, DeviceDecoder, DeviceModel, PREFILL, Planned};
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::Result;
+use crate::note::Note;
 use crate::selftest::first_use::{self, FirstUse, Watch};
 use crate::shape::Bindings;
 use std::sync::Arc;
 
-/// Tokens of the prefill by which kernels are checked: more than one tile of rows of most kernels.
+/// Prefill tokens for validation: more than one row tile of most kernels.
 const TOKENS: usize = 12;
 
 impl Planned {
-    /// Kernels of which `store` knows nothing on a device with `caps`: they are compiled and checked when it is loaded.
+    /// Number of kernels without results in `store` for this device; loading compiles and validates
+    /// them.
     pub fn new_kernels(&self, caps: &Caps, store: Option<&Store>) -> usize {
         first_use::new_kernels(&self.plans.plans, caps, store)
     }
 }
 
 impl DeviceDecoder {
-    /// As [`DeviceDecoder::load`], with kernels that are checked, as far as `store` does not know them. Returns what there is to note, too. Errors
-    /// beside those: a kernel that has no twin gives wrong results.
+    /// Like [`DeviceDecoder::load`], and validates kernels that are not in `store`. Also returns
+    /// notes. Additional error: a kernel without an alternative gives wrong results.
     pub fn checked(
         decoder: Decoder,
         backend: Box<dyn Backend>,
@@ -29,7 +32,7 @@ impl DeviceDecoder {
         may_be_shorter: bool,
         store: Option<Arc<Store>>,
         hear: &mut dyn FnMut(usize, usize),
-    ) -> Result<(Self, Vec<String>)> {
+    ) -> Result<(Self, Vec<Note>)> {
         let (decoder, mut backend) = (Arc::new(decoder), SharedBackend::new(backend));
         let mut first = FirstUse::new(backend.caps(), store);
         loop {
@@ -45,19 +48,19 @@ impl DeviceDecoder {
         }
     }
 
-    /// Compares the kernels that `store` does not know with the reference; an error for the first that is wrong. False where the driver refuses
-    /// images, so that other kernels ran.
+    /// Validates kernels that are not in `store`; an error for the first incorrect one. Returns
+    /// false if the driver rejected images, so that other kernels ran.
     pub(super) fn check_all(&self, store: Option<&Store>) -> Result<bool> {
         first_use::all_right(&self.program, store, &mut |watch| self.observe(watch))
     }
 
-    /// Kernels that were compared with the reference while it was loaded.
+    /// Number of kernels validated while loading.
     pub fn checked_kernels(&self) -> usize {
         self.checked
     }
 
     fn observe(&self, watch: &mut Watch<'_>) -> Result<()> {
-        // Images are made with it.
+        // This creates the images too.
         let mut model = self.model()?;
         if watch.is_empty() {
             return Ok(());
@@ -67,7 +70,7 @@ impl DeviceDecoder {
 }
 
 impl DeviceModel {
-    /// Runs each plan over a few tokens, as far as `watch` wants them. The cache is empty afterwards.
+    /// Runs each plan that `watch` needs over a few tokens. The cache is empty afterwards.
     fn observe(&mut self, watch: &mut Watch<'_>) -> Result<()> {
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
         let (context, rows) = (self.lengths.context, self.lengths.rows.max(1));
@@ -75,7 +78,7 @@ impl DeviceModel {
             .min(self.lengths.chunk)
             .min(context.saturating_sub(rows))
             .max(1);
-        // Runs behind these tokens have room for theirs.
+        // Runs after these tokens have room for their own.
         let past = first.min(context.saturating_sub(rows));
         let mut runs: Vec<(usize, usize, usize, Bindings)> =
             vec![(PREFILL, first, 0, self.decoder.bindings(first, 0))];
@@ -100,7 +103,7 @@ impl DeviceModel {
         }
         for (plan, count, past, bindings) in runs {
             let wanted = self.executor.plan(plan).map(|p| watch.wants(p));
-            // What follows reads the cache that the first run writes.
+            // Later runs read the cache that the first run writes.
             if wanted.is_none_or(|any| !any && plan != PREFILL) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! What running a decoder costs, from its plans: see [`crate::plan::NodeCost`].
+//! Cost of running a decoder, from its plans; see [`crate::plan::NodeCost`].
 
 use super::{Decoder, Planned, ShortRuns, check_room};
 use crate::backend::kernel::KernelSpec;
@@ -7,7 +7,7 @@ use crate::plan::{NodeCost, Plan};
 use crate::shape::Bindings;
 
 impl Decoder {
-    /// The runs that feeding `tokens` behind `past` others takes: plans and bindings.
+    /// The runs that feed `tokens` tokens after `past` cached ones: plans and bindings.
     pub(super) fn runs<'p>(
         &self,
         plan: &dyn Fn(usize) -> Option<&'p Plan>,
@@ -25,7 +25,8 @@ impl Decoder {
         let mut runs = Vec::new();
         for first in (0..tokens).step_by(chunk.max(1)) {
             let (at, bindings) = self.run_of(short, chunk.min(tokens - first), past + first);
-            let plan = plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("no plan {at}")))?;
+            let plan =
+                plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("plan {at} does not exist")))?;
             runs.push((plan, bindings));
         }
         Ok(runs)
@@ -33,14 +34,14 @@ impl Decoder {
 }
 
 impl Planned {
-    /// What feeding `tokens` (at least one) to `decoder`, of which these are the plans, behind `past` others costs: a list for each run that this
-    /// takes. An error where they exceed the context.
+    /// Cost of feeding `tokens` (at least one) to `decoder` after `past` cached tokens: a list per
+    /// run. These must be the decoder's plans. An error if the tokens exceed the context.
     pub fn costs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         let runs = self.runs(decoder, tokens, past)?;
         runs.iter().map(|(plan, bindings)| plan.costs(bindings)).collect()
     }
 
-    /// The launches of the same by [`Plan::launches`].
+    /// Number of launches of these runs, by [`Plan::launches`].
     pub fn launches(
         &self,
         decoder: &Decoder,

@@ -21,7 +21,7 @@ pub struct HostModel {
 }
 
 impl HostModel {
-    /// Prepares `decoder`, which others may share, for the interpreter.
+    /// Prepares `decoder`, which may be shared, for the interpreter.
     pub fn new(decoder: impl Into<Arc<Decoder>>, context: usize) -> Result<Self> {
         let decoder = decoder.into();
         let interpreter = Interpreter::new(decoder.graph.clone())?;
@@ -52,7 +52,7 @@ impl HostModel {
         Ok(())
     }
 
-    /// Appends `tokens` and returns what the graph computes.
+    /// Appends `tokens` and returns the graph's outputs.
     fn results(&mut self, tokens: &[u32], wanted: Rows) -> Result<HashMap<ValueId, HostTensor>> {
         check_room(self.len, tokens.len(), self.context)?;
         let mut given = self.states.clone();
@@ -76,17 +76,18 @@ impl HostModel {
         Ok(results)
     }
 
-    /// The elements of an output among the results of a run.
+    /// Takes the elements of an output from the results of a run.
     fn taken(&self, results: &mut HashMap<ValueId, HostTensor>, name: &str) -> Result<Vec<f32>> {
         let found = self.decoder.graph.output(name).and_then(|v| results.remove(&v));
-        let tensor = found.ok_or_else(|| Error::other(Stage::Run, format!("no output \"{name}\"")))?;
+        let tensor =
+            found.ok_or_else(|| Error::other(Stage::Run, format!("the model has no output \"{name}\"")))?;
         let elements = tensor.to_f32();
         Ok(elements
             .map_err(|e| Error::other(Stage::Run, format!("output \"{name}\": {e}")))?
             .into_owned())
     }
 
-    /// Appends `tokens` and returns the logits that the graph computes: of all rows or of the last.
+    /// Appends `tokens` and returns the computed logits: of all rows or the last.
     fn run(&mut self, tokens: &[u32], wanted: Rows) -> Result<Vec<f32>> {
         let mut results = self.results(tokens, wanted)?;
         self.taken(&mut results, "logits")
@@ -140,7 +141,8 @@ impl LanguageModel for HostModel {
             let Some(t) = self.states.get(&s.input) else {
                 continue;
             };
-            // All axes before the growing one have size 1: the first rows are a prefix of the bytes.
+            // All axes before the growing one have size 1, so the first rows are a prefix of the
+            // bytes.
             let mut shape = t.shape().to_vec();
             let row = t.byte_len().checked_div(shape[s.axis]).unwrap_or(0);
             shape[s.axis] = len;

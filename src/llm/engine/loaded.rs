@@ -9,31 +9,33 @@ use crate::executor::{Executor, Program};
 use crate::plan::{HostStep, NodeCost, StateSlot};
 use std::sync::Arc;
 
-/// A decoder planned for a device, its weights uploaded and its kernels compiled. Each [`DeviceModel`] of it has a cache and an arena of its
-/// own, and adds no weights.
+/// A decoder planned for a device, with uploaded weights and compiled kernels. Each of its
+/// [`DeviceModel`]s has its own cache and arena and shares the weights.
 #[derive(Debug)]
 pub struct DeviceDecoder {
     pub(super) decoder: Arc<Decoder>,
     pub(super) program: Arc<Program>,
-    /// Kernels that were checked before.
+    /// Number of kernels validated while loading.
     pub(super) checked: usize,
     memory: DecoderMemory,
     lengths: Lengths,
-    /// As in [`DeviceModel`].
+    /// See [`DeviceModel`].
     verify: Option<usize>,
     short: ShortRuns,
 }
 
 impl DeviceDecoder {
-    /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Errors of [`Decoder::plan_for`] and [`DeviceDecoder::load`].
+    /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Returns the errors of
+    /// [`Decoder::plan_for`] and [`DeviceDecoder::load`].
     pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
         let planned = decoder.plan_for(backend.caps(), lengths, false)?;
         let (decoder, backend) = (Arc::new(decoder), SharedBackend::new(backend));
         Self::load(decoder, backend, planned, &mut |_, _| {})
     }
 
-    /// Uploads the weights of `decoder`, which was planned for the device of `backend`, and compiles its kernels; `hear` as of
-    /// [`Program::load`]. An error where the device refuses memory or kernels.
+    /// Uploads the weights of `decoder`, which was planned for the device of `backend`, and
+    /// compiles its kernels. `hear` receives progress as in [`Program::load`]. An error if the
+    /// device rejects memory or kernels.
     pub fn load(
         decoder: Arc<Decoder>,
         backend: SharedBackend,
@@ -43,7 +45,7 @@ impl DeviceDecoder {
         Self::load_beside(decoder, backend, planned, None, hear)
     }
 
-    /// The same with the weights of `beside` on this device, as far as they are the same.
+    /// Like [`DeviceDecoder::load`], sharing equal weights with `beside` on the same device.
     pub(super) fn load_beside(
         decoder: Arc<Decoder>,
         backend: SharedBackend,
@@ -67,7 +69,7 @@ impl DeviceDecoder {
         })
     }
 
-    /// What it takes with one model.
+    /// Memory with one model.
     pub fn memory(&self) -> DecoderMemory {
         self.memory
     }
@@ -85,7 +87,7 @@ impl DeviceDecoder {
         })
     }
 
-    /// As [`Planned::costs`].
+    /// See [`Planned::costs`].
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         let lengths = (self.lengths.chunk, self.lengths.context);
         let plan = |i| self.program.plan(i);
@@ -93,12 +95,12 @@ impl DeviceDecoder {
         runs.iter().map(|(plan, bindings)| plan.costs(bindings)).collect()
     }
 
-    /// What the device offers.
+    /// Capabilities of the device.
     pub fn caps(&self) -> &Caps {
         self.program.caps()
     }
 
-    /// As [`crate::backend::Backend::recording_way`].
+    /// See [`crate::backend::Backend::recording_way`].
     pub fn recording_way(&self) -> RecordingWay {
         self.program.recording_way()
     }
@@ -110,17 +112,18 @@ impl DeviceDecoder {
             .map_or(&[][..], |p| p.states.as_slice())
     }
 
-    /// Running totals of the backend, for all models together.
+    /// Running totals of the backend over all models.
     pub fn stats(&self) -> Stats {
         self.program.stats()
     }
 
-    /// False where every run starts from no tokens; see [`Decoder::keeps_cache`].
+    /// False if every run starts at position 0; see [`Decoder::keeps_cache`].
     pub fn keeps_cache(&self) -> bool {
         self.decoder.keeps_cache
     }
 
-    /// What a decode step, or else the verification of a draft, runs on the host, between segments on the device.
+    /// Steps that a decode step (or else the verification of a draft) runs on the host, between
+    /// device segments.
     pub fn host_steps(&self) -> &[HostStep] {
         let steps = |plan| self.program.plan(plan).map_or(&[][..], |p| p.host.as_slice());
         if !self.decoder.keeps_cache {

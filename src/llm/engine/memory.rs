@@ -1,4 +1,4 @@
-//! What a decoder takes of a device's memory, known before any of it is taken, and how many tokens fit.
+//! Device memory of a decoder, computed before allocation, and the context length that fits.
 
 use super::{Decoder, DevicePlans, Lengths};
 use crate::backend::Caps;
@@ -7,35 +7,36 @@ use crate::plan::weight_bytes;
 use crate::units::size_text;
 use std::fmt;
 
-/// Memory of a decoder with one sequence, in bytes. What drivers take for themselves is not in it.
+/// Memory of a decoder with one sequence, in bytes, without what drivers use themselves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DecoderMemory {
-    /// Weights as they are stored on the device, and constants that the host keeps.
+    /// Weights as stored on the device, and constants kept on the host.
     pub weights: u64,
     /// The KV cache.
     pub cache: u64,
-    /// The arena that all plans share.
+    /// The arena shared by all plans.
     pub activations: u64,
-    /// Tokens that the cache has room for, or without one the longest run.
+    /// Context length in tokens; without a cache, the longest run.
     pub context: usize,
-    /// Memory of the device; 0 where its driver does not say.
+    /// Memory of the device; 0 if unknown.
     pub device: u64,
 }
 
 impl DecoderMemory {
-    /// All that is taken.
+    /// Sum of all parts.
     pub fn total(&self) -> u64 {
         self.weights
             .saturating_add(self.cache)
             .saturating_add(self.activations)
     }
 
-    /// False where the device is known to have less.
+    /// False if the device is known to have less memory.
     pub fn fits(&self) -> bool {
         self.device == 0 || self.total() <= self.device
     }
 
-    /// Some context below this one that may fit, if what grows with it shrinks in proportion; 0 where none can.
+    /// A shorter context that may fit, if memory that grows with it shrinks in proportion; 0 if
+    /// none can.
     fn shorter(&self) -> usize {
         let room = u128::from(self.device.saturating_sub(self.weights));
         let grows = u128::from(self.cache.saturating_add(self.activations)).max(1);
@@ -46,7 +47,7 @@ impl DecoderMemory {
     }
 }
 
-/// Contexts that are looked for are multiples of this.
+/// Context lengths tried are multiples of this.
 const STEP: usize = 64;
 
 impl fmt::Display for DecoderMemory {
@@ -68,7 +69,11 @@ impl fmt::Display for DecoderMemory {
             )?;
         }
         if self.device > 0 {
-            write!(f, "; the device has {} in all", size_text(self.device))?;
+            write!(
+                f,
+                "; device memory reported by the driver {}",
+                size_text(self.device)
+            )?;
         }
         Ok(())
     }
@@ -83,12 +88,12 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// What they are made for.
+    /// The lengths of the plans.
     pub fn lengths(&self) -> Lengths {
         self.lengths
     }
 
-    /// What the plans take.
+    /// Memory of the plans.
     pub fn memory(&self) -> DecoderMemory {
         self.memory
     }
@@ -118,8 +123,10 @@ impl Decoder {
         })
     }
 
-    /// Plans for `caps` and `lengths`; without a cache one run takes the whole context. Where that takes more memory than the device has, with as long a context as fits if it
-    /// `may_be_shorter`; else a usage error, which says how much is needed, what there is, and which context would fit.
+    /// Plans for `caps` and `lengths`; without a cache one run covers the whole context. If this
+    /// exceeds the device's memory, plans the longest context that fits if `may_be_shorter`.
+    /// Otherwise returns a usage error with the required and available memory and the context that
+    /// would fit.
     pub fn plan_for(&self, caps: &Caps, lengths: &Lengths, may_be_shorter: bool) -> Result<Planned> {
         let wanted = self.planned(caps, lengths)?;
         if wanted.memory.fits() {
@@ -148,13 +155,13 @@ impl Decoder {
             Some(found) if may_be_shorter => Ok(found),
             Some(found) => {
                 let what = format!(
-                    "{} tokens take {}; at most some {} tokens fit",
+                    "{} tokens need {}; at most about {} tokens fit",
                     lengths.context, wanted.memory, found.lengths.context
                 );
                 Err(Error::usage("context", what).of_kind(ErrorKind::OutOfMemory))
             }
             None => {
-                let what = format!("the model takes {}", wanted.memory);
+                let what = format!("the model does not fit: it needs {}", wanted.memory);
                 Err(Error::usage("device", what).of_kind(ErrorKind::OutOfMemory))
             }
         }

@@ -1,26 +1,26 @@
-//! What caches that keep a window still hold.
+//! Which rows sliding-window caches still hold.
 
 use crate::plan::StateSlot;
 
-/// A state of which the last rows are read, and which rows of it are there.
+/// A state whose last rows are read, and which of its rows exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Ring {
-    /// Its place among the states.
+    /// Index of the state.
     state: usize,
-    /// Rows that a query reads, its own among them; at least 1.
+    /// Rows that a query reads, including its own; at least 1.
     window: usize,
-    /// Rows that there is room for.
+    /// Capacity in rows.
     rows: usize,
-    /// Rows before this one are gone, though the cache may have been cut back to where they would be read.
+    /// Rows before this one are overwritten, even if the cache was truncated to where they would be
+    /// read.
     lost: usize,
 }
 
-/// All of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Rings(Vec<Ring>);
 
 impl Rings {
-    /// Of an empty cache.
+    /// The rings of an empty cache.
     pub fn new(states: &[StateSlot]) -> Self {
         let number = |n: i64| usize::try_from(n).unwrap_or(0);
         let ring = |(state, slot): (usize, &StateSlot)| {
@@ -34,16 +34,17 @@ impl Rings {
         Self(states.iter().enumerate().filter_map(ring).collect())
     }
 
-    /// A run writes rows up to the first `len`.
+    /// Records that a run wrote rows up to length `len`.
     pub fn grow(&mut self, len: usize) {
         for r in &mut self.0 {
             r.lost = r.lost.max(len.saturating_sub(r.rows));
         }
     }
 
-    /// Cuts the cache back to its first `len` tokens, or to none where a row is gone that what follows these would read. Returns how many are left.
+    /// Truncates to the first `len` tokens, or to none if rows that the next token would read are
+    /// overwritten. Returns the length that remains.
     pub fn cut(&mut self, len: usize) -> usize {
-        // A token behind `len` others reads the rows of `window - 1` of them.
+        // A token after `len` others reads the rows of `window - 1` of them.
         if self
             .0
             .iter()
@@ -55,12 +56,12 @@ impl Rings {
         0
     }
 
-    /// The first row of a state that is there.
+    /// First existing row of a state.
     pub fn first(&self, state: usize) -> usize {
         self.0.iter().find(|r| r.state == state).map_or(0, |r| r.lost)
     }
 
-    /// The rows of a state were written from `first` on, behind a cache that was emptied.
+    /// Records that the rows of a state were written from `first` on, after the cache was emptied.
     pub fn restore(&mut self, state: usize, first: usize) {
         if let Some(r) = self.0.iter_mut().find(|r| r.state == state) {
             r.lost = first;

@@ -1,4 +1,4 @@
-//! Caches as bytes, and whose they are.
+//! Caches as bytes, and the identity of their model.
 
 use super::{DeviceModel, HostModel, PREFILL};
 use crate::error::{Error, Result, Stage};
@@ -8,12 +8,12 @@ use crate::llm::prompt_cache::{Identity, Layout, States};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 
-/// Places of a weight whose bytes are looked at, and how many at each.
+/// Number of samples per weight, and bytes per sample.
 const SAMPLES: usize = 4;
 const SAMPLE: usize = 4096;
 
-/// What tells the model of an imported graph from others: a checksum of the names, types and shapes of its constants, and one of bytes from each
-/// of them, so that a few megabytes are read of a model of any size.
+/// Identifies the model of an imported graph: a checksum of the names, types and shapes of its
+/// constants, and one of sampled bytes of each, so that only a few megabytes are read.
 pub(super) fn fingerprint(graph: &Graph) -> String {
     let mut names = crc32fast::Hasher::new();
     let mut bytes = crc32fast::Hasher::new();
@@ -22,7 +22,7 @@ pub(super) fn fingerprint(graph: &Graph) -> String {
             continue;
         };
         names.update(format!("{} {} {:?};", value.name, tensor.dtype(), tensor.shape()).as_bytes());
-        // Without its weights a model is planned and not run.
+        // A model without weights can be planned but not run.
         let Ok(data) = tensor.bytes() else { continue };
         for i in 0..SAMPLES {
             let start = data.len().saturating_sub(SAMPLE) / (SAMPLES - 1) * i;
@@ -33,7 +33,7 @@ pub(super) fn fingerprint(graph: &Graph) -> String {
     format!("{:08x}{:08x}", names.finalize(), bytes.finalize())
 }
 
-/// Elements of one row of a state.
+/// Elements per row of a state.
 fn row(graph: &Graph, state: &State) -> Result<usize> {
     let shape = graph.fact(state.input)?.shape.0.clone();
     let others = shape.iter().enumerate().filter(|(i, _)| *i != state.axis);
@@ -52,7 +52,7 @@ fn identity(
     float: &dyn Fn(&State) -> DType,
     window: &dyn Fn(&State) -> Option<usize>,
 ) -> Result<Identity> {
-    // Words of codes are called as the option that makes them is.
+    // Quantized types are named like the option that selects them.
     let called = |s: &State| match float(s) {
         DType::I32 => "q8".to_owned(),
         float => float.to_string(),
@@ -74,7 +74,7 @@ fn identity(
 }
 
 impl DeviceModel {
-    /// Rows that there is room for in a state; row `n` lies at `n` modulo them.
+    /// Capacity of a state in rows; row `n` is stored at `n` modulo the capacity.
     fn room(&self, index: usize) -> usize {
         let slot = self.executor.plan(PREFILL).and_then(|p| p.states.get(index));
         let rows = slot.and_then(|s| usize::try_from(s.rows).ok());
@@ -131,7 +131,7 @@ impl States for HostModel {
     fn identity(&self) -> Result<Identity> {
         let graph = &self.decoder.graph;
         let dtype = |s: &State| graph.fact(s.input).map_or(DType::F32, |f| f.dtype);
-        // The interpreter keeps all rows, also of those that no one reads.
+        // The interpreter keeps all rows.
         identity(graph, &self.decoder.fingerprint, &dtype, &|_| None)
     }
 
@@ -140,7 +140,7 @@ impl States for HostModel {
         let tensor = state.and_then(|s| self.states.get(&s.input));
         let bytes = tensor.map(|t| t.bytes().map(<[u8]>::to_vec)).transpose();
         let bytes = bytes.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-        bytes.ok_or_else(|| Error::other(Stage::Run, format!("no state {index}")))
+        bytes.ok_or_else(|| Error::other(Stage::Run, format!("state {index} does not exist")))
     }
 
     fn write_states(&mut self, tokens: usize, states: &[&[u8]]) -> Result<()> {

@@ -1,8 +1,9 @@
-//! Numbers of kernels chosen by measuring a decoder on its device.
+//! Tunes kernel parameters by measuring a decoder on its device.
 //!
-//! The decoder is planned with the next set of numbers of a kernel for all shapes at once, beside the defaults, with which it shares the weights. The
-//! kernels that this makes are checked as a first load does, and each dispatch of a prefill and of a decode step is timed, by the defaults and by
-//! the set in turn. Of each kernel and shape the set is kept that gains most, if it gains more than such times differ by themselves.
+//! The decoder is planned with the next parameter set of a kernel for all shapes, next to a plan
+//! with the defaults that shares the weights. New kernels are validated as on first use. Then every
+//! dispatch of a prefill and of a decode step is timed, alternating between the defaults and the
+//! set. For each kernel and shape, the fastest set is kept if its gain exceeds measurement noise.
 
 use super::{Decoder, DeviceDecoder, DeviceModel, Lengths, Rows};
 use crate::backend::tunable::{ANY, Tunable, Tuned, Tuning};
@@ -13,36 +14,37 @@ use crate::llm::LanguageModel;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Runs of each set whose median counts, behind one that does not.
+/// Timed runs per set, after one warm-up run; the median counts.
 const PREFILLS: usize = 3;
 const DECODES: usize = 5;
-/// Tokens in the cache when decoding is timed, on which nothing that is tuned depends.
+/// Tokens in the cache while decode is timed; tuned kernels do not depend on it.
 const SHORT: usize = 12;
-/// Tokens that caches hold beside a prefill.
+/// Tokens that caches hold in addition to a prefill.
 const BESIDE: usize = 64;
-/// Of the default's time; what gains less is noise.
+/// A set must take less than this share of the default's time; smaller gains are noise.
 const WORTH: f64 = 0.97;
 
-/// A kernel and a shape, and what was measured.
-#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+/// Measurement of a kernel and shape.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct TuningRow {
-    /// Name of the kernel.
+    /// Kernel name.
     pub kernel: String,
-    /// What it computes.
+    /// Shape of the computation.
     pub shape: String,
-    /// The default set of numbers.
+    /// The default parameters.
     pub default: String,
-    /// The one that is used: the default where no other gains more than noise.
+    /// The parameters used: the default unless another set gains more than noise.
     pub best: String,
-    /// Nanoseconds of all dispatches of the shape in a run, by the default: the median of runs in turn with those of `best`.
+    /// Nanoseconds of all dispatches of the shape in a run with the default: the median of runs
+    /// alternating with `best`.
     pub default_ns: u64,
-    /// The same by the one that is used.
+    /// Nanoseconds with `best`.
     pub best_ns: u64,
-    /// Another set was faster than the default, by no more than noise.
+    /// True if another set was faster than the default, but only within noise.
     pub within_noise: bool,
-    /// Sets of the kernel that were measured, the default among them.
+    /// Number of measured sets, including the default.
     pub tried: usize,
-    /// All that it has.
+    /// Number of available sets.
     pub sets: usize,
 }
 
@@ -54,7 +56,7 @@ type Key = (&'static str, String);
 struct Times(BTreeMap<Key, (Tuning, Vec<u64>)>);
 
 impl Times {
-    /// Adds those of a run.
+    /// Adds the times of a run.
     fn add(&mut self, run: BTreeMap<Key, (Tuning, u64)>) {
         for (key, (tuning, ns)) in run {
             let entry = self.0.entry(key).or_insert_with(|| (tuning, Vec::new()));
@@ -63,7 +65,7 @@ impl Times {
     }
 }
 
-/// The median of times, and how far apart the middle ones are.
+/// The median of times, and the spread of the middle ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Level {
     median: u64,
@@ -71,7 +73,7 @@ struct Level {
 }
 
 impl Level {
-    /// Zeros of no times.
+    /// Zero if there are no times.
     fn of(times: &[u64]) -> Self {
         let mut times = times.to_vec();
         times.sort_unstable();
@@ -85,7 +87,7 @@ impl Level {
     }
 }
 
-/// A set that was measured in turn with the default.
+/// A set measured in alternation with the default.
 #[derive(Clone, Debug)]
 struct Pair {
     tuning: Tuning,
@@ -94,42 +96,42 @@ struct Pair {
 }
 
 impl Pair {
-    /// Its part of the default's time.
+    /// Share of the default's time.
     #[expect(clippy::cast_precision_loss, reason = "times of runs")]
     fn part(&self) -> f64 {
         self.own.median as f64 / self.default.median.max(1) as f64
     }
 
-    /// It gains more than noise.
+    /// True if it gains more than noise.
     fn is_worth(&self) -> bool {
         let gain = self.default.median.saturating_sub(self.own.median);
         self.part() < WORTH && gain > self.default.spread.max(self.own.spread)
     }
 }
 
-/// The decoder with one set of numbers.
+/// The decoder with one parameter set.
 struct Loaded {
     decoder: DeviceDecoder,
     model: DeviceModel,
 }
 
-/// A decoder that is being tuned.
+/// Tunes a decoder.
 pub struct Tuner<'s> {
     decoder: Arc<Decoder>,
     backend: SharedBackend,
     lengths: Lengths,
     store: Option<&'s Store>,
-    /// With the defaults, and how long these take.
+    /// The decoder with the defaults, and its times.
     plain: Loaded,
     default: BTreeMap<Key, (Tuning, Level)>,
-    /// The best of each shape that is worth it.
+    /// The best worthwhile set of each shape.
     best: BTreeMap<Key, Pair>,
-    /// Shapes for which some set was faster, by no more than noise.
+    /// Shapes for which a set was faster only within noise.
     close: Vec<Key>,
     sets: Vec<(&'static Tunable, Vec<u32>)>,
-    /// Sets that were measured.
+    /// Number of tried sets.
     done: usize,
-    /// Of these such as the device had no means for, which says nothing of them.
+    /// Tried sets that the device had no resources for, so that nothing is known about them.
     unmeasured: Vec<usize>,
 }
 
@@ -140,7 +142,8 @@ impl std::fmt::Debug for Tuner<'_> {
 }
 
 impl<'s> Tuner<'s> {
-    /// Measures the defaults. Errors: those of planning and loading; a device without times of dispatches; a kernel that is wrong.
+    /// Measures the defaults. Errors: planning or loading fails, the device cannot time dispatches,
+    /// or a kernel is incorrect.
     pub fn new(
         decoder: Decoder,
         backend: Box<dyn Backend>,
@@ -149,10 +152,13 @@ impl<'s> Tuner<'s> {
     ) -> Result<Self> {
         let mut backend = SharedBackend::new(backend);
         if !backend.caps().profiling {
-            let what = format!("{} tells no times of single dispatches", backend.caps().device);
+            let what = format!(
+                "{} cannot time individual dispatches, which tuning needs",
+                backend.caps().device
+            );
             return Err(Error::usage("device", what));
         }
-        // Nothing that is tuned depends on the context, and two models have a cache each.
+        // Tuned kernels do not depend on the context, and both models have their own cache.
         let context = lengths.context.min(lengths.chunk.saturating_add(BESIDE));
         let (decoder, lengths) = (Arc::new(decoder), Lengths { context, ..lengths });
         let plain = loop {
@@ -180,7 +186,7 @@ impl<'s> Tuner<'s> {
         let mut sets = Vec::new();
         for tunable in tunables {
             let choices = (tunable.choices)(tuner.backend.caps());
-            // All but the default.
+            // All sets except the default.
             sets.extend(
                 choices
                     .into_iter()
@@ -189,7 +195,7 @@ impl<'s> Tuner<'s> {
                     .map(|(i, c)| (i, tunable, c)),
             );
         }
-        // Kernels take turns, as time may run out; what was chosen earlier is measured first.
+        // Kernels alternate because time may run out; earlier choices are measured first.
         let stored = &tuner.backend.caps().tuned;
         let is_stored = |t: &Tunable, c: &[u32]| stored.iter().any(|s| is_of(s, t, c));
         sets.sort_by_key(|(i, tunable, choice)| (!is_stored(tunable, choice), *i));
@@ -200,12 +206,12 @@ impl<'s> Tuner<'s> {
         Ok(tuner)
     }
 
-    /// Sets of numbers that there are beside the defaults.
+    /// Number of sets besides the defaults.
     pub fn sets(&self) -> usize {
         self.sets.len()
     }
 
-    /// Sets that were measured.
+    /// Number of measured sets.
     pub fn measured(&self) -> usize {
         self.done
     }
@@ -221,8 +227,8 @@ impl<'s> Tuner<'s> {
         Ok(())
     }
 
-    /// Measures the next set of numbers, and keeps in the store what is known so far. False where there is none left. A set that does not build, or
-    /// is wrong, is passed over.
+    /// Measures the next set and stores the results so far. Returns false if none is left. A set
+    /// that does not compile or is incorrect is skipped.
     pub fn measure_next(&mut self) -> Result<bool> {
         let Some((tunable, choice)) = self.sets.get(self.done).cloned() else {
             return Ok(false);
@@ -234,7 +240,7 @@ impl<'s> Tuner<'s> {
                     self.take(key, pair);
                 }
             }
-            // The driver has begun to refuse images: what was measured with them is of other kernels.
+            // The driver now rejects images: earlier measurements are of other kernels.
             Ok(None) => {
                 self.backend = self.backend.without_images();
                 let plain = load(&self.decoder, &self.backend, &self.lengths, self.store, None)?;
@@ -260,7 +266,7 @@ impl<'s> Tuner<'s> {
                 },
             ) => {
                 log::warn!(
-                    "{}, {}, is passed over: {}",
+                    "skipping parameters of {}, {}: {}",
                     tunable.kernel.name,
                     tunable.text(&choice),
                     e.chain()
@@ -286,7 +292,7 @@ impl<'s> Tuner<'s> {
         }
     }
 
-    /// Those that are worth it, for the store: beside what earlier runs found out and this one did not measure again.
+    /// Stores the worthwhile sets, in addition to earlier results that were not measured again.
     fn keep(&self) {
         let Some(store) = self.store else { return };
         let mut caps = self.backend.caps().clone();
@@ -302,7 +308,7 @@ impl<'s> Tuner<'s> {
         verdicts::keep_tuned(store, &caps);
     }
 
-    /// What was found out, those that gain most of a run first.
+    /// Results, largest gain first.
     pub fn rows(&self) -> Vec<TuningRow> {
         let mut rows: Vec<TuningRow> = Vec::new();
         for (key, (default, level)) in &self.default {
@@ -328,8 +334,8 @@ impl<'s> Tuner<'s> {
         rows
     }
 
-    /// Times by the set `tuned` and by the defaults, in turn, of the shapes that are not cut as by default. `None` where the driver refuses images:
-    /// other kernels would run than were planned, of which nothing is known.
+    /// Times with `tuned` and with the defaults, in alternation, for shapes that `tuned` changes.
+    /// `None` if the driver rejects images, because other kernels would run than planned.
     fn measure(&mut self, tuned: Tuned) -> Result<Option<Vec<(Key, Pair)>>> {
         let backend = self.backend.tuned(vec![tuned]);
         let beside = Some(&self.plain.decoder);
@@ -356,7 +362,8 @@ impl<'s> Tuner<'s> {
     }
 }
 
-/// The decoder as `backend` plans it, its new kernels checked, with the weights of `beside`. `None` where the driver refuses images.
+/// Plans the decoder for `backend`, validates its new kernels and shares weights with `beside`.
+/// `None` if the driver rejects images.
 fn load(
     decoder: &Arc<Decoder>,
     backend: &SharedBackend,
@@ -377,10 +384,10 @@ fn load(
     Ok(Some(Loaded { decoder, model }))
 }
 
-/// What is run to measure: a prefill, and decode steps behind a short one.
+/// The runs to time: a prefill, and decode steps with a short cache.
 struct Runs {
     prompt: Vec<u32>,
-    /// Most tokens of a prefill run that has a plan of its own, or 0.
+    /// Maximum tokens of short prefill runs with their own plan, or 0.
     short: usize,
     few: usize,
     one: u32,
@@ -402,7 +409,8 @@ impl Runs {
         }
     }
 
-    /// Times of `models`, which take turns; without `every` only runs in which the first of them is cut otherwise than by default.
+    /// Times `models` in alternation. Unless `every` is set, only runs in which the first model
+    /// uses non-default parameters.
     fn take(&self, models: &mut [(&mut DeviceModel, &mut Times)], every: bool) -> Result<()> {
         let differs = |models: &[(&mut DeviceModel, &mut Times)], tokens: &[u32]| {
             every || models.first().is_some_and(|(m, _)| m.is_tuned(tokens))
@@ -434,7 +442,8 @@ impl Runs {
     }
 }
 
-/// Times so many runs of each model over `tokens` behind the first `past`, which are there; before, one that is not timed.
+/// Times several runs per model over `tokens` after the first `past` cached tokens, after one
+/// untimed run.
 fn in_turn(
     models: &mut [(&mut DeviceModel, &mut Times)],
     tokens: &[u32],
@@ -453,7 +462,7 @@ fn in_turn(
     Ok(())
 }
 
-/// The error says that the set is not to be used; others that the device was short of something.
+/// True if the error concerns the set itself, false if the device lacked resources.
 fn is_of_the_set(e: &Error) -> bool {
     matches!(
         e,
@@ -464,12 +473,13 @@ fn is_of_the_set(e: &Error) -> bool {
     )
 }
 
-/// A stored choice is this set.
+/// True if a stored choice is this set.
 fn is_of(stored: &Tuned, tunable: &Tunable, choice: &[u32]) -> bool {
     stored.kernel == tunable.kernel.name && stored.choice == choice
 }
 
-/// What is stored after a run: `best` of it, and of what was `stored` all for which it has nothing better and that it did not measure `again`.
+/// What to store: `best`, and every `stored` choice that has no better one in `best` and was not
+/// measured `again`.
 fn kept(stored: &[Tuned], again: &dyn Fn(&Tuned) -> bool, best: Vec<Tuned>) -> Vec<Tuned> {
     let same = |a: &Tuned, b: &Tuned| (&a.kernel, &a.shape) == (&b.kernel, &b.shape);
     let replaced = |t: &Tuned| best.iter().any(|b| same(t, b));
@@ -482,7 +492,7 @@ fn kept(stored: &[Tuned], again: &dyn Fn(&Tuned) -> bool, best: Vec<Tuned>) -> V
 }
 
 impl DeviceModel {
-    /// Times of a run over `tokens`, of what can be tuned.
+    /// Times of the tunable dispatches in a run over `tokens`.
     fn times(&mut self, tokens: &[u32]) -> Result<BTreeMap<Key, (Tuning, u64)>> {
         let plan = self.next_plan(tokens);
         let timings = self.profile(tokens)?;
@@ -500,12 +510,12 @@ impl DeviceModel {
         Ok(times)
     }
 
-    /// The plan that a run over `tokens` takes.
+    /// The plan for a run over `tokens`.
     fn next_plan(&self, tokens: &[u32]) -> usize {
         self.decoder.run_of(self.short, tokens.len(), self.len).0
     }
 
-    /// Some dispatch of a run over `tokens` is not cut as by default.
+    /// True if a dispatch of a run over `tokens` uses non-default parameters.
     fn is_tuned(&self, tokens: &[u32]) -> bool {
         let plan = self.executor.plan(self.next_plan(tokens));
         let mut steps = plan.iter().flat_map(|p| &p.steps);

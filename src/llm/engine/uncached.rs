@@ -1,10 +1,10 @@
-//! Decoders without a cache: all tokens are run again for each new one.
+//! Decoders without a KV cache: every new token runs all previous tokens again.
 
 use super::{Watch, check_room};
 use crate::error::Result;
 use crate::llm::LanguageModel;
 
-/// A decoder that keeps no keys and values, as one that has a cache: it keeps the tokens.
+/// Makes a decoder without a KV cache look like one with a cache, by keeping the tokens.
 #[derive(Debug)]
 pub(in crate::llm) struct Uncached<M> {
     model: M,
@@ -12,7 +12,7 @@ pub(in crate::llm) struct Uncached<M> {
 }
 
 impl<M: Watch> Uncached<M> {
-    /// Over `model`, of a decoder for which [`super::Decoder::keeps_cache`] is false.
+    /// Wraps `model`, whose decoder has no KV cache ([`super::Decoder::keeps_cache`]).
     pub fn new(model: M) -> Self {
         Self {
             model,
@@ -20,7 +20,7 @@ impl<M: Watch> Uncached<M> {
         }
     }
 
-    /// Appends `tokens` and empties the model, which is to run all.
+    /// Appends `tokens` and empties the model, so that all tokens run.
     fn append(&mut self, tokens: &[u32]) -> Result<()> {
         check_room(self.tokens.len(), tokens.len(), self.model.context())?;
         self.tokens.extend_from_slice(tokens);
@@ -28,7 +28,7 @@ impl<M: Watch> Uncached<M> {
         Ok(())
     }
 
-    /// The last `count` of `all` that there are for each token.
+    /// The values of the last `count` tokens in `all`.
     fn last<T: Clone>(&self, all: Vec<T>, count: usize) -> Vec<T> {
         let each = all.len() / self.tokens.len().max(1);
         let first = all.len().saturating_sub(each * count);
@@ -46,7 +46,7 @@ impl<M: Watch> LanguageModel for Uncached<M> {
     }
 
     fn run_length(&self) -> usize {
-        // Whatever is fed in parts is run again with each of them.
+        // Splitting a prompt would run earlier parts again.
         self.model.context()
     }
 
@@ -91,7 +91,7 @@ impl<M: Watch> Watch for Uncached<M> {
         let past = self.tokens.len();
         self.append(tokens)?;
         let all = self.tokens.len();
-        // A run takes all tokens, so what is told of a value is whole.
+        // A run covers all tokens, so watched values are complete.
         self.model.watch(&self.tokens, &mut |i, elements| {
             take(i, elements.get(elements.len() / all * past..).unwrap_or_default())
         })

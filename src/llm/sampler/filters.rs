@@ -1,18 +1,18 @@
-//! Which tokens are left to choose from. Each filter takes the probabilities of what the one before it left, and leaves at
-//! least one token.
+//! Filters for candidate tokens. Each takes the probabilities left by the previous filter and keeps
+//! at least one token.
 
 use std::cmp::Ordering;
 
-/// A token in question.
+/// A candidate token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub id: u32,
     pub logit: f64,
-    /// Not normalised: `exp(logit - largest logit)`.
+    /// Not normalized: `exp(logit - largest logit)`.
     pub weight: f64,
 }
 
-/// Fills the list with the tokens that have a logit above minus infinity, in the order of their ids.
+/// Fills the list with tokens whose logit is above minus infinity, by ID.
 pub(super) fn collect(all: &mut Vec<Candidate>, logits: &[f32]) {
     all.clear();
     let tokens = (0u32..)
@@ -25,7 +25,7 @@ pub(super) fn collect(all: &mut Vec<Candidate>, logits: &[f32]) {
     }));
 }
 
-/// Sets the weights for this temperature, above 0, and returns their sum.
+/// Sets the weights for `temperature` (above 0) and returns their sum.
 pub(super) fn weigh(all: &mut [Candidate], temperature: f64) -> f64 {
     let most = all.iter().map(|c| c.logit).fold(f64::NEG_INFINITY, f64::max);
     let mut total = 0.0;
@@ -36,12 +36,12 @@ pub(super) fn weigh(all: &mut [Candidate], temperature: f64) -> f64 {
     total
 }
 
-/// The likeliest first, of equal ones that with the smallest id.
+/// Orders by weight, largest first; ties by ID.
 fn likelier(a: &Candidate, b: &Candidate) -> Ordering {
     b.logit.total_cmp(&a.logit).then(a.id.cmp(&b.id))
 }
 
-/// Keeps the `k` likeliest, all of them for 0.
+/// Keeps the `k` likeliest; 0 keeps all.
 pub(super) fn top_k(all: &mut Vec<Candidate>, k: usize) {
     if k == 0 || k >= all.len() {
         return;
@@ -51,7 +51,7 @@ pub(super) fn top_k(all: &mut Vec<Candidate>, k: usize) {
     all.sort_unstable_by(likelier);
 }
 
-/// Keeps the first tokens of the list whose weights sum to at least `wanted`.
+/// Keeps the shortest prefix of the list whose weights sum to at least `wanted`.
 fn keep_until(all: &mut Vec<Candidate>, wanted: f64) {
     let mut sum = 0.0;
     let enough = all.iter().position(|c| {
@@ -61,8 +61,8 @@ fn keep_until(all: &mut Vec<Candidate>, wanted: f64) {
     all.truncate(enough.map_or(all.len(), |at| at + 1));
 }
 
-/// Keeps those whose information is nearest to the entropy, as many as have a probability of `p` together (Meister et al.,
-/// 2022, "Locally Typical Sampling"); all of them for 1.
+/// Keeps the tokens whose information is closest to the entropy, with a total probability of at
+/// least `p` (Meister et al., 2022, "Locally Typical Sampling"); 1 keeps all.
 pub(super) fn typical_p(all: &mut Vec<Candidate>, p: f64) {
     if p >= 1.0 {
         return;
@@ -71,26 +71,27 @@ pub(super) fn typical_p(all: &mut Vec<Candidate>, p: f64) {
     let information = |c: &Candidate| -(c.weight / total).ln();
     let some = all.iter().filter(|c| c.weight > 0.0);
     let entropy: f64 = some.map(|c| c.weight / total * information(c)).sum();
-    // Bits of floats from 0 on are in the order of the floats.
+    // Bits of non-negative floats sort like the floats.
     all.sort_by_cached_key(|c| ((information(c) - entropy).abs().to_bits(), c.id));
     keep_until(all, p * total);
 }
 
-/// Keeps the fewest likeliest that have a probability of `p` together (Holtzman et al., 2020); all of them for 1.
+/// Keeps the fewest likeliest with a total probability of at least `p` (Holtzman et al., 2020); 1
+/// keeps all.
 pub(super) fn top_p(all: &mut Vec<Candidate>, p: f64) {
     if p >= 1.0 {
         return;
     }
     let total = weigh(all, 1.0);
     let wanted = p * total;
-    // Weights below this sum to less than what may be left out, so none of them is kept, and only few remain to be sorted.
+    // Weights below this sum to less than what is dropped, so only a few candidates need sorting.
     let floor = (total - wanted) / all.len() as f64;
     all.retain(|c| c.weight >= floor);
     all.sort_unstable_by(likelier);
     keep_until(all, wanted);
 }
 
-/// Keeps those at least `p` times as likely as the likeliest (Nguyen et al., 2024); all of them for 0.
+/// Keeps tokens at least `p` times as likely as the likeliest (Nguyen et al., 2024); 0 keeps all.
 pub(super) fn min_p(all: &mut Vec<Candidate>, p: f64) {
     if p <= 0.0 {
         return;

@@ -1,22 +1,23 @@
-//! What lowers the logits of tokens that the context already holds.
+//! Penalties that lower the logits of tokens already in the context.
 
 use std::collections::{HashMap, HashSet};
 
-/// Penalties of single tokens that occur among the last ones.
+/// Penalties for tokens that occur among the last ones.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Penalties {
-    /// How many of the last tokens are looked at; 0 looks at none.
+    /// Number of last tokens considered; 0 disables the penalties.
     pub last_n: usize,
-    /// Divides positive logits and multiplies others, above 0; 1 is off (Keskar et al., 2019, "CTRL").
+    /// Above 0: divides positive logits and multiplies others; 1 is off (Keskar et al., 2019,
+    /// "CTRL").
     pub repetition: f32,
-    /// Subtracted for each occurrence; 0 is off.
+    /// Subtracted per occurrence; 0 is off.
     pub frequency: f32,
-    /// Subtracted once; 0 is off.
+    /// Subtracted once per token; 0 is off.
     pub presence: f32,
 }
 
 impl Default for Penalties {
-    /// None, over a window of 64 tokens.
+    /// Off, with a window of 64 tokens.
     fn default() -> Self {
         Self {
             last_n: 64,
@@ -28,12 +29,12 @@ impl Default for Penalties {
 }
 
 impl Penalties {
-    /// True when no logit changes.
+    /// True if no logit changes.
     pub fn is_off(&self) -> bool {
         self.last_n == 0 || (self.repetition == 1.0 && self.frequency == 0.0 && self.presence == 0.0)
     }
 
-    /// Changes `logits` for the tokens at the end of `history`. Tokens that have no logit are left out.
+    /// Lowers `logits` of tokens at the end of `history`. Token IDs without a logit are ignored.
     pub(super) fn apply(&self, history: &[u32], logits: &mut [f32]) {
         if self.is_off() {
             return;
@@ -56,24 +57,24 @@ impl Penalties {
     }
 }
 
-/// "Don't repeat yourself" (p-e-w, 2024): a token that would go on with a stretch of the context is penalised, the more the
-/// longer the stretch.
+/// "Don't repeat yourself" (p-e-w, 2024): penalizes tokens that would continue a repeated sequence
+/// of the context, more for longer sequences.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Dry {
-    /// What a stretch of [`Dry::allowed_length`] costs; 0 is off.
+    /// Penalty of a repetition of [`Dry::allowed_length`] tokens; 0 is off.
     pub multiplier: f32,
-    /// By what each further token multiplies it, at least 1.
+    /// Multiplier per further token, at least 1.
     pub base: f32,
-    /// Shorter stretches cost nothing.
+    /// Shorter repetitions have no penalty.
     pub allowed_length: usize,
-    /// How many of the last tokens are looked at.
+    /// Number of last tokens considered.
     pub last_n: usize,
-    /// Tokens over which no stretch reaches.
+    /// Tokens that end a repetition.
     pub breakers: HashSet<u32>,
 }
 
 impl Default for Dry {
-    /// Off; else a base of 1.75 from two tokens on, over the whole context.
+    /// Off, with a base of 1.75 from two tokens on, over the whole context.
     fn default() -> Self {
         Self {
             multiplier: 0.0,
@@ -86,23 +87,23 @@ impl Default for Dry {
 }
 
 impl Dry {
-    /// True when no logit changes.
+    /// True if no logit changes.
     pub fn is_off(&self) -> bool {
         self.multiplier == 0.0 || self.last_n == 0
     }
 
-    /// Changes `logits` for the tokens that would go on with a stretch of `history`.
+    /// Lowers `logits` of tokens that would continue a repetition in `history`.
     pub(super) fn apply(&self, history: &[u32], logits: &mut [f32]) {
         if self.is_off() {
             return;
         }
         let reversed: Vec<u32> = tail(history, self.last_n).iter().rev().copied().collect();
-        // A stretch that ends the context ends behind the last breaker.
+        // A repetition starts after the last breaker.
         let most = reversed.iter().position(|t| self.breakers.contains(t));
         let most = most.unwrap_or(reversed.len());
         let mut longest: HashMap<u32, usize> = HashMap::new();
         let lengths = prefix_lengths(&reversed);
-        // In reverse, the token that followed a stretch stands before it.
+        // In reverse order, the token after a repetition comes before it.
         for (length, followed_by) in lengths.iter().skip(1).zip(&reversed) {
             let length = (*length).min(most);
             if length >= self.allowed_length.max(1) {
@@ -113,7 +114,7 @@ impl Dry {
         for (token, length) in longest {
             if let Some(logit) = logit_of(logits, token) {
                 let beyond = i32::try_from(length - self.allowed_length.min(length)).unwrap_or(i32::MAX);
-                // Finite, so that a token that alone is allowed can still be chosen.
+                // Finite, so that the only allowed token can still be chosen.
                 let penalty = (self.multiplier * self.base.powi(beyond)).min(f32::MAX / 4.0);
                 *logit = (*logit - penalty).max(f32::MIN / 2.0).min(*logit);
             }
@@ -132,7 +133,8 @@ fn logit_of(logits: &mut [f32], token: u32) -> Option<&mut f32> {
     logits.get_mut(usize::try_from(token).ok()?)
 }
 
-/// For each position how many elements from there on equal the first ones (Gusfield's Z values), in linear time.
+/// For each position, how many elements from there equal the first ones (Gusfield's Z values), in
+/// linear time.
 fn prefix_lengths(s: &[u32]) -> Vec<usize> {
     let mut z = vec![0; s.len()];
     if let Some(first) = z.first_mut() {

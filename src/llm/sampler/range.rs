@@ -1,20 +1,20 @@
-//! Which numbers a setting may have, for the library and the command line alike.
+//! Valid ranges of settings, for the library and the command line.
 
 use std::fmt;
 
 /// An interval of finite numbers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
-    /// The least number.
+    /// Lower bound.
     pub low: f32,
-    /// True where `low` itself is outside.
+    /// True if `low` itself is excluded.
     pub above: bool,
-    /// The greatest number; infinite where there is none.
+    /// Upper bound; may be infinite.
     pub high: f32,
 }
 
 impl Range {
-    /// From `low` to `high`, both inside.
+    /// From `low` to `high`, inclusive.
     pub const fn of(low: f32, high: f32) -> Self {
         Self {
             low,
@@ -23,7 +23,7 @@ impl Range {
         }
     }
 
-    /// Above `low`, up to `high`.
+    /// Above `low`, up to and including `high`.
     pub const fn above(low: f32, high: f32) -> Self {
         Self {
             low,
@@ -32,7 +32,7 @@ impl Range {
         }
     }
 
-    /// True for a finite number inside.
+    /// True for a finite number in the range.
     pub fn holds(&self, v: f32) -> bool {
         let low = if self.above { v > self.low } else { v >= self.low };
         v.is_finite() && low && v <= self.high

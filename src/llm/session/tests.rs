@@ -4,6 +4,7 @@ use super::*;
 use crate::error::ErrorKind;
 use crate::llm::testing::{FakeModel, Lent, byte_codec};
 use crate::llm::{Message, NgramDraft};
+use crate::testing::{assert_carries, assert_usage};
 
 /// A session with the model, whose tokens are bytes, 256 `<start>` and 257 `<end>`.
 struct Fake {
@@ -171,7 +172,6 @@ fn prompts_are_texts_conversations_and_tokens() {
         .session
         .generate(&[Message::user("hi")], &GenerateOptions::default());
     let e = e.err().unwrap();
-    assert!(e.to_string().contains("no chat template"), "{e}");
     assert_eq!(e.kind(), ErrorKind::NoTemplate);
 }
 
@@ -180,19 +180,14 @@ fn bad_input_is_refused_and_the_session_stays_usable() {
     let mut f = fake(saying("ok", 1));
     let mut refused = |prompt: &[u32]| f.session.generate(prompt, &options(5, &[])).err().unwrap();
     let e = refused(&[]);
-    assert!(e.is_usage() && e.to_string().contains("no tokens"), "{e}");
+    assert_usage(&e, "prompt", &[]);
+    assert_eq!(e.kind(), ErrorKind::Usage);
     let e = refused(&[1; 65]);
-    assert!(
-        e.is_usage() && e.to_string().contains("the context holds 64"),
-        "{e}"
-    );
+    assert_usage(&e, "prompt", &["65", "64"]);
     assert_eq!(e.kind(), ErrorKind::ContextExceeded);
     for id in [258, u32::MAX] {
         let e = refused(&[1, id]);
-        assert!(
-            e.to_string().contains(&format!("token {id} of the prompt")),
-            "{e}"
-        );
+        assert_carries(&e, &[&id.to_string()]);
         assert_eq!(e.kind(), ErrorKind::TokenOutOfRange);
     }
     let e = StopStrings::new(vec![String::new()]).unwrap_err();

@@ -1,4 +1,4 @@
-//! Dates as C's `strftime` writes them.
+//! Formats dates like C's `strftime`.
 
 use minijinja::ErrorKind;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -27,7 +27,7 @@ const DAYS: [&str; 7] = [
     "Saturday",
 ];
 
-/// `time` in UTC by the usual conversions of C's `strftime`; an error names one that is not offered.
+/// Formats `time` in UTC with common `strftime` conversions; an error names an unsupported one.
 pub(super) fn strftime(format: &str, time: SystemTime) -> Result<String, minijinja::Error> {
     let seconds = time
         .duration_since(UNIX_EPOCH)
@@ -84,7 +84,7 @@ pub(super) fn strftime(format: &str, time: SystemTime) -> Result<String, minijin
             Some(("", 'z')) => "+0000".to_owned(),
             other => {
                 let text = other.map_or_else(String::new, |(flag, c)| format!("{flag}{c}"));
-                let what = format!("strftime_now: conversion `%{text}` is not offered");
+                let what = format!("strftime_now: conversion `%{text}` is not supported");
                 return Err(minijinja::Error::new(ErrorKind::InvalidOperation, what));
             }
         });
@@ -92,7 +92,7 @@ pub(super) fn strftime(format: &str, time: SystemTime) -> Result<String, minijin
     Ok(out)
 }
 
-/// Year, month (from 1), day (from 1) and day of the year (from 1) of a day counted from 1970-01-01, in the
+/// Year, month, day and day of the year (each from 1) of a day counted from 1970-01-01, in the
 /// Gregorian calendar.
 fn civil_date(days: u64) -> (u64, u64, u64, u64) {
     let leap = |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));

@@ -1,11 +1,11 @@
-//! Values as Python prints them, and as its `json` writes them.
+//! Prints values like Python, and JSON like Python's `json` module.
 
 use minijinja::value::{Kwargs, ValueKind};
 use minijinja::{Error, ErrorKind, Output, State, Value, escape_formatter};
 use serde_json::Value as Json;
 use std::fmt::Write;
 
-/// Prints a value as Jinja does: what Python's `str` says of it.
+/// Prints a value like Jinja: the result of Python's `str`.
 pub(super) fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
@@ -15,7 +15,7 @@ pub(super) fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Va
     }
 }
 
-/// What Python's `str` says of a value: the text itself of a text.
+/// Python's `str` of a value; a text is returned unchanged.
 pub(super) fn text(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
@@ -24,7 +24,7 @@ pub(super) fn text(value: &Value) -> Result<String, Error> {
     }
 }
 
-/// What Python's `repr` says of a value.
+/// Python's `repr` of a value.
 fn repr(value: &Value) -> Result<String, Error> {
     let list = |open: char, parts: Vec<String>, close: char| format!("{open}{}{close}", parts.join(", "));
     Ok(match value.kind() {
@@ -48,7 +48,7 @@ fn repr(value: &Value) -> Result<String, Error> {
     })
 }
 
-/// A text in quotation marks: single ones, unless it has such and no double ones.
+/// A quoted text: with single quotes unless it contains single quotes and no double quotes.
 fn quoted(text: &str) -> String {
     let quote = if text.contains('\'') && !text.contains('"') {
         '"'
@@ -70,7 +70,7 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// A float with the fewest digits that tell it; powers of ten have a sign and two digits at least.
+/// A float with the fewest digits that identify it; exponents have a sign and at least two digits.
 fn float(v: f64) -> String {
     let text = format!("{v:?}");
     match text.split_once('e') {
@@ -82,7 +82,7 @@ fn float(v: f64) -> String {
     }
 }
 
-/// How `json.dumps` writes.
+/// Formatting options of `json.dumps`.
 struct Style {
     indent: Option<usize>,
     ascii: bool,
@@ -91,7 +91,7 @@ struct Style {
     key: String,
 }
 
-/// The filter `tojson`: nothing is escaped for HTML.
+/// The filter `tojson`, without HTML escaping.
 pub(super) fn to_json(value: Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
@@ -186,7 +186,7 @@ impl Style {
                 continue;
             }
             for unit in c.encode_utf16(&mut [0; 2]) {
-                // Writing to a string does not fail.
+                // Writing to a string cannot fail.
                 let _done = write!(out, "\\u{unit:04x}");
             }
         }

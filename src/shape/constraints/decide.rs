@@ -1,16 +1,16 @@
-//! What [`Constraints`] decide about expressions.
+//! Questions about expressions that [`Constraints`] decide.
 
 use super::Constraints;
 use crate::shape::bounds::{Interval, Question};
 use crate::shape::dim::{Atom, Dim, DimError, Term, gcd};
 use crate::shape::symbol::Symbol;
 
-/// How the values of two expressions relate in every run, as far as it is known.
+/// How two expressions compare in every run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Relation {
     /// The same value in every run.
     Equal,
-    /// Never the same value; which one is larger may change.
+    /// Never the same value; either one may be larger.
     NotEqual,
     /// The first is never larger; they may be equal.
     LessOrEqual,
@@ -20,7 +20,7 @@ pub enum Relation {
     Less,
     /// The first is always larger.
     Greater,
-    /// Not known, or different from run to run.
+    /// Not known, or it differs between runs.
     Unknown,
 }
 
@@ -46,7 +46,7 @@ impl Constraints {
             for atom in t.product.iter() {
                 let with = match atom {
                     Atom::Symbol(s) => match self.hidden.get(s) {
-                        // k*(N/n) is (k/g)*floor(N*g/n), which is N itself where n divides k.
+                        // k*(N/n) is (k/g)*floor(N*g/n), which is N itself if n divides k.
                         Some(part) => {
                             let g = gcd(factor.unsigned_abs(), part.by.unsigned_abs());
                             let g = i64::try_from(g).unwrap_or(1).max(1);
@@ -64,7 +64,7 @@ impl Constraints {
         Ok(out)
     }
 
-    /// An atom with `change` made to the expressions inside.
+    /// Rebuilds an atom with `change` applied to its inner expressions.
     fn rebuilt(&self, atom: &Atom, change: &dyn Fn(&Dim) -> Result<Dim, DimError>) -> Result<Dim, DimError> {
         let all = |args: &[Dim]| args.iter().map(change).collect::<Result<Vec<_>, _>>();
         match atom {
@@ -75,7 +75,7 @@ impl Constraints {
         }
     }
 
-    /// The operands of a `min` or `max` that can decide it.
+    /// The operands of a `min` or `max` that can affect its value.
     fn pruned(&self, mut args: Vec<Dim>, smallest: bool) -> Vec<Dim> {
         let mut i = 0;
         while i < args.len() {
@@ -96,7 +96,7 @@ impl Constraints {
         args
     }
 
-    /// `dim` without solved symbols, with what the bounds decide inside of `floor`, `min` and `max`.
+    /// `dim` without solved symbols; bounds are used to simplify `floor`, `min` and `max`.
     fn decided(&self, dim: &Dim) -> Result<Dim, DimError> {
         let plain = |t: &Term| t.product.iter().all(|a| matches!(a, Atom::Symbol(_)));
         if dim.terms().iter().all(plain) {
@@ -126,8 +126,8 @@ impl Constraints {
         (small(i.lo), small(i.hi))
     }
 
-    /// `dim` in the form that the constraints give it: solved symbols replaced, and what the bounds decide decided. Equal for
-    /// every binding that keeps to the constraints.
+    /// Simplifies `dim` under the constraints: solved symbols are replaced, and bounds decide what
+    /// they can. The result is equal for every binding that satisfies the constraints.
     pub fn apply(&self, dim: &Dim) -> Dim {
         if dim.as_const().is_some() {
             return dim.clone();
@@ -139,7 +139,7 @@ impl Constraints {
         new.unwrap_or_else(|_| dim.clone())
     }
 
-    /// Bounds of `dim` over all bindings that keep to the constraints; `None` where none is known.
+    /// Bounds of `dim` over all bindings that satisfy the constraints; `None` if unknown.
     pub fn range(&self, dim: &Dim) -> (Option<i64>, Option<i64>) {
         match self.forward(dim) {
             Some(d) => self.whole(&d),
@@ -147,7 +147,7 @@ impl Constraints {
         }
     }
 
-    /// The difference after replacement, or the answer when it is plain.
+    /// The difference after replacement, or before it if that is already constant.
     fn difference(&self, a: &Dim, b: &Dim) -> Option<Dim> {
         if a == b {
             return Some(0.into());
@@ -160,7 +160,8 @@ impl Constraints {
         }
     }
 
-    /// Whether the two have the same value in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
+    /// `Some(true)` if both have the same value in every run, `Some(false)` if in none, `None` if
+    /// unknown.
     pub fn equal(&self, a: &Dim, b: &Dim) -> Option<bool> {
         match self.compare(a, b) {
             Relation::Equal => Some(true),
@@ -169,12 +170,12 @@ impl Constraints {
         }
     }
 
-    /// Whether `dim >= v` holds in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
+    /// `Some(true)` if `dim >= v` holds in every run, `Some(false)` if in none, `None` if unknown.
     pub fn at_least(&self, dim: &Dim, v: i64) -> Option<bool> {
         self.le(&v.into(), dim)
     }
 
-    /// Whether `a <= b` holds in every run (`Some(true)`), in none (`Some(false)`), or that is not known.
+    /// `Some(true)` if `a <= b` holds in every run, `Some(false)` if in none, `None` if unknown.
     pub fn le(&self, a: &Dim, b: &Dim) -> Option<bool> {
         let d = self.difference(a, b)?;
         if let Some(v) = d.as_const() {
@@ -196,7 +197,7 @@ impl Constraints {
         }
     }
 
-    /// Whether `a <= b` by division: `b == q*a` with `a >= 0` and `q >= 1`, or the other way round.
+    /// Decides `a <= b` by division: `b == q*a` with `a >= 0` and `q >= 1`, or the reverse.
     fn by_quotient(&self, a: &Dim, b: &Dim) -> Option<bool> {
         let (a, b) = (self.forward(a)?, self.forward(b)?);
         let least = |d: &Dim, v: i128| self.question(|q| q.at_least(d, v));
@@ -206,12 +207,12 @@ impl Constraints {
         {
             return Some(true);
         }
-        // a == q*b with q >= 2 and b >= 1 is larger.
+        // If a == q*b with q >= 2 and b >= 1, then a is larger.
         let q = a.exact_div(&b)?;
         (least(&q, 2) && least(&b, 1)).then_some(false)
     }
 
-    /// The quotient, when `b` divides `a` without remainder in every run.
+    /// The quotient, if `b` divides `a` without remainder in every run.
     pub fn divide(&self, a: &Dim, b: &Dim) -> Option<Dim> {
         if let Some(q) = a.exact_div(b) {
             return Some(q);
@@ -220,7 +221,7 @@ impl Constraints {
         self.backward(&q).ok()
     }
 
-    /// How the two relate in every run.
+    /// Compares the two over all runs.
     pub fn compare(&self, a: &Dim, b: &Dim) -> Relation {
         let Some(d) = self.difference(a, b) else {
             return Relation::Unknown;

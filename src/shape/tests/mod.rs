@@ -3,6 +3,7 @@
 mod constraints;
 
 use super::{Bindings, Dim, DimError, Symbol};
+use crate::testing::assert_carries;
 use proptest::prelude::*;
 
 fn d(s: &str) -> Dim {
@@ -163,12 +164,18 @@ fn bad_text_is_refused() {
     }
     for c in ["(", "-", "floor(", "min(a,", "2*("] {
         let text = c.repeat(10_000);
-        let error = Dim::parse(&text).unwrap_err().to_string();
-        assert!(error.contains("nested"), "{error}");
+        let error = Dim::parse(&text).unwrap_err();
+        // Long before the end, where something is missing.
+        assert!(
+            matches!(error, DimError::Parse { at, .. } if at < 1000),
+            "{error}"
+        );
+        let error = error.to_string();
         assert!(error.len() < 400, "a message of {} bytes", error.len());
     }
     let long = "a+".repeat(1 << 16) + "a";
-    assert!(Dim::parse(&long).unwrap_err().to_string().contains("too long"));
+    let error = Dim::parse(&long).unwrap_err();
+    assert!(matches!(error, DimError::Parse { at: 0, .. }), "{error}");
     let wide: Vec<String> = (0..300).map(|i| format!("a{i}")).collect();
     assert!(matches!(Dim::parse(&wide.join("+")), Err(DimError::TooLarge(_))));
     assert!(Dim::parse("(a+b+c+d+e)**16").is_err());
@@ -180,8 +187,7 @@ fn identifiers() {
         assert_eq!(Symbol::parse(good).unwrap().name(), good);
     }
     for bad in ["", "2h", "a-b", "p2o.0", "é", "a b", "a\0"] {
-        let error = Symbol::parse(bad).unwrap_err().to_string();
-        assert!(error.contains(&format!("`{bad}`")), "{error}");
+        assert_carries(Symbol::parse(bad).unwrap_err(), &[&format!("`{bad}`")]);
     }
     assert!(Symbol::parse(&"a".repeat(10_000)).unwrap_err().to_string().len() < 400);
 }
@@ -203,7 +209,8 @@ fn a_divisor_must_be_positive() {
     let e = d("a // (b - 2)");
     assert_eq!(e.eval(&[("a", 7), ("b", 5)].into()).unwrap(), 2);
     let error = e.eval(&[("a", 7), ("b", 2)].into()).unwrap_err();
-    assert_eq!(error.to_string(), "division of a by b - 2, which is 0");
+    assert!(matches!(error, DimError::Divisor { value: 0, .. }), "{error}");
+    assert_carries(error, &["a", "b - 2", "0"]);
     assert!(d("a").floor_div(0).is_err());
     assert!(d("a").div_ceil(&(-1).into()).is_err());
 }

@@ -1,4 +1,5 @@
-//! Recordings: those of Qualcomm's queues, which are the stand-in's, and command buffers, which are the driver's.
+//! Recordings: those of Qualcomm's queues, which are the stand-in's, and command buffers, which are
+//! the driver's.
 
 use super::phone::{COUNT, DEVICE_EXTENSIONS, Phone, Work, dispatch, ok, same, set};
 use crate::play::Outcome;
@@ -9,7 +10,8 @@ use tlite_standin::{
     ArgUpdate, Code, Config, DispatchArg, DispatchConfig, Fault, Handle, Profile, SizeUpdate, cl,
 };
 
-/// A recording of `add` by 1 over all elements, then `add` by 10 over the first half, with the queue that made it.
+/// A recording of `add` by 1 over all elements, then `add` by 10 over the first half, with the
+/// queue that made it.
 fn recorded(phone: &Phone, work: &Work) -> Result<(Handle, Handle), String> {
     let (recorder, code) = phone.queue(work.context, &[cl::QUEUE_PROPERTIES, cl::QUEUE_RECORDABLE, 0]);
     ok("recordable queue", code)?;

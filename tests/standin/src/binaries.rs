@@ -1,12 +1,13 @@
-//! Compiled programs carry their source where a phone is played, so that what is known of a program is known of one made of its binary
-//! too, in another process as well.
+//! Compiled programs carry their source where a phone is played, so that what is known of a program
+//! is known of one made of its binary too, in another process as well.
 
 use crate::real::real;
 use crate::state::{after, id, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::c_void;
 
-/// What such a binary begins with. The length of the source in 8 bytes and the source follow, then the driver's own.
+/// What such a binary begins with. The length of the source in 8 bytes and the source follow, then
+/// the driver's own.
 const MARK: &[u8] = b"tlite-standin\n";
 
 const PROGRAM_BINARY_SIZES: Uint = 0x1165;
@@ -75,7 +76,8 @@ pub unsafe extern "C" fn clGetProgramInfo(
             code
         }
         (Some(header), _) => {
-            // SAFETY: the value is a list of one pointer, to room for as many bytes as were told, or null.
+            // SAFETY: the value is a list of one pointer, to room for as many bytes as were told,
+            // or null.
             let mut place = unsafe { *value.cast::<*mut u8>() };
             if !place.is_null() {
                 // SAFETY: as above, the header is a part of these bytes.

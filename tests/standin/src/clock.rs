@@ -1,6 +1,8 @@
-//! The device's clock: work-groups of some kernels take longer by it than they do, so that a test knows what it sees.
+//! The device's clock: work-groups of some kernels take longer by it than they do, so that a test
+//! knows what it sees.
 //!
-//! All events of later commands are as much later. Recordings tell the start of their last dispatch.
+//! All events of later commands are as much later. Recordings tell the start of their last
+//! dispatch.
 
 use crate::config::Slow;
 use crate::real::real;
@@ -12,7 +14,8 @@ use std::ffi::c_void;
 const END: Uint = 0x1283;
 
 impl State {
-    /// A kernel object was dispatched over so many work-groups; `event` is its event, where it has one.
+    /// A kernel object was dispatched over so many work-groups; `event` is its event, where it has
+    /// one.
     pub(crate) fn took(&mut self, object: usize, kernel: &str, groups: u64, event: Option<usize>) {
         let source = self.program(object).map_or("", |p| p.source.as_str());
         let told = |s: &&Slow| s.without.as_ref().is_none_or(|text| !source.contains(text));

@@ -1,5 +1,6 @@
-//! `cl_khr_command_buffer` and `cl_khr_command_buffer_mutable_dispatch`, which are the real driver's. Each call is logged, can fail, and is
-//! checked as the extensions define it before the driver sees it: drivers leave out some of that, and take what others refuse.
+//! `cl_khr_command_buffer` and `cl_khr_command_buffer_mutable_dispatch`, which are the real
+//! driver's. Each call is logged, can fail, and is checked as the extensions define it before the
+//! driver sees it: drivers leave out some of that, and take what others refuse.
 
 use crate::images;
 use crate::info::max_workgroup;
@@ -93,7 +94,8 @@ pub(crate) fn wrapper(name: &str) -> Option<*const ()> {
 /// `T` is the type that the interface gives the function, a pointer.
 unsafe fn driver<T: Copy>(name: &str) -> Option<T> {
     let address = with(|s| s.addresses.get(name).copied())?;
-    // SAFETY: the address is a function of that type, as the caller promises, and both are pointers.
+    // SAFETY: the address is a function of that type, as the caller promises, and both are
+    // pointers.
     Some(unsafe { std::mem::transmute_copy(&address) })
 }
 

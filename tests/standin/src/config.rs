@@ -11,11 +11,13 @@ pub const CONFIG: &str = "TLITE_STANDIN";
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Profile {
-    /// An Adreno of Qualcomm: hints are properties of the context, dispatches are recorded by queues made for it.
+    /// An Adreno of Qualcomm: hints are properties of the context, dispatches are recorded by
+    /// queues made for it.
     Adreno,
     /// A Mali of Arm: the priority is a property of the queue.
     Mali,
-    /// A graphics card of AMD, with memory of its own and local memory beside its cores, for which there are variants of kernels.
+    /// A graphics card of AMD, with memory of its own and local memory beside its cores, for which
+    /// there are variants of kernels.
     Radeon,
 }
 
@@ -31,9 +33,11 @@ pub struct Config {
     pub version: Option<String>,
     /// File to append the log to.
     pub log: Option<PathBuf>,
-    /// The properties of the extensions for hints are refused though they are listed, as some drivers do.
+    /// The properties of the extensions for hints are refused though they are listed, as some
+    /// drivers do.
     pub refuse_hints: bool,
-    /// Platforms have no device, and say so by this code: `CL_DEVICE_NOT_FOUND`, or `CL_SUCCESS` with a number of 0.
+    /// Platforms have no device, and say so by this code: `CL_DEVICE_NOT_FOUND`, or `CL_SUCCESS`
+    /// with a number of 0.
     pub no_device: Option<Code>,
     /// The phone's platform has its device twice.
     pub twice: bool,
@@ -45,12 +49,14 @@ pub struct Config {
     pub clock: Vec<Slow>,
     /// Bytes of all buffers together beyond which none is given.
     pub memory_limit: Option<u64>,
-    /// A kernel with wrong results: after each of its dispatches, those of Qualcomm's recordings included, the first 16 bytes of its last
-    /// buffer are overwritten. Not in command buffers, which are the driver's.
+    /// A kernel with wrong results: after each of its dispatches, those of Qualcomm's recordings
+    /// included, the first 16 bytes of its last buffer are overwritten. Not in command buffers,
+    /// which are the driver's.
     pub corrupt: Option<String>,
     /// Of that kernel only programs with this text.
     pub corrupt_text: Option<String>,
-    /// Macros by which forms of a kernel are told apart: lines about arguments name those that the kernel's program defines.
+    /// Macros by which forms of a kernel are told apart: lines about arguments name those that the
+    /// kernel's program defines.
     pub forms: Vec<String>,
 }
 

@@ -1,5 +1,6 @@
-//! Images in buffers, checked as strictly as a phone's driver may. Where the real driver makes none, though the phone has them, another image
-//! stands for each, to which the bytes of its buffer are copied before every dispatch that is given it.
+//! Images in buffers, checked as strictly as a phone's driver may. Where the real driver makes
+//! none, though the phone has them, another image stands for each, to which the bytes of its buffer
+//! are copied before every dispatch that is given it.
 
 use crate::info::Words;
 use crate::real::real;
@@ -39,7 +40,8 @@ pub struct ImageDesc {
 pub(crate) struct Shadow {
     /// The buffer or sub-buffer whose bytes it shows.
     source: usize,
-    /// The buffer that this is a part of, and where: PoCL does not copy from a part of one to an image.
+    /// The buffer that this is a part of, and where: PoCL does not copy from a part of one to an
+    /// image.
     whole: usize,
     origin: usize,
     /// A buffer of its own, of an image of one axis.

@@ -1,20 +1,23 @@
 //! A stand-in for a phone's OpenCL library.
 //!
-//! It exports what such a library exports and passes every call on to the library of this machine, handles unchanged. On the way it
+//! It exports what such a library exports and passes every call on to the library of this machine,
+//! handles unchanged. On the way it
 //!
-//! * gives the device the name, the limits and the extensions of a phone's ([`Profile`]), of those that compilers must know only what the
-//!   real driver has;
-//! * does what the extensions define that no driver here has: checks the properties of contexts and queues, and rows and places of images, as
-//!   strictly as a driver, records and replays dispatches, and makes images in buffers;
-//! * fails, delays or spoils calls, and tells longer times than commands take ([`Config`]);
+//! * gives the device the name, the limits and the extensions of a phone's ([`Profile`]); of
+//!   extensions that change what compilers accept, only those of the real driver;
+//! * implements the extensions that no driver here has: it checks the properties of contexts and
+//!   queues and the rows and places of images as strictly as a driver, records and replays
+//!   dispatches, and makes images in buffers;
+//! * fails, delays or spoils calls, and reports longer times than commands take ([`Config`]);
 //! * writes a line for each call.
 //!
-//! A process loads it by `OPENCL_DYLIB_PATH`, which names libraries in place of the system's; [`CONFIG`] names the file with its
-//! configuration. Without one it only passes calls on.
+//! A process loads it by `OPENCL_DYLIB_PATH`, which names libraries in place of the system's;
+//! [`CONFIG`] names the file with its configuration. Without one it only passes calls on.
 //!
-//! The log has a line for each call: its name, what matters of its arguments as `name=value`, and `= code`. A fault that is injected has a
-//! line before that of its call, `inject CALL code=CODE ms=MS`, with the milliseconds since 1970; so have results that are spoilt, and delays,
-//! `inject CALL delay=DELAY ms=MS`.
+//! The log has a line for each call: its name, what matters of its arguments as `name=value`, and
+//! `= code`. A fault that is injected has a line before that of its call, `inject CALL code=CODE
+//! ms=MS`, with the milliseconds since 1970; so have results that are spoilt, and delays, `inject
+//! CALL delay=DELAY ms=MS`.
 #![allow(
     non_snake_case,
     reason = "functions of the C interface have their names there"
@@ -90,7 +93,8 @@ pub mod cl {
     pub const INVALID_IMAGE_DESCRIPTOR: Code = -65;
     pub const INVALID_COMMAND_BUFFER: Code = -1138;
     pub const INVALID_MUTABLE_COMMAND: Code = -1141;
-    /// The real library has no such function. As `CL_INVALID_OPERATION`, which the specification allows everywhere that this is met.
+    /// The real library has no such function. As `CL_INVALID_OPERATION`, which the specification
+    /// allows everywhere that this is met.
     pub const MISSING: Code = INVALID_OPERATION;
 
     pub const CONTEXT_PLATFORM: isize = 0x1084;

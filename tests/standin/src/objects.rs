@@ -148,7 +148,8 @@ pub unsafe extern "C" fn clCreateProgramWithSource(
     unsafe { made(call, "", object, code, place) }
 }
 
-/// A program from what a driver compiled earlier. Its source is known where this library gave the binary away.
+/// A program from what a driver compiled earlier. Its source is known where this library gave the
+/// binary away.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clCreateProgramWithBinary(
     context: Handle,

@@ -7,7 +7,8 @@ use crate::state::{after, before, with};
 use crate::{Bits, Code, Handle, Uint, cl, recording};
 use std::ffi::{CStr, c_char, c_void};
 
-/// Functions that return a code: queries and releases never fail here, work fails as configured, commands do on recordable queues too.
+/// Functions that return a code: queries and releases never fail here, work fails as configured,
+/// commands do on recordable queues too.
 macro_rules! pass {
     (@$kind:ident $($name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {$(
         #[unsafe(no_mangle)]

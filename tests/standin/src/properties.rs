@@ -1,4 +1,5 @@
-//! Contexts and queues: the properties that extensions add, checked and taken out before the real library sees them.
+//! Contexts and queues: the properties that extensions add, checked and taken out before the real
+//! library sees them.
 
 use crate::info::Words;
 use crate::real::real;
@@ -37,7 +38,8 @@ fn written<T: std::fmt::LowerHex>(pairs: &[(T, T)]) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
 }
 
-/// What is left of a context's properties for the real library, or the code with which a driver refuses them.
+/// What is left of a context's properties for the real library, or the code with which a driver
+/// refuses them.
 fn of_context(given: &[(isize, isize)]) -> Result<Vec<isize>, Code> {
     let refused = with(|s| s.config.refuse_hints);
     let has = |extension: &str| !refused && Words::configured().is_some_and(|w| w.has(extension));
@@ -110,7 +112,8 @@ pub unsafe extern "C" fn clCreateContext(
     }
 }
 
-/// What is left of a queue's properties for the real library and whether it records, or the code with which a driver refuses them in this call.
+/// What is left of a queue's properties for the real library and whether it records, or the code
+/// with which a driver refuses them in this call.
 fn of_queue(call: &str, given: &[(Bits, Bits)]) -> Result<(Vec<Bits>, bool), Code> {
     let refused = with(|s| s.config.refuse_hints);
     let words = Words::configured();

@@ -49,7 +49,8 @@ pub(crate) struct Events {
     pub(crate) event: *mut Handle,
 }
 
-/// Dispatches a kernel object of the real library, and spoils its results where that is asked for of its name.
+/// Dispatches a kernel object of the real library, and spoils its results where that is asked for
+/// of its name.
 pub(crate) fn dispatch(queue: Handle, object: Handle, name: &str, grid: &Grid, events: Events) -> Code {
     let (rank, global) = (grid.global.len() as Uint, grid.global.as_ptr());
     let (offset, local) = (pointer(grid.offset.as_ref()), pointer(grid.local.as_ref()));

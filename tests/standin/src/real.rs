@@ -19,7 +19,8 @@ fn library() -> Option<&'static Library> {
     LIBRARY
         .get_or_init(|| {
             let path = state::with(|s| s.config.library.clone()).unwrap_or_else(|| LOADER.into());
-            // SAFETY: loading a driver runs its initialisers, which a program that uses OpenCL must trust.
+            // SAFETY: loading a driver runs its initialisers, which a program that uses OpenCL must
+            // trust.
             unsafe { Library::new(path) }.ok()
         })
         .as_ref()
@@ -35,11 +36,13 @@ pub(crate) unsafe fn function<T: Copy>(name: &str) -> Option<T> {
     unsafe { library()?.get::<T>(name.as_bytes()).ok().map(|f| *f) }
 }
 
-/// Calls a function of the real library: `real!(clFlush(queue: Handle) -> Code)`. `None` where there is no such function.
+/// Calls a function of the real library: `real!(clFlush(queue: Handle) -> Code)`. `None` where
+/// there is no such function.
 macro_rules! real {
     ($name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty) => {{
         type Function = unsafe extern "C" fn($($ty),*) -> $ret;
-        // SAFETY: the type is the one that the interface gives the function, and the arguments are the caller's.
+        // SAFETY: the type is the one that the interface gives the function, and the arguments are
+        // the caller's.
         unsafe { $crate::real::function::<Function>(stringify!($name)).map(|f| f($($arg),*)) }
     }};
 }

@@ -1,8 +1,9 @@
-//! `cl_qcom_recordable_queues`: dispatches on a recordable queue are kept, and a recording is queued as often as wanted, with other
-//! arguments, offsets and sizes.
+//! `cl_qcom_recordable_queues`: dispatches on a recordable queue are kept, and a recording is
+//! queued as often as wanted, with other arguments, offsets and sizes.
 //!
-//! As strict as a driver may be: a recordable queue takes dispatches only, between the begin and the end of a recording, without events;
-//! and what is changed for one replay is as recorded in the next, so that a caller that counts on either finds out.
+//! As strict as a driver may be: a recordable queue takes dispatches only, between the begin and
+//! the end of a recording, without events; and what is changed for one replay is as recorded in the
+//! next, so that a caller that counts on either finds out.
 
 use crate::objects::{arg, real_kernel, real_set_arg};
 use crate::queue::{Events, Grid, dispatch, sizes};
@@ -269,7 +270,8 @@ pub unsafe extern "C" fn clEnqueueRecordingQCOM(
     after(call, &words, code)
 }
 
-/// The dispatches with what is changed for one replay. Nothing is queued where one of the changes is wrong.
+/// The dispatches with what is changed for one replay. Nothing is queued where one of the changes
+/// is wrong.
 ///
 /// # Safety
 ///

@@ -87,8 +87,9 @@ pub(crate) struct State {
 
 static STATE: Mutex<Option<State>> = Mutex::new(None);
 
-/// What stands in the file that the environment names. A file that cannot be read is a mistake in the test, which is told and ends the
-/// process: a run without the faults that it asked for would look like one that recovered.
+/// What stands in the file that the environment names. A file that cannot be read is a mistake in
+/// the test, which is told and ends the process: a run without the faults that it asked for would
+/// look like one that recovered.
 fn configured() -> Config {
     let Some(path) = std::env::var_os(CONFIG) else {
         return Config::default();
@@ -147,7 +148,8 @@ impl State {
         }
     }
 
-    /// Forgets a program with its last reference. Before the driver is told, which may give its number to another then.
+    /// Forgets a program with its last reference. Before the driver is told, which may give its
+    /// number to another then.
     pub(crate) fn release_program(&mut self, object: usize) {
         if let Some(program) = self.programs.get_mut(&object) {
             program.references -= 1;
@@ -263,7 +265,8 @@ pub(crate) fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
     f(state.get_or_insert_with(|| State::new(configured())))
 }
 
-/// Plays `config` from here on, and forgets all objects. For tests that call the stand-in in their own process, one at a time.
+/// Plays `config` from here on, and forgets all objects. For tests that call the stand-in in their
+/// own process, one at a time.
 pub fn configure(config: Config) {
     *STATE.lock().unwrap_or_else(PoisonError::into_inner) = Some(State::new(config));
 }
@@ -273,7 +276,8 @@ pub fn knows_program(program: Handle) -> bool {
     with(|s| s.programs.contains_key(&id(program)))
 }
 
-/// What comes before every call that makes, queues or waits: delays it, and gives the code with which it must fail.
+/// What comes before every call that makes, queues or waits: delays it, and gives the code with
+/// which it must fail.
 pub(crate) fn before(call: &str, kernel: Option<&str>) -> Option<Code> {
     let (delay, fault) = with(|s| {
         let delay = s
@@ -299,7 +303,8 @@ pub(crate) fn after(call: &str, words: &str, code: Code) -> Code {
     code
 }
 
-/// The end of a call that makes an object: writes `code` to `place` and the line to the log; returns the object.
+/// The end of a call that makes an object: writes `code` to `place` and the line to the log;
+/// returns the object.
 ///
 /// # Safety
 ///

@@ -1,4 +1,5 @@
-//! What the runners of other engines share: cases of ONNX from their files, the comparison, and the loop that a runner is.
+//! Shared by the runners of other engines: reads ONNX test cases, compares results, and serves
+//! requests.
 
 use prost::Message;
 use std::io::{BufRead, Write};
@@ -8,7 +9,7 @@ use std::path::{Path, PathBuf};
 const RELATIVE: f64 = 1e-3;
 const ABSOLUTE: f64 = 1e-7;
 
-/// The parts of ONNX's messages that are read here.
+/// The fields of ONNX's messages that are used.
 mod proto {
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Tensor {
@@ -51,24 +52,24 @@ mod proto {
     }
 }
 
-/// Elements; an engine may widen them.
+/// Elements, possibly widened by an engine.
 #[derive(Clone, Debug)]
 pub enum Data {
     Float(Vec<f64>),
     Int(Vec<i64>),
 }
 
-/// A tensor of a case or of an engine.
+/// A tensor from a case or from an engine.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    /// ONNX's number of the element type; of results it is not compared.
+    /// ONNX's number for the element type; not compared in results.
     pub kind: i32,
-    /// `None` where the engine does not tell.
+    /// `None` if the engine does not report it.
     pub shape: Option<Vec<usize>>,
     pub data: Data,
 }
 
-/// An input: its name, its file and what is in it.
+/// An input of a case.
 pub struct Input {
     pub name: String,
     pub file: PathBuf,
@@ -110,7 +111,7 @@ fn read(file: &Path) -> Result<Tensor, String> {
         13 if given => Data::Int(each(raw, |b| u64::from_le_bytes(b) as i64)),
         12 | 13 => Data::Int(t.uint64_data.iter().map(|v| *v as i64).collect()),
         16 => halves(&|v| half::bf16::from_bits(v).to_f64()),
-        other => return Err(format!("elements of type {other}")),
+        other => return Err(format!("unsupported element type {other}")),
     };
     let shape = t.dims.iter().map(|d| usize::try_from(*d).map_err(|e| e.to_string())).collect::<Result<_, _>>()?;
     Ok(Tensor { kind: t.data_type, shape: Some(shape), data })
@@ -128,12 +129,12 @@ fn compare(found: &Tensor, wanted: &Tensor) -> Result<(), String> {
             };
             a.len() == b.len() && a.iter().zip(b).all(close)
         }
-        _ => return Err("elements of another kind".to_owned()),
+        _ => return Err("expected floats and found integers, or the reverse".to_owned()),
     };
-    if same { Ok(()) } else { Err("other elements".to_owned()) }
+    if same { Ok(()) } else { Err("elements differ".to_owned()) }
 }
 
-/// Runs a case: for each set of its data `engine` gets the model, the inputs and the names of the outputs.
+/// Runs a case: calls `engine` for each data set with the model, the inputs and the output names.
 fn case(folder: &Path, engine: &dyn Fn(&Path, &[Input], &[String]) -> Result<Vec<Tensor>, String>) -> Result<(), String> {
     let model = folder.join("model.onnx");
     let bytes = std::fs::read(&model).map_err(|e| e.to_string())?;
@@ -159,7 +160,8 @@ fn case(folder: &Path, engine: &dyn Fn(&Path, &[Input], &[String]) -> Result<Vec
     Ok(())
 }
 
-/// Reads a folder a line from standard input, runs its case and answers with a line: `passed`, or `failed` and why.
+/// Reads case folders from standard input, one per line, and answers each with a line: `passed`, or
+/// `failed` and the reason.
 pub fn serve(engine: impl Fn(&Path, &[Input], &[String]) -> Result<Vec<Tensor>, String>) {
     let mut out = std::io::stdout();
     for folder in std::io::stdin().lock().lines().map_while(Result::ok) {

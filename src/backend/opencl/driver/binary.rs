@@ -1,11 +1,12 @@
-//! Programs as drivers give them away and take them back.
+//! Program binaries.
 
 use super::{Code, Context, DeviceHandle, Program, codes, done, library, program_api};
 use std::ffi::c_void;
 use std::ptr;
 
 impl Context {
-    /// A program from what [`Program::binary`] gave, to be built for `device`, the context's own.
+    /// Creates a program from what [`Program::binary`] returned, to be built for `device`, the
+    /// context's own.
     pub(in super::super) fn program_of(&self, device: DeviceHandle, binary: &[u8]) -> Result<Program, Code> {
         let (mut code, mut of_binary) = (codes::CL_SUCCESS, codes::CL_SUCCESS);
         let (length, start) = (binary.len(), binary.as_ptr());
@@ -26,7 +27,7 @@ impl Context {
 }
 
 impl Program {
-    /// The built program of its only device in the driver's own form; empty where the driver gives none away.
+    /// The binary of a program built for its only device; empty if the driver returns none.
     pub(in super::super) fn binary(&self) -> Result<Vec<u8>, Code> {
         let library = library()?;
         let mut length = 0usize;
@@ -40,7 +41,8 @@ impl Program {
         let mut bytes = vec![0u8; length];
         let mut place = bytes.as_mut_ptr();
         if length > 0 {
-            // The value is a list of one pointer, to room for as many bytes as the driver has said.
+            // The value is a list of one pointer, to a buffer of the size that the driver has
+            // reported.
             done(library.clGetProgramInfo(
                 self.0,
                 program_api::CL_PROGRAM_BINARIES,

@@ -1,8 +1,9 @@
-//! `cl_khr_command_buffer`, and `cl_khr_command_buffer_mutable_dispatch` beside it.
+//! `cl_khr_command_buffer` and `cl_khr_command_buffer_mutable_dispatch`.
 //!
-//! Both are or were provisional. Of the first only dispatches are recorded, whose signature no version from 0.9.0 to 1.0 has changed,
-//! as have those of copies and fills in 0.9.5. The second updates commands by a list of configurations from 0.9.2 on; before it was a
-//! chain of other structures, and a driver with that is taken for one without.
+//! Both are or were provisional. Of the first, only dispatches are recorded, since their signature
+//! is the same from 0.9.0 to 1.0; those of copies and fills changed in 0.9.5. The second updates
+//! commands by a list of configurations from 0.9.2 on. Earlier versions used a chain of other
+//! structures; a driver with one of these counts as not having the extension.
 
 use super::super::device::{function, listed_version};
 use super::{Code, DeviceHandle, Event, KernelObject, Queue, done, number};
@@ -15,7 +16,7 @@ use std::sync::Arc;
 
 const NAME: &str = "cl_khr_command_buffer";
 const MUTABLE: &str = "cl_khr_command_buffer_mutable_dispatch";
-/// What is changed in a recorded dispatch.
+/// The fields of a recorded dispatch that are updated.
 const FIELDS: api::cl_mutable_dispatch_fields_khr =
     api::CL_MUTABLE_DISPATCH_GLOBAL_SIZE_KHR | api::CL_MUTABLE_DISPATCH_ARGUMENTS_KHR;
 
@@ -39,13 +40,14 @@ pub(in crate::backend::opencl) struct CommandBuffers {
 }
 
 impl CommandBuffers {
-    /// The extension of `device`; `None` where it is not listed, an error where it is and cannot be used.
+    /// The extension of `device`; `None` if it is not listed, an error if it is listed but not
+    /// usable.
     pub(in crate::backend::opencl) fn of(device: DeviceHandle) -> Result<Option<Arc<Self>>, String> {
         let Some(version) = listed_version(device, NAME) else {
             return Ok(None);
         };
         if !matches!(version, (0, 9, _) | (1, ..)) {
-            return Err(format!("version {version:?} of {NAME} is not known"));
+            return Err(format!("version {version:?} of {NAME} is not supported"));
         }
         let capabilities = |name| device.info(name).map_or(0, |bytes| number(&bytes));
         let update = match listed_version(device, MUTABLE) {
@@ -97,22 +99,22 @@ impl CommandBuffers {
         })))
     }
 
-    /// Recorded dispatches can be changed.
+    /// Whether recorded dispatches can be updated.
     pub(in crate::backend::opencl) fn are_mutable(&self) -> bool {
         self.update.is_some()
     }
 
-    /// A command buffer can be queued while it runs.
+    /// Whether a command buffer can be queued while it runs.
     pub(in crate::backend::opencl) fn run_again(&self) -> bool {
         self.simultaneous
     }
 }
 
-/// A dispatch in a command buffer. Valid as long as the buffer.
+/// A dispatch in a command buffer; valid as long as the buffer.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::backend::opencl) struct MutableCommand(api::cl_mutable_command_khr);
 
-// SAFETY: an identifier that is only handed back to the driver, together with its command buffer.
+// SAFETY: an identifier that is only passed back to the driver, together with its command buffer.
 unsafe impl Send for MutableCommand {}
 // SAFETY: as above.
 unsafe impl Sync for MutableCommand {}
@@ -121,7 +123,7 @@ unsafe impl Sync for MutableCommand {}
 pub(in crate::backend::opencl) struct Change<'a> {
     /// The dispatch.
     pub(in crate::backend::opencl) command: MutableCommand,
-    /// Index and bytes of an argument.
+    /// Index and bytes of the parameter argument.
     pub(in crate::backend::opencl) param: (u32, &'a [u8]),
     /// Global size.
     pub(in crate::backend::opencl) global: [usize; 3],
@@ -134,26 +136,26 @@ pub(in crate::backend::opencl) struct CommandBuffer {
     api: Arc<CommandBuffers>,
 }
 
-// SAFETY: OpenCL objects belong to no thread; calls that change one are made through `&mut`.
+// SAFETY: OpenCL objects are not bound to a thread; calls that change one take `&mut`.
 unsafe impl Send for CommandBuffer {}
 // SAFETY: as above.
 unsafe impl Sync for CommandBuffer {}
 
 impl Drop for CommandBuffer {
     fn drop(&mut self) {
-        // SAFETY: this value owns one reference to a live object and gives it up here.
+        // SAFETY: this value owns one reference to a live object and releases it here.
         let code = self
             .api
             .release
             .map_or(codes::CL_SUCCESS, |f| unsafe { f(self.raw) });
         if code != codes::CL_SUCCESS {
-            log::warn!("opencl: release of a command buffer: {}", Code(code));
+            log::warn!("opencl: error while releasing a command buffer: {}", Code(code));
         }
     }
 }
 
 impl CommandBuffer {
-    /// An empty one for `queue`.
+    /// Creates an empty one for `queue`.
     pub(in crate::backend::opencl) fn new(api: &Arc<CommandBuffers>, queue: &Queue) -> Result<Self, Code> {
         let mut flags = 0;
         if api.simultaneous {
@@ -183,7 +185,8 @@ impl CommandBuffer {
         }
     }
 
-    /// Records a dispatch of a kernel whose arguments are all set; a handle to it where it can be changed.
+    /// Records a dispatch of a kernel whose arguments are all set. Returns a handle if it can be
+    /// updated.
     pub(in crate::backend::opencl) fn dispatch(
         &mut self,
         kernel: &KernelObject,
@@ -199,8 +202,8 @@ impl CommandBuffer {
         } else {
             (ptr::null(), ptr::null_mut())
         };
-        // SAFETY: the buffer and the kernel are live, sizes have the three numbers that are announced, properties end with a zero. A
-        // buffer of one queue takes no queue here.
+        // SAFETY: the buffer and the kernel are live, sizes have the announced three numbers, and
+        // properties end with a zero. A buffer created for one queue takes no queue here.
         done(self.api.dispatch.map(|f| unsafe {
             f(
                 self.raw,
@@ -226,7 +229,7 @@ impl CommandBuffer {
         done(self.api.finalize.map(|f| unsafe { f(self.raw) }))
     }
 
-    /// Queues the recorded commands. The event is made only where `timed`.
+    /// Queues the recorded commands. Returns an event only if `timed`.
     pub(in crate::backend::opencl) fn enqueue(&self, timed: bool) -> Result<Option<Event>, Code> {
         let mut event: cl_event = ptr::null_mut();
         let place = if timed { &raw mut event } else { ptr::null_mut() };
@@ -238,7 +241,7 @@ impl CommandBuffer {
         Ok((timed && !event.is_null()).then(|| Event(event)))
     }
 
-    /// Changes dispatches. The buffer must not be running.
+    /// Updates dispatches. The buffer must not be running.
     pub(in crate::backend::opencl) fn update(&mut self, changes: &[Change<'_>]) -> Result<(), Code> {
         let args: Vec<api::cl_mutable_dispatch_arg_khr> = changes
             .iter()
@@ -265,7 +268,7 @@ impl CommandBuffer {
                 local_work_size: ptr::null(),
             })
             .collect();
-        // The one type that there is.
+        // The only configuration type.
         let types = vec![0; configs.len()];
         let list: Vec<*const c_void> = configs.iter().map(|c| ptr::from_ref(c).cast()).collect();
         let count = api::cl_uint::try_from(list.len()).unwrap_or(0);

@@ -1,7 +1,8 @@
-//! `cl_qcom_recordable_queues` of Adreno, as Qualcomm's header declares it.
+//! `cl_qcom_recordable_queues` of Adreno, as declared in Qualcomm's header.
 //!
-//! Dispatches that are put into a queue of a kind of its own are recorded instead of run; a recording is queued as a whole, with values
-//! that take the place of recorded ones. Whether these last is not said, so every call gives all that ever differed.
+//! Dispatches put into a recordable queue are recorded instead of run. A recording is queued as a
+//! whole, with values that replace recorded ones. The header does not say whether these
+//! replacements persist, so every call passes all values that have ever differed.
 
 use super::super::device::{function, library_function, listed_version};
 use super::{Code, Context, DeviceHandle, Event, Queue, done, number};
@@ -14,7 +15,7 @@ use std::sync::Arc;
 const NAME: &str = "cl_qcom_recordable_queues";
 /// `CL_QUEUE_RECORDABLE_QCOM`.
 const RECORDABLE: u64 = 1 << 30;
-/// `CL_DEVICE_RECORDABLE_QUEUE_MAX_SIZE`: dispatches of one recording.
+/// `CL_DEVICE_RECORDABLE_QUEUE_MAX_SIZE`: maximum number of dispatches in a recording.
 const MAX_SIZE: u32 = 0x41de;
 
 type Raw = *mut c_void;
@@ -71,13 +72,14 @@ pub(in crate::backend::opencl) struct RecordableQueue {
     most: usize,
 }
 
-/// Drivers hide these functions from the standard query, so the library is asked too.
+/// Drivers hide these functions from the standard query, so the library's symbols are searched too.
 fn address(device: DeviceHandle, name: &CStr) -> Option<NonNull<c_void>> {
     function(device, name).or_else(|| library_function(name))
 }
 
 impl RecordableQueue {
-    /// The extension of `device`; `None` where it is not listed, an error where it is and cannot be used.
+    /// The extension of `device`; `None` if it is not listed, an error if it is listed but not
+    /// usable.
     pub(in crate::backend::opencl) fn of(
         context: &Context,
         device: DeviceHandle,
@@ -114,7 +116,7 @@ impl RecordableQueue {
         })))
     }
 
-    /// Number of dispatches that a recording holds.
+    /// Maximum number of dispatches in a recording.
     pub(in crate::backend::opencl) fn most(&self) -> usize {
         self.most
     }
@@ -122,9 +124,9 @@ impl RecordableQueue {
 
 /// New values of a recorded dispatch.
 pub(in crate::backend::opencl) struct Change<'a> {
-    /// Which of the recording's dispatches.
+    /// Index of the dispatch in the recording.
     pub(in crate::backend::opencl) dispatch: u32,
-    /// Index and bytes of an argument.
+    /// Index and bytes of the parameter argument.
     pub(in crate::backend::opencl) param: (u32, &'a [u8]),
     /// Global size.
     pub(in crate::backend::opencl) global: [usize; 3],
@@ -137,29 +139,29 @@ pub(in crate::backend::opencl) struct QueueRecording {
     api: Arc<RecordableQueue>,
 }
 
-// SAFETY: OpenCL objects belong to no thread; a recording is not changed once it is made.
+// SAFETY: OpenCL objects are not bound to a thread; a recording is not changed after creation.
 unsafe impl Send for QueueRecording {}
 // SAFETY: as above.
 unsafe impl Sync for QueueRecording {}
 
 impl Drop for QueueRecording {
     fn drop(&mut self) {
-        // SAFETY: this value owns one reference to a live object and gives it up here.
+        // SAFETY: this value owns one reference to a live object and releases it here.
         let code = unsafe { (self.api.release)(self.raw) };
         if code != codes::CL_SUCCESS {
-            log::warn!("opencl: release of a recording: {}", Code(code));
+            log::warn!("opencl: error while releasing a recording: {}", Code(code));
         }
     }
 }
 
 impl QueueRecording {
-    /// Records what `work` puts into the queue that it is given.
+    /// Records what `work` puts into the queue passed to it.
     pub(in crate::backend::opencl) fn new(
         api: &Arc<RecordableQueue>,
         work: impl FnOnce(&Queue) -> Result<(), Code>,
     ) -> Result<Self, Code> {
         let mut code = codes::CL_SUCCESS;
-        // SAFETY: the queue is live and was made for recording.
+        // SAFETY: the queue is live and was created for recording.
         let raw = unsafe { (api.new)(api.queue.0, &raw mut code) };
         done(Some(code))?;
         if raw.is_null() {
@@ -170,13 +172,13 @@ impl QueueRecording {
             api: Arc::clone(api),
         };
         let worked = work(&api.queue);
-        // Also after a failure: a queue records one thing at a time.
+        // Also after a failure, since a queue has one recording at a time.
         // SAFETY: the recording is live and was begun above.
         let ended = done(Some(unsafe { (api.end)(raw) }));
         worked.and(ended).map(|()| recording)
     }
 
-    /// Queues the recording with `changes`. The event is made only where `timed`.
+    /// Queues the recording with `changes`. Returns an event only if `timed`.
     pub(in crate::backend::opencl) fn enqueue(
         &self,
         queue: &Queue,
@@ -202,7 +204,8 @@ impl QueueRecording {
         let list = |empty: bool| if empty { ptr::null() } else { args.as_ptr() };
         let groups = |empty: bool| if empty { ptr::null() } else { sizes.as_ptr() };
         let mut event: cl_event = ptr::null_mut();
-        // SAFETY: recording and queue are live; the lists have the lengths that are announced, and what they point to outlives the call.
+        // SAFETY: recording and queue are live; the lists have the announced lengths, and what they
+        // point to outlives the call.
         let code = unsafe {
             (self.api.enqueue)(
                 queue.0,

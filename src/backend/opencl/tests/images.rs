@@ -111,6 +111,9 @@ fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
 
 #[test]
 fn images_show_what_is_in_buffers() {
+    if !has_device(BackendKind::OpenCl) {
+        return;
+    }
     let mut cl = open();
     for kind in ImageKind::ALL {
         for dtype in [DType::F16, DType::F32] {
@@ -128,6 +131,9 @@ fn images_show_what_is_in_buffers() {
 /// Enough elements that each is above a slice on a CPU, and cut.
 #[test]
 fn recordings_and_slices_take_images() {
+    if !has_device(BackendKind::OpenCl) {
+        return;
+    }
     for way in recordings::ways().into_iter().chain([RecordingWay::Off]) {
         for kind in ImageKind::ALL {
             let mut cl = opened(way, Some(1));
@@ -138,6 +144,9 @@ fn recordings_and_slices_take_images() {
 
 #[test]
 fn a_kind_that_is_asked_for_is_there_or_an_error() {
+    if !has_device(BackendKind::OpenCl) {
+        return;
+    }
     let offered = open().caps().images;
     assert_eq!(offered.reads, None, "CPUs do not gain by images");
     for kind in ImageKind::ALL {
@@ -171,6 +180,9 @@ fn a_kind_that_is_asked_for_is_there_or_an_error() {
 
 #[test]
 fn a_kernel_that_does_not_compile_with_images_reads_buffers() {
+    if !has_device(BackendKind::OpenCl) {
+        return;
+    }
     let mut cl = open();
     let spec = by_image(&NO_IMAGES, DType::F16, ImageKind::Image1dBuffer);
     let id = cl.compile(&spec).unwrap();

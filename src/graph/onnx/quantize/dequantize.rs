@@ -1,4 +1,4 @@
-//! The float model that a quantized one stands for.
+//! Converts a quantized model back to floats.
 
 use super::plan::{Change, int};
 use super::source::{Origin, Source, bytes_of, copy_others};
@@ -16,15 +16,15 @@ use half::f16;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
-/// How the name of the temporary folder starts.
+/// Prefix of the temporary folder's name.
 pub(crate) const TEMPORARY: &str = ".dequantize-";
-/// Weights that are decoded at a time.
+/// Number of weights decoded at a time.
 const BAND: usize = 1 << 20;
 
-/// What [`dequantize_into`] did.
+/// Summary of [`dequantize_into`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dequantized {
-    /// Matrices that are float again.
+    /// Number of matrices converted to floats.
     pub weights: usize,
     /// Bytes of `model.onnx` and its external data before.
     pub bytes_before: u64,
@@ -32,12 +32,14 @@ pub struct Dequantized {
     pub bytes_after: u64,
 }
 
-/// Writes the model in the folder `input`, which [`super::quantize`] made, with operators of ONNX alone: each packed matrix as `f16`, which is its
-/// value `scale * (w1 - bias)` rounded once, cast to the type that its product has. A matrix that an embedding shares with the output head stays
-/// one. What else is in the folder is copied.
+/// Converts the model in the folder `input`, made by [`super::quantize`], to standard ONNX
+/// operators. Each packed matrix becomes `f16`: its value `scale * (w1 - bias)`, rounded once, with
+/// a cast to the type that its matmul needs. A matrix shared by embedding and output head stays
+/// shared. Other files of the folder are copied.
 ///
-/// `folder` exists and is empty. Errors: no such model ([`Error::is_usage`]), one that is not quantized, a weight out of the range of
-/// halves, a failure to write; what was written stays then.
+/// `folder` must exist and be empty. Errors: the model does not exist ([`Error::is_usage`]) or is
+/// not quantized; a weight is out of the `f16` range; writing fails. After an error, files already
+/// written remain.
 pub fn dequantize_into(
     input: &Path,
     folder: &Path,
@@ -45,7 +47,7 @@ pub fn dequantize_into(
 ) -> Result<Dequantized> {
     let path = input.join(MODEL);
     if !path.is_file() {
-        let what = format!("there is no file {}", path.display());
+        let what = format!("file {} does not exist", path.display());
         return Err(Error::usage("folder", what));
     }
     let mut graph = import(&path)?;
@@ -104,12 +106,12 @@ pub fn dequantize_into(
 
 /// A packed matrix and its readers.
 struct Matrix {
-    /// Places among the initialisers.
+    /// Indices among the initializers.
     codes: usize,
     scales: usize,
     bits: Bits,
     group: usize,
-    /// It is stored as the table of an embedding, its transpose.
+    /// It is stored as the table of an embedding, which is its transpose.
     table: bool,
     /// Name of the float matrix.
     name: String,
@@ -117,7 +119,7 @@ struct Matrix {
 
 struct Matrices {
     all: Vec<Matrix>,
-    /// Matrix by node that reads it.
+    /// Matrix by the node that reads it.
     of: HashMap<usize, usize>,
     names: HashSet<String>,
 }
@@ -146,14 +148,14 @@ impl Matrices {
                 let place = node.input.get(i).and_then(|n| places.get(n.as_str()));
                 place
                     .copied()
-                    .ok_or_else(|| bad("codes or scales are no constants"))
+                    .ok_or_else(|| bad("quantized values or scales are not constant"))
             };
             let int = |name: &str| node.attribute.iter().find(|a| a.name == name).map(|a| a.i);
             let (codes, scales) = (operand(1)?, operand(2)?);
             let bits = int("bits").and_then(Bits::new);
             let group = int("group_size").and_then(|g| usize::try_from(g).ok());
             let (Some(bits), Some(group)) = (bits, group) else {
-                return Err(bad("no attributes `bits` and `group_size`"));
+                return Err(bad("missing or invalid attributes `bits` and `group_size`"));
             };
             let known = out
                 .all
@@ -176,7 +178,7 @@ impl Matrices {
             out.of.insert(at, index);
         }
         if out.all.is_empty() {
-            return Err(source.bad("no weight of the model is quantized"));
+            return Err(source.bad("the model has no quantized weights"));
         }
         Ok(out)
     }
@@ -189,10 +191,10 @@ impl Matrices {
         name
     }
 
-    /// What becomes of the nodes; `dtypes` are those of their results.
+    /// The change of each node; `dtypes` are the types of results.
     fn changes(mut self, source: &Source, dtypes: &HashMap<String, DType>) -> Vec<Change> {
         let mut changes = Vec::with_capacity(source.graph.node.len());
-        // The operand of products, once made, by matrix and type.
+        // The operands of matmuls made so far, by matrix and type.
         let mut operands: HashMap<(usize, DType), String> = HashMap::new();
         for (at, node) in source.graph.node.iter().enumerate() {
             let Some(&index) = self.of.get(&at) else {
@@ -283,7 +285,7 @@ fn cast(name: &str, from: String, to: &str, dtype: DType) -> NodeProto {
 }
 
 impl Matrix {
-    /// Adds the float matrix to the new file.
+    /// Writes the float matrix to the new file.
     fn write(
         &self,
         source: &Source,
@@ -292,21 +294,24 @@ impl Matrix {
         writer: &mut ModelWriter,
     ) -> Result<()> {
         let bad = |what: String| source.bad(format!("weight \"{}\": {what}", self.name));
-        // Import has checked that the shapes fit each other.
+        // Import has checked that the shapes match.
         let bits = self.bits;
         let &[rows, n] = codes.shape() else {
-            return Err(bad(format!("codes of shape {:?}", codes.shape())));
+            return Err(bad(format!(
+                "quantized values of unsupported shape {:?}",
+                codes.shape()
+            )));
         };
         let k = bits
             .weights(rows)
-            .ok_or_else(|| bad(format!("{rows} rows of codes of {bits}")))?;
+            .ok_or_else(|| bad(format!("{rows} rows of {bits} values are not supported")))?;
         let words = codes.u32s().map_err(|e| bad(e.to_string()))?;
         let halves = scales.f16s().map_err(|e| bad(e.to_string()))?;
         let pairs: Vec<[f16; 2]> = halves.chunks_exact(2).map(|p| [p[0], p[1]]).collect();
         let narrow = |band: &[f32]| -> Result<Vec<f16>> {
             let out: Vec<f16> = band.iter().map(|v| f16::from_f32(*v)).collect();
             match out.iter().position(|h| !h.is_finite()) {
-                Some(i) => Err(bad(format!("{:e} is beyond the range of halves", band[i]))),
+                Some(i) => Err(bad(format!("{:e} is out of the f16 range", band[i]))),
                 None => Ok(out),
             }
         };

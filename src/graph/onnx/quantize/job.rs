@@ -1,4 +1,4 @@
-//! The weights on their way from the old files to the new one.
+//! Writes the weights of the old files to the new one.
 
 use super::super::weights::Weights;
 use super::super::write::ModelWriter;
@@ -14,13 +14,13 @@ use crate::quant::{ByGroup, ColumnMethod, Integers, Loss, Method, Packed, int4_e
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
 
-/// Grows with each change of what methods make of the same weight.
+/// Incremented whenever a method's result for the same weight changes.
 const REVISION: u32 = 1;
 
-/// Columns of a weight on which methods are compared.
+/// Number of columns of a weight on which methods are compared.
 const SAMPLE: usize = 64;
 
-/// The weights under way from the old files to the new one.
+/// State while weights are written to the new file.
 pub(super) struct Job<'a> {
     source: &'a Source,
     weights: Weights,
@@ -34,7 +34,7 @@ pub(super) struct Job<'a> {
     pub quantized: Vec<Quantized>,
     pub loss: Loss,
     pub resumed: usize,
-    /// For each weight that keeps its codes, in the order of the plan: its rows have another order.
+    /// For each weight that keeps its quantized values, in plan order: its rows are reordered.
     pub ordered: Vec<bool>,
 }
 
@@ -64,7 +64,7 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Chooses format and group size of each weight.
+    /// Chooses format and group size of each weight under a budget.
     pub fn spend(&mut self, plan: &mut Plan, budget: f64) -> Result<()> {
         let mut ladders = Vec::with_capacity(plan.weights.len());
         for w in &plan.weights {
@@ -92,7 +92,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Writes all weights; tells where the initialisers of the new file are.
+    /// Writes all weights; returns the origins of the new file's initializers.
     pub fn weights(&mut self, plan: &Plan) -> Result<Vec<Origin>> {
         let source = self.source;
         self.ordered = vec![false; plan.kept.len()];
@@ -121,7 +121,7 @@ impl<'a> Job<'a> {
                     new(&mut origins);
                 }
             } else if plan.kept.iter().any(|k| k.replaces(i)) {
-                // Its weight has it.
+                // Written with its weight.
             } else if t.data_location == 1 {
                 self.writer.add_external(&t.name, &self.weights.tensor(t)?)?;
                 new(&mut origins);
@@ -139,7 +139,7 @@ impl<'a> Job<'a> {
         (self.progress)(Progress { tensor, done, total });
     }
 
-    /// Writes a weight, from a finished part or by making one.
+    /// Writes a weight, from a finished part or by quantizing it.
     fn pack(&mut self, name: &str, tensor: &HostTensor, w: &Weight) -> Result<()> {
         let elements = self
             .source
@@ -178,7 +178,7 @@ impl<'a> Job<'a> {
         Ok(())
     }
 
-    /// Writes a weight that keeps its codes, in a few tensors, whose number is returned.
+    /// Writes a weight that keeps its quantized values, as a few tensors; returns their number.
     fn keep(&mut self, name: &str, at: usize, kept: &Kept) -> Result<usize> {
         let made = kept.transcode(self.source, &mut self.weights)?;
         let tensors = kept.tensors(&made);
@@ -194,7 +194,7 @@ impl<'a> Job<'a> {
         Ok(tensors.len())
     }
 
-    /// What a finished weight depends on, and so what a resumed run compares.
+    /// Everything a finished weight depends on; a resumed run compares it.
     fn key(&self, name: &str, dtype: DType, elements: Elements<'_>, w: &Weight) -> String {
         format!(
             "{} {} revision {REVISION}, {name}: {} {}x{} {} crc32 {:08x}, {} group {} by {}",
@@ -211,7 +211,7 @@ impl<'a> Job<'a> {
         )
     }
 
-    /// Quantizes a weight and keeps it.
+    /// Quantizes a weight and stores it as a part.
     fn make(&mut self, name: &str, elements: Elements<'_>, w: &Weight, key: String) -> Result<Part> {
         let (mut codes, mut scales) = (
             vec![0u32; w.bits.rows(w.k) * w.n],
@@ -249,12 +249,13 @@ impl<'a> Job<'a> {
         let found = self.parts.finished(w.initializer, &record.key);
         found.ok_or_else(|| {
             self.source.bad(format!(
-                "weight \"{name}\": what was written is not what is read back"
+                "weight \"{name}\": the data read back differs from the data written; the disk may be faulty"
             ))
         })
     }
 
-    /// Mean absolute errors of all methods that look at weights alone by that of INT4, on some columns.
+    /// Mean absolute error of all methods that need only weights, relative to INT4, on some
+    /// columns.
     fn compare(&self, name: &str, elements: Elements<'_>, w: &Weight) -> Result<Vec<(&'static str, f64)>> {
         let columns = sample(elements.scaled(Scaling::default()), w, SAMPLE);
         let groups = columns.chunks(w.k).flat_map(|c| c.chunks(w.group));
@@ -273,7 +274,7 @@ impl<'a> Job<'a> {
     }
 }
 
-/// A tensor of the same type with each element divided by its own number.
+/// A tensor of the same type with each element divided by its own divisor.
 fn divided(tensor: &HostTensor, by: &[f32]) -> Result<HostTensor, TensorError> {
     let values: Vec<f64> = tensor
         .to_f64()?

@@ -1,4 +1,4 @@
-//! What chooses how each weight is quantized, and what it may know of the model.
+//! [`Methods`] choose how each weight is quantized; [`Planned`] is what they know of the model.
 
 use super::super::dtype_of;
 use super::super::weights::Weights;
@@ -11,55 +11,60 @@ use crate::quant::{Bits, ByGroup, ColumnMethod, Hessian, Integers, Method};
 use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 
-/// What a weight is multiplied by before it is quantized. The model stays the same where what makes its inputs and what reads its results
-/// is changed accordingly.
+/// Scaling of a weight before it is quantized. The model stays equivalent if the producers of its
+/// inputs and the readers of its results are changed accordingly.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Scaling<'a> {
-    /// Factors of the K rows.
+    /// Multipliers of the K rows.
     pub rows: Option<&'a [f32]>,
     /// Divisors of the N columns.
     pub columns: Option<&'a [f32]>,
 }
 
-/// Chooses a method for each weight. A [`Method`] is that of all weights; what knows of the inputs of a weight knows better.
+/// Chooses a method for each weight. A plain [`Method`] applies to all weights; calibrated methods
+/// use the inputs of each weight.
 pub trait Methods: Sync {
-    /// Its name, for people.
+    /// Name for display.
     fn name(&self) -> &'static str;
 
-    /// Looks at what is planned. Called once, after the output was found to be free and before any weight is made.
+    /// Examines the plan. Called once, after the output was found to be free and before any weight
+    /// is quantized.
     fn prepare(&mut self, planned: &Planned<'_>) -> Result<()> {
         let _ = planned;
         Ok(())
     }
 
-    /// The method for the weight of this name with K rows. An error where what it needs is not there.
+    /// The method for the weight with this name and K rows. Fails if data that it needs is missing.
     fn of<'a>(&'a self, weight: &str, k: usize) -> Result<Box<dyn ColumnMethod + 'a>>;
 
-    /// The Hessian of what the weight of this name is multiplied by, where it is known: formats are compared by what a product's results lose, and else by
-    /// what its weights lose. Asked for in the order of the initialisers.
+    /// The Hessian of the inputs of this weight, if known. Formats are then compared by the error
+    /// of the matmul's results, otherwise by the error of the weights. Called in the order of the
+    /// initializers.
     fn hessian(&self, weight: &str) -> Result<Option<Arc<Hessian>>> {
         let _ = weight;
         Ok(None)
     }
 
-    /// How the weight of this name is scaled before its method sees it.
+    /// Scaling of this weight before its method sees it.
     fn scaling(&self, weight: &str) -> Scaling<'_> {
         let _ = weight;
         Scaling::default()
     }
 
-    /// What the elements of the initialiser of this name, which is not quantized, are divided by, one each.
+    /// Divisors of the elements of this initializer, which is not quantized.
     fn divisor(&self, initializer: &str) -> Option<&[f32]> {
         let _ = initializer;
         None
     }
 
-    /// Names of what [`Methods::scaling`] and [`Methods::divisor`] change. Changes belong together: if one of these cannot be changed, the run ends with an error.
+    /// Names of the initializers changed by [`Methods::scaling`] and [`Methods::divisor`]. The
+    /// changes belong together: if one is impossible, the run fails.
     fn changed(&self) -> Vec<&str> {
         Vec::new()
     }
 
-    /// Names the method and all that its results depend on, as a run that goes on must use the same.
+    /// Identifies the method and everything its results depend on. A resumed run must have the same
+    /// key.
     fn key(&self, weight: &str) -> String;
 }
 
@@ -91,7 +96,7 @@ impl Methods for Integers {
     }
 }
 
-/// What is going to be done to a model, as [`Methods`] see it.
+/// The planned quantization of a model, as seen by [`Methods`].
 pub struct Planned<'a> {
     source: &'a Source,
     plan: &'a Plan,
@@ -118,12 +123,14 @@ impl<'a> Planned<'a> {
         self.plan.weights.iter().find(of)
     }
 
-    /// Format and group size of the weight of this name, under a budget those that it may get at most; `None` where it is not quantized.
+    /// Format and group size of this weight; with a budget, the largest that it can get. `None` if
+    /// it is not quantized.
     pub fn format(&self, weight: &str) -> Option<(Bits, usize)> {
         self.weight(weight).map(|w| (w.bits, w.group))
     }
 
-    /// True for an initialiser of floats that stays what it is, and that nothing but nodes of the graph reads: it may be divided.
+    /// True for a float initializer that stays unchanged and is read only by nodes of the graph: it
+    /// may be divided.
     pub fn is_free(&self, initializer: &str) -> bool {
         let t = self.facts.constants.get(initializer);
         let t = t.and_then(|i| self.source.graph.initializer.get(*i));
@@ -133,7 +140,8 @@ impl<'a> Planned<'a> {
             && self.weight(initializer).is_none()
     }
 
-    /// Some columns, `most` at most, of the weight of this name, evenly spread, one after the other; none where it is not quantized.
+    /// At most `most` evenly spread columns of this weight, one after the other; empty if it is not
+    /// quantized.
     pub fn sample(&self, weight: &str, most: usize) -> Result<Vec<f32>> {
         let Some(w) = self.weight(weight) else {
             return Ok(Vec::new());
@@ -145,7 +153,7 @@ impl<'a> Planned<'a> {
         Ok(sample(self.source.elements(weight, &tensor)?, w, most))
     }
 
-    /// Names the model by the checksum of its files.
+    /// Identifies the model by the checksum of its files.
     pub fn model(&self) -> Result<String> {
         if let Some(known) = self.model.get() {
             return Ok(known.clone());
@@ -154,13 +162,13 @@ impl<'a> Planned<'a> {
         Ok(self.model.get_or_init(|| name).clone())
     }
 
-    /// What was [kept](Self::remember) under this name with this key.
+    /// Numbers [stored](Self::remember) under this name with this key.
     pub fn recall(&self, name: &str, key: &str) -> Option<Vec<Vec<f32>>> {
         self.parts.recall(name, key)
     }
 
-    /// What was kept under this name with this key, or else what `make` makes, which is kept so that a run that goes on need not. The key says
-    /// what it was made from.
+    /// Returns the numbers stored under this name with this key, or else makes and stores them for
+    /// a resumed run. The key identifies what they were made from.
     pub fn remember(
         &self,
         name: &str,
@@ -175,7 +183,8 @@ impl<'a> Planned<'a> {
         Ok(made)
     }
 
-    /// An error where something that `methods` change is not there to be changed: the model would be another.
+    /// Fails if something that `methods` change cannot be changed, since the model would then not
+    /// be equivalent.
     pub(super) fn check(&self, methods: &dyn Methods) -> Result<()> {
         let stays = |name: &&str| {
             let Scaling { rows, columns } = methods.scaling(name);
@@ -188,7 +197,7 @@ impl<'a> Planned<'a> {
             None => Ok(()),
             Some(name) => {
                 let what = format!(
-                    "method {}: \"{name}\" was to be scaled, and cannot be",
+                    "method {}: \"{name}\" must be scaled, but cannot be",
                     methods.name()
                 );
                 Err(Error::file(Stage::Quantize, &self.source.path, what))

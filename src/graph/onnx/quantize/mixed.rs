@@ -1,9 +1,12 @@
-//! Formats for the weights of a model under a budget of bits.
+//! Chooses the formats of weights under a budget of bits.
 //!
-//! Each weight is measured in each format that fits it, the output head and embeddings in those that are wide enough. What counts is what a product's results
-//! lose as a part of their mean square, `e^T H e` by `w^T H w` with the Hessian H of its inputs, where a calibration has told that; else the relative squared error of the
-//! weight, which it comes to where the inputs are independent and alike. Products follow one another, so that relative errors add up. From the smallest formats on, the budget goes step by step to the weight where
-//! a byte saves most error; a format that is worse than a mixture of a smaller and a larger one is skipped.
+//! Each weight is measured in each format that fits it; output head and embeddings only in wide
+//! enough ones. The measure is the relative squared error of the matmul's results, `e^T H e` over
+//! `w^T H w` with the Hessian H of its inputs, if a calibration computed H. Otherwise it is the
+//! relative squared error of the weight, which is the same for independent inputs of equal
+//! variance. Relative errors of consecutive matmuls add up. Starting from the smallest formats, the
+//! budget is spent step by step on the weight where a byte saves most error. Formats worse than a
+//! mixture of a smaller and a larger one are skipped.
 
 use super::Options;
 use super::panels::{Elements, sample};
@@ -12,31 +15,33 @@ use crate::error::{Error, Result};
 use crate::parallel;
 use crate::quant::{Bits, ByGroup, Hessian, Loss, Method, Packed, QuantError, group_size};
 
-/// Columns of a weight that are measured.
+/// Number of columns of a weight that are measured.
 const SAMPLE: usize = 32;
-/// Group sizes that are tried, up to the one asked for.
+/// Group sizes to try, up to the requested one.
 const GROUPS: [usize; 2] = [32, 64];
 
-/// A format for a weight, and what it costs.
+/// A format for a weight, with size and error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Choice {
     pub bits: Bits,
     pub group: usize,
-    /// Bytes of codes and scales.
+    /// Bytes of quantized values and scales.
     pub bytes: u64,
-    /// Squared error of the results by their squares, or of the weights by theirs.
+    /// Squared error of the results relative to their squares, or of the weights relative to
+    /// theirs.
     pub error: f64,
 }
 
-/// Measures a weight, with the Hessian of its inputs where that is known, in each format that fits it, from the smallest to the largest, without those that
-/// another is no larger than and no worse, or that a mixture of two others beats.
+/// Measures a weight, with the Hessian of its inputs if known, in each format that fits it, from
+/// the smallest to the largest. Drops formats that are not smaller and not better than another one,
+/// or that a mixture of two others beats.
 pub(super) fn measure(
     elements: Elements<'_>,
     w: &Weight,
     options: &Options,
     hessian: Option<&Hessian>,
 ) -> std::result::Result<Vec<Choice>, QuantError> {
-    // An even number, as the layout asks for.
+    // The layout requires an even number.
     let columns = sample(elements, w, SAMPLE.min(w.n));
     let mut groups: Vec<usize> = GROUPS
         .into_iter()
@@ -108,14 +113,14 @@ fn hull(mut choices: Vec<Choice>) -> Vec<Choice> {
     out
 }
 
-/// Error saved a byte by the larger of two.
+/// Error saved per additional byte by the larger of two.
 #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
 fn saving(small: &Choice, large: &Choice) -> f64 {
     (small.error - large.error) / (large.bytes - small.bytes) as f64
 }
 
-/// The choice for each weight; `sizes` are the numbers of their elements, `budget` the mean bits of one. An error where even the smallest
-/// formats take more.
+/// The choice for each weight. `sizes` are their numbers of elements, `budget` is the average
+/// number of bits per element. Fails if even the smallest formats need more.
 #[expect(clippy::cast_precision_loss, reason = "sizes of files")]
 pub(super) fn spend(ladders: &[Vec<Choice>], sizes: &[usize], budget: f64) -> Result<Vec<Choice>> {
     let weights: usize = sizes.iter().sum();
@@ -125,8 +130,8 @@ pub(super) fn spend(ladders: &[Vec<Choice>], sizes: &[usize], budget: f64) -> Re
     if spent as f64 > most {
         let least = spent as f64 * 8.0 / weights.max(1) as f64;
         let what = format!(
-            "{budget} bits a weight are too few; give at least {:.3}, which the smallest formats take with output head and embeddings at \
-             --head-bits, or lower --head-bits",
+            "{budget} bits per weight are too few: the smallest formats need {:.3} with output head \
+             and embeddings at --head-bits; raise --bits or lower --head-bits",
             (least * 1000.0).ceil() / 1000.0
         );
         return Err(Error::usage("bits", what));
@@ -199,7 +204,7 @@ mod tests {
         assert_eq!(chosen(6.0), [Eight, Four]);
         assert_eq!(chosen(100.0), [Eight, Eight]);
         let e = spend(&ladders, &[80, 80], 1.9).unwrap_err();
-        assert!(e.is_usage() && e.to_string().contains("2.000"), "{e}");
+        crate::testing::assert_usage(&e, "bits", &["2.000"]);
     }
 
     #[test]

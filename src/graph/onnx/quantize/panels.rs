@@ -1,4 +1,4 @@
-//! Weights read and quantized in panels of columns, on all cores.
+//! Reads and quantizes weights in panels of columns, on all cores.
 
 use super::Scaling;
 use super::plan::Weight;
@@ -7,7 +7,7 @@ use crate::quant::{ColumnMethod, Loss, Packed, QuantError, int4_error};
 use crate::tensor::DType;
 use half::{bf16, f16};
 
-/// An error of a panel, with the element's place in the weight as it is stored.
+/// The error of a panel, with the element's index in the stored weight.
 pub(super) fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> String {
     match e {
         QuantError::NotFinite { index, value } => {
@@ -23,7 +23,7 @@ pub(super) fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> 
     }
 }
 
-/// How far a weight is from what was given, and how far INT4 would be.
+/// Error of a quantized weight, and of INT4 for comparison.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Losses {
     pub loss: Loss,
@@ -37,10 +37,10 @@ pub(super) struct Panel {
     pub packed: Packed,
 }
 
-/// First column and width of a panel that failed, and why.
+/// First column and width of a panel that failed, and the error.
 pub(super) type PanelError = (usize, usize, QuantError);
 
-/// Floats as a weight stores them.
+/// Float types of stored weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Float {
     F32,
@@ -61,17 +61,17 @@ impl Float {
     }
 }
 
-/// A weight as it is stored.
+/// The elements of a weight as stored.
 #[derive(Clone, Copy)]
 pub(super) struct Elements<'a> {
     float: Float,
     pub bytes: &'a [u8],
-    /// What its columns are multiplied by before they are quantized.
+    /// Scaling applied to the columns before quantization.
     scaling: Scaling<'a>,
 }
 
 impl<'a> Elements<'a> {
-    /// Elements of a type that is quantized, without scaling.
+    /// Elements without scaling; `None` for types that cannot be quantized.
     pub fn of(dtype: DType, bytes: &'a [u8]) -> Option<Self> {
         Float::of(dtype).map(|float| Self {
             float,
@@ -80,7 +80,7 @@ impl<'a> Elements<'a> {
         })
     }
 
-    /// The same, scaled like this.
+    /// The same elements with this scaling.
     pub fn scaled(self, scaling: Scaling<'a>) -> Self {
         Self { scaling, ..self }
     }
@@ -95,8 +95,9 @@ impl<'a> Elements<'a> {
     }
 }
 
-/// Quantizes a weight in panels of columns on `threads` threads, and hands them over as they get done. The result does not
-/// depend on their number; of several errors the one of the first panel is told.
+/// Quantizes a weight in panels of columns on `threads` threads and passes them on as they finish.
+/// The result does not depend on the number of threads; of several errors, the one of the first
+/// panel is returned.
 pub(super) fn panels(
     threads: usize,
     tensor: Elements<'_>,
@@ -104,7 +105,7 @@ pub(super) fn panels(
     method: &dyn ColumnMethod,
     take: &mut dyn FnMut(Panel),
 ) -> Result<Losses, PanelError> {
-    /// Floats in a panel: enough to keep a core busy, few enough to stay in its cache.
+    /// Floats per panel: enough to keep a core busy, few enough to fit its cache.
     const PANEL: usize = 1 << 16;
     let width = (PANEL / w.k).clamp(1, 64).next_multiple_of(2).min(w.n);
     let count = w.n.div_ceil(width);
@@ -132,7 +133,8 @@ pub(super) fn panels(
     Ok(sum)
 }
 
-/// Quantizes columns from `first` on, scaled. The loss is that of the weights as they were given: what is decoded is scaled back.
+/// Scales and quantizes columns from `first` on. The loss refers to the original weights: decoded
+/// values are scaled back.
 fn scaled_columns(
     scaling: Scaling<'_>,
     w: &Weight,
@@ -162,7 +164,7 @@ fn scaled_columns(
     Ok((packed, loss))
 }
 
-/// At most `most` columns, evenly spread, one after the other, as they are stored.
+/// At most `most` evenly spread columns as stored, one after the other.
 pub(super) fn sample(tensor: Elements<'_>, w: &Weight, most: usize) -> Vec<f32> {
     let count = most.min(w.n);
     let (mut all, mut column) = (Vec::with_capacity(count * w.k), Vec::new());
@@ -173,7 +175,7 @@ pub(super) fn sample(tensor: Elements<'_>, w: &Weight, most: usize) -> Vec<f32> 
     all
 }
 
-/// Columns `first .. first + wide` of the matrix to pack, one after the other, as they are stored.
+/// Reads columns `first .. first + wide` of the matrix to pack, as stored, one after the other.
 fn read_columns(tensor: Elements<'_>, w: &Weight, first: usize, wide: usize, columns: &mut Vec<f32>) {
     columns.clear();
     columns.resize(wide * w.k, 0.0);
@@ -188,7 +190,7 @@ fn read_columns(tensor: Elements<'_>, w: &Weight, first: usize, wide: usize, col
         }),
         #[expect(
             clippy::cast_possible_truncation,
-            reason = "rounding is meant; what single precision cannot hold becomes infinity, and is refused"
+            reason = "rounding is intended; values beyond single precision become infinite and are rejected"
         )]
         Float::F64 => spread(bytes.as_chunks().0, w, first, columns, |b| {
             f64::from_le_bytes(b) as f32

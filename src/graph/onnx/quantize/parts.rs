@@ -1,9 +1,11 @@
-//! Finished weights, and what was found out before, kept beside the output until it is whole, so that an interrupted run goes on where it was.
+//! Finished weights and precomputed numbers, kept beside the output until it is complete, so that
+//! an interrupted run can resume.
 //!
-//! A part is two files: the data, such as codes and scales, and a record of what they were made from and of their checksum. The record is written last, and
-//! a part whose record does not fit, or whose checksum does not, is made anew.
+//! A part consists of two files: the data (such as quantized values and scales) and a record of its
+//! inputs and checksum. The record is written last. A part with a record or checksum that does not
+//! match is made again.
 
-use crate::error::{Error, Result, Stage};
+use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::onnx::weights::map;
 use crate::mapped::Mapped;
 use crate::quant::Loss;
@@ -15,18 +17,18 @@ use std::path::{Path, PathBuf};
 
 const FOLDER: &str = "parts";
 
-/// The parts of one run. Another run into the same folder is refused while this lives.
+/// The parts of one run. Holds a lock: other runs into the same folder fail while it lives.
 pub(super) struct Parts {
     folder: PathBuf,
     _lock: File,
 }
 
-/// What a part was made from, and how well.
+/// Inputs, layout and loss of a part.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Record {
-    /// Everything that the part depends on.
+    /// Everything the part depends on.
     pub key: String,
-    /// Bytes of codes; the rest of the part is scales.
+    /// Bytes of quantized values; the rest of the part is scales.
     pub codes: usize,
     /// Bytes of the part.
     pub length: usize,
@@ -52,11 +54,11 @@ impl Record {
     }
 }
 
-/// What numbers were made from.
+/// Record of precomputed numbers.
 #[derive(Serialize, Deserialize)]
 struct Numbers {
     key: String,
-    /// Numbers of each list.
+    /// Length of each list.
     lengths: Vec<usize>,
     crc32: u32,
 }
@@ -78,10 +80,10 @@ impl Part {
 }
 
 impl Parts {
-    /// Opens or makes the folder of parts in `folder`.
+    /// Opens or creates the folder of parts in `folder`.
     pub fn open(folder: &Path) -> Result<Self> {
         let parts = folder.join(FOLDER);
-        std::fs::create_dir_all(&parts).map_err(|e| Error::io("cannot make", &parts, e))?;
+        std::fs::create_dir_all(&parts).map_err(|e| Error::io("cannot create", &parts, e))?;
         let path = parts.join("lock");
         let lock = File::create(&path).map_err(|e| Error::io("cannot write", &path, e))?;
         match lock.try_lock() {
@@ -89,16 +91,15 @@ impl Parts {
                 folder: parts,
                 _lock: lock,
             }),
-            Err(TryLockError::WouldBlock) => Err(Error::file(
-                Stage::Quantize,
-                folder,
-                "another run is writing this output",
-            )),
+            Err(TryLockError::WouldBlock) => {
+                let what = "another run is writing this output; wait for it or choose another output";
+                Err(Error::file(Stage::Quantize, folder, what).of_kind(ErrorKind::Busy))
+            }
             Err(TryLockError::Error(e)) => Err(Error::io("cannot lock", &path, e)),
         }
     }
 
-    /// True where something is finished.
+    /// True if anything is finished.
     pub fn any(&self) -> bool {
         let entries = std::fs::read_dir(&self.folder).into_iter().flatten().flatten();
         entries
@@ -111,18 +112,18 @@ impl Parts {
         (file("bin"), file("json"))
     }
 
-    /// A record of this name and its data, as far as both are there.
+    /// The record with this name and its data, if both exist.
     fn read<R: DeserializeOwned>(&self, name: &str) -> Option<(R, Mapped)> {
         let (data, record) = self.paths(name);
         let record = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
         Some((record, map(&data).ok()?))
     }
 
-    /// Writes data and then its record.
+    /// Writes the data, then its record.
     fn write(&self, name: &str, record: &impl Serialize, data: &[&[u8]]) -> Result<()> {
         let (path, place) = self.paths(name);
         let text = serde_json::to_vec(record)
-            .map_err(|e| Error::parse(Stage::Quantize, &place, "a record that cannot be written", e))?;
+            .map_err(|e| Error::parse(Stage::Quantize, &place, "cannot encode the record", e))?;
         let failed = |path: &Path, e| Error::io("cannot write", path, e);
         let write = || -> std::io::Result<()> {
             use std::io::Write;
@@ -136,7 +137,7 @@ impl Parts {
         std::fs::write(&place, text).map_err(|e| failed(&place, e))
     }
 
-    /// The part of weight `index`, if it was made from what `key` says, and is whole.
+    /// The part of weight `index`, if it matches `key` and is intact.
     pub fn finished(&self, index: usize, key: &str) -> Option<Part> {
         let (record, bytes): (Record, _) = self.read(&index.to_string())?;
         let whole = record.key == key
@@ -146,12 +147,13 @@ impl Parts {
         whole.then_some(Part { bytes, record })
     }
 
-    /// Keeps the part of weight `index`.
+    /// Stores the part of weight `index`.
     pub fn keep(&self, index: usize, record: &Record, codes: &[u8], scales: &[u8]) -> Result<()> {
         self.write(&index.to_string(), record, &[codes, scales])
     }
 
-    /// Numbers that were found out before any weight was made, if they were made from what `key` says, and are whole. `name` is no number.
+    /// Numbers stored by [`Self::remember`], if they match `key` and are intact. `name` must not be
+    /// a number.
     pub fn recall(&self, name: &str, key: &str) -> Option<Vec<Vec<f32>>> {
         let (record, bytes): (Numbers, _) = self.read(name)?;
         let (words, rest) = bytes.bytes().as_chunks::<4>();
@@ -171,7 +173,7 @@ impl Parts {
         Some(lists.collect())
     }
 
-    /// Keeps such numbers.
+    /// Stores numbers that were computed before any weight was made.
     pub fn remember(&self, name: &str, key: &str, numbers: &[Vec<f32>]) -> Result<()> {
         let bytes: Vec<u8> = numbers.iter().flatten().flat_map(|x| x.to_le_bytes()).collect();
         let record = Numbers {

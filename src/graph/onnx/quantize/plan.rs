@@ -1,4 +1,4 @@
-//! Which weights of a graph are quantized, and what becomes of the nodes that read them.
+//! Decides which weights of a graph are quantized, and how the nodes that read them change.
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto};
 use super::super::weights::Weights;
@@ -14,24 +14,24 @@ use std::collections::{HashMap, HashSet};
 /// A weight to quantize, as a `k` x `n` matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Weight {
-    /// Its place among the initialisers.
+    /// Index among the initializers.
     pub initializer: usize,
-    /// The matrix is the transpose of the initialiser.
+    /// The matrix is the transpose of the initializer.
     pub transposed: bool,
     pub bits: Bits,
     pub group: usize,
     pub k: usize,
     pub n: usize,
-    /// Names of the new initialisers.
+    /// Names of the new initializers.
     pub codes: String,
     pub scales: String,
     /// Nodes that read it.
     pub readers: Vec<usize>,
-    /// It is the output head or an embedding.
+    /// It is the output head or an embedding table.
     pub head: bool,
 }
 
-/// What becomes of a node.
+/// The change of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     Keep,
@@ -39,19 +39,19 @@ pub enum Change {
     Replace(Vec<NodeProto>),
 }
 
-/// What is done to a graph.
+/// The changes of a graph.
 pub struct Plan {
-    /// In the order of the initialisers.
+    /// In the order of the initializers.
     pub weights: Vec<Weight>,
-    /// Weights that are codes already.
+    /// Weights that are quantized already.
     pub kept: Vec<Kept>,
     pub left: Vec<Left>,
-    /// Transposes that go with their readers.
+    /// Transposes that are removed with their readers.
     dropped: Vec<usize>,
 }
 
 impl Plan {
-    /// What becomes of each node of `graph` for the weights that are quantized.
+    /// The change of each node of `graph`.
     pub fn changes(&self, graph: &GraphProto) -> Vec<Change> {
         let mut nodes = vec![Change::Keep; graph.node.len()];
         for w in &self.weights {
@@ -69,9 +69,9 @@ impl Plan {
 /// How a node reads a weight.
 #[derive(Clone, Copy)]
 pub enum Use {
-    /// As second operand of a matrix product.
+    /// As second operand of a matmul.
     Product(usize),
-    /// Rows of it, chosen by indices.
+    /// Rows selected by indices.
     Rows(usize),
     Other(usize),
 }
@@ -89,20 +89,20 @@ impl Use {
 /// A reader of a weight and whether it reads the transpose.
 type Reader = (Use, bool);
 
-/// What reads and makes the values of a graph.
+/// Producers and readers of the values of a graph.
 pub struct Facts<'a> {
     graph: &'a GraphProto,
-    /// Nodes that read a value, and as which operand.
+    /// Nodes that read a value, with the operand index.
     pub readers: HashMap<&'a str, Vec<(usize, usize)>>,
     producers: HashMap<&'a str, usize>,
-    /// Values that are needed by something other than the graph's own nodes.
+    /// Values that are used outside the graph's own nodes.
     pub outside: HashSet<&'a str>,
-    /// Initialisers by name.
+    /// Initializers by name.
     pub constants: HashMap<&'a str, usize>,
 }
 
-/// Decides. The names of `graph` are those of a valid graph; a damaged one yields a plan of no use, which the importer refuses. An error where `weights` cannot
-/// be read that a decision depends on.
+/// Decides what to quantize. A damaged graph yields a useless plan, but the importer rejects such
+/// graphs. Fails if `weights` needed for a decision cannot be read.
 pub fn plan(graph: &GraphProto, weights: &mut Weights, options: &Options) -> Result<Plan> {
     let facts = Facts::new(graph);
     let head = facts.head();
@@ -135,7 +135,8 @@ pub fn plan(graph: &GraphProto, weights: &mut Weights, options: &Options) -> Res
                 Use::Rows(_) => true,
                 Use::Product(n) | Use::Other(n) => Some(*n) == head,
             });
-            // A budget chooses later, among the formats that K fits; what fits any fits this one.
+            // With a budget, the format is chosen later among those that K fits. A weight that fits
+            // any format fits this one.
             let bits = match options.budget {
                 Some(_) => Bits::Eight,
                 None if large => options.head_bits,
@@ -197,7 +198,7 @@ pub fn int(name: &str, i: i64) -> AttributeProto {
     }
 }
 
-/// The node that reads the packed weight in place of `n`.
+/// The node that reads the packed weight instead of `n`.
 fn replacement(n: &NodeProto, w: &Weight) -> NodeProto {
     let product = n.op_type == "MatMul";
     let operand = n.input.get(usize::from(!product)).cloned().unwrap_or_default();
@@ -245,7 +246,8 @@ impl<'a> Facts<'a> {
         facts
     }
 
-    /// Notes what the body of a loop or branch reads; names that it defines itself are noted too, which is harmless.
+    /// Records what the body of a loop or branch reads. Names that the body defines itself are
+    /// recorded too, which is harmless.
     fn inner(&mut self, graph: &'a GraphProto) {
         self.outside.extend(graph.output.iter().map(|v| v.name.as_str()));
         for n in &graph.node {
@@ -256,7 +258,7 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// True where a matrix product or embedding is among the readers of a matrix.
+    /// True if a matmul or embedding is among the readers of a matrix.
     pub fn wants(&self, uses: &[Reader]) -> bool {
         uses.iter().any(|(u, _)| match u {
             Use::Product(_) | Use::Rows(_) => true,
@@ -273,7 +275,7 @@ impl<'a> Facts<'a> {
         known.map(|n| (*n).to_owned()).collect()
     }
 
-    /// Readers of a rank-2 constant, through transposes of it too; and those transposes.
+    /// Readers of a rank-2 constant, directly or through transposes, and those transposes.
     pub fn uses(&self, name: &str) -> (Vec<Reader>, Vec<usize>) {
         let (mut uses, mut transposes) = (Vec::new(), Vec::new());
         for &(i, at) in self.readers.get(name).into_iter().flatten() {
@@ -301,14 +303,15 @@ impl<'a> Facts<'a> {
         let axis = || attribute(n, "axis").map_or(0, |a| a.i);
         match (n.op_type.as_str(), operand) {
             _ if !standard(n) => Use::Other(node),
-            // A product of the weight with itself reads it twice.
+            // A matmul of the weight with itself reads it twice.
             ("MatMul", 1) if n.input.first() != n.input.get(1) => Use::Product(node),
             ("Gather", 0) if matches!(axis(), 0 | -2) => Use::Rows(node),
             _ => Use::Other(node),
         }
     }
 
-    /// Whether the matrix to pack is the transpose of the constant; the reason when there is none.
+    /// Whether the matrix to pack is the transpose of the constant; an error with the reason if it
+    /// cannot be packed.
     pub fn orientation(
         &self,
         name: &str,
@@ -322,7 +325,7 @@ impl<'a> Facts<'a> {
         let dtype = dtype_of(i64::from(data_type)).ok().filter(|d| d.is_float());
         let Some(dtype) = dtype else {
             return Err(format!(
-                "its elements are of type {}",
+                "its element type {} cannot be quantized",
                 type_name(i64::from(data_type))
             ));
         };
@@ -332,21 +335,21 @@ impl<'a> Facts<'a> {
                 Use::Product(_) => *through,
                 Use::Rows(n) if dtype != DType::F32 => {
                     return Err(format!(
-                        "rows of {dtype} are read by \"{}\"; GatherE0M gives f32",
+                        "{dtype} rows are read by \"{}\", but GatherE0M makes f32",
                         self.shown(*n)
                     ));
                 }
                 Use::Rows(_) => !*through,
                 Use::Other(n) => {
                     return Err(format!(
-                        "it is read by {} \"{}\", which takes no packed weights",
+                        "it is read by {} \"{}\", which cannot read packed weights",
                         self.graph.node[*n].op_type,
                         self.shown(*n)
                     ));
                 }
             };
             if *found.get_or_insert(wanted) != wanted {
-                return Err("it is read both as it is and transposed".to_owned());
+                return Err("it is read both directly and transposed".to_owned());
             }
         }
         let rows_only = uses.iter().all(|(u, _)| matches!(u, Use::Rows(_)));
@@ -355,10 +358,10 @@ impl<'a> Facts<'a> {
                 .iter()
                 .any(|(u, _)| matches!(u, Use::Rows(n) if self.by_tokens(*n)))
         {
-            return Err("its rows are positions, not tokens".to_owned());
+            return Err("its rows are selected by position, not by token".to_owned());
         }
-        // A transpose that nothing else reads goes with its readers.
-        found.ok_or_else(|| format!("{} transposes of it are read by nothing", transposes.len()))
+        // A transpose without other readers is removed with its reader.
+        found.ok_or_else(|| format!("{} transposes of it have no reader", transposes.len()))
     }
 
     fn shown(&self, node: usize) -> String {
@@ -370,8 +373,9 @@ impl<'a> Facts<'a> {
         }
     }
 
-    /// True when the indices of a `Gather` come straight from an input of the graph that does not hold positions. Tables
-    /// of rotary angles and the like are read by position and need their precision.
+    /// True if the indices of a `Gather` come straight from a graph input that does not hold
+    /// positions. Tables of rotary angles and similar are read by position and need their
+    /// precision.
     fn by_tokens(&self, node: usize) -> bool {
         let mut value = self.graph.node[node].input.get(1).map_or("", String::as_str);
         for _ in 0..self.graph.node.len() {
@@ -392,7 +396,7 @@ impl<'a> Facts<'a> {
         false
     }
 
-    /// The matrix product from which the output `logits` comes, through operators that keep it a row of logits.
+    /// The matmul that makes the output `logits`, through operators that keep rows of logits.
     fn head(&self) -> Option<usize> {
         let mut value = self
             .graph
@@ -411,7 +415,7 @@ impl<'a> Facts<'a> {
                     .input
                     .iter()
                     .find(|i| !self.constants.contains_key(i.as_str()))?,
-                // One that keeps the vocabulary last.
+                // A transpose that keeps the vocabulary last.
                 "Transpose"
                     if attribute(n, "perm").is_some_and(|p| {
                         p.ints

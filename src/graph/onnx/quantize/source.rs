@@ -1,4 +1,4 @@
-//! A model as its file has it: what is not changed is copied byte by byte.
+//! The model file that is being rewritten; unchanged parts are copied byte by byte.
 
 use super::super::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
 use super::super::weights::map;
@@ -12,10 +12,10 @@ use prost::Message;
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
 
-/// Protocol buffers cannot be longer than this.
+/// Maximum length of a Protocol Buffers message, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 
-/// Bytes that the elements of a tensor take; 0 for one that is damaged, which is refused when it is read.
+/// Bytes of a tensor's elements; 0 for a damaged tensor, which fails when it is read.
 pub(super) fn bytes_of(t: &TensorProto) -> u64 {
     let size = super::super::dtype_of(i64::from(t.data_type)).map_or(0, |d| d.size() as u64);
     t.dims
@@ -24,18 +24,18 @@ pub(super) fn bytes_of(t: &TensorProto) -> u64 {
         .unwrap_or(0)
 }
 
-/// Where an initialiser of the new file comes from.
+/// Origin of an initializer of the new file.
 pub(super) enum Origin {
-    /// The field with this number among the initialisers of the old file.
+    /// The initializer with this index in the old file.
     Old(usize),
-    /// The tensor with this number among those in the new data file.
+    /// The tensor with this index in the new data file.
     New(usize),
 }
 
 /// The model as read.
 pub(super) struct Source {
     pub path: PathBuf,
-    /// What it is read for, as errors name it.
+    /// The stage that errors name.
     pub stage: Stage,
     bytes: Vec<u8>,
     pub file_bytes: u64,
@@ -47,12 +47,12 @@ impl Source {
     pub fn open(stage: Stage, path: PathBuf) -> Result<Self> {
         let file = map(&path)?;
         let bytes = file.bytes().to_vec();
-        let damaged = "not an ONNX model, or damaged";
+        let damaged = "not an ONNX model, or damaged or incomplete";
         let model =
             ModelProto::decode(bytes.as_slice()).map_err(|e| Error::parse(stage, &path, damaged, e))?;
         let graph = model
             .graph
-            .ok_or_else(|| Error::file(stage, &path, "no graph in the model; not an ONNX model?"))?;
+            .ok_or_else(|| Error::file(stage, &path, "no graph found; is it an ONNX model?"))?;
         Ok(Self {
             file_bytes: bytes.len() as u64,
             bytes,
@@ -67,15 +67,15 @@ impl Source {
         Error::file(self.stage, &self.path, what)
     }
 
-    /// The elements of the weight of this name. An error where they are not there, or are no floats that are quantized.
+    /// The elements of this weight. Fails if they are absent or their type cannot be quantized.
     pub fn elements<'t>(&self, name: &str, tensor: &'t HostTensor) -> Result<Elements<'t>> {
         let bad = |what: String| self.bad(format!("weight \"{name}\": {what}"));
         let bytes = tensor.bytes().map_err(|e| bad(e.to_string()))?;
         Elements::of(tensor.dtype(), bytes)
-            .ok_or_else(|| bad(format!("its elements are of type {}", tensor.dtype())))
+            .ok_or_else(|| bad(format!("its element type {} cannot be quantized", tensor.dtype())))
     }
 
-    /// CRC-32 of the model and of the files with its data.
+    /// CRC-32 of the model file and its data files.
     pub fn checksum(&self) -> Result<u32> {
         let mut crc = crc32fast::Hasher::new();
         crc.update(&self.bytes);
@@ -87,7 +87,7 @@ impl Source {
         Ok(crc.finalize())
     }
 
-    /// Files with data of initialisers. Their places were checked when they were read.
+    /// Files with data of initializers. Their paths were checked when they were read.
     pub fn external_files(&self) -> HashSet<PathBuf> {
         let folder = self.path.parent().unwrap_or(Path::new(""));
         let tensors = self.graph.initializer.iter().filter(|t| t.data_location == 1);
@@ -104,7 +104,7 @@ impl Source {
             .collect()
     }
 
-    /// The new file: what is not changed is copied.
+    /// Builds the new file; unchanged fields are copied.
     pub fn assemble(
         &self,
         changes: &[Change],
@@ -116,10 +116,10 @@ impl Source {
         const GRAPH_NODE: u64 = 1;
         const GRAPH_INITIALIZER: u64 = 5;
         const GRAPH_VALUE_INFO: u64 = 13;
-        let damaged = || self.bad("the model's fields cannot be told apart; damaged?");
+        let damaged = || self.bad("the model's fields cannot be parsed; the file may be damaged");
         let mut fields = Vec::new();
         let mut out = Vec::new();
-        // Nodes of this engine's own domain, those that stay and those that come.
+        // Nodes of this engine's own domain: those that stay and those that are added.
         let own = |n: &NodeProto| n.domain == OWN_DOMAIN;
         let kept = self.graph.node.iter().zip(changes).any(|(n, c)| match c {
             Change::Keep => own(n),
@@ -195,7 +195,7 @@ impl Source {
         wire::put(&mut out, MODEL_GRAPH, &graph);
         if out.len() > MESSAGE_LIMIT {
             return Err(self.bad(format!(
-                "the new graph takes {} bytes; the format allows {MESSAGE_LIMIT}",
+                "the new graph has {} bytes; the format allows {MESSAGE_LIMIT}",
                 out.len()
             )));
         }
@@ -203,7 +203,8 @@ impl Source {
     }
 }
 
-/// Copies the files beside the model, apart from its data, through to the disk. What stands for the model in `folder`, which is new, is written by others.
+/// Copies the files beside the model, except its data, and syncs them to disk. The new model file
+/// in `folder` is written elsewhere.
 pub(super) fn copy_others(input: &Path, folder: &Path, external: &HashSet<PathBuf>) -> Result<()> {
     let refused = |e| Error::io("cannot read", input, e);
     for entry in std::fs::read_dir(input).map_err(refused)? {

@@ -1,5 +1,5 @@
-//! Weights that the model stores as codes already: of `MatMulNBits`, and of `DequantizeLinear` before a matrix product or embedding. They keep
-//! their codes.
+//! Weights that the model stores quantized already: those of `MatMulNBits`, and of
+//! `DequantizeLinear` before a matmul or embedding. They keep their quantized values.
 
 use super::super::proto::{AttributeProto, GraphProto, NodeProto};
 use super::super::weights::Weights;
@@ -14,22 +14,22 @@ use crate::tensor::{DType, HostTensor};
 use half::f16;
 use std::collections::{HashMap, HashSet};
 
-/// A weight that keeps its codes.
+/// A weight that keeps its quantized values.
 pub struct Kept {
-    /// Its codes among the initialisers, in whose place it is written.
+    /// Index of its quantized values among the initializers; the new weight takes this place.
     pub initializer: usize,
-    /// The others that only it needs: scales, zero points.
+    /// Initializers that only it needs: scales, zero points.
     gone: Vec<usize>,
     kind: Kind,
     shape: Vec<usize>,
-    /// Names of the new initialisers.
+    /// Names of the new initializers.
     codes: String,
     scales: String,
-    /// Name of the order of its rows, if they are to have another.
+    /// Name of the row order, if rows are reordered.
     order: String,
     /// Nodes that read it.
     readers: Vec<usize>,
-    /// Nodes that only make it.
+    /// Nodes that only compute it.
     dropped: Vec<usize>,
 }
 
@@ -38,14 +38,14 @@ enum Kind {
     Dequantize(Dequantize),
 }
 
-/// Places of the operands of `MatMulNBits` among the initialisers.
+/// Indices of the operands of `MatMulNBits` among the initializers.
 struct NBitsInputs {
     scales: usize,
     zeros: Option<usize>,
     g_idx: Option<usize>,
 }
 
-/// The operands of `DequantizeLinear`.
+/// A weight read by `DequantizeLinear`.
 struct Dequantize {
     scales: usize,
     zeros: Option<usize>,
@@ -53,9 +53,9 @@ struct Dequantize {
     k: usize,
     n: usize,
     group: usize,
-    /// The matrix is the transpose of the initialiser.
+    /// The matrix is the transpose of the initializer.
     transposed: bool,
-    /// A scale for all, for each column, or for each group of each column.
+    /// Granularity of the scales.
     scale_of: ScaleOf,
 }
 
@@ -66,18 +66,19 @@ enum ScaleOf {
     Group,
 }
 
-/// A weight in our format.
+/// A weight in E0M format.
 pub struct Transcoded {
     pub packed: Packed,
     pub loss: Loss,
-    /// The order of its rows, if it is another than that of the inputs.
+    /// The order of its rows, if it differs from that of the inputs.
     pub order: Option<Vec<usize>>,
     /// Bytes of all operands.
     pub bytes_before: u64,
 }
 
-/// What is kept of a graph, and what would be if it fitted. `names` are those of the graph, to which the new ones are added. An error where the order of the rows
-/// of a weight cannot be read.
+/// The quantized weights of a graph that can be kept, and those that cannot with the reason. New
+/// names are added to `names`, the names of the graph. Fails if the row order of a weight cannot be
+/// read.
 pub fn find(
     graph: &GraphProto,
     weights: &mut Weights,
@@ -102,7 +103,7 @@ pub fn find(
         let shape: Vec<usize> = sizes.collect();
         let found = found.and_then(|found| match seen.insert(initializer) {
             true => Ok(found),
-            false => Err("more than one node dequantizes it".to_owned()),
+            false => Err("several nodes dequantize it".to_owned()),
         });
         match found {
             Ok((kind, readers, dropped)) => {
@@ -132,7 +133,7 @@ pub fn find(
             }),
         }
     }
-    // Scales that something else reads too stay.
+    // Scales that other nodes read too are kept.
     let mut readers: HashMap<usize, usize> = HashMap::new();
     for k in &kept {
         k.gone.iter().for_each(|i| *readers.entry(*i).or_default() += 1);
@@ -146,22 +147,22 @@ pub fn find(
     Ok((kept, left))
 }
 
-/// A weight, its readers, and the nodes that go.
+/// A weight, its readers, and the nodes to remove.
 type Found = Option<(usize, std::result::Result<(Kind, Vec<usize>, Vec<usize>), String>)>;
 
-/// The initialiser that is operand `i` of a node.
+/// The initializer that is operand `i` of a node.
 fn operand(facts: &Facts<'_>, node: &NodeProto, i: usize) -> Option<usize> {
     let name = node.input.get(i).filter(|n| !n.is_empty())?;
     facts.constants.get(name.as_str()).copied()
 }
 
-/// As [`operand`]; an error where it is given and is no initialiser.
+/// Like [`operand`]; fails if the operand is given but not an initializer.
 fn optional(facts: &Facts<'_>, node: &NodeProto, i: usize) -> std::result::Result<Option<usize>, String> {
     match node.input.get(i).filter(|n| !n.is_empty()) {
         None => Ok(None),
         Some(name) => operand(facts, node, i)
             .map(Some)
-            .ok_or_else(|| format!("\"{name}\" is no constant")),
+            .ok_or_else(|| format!("\"{name}\" is not a constant")),
     }
 }
 
@@ -178,7 +179,7 @@ fn nbits(
     let decide = || {
         let size = |name: &str| {
             let found = attribute(node, name).and_then(|a| usize::try_from(a.i).ok());
-            found.ok_or_else(|| format!("no attribute `{name}`"))
+            found.ok_or_else(|| format!("attribute `{name}` is missing or invalid"))
         };
         let bits = attribute(node, "bits").map_or(4, |a| a.i);
         let layout = MatMulNBits::new(bits, size("block_size")?, size("K")?, size("N")?);
@@ -186,10 +187,10 @@ fn nbits(
         fits(layout.bits, layout.k, layout.n, layout.block)?;
         let name = graph.initializer[codes].name.as_str();
         if facts.readers.get(name).map_or(0, Vec::len) > 1 || facts.outside.contains(name) {
-            return Err("something else reads it too".to_owned());
+            return Err("another node reads it too".to_owned());
         }
         let inputs = NBitsInputs {
-            scales: operand(facts, node, 2).ok_or("its scales are no constant")?,
+            scales: operand(facts, node, 2).ok_or("its scales are not constant")?,
             zeros: optional(facts, node, 3)?,
             g_idx: optional(facts, node, 4)?,
         };
@@ -234,21 +235,23 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
             Ok(DType::I2 | DType::U2) => Bits::Two,
             _ => {
                 let name = super::super::type_name(i64::from(tensor.data_type));
-                return Err(format!("its codes are of type {name}"));
+                return Err(format!("its quantized values are of type {name}"));
             }
         };
         if facts.readers.get(tensor.name.as_str()).map_or(0, Vec::len) > 1
             || facts.outside.contains(tensor.name.as_str())
         {
-            return Err("something else reads its codes too".to_owned());
+            return Err("another node reads its quantized values too".to_owned());
         }
-        let scales = operand(facts, node, 1).ok_or("its scales are no constant")?;
+        let scales = operand(facts, node, 1).ok_or("its scales are not constant")?;
         let zeros = optional(facts, node, 2)?;
         let scale = &graph.initializer[scales];
-        // From opset 23 on the results may be of another type than the scales.
+        // From opset 23 on, the type of the results may differ from that of the scales.
         let data_type = match attribute(node, "output_dtype").map_or(0, |a| a.i) {
             0 => scale.data_type,
-            given => i32::try_from(given).map_err(|_| format!("its results are of type {given}"))?,
+            given => {
+                i32::try_from(given).map_err(|_| format!("its results have the unknown type {given}"))?
+            }
         };
         let transposed = facts.orientation(result, data_type, &uses, &transposes)?;
         let (k, n) = if transposed {
@@ -259,7 +262,7 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         let of = |name: &str, default: i64| attribute(node, name).map_or(default, |a| a.i);
         let (axis, block) = (of("axis", 1), of("block_size", 0));
         let axis = if axis < 0 { axis + 2 } else { axis };
-        // Where K is an axis of the initialiser.
+        // The axis of the initializer that is K.
         let k_axis = i64::from(transposed);
         let count = scale.dims.iter().product::<i64>();
         let (scale_of, group) = if block == 0 && (scale.dims.is_empty() || scale.dims == [1]) {
@@ -269,9 +272,9 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         } else if block > 0 && axis == k_axis {
             (ScaleOf::Group, usize::try_from(block).unwrap_or(0))
         } else {
-            return Err("neighbours along K have scales of their own".to_owned());
+            return Err("its scales vary along K".to_owned());
         };
-        // A group of a column may end behind it.
+        // The last group of a column may extend beyond its end.
         let group = match scale_of {
             ScaleOf::Group => group,
             _ => group.next_multiple_of(GROUP_STEP),
@@ -313,7 +316,7 @@ impl Dequantize {
     ) -> std::result::Result<(Packed, Loss), String> {
         let text = |e: &dyn std::fmt::Display| e.to_string();
         let (k, n, groups) = (self.k, self.n, self.k.div_ceil(self.group));
-        // Signed codes are counted from their lowest.
+        // Signed values are counted from the lowest one.
         let lowest = codes.dtype().int_range().map_or(0, |(low, _)| low);
         #[expect(clippy::cast_precision_loss, reason = "at most 8 bits")]
         let lowest = lowest as f64;
@@ -361,7 +364,7 @@ impl Dequantize {
 }
 
 impl Kept {
-    /// The weight in our format. Errors name the initialiser.
+    /// Converts the weight to E0M. Errors name the initializer.
     pub fn transcode(&self, source: &Source, weights: &mut Weights) -> Result<Transcoded> {
         let all = &source.graph.initializer;
         let name = &all[self.initializer].name;
@@ -426,18 +429,18 @@ impl Kept {
         out
     }
 
-    /// The row of the summary.
+    /// The entry of the summary.
     pub fn summary(&self, name: &str, t: &Transcoded, bytes_after: u64) -> Quantized {
         let format = (t.packed.bits, t.packed.group);
         Quantized::new(name, &self.shape, format, &t.loss, t.bytes_before, bytes_after)
     }
 
-    /// True for an initialiser that nothing needs any more.
+    /// True for an initializer that is no longer needed.
     pub fn replaces(&self, initializer: usize) -> bool {
         self.gone.contains(&initializer)
     }
 
-    /// What becomes of the nodes around it; `ordered` says that its rows have another order.
+    /// Changes the nodes around the weight. `ordered`: its rows are reordered.
     pub fn change(&self, graph: &GraphProto, ordered: bool, changes: &mut [Change]) {
         for at in &self.dropped {
             changes[*at] = Change::Drop;
@@ -472,7 +475,7 @@ impl Kept {
                 }
             };
         if ordered {
-            // The names of the new initialisers are free, and so are these.
+            // The names of the new initializers are unused, so these are unused too.
             let to = format!("{}.input", self.order);
             let name = format!("{}/ordered", node.name);
             out.push(plain(

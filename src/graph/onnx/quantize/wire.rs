@@ -1,4 +1,5 @@
-//! Fields of a serialized message, so that what is not changed is copied byte by byte, known to this engine or not.
+//! Splits a serialized message into its fields, so that unchanged fields, known or not, can be
+//! copied byte by byte.
 
 /// One field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,7 +12,7 @@ pub struct Field<'a> {
     pub content: &'a [u8],
 }
 
-/// Splits a message into its fields; none when it is damaged or uses groups.
+/// Splits a message into its fields; `None` if it is damaged or uses groups.
 pub fn fields(message: &[u8]) -> Option<Vec<Field<'_>>> {
     let mut out = Vec::new();
     let mut rest = message;

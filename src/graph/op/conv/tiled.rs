@@ -1,4 +1,4 @@
-//! Convolutions as products of weights and windows, computed in tiles by way of local memory.
+//! Convolution as matmul of weights and windows, tiled in local memory.
 
 use super::{Line, parts, window};
 use crate::backend::kernel::Kernel;
@@ -9,7 +9,7 @@ use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-/// The kernel; its operands are named as the tile's.
+/// The kernel; its operands have the names of the tiled matmul.
 pub(super) static KERNEL: Kernel = crate::kernel!(conv_tiled {
     m: U32, n: U32, k: U32, b_stride: U32,
     in_h: U32, in_w: U32, out_w: U32, pad_h: I32, pad_w: I32,
@@ -17,12 +17,13 @@ pub(super) static KERNEL: Kernel = crate::kernel!(conv_tiled {
 } [a: In Elem, b: In Elem, bias: OptionalIn Elem, y: Part Single])
 .variant_of(&super::KERNEL, |caps| caps.fast_local);
 
-/// Output channels of a group, and terms of a sum, of which there must be as many for a tile to pay.
+/// Minimum output channels per group, and minimum terms per sum, for which tiling pays off.
 const LEAST: [usize; 2] = [8, 16];
 
-/// Emits the convolution of operand 0 by operand 1 in `group` groups of `rows` output and `channels` input channels, plus operand 2;
-/// false where the sizes or the device make tiles no gain, or a kernel cannot bind the weights of a channel (of several groups, of one
-/// group), and nothing is emitted.
+/// Emits the convolution of operand 0 by operand 1, plus operand 2, in `group` groups of `rows`
+/// output and `channels` input channels. Returns false and emits nothing if tiles do not pay off
+/// for these sizes or this device, or if a kernel cannot bind the weights of one channel (one
+/// group, if there are several).
 pub(super) fn emit(
     cx: &mut LowerCx<'_>,
     lines: &[Line; 2],
@@ -52,12 +53,12 @@ pub(super) fn emit(
     if constant {
         let dtype = cx.float();
         let size = if dtype == DType::F16 { 2 } else { 4 };
-        // Of several groups only whole ones are computed in a dispatch.
+        // With several groups, a dispatch computes whole groups.
         let unit = if group == 1 { 1 } else { rows };
         let split = match cx.split(outputs, (terms, size), unit) {
             Ok(split) => split,
             Err(why) => {
-                log::debug!("convolution \"{}\" is computed without tiles: {why}", cx.name());
+                log::debug!("convolution \"{}\" is not tiled: {why}", cx.name());
                 return Ok(false);
             }
         };

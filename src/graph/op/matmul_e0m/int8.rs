@@ -1,6 +1,8 @@
-//! E0M products of activations in signed bytes, which devices multiply four at a time ("W4A8"; Arm's paper, section IV, quantizes a row of activations
-//! by its largest magnitude). Here a row has a factor for each block of at most [`ACTIVATIONS`](super::ACTIVATIONS) places, no longer than a group
-//! of weights: sums of bytes end with each group anyhow, and a large activation then costs only its neighbours precision.
+//! E0M matmuls with int8 activations, which devices multiply four at a time ("W4A8"; Arm's paper,
+//! section IV, quantizes a row of activations by its largest magnitude). Here a row has one scale
+//! per block of at most [`ACTIVATIONS`](super::ACTIVATIONS) elements, no longer than a group of
+//! weights. Integer sums end with each group anyway, and a large activation only costs its
+//! neighbours precision.
 
 use super::{
     MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
@@ -16,12 +18,12 @@ use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-/// Activations into bytes.
+/// Quantizes activations to 8 bits.
 pub(super) static QUANTIZE: Kernel = crate::kernel!(quantize_rows {
     rows: U32, k: U32,
 } [x: In Elem, y: Out Words, factors: Out Words]);
 
-/// A way to write dot products of bytes.
+/// Declares a way to compute 8-bit dot products.
 macro_rules! dots {
     ($define:literal, $dot:ident) => {
         Form {
@@ -31,7 +33,7 @@ macro_rules! dots {
     };
 }
 
-/// Dots of activations, which are signed, with codes as each way takes them (`common/dot`).
+/// Dot product instructions for signed activations and quantized weights (`common/dot`).
 const FORMS: &[Form] = &[
     dots!("PTX", Ptx),
     dots!("KHR", Khr),
@@ -39,29 +41,21 @@ const FORMS: &[Form] = &[
     dots!("X86_BYTES", X86),
 ];
 
-/// One row, which it makes into bytes itself. Only with PARTS does it read the fields from `end0` on.
+/// Kernel for one row, which it quantizes itself. Reads the fields from `end0` on only with PARTS.
 pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_int8 {
     n: U32, panel: U32, column: U32, end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
 } [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
    codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
 .with_forms(FORMS);
 
-/// Any number of rows; the same.
+/// Kernel for any number of rows.
 pub(super) static PRODUCT: Kernel = crate::kernel!(matmul_e0m_int8 {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .with_forms(FORMS);
 
-impl MatMulE0m {
-    /// The device multiplies bytes faster than floats: a CPU with the instructions of `X86_BYTES`, where no form for these is quarantined.
-    pub fn bytes_are_faster(caps: &Caps) -> bool {
-        let takes = |kernel| caps.takes_form(kernel, "X86_BYTES");
-        takes(&VECTOR) && takes(&PRODUCT)
-    }
-}
-
-/// `data`, rows of `k` activations, as their bytes in blocks of `block` stand for them.
+/// Quantizes `data`, rows of `k` activations, in blocks of `block` and decodes it again.
 pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
     let blocks = data.chunks(k.max(1)).flat_map(|row| row.chunks(block.max(1)));
     let mut out = Vec::with_capacity(data.len());
@@ -73,17 +67,17 @@ pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
 }
 
 impl MatMulE0m {
-    /// Weights of this width are multiplied by bytes.
+    /// True if int8 activations support weights of this width.
     pub fn takes_bytes(&self) -> bool {
         matches!(self.bits, Bits::Four | Bits::Eight)
     }
 
-    /// Activations that are quantized together.
+    /// Number of activations per quantization block.
     pub(super) fn activations(&self) -> usize {
         stretch(self.group, super::ACTIVATIONS)
     }
 
-    /// As [`MatMulE0m::emit`], for activations in bytes.
+    /// Like [`MatMulE0m::emit`], for int8 activations.
     pub(super) fn emit_int8(
         &self,
         cx: &mut LowerCx<'_>,
@@ -187,7 +181,7 @@ impl MatMulE0m {
         Ok(written(caps, &VECTOR, call))
     }
 
-    /// The kernel for `rows` in bytes, at most `most`, and a `k x n` weight.
+    /// The kernel for at most `most` quantized rows and a `k x n` weight.
     fn product(
         &self,
         caps: &Caps,
@@ -211,12 +205,13 @@ impl MatMulE0m {
     }
 }
 
-/// Columns of a work-item, as many as its dots have. On a CPU a work-item is a loop iteration on a core: a panel is a vector.
+/// Columns per work-item, as many as its dot products. On a CPU a work-item is a loop iteration on
+/// a core and a panel is one vector.
 fn columns(caps: &Caps) -> u32 {
     if caps.explicit_vectors() { 16 } else { 4 }
 }
 
-/// Work-items of a work-group of the kernel for any number of rows, and the rows of each.
+/// Work-items per work-group of the kernel for any number of rows, and rows per work-item.
 pub(super) fn default_product(caps: &Caps) -> [u32; 2] {
     if caps.explicit_vectors() {
         return [4, 8];
@@ -224,7 +219,8 @@ pub(super) fn default_product(caps: &Caps) -> [u32; 2] {
     [64, most_rows(caps)]
 }
 
-/// Rows of a work-item on a GPU of whose sums none are spilt, as far as its compiler is known: in OpenCL C those of phones hold fewer.
+/// Rows per work-item on a GPU without register spills, as far as its compiler is known. OpenCL
+/// compilers for phones have fewer registers.
 pub(super) fn most_rows(caps: &Caps) -> u32 {
     match (caps.few_registers(), caps.backend) {
         (true, "opencl") => 2,
@@ -234,8 +230,8 @@ pub(super) fn most_rows(caps: &Caps) -> u32 {
     }
 }
 
-/// Work-items of a work-group of the kernel for one row, those of them that are neighbours along the columns, and on a CPU the work-groups of a
-/// core, which is a few, as each makes the row into bytes for itself.
+/// For the kernel for one row: work-items per work-group, how many of them are neighbours along the
+/// columns, and, on a CPU, work-groups per core. These are few, as each quantizes the row itself.
 pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
     if caps.explicit_vectors() {
         [1, 1, 4]
@@ -244,11 +240,12 @@ pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
     }
 }
 
-/// `call` of `kernel` with dots as the device has them: those of GPUs are of single words, those of CPUs of sixteen.
+/// Selects the dot products of the device: single words on GPUs, vectors of sixteen on CPUs.
 fn written(caps: &Caps, kernel: &'static Kernel, call: Call) -> Call {
     let cpu = caps.explicit_vectors();
     let call = if cpu { call.define("WIDE", 1) } else { call };
-    // OpenCL's compilers for phones move all loads of an unrolled loop to its front, and run out of registers.
+    // OpenCL compilers for phones move all loads of an unrolled loop to its front and run out of
+    // registers.
     let call = if caps.fast_half() && caps.backend == "opencl" {
         call.define("IN_TURN", 1)
     } else {
@@ -262,27 +259,28 @@ fn written(caps: &Caps, kernel: &'static Kernel, call: Call) -> Call {
     }
 }
 
-/// How the kernel for one row is cut.
+/// Work distribution of the kernel for one row.
 struct VectorShape {
-    /// Work-items of a work-group.
+    /// Work-items per work-group.
     items: u32,
-    /// Of these, neighbours along the columns; the others share them.
+    /// Work-items next to each other along the columns; the others split K.
     lanes: u32,
-    /// Columns of a work-item, at a time.
+    /// Columns per work-item and panel.
     columns: u32,
-    /// How many times.
+    /// Panels per work-group.
     panels: i64,
 }
 
 impl VectorShape {
-    /// For `n` columns.
+    /// The shape for `n` columns.
     fn of(caps: &Caps, n: usize, tuning: &Tuning) -> Self {
         let [items, lanes, each] = match tuning.choice.as_slice() {
             &[items, lanes, each] => [items, lanes, each],
             _ => default_vector(caps),
         };
         let panels = match each {
-            // Work-items that share columns meet behind these once: the texts have no barrier between panels.
+            // Work-items that split K synchronize only once: the kernel has no barrier between
+            // panels.
             _ if lanes < items => 1,
             0 => 1,
             _ => {
@@ -298,7 +296,7 @@ impl VectorShape {
         }
     }
 
-    /// Local memory for a row of `k` places, in bytes.
+    /// Local memory for a row of `k` elements, in bytes.
     fn local(&self, k: usize, block: usize) -> usize {
         k + 8 * k.div_ceil(block) + self.items as usize * (4 + 4 * self.columns as usize)
     }
@@ -347,12 +345,11 @@ pub(super) fn cases() -> Vec<Case> {
     .collect()
 }
 
-const _: () = assert!(PAD.is_multiple_of(16), "vectors of columns are whole");
+const _: () = assert!(PAD.is_multiple_of(16), "columns fill whole vectors");
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::kernel::form_name;
 
     #[test]
     fn columns_that_are_shared_are_one_panel() {
@@ -371,20 +368,5 @@ mod tests {
         };
         assert!(cut([1, 1, 4]) > 1);
         assert_eq!([cut([8, 4, 4]), cut([64, 8, 0]), cut([1, 1, 0])], [1; 3]);
-    }
-
-    #[test]
-    fn bytes_are_faster_where_both_kernels_have_their_form() {
-        let caps = Caps {
-            packed_dot: PackedDot::X86,
-            ..Caps::neutral()
-        };
-        assert!(MatMulE0m::bytes_are_faster(&caps) && !MatMulE0m::bytes_are_faster(&Caps::neutral()));
-        for kernel in [&VECTOR, &PRODUCT] {
-            let less = caps
-                .clone()
-                .without(kernel, &form_name(kernel, "X86_BYTES"), "wrong");
-            assert!(!MatMulE0m::bytes_are_faster(&less), "{}", kernel.name);
-        }
     }
 }

@@ -1,4 +1,5 @@
-//! What measuring may choose of the E0M kernels that any device takes, and of those for activations in bytes: how work-groups cut the weight.
+//! Tuning parameters of the generic E0M kernels and of those for int8 activations: how work-groups
+//! divide the weight.
 
 use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
 use crate::backend::kernel::Kernel;
@@ -20,7 +21,7 @@ static MATRIX_TUNABLE: Tunable = Tunable {
 
 static BYTES_VECTOR: Tunable = Tunable {
     kernel: &int8::VECTOR,
-    names: &["items", "lanes", "groups a core"],
+    names: &["items", "lanes", "groups per core"],
     choices: byte_vectors,
 };
 
@@ -30,7 +31,8 @@ static BYTES_MATRIX: Tunable = Tunable {
     choices: byte_matrices,
 };
 
-/// Columns of a work-item that panels, and the padding of stored rows, are a multiple of, and that the texts have vectors for.
+/// Columns per work-item for which the kernels have vectors; panels and the padding of stored rows
+/// are multiples of them.
 const COLUMNS: [u32; 3] = [4, 8, 16];
 
 fn fits_panel(shape: &E0mShape, columns: u32) -> bool {
@@ -40,7 +42,7 @@ fn fits_panel(shape: &E0mShape, columns: u32) -> bool {
     COLUMNS.contains(&columns) && panel
 }
 
-/// The default, and of `others` what the device takes.
+/// The default, and those of `others` that the device supports.
 fn choices<const N: usize>(
     default: Vec<u32>,
     others: &[[u32; N]],
@@ -52,15 +54,16 @@ fn choices<const N: usize>(
         .collect()
 }
 
-/// Each of `cuts`, of so many items and columns, as it is, with each wave that the device lets `kernel` ask for, and with weights that are read
-/// through images; of the default cut, which comes first, both at once too.
+/// All variants of `cuts`: each cut itself, with each subgroup size that the device lets `kernel`
+/// request, and with weights read through images. The first cut, the default, is also tried with
+/// both. `sizes` returns the items and columns of a cut.
 fn with_forms(
     caps: &Caps,
     kernel: &'static Kernel,
     cuts: &[Vec<u32>],
     sizes: fn(&[u32]) -> [u32; 2],
 ) -> Vec<Vec<u32>> {
-    // On CPUs vectors are the kernel's own, and images are slow.
+    // On CPUs the kernel uses explicit vectors, and images are slow.
     let able = !caps.explicit_vectors();
     let offered: &[Wave] = if able && caps.takes_form(kernel, WAVE) {
         &caps.waves
@@ -73,7 +76,7 @@ fn with_forms(
         let fitting = offered.iter().filter(|wave| wave.divides(items));
         fitting.map(|wave| wave.number()).collect()
     };
-    // A pixel is four columns.
+    // A pixel holds four columns.
     let by_image = |cut: &[u32]| images && sizes(cut)[1] == 4;
     let mut all = Vec::new();
     let mut add = |cut: &[u32], wave: u32, image: bool| all.push([cut, &[wave, u32::from(image)]].concat());
@@ -96,9 +99,9 @@ fn with_forms(
     all
 }
 
-/// On a GPU nothing is gained by work-groups that fill no wave.
+/// On a GPU, work-groups that do not fill a wave gain nothing.
 fn fills_waves(caps: &Caps, items: u32) -> bool {
-    /// The least wave of GPUs with waves of one size, Mali's.
+    /// The smallest wave of GPUs with a fixed wave size (Mali).
     const LEAST: u32 = 16;
     caps.kind == DeviceKind::Cpu || items.is_multiple_of(LEAST)
 }
@@ -125,7 +128,7 @@ fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
     let shape = E0mShape::of(caps);
     let default = vec![shape.vector_items, shape.lanes, shape.vector_columns];
     let cuts = choices(default, &ALL, |[items, lanes, columns]| {
-        // On a CPU nothing is gained by splitting K, on a GPU nothing by small work-groups.
+        // On a CPU splitting K gains nothing, on a GPU small work-groups gain nothing.
         let suits = (items == lanes) == (shape.vector_items == shape.lanes);
         let room = *items <= caps.max_workgroup && items * columns * 4 <= caps.local_bytes;
         suits && room && items.is_multiple_of(*lanes) && fits_panel(&shape, *columns)
@@ -152,11 +155,11 @@ fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
     let rows = u32::try_from(shape.rows).unwrap_or(8);
     let default = vec![shape.matrix_items, shape.matrix_columns, rows];
     let cuts = choices(default, &ALL, |[items, columns, rows]| {
-        // The text in WGSL has four columns.
+        // The WGSL kernel has four columns.
         let text = caps.backend != "wgpu" || *columns == 4;
         let stretch = u32::try_from(STRETCH).unwrap_or(u32::MAX);
         let local = (rows * stretch).saturating_add(items * columns).saturating_mul(4);
-        // Sums beyond these are spilt.
+        // Larger sums would be spilled.
         let registers = !caps.few_registers() || rows * columns <= 16;
         let room = *items <= caps.max_workgroup && local <= caps.local_bytes;
         text && registers && room && fits_panel(&shape, *columns) && fills_waves(caps, *items)
@@ -218,34 +221,34 @@ fn shape_text(op: &MatMulE0m, k: usize, n: usize) -> String {
     format!("E0M{} group {}, {k} x {n}", op.bits.count(), op.group)
 }
 
-/// How the vector kernel cuts a `k x n` weight.
+/// Tuning of the vector kernel for a `k x n` weight.
 pub(super) fn vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning {
     VECTOR_TUNABLE.of(caps, shape_text(op, k, n))
 }
 
-/// How the matrix kernel cuts the product of at most `most` rows by a `k x n` weight.
+/// Tuning of the matrix kernel for at most `most` rows and a `k x n` weight.
 pub(super) fn matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
     MATRIX_TUNABLE.of(caps, matrix_text(op, k, n, most))
 }
 
-/// How the vector kernel for activations in bytes cuts a `k x n` weight.
+/// Tuning of the int8 vector kernel for a `k x n` weight.
 pub(super) fn bytes_vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning {
     BYTES_VECTOR.of(caps, shape_text(op, k, n))
 }
 
-/// How the matrix kernel for activations in bytes cuts the product of at most `most` rows by a `k x n` weight.
+/// Tuning of the int8 matrix kernel for at most `most` rows and a `k x n` weight.
 pub(super) fn bytes_matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
     BYTES_MATRIX.of(caps, matrix_text(op, k, n, most))
 }
 
-/// The shape of the product of at most `most` rows by a `k x n` weight.
+/// Text that identifies a matmul of at most `most` rows with a `k x n` weight.
 pub(super) fn matrix_text(op: &MatMulE0m, k: usize, n: usize, most: Option<i64>) -> String {
     let rows = most.map_or_else(|| "any rows".to_owned(), |m| format!("{m} rows"));
     format!("{}, {rows}", shape_text(op, k, n))
 }
 
 impl E0mShape {
-    /// The same with the vector kernel cut so.
+    /// Applies a tuning to the vector kernel.
     pub(super) fn with_vector(self, tuning: &Tuning) -> Self {
         match tuning.choice.as_slice() {
             &[vector_items, lanes, vector_columns, ..] => Self {
@@ -258,7 +261,7 @@ impl E0mShape {
         }
     }
 
-    /// The same with the matrix kernel cut so.
+    /// Applies a tuning to the matrix kernel.
     pub(super) fn with_matrix(self, tuning: &Tuning) -> Self {
         match tuning.choice.as_slice() {
             &[matrix_items, matrix_columns, rows, ..] => Self {

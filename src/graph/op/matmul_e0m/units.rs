@@ -1,6 +1,7 @@
-//! E0M products on matrix units ([`Caps::matrix_units`]): where the activations are halves, weights of 4 and 8 bits become halves too, in
-//! registers, and the units multiply and sum in single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
-//! multiplies by halves that `w1` follows from, and scales its sums. Results of 4-bit weights are halves too.
+//! E0M matmuls on tensor cores ([`Caps::matrix_units`]). With `f16` activations, 4-bit and 8-bit
+//! weights are decoded to halves in registers, and the tensor cores multiply and sum in single
+//! precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel multiplies by
+//! halves derived from `w1` and scales its sums. Results of 4-bit weights are halves too.
 
 use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch, tune};
 use crate::backend::Caps;
@@ -11,7 +12,7 @@ use crate::quant::Bits;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-/// One row; a work-group takes 32 columns.
+/// Kernel for one row; a work-group computes 32 columns.
 pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
     n: U32, steps: U32, panel: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
@@ -19,45 +20,47 @@ pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
    codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
 .variant_of(&super::VECTOR, able)
 .with_forms(&[Form {
-    // Weights in pairs of halves, where the units have no text.
+    // Weights as pairs of halves, if there is no tensor core kernel.
     define: "PAIRS",
     needs: |caps| caps.backend == "wgpu" && caps.f16_math,
 }]);
 
-/// Many rows.
+/// Kernel for many rows.
 pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
     m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
     end0: U32, end1: U32, start1: U32, start2: U32,
 } [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
 .variant_of(&super::MATRIX, able);
 
-/// What both ask of a device.
+/// Device features that both kernels require.
 fn able(caps: &Caps) -> bool {
     caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= MOST_WARPS * WARP
 }
 
-/// Local memory holds a row of `k` halves, which the vector kernel normalises, beside what it takes without.
+/// True if local memory holds a row of `k` halves, which the vector kernel normalizes, in addition
+/// to its own use.
 pub(super) fn holds_row(caps: &Caps, k: usize) -> bool {
-    /// Sums of all work-items, and what they add up in.
+    /// Local memory for the sums of all work-items and their reduction.
     const SUMS: usize = 24 << 10;
     2 * k + SUMS <= caps.local_bytes as usize
 }
 
-/// Most rows of a result that is cut as one of few rows.
+/// Results with at most this many rows use the tiles for few rows.
 pub const FEW_ROWS: i64 = 128;
-/// Columns of a warp in both kernels.
+/// Columns per warp in both kernels.
 const COLUMNS: usize = 32;
-/// Local memory that the largest tile takes.
+/// Local memory of the largest tile.
 const LOCAL: u32 = 46 << 10;
-/// Most warps of a work-group: more have too few registers each.
+/// Maximum warps per work-group: with more, each has too few registers.
 const MOST_WARPS: u32 = 16;
-/// Work-items of a warp.
+/// Work-items per warp.
 const WARP: u32 = 32;
-/// Longest stretch of the vector kernel, in vectors of codes that a work-item holds at a time: more take too many registers.
+/// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
+/// would need too many registers.
 const HELD: usize = 4;
 
-/// How the matrix kernel cuts the results: warps along rows and columns, products of 16 rows of a warp, stages of blocks on their way, and
-/// warps that share each sum.
+/// Tile of the matrix kernel: warps along rows and columns, 16-row tiles per warp, pipeline stages,
+/// and warps that share each sum (split-k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
     rows: i64,
@@ -78,8 +81,9 @@ impl Tile {
         }
     }
 
-    /// For results of so many rows at most and of `n` columns, on a device of `units`. WGSL, whose sums are variables of their own, has texts for
-    /// up to four products of a warp, and none for shared sums.
+    /// The default tile for at most `rows` rows and `n` columns on a device with `units` compute
+    /// units. WGSL keeps sums in separate variables: its kernel has at most four tiles per warp,
+    /// and no shared sums.
     fn of(rows: i64, n: usize, units: usize, wgsl: bool) -> Self {
         match (rows, wgsl) {
             (..=16, true) => Self::new(1, 4, 1, 6, 1),
@@ -91,7 +95,8 @@ impl Tile {
         }
     }
 
-    /// Few rows make few work-groups: smaller ones, and warps that share sums, keep the device's units busy. Local memory bounds stages.
+    /// Few rows give few work-groups: smaller ones, and warps that share sums, keep the compute
+    /// units busy. Local memory limits the stages.
     fn of_few_rows(rows: i64, n: usize, units: usize) -> Self {
         let (tiles, high) = if rows <= 16 { (1, 16) } else { (2, 32) };
         let down = usize::try_from(rows).unwrap_or(1).div_ceil(high);
@@ -112,7 +117,7 @@ impl Tile {
         u32::try_from(self.rows * self.columns * self.sharing).unwrap_or(1) * WARP
     }
 
-    /// What was chosen, else that by the rule.
+    /// The tuned tile, or this one if the tuning chose the default.
     fn tuned(self, tuning: &Tuning) -> Self {
         match tuning.choice.iter().map(|n| i64::from(*n)).collect::<Vec<_>>()[..] {
             [rows, columns, tiles, stages, sharing] if tuning.choice != BY_RULE => {
@@ -123,26 +128,29 @@ impl Tile {
     }
 }
 
-/// So many work-groups keep a device's units busy, of which a tenth may wait.
+/// True if this many work-groups keep the compute units busy; up to a tenth of the units may be
+/// idle.
 fn fill(groups: usize, units: usize) -> bool {
     groups >= units - units / 10
 }
 
-/// Of work-groups that take a unit each, not so few are left for the last time that over three tenths of all units' time is lost.
+/// True if the last wave of work-groups, with one per compute unit, does not waste more than three
+/// tenths of the total time.
 fn last_too(groups: usize, units: usize) -> bool {
     10 * groups >= 7 * units * groups.div_ceil(units.max(1))
 }
 
-/// The choice that leaves a tile to [`Tile::of`].
+/// The choice that selects the default of [`Tile::of`].
 const BY_RULE: [u32; 5] = [0; 5];
 
 static MATRIX_TUNABLE: Tunable = Tunable {
     kernel: &MATRIX,
-    names: &["warps down", "warps across", "tiles", "stages", "warps a sum"],
+    names: &["warps down", "warps across", "tiles", "stages", "warps per sum"],
     choices: tiles,
 };
 
-/// Tiles in OpenCL C that measuring may choose: warps down, across, products of 16 rows, stages, warps a sum.
+/// Candidates for tuning in OpenCL C: warps down, warps across, 16-row tiles, stages, warps per
+/// sum.
 const PTX: [[u32; 5]; 13] = [
     [1, 4, 8, 4, 1],
     [1, 4, 4, 4, 1],
@@ -159,7 +167,7 @@ const PTX: [[u32; 5]; 13] = [
     [1, 1, 1, 4, 4],
 ];
 
-/// The same in WGSL.
+/// Candidates for tuning in WGSL.
 const WGSL: [[u32; 5]; 6] = [
     [2, 4, 4, 4, 1],
     [4, 2, 2, 4, 1],
@@ -181,7 +189,8 @@ fn tiles(caps: &Caps) -> Vec<Vec<u32>> {
 }
 
 impl MatMulE0m {
-    /// Weights of a block, of which the four work-items of a column have a word each; `None` where the units cannot take the product.
+    /// Weights per block, in which each of the four work-items of a column holds one word; `None`
+    /// if tensor cores cannot compute the matmul.
     fn block(&self, x: DType, k: usize) -> Option<usize> {
         let block = match self.bits {
             Bits::Four => 32,
@@ -192,7 +201,7 @@ impl MatMulE0m {
         (x == DType::F16 && whole).then_some(block)
     }
 
-    /// The vector kernel for a `k x n` weight, or `two` of them.
+    /// The vector kernel for one `k x n` weight, or for two if `two`.
     pub(super) fn vector_on_units(
         &self,
         caps: &Caps,
@@ -201,17 +210,19 @@ impl MatMulE0m {
         two: bool,
     ) -> Option<Call> {
         let block = self.block(x, k).filter(|_| caps.takes(&VECTOR))?;
-        // Sums of 4-bit codes where they stand are as exact as a half asks for, not as single precision.
+        // Sums of undecoded 4-bit weights are precise enough for half results, not for single
+        // precision.
         if self.bits == Bits::Four && y != DType::F16 {
             return None;
         }
         let most = (block * HELD).min(STRETCH);
-        // The longest stretch of whole blocks.
+        // The longest k-block of whole blocks.
         let mut lengths = (1..=most / block).rev().map(|b| b * block);
         let length = lengths.find(|l| stretch(self.group, *l) == *l)?;
         let groups = n.div_ceil(COLUMNS);
         let walks = k.div_ceil(length);
-        // Many columns fill the device with small work-groups; few are shared by more warps.
+        // Many columns fill the device with small work-groups; few columns are shared by more
+        // warps.
         let units = caps.assumed_units() as usize;
         let mut warps: u32 = match groups {
             _ if caps.backend == "wgpu" => 8,
@@ -222,7 +233,7 @@ impl MatMulE0m {
         while warps > 1 && (warps as usize > walks || warps * WARP > caps.max_workgroup) {
             warps /= 2;
         }
-        // Every other warp takes the second weight.
+        // Every other warp processes the second weight.
         if two && warps <= MOST_WARPS / 2 {
             warps *= 2;
         }
@@ -244,7 +255,8 @@ impl MatMulE0m {
         Some(call.grid(Dim::from_usize(groups), 1, 1))
     }
 
-    /// The matrix kernel for `rows`, at most `most`, and a `k x n` weight, whose results begin at multiples of four elements.
+    /// The matrix kernel for at most `most` rows and a `k x n` weight; rows of results start at
+    /// multiples of four elements.
     pub(super) fn matrix_on_units(
         &self,
         caps: &Caps,
@@ -255,7 +267,7 @@ impl MatMulE0m {
         most: Option<i64>,
     ) -> Option<Call> {
         self.block(x, k).filter(|_| caps.takes(&MATRIX))?;
-        // Weights are rounded to halves, which a result in halves does not show.
+        // Weights are rounded to halves, which is invisible in half results.
         if y != DType::F16 {
             return None;
         }
@@ -276,7 +288,7 @@ impl MatMulE0m {
         } else {
             call
         };
-        // The texts that have a variable for each sum tell these numbers of tiles apart.
+        // Kernels with a variable for each sum are specialized to these numbers of tiles.
         let from = |call: Call, name, least| {
             if tile.tiles >= least {
                 call.define(name, 1)

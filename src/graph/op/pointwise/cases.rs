@@ -140,7 +140,7 @@ pub fn cases() -> Vec<Case> {
         inputs,
     ));
     let pick = |i| Box::new(Expr::Input(i));
-    // Squares and cubes of negative numbers, as normalisations have them.
+    // Squares and cubes of negative numbers, as in normalizations.
     for exponent in [2.0, 3.0] {
         let expr = Expr::Binary(Binary::Pow, pick(0), Box::new(Expr::Const(exponent, DType::F32)));
         all.push(Case::new(
@@ -151,7 +151,7 @@ pub fn cases() -> Vec<Case> {
             vec![input(&[5, 9]).range(-3.0, 3.0)],
         ));
     }
-    // Halves below the smallest normal one, around it, and large ones.
+    // `f16` values below the smallest normal number, around it, and large ones.
     for (low, high) in [(-6e-5, 6e-5), (-2e-4, 2e-4), (-6e4, 6e4)] {
         let expr = Expr::Binary(Binary::Mul, pick(0), Box::new(Expr::Const(0.7, DType::F32)));
         all.push(Case::new(
@@ -181,7 +181,7 @@ pub fn cases() -> Vec<Case> {
             input(&[3, 1]).ints(-5, 5),
         ],
     ));
-    // All four operands, each with a broadcast of its own.
+    // All four operands, each broadcast differently.
     let sum = Expr::Binary(
         Binary::Add,
         Box::new(Expr::Binary(Binary::Mul, pick(0), pick(1))),

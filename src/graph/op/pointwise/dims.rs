@@ -1,4 +1,5 @@
-//! Elementwise operators over small integers, truth values and quotients that derivation knows as expressions of symbols.
+//! Shape inference of elementwise operators: evaluates them over symbolic integers, truth values
+//! and quotients.
 
 use super::{Binary, Expr, Unary, broadcast_to};
 use crate::graph::op::{InferCx, OpResult};
@@ -39,7 +40,7 @@ pub(super) fn known(expr: &Expr, cx: &InferCx<'_>, result: &Fact) -> OpResult<Kn
     })
 }
 
-/// The known elements of an operand, one for each element of a result of `shape`.
+/// The known elements of an operand, broadcast to a result of `shape`.
 fn spread(fact: &Fact, shape: &[usize]) -> OpResult<Option<Vec<Quotient>>> {
     let elements = fact
         .as_dims()
@@ -54,7 +55,7 @@ fn spread(fact: &Fact, shape: &[usize]) -> OpResult<Option<Vec<Quotient>>> {
     Ok(positions.into_iter().map(pick).collect())
 }
 
-/// One element of the result.
+/// Evaluator of one element of the result.
 #[derive(Clone, Copy)]
 struct Element<'a> {
     operands: &'a [Option<Vec<Quotient>>],
@@ -73,7 +74,7 @@ impl Element<'_> {
         expr.dtype(&types).is_ok_and(DType::is_float)
     }
 
-    /// The value of an expression whose type is no float.
+    /// The value of an expression that is not a float.
     fn int(&self, expr: &Expr) -> Option<Dim> {
         let known = self.cx.constraints();
         let go = |e: &Expr| self.int(e);
@@ -92,7 +93,7 @@ impl Element<'_> {
             Expr::Const(v, t) if !t.is_float() => Some(Dim::from(*v as i64)),
             Expr::Cast(t, x) if self.is_float(x) => {
                 let q = self.float(x).filter(|_| matches!(t, DType::I64 | DType::I32))?;
-                // Conversion cuts towards zero.
+                // Conversion truncates towards zero.
                 if q.den == 1 || at_least(known, &q.num, 0) == Some(true) {
                     self.floor(&q)
                 } else {
@@ -117,7 +118,7 @@ impl Element<'_> {
             Expr::Binary(f, a, b) if f.is_logical() => {
                 let truth_of = |e: &Expr| go(e).and_then(|d| d.as_const()).map(|v| v != 0);
                 match (f, truth_of(a), truth_of(b)) {
-                    // One side alone can decide.
+                    // One operand alone can decide.
                     (Binary::And, Some(false), _) | (Binary::And, _, Some(false)) => Some(0.into()),
                     (Binary::Or, Some(true), _) | (Binary::Or, _, Some(true)) => Some(1.into()),
                     (_, Some(a), Some(b)) => Some(f.ints(i64::from(a), i64::from(b)).into()),
@@ -137,7 +138,7 @@ impl Element<'_> {
         }
     }
 
-    /// The value of an expression that is a float.
+    /// The value of a float expression.
     fn float(&self, expr: &Expr) -> Option<Quotient> {
         let go = |e: &Expr| self.float(e);
         match expr {
@@ -168,7 +169,7 @@ impl Element<'_> {
                     return None;
                 }
                 let scale = |q: &Quotient, by: i64| q.num.mul(&by.into()).ok();
-                // Of two large numbers a small sum could be left, which says nothing of how exact they were.
+                // Large numbers may cancel to a small sum, which would hide that they were inexact.
                 if matches!(f, Binary::Add | Binary::Sub)
                     && a.num.as_const().is_none()
                     && b.num.as_const().is_none()
@@ -208,13 +209,13 @@ impl Element<'_> {
         }
     }
 
-    /// The largest integer that is not above. Where the numerator is small enough to be a float, the nearest float to a
-    /// quotient lies on the same side of every integer as the quotient does.
+    /// The floor of a quotient. If the numerator is small enough to be an exact float, rounding the
+    /// quotient to a float does not cross an integer.
     fn floor(&self, q: &Quotient) -> Option<Dim> {
         for sign in [1, -1] {
             let room = Dim::from(EXACT).sub(&q.num.mul(&sign.into()).ok()?).ok()?;
             self.cx
-                .require(room, "what is left below the integers that a float may not hold")
+                .require(room, "distance to the largest integer that is exact in a float")
                 .ok()?;
         }
         q.num.floor_div(q.den).ok()
@@ -225,13 +226,13 @@ fn truth(v: Option<bool>) -> Option<Dim> {
     v.map(|v| i64::from(v).into())
 }
 
-/// Whether an integer type holds `v`.
+/// True if an integer type can hold `v`.
 fn holds(t: DType, v: i64) -> bool {
     t.int_range()
         .is_none_or(|(low, high)| (low..=high).contains(&v.into()))
 }
 
-/// Whether `d >= v` in every run, in none, or that is not known.
+/// Whether `d >= v`: in every run, in none, or `None` if unknown.
 fn at_least(known: &Constraints, d: &Dim, v: i64) -> Option<bool> {
     known.at_least(d, v).or_else(|| {
         let other = d.mul(&(-1).into()).ok()?;
@@ -257,7 +258,7 @@ fn compare(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<bool> {
     }
 }
 
-/// A function of two integers other than a comparison.
+/// A binary integer function other than a comparison.
 pub(in crate::graph::op) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<Dim> {
     match f {
         Binary::Add => a.add(b).ok(),
@@ -282,7 +283,7 @@ pub(in crate::graph::op) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, 
             if at_least(known, b, 1) != Some(true) {
                 return None;
             }
-            // Truncation and flooring agree on what is not negative, and where nothing remains.
+            // Truncation and flooring agree for non-negative values and for exact division.
             known.divide(a, b).or_else(|| {
                 if at_least(known, a, 0) == Some(true) {
                     a.div_floor(b).ok()
@@ -301,7 +302,7 @@ pub(in crate::graph::op) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, 
             if known.divide(a, b).is_some() {
                 return Some(0.into());
             }
-            // The two differ where the dividend is negative.
+            // The two differ for a negative dividend.
             let plain = f == Binary::Mod || at_least(known, a, 0) == Some(true);
             if plain { a.modulo(b).ok() } else { None }
         }

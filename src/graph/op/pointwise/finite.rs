@@ -1,4 +1,4 @@
-//! Questions about a softmax that devices must answer without numbers that are none: there masks are finite, and so is every weight.
+//! Replaces NaN tests on a softmax for devices, where masks and all weights are finite.
 
 use super::import::{binary, input, number, select};
 use super::{Binary, Expr, Pointwise, Test};
@@ -8,15 +8,16 @@ use crate::graph::op::parts::Parts;
 use crate::graph::op::reduce::{Kind, Reduce};
 use crate::graph::op::softmax::Softmax;
 
-/// Scores below this are hidden by a mask: minus infinity as devices write it, with what is added to it.
+/// Scores below this are masked: minus infinity as devices represent it, with some margin for
+/// addends.
 const HIDDEN: f32 = -6e4;
 
-/// Asks whether its operand is no number.
+/// True for a NaN test of the operand.
 fn asks(op: &Pointwise) -> bool {
     matches!(&op.expr, Expr::Test(Test::Nan, x) if **x == input(0))
 }
 
-/// The largest score of each row of the softmax that makes `x`.
+/// The largest score of each row of the softmax that computes `x`.
 fn largest(cx: &mut Parts<'_, '_>, x: ValueId) -> OpResult<Option<ValueId>> {
     let found = cx.producer::<Softmax>(x).filter(|(softmax, _)| !softmax.flatten);
     let Some((axis, Some(scores))) = found.map(|(s, inputs)| (s.axis, inputs.first().copied().flatten()))
@@ -32,8 +33,8 @@ fn largest(cx: &mut Parts<'_, '_>, x: ValueId) -> OpResult<Option<ValueId>> {
     Ok(Some(cx.node("largest", reduce, &[Some(scores)])?))
 }
 
-/// A weight of a softmax is no number where a mask hides the whole row: `IsNaN` of it asks for that, and what is taken in its place is
-/// taken there.
+/// The weights of a softmax are NaN if a mask hides the whole row. `IsNaN` of them is replaced by a
+/// test for that, and so is the selection of a replacement value.
 pub(super) fn parts(op: &Pointwise, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
     let hidden = |largest| binary(Binary::LessOrEqual, largest, number(HIDDEN));
     if asks(op) {
@@ -41,7 +42,7 @@ pub(super) fn parts(op: &Pointwise, cx: &mut Parts<'_, '_>) -> OpResult<Option<V
         let Some(largest) = largest(cx, x)? else {
             return Ok(None);
         };
-        // Weights are finite: nothing is added, but the shape is theirs.
+        // Weights are finite: this adds zero, but gives the result their shape.
         let nothing = binary(Binary::Mul, input(1), number(0.0));
         let expr = hidden(binary(Binary::Add, input(0), nothing));
         return Ok(Some(vec![cx.pointwise("hidden", expr, &[largest, x])?]));

@@ -1,11 +1,12 @@
-//! The tables of functions of one and two arguments.
+//! Tables of unary and binary functions.
 //!
-//! A text may call a helper of [`HELPERS`]; a kernel gets those that its expression names.
+//! A kernel text may call helpers of [`HELPERS`]; a kernel includes those that its expression
+//! calls.
 
 use super::real::{Integer, Real};
 use crate::graph::op::{max_nan, min_nan};
 
-/// Declares the functions of one argument: name, reference, and one expression for both languages in `x`.
+/// Declares unary functions: name, reference, and expressions of `x` in OpenCL C and WGSL.
 macro_rules! unary {
     ($($name:ident $reference:expr, $cl:literal, $wgsl:literal;)*) => {
         /// A function of one float.
@@ -24,7 +25,8 @@ macro_rules! unary {
     };
 }
 
-// The bounds keep every intermediate finite, since WGSL may assume that no infinity occurs.
+// The bounds keep every intermediate finite, since WGSL compilers may assume that infinities do not
+// occur.
 unary! {
     Neg |x| -x, "(-x)", "(-x)";
     Abs |x| x.abs(), "fabs(x)", "abs(x)";
@@ -84,7 +86,7 @@ pub enum Binary {
     BitwiseXor,
     /// `BitShift` to the left.
     ShiftLeft,
-    /// `BitShift` to the right, of values that are not negative.
+    /// `BitShift` to the right, for non-negative values.
     ShiftRight,
 }
 
@@ -126,7 +128,7 @@ impl Binary {
         matches!(self, Self::And | Self::Or | Self::Xor)
     }
 
-    /// True for what only integers have.
+    /// True for functions that are defined only for integers.
     pub(super) fn is_bitwise(self) -> bool {
         matches!(
             self,
@@ -171,7 +173,7 @@ impl Binary {
             Self::BitwiseAnd => a & b,
             Self::BitwiseOr => a | b,
             Self::BitwiseXor => a ^ b,
-            // The result's type keeps the low bits.
+            // The result type keeps the low bits.
             Self::ShiftLeft => b.as_shift().and_then(|b| a.checked_shl(b)).unwrap_or(zero),
             Self::ShiftRight => b.as_shift().and_then(|b| a.checked_shr(b)).unwrap_or(zero),
             _ => zero,
@@ -189,8 +191,8 @@ impl Binary {
     }
 }
 
-/// A power of integers, of which the type keeps the low bits. A negative one is a fraction, which loses its part behind the
-/// point.
+/// An integer power modulo 2^64; the type keeps the low bits. A negative exponent gives a fraction,
+/// which is truncated.
 fn power<I: Integer>(base: I, exponent: I) -> I {
     let (zero, one) = (I::of(false), I::of(true));
     let minus_one = zero.wrapping_sub(one);
@@ -219,7 +221,8 @@ fn power<I: Integer>(base: I, exponent: I) -> I {
     out
 }
 
-/// Functions that texts call: name, OpenCL C, WGSL. `FLOAT` is `float`, or a vector of them.
+/// Functions that kernel texts call: name, OpenCL C, WGSL. `FLOAT` is `float` or a vector of
+/// floats.
 pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     // WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
     (
@@ -250,7 +253,7 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
     (
         "softplus_of",
         "inline FLOAT softplus_of(FLOAT x) { return fmax(x, 0.0f) + log1p(exp(-fabs(x))); }\n",
-        // Near 0 the logarithm loses what is added to 1; the series does not.
+        // Near 0 the logarithm is inaccurate because 1 + e rounds; the series is not.
         "fn softplus_of(x: f32) -> f32 { let e = exp(-abs(x)); return max(x, 0.0) + select(log(1.0 + e), e - 0.5 * e * e, e < 1e-3); }\n",
     ),
     (
@@ -263,7 +266,7 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
         "inline FLOAT hard_swish_of(FLOAT x) { return x * clamp(x * (1.0f / 6.0f) + 0.5f, 0.0f, 1.0f); }\n",
         "fn hard_swish_of(x: f32) -> f32 { return x * clamp(x * (1.0 / 6.0) + 0.5, 0.0, 1.0); }\n",
     ),
-    // WGSL's asin and acos may be off by thousands of units in the last place; atan2 is not.
+    // WGSL allows errors of thousands of ULPs for asin and acos; atan2 is precise.
     (
         "asin_of",
         "",

@@ -78,7 +78,7 @@ pub(super) const ONNX: &[OnnxName] = &[
     own("Fused"),
 ];
 
-/// Largest number of operands of the operators that take any number.
+/// Maximum number of operands of variadic operators.
 const MAX_VARIADIC: usize = 64;
 
 fn boxed(e: Expr) -> Box<Expr> {
@@ -90,17 +90,17 @@ pub(in crate::graph::op) fn input(i: usize) -> Expr {
     Expr::Input(i)
 }
 
-/// A float, of the other operand's type.
+/// A float constant, in the type of the other operand.
 pub(in crate::graph::op) fn number(v: f32) -> Expr {
     Expr::Const(f64::from(v), DType::F32)
 }
 
-/// A function of an expression.
+/// A unary function of an expression.
 pub(in crate::graph::op) fn unary(f: Unary, x: Expr) -> Expr {
     Expr::Unary(f, boxed(x))
 }
 
-/// A function of two.
+/// A binary function of two expressions.
 pub(in crate::graph::op) fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
     Expr::Binary(f, boxed(a), boxed(b))
 }
@@ -155,7 +155,7 @@ pub(super) fn thresholded_relu(alpha: f32) -> Expr {
 pub(super) fn shrink(lambda: f32, bias: f32) -> Expr {
     let below = binary(Binary::Less, input(0), number(-lambda));
     let above = binary(Binary::Greater, input(0), number(lambda));
-    // The zero is of the operand's type.
+    // The zero has the type of the operand.
     let rest = Expr::Select(
         boxed(above),
         boxed(binary(Binary::Sub, input(0), number(bias))),
@@ -204,17 +204,17 @@ pub(super) fn swish(alpha: f32) -> Expr {
     binary(Binary::Mul, input(0), unary(Unary::Sigmoid, inner))
 }
 
-/// Conversion.
+/// A conversion.
 pub(in crate::graph::op) fn cast(to: DType, x: Expr) -> Expr {
     Expr::Cast(to, boxed(x))
 }
 
-/// Condition, value if true, value if false.
+/// A selection: condition, value if true, value if false.
 pub(in crate::graph::op) fn select(condition: Expr, yes: Expr, no: Expr) -> Expr {
     Expr::Select(boxed(condition), boxed(yes), boxed(no))
 }
 
-/// `x` between bounds that may be missing.
+/// `x` clipped to optional bounds.
 pub(super) fn clip(low: Option<Expr>, high: Option<Expr>) -> Expr {
     let x = low
         .into_iter()
@@ -238,7 +238,7 @@ fn variadic(a: &dyn Attributes, f: Binary) -> OpResult<Expr> {
     let n = a.input_count();
     if !(1..=MAX_VARIADIC).contains(&n) {
         return Err(OpError::Unsupported(format!(
-            "{} of {n} operands; 1 to {MAX_VARIADIC} are",
+            "{} with {n} operands (expected 1 to {MAX_VARIADIC})",
             a.op_type()
         )));
     }
@@ -340,7 +340,8 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         expr,
     };
     if a.opset() < 7 && a.input_count() == 2 {
-        // A slope for each channel stands at axis 1; other operators say where the second operand stands.
+        // PRelu has a slope per channel, at axis 1; other operators state the axis of the second
+        // operand.
         let axis = if name == "PRelu" { Some(1) } else { a.int("axis")? };
         let broadcast = a.int("broadcast")?.unwrap_or(0) != 0 || name == "PRelu";
         if let Some(axis) = axis.filter(|_| broadcast) {

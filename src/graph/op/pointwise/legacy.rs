@@ -1,22 +1,22 @@
-//! Broadcasting of the second operand as opset 6 has it.
+//! Broadcasting of the second operand as defined in opset 6.
 
 use super::Pointwise;
 use crate::graph::op::{InferCx, Inputs, Op, OpError, OpResult, operand};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// A function of two operands of which the second has the axes of the first from `axis` on, as many as it has. The result has
-/// the first one's shape.
+/// A binary function whose second operand has the axes of the first from `axis` on. The result has
+/// the shape of the first operand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AxisBroadcast {
     /// The function.
     pub op: Pointwise,
-    /// The axis of the first operand that the second begins at; negative counts from the end.
+    /// The first operand's axis where the second one starts; negative values count from the end.
     pub axis: i64,
 }
 
 impl AxisBroadcast {
-    /// The second operand's sizes, followed by as many ones as bring it in place.
+    /// The second operand's sizes, with trailing ones that align it.
     fn aligned<T: Clone>(&self, rank: usize, b: &[T], one: T) -> OpResult<Vec<T>> {
         let start = crate::graph::op::axis(self.axis, rank)?;
         let behind = rank
@@ -36,7 +36,7 @@ impl Op for AxisBroadcast {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (a, b) = (cx.fact(0)?, cx.fact(1)?);
-        // One element fits everywhere.
+        // A single element broadcasts to any shape.
         if !b.shape.0.iter().all(|d| d.is(1)) {
             let b = self.aligned(a.shape.rank(), &b.shape.0, Dim::from(1))?;
             for (x, y) in a
@@ -47,7 +47,7 @@ impl Op for AxisBroadcast {
                 .zip(b.iter().rev())
                 .filter(|(_, y)| !y.is(1))
             {
-                cx.same("broadcast sizes", x, y)?;
+                cx.same("sizes of a broadcast axis", x, y)?;
             }
         }
         let dtype = self.op.expr.dtype(&[a.dtype, b.dtype])?;

@@ -1,4 +1,4 @@
-//! Elementwise expressions as kernels of their own, and as epilogues of others.
+//! Elementwise expressions as separate kernels and as epilogues.
 
 use super::functions::{self, Binary};
 use super::{Expr, MAX_INPUTS, NAMES, join_axes};
@@ -11,32 +11,32 @@ use crate::tensor::DType;
 
 pub static KERNEL: Kernel = crate::kernel!(pointwise { count: U32 } [y: Out Elem]);
 
-/// What stands for an operand of an expression in a kernel.
+/// Source of an operand of an expression in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// What the kernel computed.
+    /// The kernel's result.
     Result,
-    /// The second of two results that it computed, as large and of the same type.
+    /// The second of the kernel's two results, with the same size and type.
     Other,
-    /// Scratch memory with an element of the result's type for each result.
+    /// Scratch memory with one element of the result type per result.
     Beside(Operand),
     /// An operand of the node.
     Operand(usize),
 }
 
-/// A kernel that computes `expr` of all operands of the node.
+/// Emits a kernel that computes `expr` over all operands of the node.
 pub fn emit(expr: &Expr, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let n = cx.input_count();
     if n > MAX_INPUTS {
         return Err(OpError::NoKernel(format!(
-            "{n} elementwise operands; at most {MAX_INPUTS}"
+            "{n} elementwise operands (limit {MAX_INPUTS})"
         )));
     }
     let places: Vec<Place> = (0..n).map(Place::Operand).collect();
     emit_over(expr, cx, &places)
 }
 
-/// A kernel that fills result 0 with one value.
+/// Emits a kernel that fills result 0 with one value.
 pub fn fill(cx: &mut LowerCx<'_>, value: f64) -> OpResult<()> {
     let dtype = cx.out_fact(0)?.dtype;
     emit_over(&Expr::Const(value, dtype), cx, &[])
@@ -54,7 +54,7 @@ fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<()
     cx.emit(call.may_be_padded().epilogue(&with))
 }
 
-/// `expr` over operands at `places` as an epilogue for result 0 of the node.
+/// Builds an epilogue for result 0 of the node: `expr` over operands at `places`.
 pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<WithOperands> {
     let result = cx.out_fact(0)?.shape.clone();
     let storage = cx.output(0)?.dtype;
@@ -101,7 +101,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
     let axes = walk.sizes.len();
     if apart().next().is_some() && axes > MAX_AXES {
         return Err(OpError::NoKernel(format!(
-            "a broadcast over {axes} axes that cannot be joined; at most {MAX_AXES}"
+            "a broadcast over {axes} axes that cannot be merged (limit {MAX_AXES})"
         )));
     }
     let mut fields: Vec<Field> = Vec::new();
@@ -136,13 +136,13 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
     })
 }
 
-/// How an operand lies beside a result, with its own fields.
+/// Layout of an operand relative to a result, with its own fields.
 struct Form {
     beside: Beside,
     fields: Vec<Dim>,
 }
 
-/// The largest power of two up to 16 that divides `d` at every value of its symbols, as far as its form tells.
+/// The largest power of two up to 16 that provably divides `d` for all values of its symbols.
 fn aligned(d: &Dim) -> u32 {
     let divides = |n: &u32| d.exact_div(&i64::from(*n).into()).is_some();
     [16, 8, 4, 2].into_iter().find(divides).unwrap_or(1)
@@ -158,7 +158,7 @@ impl Form {
         let (all, rank) = (&result.0, result.rank());
         let outside = all.get(..rank.saturating_sub(own.len())).unwrap_or_default();
         if own.len() <= rank && all.ends_with(own) {
-            // A row that covers the result has one element for each.
+            // A row that covers the whole result has one element for each result.
             return Ok(if outside.iter().all(|d| d.is(1)) {
                 Self {
                     beside: Beside::Same,
@@ -191,14 +191,14 @@ impl Form {
 }
 
 impl Expr {
-    /// Kernels can compute it of operands of these types.
+    /// True if kernels can compute the expression for operands of these types.
     pub fn has_kernel(&self, types: &[DType]) -> bool {
         [false, true]
             .into_iter()
             .all(|wgsl| self.print(types, wgsl).is_ok())
     }
 
-    /// Floats all through, by functions that OpenCL C has for vectors too.
+    /// True if all values are floats and OpenCL C supports all functions on vectors.
     fn is_of_floats(&self, types: &[DType]) -> bool {
         match self {
             Self::Input(i) => types.get(*i).is_some_and(|t| t.is_float()),
@@ -214,7 +214,7 @@ impl Expr {
     }
 }
 
-/// The `apply` functions of both languages.
+/// The `apply` functions in both languages.
 fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpResult<Snippet> {
     let dtype = expr.dtype(types)?;
     let body = |wgsl| -> OpResult<String> {

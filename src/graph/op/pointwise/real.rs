@@ -1,11 +1,11 @@
-//! The numbers that the evaluator computes with: floats of 32 and 64 bits, integers of 64 with and without a sign.
+//! Number types of the evaluator: 32-bit and 64-bit floats, signed and unsigned 64-bit integers.
 
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::{bf16, f16};
 use std::borrow::Cow;
 use std::ops::{Add, BitAnd, BitOr, BitXor, Div, Mul, Rem, Sub};
 
-/// A float: `f32`, or `f64` where an expression has elements of that type.
+/// A float: `f32`, or `f64` if an expression has elements of that type.
 pub(super) trait Real:
     Copy
     + PartialOrd
@@ -15,11 +15,11 @@ pub(super) trait Real:
     + Div<Output = Self>
     + Rem<Output = Self>
 {
-    /// Nearest to a number of a constant.
+    /// The nearest value to a constant.
     fn of(v: f64) -> Self;
-    /// The number itself.
+    /// The exact value.
     fn to_f64(self) -> f64;
-    /// A function that is written for both types.
+    /// Applies a function that is implemented for both types.
     fn apply(narrow: fn(f32) -> f32, wide: fn(f64) -> f64, x: Self) -> Self;
     fn powf(self, exponent: Self) -> Self;
     fn floor(self) -> Self;
@@ -27,15 +27,15 @@ pub(super) trait Real:
     fn erf(self) -> Self;
     fn is_nan(self) -> bool;
     fn is_infinite(self) -> bool;
-    /// Towards zero; what lies beyond becomes the nearest that there is.
+    /// Truncates towards zero and saturates.
     fn to_i64(self) -> i64;
-    /// As [`Real::to_i64`], of integers without a sign.
+    /// Like [`Real::to_i64`], for unsigned integers.
     fn to_u64(self) -> u64;
     fn of_i64(v: i64) -> Self;
     fn of_u64(v: u64) -> Self;
-    /// The elements of a float tensor.
+    /// Reads the elements of a float tensor.
     fn read(t: &HostTensor) -> Result<Cow<'_, [Self]>, TensorError>;
-    /// A tensor of a float type.
+    /// Creates a tensor of a float type.
     fn write(dtype: DType, shape: &[usize], data: &[Self]) -> Result<HostTensor, TensorError>;
 }
 
@@ -47,7 +47,7 @@ macro_rules! real {
             clippy::cast_sign_loss,
             clippy::cast_lossless,
             trivial_numeric_casts,
-            reason = "rounding to the type is meant"
+            reason = "rounding to the type is intended"
         )]
         impl Real for $t {
             fn of(v: f64) -> Self {
@@ -99,7 +99,7 @@ macro_rules! real {
 real!(f32, 0, to_f32, from_floats, erf_narrow);
 real!(f64, 1, to_f64, from_f64s, erf_wide);
 
-/// A number as elements of a float type hold it.
+/// Rounds a number to a float type.
 pub(super) fn rounded<F: Real>(dtype: DType, v: F) -> F {
     match dtype {
         DType::F32 => F::of(f64::from(f32::of(v.to_f64()))),
@@ -109,7 +109,7 @@ pub(super) fn rounded<F: Real>(dtype: DType, v: F) -> F {
     }
 }
 
-/// An integer of 64 bits.
+/// A 64-bit integer.
 pub(super) trait Integer:
     Copy + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self>
 {
@@ -121,7 +121,7 @@ pub(super) trait Integer:
     fn checked_rem(self, b: Self) -> Option<Self>;
     fn checked_shl(self, by: u32) -> Option<Self>;
     fn checked_shr(self, by: u32) -> Option<Self>;
-    /// A number of bits to shift by; `None` for what is none.
+    /// The value as a shift count; `None` if it is out of range.
     fn as_shift(self) -> Option<u32>;
 }
 
@@ -154,8 +154,8 @@ macro_rules! integer {
 integer!(i64);
 integer!(u64);
 
-/// The error function, to about one unit in the last place: an odd polynomial near 0, elsewhere 1 minus the exponential of a
-/// polynomial (the form of N. Juffa's `erff`; the kernels have the same text).
+/// The error function, precise to about one ULP: an odd polynomial near 0, elsewhere 1 minus the
+/// exponential of a polynomial (N. Juffa's `erff`; the kernels use the same formula).
 fn erf_narrow(x: f32) -> f32 {
     let (t, s) = (x.abs(), x * x);
     if t > 0.927_734_4 {
@@ -171,7 +171,8 @@ fn erf_narrow(x: f32) -> f32 {
     }
 }
 
-/// The error function by its series without alternating signs, which loses no digits: from 6 on nothing is left to 1.
+/// The error function by its series without alternating signs, which avoids cancellation. From 6 on
+/// the result is 1.
 fn erf_wide(x: f64) -> f64 {
     if x.is_nan() || x.abs() >= 6.0 {
         return if x.is_nan() { x } else { x.signum() };

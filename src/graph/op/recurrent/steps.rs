@@ -1,4 +1,4 @@
-//! A recurrent layer as the nodes of its steps: products of matrices, and elementwise expressions for the gates.
+//! Unrolls a recurrent layer into nodes: matmuls, and elementwise expressions for the gates.
 
 use super::{Activation, Cell, Function, Recurrent};
 use crate::graph::ValueId;
@@ -13,7 +13,7 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::op::{OpResult, as_usize};
 use crate::tensor::HostTensor;
 
-/// Steps that are worth nodes of their own.
+/// Maximum number of steps to unroll.
 const MOST_STEPS: usize = 64;
 
 fn add(a: Expr, b: Expr) -> Expr {
@@ -25,7 +25,7 @@ fn mul(a: Expr, b: Expr) -> Expr {
 }
 
 impl Activation {
-    /// The function of an expression.
+    /// Applies the function to an expression.
     fn of(self, x: Expr) -> Expr {
         #[expect(clippy::cast_possible_truncation, reason = "attributes of the file are f32")]
         let (a, b) = (self.alpha as f32, self.beta as f32);
@@ -54,14 +54,14 @@ impl Activation {
     }
 }
 
-/// What the steps of one direction share.
+/// Weights that the steps of one direction share.
 struct Direction {
     index: usize,
     /// Recurrent weights `[gates * hidden, hidden]`.
     r: ValueId,
-    /// Of a GRU, those of the gates, and those of the new state.
+    /// For a GRU, the weights of the gates and those of the new state.
     split: Option<[ValueId; 2]>,
-    /// Bias of the new state of a GRU that resets behind the product.
+    /// For a GRU that resets after the matmul, the bias of the new state.
     late: Option<ValueId>,
     /// Peepholes of an LSTM, each `[hidden]`: input, output, forget.
     peep: Option<[ValueId; 3]>,
@@ -92,7 +92,7 @@ fn entry(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, i: usize) -> OpResult<V
 }
 
 impl Recurrent {
-    /// `None` for sizes of the run, many steps, and lengths that are data where a direction runs from the end.
+    /// `None` for symbolic sizes, many steps, or variable lengths with a backward direction.
     pub(super) fn as_steps(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
         let turn = |cx: &mut Parts<'_, '_>, what: &str, v: ValueId| {
             if !self.batch_first {
@@ -172,7 +172,8 @@ impl Recurrent {
         Ok(Some(results))
     }
 
-    /// States `[1, 1, batch, hidden]` of one direction in the order of the sequence, and the last state and cell.
+    /// States `[1, 1, batch, hidden]` of one direction in sequence order, and the last state and
+    /// cell.
     fn direction(
         &self,
         cx: &mut Parts<'_, '_>,
@@ -272,7 +273,7 @@ impl Recurrent {
         Ok((rows, h, c))
     }
 
-    /// The next state and cell; `now` is what the input adds to the gates.
+    /// The next state and cell; `now` is the input's contribution to the gates.
     fn cell(
         &self,
         cx: &mut Parts<'_, '_>,

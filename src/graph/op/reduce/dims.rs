@@ -1,11 +1,11 @@
-//! Reductions of small integers that derivation knows as expressions of symbols.
+//! Shape inference of reductions over small symbolic integers.
 
 use super::Kind;
 use crate::graph::op::pointwise::{Binary, arithmetic};
 use crate::graph::op::{InferCx, as_usize, places};
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape};
 
-/// Every element of the reduction of `x` over `axes`, row-major, when all elements of `x` are known.
+/// All elements of the reduction of `x` over `axes`, row-major, if all elements of `x` are known.
 pub(super) fn known(kind: Kind, cx: &InferCx<'_>, x: &Fact, axes: &[usize]) -> Option<Vec<Dim>> {
     let join = match kind {
         Kind::Sum => Binary::Add,

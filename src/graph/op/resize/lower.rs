@@ -11,20 +11,20 @@ pub(super) static KERNEL: Kernel = crate::kernel!(resize {
     scale_h: F32, scale_w: F32, start_h: F32, end_h: F32, start_w: F32, end_w: F32, cubic: F32, outside: F32,
 } [x: In Elem, y: Out Elem]);
 
-/// An axis that changes.
+/// An axis that is resized.
 #[derive(Clone, Copy)]
 struct Changed {
     axis: usize,
-    /// `None` where it is the ratio of the sizes.
+    /// `None` for the ratio of the sizes.
     scale: Option<f32>,
     region: (f32, f32),
 }
 
-/// The axes that change, outermost first.
+/// The resized axes, outermost first.
 fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
     let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
     let axes = op.axes(x.rank())?;
-    let data = |what: &str| OpError::NoKernel(format!("{what} that are data"));
+    let data = |what: &str| OpError::NoKernel(format!("{what} that are not constant"));
     let floats = |i: usize, what: &str| -> OpResult<Option<Vec<f32>>> {
         if !cx.has(i) {
             return Ok(None);
@@ -78,9 +78,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
     let changed = changed(op, cx)?;
     if op.antialias && !matches!(op.mode, Mode::Nearest(_)) {
-        return Err(OpError::NoKernel(
-            "interpolation over as many elements as become one (`antialias`)".to_owned(),
-        ));
+        return Err(OpError::NoKernel("interpolation with `antialias`".to_owned()));
     }
     let unchanged = Changed {
         axis: 0,
@@ -93,7 +91,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         [h, w] => (Some(*h), *w),
         _ => {
             return Err(OpError::NoKernel(format!(
-                "resizing of {} axes; kernels take 2",
+                "resizing of {} axes; kernels support up to 2",
                 changed.len()
             )));
         }
@@ -101,7 +99,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let one = Dim::from(1);
     let part = |range: std::ops::Range<usize>| product(x.0.get(range).unwrap_or_default());
     let size = |shape: &crate::shape::Shape, a: usize| shape.0.get(a).cloned().unwrap_or_default();
-    // With one axis all before it is one of the same height.
+    // With a single axis, treat everything before it as one unchanged axis.
     let (in_h, out_h, mid) = match high {
         Some(h) => (size(&x, h.axis), size(&out, h.axis), part(h.axis + 1..wide.axis)?),
         None => (one.clone(), one, part(0..wide.axis)?),

@@ -1,9 +1,9 @@
-//! The elements, with weights, that each place along an axis is made of.
+//! The elements and weights that contribute to each position along an axis.
 
 use super::{Axis, Coordinates, Mode, Nearest, Resize};
 use crate::graph::op::{OpResult, filled};
 
-/// For every place of the result, as many elements and weights.
+/// Elements and weights for every position of the result, the same number for each.
 #[derive(Debug)]
 pub(super) struct Taps {
     width: usize,
@@ -12,12 +12,12 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// Number of places.
+    /// Number of positions.
     pub(super) fn len(&self) -> usize {
         self.inside.len()
     }
 
-    /// Elements and weights of a place.
+    /// Elements and weights of a position.
     pub(super) fn of(&self, place: usize) -> impl Iterator<Item = (usize, f32)> + '_ {
         self.items
             .iter()
@@ -27,29 +27,29 @@ impl Taps {
             .filter(|t| t.1 != 0.0)
     }
 
-    /// The first element of a place.
+    /// The first element of a position.
     pub(super) fn first(&self, place: usize) -> usize {
         self.items.get(place * self.width).map_or(0, |t| t.0)
     }
 
-    /// Each place is one element as it is.
+    /// True if each position copies one element.
     pub(super) fn is_pick(&self) -> bool {
         self.width == 1 && !self.leaves_operand()
     }
 
-    /// A place is outside of the operand and takes a value of its own.
+    /// True if some position is outside the operand and gets the outside value.
     pub(super) fn leaves_operand(&self) -> bool {
         self.inside.contains(&false)
     }
 
-    /// The place takes elements of the operand.
+    /// True if the position uses elements of the operand.
     pub(super) fn is_inside(&self, place: usize) -> bool {
         self.inside.get(place).copied().unwrap_or(true)
     }
 }
 
 impl Resize {
-    /// Where the centre of place `i` is in the operand.
+    /// Coordinate of the center of position `i` in the operand.
     #[expect(clippy::cast_precision_loss, reason = "ONNX computes coordinates in f32")]
     fn coordinate(&self, a: &Axis, i: usize) -> f32 {
         let (x, size, out) = (i as f32, a.size as f32, a.out as f32);
@@ -76,7 +76,7 @@ impl Resize {
         }
     }
 
-    /// The taps of every place along an axis of at least one element.
+    /// The taps of every position along an axis of at least one element.
     pub(super) fn taps(&self, a: &Axis) -> OpResult<Taps> {
         #[expect(clippy::cast_precision_loss, reason = "sizes are small")]
         let last = a.size.saturating_sub(1) as f32;
@@ -114,7 +114,7 @@ impl Resize {
                 continue;
             }
             if self.mode == Mode::Linear && !shrinks {
-                // Outside, the outermost element stands.
+                // Outside, the outermost element is used.
                 x = x.clamp(0.0, last);
             }
             self.weights(x, stretch, a.size, items);

@@ -1,4 +1,4 @@
-//! Attention on devices: keys and values behind those of the cache, and products of matrices around a softmax.
+//! Attention on devices: appends to the cache, then matmuls around a softmax.
 
 use super::{Sdpa, split};
 use crate::backend::kernel::MASK_MIN;
@@ -19,10 +19,11 @@ use crate::graph::op::{OpResult, as_usize, filled};
 use crate::shape::Dim;
 use crate::tensor::{DType, HostTensor};
 
-/// What stands for minus infinity on devices; half of it, so that a sum with a mask's own is finite.
+/// Minus infinity as devices represent it, halved so that the sum with a mask's own value is
+/// finite.
 const HIDDEN: f32 = MASK_MIN / 2.0;
 
-/// `[batch, sequence, heads * size]` as `[batch, heads, sequence, size]`.
+/// Reshapes and transposes `[batch, sequence, heads * size]` to `[batch, heads, sequence, size]`.
 pub(in crate::graph::op) fn heads_first(
     cx: &mut Parts<'_, '_>,
     name: &str,
@@ -35,14 +36,14 @@ pub(in crate::graph::op) fn heads_first(
     cx.node(&format!("{name}/turned"), Transpose { perm }, &[Some(apart)])
 }
 
-/// A value with a constant.
+/// A binary function of a value and a constant.
 fn by_number(cx: &mut Parts<'_, '_>, what: &str, f: Binary, x: ValueId, by: f32) -> OpResult<ValueId> {
     let dtype = cx.fact(x)?.dtype;
     let by = cx.constant(&format!("{what}/by"), HostTensor::from_floats(dtype, &[], &[by])?);
     cx.pointwise(what, binary(f, arg(0), arg(1)), &[x, by])
 }
 
-/// The number of rows of keys or values `[b, heads, rows, size]`, as a list of one.
+/// The number of rows of keys or values `[b, heads, rows, size]`, as a list with one element.
 fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
     let op = ShapeOf {
         start: 2,
@@ -51,13 +52,13 @@ fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<Va
     cx.node(what, op, &[Some(x)])
 }
 
-/// The integers from one to below another.
+/// The integers from `start` to before `end`.
 fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
     let step = cx.ints(&format!("{what}/step"), &[1])?;
     cx.node(what, Range, &[Some(start), Some(end), Some(step)])
 }
 
-/// Places of the rows that `all` has behind those of `past`.
+/// Positions of the rows in `all` that come after those of `past`.
 pub(in crate::graph::op) fn new_places(
     cx: &mut Parts<'_, '_>,
     what: &str,
@@ -69,8 +70,9 @@ pub(in crate::graph::op) fn new_places(
     range(cx, what, first, end)
 }
 
-/// What is added to the scores of new queries and all keys `[b, heads, keys, size]`, of which those in `past` come first: a query sees no
-/// key behind its own place, nor one `window` or more before it. `[queries, keys]` in the type of the keys.
+/// A causal mask `[queries, keys]` in the type of the keys. The first of the keys
+/// `[b, heads, keys, size]` are the `past`. A query attends to no key after its own position, and
+/// to none `window` or more positions before it.
 pub(in crate::graph::op) fn causal_mask(
     cx: &mut Parts<'_, '_>,
     keys: ValueId,
@@ -96,7 +98,7 @@ pub(in crate::graph::op) fn causal_mask(
     cx.pointwise("causal", mask, &[columns, rows])
 }
 
-/// What is added to the scores by two masks, of which `given` may be truth values.
+/// The sum of two masks; `given` may be truth values.
 pub(in crate::graph::op) fn both_masks(
     cx: &mut Parts<'_, '_>,
     added: ValueId,
@@ -119,8 +121,8 @@ fn f64_of(n: i64) -> f64 {
 }
 
 impl Sdpa {
-    /// With past keys and values: these joined with the new ones, and attention over all without a past. `None` where the scores are asked
-    /// for, and where a mask ends before the keys do.
+    /// Replaces past keys and values by concatenations, and attends to all without a past. `None`
+    /// if the scores are requested or if a mask is shorter than the keys.
     pub(super) fn as_cached(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
         let (Some(keys), Some(values)) = (cx.opt(4), cx.opt(5)) else {
             return Ok(None);
@@ -133,8 +135,8 @@ impl Sdpa {
         self.behind(cx, new, mask, [keys, values])
     }
 
-    /// The parts of attention of queries over past keys and values and new ones: its result, all keys, all values. `None` where sizes that must
-    /// be numbers are not, and where a mask ends before the keys do.
+    /// The parts of attention over past and new keys and values: its result, all keys, all values.
+    /// `None` if required sizes are not constant or if a mask is shorter than the keys.
     pub(in crate::graph::op) fn behind(
         &self,
         cx: &mut Parts<'_, '_>,
@@ -183,8 +185,8 @@ impl Sdpa {
         Ok(Some(vec![y, *keys, *values]))
     }
 
-    /// As products of matrices around a softmax. `None` where sizes that must be numbers are not, and where scores with infinities are
-    /// asked for.
+    /// Matmuls around a softmax. `None` if required sizes are not constant or if scores with
+    /// infinities are requested.
     pub(super) fn as_products(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
         let (xq, xk, xv) = (cx.input(0)?, cx.input(1)?, cx.input(2)?);
         let (fq, fk, fv) = (cx.fact(xq)?, cx.fact(xk)?, cx.fact(xv)?);
@@ -264,7 +266,7 @@ impl Sdpa {
         Ok(Some(vec![y, present.0, present.1, scores]))
     }
 
-    /// Scores with the masks, and whether a score may stand for minus infinity.
+    /// The masked scores, and whether a score may represent minus infinity.
     fn masked(
         &self,
         cx: &mut Parts<'_, '_>,
@@ -280,7 +282,7 @@ impl Sdpa {
             let mut mask = given;
             let missing = keys.sub(&last)?;
             if !missing.is(0) {
-                // A mask may end before the keys do; the rest is hidden.
+                // A mask may be shorter than the keys; the remaining keys are masked.
                 let Some(missing) = missing.as_const() else {
                     return Ok(None);
                 };
@@ -297,7 +299,7 @@ impl Sdpa {
                 infinite = true;
             }
             infinite |= is_bool;
-            // A sum of scores and a mask is what becomes one operator.
+            // A sum of scores and mask, which the attention pass fuses into one operator.
             let finite = if is_bool {
                 select(arg(0), number(0.0), number(HIDDEN))
             } else {
@@ -311,7 +313,7 @@ impl Sdpa {
             let sizes = cx.fact(scores)?.shape;
             let (rows, columns) = (sizes.0.iter().rev().nth(1).and_then(as_usize), as_usize(keys));
             if let (Some(rows), Some(columns)) = (rows, columns) {
-                // One mask for all heads, in the form of any other.
+                // A single mask for all heads, in the same form as any other mask.
                 let mut hidden = filled(&[rows, columns], 0f32)?;
                 for (row, line) in (past..).zip(hidden.chunks_exact_mut(columns.max(1))) {
                     let seen = usize::try_from(row.saturating_add(1)).unwrap_or(0);
@@ -332,7 +334,7 @@ impl Sdpa {
         Ok(live.map(|(y, more)| (y, infinite || more)))
     }
 
-    /// Scores of keys behind the given lengths hidden, and whether there may be such.
+    /// Masks the scores of keys beyond the given lengths, and returns whether there may be any.
     fn live(&self, cx: &mut Parts<'_, '_>, scores: ValueId, keys: &Dim) -> OpResult<Option<(ValueId, bool)>> {
         let Some(lengths) = cx.opt(6) else {
             return Ok(Some((scores, self.causal)));

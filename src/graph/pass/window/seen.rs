@@ -1,8 +1,9 @@
-//! What must hold of the places of a mask's elements where a key is seen.
+//! Conditions on positions that must hold where a mask leaves a key visible.
 //!
-//! Of each value behind a mask is known how its elements follow from their places: a [`Line`] of integers, a truth value with what holds
-//! where it is true and where it is false, or a number that is low unless something holds. All of it is necessary, none of it sufficient:
-//! what is not understood may be anything.
+//! Each value that a mask depends on is described by how its elements follow from their positions:
+//! a [`Line`] of integers, a truth value with conditions for true and for false, or a number that
+//! is low unless conditions hold. All conditions are necessary, none is sufficient. Unknown
+//! operators give no conditions.
 
 use crate::graph::op::expand::Expand;
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
@@ -17,12 +18,13 @@ use crate::shape::Dim;
 use crate::tensor::DType;
 use std::collections::HashMap;
 
-/// A key whose score gets this or less has no weight.
+/// A key whose score gets this addend or less has no weight.
 const LOW: f64 = -1e4;
-/// Values that are looked at one behind another.
+/// How many values in a row are followed.
 const DEEPEST: usize = 64;
 
-/// An integer that grows with the places of its element: `constant` and the sum of places times `factors`, the last axis first.
+/// An integer that is linear in the positions of its element: `constant` plus the sum of positions
+/// times `factors`, the last axis first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Line {
     constant: Dim,
@@ -38,18 +40,18 @@ enum Known {
     Integer(Line),
     /// They are truth values, or 1 and 0.
     Truth {
-        /// None of these is negative where it is true.
+        /// None of these is negative where the element is true.
         yes: Vec<Line>,
-        /// None of these is negative where it is false.
+        /// None of these is negative where the element is false.
         no: Vec<Line>,
     },
     /// They are floats.
     Float {
-        /// Where one of these is negative, the float is at most `low`.
+        /// The float is at most `low` wherever one of these is negative.
         seen: Vec<Line>,
-        /// See above.
+        /// Upper bound of a masked element.
         low: f64,
-        /// The float is at most this everywhere.
+        /// Upper bound of all elements.
         most: f64,
     },
 }
@@ -86,7 +88,8 @@ impl Line {
         self.constant.as_const().filter(|_| plain)
     }
 
-    /// With the factor of each axis where `place` says, counted from the last, and gone where it says nothing.
+    /// Moves the factor of each axis to the axis `place` returns (counted from the last), or drops
+    /// it for `None`.
     fn moved(&self, place: &dyn Fn(usize) -> Option<usize>) -> Self {
         let mut factors = Vec::new();
         for (axis, factor) in self.factors.iter().enumerate().filter(|(_, f)| **f != 0) {
@@ -104,14 +107,14 @@ impl Line {
     }
 }
 
-/// `a` and `b`.
+/// The union of `a` and `b`.
 fn all(a: &[Line], b: &[Line]) -> Vec<Line> {
     let mut both = a.to_vec();
     both.extend(b.iter().filter(|l| !a.contains(l)).cloned());
     both
 }
 
-/// What is in `a` and in `b`.
+/// The intersection of `a` and `b`.
 fn common(a: &[Line], b: &[Line]) -> Vec<Line> {
     a.iter().filter(|l| b.contains(l)).cloned().collect()
 }
@@ -125,7 +128,7 @@ impl Known {
         }
     }
 
-    /// The same of other places.
+    /// The same, with every line mapped by `to`.
     fn moved(self, to: &dyn Fn(&Line) -> Line) -> Self {
         let each = |list: Vec<Line>| list.iter().map(to).collect();
         match self {
@@ -143,7 +146,7 @@ impl Known {
         }
     }
 
-    /// Conditions as of a truth value.
+    /// Conditions if this is a truth value, else none.
     fn truth(&self) -> (Vec<Line>, Vec<Line>) {
         match self {
             Self::Truth { yes, no } => (yes.clone(), no.clone()),
@@ -151,7 +154,7 @@ impl Known {
         }
     }
 
-    /// Conditions and bounds as of a float.
+    /// Conditions and bounds of the value as a float.
     fn number(&self) -> (Vec<Line>, f64, f64) {
         let constant = |line: &Line| line.as_const().and_then(|v| i32::try_from(v).ok()).map(f64::from);
         match self {
@@ -170,7 +173,7 @@ impl Known {
     fn as_const(&self) -> Option<f64> {
         match self {
             Self::Integer(_) => Some(self.number().2).filter(|v| v.is_finite()),
-            // A constant is its own bound, and nothing lowers it.
+            // A constant is its own bound, and no condition lowers it.
             Self::Float { seen, low, most } if seen.is_empty() && low == most => Some(*most),
             _ => None,
         }
@@ -192,7 +195,7 @@ impl Known {
     }
 }
 
-/// `a` where the condition holds, else `b`, of floats.
+/// Elementwise selection of floats: `a` where the condition holds, else `b`.
 fn select(condition: &Known, a: &Known, b: &Known) -> Known {
     let (yes, no) = condition.truth();
     let ((seen_a, low_a, most_a), (seen_b, low_b, most_b)) = (a.number(), b.number());
@@ -201,7 +204,8 @@ fn select(condition: &Known, a: &Known, b: &Known) -> Known {
     let (seen, low) = match (a_is_low, b_is_low) {
         (_, true) => (all(&yes, &seen_a), low_a.max(most_b)),
         (true, false) => (all(&no, &seen_b), low_b.max(most_a)),
-        // Of either way only what both ask for; a branch that is not low by itself must be so by its own conditions.
+        // Keep only what both branches require. A branch that is not low itself must be low by its
+        // own conditions.
         (false, false) => (common(&seen_a, &seen_b), low_a.max(low_b)),
     };
     Known::Float {
@@ -211,12 +215,13 @@ fn select(condition: &Known, a: &Known, b: &Known) -> Known {
     }
 }
 
-/// Two floats of which each may be low by its own conditions: the bounds are those of what `low` makes of a low one and the most of the other.
+/// Combines two floats that may each be low by their own conditions. `low` computes the bound from
+/// a low operand and the upper bound of the other.
 fn either(a: &Known, b: &Known, low: &dyn Fn(f64, f64) -> f64, most: f64) -> Known {
     let ((seen_a, low_a, most_a), (seen_b, low_b, most_b)) = (a.number(), b.number());
     let (mut seen, mut all_low) = (Vec::new(), f64::NEG_INFINITY);
     for (own, low) in [(seen_a, low(low_a, most_b)), (seen_b, low(low_b, most_a))] {
-        // Not a number, or not low.
+        // Skip bounds that are NaN or not low.
         if low <= LOW && !own.is_empty() {
             seen = all(&seen, &own);
             all_low = all_low.max(low);
@@ -268,12 +273,12 @@ fn binary(f: Binary, a: &Known, b: &Known) -> Option<Known> {
         (Binary::And, ..) | (Binary::Mul, Truth { .. }, Truth { .. }) => a.and(b),
         (Binary::Or, ..) => a.clone().not().and(&b.clone().not()).not(),
         (Binary::Sub, _, Truth { .. }) if a.as_const() == Some(1.0) => b.clone().not(),
-        // 1 and 0 times something low.
+        // A truth value (1 or 0) times a low constant.
         (Binary::Mul, Truth { .. }, _) if b.as_const().is_some() => select(a, b, &Known::float(0.0)),
         (Binary::Mul, _, Truth { .. }) if a.as_const().is_some() => select(b, a, &Known::float(0.0)),
         (Binary::Add, ..) => either(a, b, &|low, most| low + most, most_a + most_b),
         (Binary::Min, ..) => either(a, b, &f64::min, most_a.min(most_b)),
-        // What is added to is no less than a constant.
+        // The maximum is at least the constant.
         (Binary::Max, _, _) => {
             let raised = |x: &Known, by: f64| {
                 let (seen, low, most) = x.number();
@@ -300,7 +305,7 @@ fn expression(e: &Expr, operands: &[Known]) -> Known {
         Expr::Const(v, t) => constant(*v, *t),
         Expr::Not(x) => go(x).not(),
         Expr::Cast(t, x) => match go(x) {
-            // What is not zero is true.
+            // Nonzero numbers are true; nothing follows for their positions.
             Known::Integer(_) | Known::Float { .. } if *t == DType::Bool => Known::Any,
             Known::Float { .. } if !t.is_float() => Known::Any,
             x => x,
@@ -325,7 +330,7 @@ fn expression(e: &Expr, operands: &[Known]) -> Known {
 
 fn constant(v: f64, t: DType) -> Known {
     if t == DType::Bool {
-        // What cannot be, where it is the other.
+        // A condition that never holds marks the impossible case.
         let never = vec![Line::constant((-1).into())];
         let (yes, no) = if v == 0.0 {
             (never, Vec::new())
@@ -348,15 +353,16 @@ fn constant(v: f64, t: DType) -> Known {
     }
 }
 
-/// What is known of values, as far as they were looked at.
+/// Memoizes what is known of values.
 #[derive(Default)]
 pub(super) struct Masks {
     known: HashMap<ValueId, Known>,
 }
 
 impl Masks {
-    /// The most keys, its own among them, that a query sees by `mask`, whose last axes are queries and keys, of which `past` come before the
-    /// first query. `None` where it may be all.
+    /// An upper bound on the number of keys that `mask` leaves visible to a query, its own key
+    /// included. The last axes of the mask are queries and keys; `past` keys come before the first
+    /// query. `None` if all keys may be visible.
     pub fn window(&mut self, g: &Graph, mask: ValueId, past: &Dim) -> Option<i64> {
         let Known::Float { seen, low, .. } = self.of(g, mask, 0) else {
             return None;
@@ -366,7 +372,7 @@ impl Masks {
         }
         let windows = seen.iter().filter_map(|line| {
             let others = line.factors.iter().skip(2).all(|f| *f == 0);
-            // place of the key - place of the query among the new ones + constant >= 0
+            // position of the key - position of the query among the new ones + constant >= 0
             let fits = others && line.factor(0) == 1 && line.factor(1) == -1;
             let window = past.add(&line.constant).ok()?.add(&1.into()).ok()?;
             window.as_const().filter(|w| fits && *w > 0)
@@ -394,7 +400,7 @@ impl Masks {
             let (_, node) = g.producer(v)?;
             self.behind(g, node, v, deep + 1)
         });
-        // A size of 1 is repeated where operands are larger: its place is 0.
+        // An axis of size 1 may be broadcast, so its position is 0.
         let sizes = &fact.shape.0;
         let real = |axis: usize| sizes.iter().rev().nth(axis).filter(|d| !d.is(1)).map(|_| axis);
         let known = found.unwrap_or(Known::Any).moved(&|line| line.moved(&real));
@@ -402,7 +408,7 @@ impl Masks {
         known
     }
 
-    /// What a node makes of its operands.
+    /// What is known of a node's result.
     fn behind(&mut self, g: &Graph, node: &Node, v: ValueId, deep: usize) -> Option<Known> {
         let op = node.op.as_ref();
         let dims = |i: usize| g.value(input(node, i)?).fact.as_ref()?.as_dims();
@@ -427,7 +433,7 @@ impl Masks {
         let x = input(node, 0)?;
         if op.downcast::<Reshape>().is_some() {
             let known = self.of(g, x, deep);
-            // Axes of size 1 come and go; the others stay as they are.
+            // Axes of size 1 come and go; the others keep their order.
             let axes = |v: ValueId| -> Option<Vec<(usize, &Dim)>> {
                 let all = sizes(v)?.iter().rev().enumerate();
                 Some(all.filter(|(_, d)| !d.is(1)).collect())

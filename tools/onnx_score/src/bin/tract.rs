@@ -1,5 +1,5 @@
-//! Cases of ONNX through tract. It wants shapes and axes when it plans: a case that it refuses gets a second chance with integers as
-//! constants.
+//! Runs ONNX cases with tract. It needs shapes and axes when it plans, so a case that fails is
+//! tried again with integer inputs as constants.
 
 use onnx_score::{Data, Input, Tensor, serve};
 use std::path::Path;

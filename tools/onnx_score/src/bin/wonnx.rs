@@ -1,4 +1,4 @@
-//! Cases of ONNX through wonnx, which runs on wgpu. Its results have no shape: their elements alone are compared.
+//! Runs ONNX cases with wonnx, on wgpu. Its results have no shape; only elements are compared.
 
 use onnx_score::{Data, Input, Tensor, serve};
 use std::collections::HashMap;
@@ -17,7 +17,7 @@ fn run(model: &Path, inputs: &[Input], outputs: &[String]) -> Result<Vec<Tensor>
             (Data::Int(data), 2) => InputTensor::U8(data.iter().map(|v| *v as u8).collect()),
             (Data::Int(data), 6) => InputTensor::I32(data.iter().map(|v| *v as i32).collect()),
             (Data::Int(data), 7) => InputTensor::I64(data.clone().into()),
-            (_, other) => return Err(format!("inputs of type {other}").into()),
+            (_, other) => return Err(format!("unsupported input type {other}").into()),
         };
         given.insert(i.name.clone(), tensor);
     }

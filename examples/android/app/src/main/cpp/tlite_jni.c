@@ -1,5 +1,5 @@
-/* The C interface of Transformer-Lite for Java and Kotlin, as class org.transformerlite.Native declares it. Texts cross as bytes of UTF-8:
- * strings of JNI have an encoding of their own, which is not UTF-8 for characters such as emoji. */
+/* JNI functions for class org.transformerlite.Native, on top of the C interface. Texts are passed as
+ * UTF-8 bytes: JNI strings use modified UTF-8, which differs for characters such as emoji. */
 #include "tlite.h"
 
 #include <jni.h>
@@ -10,10 +10,10 @@
 
 static void out_of_memory(JNIEnv *env) {
     jclass class = (*env)->FindClass(env, "java/lang/OutOfMemoryError");
-    if (class != NULL) (*env)->ThrowNew(env, class, "transformer-lite: no room for a text");
+    if (class != NULL) (*env)->ThrowNew(env, class, "transformer-lite: not enough memory for a text");
 }
 
-/* A copy of the bytes with a 0 behind them, for `free`; NULL for null, and after an exception. */
+/* A zero-terminated copy of the bytes, to be freed; NULL for null and after an exception. */
 static char *text_of(JNIEnv *env, jbyteArray bytes) {
     if (bytes == NULL) return NULL;
     jsize length = (*env)->GetArrayLength(env, bytes);
@@ -33,7 +33,7 @@ static jbyteArray bytes_of(JNIEnv *env, const char *text, size_t length) {
     return bytes;
 }
 
-/* Who is told lines of the log, a global reference. */
+/* The log listener, a global reference. */
 typedef struct {
     jobject object;
     jmethodID line;
@@ -48,7 +48,7 @@ JNIEXPORT jint JNICALL JNI_OnLoad(JavaVM *vm, void *reserved) {
     return JNI_VERSION_1_6;
 }
 
-/* The environment of this thread, which may be one of the library's own; NULL where there is no room for one. */
+/* The environment of this thread, which may belong to the library; NULL if memory is short. */
 static JNIEnv *environment(int *attached) {
     void *env = NULL;
     *attached = 0;
@@ -67,7 +67,7 @@ static void log_line(tlite_log_level level, const char *text, void *user) {
     int attached;
     JNIEnv *env = environment(&attached);
     if (env == NULL) return;
-    /* With an exception of the caller's on its way, none of these functions may be called. */
+    /* These functions must not be called while an exception of the caller is pending. */
     if (!(*env)->ExceptionCheck(env)) {
         jbyteArray bytes = bytes_of(env, text, strlen(text));
         if (bytes != NULL) (*env)->CallVoidMethod(env, to->object, to->line, (jint)level, bytes);
@@ -77,7 +77,7 @@ static void log_line(tlite_log_level level, const char *text, void *user) {
     if (attached) (*machine)->DetachCurrentThread(machine);
 }
 
-/* Not from several threads at once. */
+/* Must not be called from several threads at once. */
 NATIVE(jboolean, setLog)(JNIEnv *env, jclass class, jobject listener) {
     (void)class;
     log_listener *next = NULL;
@@ -95,7 +95,7 @@ NATIVE(jboolean, setLog)(JNIEnv *env, jclass class, jobject listener) {
         next->object = object;
         next->line = line;
     }
-    /* From here on the one before is not called any more. */
+    /* After this call the previous listener is no longer used. */
     jboolean set = tlite_set_log(next == NULL ? NULL : log_line, next) == 0;
     log_listener *gone = set ? logged : next;
     if (set) logged = next;
@@ -159,7 +159,7 @@ NATIVE(void, cancelClear)(JNIEnv *env, jclass class, jlong session) {
     tlite_cancel_clear((const tlite_session *)session);
 }
 
-/* Who listens to an answer. */
+/* The listener of an answer. */
 typedef struct {
     JNIEnv *env;
     jobject listener;
@@ -183,7 +183,7 @@ static void free_messages(tlite_message *messages, jsize count) {
     free(messages);
 }
 
-/* Messages of roles and contents at even and odd places; NULL after an exception. */
+/* Messages from texts with roles at even and contents at odd indices; NULL after an exception. */
 static tlite_message *messages_of(JNIEnv *env, jobjectArray texts, jsize count) {
     tlite_message *messages = calloc((size_t)count + 1, sizeof *messages);
     if (messages == NULL) {

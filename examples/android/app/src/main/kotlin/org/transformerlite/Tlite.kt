@@ -5,20 +5,21 @@ import java.util.concurrent.locks.ReentrantReadWriteLock
 import kotlin.concurrent.read
 import kotlin.concurrent.write
 
-/** What the library refuses, in its words. */
+/** An error of the library, with its message. */
 class TliteException(message: String) : Exception(message)
 
 /** Why an answer ended. */
 enum class Finish { END_OF_TEXT, STOP_STRING, MAX_TOKENS, CONTEXT_FULL, CANCELLED, CALLBACK }
 
-/** How much a line of the log matters. */
+/** Severity of a log line. */
 enum class LogLevel { ERROR, WARNING, INFO }
 
-/** What the library says beside its results. */
+/** The log of the library. */
 object TliteLog {
     /**
-     * Hands every line to [listener]: what is done otherwise than asked for, refusals of drivers, memory. It is called on any thread, on several
-     * at once, and uses nothing of the library. `null` ends that.
+     * Sends every log line to [listener]: deviations from the options, rejections by drivers, memory
+     * use. It may be called on any thread and on several at once, and must not call the library.
+     * `null` stops this.
      */
     @Synchronized
     fun listen(listener: ((LogLevel, String) -> Unit)?) {
@@ -32,20 +33,22 @@ object TliteLog {
     }
 }
 
-/** Who said what: "system", "user", "assistant" or "tool". */
+/** A message. [role] is "system", "user", "assistant" or "tool". */
 data class Message(val role: String, val content: String)
 
 /**
- * A model in a folder that `tlite convert` and `tlite quantize` made. Loading takes seconds: not on the main thread.
+ * A model in a folder made by `tlite convert` and `tlite quantize`. Loading takes seconds; do not call
+ * it on the main thread.
  *
- * [backend] is "auto", "opencl" or "wgpu"; [context] is how many tokens a session holds, 0 what the model was made for, at most 4096;
- * [cache] is a folder of the app's own where compiled kernels are kept for the next start, null keeps none.
+ * [backend] is "auto", "opencl" or "wgpu". [context] is the context length in tokens; 0 selects the
+ * model's own length, at most 4096. [cache] is a folder of the app for compiled kernels; null disables
+ * the cache.
  */
 class Model(path: String, backend: String = "auto", context: Int = 0, cache: String? = null) : AutoCloseable {
     private val handle =
         Handle(Native.modelLoad(bytes(path), bytes(backend), context.toLong(), cache?.let(::bytes)), Native::modelFree)
 
-    /** A conversation with a cache of its own. Sessions share the weights, and may outlive the model. */
+    /** A session with its own KV cache. Sessions share the weights and may outlive the model. */
     fun session() = Session(handle.use { Native.sessionNew(it) })
 
     override fun close() = handle.close()
@@ -56,9 +59,10 @@ class Session internal constructor(address: Long) : AutoCloseable {
     private val handle = Handle(address, Native::sessionFree)
 
     /**
-     * Answers the conversation, and hands the text to [piece] as it comes, on the calling thread; `false` ends the answer. What an earlier
-     * answer of this session read or said is not read again. With [contextShift] a full context forgets the oldest turns. Not on the main
-     * thread.
+     * Answers the conversation and passes the text to [piece] as it is generated, on the calling
+     * thread. Returning `false` ends the answer. Messages that are already in this session's cache are
+     * not computed again. With [contextShift], a full context drops the oldest turns. Do not call it on
+     * the main thread.
      */
     fun chat(
         messages: List<Message>,
@@ -75,17 +79,23 @@ class Session internal constructor(address: Long) : AutoCloseable {
         return Finish.values().getOrElse(finish) { throw lastError() }
     }
 
-    /** Ends the answer that is being generated, within one token; without one, the next ends before it begins. For any thread. */
+    /**
+     * Stops the current answer within one token. If there is none, the next answer ends before it
+     * starts. May be called on any thread.
+     */
     fun cancel() = handle.use { Native.cancel(it) }
 
-    /** Takes back a [cancel] that came when no answer was generated: for the start of a question. For any thread. */
+    /**
+     * Clears a [cancel] that arrived while no answer was being generated; call it before a question.
+     * May be called on any thread.
+     */
     fun clearCancel() = handle.use { Native.cancelClear(it) }
 
-    /** Ends the answer that is being generated, too. Not for the `piece` of [chat]. */
+    /** Also stops the current answer. Must not be called from the `piece` callback of [chat]. */
     override fun close() = handle.close(Native::cancel)
 }
 
-/** An object of the library, which is freed once, and not while a call uses it. */
+/** An object of the library. It is freed once, and not while a call uses it. */
 private class Handle(private var address: Long, private val free: (Long) -> Unit) {
     private val lock = ReentrantReadWriteLock()
 
@@ -98,7 +108,7 @@ private class Handle(private var address: Long, private val free: (Long) -> Unit
         call(address)
     }
 
-    /** Frees the object when all calls have ended, which [before] may hasten. */
+    /** Frees the object after all calls have ended. [before] may make them end sooner. */
     fun close(before: (Long) -> Unit = {}) {
         lock.read { if (address != 0L) before(address) }
         lock.write {
@@ -109,7 +119,7 @@ private class Handle(private var address: Long, private val free: (Long) -> Unit
 }
 
 private fun bytes(text: String): ByteArray {
-    require('\u0000' !in text) { "texts for the library hold no zero characters" }
+    require('\u0000' !in text) { "text must not contain zero characters" }
     return text.toByteArray(Charsets.UTF_8)
 }
 
@@ -118,8 +128,8 @@ private fun lastError() = TliteException(String(Native.lastError(), Charsets.UTF
 /** The functions of tlite_jni.c. */
 internal object Native {
     init {
-        // Read when OpenCL is first used; a process with threads has no other way to say it than this one, which Android gives. The names are
-        // those of the manifest, of which the first that can be opened is taken.
+        // Read when OpenCL is first used. In a process with threads, Os.setenv is the safe way to set
+        // it. The names are those in the manifest; the first one that can be opened is used.
         Os.setenv("OPENCL_DYLIB_PATH", "libOpenCL.so;libGLES_mali.so;libmali.so;libPVROCL.so", false)
         System.loadLibrary("tlite_jni")
     }

@@ -20,7 +20,7 @@ import org.transformerlite.Session
 import org.transformerlite.TliteException
 import org.transformerlite.TliteLog
 
-/** A conversation with the model in the folder `model` of the app's files. */
+/** A chat with the model in the folder `model` of the app's files. */
 class ChatActivity : Activity() {
     private val worker = Executors.newSingleThreadExecutor()
     private val messages = mutableListOf<Message>()
@@ -29,7 +29,7 @@ class ChatActivity : Activity() {
     private lateinit var input: EditText
     private lateinit var button: Button
 
-    /** Made by the worker; read by the main thread to cancel. */
+    /** Created by the worker; the main thread reads it to cancel. */
     @Volatile private var session: Session? = null
     private var answering = false
 
@@ -88,7 +88,7 @@ class ChatActivity : Activity() {
         messages += Message("user", text)
         say("\n> $text\n")
         answers(true)
-        // A press of the button that came after the last answer ended is not for this one; one that comes from here on is.
+        // A button press after the last answer ended does not apply to this one.
         session?.clearCancel()
         val asked = messages.toList()
         work {
@@ -102,7 +102,7 @@ class ChatActivity : Activity() {
                 if (finish == Finish.CONTEXT_FULL) runOnUiThread { say("[$finish]") }
             } finally {
                 runOnUiThread {
-                    // What failed before a word is no part of the conversation.
+                    // A question without any answer is not part of the conversation.
                     if (answer.isEmpty()) messages.removeAt(messages.lastIndex) else messages += Message("assistant", answer.toString())
                     put("\n")
                     answers(false)
@@ -111,7 +111,7 @@ class ChatActivity : Activity() {
         }
     }
 
-    /** Runs on the worker; what fails is said. */
+    /** Runs on the worker; errors are shown. */
     private fun work(task: () -> Unit) = worker.execute {
         try {
             task()

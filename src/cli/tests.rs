@@ -1,0 +1,106 @@
+use super::*;
+
+/// Commands whose help follows these rules later.
+const PENDING: [&str; 5] = ["run", "convert", "quantize", "dequantize", "inspect"];
+
+/// The commands with their names as typed, subcommands included, built for 80 columns.
+fn commands() -> Vec<(String, clap::Command)> {
+    fn add(out: &mut Vec<(String, clap::Command)>, command: &clap::Command, name: &str) {
+        for sub in command.get_subcommands().filter(|s| s.get_name() != "help") {
+            let name = format!("{name} {}", sub.get_name()).trim().to_owned();
+            if !PENDING.contains(&name.as_str()) {
+                out.push((name.clone(), sub.clone()));
+                add(out, sub, &name);
+            }
+        }
+    }
+    let mut root = command().term_width(80);
+    root.build();
+    let mut out = vec![(String::new(), root.clone())];
+    add(&mut out, &root, "");
+    out
+}
+
+/// Splits a line as a shell does, as far as examples need it.
+fn words(line: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quoted = false;
+    for c in line.chars() {
+        match c {
+            '"' => quoted = !quoted,
+            ' ' if !quoted => words.push(String::new()),
+            c => words.last_mut().unwrap().push(c),
+        }
+    }
+    words.retain(|w| !w.is_empty());
+    words
+}
+
+#[test]
+fn the_description_is_consistent() {
+    command().debug_assert();
+}
+
+#[test]
+fn every_command_is_in_one_group() {
+    let mut root = command();
+    root.build();
+    let help = root.clone().render_long_help().to_string();
+    for name in root.get_subcommands().map(clap::Command::get_name) {
+        let groups = GROUPS.iter().filter(|(_, names)| names.contains(&name));
+        assert_eq!(groups.count(), 1, "{name}");
+        let lines = help
+            .lines()
+            .filter(|l| l.trim_start().split(' ').next() == Some(name));
+        assert_eq!(lines.count(), 1, "{name} in {help}");
+    }
+}
+
+#[test]
+fn short_help_fits_a_screen() {
+    for (name, mut command) in commands() {
+        let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+        assert!(!about.is_empty() && about.chars().count() < 71, "{name}: {about}");
+        let help = command.render_help().to_string();
+        let lines = help.trim_end().lines().count();
+        assert!(lines <= 40, "tlite {name} -h has {lines} lines:\n{help}");
+        let wide = help.lines().find(|l| l.chars().count() > 80);
+        assert_eq!(wide, None, "tlite {name} -h");
+    }
+}
+
+#[test]
+fn every_help_ends_with_three_examples() {
+    for (name, mut command) in commands() {
+        for help in [command.render_help(), command.render_long_help()].map(|h| h.to_string()) {
+            let examples = help.split("\nExamples:\n").nth(1);
+            let examples = examples.unwrap_or_else(|| panic!("tlite {name}: no examples in {help}"));
+            let lines: Vec<&str> = examples.lines().take_while(|l| l.starts_with("  ")).collect();
+            assert_eq!(lines.len(), 3, "tlite {name}: {examples}");
+            for line in lines {
+                let words = words(line);
+                let start = words.iter().rposition(|w| w == "tlite").unwrap();
+                let args = words[start..]
+                    .iter()
+                    .take_while(|w| !["|", ">"].contains(&w.as_str()));
+                let parsed = super::command().try_get_matches_from(args);
+                assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+                assert!(line.contains(&format!("tlite {name}")), "{line}");
+            }
+        }
+    }
+}
+
+#[test]
+fn wrong_values_get_no_misleading_tip() {
+    let parsed = command().try_get_matches_from(["tlite", "generate", "m", "hi", "--backend", "cpu"]);
+    let e = plain(parsed.unwrap_err());
+    assert_eq!(e.get(ContextKind::SuggestedValue), None);
+    let text = e.to_string();
+    assert!(
+        ["auto", "opencl", "wgpu", "host"]
+            .iter()
+            .all(|b| text.contains(b)),
+        "{text}"
+    );
+}

@@ -1,0 +1,201 @@
+//! Warnings raised while a model is loaded.
+
+use std::fmt;
+
+/// A deviation from what options ask for, or from what a user might expect. It displays as one
+/// sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Note {
+    /// No device was found; the model runs on the host.
+    NoDevice,
+    /// An option has no effect.
+    NoEffect {
+        /// The option, named as the field of its options struct.
+        option: &'static str,
+        /// Its value.
+        value: String,
+        /// Why it has no effect.
+        reason: Unused,
+    },
+    /// The context is shorter than requested, because device memory is limited.
+    ShorterContext {
+        /// Tokens of the context.
+        context: usize,
+        /// Tokens that the model supports.
+        wanted: usize,
+    },
+    /// Nodes run on the host for every token.
+    HostNodes {
+        /// Number of nodes.
+        count: usize,
+        /// Operator of the first.
+        op: String,
+        /// Its name.
+        node: String,
+        /// Why it runs on the host.
+        reason: crate::plan::HostReason,
+    },
+    /// The model has no KV cache: every token runs all previous tokens again.
+    NoCache,
+    /// Some caches stay in floats although a quantized cache was requested.
+    FloatCaches {
+        /// Caches in floats.
+        kept: usize,
+        /// All caches.
+        all: usize,
+    },
+    /// `config.json` sets a sliding window that the graph does not implement.
+    WindowIgnored {
+        /// Tokens in the window.
+        length: usize,
+    },
+    /// The model uses its long-context form for short contexts too.
+    LongContext {
+        /// Tokens above which the model is meant to use the long form.
+        length: i64,
+        /// Tokens of the context.
+        context: usize,
+    },
+    /// A kernel variant was quarantined in this start.
+    KernelLeft {
+        /// The variant.
+        variant: String,
+        /// What is wrong with it.
+        why: String,
+        /// The device.
+        device: String,
+        /// Its driver.
+        driver: String,
+    },
+    /// Kernel variants were quarantined in an earlier start.
+    KernelsLeft {
+        /// Each variant and what is wrong with it.
+        variants: Vec<(String, String)>,
+        /// The device.
+        device: String,
+        /// Its driver.
+        driver: String,
+    },
+    /// Kernels that could not be validated are used unchecked.
+    KernelsUnchecked {
+        /// Number of kernels.
+        count: usize,
+        /// One of them.
+        first: String,
+        /// The device.
+        device: String,
+        /// Its driver.
+        driver: String,
+    },
+}
+
+/// Why an option has no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Unused {
+    /// The host does not support it.
+    Host,
+    /// The model has no KV cache.
+    NoCache,
+    /// The driver does not support it.
+    Driver {
+        /// The device.
+        device: String,
+        /// Its backend.
+        backend: &'static str,
+    },
+}
+
+impl fmt::Display for Note {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoDevice => f.write_str("note: no device found (`tlite devices` shows why); running on the host, which is slow"),
+            Self::NoEffect {
+                option: "drafts",
+                reason: Unused::NoCache,
+                ..
+            } => f.write_str("note: drafts have no effect on a device if the model has no KV cache"),
+            Self::NoEffect {
+                option,
+                value,
+                reason,
+            } => {
+                write!(f, "note: --{option} {value} has no effect ")?;
+                match reason {
+                    Unused::Host => f.write_str("on the host"),
+                    Unused::NoCache => f.write_str("without a cache"),
+                    Unused::Driver { device, backend } => {
+                        write!(f, "on {device}: its {backend} driver does not support it")
+                    }
+                }
+            }
+            Self::ShorterContext { context, wanted } => write!(
+                f,
+                "note: the context is {context} tokens instead of {wanted}: more do not fit in device memory"
+            ),
+            Self::HostNodes {
+                count,
+                op,
+                node,
+                reason,
+            } => write!(
+                f,
+                "note: {count} nodes run on the host for every token, for example {op} \"{node}\" ({reason}); \
+                 see `tlite inspect --nodes`"
+            ),
+            Self::NoCache => f.write_str(
+                "note: no KV cache was found in the model, so every token runs all previous tokens again; an export \
+                 with past keys and values is many times faster",
+            ),
+            Self::FloatCaches { kept, all } => write!(
+                f,
+                "note: --kv q8 has no effect on {kept} of {all} caches; RUST_LOG=debug shows why"
+            ),
+            Self::WindowIgnored { length } => write!(
+                f,
+                "note: config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
+                 poor beyond {length} tokens; use --context {length} to stay within"
+            ),
+            Self::LongContext { length, context } => write!(
+                f,
+                "note: this model computes differently beyond {length} tokens (rotary embeddings for long contexts); \
+                 with a context of {context} it always uses the long form; use --context {length} for the short one"
+            ),
+            Self::KernelLeft {
+                variant,
+                why,
+                device,
+                ..
+            } => write!(
+                f,
+                "note: kernel {variant} {why} on {device}; a fallback is used, which may be slower; run \
+                 `tlite selftest` for details"
+            ),
+            Self::KernelsLeft {
+                variants,
+                device,
+                ..
+            } => {
+                let variants: Vec<String> =
+                    variants.iter().map(|(name, why)| format!("{name} {why}")).collect();
+                write!(
+                    f,
+                    "note: kernels quarantined in an earlier run on {device}: {}",
+                    variants.join("; ")
+                )
+            }
+            Self::KernelsUnchecked {
+                count,
+                first,
+                device,
+                ..
+            } => write!(
+                f,
+                "note: {} could not be checked on {device} and are used unchecked, for example {first}: \
+                 their results in these runs prove nothing",
+                crate::units::count_text(*count, "kernel")
+            ),
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! The documents: sizes, width, and links that lead somewhere.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+
+/// Columns of prose and of comments.
+const COLUMNS: usize = 100;
+
+/// Most bytes of a document.
+const SIZES: [(&str, usize); 4] = [
+    ("README.md", 10_000),
+    ("ARCHITECTURE.md", 15_000),
+    ("BENCHMARKS.md", 8_000),
+    ("CONTRIBUTING.md", 6_000),
+];
+
+/// Most bytes of a design note.
+const NOTE: usize = 6_000;
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}
+
+fn name(path: &Path) -> String {
+    path.strip_prefix(ROOT).unwrap_or(path).display().to_string()
+}
+
+/// Files below `folder` whose name ends with one of `extensions`.
+fn files(folder: &str, extensions: &[&str]) -> Vec<PathBuf> {
+    let (mut found, mut folders) = (Vec::new(), vec![Path::new(ROOT).join(folder)]);
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path
+                .extension()
+                .is_some_and(|e| extensions.iter().any(|x| e == *x))
+            {
+                found.push(path);
+            }
+        }
+    }
+    found.sort();
+    found
+}
+
+/// The documents at the root and below `docs`.
+fn documents() -> Vec<PathBuf> {
+    let root = std::fs::read_dir(ROOT).unwrap().map(|e| e.unwrap().path());
+    let mut all: Vec<PathBuf> = root
+        .filter(|p| p.extension().is_some_and(|e| e == "md"))
+        .collect();
+    all.extend(files("docs", &["md"]));
+    all.sort();
+    assert!(all.len() > 20, "the documents of {ROOT}");
+    all
+}
+
+/// The lines of a document outside of code blocks, with their numbers.
+fn prose(text: &str) -> Vec<(usize, &str)> {
+    let mut fenced = false;
+    let mut lines = Vec::new();
+    for (i, line) in text.lines().enumerate() {
+        if line.trim_start().starts_with("```") {
+            fenced = !fenced;
+        } else if !fenced {
+            lines.push((i + 1, line));
+        }
+    }
+    lines
+}
+
+#[test]
+fn documents_keep_their_sizes() {
+    for (document, most) in SIZES {
+        let bytes = read(&Path::new(ROOT).join(document)).len();
+        assert!(bytes <= most, "{document}: {bytes} bytes, at most {most} allowed");
+    }
+    for note in files("docs/design", &["md"]) {
+        let bytes = read(&note).len();
+        assert!(
+            bytes <= NOTE,
+            "{}: {bytes} bytes, at most {NOTE} allowed",
+            name(&note)
+        );
+    }
+}
+
+#[test]
+fn prose_keeps_its_width() {
+    let mut wide = Vec::new();
+    for document in documents() {
+        // Made from the command's own texts.
+        let text = read(&document);
+        for (number, line) in prose(&text) {
+            let exempt = line.contains("](") || line.contains("://") || line.trim_start().starts_with('|');
+            if line.chars().count() > COLUMNS && !exempt {
+                wide.push(format!("{}:{number}", name(&document)));
+            }
+        }
+    }
+    assert!(wide.is_empty(), "lines over {COLUMNS} columns: {wide:#?}");
+}
+
+#[test]
+fn comments_keep_their_width() {
+    let mut wide = Vec::new();
+    for folder in ["src", "tests", "benches", "examples"] {
+        for file in files(folder, &["rs"]) {
+            for (i, line) in read(&file).lines().enumerate() {
+                let comment = line.trim_start();
+                let table = comment.starts_with("//! |") || comment.starts_with("/// |");
+                let exempt = table || line.contains("://");
+                if comment.starts_with("//") && line.chars().count() > COLUMNS && !exempt {
+                    wide.push(format!("{}:{}", name(&file), i + 1));
+                }
+            }
+        }
+    }
+    assert!(wide.is_empty(), "comments over {COLUMNS} columns: {wide:#?}");
+}
+
+/// The targets of the links of a line of Markdown.
+fn targets(line: &str) -> Vec<&str> {
+    let parts = line.split("](").skip(1);
+    parts.filter_map(|part| part.split(')').next()).collect()
+}
+
+/// The anchor that code hosts and mdBook make of a heading.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim_start_matches('#').trim().chars();
+    kept.filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+        .map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() })
+        .collect()
+}
+
+#[test]
+fn relative_links_lead_somewhere() {
+    let mut broken = Vec::new();
+    for document in documents() {
+        let text = read(&document);
+        for (number, line) in prose(&text) {
+            for target in targets(line) {
+                if target.contains("://") || target.starts_with("mailto:") {
+                    continue;
+                }
+                let (file, part) = target.split_once('#').unwrap_or((target, ""));
+                let path = match file {
+                    "" => document.clone(),
+                    file => document.parent().unwrap().join(file),
+                };
+                let found = path.exists()
+                    && (part.is_empty()
+                        || prose(&read(&path))
+                            .iter()
+                            .any(|(_, l)| l.starts_with('#') && anchor(l) == part));
+                if !found {
+                    broken.push(format!("{}:{number}: {target}", name(&document)));
+                }
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links that lead nowhere: {broken:#?}");
+}
+
+#[test]
+fn the_summary_lists_every_chapter() {
+    let docs = Path::new(ROOT).join("docs");
+    let summary = read(&docs.join("SUMMARY.md"));
+    let listed: BTreeSet<PathBuf> = summary.lines().flat_map(targets).map(|t| docs.join(t)).collect();
+    let chapters = files("docs", &["md"]);
+    let missing: Vec<String> = chapters
+        .iter()
+        .filter(|p| !p.ends_with("SUMMARY.md") && !listed.contains(*p))
+        .map(|p| name(p))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "chapters that docs/SUMMARY.md does not list: {missing:#?}"
+    );
+}

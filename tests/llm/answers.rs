@@ -1,0 +1,110 @@
+//! Greedy answers of a real model to everyday questions: those of the host interpreter, word for
+//! word, on every device.
+
+use super::{Outcome, decoder, on_device};
+use crate::support::{Device, Text};
+use std::path::Path;
+use transformer_lite::graph::pass::Pipeline;
+use transformer_lite::llm::engine::{HostModel, Logits};
+use transformer_lite::llm::template::Values;
+use transformer_lite::llm::{
+    ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+};
+
+/// Lines `question<tab>answer`. The first [`MUST_AGREE`] are those that everybody asks; the answers
+/// are the host's, and `UPDATE_ANSWERS=1` writes them anew.
+const EXPECTED: &str = include_str!("../data/answers/smollm2-135m.tsv");
+const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/answers/smollm2-135m.tsv");
+
+/// Answers that must be the host's.
+const MUST_AGREE: usize = 10;
+
+/// Of all answers this many may differ from the host's.
+const MAY_DIFFER: usize = 2;
+
+const MAX_TOKENS: usize = 64;
+
+/// A text that repeats its last words, at most this many tokens, for half of an answer is a loop.
+const LONGEST_PERIOD: usize = 16;
+
+/// Compares the answers of the model in `dir` on `device`, or the first ones on the host, with the
+/// expected ones.
+pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
+    let _turn = device.map(Device::turn);
+    let folder = ModelFolder::open(dir).text()?;
+    let tokenizer = Tokenizer::load(dir).text()?;
+    let template = ChatTemplate::load(&folder).text()?;
+    let lines: Vec<&str> = EXPECTED.lines().collect();
+    let update = std::env::var_os("UPDATE_ANSWERS").is_some();
+    let asked = if device.is_some() || update {
+        lines.len()
+    } else {
+        MUST_AGREE
+    };
+    let context = 160;
+    let mut model: Box<dyn LanguageModel> = match device {
+        Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
+        None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
+    };
+    let (mut differ, mut loops, mut anew) = (Vec::new(), Vec::new(), String::new());
+    for (i, line) in lines[..asked].iter().enumerate() {
+        let (question, expected) = line.split_once('\t').unwrap_or((line, ""));
+        let prompt = template
+            .render(&[Message::user(question)], &Values::new(), true)
+            .text()?;
+        let prompt = tokenizer.encode(&prompt, false).text()?;
+        let limits = Limits {
+            max_tokens: MAX_TOKENS,
+            eos: folder.eos_ids(&tokenizer),
+            ..Limits::default()
+        };
+        model.truncate(0);
+        let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
+        let ids: Vec<u32> = Generator::new(model.as_mut(), &mut sampler, &prompt, limits)
+            .text()?
+            .map(|t| t.map(|t| t.id))
+            .collect::<Result<_, _>>()
+            .text()?;
+        let answer = tokenizer.decode(&ids).text()?.replace(['\n', '\t'], " ");
+        if is_loop(&ids) {
+            loops.push(format!("{question} {answer}"));
+        }
+        if answer != expected {
+            differ.push((
+                i,
+                format!("{question}\n  expected: {expected}\n  found:    {answer}"),
+            ));
+        }
+        anew += &format!("{question}\t{answer}\n");
+    }
+    if update && device.is_none() {
+        return std::fs::write(FILE, anew).text();
+    }
+    let important = differ.iter().any(|(i, _)| *i < MUST_AGREE);
+    let texts: Vec<&str> = differ.iter().map(|(_, text)| text.as_str()).collect();
+    if !texts.is_empty() {
+        eprintln!(
+            "{} of {asked} answers differ from the host's:\n{}",
+            texts.len(),
+            texts.join("\n")
+        );
+    }
+    if !loops.is_empty() {
+        return Err(format!("answers that repeat themselves: {loops:#?}"));
+    }
+    if important || differ.len() > MAY_DIFFER {
+        return Err(format!(
+            "{} of {asked} answers differ:\n{}",
+            texts.len(),
+            texts.join("\n")
+        ));
+    }
+    Ok(())
+}
+
+/// An answer that was cut at its limit and whose second half has a period.
+fn is_loop(ids: &[u32]) -> bool {
+    let end = &ids[ids.len() / 2..];
+    ids.len() >= MAX_TOKENS
+        && (1..=LONGEST_PERIOD).any(|period| end.iter().zip(&end[period..]).all(|(a, b)| a == b))
+}
