@@ -251,6 +251,23 @@ impl Error {
         }
     }
 
+    /// Content of `path` that ends early: the file should have at least `needs` bytes and has `has`.
+    pub fn cut_off(stage: Stage, path: &Path, needs: u64, has: u64) -> Self {
+        let what = format!(
+            "the file is cut off or damaged (needs at least {needs} bytes, has {has}); download it again"
+        );
+        Self::file(stage, path, what)
+    }
+
+    /// Content of `path` that contradicts its format; `what` says how.
+    pub fn damaged(stage: Stage, path: &Path, what: impl fmt::Display) -> Self {
+        Self::file(
+            stage,
+            path,
+            format!("the file is damaged ({what}); download it again"),
+        )
+    }
+
     /// A failure with its own message.
     pub fn other(stage: Stage, what: impl Into<String>) -> Self {
         Self::Other {

@@ -129,8 +129,14 @@ impl NewFolder {
         if self.replace {
             std::fs::remove_dir(&self.output).map_err(|e| Error::io("cannot replace", &self.output, e))?;
         }
-        std::fs::rename(folder, &self.output)
-            .map_err(|e| Error::io("cannot move the result to", &self.output, e))?;
+        std::fs::rename(folder, &self.output).map_err(|e| match std::fs::read_dir(&self.output) {
+            Ok(_) => {
+                let what = "another run has written this folder in the meantime; its result is kept";
+                let e = std::io::Error::new(e.kind(), what);
+                Error::io("cannot move the result to", &self.output, e)
+            }
+            Err(_) => Error::io("cannot move the result to", &self.output, e),
+        })?;
         synced(parent(&self.output))
     }
 }

@@ -58,6 +58,8 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let config = Config::open(&input.join("config.json"))?;
     let scheme = config.scheme()?;
     let mut config = config.text_model()?;
+    // Before the weights are looked for, which need not be there for a model that cannot be converted.
+    config.architecture()?;
     let shards = Shards::open(input)?;
     let there = |prefix: &&&str| shards.get(&format!("{prefix}embed_tokens.weight")).is_some();
     let mut tensors = FolderTensors {

@@ -45,21 +45,23 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupt;
 use std::fmt::Write as _;
 
+const HINT: &str = "`tlite COMMAND -h` shows the common options of a command, `--help` all.";
+
 /// Run language models and other ONNX models on GPUs and CPUs
 #[derive(Debug, Parser)]
 #[command(
     name = "tlite",
     version,
-    about,
     arg_required_else_help = true,
     max_term_width = 100,
-    after_help = "\
+    after_help = HINT,
+    after_long_help = "\
+`tlite COMMAND -h` shows the common options of a command, `tlite COMMAND --help` all of them.
+
 Examples:
   tlite chat MODEL
   tlite generate MODEL \"What is the capital of France?\"
-  tlite devices
-
-`tlite COMMAND -h` shows the common options of a command, `--help` all of them."
+  tlite devices"
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -113,7 +115,7 @@ pub fn command() -> clap::Command {
         let _ok = write!(template, "\n{title}:\n");
         for name in names {
             if let Some(about) = built.find_subcommand(name).and_then(clap::Command::get_about) {
-                let _ok = writeln!(template, "  {name:<12}{about}");
+                let _ok = writeln!(template, "  {name:<13}{about}");
             }
         }
     }
@@ -152,7 +154,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::List(args) => list::run(&args),
         Command::Rm(args) => rm::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
-        Command::Quantize(args) => quantize::run(&args),
+        Command::Quantize(args) => quantize::run(&args, &interrupt),
         Command::Dequantize(args) => dequantize::run(&args, &interrupt),
         Command::Generate(args) => generate::run(&args, &interrupt),
         Command::Chat(args) => chat::run(&args, &interrupt),

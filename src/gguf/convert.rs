@@ -48,11 +48,6 @@ pub fn convert_into(
     write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
 }
 
-/// The errors of [`convert`] that the header of `input` shows, without reading the weights.
-pub fn check(input: &Path) -> Result<()> {
-    read_model(&Gguf::open(input)?).map(drop)
-}
-
 fn read_model(gguf: &Gguf) -> Result<(Params, Vocabulary)> {
     let params = params(gguf)?;
     let vocabulary = Vocabulary::read(gguf)?;
@@ -64,6 +59,12 @@ fn read_model(gguf: &Gguf) -> Result<(Params, Vocabulary)> {
         )));
     }
     Ok((params, vocabulary))
+}
+
+/// An error if the model in `gguf` cannot be converted: its architecture, tokenizer, a type of its tensors or another
+/// trait is not supported. Tensor data are not read.
+pub fn supported(gguf: &Gguf) -> Result<()> {
+    read_model(gguf).map(drop)
 }
 
 fn write_all(

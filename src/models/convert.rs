@@ -6,7 +6,7 @@ use super::hub::{Fetched, HubError, PREFIX, Spec};
 use super::{Event, Hear, ModelStore};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::gguf;
+use crate::gguf::{self, Gguf};
 use crate::new_folder::NewFolder;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -90,7 +90,7 @@ impl Source {
             let files = checkpoint::sources(path)?;
             (Form::Checkpoint, files, named.file_name())
         } else {
-            gguf::check(path)?;
+            gguf::supported(&Gguf::open(path)?)?;
             (Form::Gguf, vec![path.to_owned()], named.file_stem())
         };
         Ok(Self {
