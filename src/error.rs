@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub enum Stage {
     /// Reading a model file.
     Import,
+    /// Downloading a model.
+    Download,
     /// Converting from another format.
     Convert,
     /// Shape inference.
@@ -33,6 +35,7 @@ impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Import => "import",
+            Self::Download => "download",
             Self::Convert => "convert",
             Self::Shape => "shape",
             Self::Pass => "pass",
@@ -246,6 +249,23 @@ impl Error {
             kind: ErrorKind::InvalidFile,
             source: Some(source.into()),
         }
+    }
+
+    /// Content of `path` that ends early: the file should have at least `needs` bytes and has `has`.
+    pub fn cut_off(stage: Stage, path: &Path, needs: u64, has: u64) -> Self {
+        let what = format!(
+            "the file is cut off or damaged (needs at least {needs} bytes, has {has}); download it again"
+        );
+        Self::file(stage, path, what)
+    }
+
+    /// Content of `path` that contradicts its format; `what` says how.
+    pub fn damaged(stage: Stage, path: &Path, what: impl fmt::Display) -> Self {
+        Self::file(
+            stage,
+            path,
+            format!("the file is damaged ({what}); download it again"),
+        )
     }
 
     /// A failure with its own message.

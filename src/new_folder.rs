@@ -79,6 +79,13 @@ impl NewFolder {
         }
     }
 
+    /// Another name for the output, in the same folder as before. Errors as of [`NewFolder::create`].
+    pub fn rename_output(&mut self, output: PathBuf) -> Result<()> {
+        self.replace = check(&output)?;
+        self.output = output;
+        Ok(())
+    }
+
     /// Removes the temporary folder with its contents.
     pub fn discard(self) -> Result<()> {
         let path = self.path();
@@ -122,8 +129,14 @@ impl NewFolder {
         if self.replace {
             std::fs::remove_dir(&self.output).map_err(|e| Error::io("cannot replace", &self.output, e))?;
         }
-        std::fs::rename(folder, &self.output)
-            .map_err(|e| Error::io("cannot move the result to", &self.output, e))?;
+        std::fs::rename(folder, &self.output).map_err(|e| match std::fs::read_dir(&self.output) {
+            Ok(_) => {
+                let what = "another run has written this folder in the meantime; its result is kept";
+                let e = std::io::Error::new(e.kind(), what);
+                Error::io("cannot move the result to", &self.output, e)
+            }
+            Err(_) => Error::io("cannot move the result to", &self.output, e),
+        })?;
         synced(parent(&self.output))
     }
 }

@@ -1,4 +1,4 @@
-//! `tlite inspect`: its line for people, the keys of its JSON, and what it says to wrong questions.
+//! `tlite inspect`: its summary, the keys of its JSON, and what it says to wrong questions.
 
 mod support;
 
@@ -128,12 +128,133 @@ fn a_decoder_needs_so_many_bytes() {
         );
     }
     let text = stdout(&inspect(&model, &["--context", "32", "--chunk", "16"]));
-    let sum = |l: &str| carries(l, "32") && carries(l, &total.to_string());
-    assert!(text.lines().any(sum), "{text}");
+    let size = |bytes: u64| format!("{:.1} kB", bytes as f64 / 1e3);
+    for part in ["context 32".to_owned(), size(total), size(weights), size(states)] {
+        assert!(text.contains(&part), "{part} is missing in {text}");
+    }
+    let more = stdout(&inspect(&model, &["--context", "32", "--verbose"]));
+    assert!(more.lines().count() > text.lines().count() + 20, "{more}");
     // A longer context needs a larger cache and nothing else that counts.
     let longer = json(&model, &["--context", "64", "--chunk", "16"]);
     assert_eq!(longer["states_bytes"].as_u64().unwrap(), 2 * states);
     assert_eq!(longer["weights_bytes"].as_u64().unwrap(), weights);
+}
+
+#[test]
+fn a_model_is_summarized() {
+    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let all = json(&model, &[]);
+    let summary = &all["model"]["summary"];
+    let number = |key: &str| {
+        summary[key]
+            .as_u64()
+            .unwrap_or_else(|| panic!("{key}: {summary}"))
+    };
+    assert_eq!(summary["architecture"], "llama");
+    assert_eq!(
+        (number("layers"), number("kv_heads"), number("head_size")),
+        (2, 2, 8)
+    );
+    assert_eq!(number("vocabulary"), 270);
+    assert_eq!(
+        number("max_context"),
+        all["model"]["decoder"]["context"].as_u64().unwrap()
+    );
+    assert!(summary["chat_template"].is_boolean() && summary["tokenizer"].is_string());
+    let weights = summary["weights"].as_array().unwrap();
+    let parameters: u64 = weights.iter().map(|w| w["parameters"].as_u64().unwrap()).sum();
+    assert_eq!(number("parameters"), parameters);
+    assert_eq!(summary["bits_per_weight"], 32.0);
+    let files = summary["files"].as_array().unwrap();
+    assert!(files.iter().any(|f| f["name"] == "model.onnx"), "{files:?}");
+
+    let dir = tempfile::tempdir().unwrap();
+    let other = json(&small(dir.path()), &[]);
+    let summary = &other["model"]["summary"];
+    assert_eq!(
+        (summary["parameters"].as_u64(), &other["model"]["name"]),
+        (Some(8 * 512), &"small".into())
+    );
+    assert!(summary["layers"].is_null() && summary["chat_template"].is_null());
+}
+
+#[test]
+fn packed_weights_are_counted() {
+    let mut file = support::gguf::tiny("llama", Default::default());
+    let names: Vec<String> = file.tensors.iter().map(|t| t.name.clone()).collect();
+    assert!(names.iter().any(|n| n == "blk.0.ffn_up.weight"));
+    let parameters = |model: &Path| {
+        json(model, &[])["model"]["summary"]["parameters"]
+            .as_u64()
+            .unwrap()
+    };
+    let (dir, model) = support::converted(&file);
+    let floats = parameters(&model);
+    let packed = dir.path().join("e0m4");
+    let output = tlite(&[
+        "quantize",
+        model.to_str().unwrap(),
+        "-o",
+        packed.to_str().unwrap(),
+    ]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let summary = json(&packed, &[])["model"]["summary"].clone();
+    assert_eq!(parameters(&packed), floats);
+    let weights = summary["weights"].as_array().unwrap();
+    let bits = |head: bool| {
+        let of = |w: &&Value| w["head"] == head && w["matrix"] == true;
+        weights.iter().find(of).map(|w| w["bits"].as_u64().unwrap())
+    };
+    assert_eq!((bits(false), bits(true)), (Some(4), Some(8)), "{weights:?}");
+    let mean = summary["bits_per_weight"].as_f64().unwrap();
+    assert!(mean > 4.0 && mean < 6.0, "{mean}");
+
+    // The header of the same model as a GGUF file.
+    let path = dir.path().join("m.gguf");
+    file.set(
+        "general.name",
+        transformer_lite::gguf::Value::String("Tiny".to_owned()),
+    );
+    std::fs::write(&path, file.bytes()).unwrap();
+    let header = json(&path, &[]);
+    assert_eq!(
+        (&header["name"], &header["architecture"]),
+        (&"Tiny".into(), &"llama".into())
+    );
+    assert_eq!(
+        (header["layers"].as_u64(), header["vocabulary"].as_u64()),
+        (Some(2), Some(270))
+    );
+    assert!(header["unsupported"].is_null(), "{header}");
+    let tensors: u64 = header["types"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|t| t["tensors"].as_u64().unwrap())
+        .sum();
+    assert_eq!(tensors, file.tensors.len() as u64);
+    assert!(stdout(&inspect(&path, &[])).contains("Tiny"));
+    refused(&path, &["--nodes"], &["--nodes", "convert"]);
+    std::fs::write(&path, &file.bytes()[..1000]).unwrap();
+    let output = inspect(&path, &[]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("has 1000"));
+    // Another architecture is shown, with the reason why it does not run.
+    file.set(
+        "general.architecture",
+        transformer_lite::gguf::Value::String("falco".to_owned()),
+    );
+    std::fs::write(&path, file.bytes()).unwrap();
+    assert!(
+        json(&path, &[])["unsupported"]
+            .as_str()
+            .unwrap()
+            .contains("falco")
+    );
 }
 
 #[test]
@@ -202,6 +323,12 @@ fn wrong_questions() {
         refused(&model, more, words);
     }
     refused(&dir.path().join("absent"), &[], &["MODEL", "absent"]);
+    refused(Path::new("/dev/null"), &[], &["MODEL", "/dev/null", "not a file"]);
+    let outer = tempfile::tempdir().unwrap();
+    let inner = outer.path().join("inner");
+    std::fs::create_dir(&inner).unwrap();
+    std::fs::write(inner.join("model.onnx"), "x").unwrap();
+    refused(outer.path(), &[], &["MODEL", inner.to_str().unwrap()]);
     let (_dir, decoder) = support::tiny_model("llama", Default::default());
     let symbols = json(&decoder, &[])["model"]["decoder"].clone();
     let past = symbols["past"].as_str().unwrap();

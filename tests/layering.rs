@@ -37,6 +37,9 @@ fn dependencies_stay_in_their_folders() {
         (&["tokenizers"], "llm|gguf"),
         (&["llguidance"], "llm"),
         (&["clap", "indicatif", "ctrlc"], "cli|main.rs"),
+        (&["reedline", "anstream", "anstyle", "terminal_size"], "cli/chat"),
+        (&["ureq"], "models/hub"),
+        (&["sha2"], "models"),
         (&["anyhow", "env_logger"], "main.rs"),
         (&["no_mangle", "c_char"], "capi.rs|capi"),
     ];

@@ -154,20 +154,7 @@ impl Store {
     /// The user's cache folder: the one that [`FOLDER_VARIABLE`] names, else one in the system's
     /// place for caches. `None` if the environment names none.
     pub fn default_folder() -> Option<PathBuf> {
-        let variable = |name| std::env::var_os(name).map(PathBuf::from);
-        // The XDG specification says that relative paths are to be ignored.
-        let folder = |name| variable(name).filter(|p| p.is_absolute());
-        let caches = || {
-            if cfg!(target_os = "windows") {
-                folder("LOCALAPPDATA")
-            } else if cfg!(target_os = "macos") {
-                folder("HOME").map(|home| home.join("Library/Caches"))
-            } else {
-                folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))
-            }
-        };
-        let named = variable(FOLDER_VARIABLE).filter(|p| !p.as_os_str().is_empty());
-        named.or_else(|| caches().map(|c| c.join("transformer-lite").join("store")))
+        named_folder(FOLDER_VARIABLE, "store")
     }
 
     /// The folder.
@@ -459,7 +446,26 @@ impl Store {
     }
 }
 
-/// The kind of a file, if its name is one of the store's.
+/// The folder that the environment variable `variable` names, else `transformer-lite/name` where
+/// the system keeps a user's caches. `None` where the environment names neither.
+pub fn named_folder(variable: &str, name: &str) -> Option<PathBuf> {
+    let value = |name| std::env::var_os(name).map(PathBuf::from);
+    // The XDG specification says to ignore relative paths.
+    let folder = |name| value(name).filter(|p| p.is_absolute());
+    let caches = || {
+        if cfg!(target_os = "windows") {
+            folder("LOCALAPPDATA")
+        } else if cfg!(target_os = "macos") {
+            folder("HOME").map(|home| home.join("Library/Caches"))
+        } else {
+            folder("XDG_CACHE_HOME").or_else(|| folder("HOME").map(|home| home.join(".cache")))
+        }
+    };
+    let named = value(variable).filter(|p| !p.as_os_str().is_empty());
+    named.or_else(|| caches().map(|c| c.join("transformer-lite").join(name)))
+}
+
+/// The kind of a file that has a name of the store's.
 fn kind_of(path: &Path) -> Option<Kind> {
     let stem = path.file_stem()?.to_str()?;
     let (name, hash) = stem.split_once('-')?;

@@ -159,8 +159,8 @@ impl Config {
         self.need(key, self.size(key)?.or(default))
     }
 
-    /// The model's parameters. `has` returns whether a tensor exists; `tensors` is their number.
-    pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
+    /// The architecture and what the file calls it. An error, with a list, for one that is not supported.
+    pub fn architecture(&self) -> Result<(Architecture, &str)> {
         let model_type = self.need("model_type", self.text("model_type")?)?;
         let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
         known.extend([MISTRAL, WITH_PICTURES]);
@@ -168,7 +168,12 @@ impl Config {
         let found = Architecture::ALL
             .into_iter()
             .find(|a| a.model_type() == model_type);
-        let architecture = found.unwrap_or(Architecture::Llama);
+        Ok((found.unwrap_or(Architecture::Llama), model_type))
+    }
+
+    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are `tensors` of them.
+    pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
+        let (architecture, model_type) = self.architecture()?;
         self.activation(architecture)?;
         let need = |key: &str| self.need_size(architecture, key);
         let layers = need("num_hidden_layers")?;

@@ -2,12 +2,14 @@
 //! tensors' bytes.
 
 use crate::error::{Error, Result, Stage};
+use crate::files::kind;
 use crate::mapped::Mapped;
 use crate::tensor::Bytes;
 use half::{bf16, f16};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
+use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -141,13 +143,16 @@ fn bits(dtype: &str) -> Option<usize> {
     })
 }
 
+/// The file that says which tensor is in which file of a checkpoint.
+pub const INDEX: &str = "model.safetensors.index.json";
+
 /// The files of a checkpoint: those listed in an index, or the only one.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let index = folder.join("model.safetensors.index.json");
+    let index = folder.join(INDEX);
     if index.is_file() {
         let text = std::fs::read(&index).map_err(|e| Error::io("cannot read", &index, e))?;
         let parsed: Index = serde_json::from_slice(&text)
@@ -179,15 +184,13 @@ fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     found.sort();
     match found.len() {
         1 => Ok(found),
-        0 => Err(Error::file(
-            Stage::Convert,
-            folder,
-            "the folder contains no safetensors file",
-        )),
+        0 => {
+            let what = "there is no .safetensors file in the folder; download the weights too";
+            Err(Error::file(Stage::Convert, folder, what))
+        }
         n => {
             let what = format!(
-                "the folder contains {n} safetensors files but no model.safetensors.index.json, \
-                 which lists the files of a model"
+                "there are {n} .safetensors files but no model.safetensors.index.json that lists them; download it too"
             );
             Err(Error::file(Stage::Convert, folder, what))
         }
@@ -204,7 +207,19 @@ impl Shards {
             names: Vec::new(),
         };
         for path in files(folder)? {
-            let file = File::open(&path).map_err(|e| Error::io("cannot read", &path, e))?;
+            let file = File::open(&path).map_err(|e| match e.kind() {
+                ErrorKind::NotFound => {
+                    let what =
+                        "the file is missing; model.safetensors.index.json lists it, so download it too";
+                    Error::file(Stage::Convert, &path, what)
+                }
+                _ => Error::io("cannot read", &path, e),
+            })?;
+            if file.metadata().is_ok_and(|meta| meta.len() == 0) {
+                // An empty file cannot be mapped.
+                let what = kind::explained("not a safetensors file", &[]);
+                return Err(Error::file(Stage::Convert, &path, what));
+            }
             let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", &path, e))?;
             out.add(path, map)?;
         }
@@ -216,22 +231,22 @@ impl Shards {
         let all = map.bytes();
         let length = all.first_chunk().map(|b| u64::from_le_bytes(*b));
         let length = length.and_then(|n| usize::try_from(n).ok());
-        let header = length
-            .filter(|n| *n <= MAX_HEADER)
-            .and_then(|n| all.get(8..8 + n))
-            .ok_or_else(|| {
-                bad(format!(
-                    "not a safetensors file, or truncated: expected 8 bytes with the header length and \
-                     the header, found a file of {} bytes",
-                    all.len()
-                ))
-            })?;
-        let mut entries: BTreeMap<String, serde_json::Value> = serde_json::from_slice(header)
-            .map_err(|e| Error::parse(Stage::Convert, &path, "invalid safetensors header", e))?;
+        let cut_off = |needs: usize| Error::cut_off(Stage::Convert, &path, needs as u64, all.len() as u64);
+        // The header is JSON; what else begins with a length is not known.
+        let other = all.get(8).is_some_and(|first| *first != b'{') || length.is_some_and(|n| n > MAX_HEADER);
+        if other {
+            return Err(bad(kind::explained("not a safetensors file", all)));
+        }
+        let length = length.ok_or_else(|| cut_off(8))?;
+        let header = all.get(8..8 + length).ok_or_else(|| cut_off(8 + length))?;
+        let mut entries: BTreeMap<String, serde_json::Value> =
+            serde_json::from_slice(header).map_err(|e| Error::damaged(Stage::Convert, &path, e))?;
         entries.remove("__metadata__");
         let data = 8 + header.len();
+        let mut needs = data;
         for (name, entry) in entries {
-            let bad = |what: String| bad(format!("tensor \"{name}\": {what}"));
+            let bad =
+                |what: String| Error::damaged(Stage::Convert, &path, format!("tensor \"{name}\": {what}"));
             let Entry {
                 dtype,
                 shape,
@@ -244,13 +259,10 @@ impl Shards {
             // The bytes of an unknown type are not checked.
             let fits = bits(&dtype).is_none() || wanted.is_some_and(|n| end.checked_sub(start) == Some(n));
             let range = data.checked_add(start).zip(data.checked_add(end));
-            let range = range.filter(|(start, end)| fits && start <= end && *end <= all.len());
-            let Some((start, end)) = range else {
-                return Err(bad(format!(
-                    "{dtype} {shape:?} at bytes {start} to {end} of {}; the file is damaged or truncated",
-                    all.len() - data
-                )));
+            let Some((start, end)) = range.filter(|(start, end)| fits && start <= end) else {
+                return Err(bad(format!("{dtype} {shape:?} at bytes {start} to {end}")));
             };
+            needs = needs.max(end);
             let place = Place {
                 file: self.files.len(),
                 dtype,
@@ -261,6 +273,10 @@ impl Shards {
                 return Err(bad("occurs twice".to_owned()));
             }
             self.names.push(name);
+        }
+        // The end of the last tensor is what a whole file has at least.
+        if needs > all.len() {
+            return Err(cut_off(needs));
         }
         self.files.push((path, map));
         Ok(())

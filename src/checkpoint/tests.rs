@@ -436,6 +436,11 @@ fn damaged_files_are_errors() {
         std::fs::write(&file, &good[..length]).unwrap();
         let error = Shards::open(&input).err().unwrap();
         assert_error(&error, ErrorKind::InvalidFile, &["model-0.safetensors"]);
+        if length >= header {
+            // Behind the header the length of the whole file is known.
+            let sizes = [length, good.len()].map(|n| n.to_string());
+            assert_error(&error, ErrorKind::InvalidFile, &[&sizes[0], &sizes[1]]);
+        }
     }
     std::fs::remove_file(&file).unwrap();
     assert!(convert(&input, &dir.path().join("out"), &mut |_| ()).is_err());

@@ -8,34 +8,45 @@ use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::gguf;
+use crate::inspect::parameters_text;
 use crate::new_folder::NewFolder;
 use crate::units::size_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Make a model folder of a GGUF file or a Hugging Face checkpoint
+/// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
-/// Writes an ONNX model and the tokenizer and config files beside it. Weights become f32; those of a checkpoint that GPTQ or AWQ
-/// quantized keep their bits as E0M, with the error that this adds printed for each.
+/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits (formats E0M2 to E0M8: groups
+/// with a 16-bit scale and bias); other weights become f32. Any error that this adds is printed.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The GGUF file, or the folder with config.json and safetensors files
+    /// GGUF file, or folder with config.json and .safetensors files
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder to write; must not exist yet or be empty
+    /// Folder to write; must not exist or be empty
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// Keep the bits of a GGUF file's quantized weights, as E0M, in place of making them f32
+    /// Convert the quantized weights of a GGUF file to f32
     #[arg(long)]
-    keep_bits: bool,
-    /// Write what was made, with the error of each weight that kept its bits, as JSON
+    float: bool,
+    /// Write a summary as JSON, with the error of each weight
     #[arg(long, value_name = "FILE")]
     report_json: Option<PathBuf>,
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
+    /// Show every weight, not only the five worst
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite convert SmolLM2-135M-Instruct.Q4_1.gguf -o models/smollm2
+  tlite convert Qwen2.5-0.5B-Instruct/ -o models/qwen
+  tlite convert model.Q8_0.gguf -o models/float --float";
 
 /// The object of `--json` and `--report-json`.
 #[derive(Debug, Serialize)]
@@ -49,7 +60,7 @@ struct Report<'a> {
     bytes_after: u64,
     /// Weights that kept their bits.
     weights: Vec<Row<'a>>,
-    /// Weights that did not, though bits were to be kept.
+    /// Quantized weights that became floats although bits are kept.
     left: Vec<LeftRow<'a>>,
 }
 
@@ -69,15 +80,21 @@ impl<'a> Report<'a> {
     }
 }
 
-/// One line on what was made.
+/// True for a checkpoint whose `config.json` says that its weights are quantized.
+fn is_quantized(folder: &Path) -> bool {
+    let text = std::fs::read(folder.join("config.json")).unwrap_or_default();
+    let config: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
+    config.get("quantization_config").is_some_and(|q| !q.is_null())
+}
+
+/// The model and its sizes in two lines.
 fn closing(s: &Summary, input_bytes: u64, output_bytes: u64, output: &Path) -> String {
     let types: Vec<String> = s.source_types.iter().map(|(t, n)| format!("{n} {t}")).collect();
     format!(
-        "{}: {}, {} layers, {:.1} M weights ({}), {} -> {}, written to {}\n",
-        s.name.as_deref().unwrap_or("model"),
+        "{}, {} layers, {} parameters (tensors: {})\n{} -> {}, written to {}\n",
         s.architecture,
         s.layers,
-        s.parameters as f64 / 1e6,
+        parameters_text(s.parameters),
         types.join(", "),
         size_text(input_bytes),
         size_text(output_bytes),
@@ -101,16 +118,23 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         let what = format!("there is no file or folder {}", args.file.display());
         return Err(Error::usage("FILE", what));
     }
-    if folder && !args.file.join("config.json").is_file() {
+    if folder && args.file.join("model.onnx").is_file() {
         let what = format!(
-            "{} has no config.json; expected a folder with config.json and safetensors files, or a GGUF file",
+            "{} is a model folder already (it has model.onnx); nothing to convert",
             args.file.display()
         );
         return Err(Error::usage("FILE", what));
     }
-    if folder && args.keep_bits {
-        let what = "is for GGUF files; the quantized weights of a folder always keep their bits";
-        return Err(Error::usage("--keep-bits", what));
+    if folder && !args.file.join("config.json").is_file() {
+        let what = format!(
+            "{} has no config.json; expected a folder with config.json and .safetensors files, or a GGUF file",
+            args.file.display()
+        );
+        return Err(Error::usage("FILE", what));
+    }
+    if folder && args.float && is_quantized(&args.file) {
+        let what = "is for GGUF files; GPTQ and AWQ weights keep their bits (`tlite dequantize` converts them after)";
+        return Err(Error::usage("--float", what));
     }
     let new = NewFolder::create(&args.output, checkpoint::TEMPORARY)?;
     let _unfinished = interrupt.scratch(new.path());
@@ -123,7 +147,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let result = if folder {
         checkpoint::folder::convert_into(&args.file, new.path(), &mut progress)
     } else {
-        gguf::convert_into(&args.file, new.path(), args.keep_bits, &mut progress)
+        gguf::convert_into(&args.file, new.path(), !args.float, &mut progress)
     };
     bar.finish_and_clear();
     let summary = result?;
@@ -142,10 +166,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         return put_json(&mut out, &report);
     }
-    let mut text = String::new();
-    if !summary.kept.is_empty() || !summary.left.is_empty() {
-        text = weight_table(&summary.kept, &summary.left);
-    }
+    let mut text = weight_table(&summary.kept, &summary.left, args.verbose);
     text += &closing(&summary, before, after, &args.output);
     put(&mut out, &text)
 }
@@ -155,10 +176,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_closing_line_tells_sizes() {
+    fn the_closing_lines_hold_sizes_and_types() {
         let summary = Summary {
             architecture: "llama".to_owned(),
-            name: Some("Tiny".to_owned()),
+            name: Some("Ti\u{1b}ny".to_owned()),
             layers: 2,
             parameters: 1_250_000,
             source_types: [("F32".to_owned(), 3), ("Q4_1".to_owned(), 5)].into(),
@@ -168,9 +189,9 @@ mod tests {
             kept: Vec::new(),
             left: Vec::new(),
         };
-        assert_eq!(
-            closing(&summary, 98_400_000, 5_020_000, Path::new("out")),
-            "Tiny: llama, 2 layers, 1.2 M weights (3 F32, 5 Q4_1), 98.4 MB -> 5.0 MB, written to out\n"
-        );
+        let text = closing(&summary, 98_400_000, 5_020_000, Path::new("out"));
+        for part in ["llama", "2 layers", "3 F32, 5 Q4_1", "98.4 MB -> 5.0 MB", "out"] {
+            assert!(text.contains(part), "{text}");
+        }
     }
 }

@@ -9,17 +9,25 @@ use crate::new_folder::NewFolder;
 use crate::units::size_text;
 use std::path::PathBuf;
 
-/// Write the float model that a quantized one stands for
+/// Convert a quantized model back to 16-bit floats
 ///
-/// Reads a folder that `tlite quantize` wrote and writes one whose packed weights are plain 16-bit floats, for any other tool to check.
+/// Reads a folder that `tlite quantize` or `tlite convert` wrote and writes one with plain 16-bit float weights, which other
+/// ONNX tools can run.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder with the quantized model.onnx and the files beside it
     model: PathBuf,
-    /// Folder to write; must not exist yet or be empty
+    /// Folder to write; must not exist or be empty
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite dequantize models/qwen-q4 -o models/qwen-f16
+  tlite inspect models/qwen-f16
+  tlite perplexity models/qwen-f16 --text text.txt";
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
@@ -36,7 +44,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let done = result?;
     new.commit()?;
     let text = format!(
-        "{} weights are f16 again, {} -> {}, written to {}\n",
+        "{} weights converted to f16, {} -> {}, written to {}\n",
         done.weights,
         size_text(done.bytes_before),
         size_text(done.bytes_after),

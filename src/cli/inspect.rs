@@ -1,14 +1,16 @@
 //! `tlite inspect`.
 
+use super::interrupt::Interrupt;
 use super::options::{Float, check_writable, from_one, padding};
 use super::output::{note, put, put_json, table};
 use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
+use crate::gguf::is_gguf;
 use crate::graph::class::Class;
 use crate::inspect::{
-    BoundFrom, How, Operator, PlanReport, Report, Request, StepReport, ValueReport, inspect, page,
-    parse_bind, parse_bounds,
+    BoundFrom, FileReport, GgufReport, How, Operator, PlanReport, Report, Request, StepReport, ValueReport,
+    inspect, inspect_gguf, operator_counts, page, parameters_text, parse_bind, parse_bounds,
 };
 use crate::llm::KvType;
 use crate::llm::engine::{CHUNK, PADDING};
@@ -19,52 +21,61 @@ use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
-/// Show what a model is and what running it takes, without loading its weights
+/// Show what a model is and what running it takes
 ///
-/// Prints symbols, operators, passes, the memory plan, and what cannot run on a device. Sizes hold for all lengths within the
-/// bounds; a symbol without a bound gets a usual one, which is then said. What a device wants besides, as kernels for one row that normalise too
-/// and activations in bytes, is left out: `tlite profile` tells of the kernels that run there.
+/// The answer comes from the files alone: no weight is loaded and no device is opened. Memory is that for the longest inputs
+/// within the bounds. A symbol without a bound gets a default bound, which is reported.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with model.onnx, or an ONNX file; files with its weights need not be there
+    /// Folder with model.onnx, an ONNX file, or a GGUF file
     model: PathBuf,
-    /// Give symbols one value each, as in N=512,past=1024; may be given several times
-    #[arg(long, value_name = "NAME=N,...")]
-    bind: Vec<String>,
-    /// Bounds of symbols and equations between them, as in "1 <= N <= 2048, total == past + N"
-    #[arg(long, value_name = "RELATION,...")]
-    bounds: Option<String>,
-    /// Tokens of one prefill run of a language model [default: 128]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
-    chunk: Option<NonZeroUsize>,
-    /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256 [default: 64]
-    #[arg(long, value_name = "N", value_parser = padding, allow_negative_numbers = true)]
-    padding: Option<usize>,
+    /// Show symbols, all operators and passes, and memory by rule
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
     /// List every operator with its shapes and what became of it
     #[arg(long)]
     nodes: bool,
     /// Print one JSON object
     #[arg(long, conflicts_with = "nodes")]
     json: bool,
-    /// Also write a page to explore in a browser
+    /// Write an interactive page of the graph and its memory
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
-    /// Plan for a device of this backend instead of one that does not exist
+    /// Tokens in the KV cache [default: the model's limit, at most 4096]
+    #[arg(short, long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    context: Option<NonZeroUsize>,
+    /// Plan for a device of this backend instead of a generic one
     #[arg(long, value_enum, value_name = "NAME")]
     backend: Option<BackendChoice>,
-    /// Plan for the device of this name, or with this text in its name or driver; see `tlite devices`
+    /// Plan for the device with this text in its name or driver
     #[arg(long, value_name = "SUBSTRING")]
     device: Option<String>,
-    /// Tokens that the cache of a language model holds [default: what the model was made for, at most 4096]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
-    context: Option<NonZeroUsize>,
-    /// Storage of a language model's cache [default: f16]
-    #[arg(long, value_enum, value_name = "TYPE")]
+    /// Fix symbols, as in N=512,past=1024
+    #[arg(long, value_name = "NAME=N,...")]
+    bind: Vec<String>,
+    /// Bound symbols, as in "1 <= N <= 2048, total == past + N"
+    #[arg(long, value_name = "RELATION,...")]
+    bounds: Option<String>,
+    /// Tokens of one prefill run of a language model [default: 128]
+    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
+    chunk: Option<NonZeroUsize>,
+    /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256 [default: 64]
+    #[arg(long, value_name = "N", value_parser = padding, allow_negative_numbers = true, hide_short_help = true)]
+    padding: Option<usize>,
+    /// Type of a language model's KV cache [default: f16]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     kv: Option<KvType>,
-    /// Storage of activations [default: f16 for a language model, unless it quantizes at run time; else f32]
-    #[arg(long, value_enum, value_name = "TYPE")]
+    /// Type of activations [default: f16 for a language model, unless it quantizes at run time; else f32]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite inspect models/smollm2-135m
+  tlite inspect models/smollm2-135m --context 8192 --html page.html
+  tlite inspect yolo.onnx --bind batch=1,height=640,width=640 --nodes";
 
 impl Args {
     /// A usage error for an option that has no effect on this model.
@@ -76,13 +87,13 @@ impl Args {
             ("--chunk", self.chunk.is_some()),
             ("--padding", self.padding.is_some()),
             ("--kv", self.kv.is_some()),
-            // What no decoder is may have caches too.
+            // Other models may have caches too.
             ("--context", self.context.is_some() && report.states.is_empty()),
         ];
         match unused.into_iter().find(|(_, given)| *given) {
             Some((option, _)) => {
                 let what = format!(
-                    "{} is no language model with a cache",
+                    "{} is not a text-generation model with a KV cache",
                     report.model.path.display()
                 );
                 Err(Error::usage(option, what))
@@ -90,10 +101,28 @@ impl Args {
             None => Ok(()),
         }
     }
+
+    /// True with an option that the header of a GGUF file does not answer.
+    fn is_planned(&self) -> bool {
+        self.html.is_some()
+            || self.nodes
+            || self.context.is_some()
+            || self.backend.is_some()
+            || self.device.is_some()
+            || !self.bind.is_empty()
+            || self.bounds.is_some()
+            || self.chunk.is_some()
+            || self.padding.is_some()
+            || self.kv.is_some()
+            || self.float.is_some()
+    }
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    if args.model.is_file() && is_gguf(&args.model) && !args.is_planned() {
+        return header_of(args);
+    }
     if let Some(file) = &args.html {
         check_writable("--html", file)?;
     }
@@ -114,7 +143,7 @@ pub fn run(args: &Args) -> Result<()> {
         kv: args.kv.unwrap_or_default(),
         float: args.float.map(Float::dtype),
     };
-    let report = inspect(&args.model, &request)?;
+    let report = inspect(&super::model::model_path(&args.model, interrupt)?, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
         let page = page::render(&report);
@@ -125,54 +154,224 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return put_json(&mut out, &report);
     }
-    put(&mut out, &text(&report))?;
+    put(&mut out, &text(&report, args.verbose))?;
     if args.nodes {
         put(&mut out, &list(&report))?;
     }
     Ok(())
 }
 
-/// The line that answers whether a model fits.
-fn headline(report: &Report) -> String {
-    let at = match &report.model.decoder {
-        Some(d) => format!(" at context {}", d.context),
-        None => {
-            let known = |s: &&crate::inspect::SymbolReport| s.bound_from != BoundFrom::Data;
-            let all: Vec<String> = report
-                .symbols
-                .iter()
-                .filter(known)
-                .filter_map(|s| Some(format!("{}={}", s.name, s.upper?)))
-                .collect();
-            if all.is_empty() {
-                String::new()
-            } else {
-                format!(" at {}", all.join(", "))
-            }
+/// Prints what the header of a GGUF file says.
+fn header_of(args: &Args) -> Result<()> {
+    let report = inspect_gguf(&args.model)?;
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        put_json(&mut out, &report)
+    } else {
+        put(&mut out, &header_text(&report))
+    }
+}
+
+/// Names and values as a table, long values in several lines.
+fn fact_table(facts: Vec<(&str, String)>) -> String {
+    const COLUMNS: usize = 84;
+    let mut rows = Vec::new();
+    for (name, value) in facts {
+        let mut name = name.to_owned();
+        for line in wrapped(&value, COLUMNS) {
+            rows.push(vec![std::mem::take(&mut name), line]);
         }
+    }
+    indented(&rows, 2)
+}
+
+/// Lines of words of `text`, of at most `width` characters where its words allow that.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let Some(line) = lines.last_mut() else { break };
+        let fits = line.chars().count() + 1 + word.chars().count() <= width;
+        if line.is_empty() {
+            line.push_str(word);
+        } else if fits {
+            line.push(' ');
+            line.push_str(word);
+        } else {
+            lines.push(word.to_owned());
+        }
+    }
+    lines
+}
+
+fn header_text(report: &GgufReport) -> String {
+    let file = report.path.file_name().unwrap_or(report.path.as_os_str());
+    let mut facts = Vec::new();
+    let mut add = |name, value: Option<String>| facts.extend(value.map(|v| (name, v)));
+    let number = |n: Option<usize>| n.map(|n| n.to_string());
+    add("name", report.name.clone());
+    add("architecture", report.architecture.clone());
+    add("parameters", Some(parameters_text(report.parameters)));
+    let types = report.types.iter().map(|t| format!("{} {}", t.tensors, t.name));
+    let types: Vec<String> = types.collect();
+    let bits = report
+        .bits_per_weight
+        .map(|b| format!("{b:.2} bits on average; "));
+    add(
+        "weights",
+        Some(format!(
+            "{}tensors: {}",
+            bits.unwrap_or_default(),
+            types.join(", ")
+        )),
+    );
+    add("layers", number(report.layers));
+    add("hidden size", number(report.hidden_size));
+    let heads = match (report.heads, report.kv_heads) {
+        (Some(q), Some(kv)) if q != kv => Some(format!("{q} ({kv} for keys and values)")),
+        (q, _) => number(q),
     };
+    add("heads", heads);
+    add("vocabulary", report.vocabulary.map(|n| format!("{n} tokens")));
+    add("context", report.max_context.map(|n| format!("{n} tokens")));
+    let template = if report.chat_template { "yes" } else { "no" };
+    add("chat template", Some(template.to_owned()));
+    add("tokenizer", report.tokenizer.clone());
+    add("file", Some(size_text(report.bytes)));
+    add(
+        "supported",
+        Some(match &report.unsupported {
+            Some(why) => format!("no: {why}"),
+            None => "yes".to_owned(),
+        }),
+    );
+    format!(
+        "{}: GGUF file, version {}\n{}",
+        file.display(),
+        report.version,
+        fact_table(facts)
+    )
+}
+
+/// The lengths for which memory is told.
+fn lengths(report: &Report) -> String {
+    if let Some(d) = &report.model.decoder {
+        return format!(" at context {}", d.context);
+    }
+    let known = report.symbols.iter().filter(|s| s.bound_from != BoundFrom::Data);
+    let all: Vec<String> = known
+        .clone()
+        .filter_map(|s| Some(format!("{}={}", s.name, s.upper?)))
+        .collect();
+    let assumed = match known.clone().any(|s| s.bound_from == BoundFrom::Assumed) {
+        true => " (assumed; see --bounds)",
+        false => "",
+    };
+    match all.is_empty() {
+        true => String::new(),
+        false => format!(" at {}{assumed}", all.join(", ")),
+    }
+}
+
+/// What the model needs on a device.
+fn memory_text(report: &Report) -> String {
     let cache = if report.states.is_empty() {
         String::new()
     } else {
-        format!("cache {}, ", size_text(report.states_bytes))
+        format!("KV cache {}, ", size_text(report.states_bytes))
     };
     format!(
-        "This model{at} needs {} bytes (weights {}, {cache}activations {})\n",
-        report.total_bytes,
+        "{}{}: weights {}, {cache}activations {}",
+        size_text(report.total_bytes),
+        lengths(report),
         size_text(report.weights_bytes),
         size_text(report.arena_bytes)
     )
 }
 
+/// The largest files, and how many there are besides.
+fn files_text(files: &[FileReport]) -> Option<String> {
+    const SHOWN: usize = 3;
+    let shown: Vec<String> = files
+        .iter()
+        .take(SHOWN)
+        .map(|f| format!("{} {}", f.name, size_text(f.bytes)))
+        .collect();
+    let more = match files.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        n => format!(", {n} more"),
+    };
+    (!shown.is_empty()).then(|| format!("{}{more}", shown.join(", ")))
+}
+
+/// Counts of the most frequent operators.
+fn operators_text(report: &Report) -> String {
+    const SHOWN: usize = 6;
+    let counts = operator_counts(report.operators.iter().map(|o| o.op.as_str()));
+    let shown = counts.iter().take(SHOWN).map(|(name, n)| format!("{n} {name}"));
+    let shown: Vec<String> = shown.collect();
+    let more = match counts.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        n => format!(", {n} other types"),
+    };
+    format!("{} ({}{more})", report.operators.len(), shown.join(", "))
+}
+
+/// Rewrites by pass, of the passes that made any.
+fn passes_text(report: &Report) -> Option<String> {
+    let used = report.passes.iter().filter(|p| p.edits > 0);
+    let used: Vec<String> = used.map(|p| format!("{} {}", p.pass, p.edits)).collect();
+    let (first, last) = (report.passes.first()?, report.passes.last()?);
+    Some(match used.is_empty() {
+        true => format!("{} nodes, nothing to rewrite", first.nodes_before),
+        false => format!(
+            "{} nodes become {}: {}",
+            first.nodes_before,
+            last.nodes_after,
+            used.join(", ")
+        ),
+    })
+}
+
+/// Where the model runs, in one line.
+fn execution_text(report: &Report) -> String {
+    let device = match report.device.name.as_str() {
+        "none" => "planned for a generic device".to_owned(),
+        name => format!("planned for {name} ({})", report.device.backend),
+    };
+    let plans: Vec<String> = report
+        .plans
+        .iter()
+        .map(|p| match p.name {
+            "run" => dispatches_text(p.dispatches),
+            name => format!("{} to {name}", dispatches_text(p.dispatches)),
+        })
+        .collect();
+    let host = on_host(report).len();
+    let host = match host {
+        0 => "nothing on the host".to_owned(),
+        n => format!("{} on the host", count_text(n, "node")),
+    };
+    format!("{}; {host}; {device}", plans.join(", "))
+}
+
+/// Nodes that run on the host, in any plan.
+fn on_host(report: &Report) -> Vec<&StepReport> {
+    let mut seen = HashSet::new();
+    let steps = report.plans.iter().flat_map(|p| &p.steps);
+    steps
+        .filter(|s| s.place == "host" && seen.insert(s.node.as_str()))
+        .collect()
+}
+
 fn bound_text(from: BoundFrom) -> &'static str {
     match from {
-        BoundFrom::Bind => "by --bind",
-        BoundFrom::Bounds => "by --bounds",
+        BoundFrom::Bind => "from --bind",
+        BoundFrom::Bounds => "from --bounds",
         BoundFrom::Context => "the context",
-        BoundFrom::Chunk => "a prefill run",
-        BoundFrom::OneSequence => "one sequence is run",
+        BoundFrom::Chunk => "one prefill run",
+        BoundFrom::OneSequence => "one sequence at a time",
         BoundFrom::Assumed => "assumed; see --bounds",
-        BoundFrom::Data => "by its operator",
+        BoundFrom::Data => "from its operator",
     }
 }
 
@@ -185,40 +384,50 @@ fn indented(rows: &[Vec<String>], left: usize) -> String {
 }
 
 /// The report for people.
-fn text(report: &Report) -> String {
-    let mut out = String::new();
-    // Writing to a string cannot fail.
-    let opsets: Vec<String> = report
-        .model
-        .opsets
-        .iter()
-        .map(|(domain, v)| {
-            if domain.is_empty() {
-                format!("opset {v}")
-            } else {
-                format!("{domain} {v}")
-            }
-        })
-        .collect();
-    let kind = if report.model.decoder.is_some() {
-        "a language model with a cache"
-    } else {
-        "one run, no state"
+fn text(report: &Report, verbose: bool) -> String {
+    let summary = &report.model.summary;
+    let decodes = report.model.decoder.is_some();
+    let kind = match decodes {
+        true => "text-generation model",
+        false => "ONNX model",
     };
-    let _ok = writeln!(
-        out,
-        "{}: {kind}, {} operators, {}",
-        report.model.name,
-        report.operators.len(),
-        opsets.join(", ")
-    );
-    out.push_str(&headline(report));
-    out.push_str(&values(report));
+    let mut facts = summary.facts();
+    facts.push(("operators", operators_text(report)));
+    facts.extend(files_text(&summary.files).map(|files| ("files", files)));
+    facts.push(("memory", memory_text(report)));
+    facts.extend(passes_text(report).map(|passes| ("passes", passes)));
+    facts.push(("execution", execution_text(report)));
+    let mut out = format!("{}: {kind}\n{}", report.model.name, fact_table(facts));
+    if !decodes || verbose {
+        out.push_str(&values(report));
+    }
+    if !verbose {
+        out.push_str(&host_nodes(report));
+        return out;
+    }
     out.push_str(&symbols(report));
     out.push_str(&operators(report));
     out.push_str(&passes(report));
     out.push_str(&memory(report));
     out.push_str(&running(report));
+    out
+}
+
+/// The first nodes that run on the host, with the reason.
+fn host_nodes(report: &Report) -> String {
+    const SHOWN: usize = 5;
+    let all = on_host(report);
+    if all.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from("\non the host\n");
+    for s in all.iter().take(SHOWN) {
+        let why = s.why.as_deref().unwrap_or_default();
+        let _ok = writeln!(out, "  {} \"{}\": {why}", s.name, s.node);
+    }
+    if all.len() > SHOWN {
+        let _ok = writeln!(out, "  {} more; see --verbose", all.len() - SHOWN);
+    }
     out
 }
 
@@ -258,10 +467,7 @@ fn values(report: &Report) -> String {
             *windows.entry((window, rows)).or_default() += 1;
         }
         for ((window, rows), n) in windows {
-            let _ok = writeln!(
-                out,
-                "  {n} of them keep {rows} rows, of which the last {window} are read"
-            );
+            let _ok = writeln!(out, "  {n} of them keep {rows} rows and read the last {window}");
         }
     }
     out
@@ -294,7 +500,7 @@ fn symbols(report: &Report) -> String {
         let _ok = writeln!(out, "\nconstraints\n  {}", report.constraints.join("\n  "));
     }
     if !report.assumptions.is_empty() {
-        out.push_str("\nassumed, and checked at each run\n");
+        out.push_str("\nassumptions, checked at each run\n");
         let rows: Vec<_> = report
             .assumptions
             .iter()
@@ -332,10 +538,9 @@ fn operators(report: &Report) -> String {
         ]
     }));
     format!(
-        "\noperators: {} of {} compute shapes, {} of these at run time\n{}",
-        report.shape_ops_total,
-        report.operators.len(),
+        "\noperators (shape computations at run time: {} of {})\n{}",
         report.shape_ops_at_runtime,
+        report.shape_ops_total,
         indented(&lines, 2)
     )
 }
@@ -399,14 +604,14 @@ fn running(report: &Report) -> String {
     let mut out = format!(
         "\nruns on {}\n",
         match report.device.name.as_str() {
-            "none" => "a device that does not exist; see --backend".to_owned(),
-            name => format!("{}: {name}", report.device.backend),
+            "none" => "a generic device; --backend selects a real one".to_owned(),
+            name => format!("{name} ({})", report.device.backend),
         }
     );
     for p in &report.plans {
         let host: Vec<&StepReport> = p.steps.iter().filter(|s| s.place == "host").collect();
         let waits = if host.is_empty() {
-            "no synchronisation between".to_owned()
+            "no synchronization in between".to_owned()
         } else {
             format!(
                 "{}, {}, {} between",
@@ -427,12 +632,12 @@ fn running(report: &Report) -> String {
             (Some(pad), _) => {
                 let _ok = writeln!(
                     out,
-                    "    sizes change where {} + {} crosses a multiple of {}",
+                    "    sizes change when {} + {} passes a multiple of {}",
                     pad.symbol, pad.beyond, pad.multiple
                 );
             }
             (None, Some(why)) => {
-                let _ok = writeln!(out, "    no length is padded: {why}");
+                let _ok = writeln!(out, "    lengths are not padded: {why}");
             }
             _ => {}
         }
@@ -480,8 +685,8 @@ fn became(report: &Report, o: &Operator) -> Vec<String> {
     let mut lines = Vec::new();
     let nodes = || o.becomes.nodes.iter().filter_map(|i| report.nodes.get(*i));
     match o.becomes.how {
-        How::Folded => lines.push("known from shapes and constants: nothing runs".to_owned()),
-        How::Removed => lines.push("nothing needs it".to_owned()),
+        How::Folded => lines.push("folded: known from shapes and constants".to_owned()),
+        How::Removed => lines.push("removed: nothing needs it".to_owned()),
         How::Kept => {}
         How::Rewritten | How::Fused => {
             for n in nodes() {
@@ -519,4 +724,19 @@ fn became(report: &Report, o: &Operator) -> Vec<String> {
         }
     }
     lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_values_are_wrapped_at_words() {
+        assert_eq!(wrapped("aa bb cc", 5), ["aa bb", "cc"]);
+        assert_eq!(wrapped("aaaaaaa bb", 5), ["aaaaaaa", "bb"]);
+        assert_eq!(wrapped("", 5), [""]);
+        let table = fact_table(vec![("name", "word ".repeat(30))]);
+        assert_eq!(table.lines().count(), 2);
+        assert!(table.lines().all(|l| l.len() <= 96), "{table}");
+    }
 }

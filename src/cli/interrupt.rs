@@ -1,14 +1,17 @@
-//! Ctrl-C: ends a generation first, the program next.
+//! Ctrl-C: stops an answer or shows a hint first, then ends the program.
 
 use crate::error::{Error, Result, Stage};
 use crate::llm::Cancel;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-/// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
+/// Exit code after Ctrl-C: 128 plus the number of the signal.
 pub const INTERRUPTED: u8 = 130;
-/// How often an unfinished path is removed.
+/// How long the end of the program waits for output to be flushed.
+const FLUSH: Duration = Duration::from_millis(500);
+/// How many times removal of an unfinished path is tried.
 const ATTEMPTS: usize = 100;
 
 #[derive(Default)]
@@ -17,12 +20,17 @@ struct State {
     cancel: Cancel,
     scratch: Mutex<Vec<PathBuf>>,
     parting: Mutex<Option<Box<dyn FnOnce() + Send>>>,
+    hint: Mutex<Option<Box<dyn FnOnce() + Send>>>,
 }
 
 impl State {
-    /// True when this signal was one for the running generation, false when the program is to end.
+    /// Handles a signal. False if the program must end.
     fn signal(&self) -> bool {
-        self.generating.load(Ordering::SeqCst) && self.cancel.cancel()
+        if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
+            return true;
+        }
+        let hint = self.hint.lock().unwrap_or_else(PoisonError::into_inner).take();
+        hint.map(|hint| hint()).is_some()
     }
 
     fn part(&self) {
@@ -39,9 +47,9 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // A folder can gain a file while it is being removed, as the work goes on until the program ends.
+            // Work continues until the program ends, so a folder can gain files while it is removed.
             for _ in 0..ATTEMPTS {
-                // What cannot be removed cannot be reported better than by its presence.
+                // A path that cannot be removed stays; there is no better report.
                 let _gone = if path.is_dir() {
                     std::fs::remove_dir_all(&path)
                 } else {
@@ -55,18 +63,24 @@ impl State {
     }
 }
 
-/// Ends the program at once. Work goes on in other threads, perhaps inside of a driver; so what drivers would take down at the end of a program,
-/// which crashes those threads now and then, stays as it is.
+/// Ends the program at once, without exit handlers: those of drivers can crash threads that still
+/// work inside the driver.
 fn end() -> ! {
     use std::io::Write;
-    // With its stream closed there is nobody to tell.
-    let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
+    // Another thread may hold the lock of a stream while it waits for input.
+    let (done, waiting) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        // Output to a closed stream is lost.
+        let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
+        let _late = done.send(());
+    });
+    let _late = waiting.recv_timeout(FLUSH);
     #[cfg(unix)]
     {
         unsafe extern "C" {
             fn _exit(code: std::ffi::c_int) -> !;
         }
-        // SAFETY: POSIX: ends the process, from any thread and at any time, without a look at its memory.
+        // SAFETY: POSIX allows `_exit` in any thread at any time. It does not touch memory.
         unsafe { _exit(INTERRUPTED.into()) }
     }
     #[cfg(not(unix))]
@@ -77,7 +91,7 @@ fn end() -> ! {
 pub struct Interrupt(Arc<State>);
 
 impl Interrupt {
-    /// Sets the handler; once in a process.
+    /// Installs the handler. Fails the second time in a process.
     pub fn install() -> Result<Self> {
         let state = Arc::new(State::default());
         let seen = state.clone();
@@ -93,14 +107,14 @@ impl Interrupt {
         Ok(Self(state))
     }
 
-    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the program.
+    /// While the guard exists, the first Ctrl-C sets its flag instead of ending the program.
     pub fn generating(&self) -> Generating<'_> {
         self.0.cancel.reset();
         self.0.generating.store(true, Ordering::SeqCst);
         Generating(&self.0)
     }
 
-    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends the
+    /// While the guard exists, `path`, an unfinished file or folder, is removed if Ctrl-C ends the
     /// program. Dropping the guard removes nothing.
     pub fn scratch(&self, path: &Path) -> Scratch<'_> {
         self.0
@@ -114,20 +128,31 @@ impl Interrupt {
         }
     }
 
-    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes on: for commands whose steps take long, which show
-    /// at once what they have.
+    /// While the guard exists, `say` is called before Ctrl-C ends the program, for example to print
+    /// partial results. Work continues meanwhile.
     pub fn parting(&self, say: impl FnOnce() + Send + 'static) -> Parting<'_> {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(say));
         Parting(&self.0)
+    }
+
+    /// While the guard exists, the first Ctrl-C calls `hint` and only the second ends the program.
+    pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Hinting<'_> {
+        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hint));
+        Hinting(&self.0)
     }
 
     #[cfg(test)]
     pub(super) fn without_handler() -> Self {
         Self(Arc::default())
     }
+
+    #[cfg(test)]
+    pub(super) fn remove_scratch(&self) {
+        self.0.remove_scratch();
+    }
 }
 
-/// A generation that Ctrl-C may stop.
+/// Guard of [`Interrupt::generating`].
 pub struct Generating<'a>(&'a State);
 
 impl Generating<'_> {
@@ -143,7 +168,7 @@ impl Drop for Generating<'_> {
     }
 }
 
-/// Words for the end of the program.
+/// Guard of [`Interrupt::parting`].
 pub struct Parting<'a>(&'a State);
 
 impl Drop for Parting<'_> {
@@ -152,7 +177,16 @@ impl Drop for Parting<'_> {
     }
 }
 
-/// A path that is unfinished.
+/// Guard of [`Interrupt::hinting`].
+pub struct Hinting<'a>(&'a State);
+
+impl Drop for Hinting<'_> {
+    fn drop(&mut self) {
+        *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+/// Guard of [`Interrupt::scratch`].
 pub struct Scratch<'a> {
     state: &'a State,
     path: PathBuf,
@@ -183,6 +217,24 @@ mod tests {
             assert!(!interrupt.0.signal());
         }
         assert!(!interrupt.0.signal());
+    }
+
+    #[test]
+    fn the_first_signal_at_a_prompt_is_hinted_at() {
+        let interrupt = Interrupt::without_handler();
+        let hints = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for round in 1..3 {
+            let seen = hints.clone();
+            let hinting = interrupt.hinting(move || {
+                seen.fetch_add(1, Ordering::SeqCst);
+            });
+            assert!(interrupt.0.signal());
+            assert!(!interrupt.0.signal(), "the second one ends the program");
+            assert_eq!(hints.load(Ordering::SeqCst), round);
+            drop(hinting);
+            drop(interrupt.hinting(|| panic!("the prompt is over")));
+            assert!(!interrupt.0.signal());
+        }
     }
 
     #[test]

@@ -3,12 +3,13 @@
 mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
+use super::interrupt::Interrupt;
 use super::options::check_report;
 use super::output::{byte_bar, note, put, put_json, table};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{
-    GROUP_SIZES, Left, Options, Progress, Quantized, Summary, quantize_with, unfinished,
+    GROUP_SIZES, Left, Options, Progress, Quantized, Summary, grid_group, quantize_with, unfinished,
 };
 use crate::llm::folder::check_form;
 use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
@@ -17,24 +18,24 @@ use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 
-/// How scales and biases are chosen, or formats.
+/// How scales, biases and formats are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum By {
-    /// The paper's rounding
+    /// Round to nearest
     Rtn,
-    /// Least squared error of each group
+    /// Minimize the squared error of each group
     Mse,
-    /// Least absolute error of each group: cuts outliers, which may cost answers
+    /// Minimize the absolute error of each group; clips outliers, which can hurt answer quality
     Mae,
-    /// As mse, the bits of each weight chosen so that they are --bits on average
+    /// Like mse, with a format per weight so that the average is --bits
     Mixed,
-    /// As mse, and each weight makes up for the rounding of those before it; learns from --calibration
+    /// Like mse, and later weights compensate for the rounding of earlier ones; needs --calibration
     Gptq,
-    /// As mse, and weights of large inputs are scaled up before rounding; learns from --calibration
+    /// Like mse, and weights of large inputs are scaled up before rounding; needs --calibration
     Awq,
-    /// Scaled as by awq, then rounded as by gptq; learns from --calibration
+    /// Scale as awq does, then round as gptq does; needs --calibration
     AwqGptq,
-    /// Integers from the smallest to the largest weight, for comparison
+    /// Min-max integers, for comparison
     Int,
 }
 
@@ -59,7 +60,7 @@ impl By {
     }
 }
 
-/// Formats of weights; another way to say --bits.
+/// Formats of weights, in place of `--bits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Format {
     E0m2,
@@ -83,34 +84,48 @@ impl Format {
     }
 }
 
-/// Make the weights of a model smaller
+/// Quantize the weights of a model to 2 to 8 bits
 ///
-/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Prints the error of
-/// each weight. A run that was interrupted goes on when it is started again.
+/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each group of weights
+/// shares a 16-bit scale and bias (formats E0M2 to E0M8). Run an interrupted command again to resume it.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder with model.onnx and the files beside it
     model: PathBuf,
-    /// Folder to write; must not exist yet or be empty
+    /// Folder to write; must not exist or be empty
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// How scales and biases are chosen
     #[arg(long, value_enum, value_name = "NAME", default_value = "mse")]
     method: By,
-    /// Bits of a weight: 2, 3, 4, 5, 6 or 8, by default 4; for mixed any mean, scales included, by default 4.5
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    /// Bits per weight: 2, 3, 4, 5, 6 or 8 [default: 4]
+    ///
+    /// With --method mixed an average, scales included [default: 4.5].
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     bits: Option<f64>,
     /// Format of the weights, in place of --bits
-    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "bits")]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "NAME",
+        conflicts_with = "bits",
+        hide_short_help = true
+    )]
     format: Option<Format>,
-    /// Weights that share a scale, or `channel` for a whole column; the last group of a column may be shorter
-    #[arg(long, value_name = "N", default_value = "128", allow_negative_numbers = true, value_parser = group_size)]
-    group_size: usize,
-    /// Bits of the output head and the embedding: 2, 3, 4, 5, 6 or 8, by default 8; for mixed the fewest
+    /// Weights that share a scale [default: found, else 128]
+    ///
+    /// `channel` is one scale per column. The last group of a column may be shorter. By default the size is that of a grid
+    /// found in the weights (those of a converted GGUF file lie on one), else 128.
+    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = group_size)]
+    group_size: Option<usize>,
+    /// Bits of output head and embedding [default: 8]
+    ///
+    /// 2, 3, 4, 5, 6 or 8. With --method mixed these are the fewest that they get.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = width)]
     head_bits: Option<u32>,
-    /// Write a page with the errors of weights and methods as a picture
-    #[arg(long, value_name = "FILE.html")]
+    /// Write a page that shows the errors of weights and methods
+    #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Write the errors of weights as JSON
     #[arg(long, value_name = "FILE")]
@@ -118,9 +133,18 @@ pub struct Args {
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
+    /// Show every weight, not only the five worst
+    #[arg(short, long, conflicts_with = "json")]
+    verbose: bool,
     #[command(flatten)]
     calibration: CalibrationOptions,
 }
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite quantize models/qwen -o models/qwen-q4
+  tlite quantize models/qwen -o models/qwen-q6 --bits 6 --report page.html
+  tlite quantize models/qwen -o out --method gptq --calibration text.txt";
 
 /// The value of an option `--group-size`.
 pub(super) fn group_size(text: &str) -> Result<usize, String> {
@@ -144,7 +168,7 @@ fn width(text: &str) -> Result<u32, String> {
 impl Args {
     fn options(&self) -> Result<Options> {
         let mut options = Options {
-            group_size: self.group_size,
+            group_size: self.group_size.unwrap_or(Options::default().group_size),
             compare: self.report.is_some(),
             ..Options::default()
         };
@@ -152,12 +176,15 @@ impl Args {
         match (self.method, self.bits) {
             (By::Mixed, bits) => {
                 if self.format.is_some() {
-                    let what = "mixed chooses the format of each weight; give the mean with --bits";
+                    let what = "mixed chooses a format per weight; set the average with --bits";
                     return Err(Error::usage("--method", what));
                 }
                 let bits = bits.unwrap_or(4.5);
                 if !bits.is_finite() || bits <= 0.0 {
-                    return Err(Error::usage("--bits", format!("{bits} is no number of bits")));
+                    return Err(Error::usage(
+                        "--bits",
+                        format!("expected a positive number, found {bits}"),
+                    ));
                 }
                 options.budget = Some(bits);
             }
@@ -165,7 +192,9 @@ impl Args {
                 options.bits = whole(bits).ok_or_else(|| {
                     Error::usage(
                         "--bits",
-                        format!("{bits} is none of 2, 3, 4, 5, 6, 8; mixed takes others"),
+                        format!(
+                            "must be 2, 3, 4, 5, 6 or 8, found {bits} (--method mixed also takes averages such as 4.5)"
+                        ),
                     )
                 })?;
             }
@@ -262,8 +291,45 @@ fn shape_text(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join(" x ")
 }
 
-/// A line a weight, then those left as they are.
-pub(super) fn weight_table(weights: &[Quantized], left: &[Left]) -> String {
+/// Weights, and reasons for weights that were left, in a table without `--verbose`.
+const SHOWN: usize = 5;
+
+/// A line per weight, then those that were left as they are: all of them if `verbose`, else the weights with the largest
+/// errors. Nothing if all weights are exact.
+pub(super) fn weight_table(weights: &[Quantized], left: &[Left], verbose: bool) -> String {
+    let mut shown: Vec<&Quantized> = weights.iter().collect();
+    let mut out = String::new();
+    if !verbose {
+        shown.sort_by(|a, b| b.relative_error.total_cmp(&a.relative_error));
+        shown.truncate(SHOWN);
+        shown.retain(|w| w.relative_error > 0.0);
+        if weights.len() > SHOWN && !shown.is_empty() {
+            out = format!(
+                "the {} weights with the largest error, of {} (--verbose shows all)\n",
+                shown.len(),
+                weights.len()
+            );
+        }
+    }
+    if !shown.is_empty() {
+        out.push_str(&error_table(&shown));
+    }
+    let most = if verbose { left.len() } else { SHOWN };
+    for l in left.iter().take(most) {
+        out.push_str(&format!(
+            "not quantized: {} ({}): {}\n",
+            l.name,
+            shape_text(&l.shape),
+            l.reason
+        ));
+    }
+    if left.len() > most {
+        out.push_str(&format!("not quantized: {} more\n", left.len() - most));
+    }
+    out
+}
+
+fn error_table(weights: &[&Quantized]) -> String {
     let head = [
         "weight",
         "shape",
@@ -271,7 +337,7 @@ pub(super) fn weight_table(weights: &[Quantized], left: &[Left]) -> String {
         "group",
         "max error",
         "rel. error",
-        "mae/int4",
+        "vs. INT4",
         "before",
         "after",
     ];
@@ -282,39 +348,48 @@ pub(super) fn weight_table(weights: &[Quantized], left: &[Left]) -> String {
             shape_text(&w.shape),
             w.bits.count().to_string(),
             w.group.to_string(),
-            format!("{:.3e}", w.max_error),
-            format!("{:.4} %", w.relative_error * 100.0),
+            format!("{:.4}", w.max_error),
+            format!("{:.3} %", w.relative_error * 100.0),
             match w.mae_int4 {
-                Some(int4) if int4 > 0.0 => format!("{:.3}", w.mae / int4),
+                Some(int4) if int4 > 0.0 => format!("{:.2}x", w.mae / int4),
                 _ => "-".to_owned(),
             },
             size_text(w.bytes_before),
             size_text(w.bytes_after),
         ]);
     }
-    let mut out = table(&rows, 1);
-    for l in left {
-        out.push_str(&format!(
-            "left as it is: {} ({}): {}\n",
-            l.name,
-            shape_text(&l.shape),
-            l.reason
-        ));
-    }
-    out
+    table(&rows, 1)
 }
 
-/// The table for people: that of the weights, then the totals.
-fn report(s: &Summary, output: &Path) -> String {
-    let mut out = weight_table(&s.weights, &s.left);
+/// The formats of weights in words: `4-bit weights, 8-bit head`.
+fn formats_text(options: &Options, weights: &[Quantized]) -> String {
+    let mut found: Vec<u32> = weights.iter().map(|w| w.bits.count()).collect();
+    found.sort_unstable();
+    found.dedup();
+    let (body, head) = (options.bits.count(), options.head_bits.count());
+    match found.as_slice() {
+        [one] => format!("{one}-bit weights"),
+        all if options.budget.is_none() && all.iter().all(|b| [body, head].contains(b)) => {
+            format!("{body}-bit weights, {head}-bit head and embedding")
+        }
+        [first, .., last] => format!("{first}- to {last}-bit weights"),
+        [] => "no weights".to_owned(),
+    }
+}
+
+/// The report for people: the table of weights, then the totals.
+fn report(s: &Summary, options: &Options, output: &Path, verbose: bool) -> String {
+    let mut out = weight_table(&s.weights, &s.left, verbose);
     let resumed = match s.resumed {
         0 => String::new(),
-        n => format!(", {n} of them by an earlier run"),
+        n => format!(" ({n} by an earlier run)"),
     };
     out.push_str(&format!(
-        "total: {} of {} weights quantized{resumed}, {:.3} bits a weight, relative error {:.4} %, {} -> {}, written to {}\n",
+        "{} of {} weights quantized{resumed}: {}; {:.2} bits per weight with scales\n\
+         relative error {:.3} %, {} -> {}, written to {}\n",
         s.weights.len(),
         s.weights.len() + s.left.len(),
+        formats_text(options, &s.weights),
         s.bits_per_weight,
         s.relative_error * 100.0,
         size_text(s.bytes_before),
@@ -324,18 +399,55 @@ fn report(s: &Summary, output: &Path) -> String {
     out
 }
 
+/// Says where unfinished work is kept.
+fn kept_note(output: &Path) {
+    if let Some(kept) = unfinished(output).filter(|kept| kept.is_dir()) {
+        let what = format!(
+            "note: finished weights are kept in {}; run the same command again to resume, or delete that folder",
+            kept.display()
+        );
+        note(&mut std::io::stderr(), &what);
+    }
+}
+
+impl Args {
+    /// Sets the group size to that of a grid in the weights, if none is asked for, and says so.
+    fn find_group(&self, options: &mut Options) -> Result<()> {
+        // A budget chooses a group size per weight.
+        if self.group_size.is_some() || options.budget.is_some() {
+            return Ok(());
+        }
+        if let Some(size) = grid_group(&self.model, options)? {
+            options.group_size = size;
+            let what = format!(
+                "note: the weights lie on a grid with groups of {size}; taking --group-size {size}, which keeps it"
+            );
+            note(&mut std::io::stderr(), &what);
+        }
+        Ok(())
+    }
+}
+
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     check_form("MODEL", &args.model)?;
-    let options = args.options()?;
+    let mut options = args.options()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
         file.as_ref()
             .map_or(Ok(()), |file| check_report(option, file, &args.model))?;
     }
     if args.report.is_some() && args.report == args.report_json {
-        return Err(Error::usage("--report-json", "is the file of --report"));
+        return Err(Error::usage("--report-json", "is the same file as --report"));
     }
+    args.find_group(&mut options)?;
     let bar = byte_bar();
+    let _parting = interrupt.parting({
+        let (bar, output) = (bar.clone(), args.output.clone());
+        move || {
+            bar.finish_and_clear();
+            kept_note(&output);
+        }
+    });
     let mut progress = |p: Progress<'_>| {
         bar.set_length(p.total);
         bar.set_position(p.done);
@@ -350,24 +462,22 @@ pub fn run(args: &Args) -> Result<()> {
         &mut |methods| quantize_with(&args.model, &args.output, &options, methods, &mut progress),
     );
     bar.finish_and_clear();
-    let summary = result.inspect_err(|_| {
-        if let Some(kept) = unfinished(&args.output).filter(|kept| kept.is_dir()) {
-            let what = format!(
-                "note: what is finished is kept in {}; the same command goes on with it, or delete it",
-                kept.display()
-            );
-            note(&mut std::io::stderr(), &what);
+    // After other errors nothing is kept; the folder may be that of another run.
+    let summary = result.inspect_err(|e| {
+        if matches!(e, Error::Io { .. }) {
+            kept_note(&args.output);
         }
     })?;
     let mut out = std::io::stdout().lock();
     if args.json {
         put_json(&mut out, &Report::new(&summary))?;
     } else {
-        put(&mut out, &report(&summary, &args.output))?;
+        let text = report(&summary, &options, &args.output, args.verbose);
+        put(&mut out, &text)?;
     }
     // Last: the model is written by now, and a report that cannot be is no reason to keep its errors back.
     if let Some(file) = &args.report {
-        let page = page::page(&args.model, &options, &summary);
+        let page = page::page(&args.model, &args.output, &options, &summary);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
     }
     if let Some(file) = &args.report_json {
@@ -426,18 +536,25 @@ mod tests {
             bits_per_weight: 4.5,
             resumed: 1,
         };
-        let text = report(&summary, Path::new("out"));
+        let options = Options::default();
+        let text = report(&summary, &options, Path::new("out"), true);
         let lines: Vec<&str> = text.lines().collect();
-        assert_eq!(lines.len(), 5);
+        assert_eq!(lines.len(), 6, "{text}");
+        let cells: Vec<&str> = lines[1].split_whitespace().collect();
+        assert_eq!(cells[..6], ["a", "576", "x", "192", "4", "32"]);
         assert_eq!(
-            lines[1],
-            "a           576 x 192     4     32   1.234e-2    5.0000 %     0.900  442.4 kB  62.2 kB"
+            cells[6..],
+            ["0.0123", "5.000", "%", "0.90x", "442.4", "kB", "62.2", "kB"]
         );
         assert_eq!(lines[1].len(), lines[2].len());
-        assert_eq!(lines[3], "left as it is: odd (3 x 5): why");
-        assert_eq!(
-            lines[4],
-            "total: 2 of 3 weights quantized, 1 of them by an earlier run, 4.500 bits a weight, relative error 12.5000 %, 2.0 MB -> 900 B, written to out"
+        assert!(lines[3].contains("odd (3 x 5): why"), "{text}");
+        assert!(
+            lines[4].contains("2 of 3") && lines[4].contains("4-bit weights, 8-bit head"),
+            "{text}"
+        );
+        assert!(
+            lines[5].contains("12.500 %") && lines[5].contains("2.0 MB -> 900 B"),
+            "{text}"
         );
         let json = serde_json::to_value(Report::new(&summary)).unwrap();
         assert_eq!(
@@ -451,5 +568,39 @@ mod tests {
         assert!(json["weights"][0]["mae_int4"].is_f64() && json["weights"][1]["mae_int4"].is_null());
         assert!(lines[2].contains(" - "), "{}", lines[2]);
         assert_eq!(json["method"], "mse");
+    }
+
+    #[test]
+    fn the_largest_errors_are_shown_unless_all_are_asked_for() {
+        let weights: Vec<Quantized> = (0..9)
+            .map(|i| Quantized {
+                name: format!("w{i}"),
+                shape: vec![64, 64],
+                bits: Bits::Four,
+                group: 32,
+                max_error: 0.1,
+                relative_error: f64::from(i) / 100.0,
+                mae: 0.1,
+                mae_int4: None,
+                mse: 0.1,
+                compared: Vec::new(),
+                bytes_before: 1,
+                bytes_after: 1,
+            })
+            .collect();
+        let shown = |all: &[Quantized], verbose| {
+            let text = weight_table(all, &[], verbose);
+            let names = text.lines().filter_map(|l| l.split_whitespace().next());
+            let names: Vec<String> = names
+                .filter(|n| n.starts_with('w') && n.len() == 2)
+                .map(str::to_owned)
+                .collect();
+            names
+        };
+        assert_eq!(shown(&weights, false), ["w8", "w7", "w6", "w5", "w4"]);
+        assert_eq!(shown(&weights, true).len(), 9);
+        // What is exact needs no line.
+        assert_eq!(shown(&weights[..2], false), ["w1"]);
+        assert_eq!(weight_table(&weights[..1], &[], false), "");
     }
 }

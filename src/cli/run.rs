@@ -1,6 +1,7 @@
 //! `tlite run`.
 
 mod inputs;
+mod labels;
 mod picture;
 mod report;
 
@@ -18,7 +19,8 @@ use crate::runner::{Checks, Named, Runner, compare};
 use crate::tensor::{DType, HostTensor};
 use crate::units::count_text;
 pub use inputs::made_up_inputs;
-use inputs::{explained, inputs};
+use inputs::{InputFile, explained, inputs};
+use labels::Labels;
 use picture::PictureArgs;
 use report::{Compared, OnHost, Report, Value, shares, text};
 use std::num::NonZeroUsize;
@@ -27,40 +29,53 @@ use std::time::Instant;
 
 /// Run any model on tensors or pictures
 ///
-/// Inputs come from files or are made up; outputs are summed up, written as .npy files, or compared with references. A decoder's cache is
-/// inputs and outputs like others here; to generate text see `tlite generate`.
+/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared with references. The
+/// KV cache of a decoder counts as inputs and outputs here; to generate text, see `tlite generate`.
 #[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file
     model: PathBuf,
-    /// An input and the file that it is read from: .npy, .pb, .png, .jpg
-    #[arg(long, value_name = "NAME=FILE", value_parser = named_file)]
-    input: Vec<(String, PathBuf)>,
-    /// Make up the inputs that no file gives: floats from -1 to 1, integers 0 and 1
+    /// Input file: .npy, .pb, .png or .jpg
+    ///
+    /// FILE alone is for a model with one input. Pictures are converted to the form of the input; see the options below.
+    #[arg(short, long, value_name = "[NAME=]FILE", value_parser = InputFile::parse)]
+    input: Vec<InputFile>,
+    /// Print class names beside the largest scores
+    ///
+    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as `id2label`), or a text file
+    /// with one name per line.
+    #[arg(long, value_name = "FILE")]
+    labels: Option<PathBuf>,
+    /// Fill the other inputs with random numbers
+    ///
+    /// Floats are from -1 to 1, integers 0 or 1.
     #[arg(long)]
     random: bool,
-    /// Start of the random sequence; equal seeds give equal inputs
-    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<u64>, allow_negative_numbers = true, requires = "random")]
+    /// Seed of the random numbers
+    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<u64>, allow_negative_numbers = true, requires = "random", hide_short_help = true)]
     seed: u64,
-    /// Sizes of made up inputs, as in batch=1,sequence=16; may be given several times
+    /// Sizes of random inputs, as in batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...", requires = "random")]
     bind: Vec<String>,
     /// Write each output as DIR/NAME.npy
-    #[arg(long, value_name = "DIR")]
+    #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare each output with DIR/NAME.npy, or `output_0.pb`, ...; exit code 1 where one differs
+    /// Compare outputs with files in DIR; exit code 1 if one differs
+    ///
+    /// The files are DIR/NAME.npy, or DIR/output_0.pb and so on.
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
-    /// Largest difference over the reference's range [default: 0.001, with f16 0.02]
-    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = tolerance, requires = "compare")]
+    /// Largest difference, relative to the reference's range [default: 0.001, with f16 0.02]
+    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = tolerance, requires = "compare", hide_short_help = true)]
     tolerance: Option<f32>,
-    /// Number of measured runs
+    /// Number of timed runs
     #[arg(long, value_name = "N", default_value = "1", value_parser = from_one, allow_negative_numbers = true)]
     repeat: NonZeroUsize,
-    /// Storage of activations on a device [default: f32]
+    /// Type of activations on a device [default: f32]
     #[arg(long, value_enum, value_name = "TYPE")]
     float: Option<Float>,
-    /// Measure each step once more, by the device's clock, and print what takes the time
+    /// Time each step and list the slowest kernels
     #[arg(long)]
     profile: bool,
     /// Print one JSON object
@@ -74,11 +89,21 @@ pub struct Args {
     on: DeviceOptions,
 }
 
+const EXAMPLES: &str = "\
+Examples:
+  tlite run mobilenetv2 -i cat.png --image-mean imagenet --labels names.json
+  tlite run minilm --random --bind batch_size=1,sequence_length=32 -o out
+  tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
+
 impl Args {
-    /// A usage error, before anything is loaded, for an option that would have no effect or names what is not there.
+    /// A usage error, before anything is loaded, for an option without effect and for a file that does not exist.
     fn check(&self) -> Result<()> {
-        for (name, file) in &self.input {
-            check_file(&format!("--input {name}"), file)?;
+        for InputFile { name, file } in &self.input {
+            let option = match name {
+                Some(name) => format!("--input {name}"),
+                None => "--input".to_owned(),
+            };
+            check_file(&option, file)?;
         }
         if let Some(dir) = self.compare.as_ref().filter(|dir| !dir.is_dir()) {
             return Err(Error::usage(
@@ -86,21 +111,15 @@ impl Args {
                 format!("there is no folder {}", dir.display()),
             ));
         }
-        let pictures = self.input.iter().any(|(_, file)| files::is_picture(file));
+        let pictures = self.input.iter().any(|i| files::is_picture(&i.file));
         if let Some(option) = self.picture.given().filter(|_| !pictures) {
-            return Err(Error::usage(option, "no input is a picture, a .png or .jpg file"));
+            return Err(Error::usage(option, "no input is a picture (.png or .jpg)"));
         }
         if self.profile && self.on.backend == BackendChoice::Host {
-            return Err(Error::usage("--profile", "the host has no kernels to time"));
+            let what = "needs a device; the host interpreter has no kernels to time";
+            return Err(Error::usage("--profile", what));
         }
         Ok(())
-    }
-}
-
-fn named_file(text: &str) -> Result<(String, PathBuf), String> {
-    match text.split_once('=') {
-        Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok((name.to_owned(), file.into())),
-        _ => Err("expected NAME=FILE".to_owned()),
     }
 }
 
@@ -154,11 +173,43 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
     Ok(all)
 }
 
+/// Names the classes of all scores. Says so if there are none, or of another number.
+fn name_classes(labels: &Labels, outputs: &mut [Value]) {
+    let mut scores = outputs.iter_mut().filter(|v| v.has_scores()).peekable();
+    if scores.peek().is_none() {
+        let what = "note: --labels has no effect: no output is a row of class scores";
+        note(&mut std::io::stderr(), what);
+    }
+    for value in scores {
+        value.label(labels);
+        let (names, classes) = (labels.classes(), value.columns());
+        if names != classes {
+            let what = format!("note: --labels: {names} names for {classes} classes; they may be shifted");
+            note(&mut std::io::stderr(), &what);
+        }
+    }
+}
+
+/// A note on options for pictures, where the model looks like a classifier that needs them.
+fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], outputs: &[Named]) {
+    let picture = |file: &Option<PathBuf>| file.as_deref().is_some_and(files::is_picture);
+    let Some(((name, _), _)) = given.iter().find(|(_, file)| picture(file)) else {
+        return;
+    };
+    let fact = runner.inputs().find(|(n, _)| n == name).map(|(_, f)| f);
+    let shapes: Vec<Vec<usize>> = outputs.iter().map(|(_, t)| t.shape().to_vec()).collect();
+    if let Some(options) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
+        let what = format!("note: this looks like an ImageNet classifier; most need {options}");
+        note(&mut std::io::stderr(), &what);
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let file = model_file(&args.model)?;
     let float = args.on.storage(args.float)?;
     args.check()?;
+    let labels = args.labels.as_deref().map(Labels::read).transpose()?;
     let start = Instant::now();
     let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
     let backend = load::open(&args.on)?;
@@ -190,10 +241,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a folder", dir, e))?;
     }
     let start = Instant::now();
-    let progress = output::spinner("the first run, which checks kernels that are new".to_owned());
+    let progress = output::spinner("first run (checks new kernels)".to_owned());
     let line = progress.clone();
     runner.hear_checks(Box::new(move |done, all| {
-        output::count(&line, done, all, "new kernels checked");
+        output::count(&line, done, all, "kernels checked");
     }));
     let first = runner.run(&tensors);
     progress.finish_and_clear();
@@ -227,6 +278,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         }
         written.push(Value::output(name, tensor, file));
     }
+    if let Some(labels) = &labels {
+        name_classes(labels, &mut written);
+    }
+    suggest(args, &runner, &given, &outputs);
     // On the host activations are in f32.
     let half = float == DType::F16 && runner.caps().is_some();
     let tolerance = args.tolerance.unwrap_or(if half { 2e-2 } else { 1e-3 });

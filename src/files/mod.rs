@@ -1,5 +1,6 @@
 //! Tensors from files and to files: `.npy`, ONNX tensors, pictures.
 
+pub mod kind;
 pub mod npy;
 pub mod picture;
 
@@ -11,8 +12,9 @@ use picture::PictureOptions;
 use std::io::Write;
 use std::path::Path;
 
-/// Reads the tensor in `path` for an input of the model: by its ending `.npy` or `.pb` as it is, `.png`, `.jpg` or `.jpeg` in the
-/// form that `fact` asks for (see [`picture::read`]). An error for another ending, and for what is no such file.
+/// Reads the tensor in `path` for an input of the model. The file's extension decides: `.npy` and `.pb`
+/// are read as they are; `.png`, `.jpg` and `.jpeg` are converted to the form that `fact` asks for (see
+/// [`picture::read`]). An error for another extension, and for a file of another format.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
     match ending(path).as_deref() {
         Some("npy") => npy::read(path),
@@ -20,7 +22,7 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
         _ if is_picture(path) => picture::read(path, fact, options),
         _ => Err(Error::usage(
             path.display().to_string(),
-            "the name ends in none of .npy, .pb, .png, .jpg, .jpeg",
+            "the file name must end in .npy, .pb, .png, .jpg or .jpeg",
         )),
     }
 }

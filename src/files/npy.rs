@@ -4,7 +4,7 @@ use crate::error::{Error, Result, Stage};
 use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
 use npyz::{NpyFile, Order, Serialize, WriterBuilder};
-use std::io::{BufReader, Read, Write};
+use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 /// Elements in row-major order, of a file of `count`.
@@ -43,12 +43,31 @@ fn elements<T: npyz::Deserialize + Clone, R: Read>(
     Ok(out)
 }
 
-/// Reads a file. Errors: no such file, no `.npy` file, an element type that the engine does not have, too few elements.
+/// False for a file whose header has sizes with a product beyond 64 bits, on which the reader would panic. The file is at its
+/// start again afterwards.
+fn can_be_counted(file: &mut std::fs::File) -> std::io::Result<bool> {
+    // Longer headers are not those of tensors.
+    let mut header = Vec::new();
+    Read::by_ref(file).take(4096).read_to_end(&mut header)?;
+    file.seek(SeekFrom::Start(0))?;
+    let text = String::from_utf8_lossy(&header);
+    let shape = text.split_once("'shape':").map_or("", |(_, rest)| rest);
+    let shape = shape.split_once(')').map_or("", |(sizes, _)| sizes);
+    let sizes = shape.trim_start_matches([' ', '(']).split(',');
+    let sizes = sizes.filter_map(|n| n.trim().parse::<u64>().ok());
+    let product = sizes.fold(1u64, |product, n| product.saturating_mul(n.max(1)));
+    Ok(product < u64::MAX)
+}
+
+/// Reads a file. Errors: no such file, not a `.npy` file, an element type that the engine does not have, too few elements.
 pub fn read(path: &Path) -> Result<HostTensor> {
-    let file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
+    let mut file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
     let bad = |what: String| Error::file(Stage::Run, path, what);
-    let file =
-        NpyFile::new(BufReader::new(file)).map_err(|e| bad(format!("no .npy file, or damaged: {e}")))?;
+    if !can_be_counted(&mut file).map_err(|e| Error::io("cannot read", path, e))? {
+        return Err(bad("more elements than can be counted".to_owned()));
+    }
+    let file = NpyFile::new(BufReader::new(file))
+        .map_err(|e| bad(format!("not a .npy file, or the file is damaged: {e}")))?;
     let dtype = file.dtype().descr();
     let shape: Option<Vec<usize>> = file.shape().iter().map(|n| usize::try_from(*n).ok()).collect();
     let shape = shape.ok_or_else(|| bad("sizes that cannot be counted".to_owned()))?;

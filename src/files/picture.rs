@@ -95,9 +95,14 @@ pub fn open(path: &Path) -> Result<RgbImage> {
     let reader = reader
         .with_guessed_format()
         .map_err(|e| Error::io("cannot read", path, e))?;
-    let picture = reader
-        .decode()
-        .map_err(|e| Error::parse(Stage::Run, path, "no PNG or JPEG picture, or damaged", e))?;
+    let picture = reader.decode().map_err(|e| {
+        Error::parse(
+            Stage::Run,
+            path,
+            "not a PNG or JPEG picture, or the file is damaged",
+            e,
+        )
+    })?;
     Ok(flat(picture))
 }
 

@@ -15,7 +15,7 @@ mod testing;
 mod tests;
 mod tokenizer;
 
-pub use convert::{convert, convert_into};
+pub use convert::{convert, convert_into, supported};
 pub use dequant::GgmlType;
 pub use read::{Array, Gguf, TensorInfo, Value, is_gguf};
 pub use tokenizer::write_tokenizer;

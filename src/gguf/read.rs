@@ -2,6 +2,7 @@
 
 use super::dequant::{self, GgmlType};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::files::kind;
 use crate::mapped::Mapped;
 use crate::tensor::Bytes;
 use std::collections::{HashMap, HashSet};
@@ -18,6 +19,8 @@ pub fn is_gguf(path: &Path) -> bool {
     let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
     read.is_ok() && magic == MAGIC
 }
+/// Bytes of magic number, version and two counts.
+const HEADER: u64 = 24;
 const DEFAULT_ALIGNMENT: u64 = 32;
 /// Arrays may hold arrays, up to this depth.
 const MAX_DEPTH: usize = 4;
@@ -172,6 +175,13 @@ pub struct TensorInfo {
     bytes: Option<usize>,
 }
 
+impl TensorInfo {
+    /// Length in bytes; `None` if the layout of the type is not known.
+    pub fn bytes(&self) -> Option<usize> {
+        self.bytes
+    }
+}
+
 /// An open GGUF file.
 pub struct Gguf {
     path: PathBuf,
@@ -183,7 +193,7 @@ pub struct Gguf {
     names: HashMap<String, usize>,
 }
 
-/// Reads the header front to back; every error tells the position.
+/// Reads the header front to back; every error names the file.
 struct Cursor<'a> {
     path: &'a Path,
     bytes: &'a [u8],
@@ -191,18 +201,18 @@ struct Cursor<'a> {
 }
 
 macro_rules! scalar {
-    ($self:ident, $t:ty, $what:expr) => {{
+    ($self:ident, $t:ty) => {{
         let mut raw = [0u8; size_of::<$t>()];
-        raw.copy_from_slice($self.take(size_of::<$t>() as u64, $what)?);
+        raw.copy_from_slice($self.take(size_of::<$t>() as u64)?);
         <$t>::from_le_bytes(raw)
     }};
 }
 
 macro_rules! scalars {
-    ($self:ident, $t:ty, $count:expr, $what:expr) => {{
+    ($self:ident, $t:ty, $count:expr) => {{
         const SIZE: usize = size_of::<$t>();
-        let length = $self.array_bytes($count, SIZE as u64, $what)?;
-        let raw = $self.take(length, $what)?;
+        let length = $self.array_bytes($count, SIZE as u64)?;
+        let raw = $self.take(length)?;
         raw.as_chunks::<SIZE>()
             .0
             .iter()
@@ -212,39 +222,41 @@ macro_rules! scalars {
 }
 
 impl<'a> Cursor<'a> {
+    /// An error for content that contradicts the format.
     fn bad(&self, what: impl fmt::Display) -> Error {
-        Error::file(Stage::Convert, self.path, format!("at byte {}: {what}", self.at))
+        Error::damaged(Stage::Convert, self.path, format!("at byte {}: {what}", self.at))
+    }
+
+    /// An error for a file that should have `length` more bytes here.
+    fn cut_off(&self, length: u64) -> Error {
+        let needs = (self.at as u64).saturating_add(length);
+        Error::cut_off(Stage::Convert, self.path, needs, self.bytes.len() as u64)
     }
 
     fn left(&self) -> u64 {
         self.bytes.len().saturating_sub(self.at) as u64
     }
 
-    fn take(&mut self, length: u64, what: &str) -> Result<&'a [u8]> {
+    fn take(&mut self, length: u64) -> Result<&'a [u8]> {
         let slice = usize::try_from(length)
             .ok()
             .and_then(|n| self.at.checked_add(n))
             .and_then(|end| self.bytes.get(self.at..end))
-            .ok_or_else(|| {
-                self.bad(format!(
-                    "{what} needs {length} bytes, the file has {} more; it is cut off or damaged",
-                    self.left()
-                ))
-            })?;
+            .ok_or_else(|| self.cut_off(length))?;
         self.at += slice.len();
         Ok(slice)
     }
 
-    fn u32(&mut self, what: &str) -> Result<u32> {
-        Ok(scalar!(self, u32, what))
+    fn u32(&mut self) -> Result<u32> {
+        Ok(scalar!(self, u32))
     }
 
-    fn u64(&mut self, what: &str) -> Result<u64> {
-        Ok(scalar!(self, u64, what))
+    fn u64(&mut self) -> Result<u64> {
+        Ok(scalar!(self, u64))
     }
 
     fn bool(&mut self, what: &str) -> Result<bool> {
-        match scalar!(self, u8, what) {
+        match scalar!(self, u8) {
             0 => Ok(false),
             1 => Ok(true),
             v => Err(self.bad(format!("{what}: expected the truth value 0 or 1, found {v}"))),
@@ -252,42 +264,39 @@ impl<'a> Cursor<'a> {
     }
 
     fn string(&mut self, what: &str) -> Result<String> {
-        let length = self.u64(what)?;
-        let raw = self.take(length, what)?;
+        let length = self.u64()?;
+        let raw = self.take(length)?;
         std::str::from_utf8(raw)
             .map(str::to_owned)
             .map_err(|e| self.bad(format!("{what}: expected UTF-8 text: {e}")))
     }
 
     /// Bytes of `count` items of at least `size` bytes, when the file has that many.
-    fn array_bytes(&self, count: u64, size: u64, what: &str) -> Result<u64> {
-        count
-            .checked_mul(size)
-            .filter(|n| *n <= self.left())
-            .ok_or_else(|| {
-                self.bad(format!(
-                    "{what}: {count} items of {size} bytes or more, the file has {} bytes more",
-                    self.left()
-                ))
-            })
+    fn array_bytes(&self, count: u64, size: u64) -> Result<u64> {
+        let bytes = count.saturating_mul(size);
+        if bytes <= self.left() {
+            Ok(bytes)
+        } else {
+            Err(self.cut_off(bytes))
+        }
     }
 
     fn value(&mut self, what: &str) -> Result<Value> {
-        let code = self.u32(what)?;
+        let code = self.u32()?;
         Ok(match code {
-            0 => Value::U8(scalar!(self, u8, what)),
-            1 => Value::I8(scalar!(self, i8, what)),
-            2 => Value::U16(scalar!(self, u16, what)),
-            3 => Value::I16(scalar!(self, i16, what)),
-            4 => Value::U32(scalar!(self, u32, what)),
-            5 => Value::I32(scalar!(self, i32, what)),
-            6 => Value::F32(scalar!(self, f32, what)),
+            0 => Value::U8(scalar!(self, u8)),
+            1 => Value::I8(scalar!(self, i8)),
+            2 => Value::U16(scalar!(self, u16)),
+            3 => Value::I16(scalar!(self, i16)),
+            4 => Value::U32(scalar!(self, u32)),
+            5 => Value::I32(scalar!(self, i32)),
+            6 => Value::F32(scalar!(self, f32)),
             7 => Value::Bool(self.bool(what)?),
             8 => Value::String(self.string(what)?),
             9 => Value::Array(self.array(what, 1)?),
-            10 => Value::U64(scalar!(self, u64, what)),
-            11 => Value::I64(scalar!(self, i64, what)),
-            12 => Value::F64(scalar!(self, f64, what)),
+            10 => Value::U64(scalar!(self, u64)),
+            11 => Value::I64(scalar!(self, i64)),
+            12 => Value::F64(scalar!(self, f64)),
             _ => return Err(self.bad(format!("{what}: expected a value type of 0 to 12, found {code}"))),
         })
     }
@@ -296,35 +305,35 @@ impl<'a> Cursor<'a> {
         if depth > MAX_DEPTH {
             return Err(self.bad(format!("{what}: arrays are nested more than {MAX_DEPTH} deep")));
         }
-        let code = self.u32(what)?;
-        let count = self.u64(what)?;
+        let code = self.u32()?;
+        let count = self.u64()?;
         Ok(match code {
-            0 => Array::U8(scalars!(self, u8, count, what)),
-            1 => Array::I8(scalars!(self, i8, count, what)),
-            2 => Array::U16(scalars!(self, u16, count, what)),
-            3 => Array::I16(scalars!(self, i16, count, what)),
-            4 => Array::U32(scalars!(self, u32, count, what)),
-            5 => Array::I32(scalars!(self, i32, count, what)),
-            6 => Array::F32(scalars!(self, f32, count, what)),
+            0 => Array::U8(scalars!(self, u8, count)),
+            1 => Array::I8(scalars!(self, i8, count)),
+            2 => Array::U16(scalars!(self, u16, count)),
+            3 => Array::I16(scalars!(self, i16, count)),
+            4 => Array::U32(scalars!(self, u32, count)),
+            5 => Array::I32(scalars!(self, i32, count)),
+            6 => Array::F32(scalars!(self, f32, count)),
             7 => {
-                self.array_bytes(count, 1, what)?;
+                self.array_bytes(count, 1)?;
                 Array::Bool((0..count).map(|_| self.bool(what)).collect::<Result<_>>()?)
             }
             8 => {
-                self.array_bytes(count, 8, what)?;
+                self.array_bytes(count, 8)?;
                 Array::String((0..count).map(|_| self.string(what)).collect::<Result<_>>()?)
             }
             9 => {
-                self.array_bytes(count, 12, what)?;
+                self.array_bytes(count, 12)?;
                 Array::Array(
                     (0..count)
                         .map(|_| self.array(what, depth + 1))
                         .collect::<Result<_>>()?,
                 )
             }
-            10 => Array::U64(scalars!(self, u64, count, what)),
-            11 => Array::I64(scalars!(self, i64, count, what)),
-            12 => Array::F64(scalars!(self, f64, count, what)),
+            10 => Array::U64(scalars!(self, u64, count)),
+            11 => Array::I64(scalars!(self, i64, count)),
+            12 => Array::F64(scalars!(self, f64, count)),
             _ => return Err(self.bad(format!("{what}: expected an item type of 0 to 12, found {code}"))),
         })
     }
@@ -333,11 +342,11 @@ impl<'a> Cursor<'a> {
     fn tensor(&mut self, index: u64) -> Result<(TensorInfo, u64)> {
         let name = self.string(&format!("name of tensor {index}"))?;
         let what = format!("tensor \"{name}\"");
-        let rank = self.u32(&what)?;
+        let rank = self.u32()?;
         if rank == 0 || rank > MAX_DIMS {
             return Err(self.bad(format!("{what}: expected 1 to {MAX_DIMS} sizes, found {rank}")));
         }
-        let sizes = (0..rank).map(|_| self.u64(&what)).collect::<Result<Vec<_>>>()?;
+        let sizes = (0..rank).map(|_| self.u64()).collect::<Result<Vec<_>>>()?;
         let dims: Option<Vec<usize>> = sizes
             .iter()
             .map(|d| usize::try_from(*d).ok().filter(|d| *d > 0))
@@ -351,8 +360,8 @@ impl<'a> Cursor<'a> {
                     .is_some_and(|b| isize::try_from(b).is_ok())
             })
             .ok_or_else(|| self.bad(format!("{what}: sizes {dims:?} are too large")))?;
-        let ggml_type = GgmlType(self.u32(&what)?);
-        let offset = self.u64(&what)?;
+        let ggml_type = GgmlType(self.u32()?);
+        let offset = self.u64()?;
         let bytes = match ggml_type.block() {
             None => None,
             Some((per_block, size)) => {
@@ -406,11 +415,9 @@ impl Gguf {
                 "expected a GGUF file, found a folder or device",
             ));
         }
-        if meta.len() < 24 {
-            let what = match meta.len() {
-                0 => "expected a GGUF file, found an empty one".to_owned(),
-                size => format!("expected a GGUF header of 24 bytes, found a file of {size}"),
-            };
+        if meta.len() == 0 {
+            // An empty file cannot be mapped.
+            let what = kind::explained("not a GGUF file", &[]);
             return Err(Error::file(Stage::Convert, path, what));
         }
         let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))?;
@@ -421,30 +428,26 @@ impl Gguf {
     pub fn from_bytes(path: &Path, source: Box<dyn Bytes>) -> Result<Self> {
         let bytes = source.bytes();
         let mut c = Cursor { path, bytes, at: 0 };
-        let magic = c.take(4, "magic number")?;
-        if magic != MAGIC {
-            return Err(Error::file(
-                Stage::Convert,
-                path,
-                format!(
-                    "expected a GGUF file, which begins with \"GGUF\"; this one begins with \"{}\"",
-                    magic.escape_ascii()
-                ),
-            ));
+        if !bytes.starts_with(&MAGIC) && !MAGIC.starts_with(bytes) {
+            let what = kind::explained("not a GGUF file", bytes);
+            return Err(Error::file(Stage::Convert, path, what));
         }
-        let version = c.u32("version")?;
+        c.array_bytes(1, HEADER)?;
+        c.take(MAGIC.len() as u64)?;
+        let version = c.u32()?;
         if !(2..=3).contains(&version) {
             let order = if (2..=3).contains(&version.swap_bytes()) {
                 " (a big-endian file)"
             } else {
                 ""
             };
-            return Err(c.bad(format!("expected GGUF version 2 or 3, found {version}{order}")));
+            let what = format!("expected GGUF version 2 or 3, found {version}{order}");
+            return Err(Error::file(Stage::Convert, path, what));
         }
-        let tensor_count = c.u64("tensor count")?;
-        let entry_count = c.u64("metadata count")?;
-        c.array_bytes(tensor_count, MIN_TENSOR, "tensor table")?;
-        c.array_bytes(entry_count, MIN_ENTRY, "metadata")?;
+        let tensor_count = c.u64()?;
+        let entry_count = c.u64()?;
+        c.array_bytes(tensor_count, MIN_TENSOR)?;
+        c.array_bytes(entry_count, MIN_ENTRY)?;
 
         let mut metadata = Vec::new();
         let mut keys = HashMap::new();
@@ -476,26 +479,26 @@ impl Gguf {
         let data_start = (c.at as u64).next_multiple_of(alignment);
         let size = bytes.len() as u64;
         let mut tensors = Vec::new();
+        let mut end = data_start;
         for (mut info, offset) in entries {
-            let bad =
-                |what: String| Error::file(Stage::Convert, path, format!("tensor \"{}\": {what}", info.name));
             if offset % alignment != 0 {
-                return Err(bad(format!(
-                    "offset {offset} is not a multiple of the alignment {alignment}"
-                )));
+                return Err(Error::damaged(
+                    Stage::Convert,
+                    path,
+                    format!(
+                        "tensor \"{}\": offset {offset} is not a multiple of the alignment {alignment}",
+                        info.name
+                    ),
+                ));
             }
-            let length = info.bytes.unwrap_or(0) as u64;
-            let start = data_start
-                .checked_add(offset)
-                .filter(|s| s.checked_add(length).is_some_and(|e| e <= size));
-            let start = start.and_then(|s| usize::try_from(s).ok()).ok_or_else(|| {
-                bad(format!(
-                    "{length} bytes at offset {offset} of the data, which start at {data_start}, end after the file \
-                     of {size} bytes; it is cut off or damaged"
-                ))
-            })?;
-            info.start = start;
+            let start = data_start.saturating_add(offset);
+            end = end.max(start.saturating_add(info.bytes.unwrap_or(0) as u64));
+            info.start = usize::try_from(start).unwrap_or(usize::MAX);
             tensors.push(info);
+        }
+        // The end of the last tensor is what a whole file has at least.
+        if end > size && !tensors.is_empty() {
+            return Err(Error::cut_off(Stage::Convert, path, end, size));
         }
         Ok(Self {
             path: path.to_owned(),

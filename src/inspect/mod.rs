@@ -1,13 +1,18 @@
-//! What a model is and what running it takes, from its file alone: symbols, operators, passes, plans, memory. No weight is
-//! read and no device is opened. The command `tlite inspect` prints a [`Report`], as text, as JSON, or as a page to explore.
+//! What a model is and what running it takes, from its file alone: a summary, symbols, operators, passes, plans, memory.
+//! No weight is read and no device is opened. The command `tlite inspect` prints a [`Report`] as text, as JSON, or as a
+//! page to explore.
 
+mod gguf;
 mod nodes;
 pub mod page;
 mod plans;
+mod summary;
 mod symbols;
 
+pub use gguf::{GgufReport, TypeReport, inspect_gguf};
 pub use nodes::{Becomes, How, NodeReport, Operator, Run};
 pub use plans::{Device, Gains, PaddingReport, PlanReport, SegmentReport, StepReport, TensorReport};
+pub use summary::{FileReport, Summary, WeightsReport, operator_counts, parameters_text};
 pub use symbols::{BoundFrom, SymbolReport, parse_bind, parse_bounds};
 
 use crate::backend::Caps;
@@ -126,6 +131,8 @@ pub struct Model {
     pub opsets: Vec<(String, i64)>,
     /// Roles found, if it is a decoder.
     pub decoder: Option<DecoderReport>,
+    /// What the model is.
+    pub summary: Summary,
 }
 
 /// The lengths of a decoder.
@@ -193,13 +200,35 @@ pub fn model_file(path: &Path) -> Result<PathBuf> {
     } else {
         path.to_owned()
     };
-    if file.is_file() {
-        return Ok(file);
-    }
-    Err(Error::usage(
-        "MODEL",
-        format!("there is no file {}", file.display()),
-    ))
+    let what = match std::fs::metadata(&file) {
+        Ok(meta) if meta.is_file() => return Ok(file),
+        Ok(_) => format!(
+            "{} is not a file; expected a folder with model.onnx, or an ONNX file",
+            file.display()
+        ),
+        Err(_) if path.is_dir() => {
+            let inner = folders_with_models(path);
+            let hint = match inner.is_empty() {
+                true => String::new(),
+                false => format!("; did you mean {}?", inner.join(" or ")),
+            };
+            format!("{} has no model.onnx{hint}", path.display())
+        }
+        Err(_) => format!("there is no file or folder {}", path.display()),
+    };
+    Err(Error::usage("MODEL", what))
+}
+
+/// The first folders in `path` that hold a model.
+fn folders_with_models(path: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(path).into_iter().flatten().flatten();
+    let folders = entries
+        .map(|e| e.path())
+        .filter(|p| p.join("model.onnx").is_file());
+    let mut names: Vec<String> = folders.map(|p| p.display().to_string()).collect();
+    names.sort();
+    names.truncate(3);
+    names
 }
 
 /// The name of a model: of its folder, or of the file. A usage error where there is no such file.
@@ -207,17 +236,38 @@ pub fn model_name(path: &Path) -> Result<String> {
     Ok(named(path, &model_file(path)?))
 }
 
+/// Names of folders that say how a model is stored, not which one it is.
+const STORAGE: [&str; 9] = [
+    "onnx",
+    "model",
+    "e0m2",
+    "e0m3",
+    "e0m4",
+    "e0m5",
+    "e0m6",
+    "e0m8",
+    "quantized",
+];
+
 fn named(path: &Path, file: &Path) -> String {
     let whole = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let name = if path.is_dir() {
-        whole.file_name()
+    let last = |p: &Path| p.file_name().map(|n| n.to_string_lossy().into_owned());
+    let folder = if path.is_dir() {
+        Some(whole.as_path())
+    } else if file.file_name() == Some("model.onnx".as_ref()) {
+        whole.parent()
     } else {
-        file.file_stem()
+        None
     };
-    name.map_or_else(
-        || file.display().to_string(),
-        |n| n.to_string_lossy().into_owned(),
-    )
+    let name = match folder.and_then(last) {
+        Some(name) if STORAGE.contains(&name.as_str()) => {
+            let outer = folder.and_then(Path::parent).and_then(last);
+            Some(outer.map_or(name.clone(), |outer| format!("{outer}/{name}")))
+        }
+        Some(name) => Some(name),
+        None => file.file_stem().map(|n| n.to_string_lossy().into_owned()),
+    };
+    name.unwrap_or_else(|| file.display().to_string())
 }
 
 pub(crate) fn value_report(graph: &Graph, v: ValueId) -> ValueReport {
@@ -332,9 +382,12 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         .iter()
         .try_fold(0u64, |sum, n| sum.checked_add(*n));
     let first = plans.first();
+    let states = states(&graph, first);
+    let outputs: Vec<ValueReport> = raw.outputs().iter().map(|v| value_report(&raw, *v)).collect();
     let report = Report {
         model: Model {
             name: named(path, &file),
+            summary: Summary::new(&file, &raw, &outputs, &states),
             path: file,
             opsets: raw.opsets().to_vec(),
             decoder,
@@ -344,8 +397,8 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         constraints: symbols.relations(),
         assumptions: assumptions(&raw),
         inputs: raw.inputs().iter().map(|v| value_report(&raw, *v)).collect(),
-        outputs: raw.outputs().iter().map(|v| value_report(&raw, *v)).collect(),
-        states: states(&graph, first),
+        outputs,
+        states,
         shape_ops_total: shape_ops.clone().count(),
         shape_ops_at_runtime: shape_ops.filter(runs).count(),
         passes,

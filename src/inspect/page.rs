@@ -6,12 +6,13 @@
 
 use super::{How, NodeReport, Operator, PlanReport, Report, StepReport, ValueReport};
 use crate::graph::class::Class;
+use crate::units::size_text;
 use serde_json::{Value, json};
 use std::collections::HashMap;
 
 const HTML: &str = include_str!("page/page.html");
 /// The style of pages.
-pub(crate) const CSS: &str = include_str!("page/page.css");
+const CSS: &str = include_str!("page/page.css");
 const JS: &str = include_str!("page/page.js");
 const GRAPH: &str = include_str!("page/graph.js");
 
@@ -209,8 +210,17 @@ fn data(report: &Report) -> Value {
         .map(|n| tables.node(n, &report.plans, class(n)))
         .collect();
     let plans: Vec<Value> = report.plans.iter().map(|p| tables.plan(p)).collect();
+    let summary = &report.model.summary;
+    let files = summary
+        .files
+        .iter()
+        .map(|f| format!("{} ({})", f.name, size_text(f.bytes)));
+    let mut facts = summary.facts();
+    facts.push(("files", files.collect::<Vec<_>>().join(", ")));
     json!({
         "model": report.model.name,
+        "line": report.model.summary.line(),
+        "facts": facts,
         "opsets": report.model.opsets,
         "decoder": report.model.decoder,
         "device": report.device,
@@ -251,6 +261,26 @@ pub(crate) fn escaped(text: &str) -> String {
         .replace('<', "&lt;")
         .replace('>', "&gt;")
         .replace('"', "&quot;")
+}
+
+/// A page of its own: a title, the style of all pages with what is added to it, and the content of its body, which must
+/// be escaped. Without a `script` no script can run.
+pub(crate) fn document(title: &str, style: &str, body: &str, script: Option<&str>) -> String {
+    let (policy, script) = match script {
+        Some(script) => (
+            "; script-src 'unsafe-inline'",
+            format!("<script>\n{script}</script>\n"),
+        ),
+        None => ("", String::new()),
+    };
+    format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+         <meta name=\"color-scheme\" content=\"light dark\">\n\
+         <meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'{policy}\">\n\
+         <title>{}</title>\n<style>\n{CSS}{style}</style>\n</head>\n<body data-ready=\"yes\">\n{body}{script}</body>\n</html>\n",
+        escaped(title)
+    )
 }
 
 /// The page, whole.

@@ -55,6 +55,17 @@ impl Conversation {
         self.slides = slides;
     }
 
+    /// Whether a full context slides.
+    pub fn slides(&self) -> bool {
+        self.slides
+    }
+
+    /// Replaces all messages. Tokens that they share with the KV cache are not run again.
+    pub fn restore(&mut self, messages: Vec<Message>) {
+        self.messages = messages;
+        self.said = None;
+    }
+
     /// The messages that were not dropped, answers included.
     pub fn messages(&self) -> &[Message] {
         &self.messages

@@ -23,6 +23,11 @@ impl Grammar {
     /// A context-free grammar in Lark notation, as `llguidance` reads it. Its rule `start` is the
     /// whole text, after which one of `eos` may come. An error for an invalid grammar.
     pub fn lark(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
+        if is_gbnf(text) {
+            let what = "it is in GBNF notation (`::=`); expected Lark: write each rule as `name: ...` and name the \
+                        entry rule `start`";
+            return Err(unusable(&what));
+        }
         Self::of(TopLevelGrammar::from_lark(text.to_owned()), tokenizer, eos)
     }
 
@@ -56,18 +61,38 @@ impl Grammar {
     }
 }
 
+/// True for a grammar in the notation of llama.cpp.
+fn is_gbnf(text: &str) -> bool {
+    text.lines().any(|line| {
+        let name = line.split_once("::=").map(|(name, _)| name.trim());
+        let part = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+        name.is_some_and(|name| !name.is_empty() && name.chars().all(part))
+    })
+}
+
 fn unusable(e: &dyn Display) -> Error {
-    let what = format!("the grammar cannot be used: {}", words(e));
+    let what = format!("the grammar cannot be used: {}", words(e).join("\n  "));
     Error::other(Stage::Text, what).of_kind(ErrorKind::Usage)
 }
 
-/// A parser error on one line, without the parser state that it may append.
-fn words(e: &dyn Display) -> String {
+/// Lines of an error that are shown.
+const LINES: usize = 12;
+
+/// The lines of a parser error, without the parser state that it may append. A caret points into
+/// the lines of the grammar that it quotes.
+fn words(e: &dyn Display) -> Vec<String> {
     let text = e.to_string();
-    let told = text.split("\n<").next().unwrap_or_default();
+    let message = text.split("\n<").next().unwrap_or_default();
     // The parser's name for a start state without continuations.
-    let told = told.replace("NoExtensionBias", "no text matches it");
-    told.split_whitespace().collect::<Vec<_>>().join(" ")
+    let message = message.replace("NoExtensionBias", "no text matches it");
+    let lines = message.lines().filter(|line| !line.trim().is_empty());
+    lines.take(LINES).map(|line| line.trim_end().to_owned()).collect()
+}
+
+/// A parser error on one line.
+fn line(e: &dyn Display) -> String {
+    let words = words(e).join(" ");
+    words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
 /// The vocabulary as bytes, plus an end token that no model has: the parser needs exactly one, and
@@ -99,7 +124,7 @@ impl Constraint for Grammar {
     }
 
     fn mask(&mut self, logits: &mut [f32]) -> Result<()> {
-        let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {}", words(e)));
+        let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {}", line(e)));
         let allowed = self.matcher.compute_mask_or_eos().map_err(|e| failed(&e))?;
         let ends = self.matcher.is_accepting().map_err(|e| failed(&e))?;
         let size = u32::try_from(allowed.len()).unwrap_or(u32::MAX);
@@ -123,7 +148,7 @@ impl Constraint for Grammar {
         taken.map_err(|e| {
             Error::other(
                 Stage::Text,
-                format!("the grammar does not allow token {token}: {}", words(&e)),
+                format!("the grammar does not allow token {token}: {}", line(&e)),
             )
         })
     }
@@ -264,13 +289,34 @@ mod tests {
             "start: a\na: start \"b\" | a \"c\"",
         ] {
             let e = Grammar::lark(text, &tokenizer, &[]).err().unwrap();
-            let (words, lines) = (e.to_string(), e.to_string().lines().count());
-            assert_eq!((e.kind(), lines), (ErrorKind::Usage, 1), "{text}: {words}");
+            let words = e.to_string();
+            assert_eq!(e.kind(), ErrorKind::Usage, "{text}: {words}");
             assert!(!words.contains("state>") && words.len() < 500, "{text}: {words}");
         }
+        // The place in the grammar is shown below it.
+        let e = Grammar::lark("start: \"a\" undefined", &tokenizer, &[])
+            .err()
+            .unwrap();
+        let text = e.to_string();
+        let lines: Vec<&str> = text.lines().collect();
+        let quoted = lines
+            .iter()
+            .position(|l| l.contains("start: \"a\" undefined"))
+            .unwrap();
+        let column = lines[quoted].find("\"a\"").unwrap();
+        assert_eq!(lines[quoted + 1].find('^'), Some(column), "{text}");
         for text in ["", "{\"type\": 3}", "{\"type\": \"unheard of\"}", "[1"] {
             let e = Grammar::json_schema(text, &tokenizer, &[]).err().unwrap();
             assert_eq!(e.kind(), ErrorKind::Usage, "{e}");
+            assert!(e.to_string().len() < 500, "{e}");
         }
+        for (text, gbnf) in [
+            ("root ::= \"yes\" | \"no\"", true),
+            ("# x\n  my-rule ::=\n  [a-z]+", true),
+            ("start: \"::=\"", false),
+        ] {
+            assert_eq!(is_gbnf(text), gbnf, "{text}");
+        }
+        assert!(Grammar::lark("root ::= \"a\"", &tokenizer, &[]).is_err());
     }
 }

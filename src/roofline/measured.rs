@@ -89,6 +89,9 @@ pub struct TimedKind {
     pub op: String,
     /// Number of nodes.
     pub nodes: usize,
+    /// What computes them.
+    #[serde(skip)]
+    pub arithmetic: Arithmetic,
     /// Time and work.
     #[serde(flatten)]
     pub measured: Measured,
@@ -221,6 +224,7 @@ impl Profile {
             .map(|(op, sum)| TimedKind {
                 op: (*op).to_owned(),
                 nodes: sum.nodes,
+                arithmetic: sum.arithmetic,
                 measured: measured(sum),
             })
             .collect();

@@ -4,8 +4,7 @@
 use super::{Outcome, decoder, tokens};
 use crate::support::{Device, Text};
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, RecordingWay, Stats};
-use transformer_lite::graph::op::ALL;
+use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
@@ -15,13 +14,11 @@ use transformer_lite::llm::{Activations, LanguageModel};
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
-/// The passes of a device, with activations in bytes on CPUs that have fast kernels for these.
+/// Int8 activations on CPUs that have fast kernels for them, whose stages can be joined; else the
+/// default.
 fn passes(caps: &Caps) -> Pipeline {
     let mut pipeline = Pipeline::standard();
-    let products = ["matvec_e0m_int8", "matmul_e0m_int8"];
-    let kernels = ALL.iter().flat_map(|d| d.kernels);
-    let mut products = kernels.filter(|k| products.contains(&k.name));
-    if products.all(|k| caps.takes_form(k, "X86_BYTES")) {
+    if caps.packed_dot == PackedDot::X86 {
         Activations::Int8.store(&mut pipeline);
     }
     pipeline

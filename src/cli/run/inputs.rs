@@ -1,4 +1,4 @@
-//! Inputs from files and made up ones, and what to do where their sizes do not fit.
+//! Inputs from files and random ones, and advice if their sizes do not fit.
 
 use super::{Args, picture};
 use crate::error::{Error, Result};
@@ -9,26 +9,66 @@ use crate::runner::{Named, Runner, shape_at};
 use crate::shape::{Bindings, Fact, Symbol};
 use crate::tensor::HostTensor;
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// The option that gives sizes.
 const BIND: &str = "--bind";
 
-/// Inputs from files, then made up ones.
+/// The value of `--input`: a file, and the input that it is for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputFile {
+    /// `None` for the only input.
+    pub name: Option<String>,
+    /// The file.
+    pub file: PathBuf,
+}
+
+impl InputFile {
+    /// Reads NAME=FILE, or FILE alone.
+    pub fn parse(text: &str) -> Result<Self, String> {
+        // The name of a file may have an equals sign in it.
+        let pair = text.split_once('=').filter(|_| !Path::new(text).is_file());
+        match pair {
+            Some((name, file)) if !name.is_empty() && !file.is_empty() => Ok(Self {
+                name: Some(name.to_owned()),
+                file: file.into(),
+            }),
+            None if !text.is_empty() => Ok(Self {
+                name: None,
+                file: text.into(),
+            }),
+            _ => Err("expected NAME=FILE, or FILE for a model with one input".to_owned()),
+        }
+    }
+}
+
+/// Inputs from files, then random ones.
 pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf>)>> {
     let options = args.picture.options();
     let mut out: Vec<(Named, Option<PathBuf>)> = Vec::new();
     let known: Vec<&str> = runner.inputs().map(|(n, _)| n).collect();
-    for (name, file) in &args.input {
-        let fact = runner.inputs().find(|(n, _)| n == name).map(|(_, f)| f);
+    for InputFile { name, file } in &args.input {
+        let name = match (name, known.as_slice()) {
+            (Some(name), _) => name.as_str(),
+            (None, [only]) => only,
+            (None, [first, ..]) => {
+                let what = format!(
+                    "{}: the model has {} inputs: {}; write NAME=FILE, as in {first}={0}",
+                    file.display(),
+                    known.len(),
+                    known.join(", ")
+                );
+                return Err(Error::usage("--input", what));
+            }
+            (None, []) => return Err(Error::usage("--input", "the model has no inputs")),
+        };
+        let fact = runner.inputs().find(|(n, _)| *n == name).map(|(_, f)| f);
         let fact = fact.ok_or_else(|| {
             let what = format!("the model has no input \"{name}\"; it has {}", known.join(", "));
             Error::usage("--input", what)
         })?;
-        out.push((
-            (name.clone(), files::read(file, fact, &options)?),
-            Some(file.clone()),
-        ));
+        let tensor = files::read(file, fact, &options)?;
+        out.push(((name.to_owned(), tensor), Some(file.clone())));
     }
     if !args.random {
         return Ok(out);
@@ -38,7 +78,8 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
     Ok(out)
 }
 
-/// Made up inputs of the sizes of `bind`, the texts of an option `--bind`. Usage errors: a size that no input has; sizes that nothing gives.
+/// Random inputs of the sizes in `bind`, the texts of an option `--bind`. Usage errors: a size that no input has; a size
+/// that is not given.
 pub fn made_up_inputs(runner: &Runner, bind: &[String]) -> Result<Vec<Named>> {
     made_up_beside(runner, (BIND, bind), 0, &[])
 }
@@ -56,7 +97,7 @@ fn made_up_beside(
     dims.for_each(|d| d.symbols(&mut known_symbols));
     if let Some((s, _)) = bindings.iter().find(|(s, _)| !known_symbols.contains(*s)) {
         let list: Vec<&str> = known_symbols.iter().map(Symbol::name).collect();
-        let what = format!("no input has the size {s}; there are {}", list.join(", "));
+        let what = format!("no input has a size {s}; their sizes are {}", list.join(", "));
         return Err(Error::usage(BIND, what));
     }
     bind_files(runner, given, &mut bindings);
@@ -72,7 +113,7 @@ fn made_up_beside(
     symbols.retain(|s| bindings.get(s).is_none());
     if !symbols.is_empty() {
         let what = format!(
-            "the inputs have sizes that nothing gives; {}",
+            "some input sizes are not fixed; {}",
             sizes_to_try(runner, &symbols, &bindings)
         );
         return Err(Error::usage(option, what));
@@ -130,9 +171,9 @@ fn sizes_to_try(runner: &Runner, symbols: &BTreeSet<Symbol>, given: &Bindings) -
         all.join(",")
     };
     match runner.small_sizes(symbols, given) {
-        Some(found) => format!("try --bind {}", list(&found)),
+        Some(found) => format!("set them, for example --bind {}", list(&found)),
         None => format!(
-            "give them with --bind {}; no small ones were found that fit",
+            "set them with --bind {} (no small sizes that fit were found)",
             list(&Bindings::new())
         ),
     }
@@ -171,4 +212,23 @@ pub fn explained(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)
     }
     let advice = sizes_to_try(runner, &symbols, &from_files);
     Error::usage("--bind", format!("{what}; {advice}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_input_is_a_name_and_a_file_or_a_file() {
+        let of = |text: &str| InputFile::parse(text).map(|i| (i.name, i.file));
+        assert_eq!(of("x=a.npy"), Ok((Some("x".to_owned()), "a.npy".into())));
+        assert_eq!(of("a.png"), Ok((None, "a.png".into())));
+        for bad in ["", "=a", "x="] {
+            assert!(of(bad).is_err(), "{bad}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let odd = dir.path().join("a=b.png");
+        std::fs::write(&odd, b"x").unwrap();
+        assert_eq!(of(odd.to_str().unwrap()), Ok((None, odd.clone())));
+    }
 }

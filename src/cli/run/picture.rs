@@ -11,23 +11,27 @@ use std::collections::BTreeSet;
 #[derive(Debug, Default, clap::Args)]
 #[command(next_help_heading = "Pictures")]
 pub struct PictureArgs {
-    /// Pixels that pictures are scaled to [default: those of the input, or of the picture]
+    /// Scale pictures to this size [default: that of the input]
+    ///
+    /// If the input has no fixed size, the default is the size of the picture.
     #[arg(long, value_name = "WxH", value_parser = size)]
     pub image_size: Option<(u32, u32)>,
-    /// Round sizes that the picture gives up to a multiple of N
-    #[arg(long, value_name = "N", value_parser = multiple, allow_negative_numbers = true, conflicts_with = "image_size")]
+    /// Round the picture's size up to a multiple of N
+    #[arg(long, value_name = "N", value_parser = multiple, allow_negative_numbers = true, conflicts_with = "image_size", hide_short_help = true)]
     image_multiple: Option<u32>,
-    /// What is done where proportions differ [default: stretch]
+    /// Fit pictures of other proportions [default: stretch]
     #[arg(long, value_enum, value_name = "HOW")]
     image_fit: Option<FitArg>,
-    /// Subtracted from red, green, blue, which are 0 to 1; `imagenet` sets mean and deviation
-    #[arg(long, value_name = "F,F,F|imagenet", value_parser = mean, allow_hyphen_values = true)]
+    /// Mean color (0 to 1) to subtract, or `imagenet`
+    ///
+    /// `imagenet` is 0.485,0.456,0.406 and also sets --image-std to 0.229,0.224,0.225.
+    #[arg(long, value_name = "F,F,F", value_parser = mean, allow_hyphen_values = true)]
     image_mean: Option<[f32; 3]>,
-    /// Divides red, green, blue after that
-    #[arg(long, value_name = "F,F,F", value_parser = deviation, allow_hyphen_values = true)]
+    /// Standard deviation of the color, by which it is divided
+    #[arg(long, value_name = "F,F,F", value_parser = deviation, allow_hyphen_values = true, hide_short_help = true)]
     image_std: Option<[f32; 3]>,
-    /// Blue comes first
-    #[arg(long)]
+    /// Order channels blue, green, red
+    #[arg(long, hide_short_help = true)]
     image_bgr: bool,
 }
 
@@ -36,9 +40,9 @@ pub struct PictureArgs {
 enum FitArg {
     /// Stretch the picture
     Stretch,
-    /// Cover the input and cut the rest off
+    /// Cover the input and crop the rest
     Crop,
-    /// Fit into the input, at its upper left
+    /// Fit into the input at the upper left and pad the rest
     Pad,
 }
 
@@ -108,9 +112,36 @@ fn triple(text: &str) -> Result<[f32; 3], String> {
 
 fn mean(text: &str) -> Result<[f32; 3], String> {
     if text == "imagenet" {
-        Ok(IMAGENET[0])
-    } else {
-        triple(text)
+        return Ok(IMAGENET[0]);
+    }
+    triple(text)
+        .map_err(|_| "expected `imagenet`, three numbers as in 0.485,0.456,0.406, or one number".to_owned())
+}
+
+/// Numbers of classes of the models that are trained on `ImageNet`; some have one for the background.
+const IMAGENET_CLASSES: [i64; 2] = [1000, 1001];
+
+impl PictureArgs {
+    /// Options to try for a model that looks like a classifier of `ImageNet`, from a picture for `input` to a row of
+    /// scores in one of `outputs`. `None` for another model, and where options for these were given.
+    pub fn suggestion(&self, input: &Fact, outputs: &[Vec<usize>]) -> Option<String> {
+        let square = sides(input).is_some_and(|[h, w]| h.as_const().is_some() && h == w);
+        let classes = |shape: &Vec<usize>| {
+            let last = shape.last().and_then(|n| i64::try_from(*n).ok());
+            let rows: usize = shape.iter().rev().skip(1).product();
+            rows == 1 && last.is_some_and(|n| IMAGENET_CLASSES.contains(&n))
+        };
+        if !square || !outputs.iter().any(classes) {
+            return None;
+        }
+        let mut options = Vec::new();
+        if self.image_mean.is_none() && self.image_std.is_none() {
+            options.push("--image-mean imagenet");
+        }
+        if self.image_fit.is_none() {
+            options.push("--image-fit crop");
+        }
+        (!options.is_empty()).then(|| options.join(" "))
     }
 }
 
@@ -177,7 +208,32 @@ mod tests {
     }
 
     #[test]
+    fn classifiers_of_imagenet_are_recognized() {
+        let fact = |shape: &[usize]| Fact::new(crate::tensor::DType::F32, crate::shape::Shape::fixed(shape));
+        let input = fact(&[1, 3, 224, 224]);
+        let none = PictureArgs::default();
+        let both = none.suggestion(&input, &[vec![1, 1000]]).unwrap();
+        assert_eq!(both, "--image-mean imagenet --image-fit crop");
+        let fit = PictureArgs {
+            image_mean: Some([0.5; 3]),
+            ..PictureArgs::default()
+        };
+        assert_eq!(
+            fit.suggestion(&input, &[vec![1, 1001]]).unwrap(),
+            "--image-fit crop"
+        );
+        for (input, output) in [
+            (fact(&[1, 3, 640, 640]), vec![1, 84, 8400]),
+            (fact(&[1, 3, 224, 224]), vec![1, 10]),
+            (fact(&[1, 1000]), vec![1, 1000]),
+        ] {
+            assert_eq!(none.suggestion(&input, &[output]), None);
+        }
+    }
+
+    #[test]
     fn imagenet_sets_mean_and_deviation() {
+        assert!(mean("foo").unwrap_err().contains("imagenet"));
         let args = PictureArgs {
             image_mean: Some(mean("imagenet").unwrap()),
             ..PictureArgs::default()

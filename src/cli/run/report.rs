@@ -1,5 +1,6 @@
 //! What a run gave, for people and as JSON.
 
+use super::labels::Labels;
 use crate::cli::output::table;
 use crate::executor::Timing;
 use crate::graph::pass::PassReport;
@@ -154,10 +155,13 @@ pub enum Number {
 }
 
 /// One of the largest elements.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Top {
     index: usize,
     value: f64,
+    /// Name of the class, from `--labels`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    label: Option<String>,
 }
 
 /// Numbers of elements of one row among which the largest are listed, as of a classifier's scores.
@@ -174,7 +178,13 @@ fn largest(shape: &[usize], scores: &[f64]) -> Vec<Top> {
         return Vec::new();
     }
     let numbers = scores.iter().enumerate().filter(|(_, v)| !v.is_nan());
-    let mut all: Vec<Top> = numbers.map(|(index, v)| Top { index, value: *v }).collect();
+    let mut all: Vec<Top> = numbers
+        .map(|(index, v)| Top {
+            index,
+            value: *v,
+            label: None,
+        })
+        .collect();
     all.sort_by(|a, b| b.value.total_cmp(&a.value));
     all.truncate(SHOWN);
     all
@@ -191,6 +201,23 @@ impl Value {
         let (mut value, floats) = Self::summed(name, t, file);
         value.top = largest(t.shape(), &floats);
         value
+    }
+
+    /// True for what may be scores of classes.
+    pub fn has_scores(&self) -> bool {
+        !self.top.is_empty()
+    }
+
+    /// Names the classes of the largest elements.
+    pub fn label(&mut self, labels: &Labels) {
+        for top in &mut self.top {
+            top.label = labels.get(top.index).map(str::to_owned);
+        }
+    }
+
+    /// Number of elements of a row.
+    pub fn columns(&self) -> usize {
+        self.shape.last().copied().unwrap_or(0)
     }
 
     /// The summary and the elements, if they are floats.
@@ -240,6 +267,27 @@ impl Value {
     }
 }
 
+/// Columns of the table of `--profile`.
+const COLUMNS: usize = 110;
+
+/// `text` without its middle, if it is longer than `width`; at least 24 characters of it.
+fn shortened(text: &str, width: usize) -> String {
+    let (width, count) = (width.max(24), text.chars().count());
+    if count <= width {
+        return text.to_owned();
+    }
+    let head = (width - 3) / 2;
+    let tail = width - 3 - head;
+    let first: String = text.chars().take(head).collect();
+    let last: String = text.chars().skip(count - tail).collect();
+    format!("{first}...{last}")
+}
+
+/// `text` without characters that control a terminal.
+fn clean(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).collect()
+}
+
 fn number(v: Option<Number>) -> String {
     match v {
         Some(Number::Int(v)) => v.to_string(),
@@ -262,9 +310,17 @@ fn values(all: &[Value], nowhere: &str) -> String {
     });
     let mut out = table(&rows.collect::<Vec<_>>(), 5);
     for v in all.iter().filter(|v| !v.top.is_empty()) {
-        let top = v.top.iter().map(|t| format!("{} ({:.5})", t.index, t.value));
-        let top: Vec<String> = top.collect();
-        let _ok = writeln!(out, "  largest of {}: {}", v.name, top.join(", "));
+        if v.top.iter().all(|t| t.label.is_none()) {
+            let top = v.top.iter().map(|t| format!("{} ({:.5})", t.index, t.value));
+            let top: Vec<String> = top.collect();
+            let _ok = writeln!(out, "  largest of {}: {}", v.name, top.join(", "));
+            continue;
+        }
+        let _ok = writeln!(out, "  largest of {}", v.name);
+        for t in &v.top {
+            let label = clean(t.label.as_deref().unwrap_or("(no name)"));
+            let _ok = writeln!(out, "  {:>6}  {:>11.5}  {label}", t.index, t.value);
+        }
     }
     out
 }
@@ -274,24 +330,20 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
     let mut out = String::new();
     let _ok = writeln!(
         out,
-        "{} on {}\nloaded in {:.0} ms, first run {:.1} ms",
+        "{} on {}\nloaded in {:.0} ms, first run {:.1} ms{}",
         report.model.display(),
         match report.backend.as_str() {
             "host" => "the host".to_owned(),
-            b => format!("{b}: {} ({})", report.device, report.driver),
+            b => format!("{} ({b})", report.device),
         },
         report.load_ms,
-        report.first_ms
+        report.first_ms,
+        match (report.kernels_checked, report.checks_kept) {
+            (0, _) => String::new(),
+            (n, true) => format!(", including a one-time check of {}", count_text(n, "kernel")),
+            (n, false) => format!(", including a check of {}", count_text(n, "kernel")),
+        }
     );
-    if report.kernels_checked > 0 {
-        let kernels = count_text(report.kernels_checked, "kernel");
-        let once = if report.checks_kept {
-            ", once for this device"
-        } else {
-            ""
-        };
-        let _ok = writeln!(out, "of which {kernels} checked{once}");
-    }
     let mut runs = report.runs_ms.clone();
     runs.sort_by(f64::total_cmp);
     if let (Some(low), Some(mid), Some(high)) = (runs.first(), runs.get(runs.len() / 2), runs.last()) {
@@ -301,7 +353,7 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
             count_text(runs.len(), "run")
         );
     }
-    let _ok = write!(out, "\ninputs\n{}", values(&report.inputs, "made up"));
+    let _ok = write!(out, "\ninputs\n{}", values(&report.inputs, "random"));
     let _ok = write!(out, "\noutputs\n{}", values(&report.outputs, ""));
     if !report.compare.is_empty() {
         let rows = report.compare.iter().map(|c| {
@@ -319,7 +371,7 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
         let rows = table(&rows.collect::<Vec<_>>(), 3);
         let _ok = write!(
             out,
-            "\nlargest difference over the reference's range, at most {bound}\n{rows}"
+            "\nlargest difference relative to the reference's range (limit {bound})\n{rows}"
         );
     }
     if let Some(segments) = segments {
@@ -371,8 +423,14 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
         }));
         let slowest = std::iter::once("slowest").chain(report.profile.iter().map(|s| s.slowest.as_str()));
         out.push('\n');
-        for (line, slowest) in table(&rows, 1).lines().zip(slowest) {
-            let _ok = writeln!(out, "{line}  {slowest}");
+        let table = table(&rows, 1);
+        let width = table.lines().map(|l| l.chars().count()).max().unwrap_or(0);
+        for (line, slowest) in table.lines().zip(slowest) {
+            let _ok = writeln!(
+                out,
+                "{line}  {}",
+                shortened(slowest, COLUMNS.saturating_sub(width + 2))
+            );
         }
     }
     out
@@ -427,7 +485,28 @@ mod tests {
         for shape in [&[2, 6][..], &[12, 1], &[1, 1, 12]] {
             assert!(of(shape).is_empty(), "{shape:?}");
         }
-        let value = Value::output("y", &HostTensor::from_f32(&[12], &scores).unwrap(), None);
-        assert!(values(&[value], "").contains("largest of y: 6 (6.00000), 5 (5.00000)"));
+        let mut value = Value::output("y", &HostTensor::from_f32(&[12], &scores).unwrap(), None);
+        assert!(value.has_scores() && value.columns() == 12);
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("labels");
+        std::fs::write(&file, r#"{"6": "c\u001b[31mat"}"#).unwrap();
+        value.label(&Labels::read(&file).unwrap());
+        let json = serde_json::to_value(&value).unwrap();
+        assert_eq!(json["top"][0]["index"], 6);
+        assert!(json["top"][1].get("label").is_none());
+        let text = values(&[value], "");
+        assert!(text.contains("c[31mat") && !text.contains('\x1b'), "{text}");
+    }
+
+    #[test]
+    fn the_slowest_step_keeps_its_ends() {
+        let text = "matmul<f32> of /layers/0/attention/query/MatMul";
+        assert_eq!(shortened(text, 100), text);
+        let short = shortened(text, 30);
+        assert!(
+            short.starts_with("matmul<") && short.ends_with("/MatMul"),
+            "{short}"
+        );
+        assert_eq!(short.chars().count(), 30);
     }
 }

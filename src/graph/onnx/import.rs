@@ -1,16 +1,15 @@
 //! Converts a `ModelProto` to a [`Graph`].
 
-use super::dtype_of;
 use super::missing::{Missing, MissingParts};
-use super::proto::{AttributeProto, DimensionValue, GraphProto, ModelProto, NodeProto, TypeProto};
+use super::proto::{AttributeProto, DimensionValue, GraphProto, NodeProto, TypeProto};
 use super::weights::{Weights, map};
+use super::{decode, dtype_of};
 use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
 use crate::graph::body::Body;
 use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
-use prost::Message;
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -38,18 +37,9 @@ pub fn import(path: &Path) -> Result<Graph> {
 /// Like [`import`], with options.
 pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let file = map(path)?;
-    let model = ModelProto::decode(file.bytes()).map_err(|e| {
-        Error::parse(
-            Stage::Import,
-            path,
-            "not an ONNX model, or damaged or incomplete",
-            e,
-        )
-    })?;
-    let proto = model
-        .graph
-        .as_ref()
-        .ok_or_else(|| Error::file(Stage::Import, path, "no graph found; is it an ONNX model?"))?;
+    let model = decode::model(Stage::Import, path, file.bytes())?;
+    let no_graph = || Error::file(Stage::Import, path, "not an ONNX model: there is no graph in it");
+    let proto = model.graph.as_ref().ok_or_else(no_graph)?;
     let mut opsets = HashMap::new();
     for o in &model.opset_import {
         let domain = if o.domain == "ai.onnx" {

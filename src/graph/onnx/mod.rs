@@ -1,6 +1,7 @@
 //! ONNX files: reading, writing and quantizing them. The types of the wire format are private to
 //! this module.
 
+mod decode;
 mod import;
 mod missing;
 mod proto;
@@ -24,7 +25,7 @@ pub fn read_tensor(path: &Path) -> Result<HostTensor> {
         Error::parse(
             Stage::Import,
             path,
-            "not an ONNX tensor, or damaged or incomplete",
+            "not an ONNX tensor, or the file is damaged",
             e,
         )
     })?;
@@ -65,14 +66,7 @@ fn known(code: i64) -> Option<DType> {
 /// The metadata of a model, as key and value: for example class names, alphabets, licenses.
 pub fn metadata(path: &Path) -> Result<Vec<(String, String)>> {
     let file = weights::map(path)?;
-    let model = proto::ModelProto::decode(file.bytes()).map_err(|e| {
-        Error::parse(
-            Stage::Import,
-            path,
-            "not an ONNX model, or damaged or incomplete",
-            e,
-        )
-    })?;
+    let model = decode::model(Stage::Import, path, file.bytes())?;
     Ok(model
         .metadata_props
         .into_iter()

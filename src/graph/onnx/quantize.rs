@@ -5,6 +5,7 @@
 //! of this engine's own domain, everything else is copied byte by byte.
 
 mod dequantize;
+mod grid;
 mod job;
 mod methods;
 mod mixed;
@@ -35,6 +36,7 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
+pub use grid::grid_group;
 pub use methods::{Methods, Planned, Scaling};
 
 /// Prefix of the temporary folder's name.

@@ -6,6 +6,7 @@ use crate::mapped::Mapped;
 use crate::tensor::{Bytes, DType, HostTensor};
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
@@ -15,6 +16,14 @@ pub(super) const CHECKSUM: &str = "crc32";
 /// Memory-maps a whole file.
 pub(super) fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
+    if file
+        .metadata()
+        .is_ok_and(|meta| meta.is_file() && meta.len() == 0)
+    {
+        // It cannot be mapped.
+        let what = "the file is empty; download it again";
+        return Err(Error::file(Stage::Import, path, what));
+    }
     Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))
 }
 
@@ -71,7 +80,12 @@ impl Weights {
         };
         let real = |path: &Path| {
             path.canonicalize().map_err(|e| {
-                let what = format!("tensor \"{name}\": its data file \"{location}\" cannot be opened");
+                let what = match e.kind() {
+                    ErrorKind::NotFound => {
+                        format!("the file \"{location}\" with its weights is missing; download it to the same folder")
+                    }
+                    _ => format!("tensor \"{name}\": its data file \"{location}\" cannot be opened"),
+                };
                 Error::parse(Stage::Import, &self.model, what, e)
             })
         };
@@ -191,11 +205,9 @@ impl Weights {
         };
         let have = file.bytes().len();
         if offset.checked_add(bytes).is_none_or(|end| end > have) {
-            return Err(bad(format!(
-                "needs bytes {offset} to {} of \"{location}\", but the file has only {have}; \
-                 it may be incomplete",
-                offset.saturating_add(bytes)
-            )));
+            let needs = offset.saturating_add(bytes) as u64;
+            let data = self.folder.join(&location);
+            return Err(Error::cut_off(Stage::Import, &data, needs, have as u64));
         }
         let checksum = t.metadata_props.iter().find(|e| e.key == CHECKSUM);
         // A model that is only inspected need not be read as a whole.

@@ -5,7 +5,7 @@ const graph = (() => {
   const NODE = 30, LEVEL = 62, GAP = 16, WIDEST = 210, MARGIN = 26, LONG = 14, STUB = 15;
   const measure = document.createElement("canvas").getContext("2d");
   measure.font = "600 12px system-ui, sans-serif";
-  const HOW = ["as it is", "as another operator", "in a fused node", "folded away: known from shapes and constants", "removed: nothing needs it"];
+  const HOW = ["unchanged", "rewritten", "part of a fused node", "folded: known from shapes and constants", "removed: nothing needs it"];
   let zoom = 1, shown = null, chosen = null, asked = false;
   const models = {};
 
@@ -196,7 +196,7 @@ const graph = (() => {
     resize();
     const button = $("fold-all"), any = m.groups.size > 0;
     button.hidden = !any;
-    button.textContent = m.folded.size ? "Unfold all parts" : "Fold repeated parts";
+    button.textContent = m.folded.size ? "Unfold all layers" : "Fold repeated layers";
   }
 
   function resize() {
@@ -290,11 +290,15 @@ const graph = (() => {
 
   function legends() {
     legend($("graph-legend"), settings.view === "operators"
-      ? [["computes tensors", "var(--tensor)"], ["computes shapes", "var(--shape)"], ["repeated part, folded", "var(--group)"]]
-      : [["runs on the device", "var(--tensor)"], ["runs on the host", "var(--host)"], ["dashed: nothing runs", "var(--line)"], ["repeated part, folded", "var(--group)"]]);
+      ? [["computes tensors", "var(--tensor)"], ["computes shapes", "var(--shape)"], ["repeated layers, folded", "var(--group)"]]
+      : [["runs on the device", "var(--tensor)"], ["runs on the host", "var(--host)"], ["dashed: nothing runs", "var(--line)"], ["repeated layers, folded", "var(--group)"]]);
   }
 
   /* ---- choosing ---- */
+
+  function centre(n) {
+    scroller.scrollTo({ left: n.x * zoom + shift() - scroller.clientWidth / 2, top: n.y * zoom - scroller.clientHeight / 2 });
+  }
 
   function choose(v, scroll) {
     chosen = v;
@@ -303,9 +307,7 @@ const graph = (() => {
       show();
     }
     const n = v && (shown.map.get(v) ?? shown.map.get(v.key));
-    if (n && scroll) {
-      scroller.scrollTo({ left: n.x * zoom + shift() - scroller.clientWidth / 2, top: n.y * zoom - scroller.clientHeight / 2 });
-    }
+    if (n && scroll) centre(n);
     for (const b of $("found").querySelectorAll("button")) b.setAttribute("aria-current", String(v !== null && b.dataset.name === v.name));
     tell();
     draw();
@@ -358,11 +360,32 @@ const graph = (() => {
       ...list("In the plan", became), ...list("Runs", [...runs, ...nothing]), ...list(`Stands for ${origin.length}`, origin));
   }
 
+  /* `t` with all occurrences of the words marked. */
+  function marked(t, words) {
+    const low = t.toLowerCase(), hits = [];
+    for (const w of words) for (let i = low.indexOf(w); i >= 0; i = low.indexOf(w, i + w.length)) hits.push([i, i + w.length]);
+    hits.sort((a, b) => a[0] - b[0]);
+    const out = [];
+    let at = 0;
+    for (const [from, to] of hits) {
+      if (to <= at) continue;
+      const start = Math.max(from, at);
+      if (start > at) out.push(t.slice(at, start));
+      out.push(make("mark", {}, t.slice(start, to)));
+      at = to;
+    }
+    out.push(t.slice(at));
+    return out;
+  }
+
   function search() {
     const words = $("search").value.toLowerCase().split(/\s+/).filter(Boolean), most = 150;
     const all = shown.m.vertices.filter((v) => v.kind === "op" && words.every((w) => v.name.toLowerCase().includes(w) || v.label.toLowerCase().includes(w)));
+    // Types come before names.
+    const byType = (v) => words.some((w) => v.label.toLowerCase().includes(w));
+    if (words.length) all.sort((a, b) => byType(b) - byType(a));
     $("found").replaceChildren(...all.slice(0, most).map((v) => make("li", {}, make("button", { type: "button", "data-name": v.name, title: v.name, onclick: () => choose(v, true) },
-      make("b", {}, v.label), make("span", {}, make("bdi", {}, v.name))))),
+      make("b", {}, ...marked(v.label, words)), make("span", {}, ...marked(v.name, words))))),
       ...(all.length > most ? [make("li", { class: "more" }, `and ${whole(all.length - most)} more`)] : []),
       ...(all.length ? [] : [make("li", { class: "more" }, "No operator has that in its name or type.")]));
   }
@@ -409,6 +432,9 @@ const graph = (() => {
       const { folded, groups } = shown.m;
       if (folded.size) folded.clear(); else [...groups.keys()].slice(1).forEach((k) => folded.add(k));
       show();
+      // The layout is another one: what was chosen, or comes first, stays in sight.
+      const first = shown.m.vertices.find((v) => v.kind === "op"), v = chosen ?? first, n = v && (shown.map.get(v) ?? shown.map.get(v.key));
+      if (n) centre(n);
     });
     $("search").addEventListener("input", search);
     switched(settings.view);

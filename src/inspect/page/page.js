@@ -170,7 +170,7 @@ function readColours() {
   colours = new Proxy({}, { get: (_, name) => style.getPropertyValue("--" + name).trim() });
   const read = {};
   for (const n of ["ink", "soft", "line", "sunken", "panel", "accent", "tensor", "tensor-fill", "shape", "shape-fill", "host", "host-fill", "group",
-    "group-fill", "port", "port-fill", "box0", "box1", "box2", "box3", "view", "place", "live", "bound", "arena"]) read[n] = colours[n];
+    "group-fill", "port", "port-fill", "box0", "box1", "view", "place", "live", "bound", "arena"]) read[n] = colours[n];
   colours = read;
 }
 
@@ -200,11 +200,12 @@ function legend(list, entries) {
 function header() {
   const d = data.decoder;
   $("model").textContent = data.model;
-  $("kind").textContent = [d ? "language model with a cache" : "model without state", `${whole(data.operators.length)} operators`,
+  $("kind").textContent = [d ? "text-generation model" : "ONNX model", `${whole(data.operators.length)} operators`,
     ...data.opsets.map(([domain, v]) => domain ? `${domain} ${v}` : `opset ${v}`)].join(" \u00b7 ");
-  const at = d ? `At context ${whole(d.context)}`
-    : data.symbols.some((s) => s.bound_from !== "data") ? "At " + data.symbols.filter((s) => s.bound_from !== "data").map((s) => `${s.name} = ${whole(s.upper)}`).join(", ") : "";
-  $("headline").textContent = `${at ? at + " this" : "This"} model needs ${whole(data.total)} bytes, taken once, when it is loaded.`;
+  const lengths = data.symbols.filter((s) => s.bound_from !== "data" && s.upper !== null).map((s) => `${s.name} = ${whole(s.upper)}`);
+  const at = d ? `at context ${whole(d.context)}` : lengths.length ? "at " + lengths.join(", ") : "fixed sizes";
+  $("headline").textContent = data.line;
+  $("about").replaceChildren(...data.facts.flatMap(([name, v]) => [make("dt", {}, name), make("dd", {}, v)]));
   const parts = [["Weights", data.weights, "--weights", "as kernels read them"],
     ["Cache", data.states, "--cache", `${whole(data.stateCount)} tensors`],
     ["Activations", data.arena, "--arena", "one arena for all plans"]].filter(([, n], i) => i !== 1 || data.stateCount > 0);
@@ -212,10 +213,12 @@ function header() {
   $("split").replaceChildren(...parts.map(([, n, c]) => { const s = make("span", { color: `var(${c})` }); s.style.flexGrow = n; return s; }));
   const card = (name, n, colour, small) => make("div", {}, make("dt", {}, colour ? make("span", { class: "dot", color: `var(${colour})` }) : null, name),
     make("dd", { title: `${whole(n)} bytes` }, size(n), make("small", {}, small)));
-  const left = data.shapeOpsLeft;
-  $("cards").replaceChildren(card("Total", data.total, null, `${whole(data.total)} bytes`), ...parts.map(([n, b, c, t]) => card(n, b, c, t)),
-    make("div", {}, make("dt", {}, "Shape operators"), make("dd", {}, `${whole(left)} left`, make("small", {}, `of ${whole(data.shapeOps)} in the file, at run time`))));
-  $("passes").tBodies[0].replaceChildren(...data.passes.map((p) => make("tr", {}, make("td", {}, p.pass), make("td", {}, whole(p.edits)), make("td", {}, whole(p.nodes_after)))));
+  $("cards").replaceChildren(card("Memory", data.total, null, at), ...parts.map(([n, b, c, t]) => card(n, b, c, t)),
+    make("div", {}, make("dt", {}, "Shape computations"), make("dd", {}, whole(data.shapeOpsLeft), make("small", {}, `at run time, of ${whole(data.shapeOps)} in the file`))));
+  const used = data.passes.filter((p) => p.edits > 0), rest = data.passes.filter((p) => p.edits === 0);
+  $("passes").tBodies[0].replaceChildren(...used.map((p) => make("tr", {}, make("td", {}, p.pass), make("td", {}, whole(p.edits)), make("td", {}, whole(p.nodes_after)))));
+  $("passes").hidden = !used.length;
+  $("passes-rest").textContent = rest.length ? `Nothing to rewrite: ${rest.map((p) => p.pass).join(", ")}.` : "";
 }
 
 function choice(box, name, options, chosen, change) {
@@ -225,18 +228,18 @@ function choice(box, name, options, chosen, change) {
 
 /* ---- lengths ---- */
 
-const WHO = { bind: "the only value, by --bind", bounds: "bounded by --bounds", context: "bounded by the context", chunk: "bounded by a prefill run",
-  one_sequence: "one sequence is run", assumed: "an assumed bound; --bounds gives another", data: "known during the run" };
+const WHO = { bind: "from --bind", bounds: "from --bounds", context: "the context", chunk: "one prefill run",
+  one_sequence: "one sequence at a time", assumed: "assumed; set it with --bounds", data: "known during the run" };
 
 function lengths() {
   const box = $("plan-choice");
   box.hidden = plans.length < 2;
   choice(box, "plan", plans.map((p, i) => [String(i), p.name]), String(settings.plan), (v) => { settings.plan = Number(v); timeline.reset(); changed(); });
   $("symbols").replaceChildren(...data.symbols.map((s) => {
-    const most = s.upper, moves = most !== null && most > s.lower || most === null;
+    const most = s.upper, moves = most === null || most > s.lower, wide = most !== null && most - s.lower > 1;
     const id = "symbol-" + s.name;
     const number = make("input", { type: "number", id, min: s.lower, max: most, step: 1, value: settings.values.get(s.name), disabled: !moves });
-    const range = moves && most !== null ? make("input", { type: "range", min: s.lower, max: most, step: 1, value: settings.values.get(s.name), "aria-label": `${s.name}, slider` }) : null;
+    const range = wide ? make("input", { type: "range", min: s.lower, max: most, step: 1, value: settings.values.get(s.name), "aria-label": `${s.name}, slider` }) : null;
     const set = (from) => {
       if (from.disabled) return;
       let v = Math.round(Number(from.value));
@@ -299,7 +302,7 @@ function changed() {
 
 function saved(plan) {
   const parts = [["views", plan.gained.views, "var(--view)"], ["results in place", plan.gained.in_place, "var(--place)"],
-    ["packing by lifetime", plan.gained.packing, "var(--box2)"], ["left: the arena", plan.arena, "var(--arena)"]];
+    ["packing by lifetime", plan.gained.packing, "var(--packing)"], ["left: the arena", plan.arena, "var(--arena)"]];
   $("saved").setAttribute("aria-label", parts.map(([n, b]) => `${n}: ${size(b)}`).join(", ") + `, of ${size(plan.alone)}`);
   $("saved").replaceChildren(...parts.map(([, n, c]) => { const s = make("span", { color: c }); s.style.flexGrow = n; return s; }));
   legend($("saved-legend"), [...parts.map(([name, n, c]) => [`${name} ${size(n)}`, c]), [`of ${size(plan.alone)} without reuse`, "transparent"]]);
@@ -308,25 +311,62 @@ function saved(plan) {
 /* ---- memory over time ---- */
 
 const timeline = (() => {
-  const canvas = $("timeline");
+  const canvas = $("timeline"), scroll = $("time-scroll"), strip = $("strip");
   const pad = { left: 56, right: 10, top: 12, bottom: 24 };
   let frame = null, step = null, chosen = null, asked = false, stretch = 1;
 
-  function stretched(by) {
-    const box = canvas.parentElement, middle = (box.scrollLeft + box.clientWidth / 2) / canvas.clientWidth;
-    stretch = Math.max(1, Math.min(8, stretch * by));
-    canvas.style.width = `${100 * stretch}%`;
-    box.scrollLeft = middle * canvas.clientWidth - box.clientWidth / 2;
+  const stepsOf = (plan) => plan.count ||= Math.max(1, plan.steps.length, ...plan.tensors.map((t) => t[5] + 1));
+  /* Width of all steps; the canvas shows a part of them. */
+  const span = () => scroll.clientWidth * stretch - pad.left - pad.right;
+
+  /* Shows so many times fewer steps; the one at `px` in the canvas stays where it is. */
+  function zoomTo(z, px) {
+    const steps = stepsOf(plans[settings.plan]), at = (scroll.scrollLeft + px - pad.left) / span();
+    stretch = Math.max(1, Math.min(Math.max(8, steps / 10), z));
+    strip.style.width = `${100 * stretch}%`;
+    scroll.scrollLeft = at * span() + pad.left - px;
+    $("time-all").hidden = stretch === 1;
     draw();
   }
 
+  /* Shows steps `first` to `last`. */
+  function zoomToSteps(first, last) {
+    const steps = stepsOf(plans[settings.plan]);
+    zoomTo(steps / (1.1 * (last - first + 1)), 0);
+    scroll.scrollLeft = (first + last + 1) / 2 / steps * span() + pad.left - scroll.clientWidth / 2;
+    draw();
+  }
+
+  /* First and last steps of repeated layers, which have numbers in the names of their nodes. */
+  function layers(plan) {
+    if (plan.layers) return plan.layers;
+    const families = new Map();
+    plan.steps.forEach((s, i) => {
+      const m = /^(.*?(?:^|[^A-Za-z0-9]))(\d+)(?=[^A-Za-z0-9])/.exec(text(s[5]));
+      if (!m) return;
+      if (!families.has(m[1])) families.set(m[1], new Map());
+      const family = families.get(m[1]), known = family.get(m[2]);
+      if (known) known[1] = i; else family.set(m[2], [i, i]);
+    });
+    const most = [...families.values()].sort((a, b) => b.size - a.size)[0];
+    return plan.layers = most && most.size >= 3 ? [...most.values()] : [];
+  }
+
+  function oneLayer() {
+    const all = layers(plans[settings.plan]);
+    const here = step === null ? undefined : all.find(([a, b]) => a <= step && step <= b);
+    const [first, last] = here ?? all[Math.floor(all.length / 2)];
+    zoomToSteps(first, last);
+  }
+
   function scales() {
-    const width = canvas.clientWidth, height = canvas.clientHeight, plan = plans[settings.plan];
-    const steps = Math.max(1, ...plan.tensors.map((t) => t[5] + 1), plan.steps.length);
-    const top = Math.max(1, placed.arena);
-    const x = (s) => pad.left + (width - pad.left - pad.right) * s / steps;
+    const width = scroll.clientWidth, height = canvas.clientHeight, plan = plans[settings.plan], steps = stepsOf(plan);
+    const top = Math.max(1, placed.arena), all = span(), left = scroll.scrollLeft;
+    const x = (s) => pad.left + all * s / steps - left;
     const y = (b) => height - pad.bottom - (height - pad.top - pad.bottom) * b / top;
-    return { width, height, plan, steps, top, x, y };
+    const at = (px) => Math.floor((px + left - pad.left) / all * steps);
+    const from = Math.max(0, at(pad.left)), to = Math.min(steps - 1, at(width - pad.right - 1));
+    return { width, height, plan, steps, top, x, y, at, from, to };
   }
 
   function draw() {
@@ -338,7 +378,8 @@ const timeline = (() => {
   function paint() {
     if (!placed) return;
     frame = scales();
-    const { width, height, plan, steps, top, x, y } = frame;
+    const { width, height, plan, steps, top, x, y, from, to } = frame;
+    canvas.style.width = width + "px";
     const g = fitted(canvas, width, height);
     g.font = "11px system-ui, sans-serif";
     g.textBaseline = "middle";
@@ -351,15 +392,20 @@ const timeline = (() => {
     }
     g.textAlign = "left";
     g.fillStyle = colours.soft;
-    g.fillText(`step 0`, pad.left, height - 9);
+    g.fillText(`step ${from}`, pad.left, height - 9);
     g.textAlign = "right";
-    g.fillText(`${steps - 1}`, width - pad.right, height - 9);
-    const order = plan.tensors.map((_, i) => i).sort((a, b) => plan.tensors[a][6] - plan.tensors[b][6]);
-    const fills = [colours.box0, colours.box1, colours.box2, colours.box3];
+    g.fillText(`${to}`, width - pad.right, height - 9);
+    g.save();
+    g.beginPath();
+    g.rect(pad.left, 0, width - pad.left - pad.right, height - pad.bottom + 1);
+    g.clip();
+    const seen = (t) => t[4] <= to && from <= t[5];
+    const order = plan.tensors.map((_, i) => i).filter((i) => seen(plan.tensors[i])).sort((a, b) => plan.tensors[a][6] - plan.tensors[b][6]);
+    const fills = [colours.box0, colours.box1];
     for (const i of order) {
       const t = plan.tensors[i];
       const x0 = x(t[4]), w = Math.max(1, x(t[5] + 1) - x0), y1 = y(placed.offset[i]), h = Math.max(1, y1 - y(placed.offset[i] + placed.bytes[i]));
-      g.fillStyle = t[6] === 1 ? colours.view : t[6] === 2 ? colours.place : fills[i % 4];
+      g.fillStyle = t[6] === 1 ? colours.view : t[6] === 2 ? colours.place : fills[i % 2];
       g.fillRect(x0, y1 - h, w, h);
       if (w > 4 && h > 4) {
         g.strokeStyle = colours.sunken;
@@ -369,10 +415,11 @@ const timeline = (() => {
       if (w > 64 && h > 15 && t[6] === 0) {
         g.fillStyle = colours.ink;
         g.textAlign = "left";
-        g.fillText(clipped(g, text(t[0]), w - 10), x0 + 5, y1 - h / 2);
+        const left = Math.max(x0, pad.left) + 5, right = Math.min(x0 + w, width - pad.right) - 5;
+        if (right - left > 50) g.fillText(clipped(g, text(t[0]), right - left), left, y1 - h / 2);
       }
     }
-    g.lineWidth = (width - pad.left - pad.right) / steps < 3 ? 1 : 1.8;
+    g.lineWidth = span() / steps < 3 ? 1 : 1.8;
     g.strokeStyle = colours.live;
     g.beginPath();
     placed.live.forEach((b, s) => { g.lineTo(x(s), y(b)); g.lineTo(x(s + 1), y(b)); });
@@ -398,6 +445,7 @@ const timeline = (() => {
       g.lineWidth = 2.5;
       g.strokeRect(x0, Math.min(y0, y1 - 1), Math.max(2, x(t[5] + 1) - x0), Math.max(2, y1 - y0));
     }
+    g.restore();
   }
 
   function ticks(top) {
@@ -432,8 +480,8 @@ const timeline = (() => {
   function point(event) {
     if (!frame) return;
     const rect = canvas.getBoundingClientRect(), px = event.clientX - rect.left, py = event.clientY - rect.top;
-    const { steps, width, height, top } = frame;
-    const s = Math.floor((px - pad.left) / (width - pad.left - pad.right) * steps);
+    const { steps, at, width, height, top } = frame;
+    const s = px < pad.left || px > width - pad.right ? -1 : at(px);
     const b = (height - pad.bottom - py) / (height - pad.top - pad.bottom) * top;
     step = s >= 0 && s < steps ? s : null;
     chosen = step === null ? null : alive(step).filter((i) => placed.offset[i] <= b && b <= placed.offset[i] + placed.bytes[i])
@@ -448,6 +496,7 @@ const timeline = (() => {
       step = Math.max(0, Math.min(steps - 1, (step ?? (move > 0 ? -1 : steps)) + move));
       const plan = plans[settings.plan];
       if (chosen === null || step < plan.tensors[chosen][4] || step > plan.tensors[chosen][5]) chosen = alive(step)[0] ?? null;
+      if (step < frame.from || step > frame.to) scroll.scrollLeft = step / steps * span() + pad.left - scroll.clientWidth / 2;
     } else if (turn && step !== null) {
       const all = alive(step), k = all.indexOf(chosen);
       chosen = all.length ? all[(k + turn + all.length) % all.length] : null;
@@ -457,16 +506,25 @@ const timeline = (() => {
     tell();
   }
 
-  $("time-in").addEventListener("click", () => stretched(2));
-  $("time-out").addEventListener("click", () => stretched(.5));
+  const middle = () => scroll.clientWidth / 2;
+  $("time-in").addEventListener("click", () => zoomTo(stretch * 2, middle()));
+  $("time-out").addEventListener("click", () => zoomTo(stretch / 2, middle()));
+  $("time-all").addEventListener("click", () => zoomTo(1, 0));
+  $("time-layer").addEventListener("click", oneLayer);
+  scroll.addEventListener("scroll", draw);
+  scroll.addEventListener("wheel", (event) => {
+    if (!event.ctrlKey && !event.metaKey) return;
+    event.preventDefault();
+    zoomTo(stretch * Math.exp(-event.deltaY / 200), event.clientX - scroll.getBoundingClientRect().left);
+  }, { passive: false });
   canvas.addEventListener("pointermove", point);
   canvas.addEventListener("pointerdown", point);
   canvas.addEventListener("keydown", key);
   return {
     draw, tell,
-    reset() { step = null; chosen = null; },
+    reset() { step = null; chosen = null; $("time-layer").hidden = !layers(plans[settings.plan]).length; },
     legend() {
-      legend($("memory-legend"), [["tensor", "var(--box0)"], ["view", "var(--view)"], ["in place", "var(--place)"], ["live set", "var(--live)", "line"],
+      legend($("memory-legend"), [["tensor (two shades)", "linear-gradient(90deg, var(--box0) 50%, var(--box1) 50%)"], ["view", "var(--view)"], ["in place", "var(--place)"], ["live set", "var(--live)", "line"],
         ["lower bound", "var(--bound)", "dash"]]);
     },
   };
@@ -491,16 +549,21 @@ function start() {
   header();
   lengths();
   timeline.legend();
+  timeline.reset();
   graph.start();
   fromHash();
   changed();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { readColours(); timeline.draw(); graph.draw(); });
-  new ResizeObserver(() => timeline.draw()).observe($("timeline"));
+  new ResizeObserver(() => timeline.draw()).observe($("time-scroll"));
+  // What is longer than the window scrolls with the page.
+  const aside = document.querySelector("aside"), keep = () => aside.classList.toggle("sticky", aside.offsetHeight < innerHeight - 28);
+  new ResizeObserver(keep).observe(aside);
+  addEventListener("resize", keep);
   addEventListener("hashchange", fromHash);
   document.body.dataset.ready = "yes";
 }
 
-/* `#past=100&plan=decode&view=planned&node=NAME` sets lengths through their inputs, as a person would. */
+/* `#past=100&plan=decode&view=planned&node=NAME&search=WORD&layer&unfold` sets lengths through their inputs, as a person would. */
 function fromHash() {
   for (const [k, v] of new URLSearchParams(location.hash.slice(1))) {
     if (k === "plan") {
@@ -509,6 +572,9 @@ function fromHash() {
     } else if (k === "view") {
       document.querySelector(`#view-choice input[value="${v === "planned" ? "nodes" : "operators"}"]`)?.click();
     } else if (k === "node") graph.find(v);
+    else if (k === "layer") $("time-layer").click();
+    else if (k === "unfold") $("fold-all").click();
+    else if (k === "search") { $("search").value = v; $("search").dispatchEvent(new Event("input")); }
     else {
       const box = [...document.querySelectorAll(".symbol")].find((e) => e.dataset.symbol === k);
       const input = box && (box.querySelector("input[type=range]") || box.querySelector("input"));

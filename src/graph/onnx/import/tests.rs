@@ -1,6 +1,7 @@
 use super::*;
-use crate::graph::onnx::proto::{OperatorSetIdProto, ValueInfoProto};
+use crate::graph::onnx::proto::{ModelProto, OperatorSetIdProto, ValueInfoProto};
 use crate::testing::{assert_carries, carries};
+use prost::Message;
 
 fn value(name: &str, sizes: &[i64]) -> ValueInfoProto {
     use crate::graph::onnx::proto::{DimensionProto, TensorShapeProto, TensorTypeProto};

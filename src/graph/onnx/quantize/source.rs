@@ -1,6 +1,7 @@
 //! The model file that is being rewritten; unchanged parts are copied byte by byte.
 
-use super::super::proto::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto};
+use super::super::decode;
+use super::super::proto::{GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
 use super::super::weights::map;
 use super::panels::Elements;
 use super::plan::Change;
@@ -47,12 +48,9 @@ impl Source {
     pub fn open(stage: Stage, path: PathBuf) -> Result<Self> {
         let file = map(&path)?;
         let bytes = file.bytes().to_vec();
-        let damaged = "not an ONNX model, or damaged or incomplete";
-        let model =
-            ModelProto::decode(bytes.as_slice()).map_err(|e| Error::parse(stage, &path, damaged, e))?;
-        let graph = model
-            .graph
-            .ok_or_else(|| Error::file(stage, &path, "no graph found; is it an ONNX model?"))?;
+        let model = decode::model(stage, &path, &bytes)?;
+        let no_graph = || Error::file(stage, &path, "not an ONNX model: there is no graph in it");
+        let graph = model.graph.ok_or_else(no_graph)?;
         Ok(Self {
             file_bytes: bytes.len() as u64,
             bytes,

@@ -1,0 +1,484 @@
+//! `tlite chat`: the conversation and its commands.
+
+mod command;
+mod console;
+mod editor;
+mod history;
+mod input;
+mod saved;
+mod terminal;
+
+use super::answer::{AnswerOptions, Facts, Outcome, Reading, stream};
+use super::interrupt::Interrupt;
+use super::load::{model_folder, print_loaded, waiting};
+use super::options::{ExecOptions, ModelArg, Verbosity};
+use super::output::{Sanitized, is_verbose, put};
+use super::sampling::{Chosen, SamplingOptions};
+use super::template::TemplateOptions;
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::llm::conversation::MESSAGE;
+use crate::llm::load::Loading;
+use crate::llm::template::Values;
+use crate::llm::{
+    Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
+};
+use crate::units::count_text;
+use command::{COMMANDS, Entry, INPUT};
+use console::{Console, Looks};
+use editor::Editor;
+use history::HistoryFile;
+use input::{HINT, Input, Lines, Source, Terminal};
+use saved::Saved;
+use std::io::{IsTerminal, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+const EXAMPLES: &str = "\
+Examples:
+  tlite chat MODEL
+  tlite chat -m model.gguf --system \"Answer in one sentence\" -c 8192
+  printf 'What is the capital of France?\\n' | tlite chat MODEL -q --temp 0";
+
+/// Chat with a model
+///
+/// A terminal offers line editing and history; a paste is one message. Type `/help` for the
+/// commands of a chat. Ctrl-C stops an answer. Without a terminal, each line of standard input is a
+/// message or a command.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    model: ModelArg,
+    /// System prompt
+    #[arg(long, value_name = "TEXT")]
+    system: Option<String>,
+    /// Neither read nor write the history of earlier chats
+    ///
+    /// The history is the file `history` in the folder `$TLITE_HISTORY_DIR`, by default in
+    /// `transformer-lite/chat` in the user's cache folder.
+    #[arg(long)]
+    no_history: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
+    answers: AnswerOptions,
+    #[command(flatten)]
+    sampling: SamplingOptions,
+    #[command(flatten)]
+    template: TemplateOptions,
+    #[command(flatten)]
+    exec: ExecOptions,
+}
+
+/// A conversation and the settings of its answers.
+struct Talk<'a> {
+    conversation: Conversation,
+    stop: StopStrings,
+    max_tokens: usize,
+    facts: Facts,
+    template_values: Values,
+    interrupt: &'a Interrupt,
+    /// The model supports a longer context.
+    may_grow: bool,
+    about: About,
+    /// Counts and times of the last answer.
+    last: Option<Metrics>,
+    /// Entries that were not sent.
+    unsent: usize,
+}
+
+/// What `/stats` shows of the model.
+#[derive(Debug, Default)]
+struct About {
+    /// The model's name.
+    model: String,
+    /// Backend and device.
+    place: String,
+    /// Memory use; unknown on the host.
+    memory: Option<String>,
+}
+
+/// Why a chat ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Ended {
+    /// `/exit` or the end of the input.
+    Done,
+    /// Ctrl-C, twice at the prompt.
+    Interrupted,
+}
+
+impl Talk<'_> {
+    /// Runs the chat until one of the reasons of [`Ended`].
+    fn run(&mut self, source: &mut dyn Source, console: &mut Console<'_>) -> Result<Ended> {
+        let mut hinted = false;
+        loop {
+            let (text, quoted) = match source.read()? {
+                Input::End => return Ok(Ended::Done),
+                Input::Interrupt if hinted => return Ok(Ended::Interrupted),
+                Input::Interrupt => {
+                    hinted = true;
+                    console.reply(HINT);
+                    continue;
+                }
+                Input::NotText => {
+                    self.refuse("the line is not UTF-8; it was not sent", console);
+                    continue;
+                }
+                Input::Text { text, quoted } => (text, quoted),
+            };
+            hinted = false;
+            match Entry::read(&text, quoted) {
+                Entry::Nothing => {}
+                Entry::Exit => return Ok(Ended::Done),
+                Entry::Help => help(console),
+                Entry::Reset => {
+                    self.conversation.clear();
+                    console.note("The conversation is forgotten.");
+                }
+                Entry::Retry => self.retry(console)?,
+                Entry::Stats => self.stats(console),
+                Entry::System(None) => match self.system() {
+                    Some(text) if !text.is_empty() => console.reply(&text),
+                    _ => console.reply("There is no system prompt; /system TEXT sets one."),
+                },
+                Entry::System(Some(text)) => {
+                    self.conversation.restore(vec![Message::system(text)]);
+                    console.note("The system prompt is set, and the conversation starts anew.");
+                }
+                Entry::Save(path) => self.save(&path, console),
+                Entry::Load(path) => self.load(&path, console),
+                Entry::Refused(why) => self.refuse(&why.to_string(), console),
+                Entry::Message(message) => {
+                    let mut messages = self.conversation.messages().to_vec();
+                    messages.push(message);
+                    self.answer(messages, console)?;
+                }
+            }
+        }
+    }
+
+    /// Counts an entry that was not sent and prints the reason.
+    fn refuse(&mut self, why: &str, console: &mut Console<'_>) {
+        self.unsent += 1;
+        console.refuse(why);
+    }
+
+    fn system(&self) -> Option<String> {
+        let first = self.conversation.messages().first()?;
+        (first.role == "system").then(|| first.content.clone())
+    }
+
+    /// Answers `messages`, which become the conversation. If the context is too small or the
+    /// template refuses them, a note says so and the conversation does not change.
+    fn answer(&mut self, messages: Vec<Message>, console: &mut Console<'_>) -> Result<()> {
+        let generating = self.interrupt.generating();
+        let reading = Reading::default();
+        let options = GenerateOptions {
+            max_tokens: self.max_tokens,
+            stop: self.stop.clone(),
+            cancel: generating.flag(),
+            slide: None,
+            progress: reading.progress(),
+            template_values: self.template_values.clone(),
+        };
+        let mut reply = match self.conversation.answer(messages, &options) {
+            Ok(reply) => reply,
+            Err(Error::Usage {
+                name,
+                what,
+                kind: ErrorKind::ContextExceeded,
+            }) => {
+                let mut why = format!("the {name} {what}; the message was not sent");
+                // With --context-shift only a single message can be too long.
+                if name != MESSAGE {
+                    why += "; /reset starts anew, --context-shift drops the oldest messages";
+                }
+                if self.may_grow {
+                    why += "; a larger --context may help";
+                }
+                self.unsent += 1;
+                console.refuse(&why);
+                return Ok(());
+            }
+            Err(e) if e.kind() == ErrorKind::TemplateRefused => {
+                self.unsent += 1;
+                console.refuse(&format!("{}; the message was not sent", e.chain()));
+                return Ok(());
+            }
+            Err(e) => return Err(e),
+        };
+        let (tokens, text) = stream(&mut reply, console.out)?;
+        let forgotten = reply.forgotten();
+        let outcome = Outcome {
+            tokens,
+            text,
+            finish: reply.finish(),
+            reused: reply.reused(),
+            metrics: reply.metrics(),
+        };
+        drop((reply, reading, generating));
+        put(console.out, "\n")?;
+        console.note(&self.status(&outcome, forgotten));
+        self.last = Some(outcome.metrics);
+        Ok(())
+    }
+
+    /// The line after an answer.
+    fn status(&self, outcome: &Outcome, forgotten: usize) -> String {
+        let mut line = match is_verbose() {
+            true => outcome.status_line(self.facts),
+            false => brief(outcome, self.facts),
+        };
+        if forgotten > 0 {
+            line += &format!(" {} forgotten", count_text(forgotten, "old message"));
+        }
+        if outcome.finish == Some(Finish::ContextFull) {
+            line += " /reset starts anew, --context-shift drops the oldest messages.";
+        }
+        line
+    }
+
+    /// Answers the last message again.
+    fn retry(&mut self, console: &mut Console<'_>) -> Result<()> {
+        let mut messages = self.conversation.messages().to_vec();
+        while messages.last().is_some_and(|m| m.role == "assistant") {
+            messages.pop();
+        }
+        match messages.last() {
+            Some(last) if last.role != "system" => self.answer(messages, console),
+            _ => {
+                self.refuse("there is no message to answer again", console);
+                Ok(())
+            }
+        }
+    }
+
+    fn stats(&mut self, console: &mut Console<'_>) {
+        let session = self.conversation.session();
+        let context = format!("{} of {} tokens", session.cached().len(), session.context());
+        let mut rows = vec![
+            ("model", self.about.model.clone()),
+            ("device", self.about.place.clone()),
+            ("context", context),
+        ];
+        if let Some(last) = &self.last {
+            let rate = |rate: Option<f64>| rate.map_or_else(String::new, |r| format!(" at {r:.1} tokens/s"));
+            let (read, written) = (
+                rate(last.prefill_tokens_per_s()),
+                rate(last.decode_tokens_per_s()),
+            );
+            rows.push((
+                "prompt",
+                format!("{}{read}", count_text(last.prompt_tokens, "token")),
+            ));
+            rows.push(("answer", format!("{}{written}", count_text(last.tokens, "token"))));
+        }
+        rows.extend(self.about.memory.clone().map(|memory| ("memory", memory)));
+        let seed = self.facts.seed.map(|seed| seed.to_string());
+        rows.push((
+            "seed",
+            seed.unwrap_or_else(|| "none: decoding is greedy".to_owned()),
+        ));
+        if self.facts.int8 {
+            rows.push(("activations", "int8".to_owned()));
+        }
+        console.rows(&rows);
+    }
+
+    fn save(&mut self, path: &Path, console: &mut Console<'_>) {
+        let saved = Saved {
+            model: Some(self.about.model.clone()),
+            messages: self.conversation.messages().to_vec(),
+        };
+        match saved.write(path) {
+            Ok(()) => {
+                let count = count_text(saved.messages.len(), "message");
+                console.note(&format!("{count} saved to {}", path.display()));
+            }
+            Err(e) => self.refuse(&e.chain(), console),
+        }
+    }
+
+    /// Continues a saved conversation. On failure a note says why, and nothing changes.
+    fn load(&mut self, path: &Path, console: &mut Console<'_>) {
+        match self.saved(path) {
+            Err(e) => self.refuse(&e.chain(), console),
+            Ok((saved, tokens)) => {
+                let count = count_text(saved.messages.len(), "message");
+                let other = saved.model.filter(|model| *model != self.about.model);
+                let other = other.map_or_else(String::new, |model| format!("; saved with {model}"));
+                let tokens = count_text(tokens, "token");
+                self.conversation.restore(saved.messages);
+                console.note(&format!(
+                    "{count} ({tokens}) loaded from {}{other}",
+                    path.display()
+                ));
+            }
+        }
+    }
+
+    /// The conversation in the file `path` and its number of tokens. Errors: the file cannot be
+    /// read or is not a conversation, the chat template refuses it, or it does not fit the context.
+    fn saved(&mut self, path: &Path) -> Result<(Saved, usize)> {
+        let saved = Saved::read(path)?;
+        let slides = self.conversation.slides();
+        let session = self.conversation.session();
+        let tokens = session
+            .codec()
+            .encode(&saved.messages, &self.template_values)?
+            .len();
+        let context = session.context();
+        if tokens > context && !slides {
+            let what = format!("{tokens} tokens are more than the context of {context}; see --context");
+            return Err(Error::usage(path.display().to_string(), what).of_kind(ErrorKind::ContextExceeded));
+        }
+        Ok((saved, tokens))
+    }
+}
+
+/// The line after an answer, short enough for a narrow terminal.
+fn brief(outcome: &Outcome, facts: Facts) -> String {
+    let mut parts = vec![count_text(outcome.tokens.len(), "token")];
+    match outcome.finish {
+        None | Some(Finish::Eos(_)) => {}
+        Some(other) => parts.push(other.to_string()),
+    }
+    let rate = outcome.metrics.decode_tokens_per_s();
+    parts.extend(rate.map(|rate| format!("{rate:.1} tokens/s")));
+    if outcome.metrics.forgotten > 0 {
+        let old = count_text(outcome.metrics.forgotten, "token");
+        parts.push(format!("context shifted by {old}"));
+    }
+    if facts.int8 {
+        parts.push("int8 activations".to_owned());
+    }
+    format!("[{}]", parts.join(", "))
+}
+
+fn help(console: &mut Console<'_>) {
+    let rows = COMMANDS.iter().chain(&INPUT);
+    let rows: Vec<(&str, String)> = rows.map(|(name, what)| (*name, (*what).to_owned())).collect();
+    console.rows(&rows);
+}
+
+/// Runs the command.
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(false);
+    let given = args.model.given()?;
+    let folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
+    args.answers.check()?;
+    let template_values = args.template.values()?;
+    let codec = Arc::new(Codec::load(folder.clone())?);
+    let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
+    let sampler = args.answers.constrain(sampler, &codec)?;
+    if codec.template()?.is_none() {
+        let what = format!(
+            "{} has no chat template; use `tlite generate --raw`",
+            given.display()
+        );
+        return Err(Error::usage("MODEL", what).of_kind(ErrorKind::NoTemplate));
+    }
+    let stop = args.answers.stop_strings()?;
+    let options = args.answers.load_options(&args.exec, &sampler);
+    let mut memory = None;
+    let ((model, session), time) = waiting(&folder, |hear| {
+        let mut watch = |step: Loading<'_>| {
+            if let Loading::Memory(taken) = step {
+                memory = Some(taken.to_string());
+            }
+            hear(step);
+        };
+        let model = Model::with_codec(&folder, codec.clone(), &options, &mut watch)?;
+        let session = args.answers.session(&model, sampler, &args.exec, &mut watch)?;
+        Ok((model, session))
+    })?;
+    let place = model.place();
+    print_loaded(model.notes(), &place, time);
+
+    let may_grow = may_grow(&folder, session.context());
+    let system = args.system.as_deref().map(Message::system);
+    let mut conversation = Conversation::new(session, system.into_iter().collect());
+    conversation.set_slides(args.answers.context_shift);
+    let mut talk = Talk {
+        conversation,
+        stop,
+        max_tokens: args.answers.max_tokens(),
+        facts: Facts::new(seed, &model.used()?),
+        template_values,
+        interrupt,
+        may_grow,
+        about: About {
+            model: folder.name(),
+            place: format!("{}, {}", place.backend, place.device),
+            memory,
+        },
+        last: None,
+        unsent: 0,
+    };
+    let looks = Looks::of_process(args.verbosity.quiet);
+    let ended = at_streams(&mut talk, looks, args.no_history, interrupt)?;
+    args.answers.save(talk.conversation.session())?;
+    match (ended, talk.unsent) {
+        (Ended::Interrupted, _) => Err(Error::Interrupted),
+        // At a terminal the user has seen why.
+        (Ended::Done, n) if n > 0 && !looks.interactive => {
+            let verb = if n == 1 { "was" } else { "were" };
+            let what = format!("{} of the input {verb} not sent", count_text(n, "line"));
+            Err(Error::other(Stage::Text, what))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// True if the model in `folder` may support more than `context` tokens.
+fn may_grow(folder: &ModelFolder, context: usize) -> bool {
+    let most = folder.config.max_position_embeddings;
+    most.is_none_or(|most| context < most)
+}
+
+/// Runs the chat on the streams of this process.
+fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &Interrupt) -> Result<Ended> {
+    let stdout = std::io::stdout();
+    let on_terminal = stdout.is_terminal();
+    // Generated text must not control a terminal. The stream is not locked: Ctrl-C flushes it.
+    let mut out: Box<dyn Write> = match on_terminal {
+        true => Box::new(Sanitized::new(stdout)),
+        false => Box::new(stdout),
+    };
+    let (mut notes, mut prompts) = (std::io::stderr(), std::io::stderr());
+    let mut input = std::io::stdin().lock();
+    let mut console = Console {
+        out: &mut *out,
+        notes: &mut notes,
+        looks,
+    };
+    let About { model, place, .. } = &talk.about;
+    let seed = talk
+        .facts
+        .seed
+        .map_or_else(String::new, |seed| format!(", seed {seed}"));
+    console.note(&format!("{model} on {place}{seed}"));
+    if !looks.interactive {
+        return talk.run(&mut Lines::new(&mut input), &mut console);
+    }
+    console.note("/help lists the commands, /exit leaves.");
+    let lines = Lines::typed(&mut input, &mut prompts, interrupt);
+    // The editor also writes to standard output.
+    let editor = (on_terminal && !is_dumb()).then(|| {
+        let history = if no_history { None } else { HistoryFile::of_user() };
+        Editor::new(history, looks.colour, interrupt)
+    });
+    talk.run(&mut Terminal::new(editor, lines), &mut console)
+}
+
+/// True if the terminal does not support control sequences.
+fn is_dumb() -> bool {
+    match std::env::var_os("TERM") {
+        Some(term) => term == "dumb" || term.is_empty(),
+        // Windows consoles have no name.
+        None => cfg!(unix),
+    }
+}
+
+#[cfg(test)]
+mod tests;

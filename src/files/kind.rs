@@ -1,0 +1,61 @@
+//! Guesses what a file is that turned out not to be the model, tensor or picture that was expected.
+
+/// Says what a file that begins with `start` seems to be, as the end of a sentence; `None` if that is unknown.
+pub fn guess(start: &[u8]) -> Option<&'static str> {
+    if start.is_empty() {
+        return Some("the file is empty; download it again");
+    }
+    let text = start.trim_ascii_start();
+    let begins = |word: &str| {
+        let head = text.get(..word.len());
+        head.is_some_and(|head| head.eq_ignore_ascii_case(word.as_bytes()))
+    };
+    let header = start.get(8) == Some(&b'{') && start.get(4..8) == Some(&[0; 4]);
+    Some(match () {
+        () if begins("version https://git-lfs") => {
+            "it is a Git LFS pointer, not the file itself; run `git lfs pull`, or download the file again"
+        }
+        () if begins("<!doctype") || begins("<html") => {
+            "it is a web page, as a failed download leaves; download the file again"
+        }
+        () if start.starts_with(b"GGUF") => "it is a GGUF file",
+        () if header => "it is a safetensors file; give the folder that holds it and its config.json",
+        () if start.starts_with(b"PK\x03\x04") => "it is a ZIP archive or a PyTorch file",
+        () if start.starts_with(b"\x89PNG") || start.starts_with(b"\xff\xd8\xff") => "it is a picture",
+        () if start.starts_with(b"\x93NUMPY") => "it is a .npy file",
+        () if begins("{") || begins("[") => "it is a JSON file",
+        () => return None,
+    })
+}
+
+/// `what` followed by what the file seems to be.
+pub fn explained(what: &str, start: &[u8]) -> String {
+    match guess(start) {
+        Some(guess) => format!("{what}: {guess}"),
+        None => what.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usual_mistakes_are_recognized() {
+        let header = [&[40, 0, 0, 0, 0, 0, 0, 0][..], b"{\"a\":1}"].concat();
+        for (start, word) in [
+            (&b""[..], "empty"),
+            (b"version https://git-lfs.github.com/spec/v1\n", "git lfs pull"),
+            (b"\n<!DOCTYPE html>", "web page"),
+            (b"GGUF\x03\0\0\0", "GGUF"),
+            (b"PK\x03\x04", "ZIP"),
+            (b"\x89PNG\r\n", "picture"),
+            (b" {\"error\": 1}", "JSON"),
+            (&header, "safetensors"),
+        ] {
+            assert!(guess(start).is_some_and(|g| g.contains(word)), "{start:?}");
+        }
+        assert_eq!(guess(b"\x08\x0a\x12"), None);
+        assert_eq!(explained("x", b"\x08"), "x");
+    }
+}
