@@ -2,8 +2,8 @@
 //! date.
 
 use super::{
-    GROUPS, bench, cache, command, convert, devices, generate, perplexity, profile, quantize, roofline, run,
-    selftest, tune,
+    GROUPS, bench, cache, command, convert, devices, generate, list, perplexity, profile, quantize, roofline,
+    run, selftest, tune,
 };
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
@@ -335,6 +335,8 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ("inspect FILE.gguf", schemars::schema_for!(GgufReport)),
         ("devices", schemars::schema_for!(devices::Report)),
         ("selftest", schemars::schema_for!(selftest::Report)),
+        ("pull", schemars::schema_for!(list::Row<'static>)),
+        ("list", schemars::schema_for!(list::Report<'static>)),
         ("cache list", schemars::schema_for!(cache::Report<'static>)),
     ]
 }

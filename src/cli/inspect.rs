@@ -1,5 +1,6 @@
 //! `tlite inspect`.
 
+use super::interrupt::Interrupt;
 use super::options::{Float, check_writable, from_one, padding};
 use super::output::{note, put, put_json, table, text_output};
 use crate::backend::{Caps, OpenOptions};
@@ -101,37 +102,25 @@ impl Args {
         }
     }
 
-    /// A usage error for an option that needs a model folder, where the model is a GGUF file.
-    fn check_header_only(&self) -> Result<()> {
-        let planned = [
-            ("--html", self.html.is_some()),
-            ("--nodes", self.nodes),
-            ("--context", self.context.is_some()),
-            ("--backend", self.backend.is_some()),
-            ("--device", self.device.is_some()),
-            ("--bind", !self.bind.is_empty()),
-            ("--bounds", self.bounds.is_some()),
-            ("--chunk", self.chunk.is_some()),
-            ("--padding", self.padding.is_some()),
-            ("--kv", self.kv.is_some()),
-            ("--float", self.float.is_some()),
-        ];
-        match planned.into_iter().find(|(_, given)| *given) {
-            Some((option, _)) => {
-                let file = self.model.display();
-                let what =
-                    format!("needs a model folder; convert the file first: tlite convert {file} -o DIR");
-                Err(Error::usage(option, what))
-            }
-            None => Ok(()),
-        }
+    /// True with an option that the header of a GGUF file does not answer.
+    fn is_planned(&self) -> bool {
+        self.html.is_some()
+            || self.nodes
+            || self.context.is_some()
+            || self.backend.is_some()
+            || self.device.is_some()
+            || !self.bind.is_empty()
+            || self.bounds.is_some()
+            || self.chunk.is_some()
+            || self.padding.is_some()
+            || self.kv.is_some()
+            || self.float.is_some()
     }
 }
 
 /// Runs the command.
-pub fn run(args: &Args) -> Result<()> {
-    if args.model.is_file() && is_gguf(&args.model) {
-        args.check_header_only()?;
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    if args.model.is_file() && is_gguf(&args.model) && !args.is_planned() {
         return header_of(args);
     }
     if let Some(file) = &args.html {
@@ -154,7 +143,7 @@ pub fn run(args: &Args) -> Result<()> {
         kv: args.kv.unwrap_or_default(),
         float: args.float.map(Float::dtype),
     };
-    let report = inspect(&args.model, &request)?;
+    let report = inspect(&super::model::model_path(&args.model, interrupt)?, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
         let page = page::render(&report);

@@ -146,6 +146,11 @@ impl Interrupt {
     pub(super) fn without_handler() -> Self {
         Self(Arc::default())
     }
+
+    #[cfg(test)]
+    pub(super) fn remove_scratch(&self) {
+        self.0.remove_scratch();
+    }
 }
 
 /// Guard of [`Interrupt::generating`].

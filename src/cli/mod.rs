@@ -13,14 +13,18 @@ mod fields;
 mod generate;
 mod inspect;
 pub mod interrupt;
+mod list;
 pub mod load;
+mod model;
 mod options;
 mod other;
 mod output;
 mod perplexity;
 mod profile;
+mod pull;
 mod quantize;
 mod random;
+mod rm;
 mod roofline;
 mod run;
 mod sampling;
@@ -69,6 +73,9 @@ enum Command {
     Chat(Box<chat::Args>),
     Generate(Box<generate::Args>),
     Run(Box<run::Args>),
+    Pull(pull::Args),
+    List(list::Args),
+    Rm(rm::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
@@ -143,6 +150,9 @@ pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let done = match cli.command {
         Command::Devices(args) => devices::run(&args),
+        Command::Pull(args) => pull::run(&args, &interrupt),
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
         Command::Quantize(args) => quantize::run(&args, &interrupt),
         Command::Dequantize(args) => dequantize::run(&args, &interrupt),
@@ -152,7 +162,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args, &interrupt),
         Command::Roofline(args) => roofline::run(&args, &interrupt),
-        Command::Inspect(args) => inspect::run(&args),
+        Command::Inspect(args) => inspect::run(&args, &interrupt),
         Command::Run(args) => run::run(&args, &interrupt),
         Command::Selftest(args) => selftest::run(&args),
         Command::Tune(args) => tune::run(&args, &interrupt),
