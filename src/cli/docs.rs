@@ -1,7 +1,8 @@
 //! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to date.
 
 use super::{
-    GROUPS, bench, cache, command, devices, generate, perplexity, profile, roofline, selftest, tune,
+    GROUPS, bench, cache, command, convert, devices, generate, perplexity, profile, quantize, roofline, run,
+    selftest, tune,
 };
 use crate::graph::op::case::Case;
 use crate::graph::op::{self, OWN_DOMAIN, OpDef};
@@ -309,6 +310,14 @@ const VARIABLES: [(&str, &str); 9] = [
 fn schemas() -> Vec<(&'static str, Schema)> {
     vec![
         ("generate", schemars::schema_for!(generate::Report<'static>)),
+        ("run", schemars::schema_for!(run::Report)),
+        ("convert", schemars::schema_for!(convert::Report<'static>)),
+        ("quantize", schemars::schema_for!(quantize::Report<'static>)),
+        ("inspect", schemars::schema_for!(crate::inspect::Report)),
+        (
+            "inspect FILE.gguf",
+            schemars::schema_for!(crate::inspect::GgufReport),
+        ),
         ("bench", schemars::schema_for!(bench::Report<'static>)),
         ("perplexity", schemars::schema_for!(perplexity::Object<'static>)),
         ("profile", schemars::schema_for!(profile::Report<'static>)),

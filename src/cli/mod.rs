@@ -150,7 +150,7 @@ pub fn run(cli: Cli) -> Result<()> {
         Command::Perplexity(args) => perplexity::run(&args, &interrupt),
         Command::Profile(args) => profile::run(&args, &interrupt),
         Command::Roofline(args) => roofline::run(&args, &interrupt),
-        Command::Inspect(args) => inspect::run(&args),
+        Command::Inspect(args) => inspect::run(&args, &interrupt),
         Command::Run(args) => run::run(&args, &interrupt),
         Command::Selftest(args) => selftest::run(&args),
         Command::Tune(args) => tune::run(&args, &interrupt),

@@ -70,7 +70,7 @@ impl Default for Request {
 
 /// Everything that `tlite inspect` says. Sizes are bytes at the bounds; shapes and formulas are expressions of the symbols, as
 /// [`crate::shape::Dim::parse`] reads them.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
     /// The file.
     pub model: Model,
@@ -121,7 +121,7 @@ pub struct Report {
 }
 
 /// A model file.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Model {
     /// Name of its folder, or of the file.
     pub name: String,
@@ -136,7 +136,7 @@ pub struct Model {
 }
 
 /// The lengths of a decoder.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct DecoderReport {
     /// Tokens that the cache has room for.
     pub context: usize,
@@ -151,7 +151,7 @@ pub struct DecoderReport {
 }
 
 /// A value with its type and shape.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct ValueReport {
     /// Name.
     pub name: String,
@@ -162,7 +162,7 @@ pub struct ValueReport {
 }
 
 /// A tensor that persists from run to run.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct StateReport {
     /// The input that it replaces.
     pub name: String,
@@ -182,7 +182,7 @@ pub struct StateReport {
 }
 
 /// Something that must hold for the shapes to be right.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct AssumptionReport {
     /// The node that asks for it.
     pub node: String,

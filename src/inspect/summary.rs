@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
 /// Weights of one storage format.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct WeightsReport {
     /// They are the output head or the embedding of a language model.
     pub head: bool,
@@ -45,7 +45,7 @@ impl WeightsReport {
 }
 
 /// A file of a model's folder.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct FileReport {
     /// Name in the folder.
     pub name: String,
@@ -54,7 +54,7 @@ pub struct FileReport {
 }
 
 /// What a model is. `None` where neither its files nor its graph say.
-#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Summary {
     /// Architecture, such as `llama`.
     pub architecture: Option<String>,

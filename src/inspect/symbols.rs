@@ -11,7 +11,7 @@ const BIND: &str = "--bind";
 const BOUNDS: &str = "--bounds";
 
 /// Who set the largest value of a symbol.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundFrom {
     /// `--bind`: it is the only value.
@@ -31,7 +31,7 @@ pub enum BoundFrom {
 }
 
 /// A symbol.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct SymbolReport {
     /// Its name.
     pub name: String,

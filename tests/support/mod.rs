@@ -219,7 +219,12 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
 pub fn present() -> Vec<Device> {
     let (found, missing) = devices();
     for m in missing {
-        assert!(!m.is_required(), "REQUIRE_BACKENDS names {}: {}", m.backend, m.why);
+        assert!(
+            !m.is_required(),
+            "REQUIRE_BACKENDS names {}: {}",
+            m.backend,
+            m.why
+        );
         not_tested(&format!("no device for backend {}: {}", m.backend, m.why));
     }
     found

@@ -267,7 +267,10 @@ fn a_missing_library_and_a_missing_platform_are_no_driver() {
         None => "-1001",
         Some(_) => "libOpenCL.so.1",
     };
-    assert!(text.contains("NoDriver(opencl): ") && text.contains(code), "{text}");
+    assert!(
+        text.contains("NoDriver(opencl): ") && text.contains(code),
+        "{text}"
+    );
     assert!(text.contains("apt install"), "{text}");
 }
 
