@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 pub enum Stage {
     /// Reading a model file.
     Import,
+    /// Downloading a model.
+    Download,
     /// Converting from another format.
     Convert,
     /// Shape inference.
@@ -33,6 +35,7 @@ impl fmt::Display for Stage {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Import => "import",
+            Self::Download => "download",
             Self::Convert => "convert",
             Self::Shape => "shape",
             Self::Pass => "pass",

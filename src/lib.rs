@@ -51,6 +51,7 @@
 //! # Modules, in the order of the data flow
 //!
 //! * [`gguf`], [`checkpoint`]: convert GGUF files and Hugging Face checkpoints to model folders;
+//! * [`models`]: the models folder, and downloads from the Hugging Face Hub;
 //! * [`shape`]: symbolic integers, shapes, and partially known values;
 //! * [`graph`]: operators, import of ONNX files, passes, the host interpreter;
 //! * [`quant`]: the E0M weight formats;
@@ -73,7 +74,8 @@
 //!
 //! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in
 //! the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
-//! machines that have none.
+//! machines that have none. `hub`, also on by default, downloads models; without it the library has
+//! no HTTP.
 #![warn(
     clippy::expect_used,
     clippy::panic,
@@ -104,6 +106,7 @@ pub mod graph;
 pub mod inspect;
 pub mod llm;
 mod mapped;
+pub mod models;
 pub mod new_folder;
 pub mod note;
 mod parallel;

@@ -79,6 +79,13 @@ impl NewFolder {
         }
     }
 
+    /// Another name for the output, in the same folder as before. Errors as of [`NewFolder::create`].
+    pub fn rename_output(&mut self, output: PathBuf) -> Result<()> {
+        self.replace = check(&output)?;
+        self.output = output;
+        Ok(())
+    }
+
     /// Removes the temporary folder with its contents.
     pub fn discard(self) -> Result<()> {
         let path = self.path();

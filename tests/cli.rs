@@ -217,15 +217,20 @@ fn missing_models_are_named() {
     std::fs::write(&file, b"GGUF\x03\0\0\0").unwrap();
     let model = path(&file);
     for args in [
-        &["generate", model, "--prompt", "x"][..],
-        &["bench", model],
-        &["inspect", model],
-        &["run", model, "--random"],
-        &["profile", model],
+        &["run", model, "--random"][..],
         &["quantize", model, "-o", "out"],
         &["dequantize", model, "-o", "out"],
     ] {
         fails(args, 2, &["MODEL", "x.gguf", "GGUF", "tlite convert"]);
+    }
+    // These convert it.
+    for args in [
+        &["generate", model, "--prompt", "x"][..],
+        &["bench", model],
+        &["inspect", model],
+        &["profile", model],
+    ] {
+        fails(args, 1, &["x.gguf", "expected a GGUF header"]);
     }
 }
 

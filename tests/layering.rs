@@ -38,6 +38,8 @@ fn dependencies_stay_in_their_folders() {
         (&["llguidance"], "llm"),
         (&["clap", "indicatif", "ctrlc"], "cli|main.rs"),
         (&["reedline", "anstream", "anstyle", "terminal_size"], "cli/chat"),
+        (&["ureq"], "models/hub"),
+        (&["sha2"], "models"),
         (&["anyhow", "env_logger"], "main.rs"),
         (&["no_mangle", "c_char"], "capi.rs|capi"),
     ];

@@ -3,7 +3,8 @@
 
 use super::config::{Config, Scheme};
 use super::gptq;
-use super::safetensors::{Shards, Tensor};
+pub(crate) use super::safetensors::INDEX;
+use super::safetensors::{Shards, Tensor, files as safetensors_files};
 use super::{Params, Progress, Stored, Summary, TEMPORARY, TOO_LARGE, Tensors, write_json, write_model};
 use crate::error::{Error, Result, Stage};
 use crate::new_folder::NewFolder;
@@ -12,7 +13,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
 /// Files copied to the model folder if they exist.
-const COPIED: [&str; 9] = [
+pub(crate) const COPIED: [&str; 9] = [
     "added_tokens.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -91,6 +92,23 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
         .left
         .retain(|l| tensors.shards.get(&tensors.name(&l.name)).is_none());
     Ok(summary)
+}
+
+/// True for a folder with `config.json` and a `safetensors` file.
+pub fn is_checkpoint(folder: &Path) -> bool {
+    let safetensors = |p: PathBuf| p.extension().is_some_and(|e| e == "safetensors");
+    folder.join("config.json").is_file()
+        && std::fs::read_dir(folder).is_ok_and(|list| list.flatten().any(|item| safetensors(item.path())))
+}
+
+/// The files of the checkpoint in `folder` that [`convert`] reads. Errors: no `safetensors` files, or
+/// several without an index.
+pub fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
+    let small = ["config.json", INDEX].into_iter().chain(COPIED);
+    let mut files: Vec<PathBuf> = small.map(|name| folder.join(name)).collect();
+    files.retain(|path| path.is_file());
+    files.extend(safetensors_files(folder)?);
+    Ok(files)
 }
 
 /// The tensors of a folder.

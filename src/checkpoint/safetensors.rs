@@ -143,13 +143,16 @@ fn bits(dtype: &str) -> Option<usize> {
     })
 }
 
+/// The file that says which tensor is in which file of a checkpoint.
+pub const INDEX: &str = "model.safetensors.index.json";
+
 /// The files of a checkpoint: those listed in an index, or the only one.
-fn files(folder: &Path) -> Result<Vec<PathBuf>> {
+pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     #[derive(Deserialize)]
     struct Index {
         weight_map: BTreeMap<String, String>,
     }
-    let index = folder.join("model.safetensors.index.json");
+    let index = folder.join(INDEX);
     if index.is_file() {
         let text = std::fs::read(&index).map_err(|e| Error::io("cannot read", &index, e))?;
         let parsed: Index = serde_json::from_slice(&text)

@@ -29,12 +29,14 @@ pub enum DraftKind {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Generation")]
 pub struct AnswerOptions {
-    /// Maximum number of tokens to generate [default: no limit]
+    /// Maximum number of tokens [default: no limit]
     ///
     /// Without it, an answer ends at the end of the text or of the context.
     #[arg(short = 'n', long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
     max_tokens: Option<usize>,
-    /// Stop before TEXT, even if it spans several tokens; repeatable
+    /// Stop before TEXT; repeatable
+    ///
+    /// TEXT may span several tokens.
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// Constrain the answer to the JSON schema in FILE

@@ -222,7 +222,7 @@ fn age(entry: &Entry, now: SystemTime) -> u64 {
 }
 
 /// Seconds in the largest unit that fits.
-fn age_text(seconds: u64) -> String {
+pub fn age_text(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds} s"),
         60..3600 => format!("{} min", seconds / 60),

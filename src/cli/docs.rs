@@ -1,8 +1,8 @@
 //! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to date.
 
 use super::{
-    GROUPS, bench, cache, command, convert, devices, generate, perplexity, profile, quantize, roofline, run,
-    selftest, tune,
+    GROUPS, bench, cache, command, convert, devices, generate, list, perplexity, profile, quantize, roofline,
+    run, selftest, tune,
 };
 use crate::graph::op::case::Case;
 use crate::graph::op::{self, OWN_DOMAIN, OpDef};
@@ -325,6 +325,8 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ("tune", schemars::schema_for!(tune::Report)),
         ("devices", schemars::schema_for!(devices::Report)),
         ("selftest", schemars::schema_for!(selftest::Report)),
+        ("pull", schemars::schema_for!(list::Row<'static>)),
+        ("list", schemars::schema_for!(list::Report<'static>)),
         ("cache list", schemars::schema_for!(cache::Report<'static>)),
     ]
 }

@@ -21,6 +21,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("kv", "--kv"),
     ("logit_bias", "--logit-bias"),
     ("min_p", "--min-p"),
+    ("model", "MODEL"),
     ("output", "--output"),
     ("padding", "--padding"),
     ("presence_penalty", "--presence-penalty"),

@@ -1,7 +1,7 @@
 //! `tlite inspect`.
 
 use super::interrupt::Interrupt;
-use super::load::model_path;
+use super::model::model_path;
 use super::options::{ADVANCED, Float, ModelArg, Verbosity, check_writable, from_one, padding};
 use super::output::{note, printable, put, put_json, table};
 use crate::backend::{Caps, OpenOptions};

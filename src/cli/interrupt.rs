@@ -1,4 +1,4 @@
-//! Ctrl-C: ends a generation first, the program next.
+//! Ctrl-C: stops an answer or shows a hint first, then ends the program.
 
 use crate::error::{Error, Result, Stage};
 use crate::llm::Cancel;
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Exit code of a program that Ctrl-C ended: 128 and the number of the signal.
+/// Exit code after Ctrl-C: 128 plus the number of the signal.
 pub const INTERRUPTED: u8 = 130;
-/// How long the end of the program waits until all output is written.
+/// How long the end of the program waits for output to be flushed.
 const FLUSH: Duration = Duration::from_millis(500);
-/// How often an unfinished path is removed.
+/// How many times removal of an unfinished path is tried.
 const ATTEMPTS: usize = 100;
 
 #[derive(Default)]
@@ -24,8 +24,7 @@ struct State {
 }
 
 impl State {
-    /// True when this signal stopped a generation or was answered with a hint, false when the
-    /// program is to end.
+    /// Handles a signal. False if the program must end.
     fn signal(&self) -> bool {
         if self.generating.load(Ordering::SeqCst) && self.cancel.cancel() {
             return true;
@@ -48,10 +47,9 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // A folder can gain a file while it is being removed, as the work goes on until the
-            // program ends.
+            // Work continues until the program ends, so a folder can gain files while it is removed.
             for _ in 0..ATTEMPTS {
-                // What cannot be removed cannot be reported better than by its presence.
+                // A path that cannot be removed stays; there is no better report.
                 let _gone = if path.is_dir() {
                     std::fs::remove_dir_all(&path)
                 } else {
@@ -65,15 +63,14 @@ impl State {
     }
 }
 
-/// Ends the program at once. Work goes on in other threads, perhaps inside of a driver; so what
-/// drivers would take down at the end of a program, which crashes those threads now and then, stays
-/// as it is.
+/// Ends the program at once, without exit handlers: those of drivers can crash threads that still
+/// work inside the driver.
 fn end() -> ! {
     use std::io::Write;
-    // Another thread may hold a stream for as long as it waits for input.
+    // Another thread may hold the lock of a stream while it waits for input.
     let (done, waiting) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        // With its stream closed there is nobody to tell.
+        // Output to a closed stream is lost.
         let _closed = (std::io::stdout().flush(), std::io::stderr().flush());
         let _late = done.send(());
     });
@@ -83,8 +80,7 @@ fn end() -> ! {
         unsafe extern "C" {
             fn _exit(code: std::ffi::c_int) -> !;
         }
-        // SAFETY: POSIX: ends the process, from any thread and at any time, without a look at its
-        // memory.
+        // SAFETY: POSIX allows `_exit` in any thread at any time. It does not touch memory.
         unsafe { _exit(INTERRUPTED.into()) }
     }
     #[cfg(not(unix))]
@@ -95,7 +91,7 @@ fn end() -> ! {
 pub struct Interrupt(Arc<State>);
 
 impl Interrupt {
-    /// Sets the handler; once in a process.
+    /// Installs the handler. Fails the second time in a process.
     pub fn install() -> Result<Self> {
         let state = Arc::new(State::default());
         let seen = state.clone();
@@ -111,16 +107,15 @@ impl Interrupt {
         Ok(Self(state))
     }
 
-    /// Until the guard is dropped the first Ctrl-C sets the guard's flag instead of ending the
-    /// program.
+    /// While the guard exists, the first Ctrl-C sets its flag instead of ending the program.
     pub fn generating(&self) -> Generating<'_> {
         self.0.cancel.reset();
         self.0.generating.store(true, Ordering::SeqCst);
         Generating(&self.0)
     }
 
-    /// Until the guard is dropped `path`, an unfinished file or folder, is removed when Ctrl-C ends
-    /// the program. Dropping the guard removes nothing.
+    /// While the guard exists, `path`, an unfinished file or folder, is removed if Ctrl-C ends the
+    /// program. Dropping the guard removes nothing.
     pub fn scratch(&self, path: &Path) -> Scratch<'_> {
         self.0
             .scratch
@@ -133,15 +128,14 @@ impl Interrupt {
         }
     }
 
-    /// Until the guard is dropped `say` is called when Ctrl-C ends the program, while its work goes
-    /// on: for commands whose steps take long, which show at once what they have.
+    /// While the guard exists, `say` is called before Ctrl-C ends the program, for example to print
+    /// partial results. Work continues meanwhile.
     pub fn parting(&self, say: impl FnOnce() + Send + 'static) -> Parting<'_> {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(say));
         Parting(&self.0)
     }
 
-    /// Until the guard is dropped the first Ctrl-C calls `hint` and only the second ends the
-    /// program.
+    /// While the guard exists, the first Ctrl-C calls `hint` and only the second ends the program.
     pub fn hinting(&self, hint: impl FnOnce() + Send + 'static) -> Hinting<'_> {
         *self.0.hint.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(hint));
         Hinting(&self.0)
@@ -151,9 +145,14 @@ impl Interrupt {
     pub(super) fn without_handler() -> Self {
         Self(Arc::default())
     }
+
+    #[cfg(test)]
+    pub(super) fn remove_scratch(&self) {
+        self.0.remove_scratch();
+    }
 }
 
-/// A generation that Ctrl-C may stop.
+/// Guard of [`Interrupt::generating`].
 pub struct Generating<'a>(&'a State);
 
 impl Generating<'_> {
@@ -169,7 +168,7 @@ impl Drop for Generating<'_> {
     }
 }
 
-/// Words for the end of the program.
+/// Guard of [`Interrupt::parting`].
 pub struct Parting<'a>(&'a State);
 
 impl Drop for Parting<'_> {
@@ -178,7 +177,7 @@ impl Drop for Parting<'_> {
     }
 }
 
-/// A prompt at which Ctrl-C is answered with a hint first.
+/// Guard of [`Interrupt::hinting`].
 pub struct Hinting<'a>(&'a State);
 
 impl Drop for Hinting<'_> {
@@ -187,7 +186,7 @@ impl Drop for Hinting<'_> {
     }
 }
 
-/// A path that is unfinished.
+/// Guard of [`Interrupt::scratch`].
 pub struct Scratch<'a> {
     state: &'a State,
     path: PathBuf,

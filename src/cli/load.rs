@@ -1,10 +1,11 @@
 //! Loading of models and devices, with progress and notes on standard error.
 
 use super::interrupt::Interrupt;
+pub use super::model::model_path;
 use super::options::{DeviceOptions, ExecOptions};
 use super::output::{self, detail, note, warning};
 use crate::backend::{Backend, Caps};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::llm::LanguageModel;
 use crate::llm::folder::ModelFolder;
 use crate::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
@@ -12,7 +13,7 @@ use crate::placement::{BackendChoice, Opened};
 use crate::units::count_text;
 use std::fmt;
 use std::io::IsTerminal;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -27,11 +28,6 @@ pub struct LoadedModel {
     pub all: Loaded,
 }
 
-/// The folder with `model.onnx` that MODEL stands for, or the ONNX file.
-pub fn model_path(given: &Path, _interrupt: &Interrupt) -> Result<PathBuf> {
-    Ok(given.to_owned())
-}
-
 /// The folder of the language model that `option` names as `given`, with the files `needed`. Errors are
 /// those of [`model_path`] and [`ModelFolder::holding`].
 pub fn model_folder(
@@ -40,7 +36,11 @@ pub fn model_folder(
     needed: &[&str],
     interrupt: &Interrupt,
 ) -> Result<ModelFolder> {
-    ModelFolder::holding(option, &model_path(given, interrupt)?, needed)
+    let path = model_path(given, interrupt).map_err(|e| match e {
+        Error::Usage { name, what, kind } if name == "model" => Error::usage(option, what).of_kind(kind),
+        e => e,
+    })?;
+    ModelFolder::holding(option, &path, needed)
 }
 
 /// Opens the device that `options` name; `None` is the host. A note says so if `auto` chose it.

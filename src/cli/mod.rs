@@ -13,14 +13,18 @@ mod fields;
 mod generate;
 mod inspect;
 pub mod interrupt;
+mod list;
 pub mod load;
+mod model;
 mod options;
 mod other;
 mod output;
 mod perplexity;
 mod profile;
+mod pull;
 mod quantize;
 mod random;
+mod rm;
 mod roofline;
 mod run;
 mod sampling;
@@ -41,21 +45,23 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupt;
 use std::fmt::Write as _;
 
+const HINT: &str = "`tlite COMMAND -h` shows the common options of a command, `--help` all.";
+
 /// Run language models and other ONNX models on GPUs and CPUs
 #[derive(Debug, Parser)]
 #[command(
     name = "tlite",
     version,
-    about,
     arg_required_else_help = true,
     max_term_width = 100,
-    after_help = "\
+    after_help = HINT,
+    after_long_help = "\
+`tlite COMMAND -h` shows the common options of a command, `tlite COMMAND --help` all of them.
+
 Examples:
   tlite chat MODEL
   tlite generate MODEL \"What is the capital of France?\"
-  tlite devices
-
-`tlite COMMAND -h` shows the common options of a command, `--help` all of them."
+  tlite devices"
 )]
 pub struct Cli {
     #[command(subcommand)]
@@ -67,6 +73,9 @@ enum Command {
     Chat(Box<chat::Args>),
     Generate(Box<generate::Args>),
     Run(Box<run::Args>),
+    Pull(pull::Args),
+    List(list::Args),
+    Rm(rm::Args),
     Convert(convert::Args),
     Quantize(quantize::Args),
     Dequantize(dequantize::Args),
@@ -106,7 +115,7 @@ pub fn command() -> clap::Command {
         let _ok = write!(template, "\n{title}:\n");
         for name in names {
             if let Some(about) = built.find_subcommand(name).and_then(clap::Command::get_about) {
-                let _ok = writeln!(template, "  {name:<12}{about}");
+                let _ok = writeln!(template, "  {name:<13}{about}");
             }
         }
     }
@@ -141,6 +150,9 @@ pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let done = match cli.command {
         Command::Devices(args) => devices::run(&args),
+        Command::Pull(args) => pull::run(&args, &interrupt),
+        Command::List(args) => list::run(&args),
+        Command::Rm(args) => rm::run(&args),
         Command::Convert(args) => convert::run(&args, &interrupt),
         Command::Quantize(args) => quantize::run(&args, &interrupt),
         Command::Dequantize(args) => dequantize::run(&args, &interrupt),

@@ -16,11 +16,13 @@ use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+/// Heading of the options about where and how a model runs.
+pub const EXECUTION: &str = "Execution";
 /// Heading of the options for experts, which `-h` does not show.
 pub const ADVANCED: &str = "Advanced";
 
 /// Help of the argument MODEL, in `-h`.
-pub const MODEL: &str = "Model folder or .gguf file, or a model to download or list";
+pub const MODEL: &str = "Model folder, .gguf file, hf:OWNER/REPO or listed name";
 /// The same in `--help`.
 pub const MODEL_LONG: &str = "The model: a folder with model.onnx, a .gguf file, a Hugging Face checkpoint folder, \
                               hf:OWNER/REPO[:FILE], or a name that `tlite list` prints";
@@ -174,7 +176,7 @@ fn slice_ms(text: &str) -> Result<u32, String> {
 
 /// Where a model runs.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Execution")]
+#[command(next_help_heading = EXECUTION)]
 pub struct DeviceOptions {
     /// Backend to run on
     #[arg(long, value_enum, default_value_t, value_name = "NAME")]
@@ -303,17 +305,32 @@ impl PassOptions {
 
 /// Options of every command that executes a decoder.
 #[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = "Execution")]
+#[command(next_help_heading = EXECUTION)]
 pub struct ExecOptions {
     /// Backend and device.
     #[command(flatten)]
     pub on: DeviceOptions,
-    /// Context length in tokens [default: the model's, at most 4096]
-    #[arg(short, long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    /// Context length in tokens [default: up to 4096]
+    ///
+    /// The default is the length that the model was made for, at most 4096.
+    #[arg(
+        short,
+        long,
+        value_name = "N",
+        value_parser = from_one,
+        allow_negative_numbers = true,
+        help_heading = EXECUTION
+    )]
     pub context: Option<NonZeroUsize>,
     /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes at
     /// run time]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        hide_short_help = true,
+        help_heading = EXECUTION
+    )]
     pub float: Option<Float>,
     /// Storage of the KV cache on a device
     #[arg(
@@ -321,7 +338,8 @@ pub struct ExecOptions {
         value_enum,
         default_value_t,
         value_name = "TYPE",
-        hide_short_help = true
+        hide_short_help = true,
+        help_heading = EXECUTION
     )]
     pub kv: KvType,
     /// Precision of activations in matmuls with 4-bit and 8-bit weights, on a device
@@ -330,7 +348,8 @@ pub struct ExecOptions {
         value_enum,
         default_value_t,
         value_name = "TYPE",
-        hide_short_help = true
+        hide_short_help = true,
+        help_heading = EXECUTION
     )]
     pub act: Activations,
     /// Pad the lengths of decoding steps to multiples of N, from 32 to 256

@@ -2,7 +2,9 @@
 
 use super::interrupt::Interrupt;
 use super::load::{load_model, model_folder};
-use super::options::{DeviceOptions, ExecOptions, Float, ModelArg, Verbosity, from_one, read_text};
+use super::options::{
+    DeviceOptions, EXECUTION, ExecOptions, Float, ModelArg, Verbosity, from_one, read_text,
+};
 use super::output::{bar, figures, note, put, put_json};
 use crate::error::{Error, Result};
 use crate::llm::engine::PADDING;
@@ -60,7 +62,7 @@ pub struct Args {
         value_name = "N",
         value_parser = from_one,
         allow_negative_numbers = true,
-        help_heading = "Execution"
+        help_heading = EXECUTION
     )]
     context: Option<NonZeroUsize>,
     /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes at
@@ -69,7 +71,7 @@ pub struct Args {
         long,
         value_enum,
         value_name = "TYPE",
-        help_heading = "Execution",
+        help_heading = EXECUTION,
         hide_short_help = true
     )]
     float: Option<Float>,
@@ -79,7 +81,7 @@ pub struct Args {
         value_enum,
         default_value_t,
         value_name = "TYPE",
-        help_heading = "Execution",
+        help_heading = EXECUTION,
         hide_short_help = true
     )]
     kv: KvType,
@@ -89,7 +91,7 @@ pub struct Args {
         value_enum,
         default_value_t,
         value_name = "TYPE",
-        help_heading = "Execution",
+        help_heading = EXECUTION,
         hide_short_help = true
     )]
     act: Activations,

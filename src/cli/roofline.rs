@@ -35,7 +35,7 @@ Columns:
 
 ";
 
-/// Estimate the minimum run time of a model on a device (roofline)
+/// Estimate the minimum run time of a model (roofline)
 ///
 /// Nothing is run: bytes and operations follow from the model's plan, and the peaks of memory, arithmetic
 /// and launches from `tlite devices --probe`, which runs once per device. A language model is estimated

@@ -18,9 +18,9 @@ use std::num::NonZeroUsize;
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Sampling")]
 pub struct SamplingOptions {
-    /// Randomness; 0 always takes the most likely token
+    /// Randomness; 0 is greedy
     ///
-    /// By default, the model's generation_config.json decides about temperature, top-k, top-p and
+    /// Greedy decoding always takes the most likely token. By default, the model's generation_config.json decides about temperature, top-k, top-p and
     /// min-p. If it names none of them, they are 0.8, 40, 0.95 and 0.05.
     #[arg(
         long,
@@ -33,11 +33,19 @@ pub struct SamplingOptions {
     /// Sample from the N most likely tokens; 0 is off
     #[arg(long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
-    /// Sample from the most likely tokens of total probability F; 1 is off
+    /// Sample from tokens of total probability F; 1 is off
+    ///
+    /// These are the most likely tokens whose probabilities sum to F.
     #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number(TOP_P))]
     pub top_p: Option<f32>,
-    /// Sample from tokens at least F times as likely as the best; 0 is off
-    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number(MIN_P))]
+    /// Sample from tokens at least F times as likely as the most likely one; 0 is off
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = number(MIN_P),
+        hide_short_help = true
+    )]
     pub min_p: Option<f32>,
     /// Seed; equal seeds give equal texts [default: random]
     #[arg(long, value_name = "N", value_parser = from_zero::<u64>, allow_negative_numbers = true)]

@@ -20,7 +20,7 @@ Examples:
   tlite selftest > selftest.txt
   tlite selftest --backend wgpu --json";
 
-/// Check that devices compute correctly; attach the output to bug reports
+/// Check that devices compute correctly, for bug reports
 ///
 /// Runs test cases of all operators and compares the results with the reference on the host. Without
 /// --backend and --device, every device is checked. The exit code is 1 if a case fails.

@@ -55,11 +55,16 @@ fn every_command_is_in_one_group() {
 fn short_help_fits_a_screen() {
     for (name, mut command) in commands() {
         let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-        assert!(!about.is_empty() && about.chars().count() < 71, "{name}: {about}");
+        assert!(
+            !about.is_empty() && about.chars().count() <= 65,
+            "{name}: {about}"
+        );
         let help = command.render_help().to_string();
         let lines = help.trim_end().lines().count();
         assert!(lines <= 40, "tlite {name} -h has {lines} lines:\n{help}");
-        let wide = help.lines().find(|l| l.chars().count() > 80);
+        let pending = |l: &&str| l.split_whitespace().next().is_some_and(|w| PENDING.contains(&w));
+        let mut lines = help.lines().filter(|l| !pending(l));
+        let wide = lines.find(|l| l.chars().count() > 80);
         assert_eq!(wide, None, "tlite {name} -h");
     }
 }
@@ -67,11 +72,17 @@ fn short_help_fits_a_screen() {
 #[test]
 fn every_help_ends_with_three_examples() {
     for (name, mut command) in commands() {
-        for help in [command.render_help(), command.render_long_help()].map(|h| h.to_string()) {
+        let short = (!name.is_empty()).then(|| command.render_help());
+        for help in short
+            .into_iter()
+            .chain([command.render_long_help()])
+            .map(|h| h.to_string())
+        {
             let examples = help.split("\nExamples:\n").nth(1);
             let examples = examples.unwrap_or_else(|| panic!("tlite {name}: no examples in {help}"));
             let lines: Vec<&str> = examples.lines().take_while(|l| l.starts_with("  ")).collect();
             assert_eq!(lines.len(), 3, "tlite {name}: {examples}");
+            assert_eq!(examples.trim_end().lines().count(), 3, "tlite {name}: {examples}");
             for line in lines {
                 let words = words(line);
                 let start = words.iter().rposition(|w| w == "tlite").unwrap();

@@ -20,7 +20,7 @@ Examples:
   tlite tune MODEL --seconds 300
   tlite tune MODEL --backend opencl --json";
 
-/// Find and save the fastest kernel settings for a model on a device
+/// Find and save the fastest kernel settings for a model
 ///
 /// Each setting is checked against the reference and timed in turn with the default, in prefill and in
 /// decoding. Settings faster by more than measurement noise are saved in the kernel cache for this

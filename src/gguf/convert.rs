@@ -44,8 +44,13 @@ pub fn convert_into(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
     let gguf = Gguf::open(input)?;
-    let params = params(&gguf)?;
-    let vocabulary = Vocabulary::read(&gguf)?;
+    let (params, vocabulary) = read_model(&gguf)?;
+    write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
+}
+
+fn read_model(gguf: &Gguf) -> Result<(Params, Vocabulary)> {
+    let params = params(gguf)?;
+    let vocabulary = Vocabulary::read(gguf)?;
     if vocabulary.tokens.len() > params.vocab {
         return Err(gguf.bad(format!(
             "{} tokens, but the tensor \"token_embd.weight\" has {} rows",
@@ -53,15 +58,13 @@ pub fn convert_into(
             params.vocab
         )));
     }
-    write_all(&gguf, &params, &vocabulary, folder, keep_bits, progress)
+    Ok((params, vocabulary))
 }
 
 /// An error if the model in `gguf` cannot be converted: its architecture, tokenizer, a type of its tensors or another
 /// trait is not supported. Tensor data are not read.
 pub fn supported(gguf: &Gguf) -> Result<()> {
-    params(gguf)?;
-    Vocabulary::read(gguf)?;
-    Ok(())
+    read_model(gguf).map(drop)
 }
 
 fn write_all(

@@ -60,7 +60,7 @@ impl Conversation {
         self.slides
     }
 
-    /// Replaces all messages. A prefix shared with the cache is not fed again.
+    /// Replaces all messages. Tokens that they share with the KV cache are not run again.
     pub fn restore(&mut self, messages: Vec<Message>) {
         self.messages = messages;
         self.said = None;

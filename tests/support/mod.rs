@@ -25,6 +25,7 @@ use transformer_lite::backend::{
 };
 
 use transformer_lite::cache::FOLDER_VARIABLE;
+use transformer_lite::models;
 
 // For `gguf`, which the library's own tests include too.
 use transformer_lite::error::{Error, ErrorKind, Result};
@@ -139,10 +140,14 @@ pub fn assert_fails(args: &[&str], code: i32, values: &[&str]) -> Failure {
     assert_failed(args, &output.unwrap(), code, values)
 }
 
-/// The built command, with a cache of its own in place of the user's.
+/// The built command, with a cache and a models folder of its own in place of the user's.
 pub fn command() -> std::process::Command {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tlite"));
     command.env(FOLDER_VARIABLE, concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
+    command.env(
+        models::FOLDER_VARIABLE,
+        concat!(env!("CARGO_TARGET_TMPDIR"), "/models"),
+    );
     command
 }
 

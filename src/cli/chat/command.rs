@@ -1,4 +1,4 @@
-//! What an entry of a chat asks for.
+//! Parsing of what is typed into a chat: commands and messages.
 
 use super::input::QUOTES;
 use crate::llm::Message;
@@ -20,7 +20,7 @@ pub const COMMANDS: [(&str, &str); 9] = [
     ("/exit", "leave (also /quit, /bye, Ctrl-D)"),
 ];
 
-/// What is not a command, as `/help` shows it.
+/// Other input, as `/help` lists it.
 pub const INPUT: [(&str, &str); 4] = [
     (QUOTES, "begins and ends a message of several lines"),
     ("\\", "at the end of a line: the message goes on"),
@@ -28,33 +28,33 @@ pub const INPUT: [(&str, &str); 4] = [
     ("Ctrl-C", "stop an answer, or clear the line"),
 ];
 
-/// An entry.
+/// A parsed entry.
 #[derive(Debug, PartialEq)]
 pub enum Entry {
-    /// Only white space.
+    /// White space.
     Nothing,
     Help,
     Exit,
     Reset,
     Retry,
     Stats,
-    /// `None` shows the system prompt.
+    /// Replaces the system prompt, or shows it if `None`.
     System(Option<String>),
     Save(PathBuf),
     Load(PathBuf),
     Message(Message),
-    /// Not sent.
+    /// Looks like a command, but is not one. It is not sent.
     Refused(Refusal),
 }
 
-/// Why an entry that begins with `/` is not a command.
+/// Why an entry is refused.
 #[derive(Debug, PartialEq)]
 pub enum Refusal {
     /// No command has this name.
     Unknown(String),
-    /// This command takes no arguments.
+    /// This command was given arguments, but takes none.
     Arguments(&'static str),
-    /// This is how the command is used.
+    /// An argument is missing; this is the correct form.
     Usage(&'static str),
 }
 
@@ -72,7 +72,7 @@ impl std::fmt::Display for Refusal {
 }
 
 impl Entry {
-    /// Reads `text`. What was quoted is a message.
+    /// Parses `text`. Quoted text is always a message.
     pub fn read(text: &str, quoted: bool) -> Self {
         if text.trim().is_empty() {
             return Self::Nothing;
@@ -89,7 +89,7 @@ impl Entry {
         if name.starts_with('/') {
             return Self::Message(Message::user(text.get(1..).unwrap_or_default()));
         }
-        // A path or a comment is a message.
+        // Paths and comments are messages.
         if name.is_empty() || !name.bytes().all(|b| b.is_ascii_alphabetic() || b == b'?') {
             return Self::Message(Message::user(text));
         }
@@ -121,7 +121,7 @@ impl Entry {
     }
 }
 
-/// `text` without white space around it. The first of several lines keeps its indentation.
+/// Trims `text`. If it has several lines, the first one keeps its indentation.
 fn trimmed(text: &str) -> &str {
     let text = text.trim_end();
     match text.trim_start() {
@@ -138,13 +138,13 @@ fn trimmed(text: &str) -> &str {
     }
 }
 
-/// `text` without the pair of quotation marks around it.
+/// Removes one pair of quotation marks around `text`.
 fn unquoted(text: &str) -> &str {
     let inner = |mark| text.strip_prefix(mark)?.strip_suffix(mark);
     inner('"').or_else(|| inner('\'')).unwrap_or(text)
 }
 
-/// The file that `text` names; `~/` is the user's home folder.
+/// The path in `text`, with `~/` expanded to the home folder.
 fn file(text: &str) -> PathBuf {
     let text = unquoted(text);
     let home = if cfg!(windows) { "USERPROFILE" } else { "HOME" };

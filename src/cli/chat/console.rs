@@ -1,4 +1,4 @@
-//! Where a chat is printed: answers on standard output, everything else on standard error.
+//! Output of a chat: answers on standard output, everything else on standard error.
 
 use super::super::output::printable;
 use anstream::{AutoStream, ColorChoice};
@@ -6,28 +6,28 @@ use anstyle::{AnsiColor, Style};
 use std::io::{IsTerminal, Write};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-/// How a chat looks.
+/// Appearance of a chat.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Looks {
-    /// A person types and reads.
+    /// Standard input and error are terminals.
     pub interactive: bool,
-    /// Notes and status lines have colours.
+    /// Use colours for notes and status lines.
     pub colour: bool,
-    /// Only what was asked for is printed, and what was not sent.
+    /// Print no notes and no status lines. Refusals and replies to commands are still printed.
     pub quiet: bool,
-    /// How long lines may be.
+    /// Maximum length of lines on standard error.
     pub width: Width,
 }
 
-/// Columns of a line.
+/// A maximum line length.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Width {
-    /// Any number.
+    /// No limit.
     #[default]
     Free,
-    /// Those of the terminal, whose size may change.
+    /// The width of the terminal at the time of writing.
     Terminal,
-    /// So many.
+    /// A fixed number of columns.
     #[cfg(test)]
     Columns(usize),
 }
@@ -47,7 +47,7 @@ impl Width {
 }
 
 impl Looks {
-    /// Those of this process.
+    /// The appearance that suits the streams and environment of this process.
     pub fn of_process(quiet: bool) -> Self {
         let (input, notes) = (std::io::stdin(), std::io::stderr());
         Self {
@@ -59,13 +59,13 @@ impl Looks {
     }
 }
 
-/// Both streams.
+/// The two output streams of a chat.
 pub struct Console<'a> {
     /// Answers.
     pub out: &'a mut dyn Write,
     /// Everything else.
     pub notes: &'a mut dyn Write,
-    /// How they look.
+    /// Appearance of `notes`.
     pub looks: Looks,
 }
 
@@ -73,24 +73,24 @@ const DIM: Style = Style::new().dimmed();
 const ALARM: Style = AnsiColor::Yellow.on_default();
 
 impl Console<'_> {
-    /// A note, which `--quiet` turns off.
+    /// Writes a note or status line, unless `--quiet` is given.
     pub fn note(&mut self, text: &str) {
         if !self.looks.quiet {
             self.line(DIM, text);
         }
     }
 
-    /// Why something was not done.
+    /// Writes why something was not done.
     pub fn refuse(&mut self, text: &str) {
         self.line(ALARM, &format!("note: {text}"));
     }
 
-    /// What a command asked for.
+    /// Writes the reply to a command.
     pub fn reply(&mut self, text: &str) {
         self.line(Style::new(), text);
     }
 
-    /// Rows of a name and what it means.
+    /// Writes a table of names and descriptions.
     pub fn rows(&mut self, rows: &[(&str, String)]) {
         let names = rows.iter().map(|(name, _)| name.width()).max().unwrap_or(0);
         for (name, what) in rows {
@@ -116,10 +116,12 @@ impl Console<'_> {
     }
 }
 
-/// `text` in lines that fit `width` columns, broken between words; all but the first begin with
-/// `indent` spaces. A width that leaves next to no room is none.
+/// Fewer columns than this are as good as none.
+const LEAST: usize = 8;
+
+/// Wraps `text` at words to `width` columns. All lines but the first are indented by `indent`
+/// spaces. If that leaves less than [`LEAST`] columns, the text is not wrapped.
 fn wrapped(text: &str, indent: usize, width: Option<usize>) -> String {
-    const LEAST: usize = 8;
     let Some(room) = width.map(|w| w.saturating_sub(indent)).filter(|r| *r >= LEAST) else {
         return text.to_owned();
     };

@@ -1,4 +1,4 @@
-//! Entries from a terminal, with line editing and history.
+//! Reading from a terminal with line editing and history.
 
 use super::history::{CAPACITY, HistoryFile, clean};
 use super::input::{Draft, INDENT, Input, PROMPT};
@@ -14,7 +14,7 @@ use std::borrow::Cow;
 use std::io::Write;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the keys Ctrl-C and Ctrl-Z end reading with: the text stays, and can be looked at.
+/// Host commands of the keys Ctrl-C and Ctrl-Z. They end `read_line` and keep the text.
 const INTERRUPT: &str = "interrupt";
 const SUSPEND: &str = "suspend";
 
@@ -24,10 +24,10 @@ fn lock<T>(shared: &Shared<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The editor. While there is one, the terminal does not show what is typed during an answer, and
-/// keeps it for the next entry.
+/// A line editor. While it exists, keys that are pressed during an answer are not echoed; they are
+/// kept for the next entry.
 pub struct Editor<'a> {
-    /// `None` where the next entry begins on a line of its own.
+    /// `None` before an entry that starts on a new line of the screen.
     line: Option<Reedline>,
     draft: Shared<Draft>,
     recall: Recall,
@@ -38,8 +38,8 @@ pub struct Editor<'a> {
 }
 
 impl<'a> Editor<'a> {
-    /// An editor with the entries of `history`, where new ones go too. When `interrupt` ends the
-    /// program it leaves the terminal as it was.
+    /// An editor that reads from and appends to `history`. The terminal's settings are restored
+    /// when the editor is dropped and when `interrupt` ends the program.
     pub fn new(history: Option<HistoryFile>, colour: bool, interrupt: &'a Interrupt) -> Self {
         let terminal = QuietTerminal::enter();
         let parting = interrupt.parting(terminal.restorer());
@@ -57,13 +57,13 @@ impl<'a> Editor<'a> {
 
     fn fresh(&self) -> Reedline {
         let mut keys = default_emacs_keybindings();
-        // `Multiple` is left out while history is searched, which `Esc` ends.
+        // History search does not handle `Multiple`; there `Esc` ends the search.
         let end_with = |word: &str| {
             let end = ReedlineEvent::ExecuteHostCommand(word.to_owned());
             ReedlineEvent::UntilFound(vec![ReedlineEvent::Multiple(vec![end]), ReedlineEvent::Esc])
         };
         keys.add_binding(KeyModifiers::CONTROL, KeyCode::Char('c'), end_with(INTERRUPT));
-        // Of a paste that its terminal does not mark.
+        // A paste contains tabs if the terminal does not mark pastes.
         let tab = ReedlineEvent::Edit(vec![EditCommand::InsertChar('\t')]);
         keys.add_binding(KeyModifiers::NONE, KeyCode::Tab, tab);
         if cfg!(unix) {
@@ -79,12 +79,12 @@ impl<'a> Editor<'a> {
             .with_validator(Box::new(Lines(self.draft.clone())))
             .with_highlighter(Box::new(Plain::default()))
             .with_history(Box::new(self.recall.clone()))
-            // Elsewhere it is on all the time, for what is pasted during an answer.
+            // On Unix, `QuietTerminal` turns it on for the whole chat.
             .use_bracketed_paste(cfg!(not(unix)))
     }
 
-    /// The next entry. Ctrl-C clears a line that holds text. Errors of the terminal, which may not
-    /// answer to an editor.
+    /// Reads the next entry. Ctrl-C clears a line that contains text. Fails if the terminal does
+    /// not support the editor.
     pub fn read(&mut self) -> std::io::Result<Input> {
         *lock(&self.draft) = Draft::default();
         let mut line = self.line.take().unwrap_or_else(|| self.fresh());
@@ -129,12 +129,12 @@ impl<'a> Editor<'a> {
     }
 }
 
-/// Ends the line on which the cursor is.
+/// Moves the cursor to the next line.
 fn next_line() {
     let _closed = std::io::stderr().write_all(b"\n");
 }
 
-/// The keys of Emacs. Pasted text is cleaned.
+/// Emacs keys. Control characters are removed from pasted text.
 struct Keys {
     emacs: Emacs,
     draft: Shared<Draft>,
@@ -159,7 +159,7 @@ impl EditMode for Keys {
     }
 }
 
-/// Tells at the key Enter whether an entry goes on.
+/// Decides on Enter whether the entry continues.
 struct Lines(Shared<Draft>);
 
 impl Validator for Lines {
@@ -171,7 +171,7 @@ impl Validator for Lines {
     }
 }
 
-/// Shows text as it is; tabs take one column, as the editor counts them.
+/// No highlighting. Tabs are shown as one space, which is how the editor counts them.
 #[derive(Default)]
 struct Plain(SimpleMatchHighlighter);
 
@@ -181,7 +181,7 @@ impl Highlighter for Plain {
     }
 }
 
-/// What stands before lines.
+/// The prompt and the indentation of further lines.
 struct Marks;
 
 impl Prompt for Marks {
@@ -214,7 +214,7 @@ impl Prompt for Marks {
     }
 }
 
-/// Entries of this and earlier chats, for every editor of this one. They are kept as they are sent.
+/// The history, shared by all line editors of a chat. Entries are stored as they are sent.
 #[derive(Clone)]
 struct Recall {
     entries: Shared<FileBackedHistory>,
@@ -248,13 +248,13 @@ impl Recall {
 impl History for Recall {
     fn save(&mut self, item: HistoryItem) -> reedline::Result<HistoryItem> {
         let (text, quoted) = lock(&self.draft).finish(&item.command_line);
-        // It must be read as a message again.
+        // Recalled, it must be a message again.
         let text = match quoted && text.starts_with('/') {
             true => format!("/{text}"),
             false => text,
         };
         let saved = lock(&self.entries).save(HistoryItem::from_command_line(text))?;
-        // One that repeats the last has no number.
+        // A repetition of the last entry gets no number.
         if saved.id.is_some()
             && let Some(file) = &self.file
             && let Err(e) = file.add(&saved.command_line)

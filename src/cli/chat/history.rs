@@ -1,41 +1,41 @@
-//! What was typed in earlier chats, in a file that only its user may read.
+//! The history file, which only its user can read.
 
 use crate::cache::named_folder;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Names another folder for the file.
+/// Environment variable that names another folder for the file.
 pub const FOLDER_VARIABLE: &str = "TLITE_HISTORY_DIR";
-/// Entries that are kept.
+/// Maximum number of entries.
 pub const CAPACITY: usize = 1000;
-/// Longer entries are not kept from chat to chat.
+/// Longer entries are not written to the file.
 const MOST_BYTES: usize = 64 << 10;
-/// A larger file is not one of ours.
+/// No more than this is read from the file.
 const MOST_FILE_BYTES: u64 = 2 * (CAPACITY * MOST_BYTES) as u64;
 
-/// A file of entries: a JSON string in each line, the newest last.
+/// A file of JSON strings, one per line, the newest entry last.
 #[derive(Debug)]
 pub struct HistoryFile(PathBuf);
 
 impl HistoryFile {
-    /// The user's own; `None` where the environment names no folder.
+    /// The user's file; `None` if the environment names no folder.
     pub fn of_user() -> Option<Self> {
         named_folder(FOLDER_VARIABLE, "chat").map(|folder| Self(folder.join("history")))
     }
 
-    /// The entries of the file at `path`.
+    /// The file at `path`.
     #[cfg(test)]
     pub fn at(path: PathBuf) -> Self {
         Self(path)
     }
 
-    /// Where it is.
+    /// Path of the file.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// The entries, the newest last. Lines that are none are left out. A file of twice the capacity
+    /// The last [`CAPACITY`] entries. Damaged lines are skipped. A file with twice as many entries
     /// is shortened.
     pub fn read(&self) -> std::io::Result<Vec<String>> {
         let file = match File::open(&self.0) {
@@ -56,7 +56,7 @@ impl HistoryFile {
         Ok(entries)
     }
 
-    /// Adds `entry` at the end.
+    /// Appends `entry`.
     pub fn add(&self, entry: &str) -> std::io::Result<()> {
         if entry.len() > MOST_BYTES {
             return Ok(());
@@ -71,7 +71,7 @@ impl HistoryFile {
         let mut file = options.open(&self.0)?;
         #[cfg(unix)]
         file.set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
-        // In one write, as another chat may add to the file too.
+        // One write, because another chat may append at the same time.
         file.write_all(line_of(entry)?.as_bytes())
     }
 
@@ -79,7 +79,7 @@ impl HistoryFile {
         let Some(folder) = self.0.parent() else {
             return Ok(());
         };
-        // Only its user may read a temporary file.
+        // Temporary files have mode 0600.
         let mut new = tempfile::Builder::new().prefix(".tlite-").tempfile_in(folder)?;
         let lines: std::io::Result<String> = entries.iter().map(|e| line_of(e)).collect();
         new.write_all(lines?.as_bytes())?;
@@ -91,7 +91,7 @@ fn line_of(entry: &str) -> std::io::Result<String> {
     Ok(serde_json::to_string(entry)? + "\n")
 }
 
-/// `text` without escape sequences and other control characters but line feeds and tabs.
+/// Removes escape sequences and control characters except line feeds and tabs.
 pub fn clean(text: &str) -> String {
     let text = anstream::adapter::strip_str(text).to_string();
     let text = text.replace("\r\n", "\n").replace('\r', "\n");

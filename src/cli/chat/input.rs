@@ -1,4 +1,4 @@
-//! Where the entries of a chat come from.
+//! Reading of what is typed into a chat.
 
 use super::editor::Editor;
 use crate::cli::interrupt::Interrupt;
@@ -6,53 +6,53 @@ use crate::error::{Error, Result};
 use std::io::{BufRead, Write};
 use std::path::Path;
 
-/// Begins and ends text of several lines.
+/// Begins and ends a message of several lines.
 pub const QUOTES: &str = "\"\"\"";
-/// Stands before an entry.
+/// Prompt for an entry.
 pub const PROMPT: &str = "> ";
-/// Stands before its further lines.
+/// Prompt for further lines of an entry.
 pub const INDENT: &str = "  ";
-/// What Ctrl-C at an empty prompt is answered with.
+/// Hint after Ctrl-C at an empty prompt.
 pub const HINT: &str = "(Ctrl-C again or /exit to leave)";
 
-/// What reading gives.
+/// Result of reading.
 #[derive(Debug, PartialEq)]
 pub enum Input {
     /// An entry.
     Text {
-        /// Without quotation marks and continuation signs.
+        /// The text without [`QUOTES`] and continuation backslashes.
         text: String,
-        /// It stood in quotation marks: a message, whatever it looks like.
+        /// True if the text was in [`QUOTES`]: it is a message even if it looks like a command.
         quoted: bool,
     },
     /// A line that is not UTF-8.
     NotText,
     /// Ctrl-C at an empty prompt.
     Interrupt,
-    /// There is no more.
+    /// End of the input.
     End,
 }
 
-/// Gives entries one by one.
+/// A source of entries.
 pub trait Source {
-    /// The next entry.
+    /// Reads the next entry.
     fn read(&mut self) -> Result<Input>;
 }
 
-/// How an entry that is being typed came about.
+/// How the current entry was typed.
 #[derive(Debug, Default)]
 pub struct Draft {
-    /// Its text up to each `\` with which a line was continued.
+    /// The text up to and including each `\` that continued a line.
     continued: Vec<String>,
-    /// How pasted texts that begin with [`QUOTES`] go on: at the start of a message they are a part
-    /// of it.
+    /// The beginnings of pasted texts that start with [`QUOTES`]. Such quotes belong to the
+    /// message.
     literal: Vec<String>,
 }
 
-/// Characters by which a pasted text is recognised.
+/// Length of these beginnings in characters.
 const RECOGNISED: usize = 100;
 
-/// `text` before and after the [`QUOTES`] that open it: at its start, or after `/system`.
+/// Splits `text` at opening [`QUOTES`], which are at its start or after `/system`.
 fn opened(text: &str) -> Option<(&str, &str)> {
     let start = text.trim_start();
     let body = match start.strip_prefix("/system") {
@@ -65,7 +65,7 @@ fn opened(text: &str) -> Option<(&str, &str)> {
 }
 
 impl Draft {
-    /// Hears that `text` was pasted.
+    /// Records that `text` was pasted.
     pub fn pasted(&mut self, text: &str) {
         let text = text.trim();
         if text.starts_with(QUOTES) {
@@ -73,7 +73,7 @@ impl Draft {
         }
     }
 
-    /// As [`opened`], where that was typed.
+    /// As [`opened`], but only for quotes that were typed.
     fn opened<'t>(&self, text: &'t str) -> Option<(&'t str, &'t str)> {
         let start = text.trim_start();
         match self.literal.iter().any(|pasted| start.starts_with(pasted)) {
@@ -82,7 +82,7 @@ impl Draft {
         }
     }
 
-    /// True where the end of a line does not end `text`.
+    /// True if `text` continues after Enter.
     pub fn goes_on(&mut self, text: &str) -> bool {
         match self.opened(text) {
             Some((_, inside)) => !inside.trim_end().ends_with(QUOTES),
@@ -94,11 +94,11 @@ impl Draft {
         }
     }
 
-    /// The entry of the finished `text`.
+    /// The finished entry of `text`, and whether it was quoted.
     pub fn finish(&self, text: &str) -> (String, bool) {
         let mut text = text.to_owned();
         for part in self.continued.iter().rev() {
-            // Where it was edited since, the sign stays.
+            // After an edit before it, a backslash stays.
             if text
                 .strip_prefix(part.as_str())
                 .is_some_and(|rest| rest.starts_with('\n'))
@@ -118,26 +118,26 @@ impl Draft {
     }
 }
 
-/// Lines of a reader. Each is an entry, as programs write them, unless a person types.
+/// Reads lines. Each line of a pipe or file is an entry; typed entries may have several lines.
 pub struct Lines<'a> {
     input: &'a mut dyn BufRead,
     typed: Option<Typed<'a>>,
 }
 
-/// What lines that a person types need.
+/// For typed lines: where prompts go, and Ctrl-C.
 struct Typed<'a> {
     prompt: &'a mut dyn Write,
     interrupt: &'a Interrupt,
 }
 
 impl<'a> Lines<'a> {
-    /// Of a pipe or a file.
+    /// Lines of a pipe or a file.
     pub fn new(input: &'a mut dyn BufRead) -> Self {
         Self { input, typed: None }
     }
 
-    /// Of a terminal that edits lines itself. Prompts go to `prompt`; Ctrl-C is answered with a
-    /// hint first.
+    /// Lines of a terminal without an editor. Prompts go to `prompt`. The first Ctrl-C prints
+    /// [`HINT`].
     pub fn typed(input: &'a mut dyn BufRead, prompt: &'a mut dyn Write, interrupt: &'a Interrupt) -> Self {
         Self {
             input,
@@ -155,7 +155,7 @@ impl<'a> Lines<'a> {
         }
     }
 
-    /// The next line without its end; `None` at the end.
+    /// The next line without its line end; `None` at the end of the input.
     fn line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let read = self.input.read_until(b'\n', &mut line);
@@ -206,14 +206,14 @@ impl Source for Lines<'_> {
     }
 }
 
-/// A terminal: with an editor as long as it answers to one, else by lines.
+/// Reads from a terminal, with an editor if the terminal supports one.
 pub struct Terminal<'a> {
     editor: Option<Editor<'a>>,
     lines: Lines<'a>,
 }
 
 impl<'a> Terminal<'a> {
-    /// Reads from `editor`, and from `lines` without one.
+    /// Reads from `editor`. Without one, or after it fails, reads from `lines`.
     pub fn new(editor: Option<Editor<'a>>, lines: Lines<'a>) -> Self {
         Self { editor, lines }
     }
@@ -238,8 +238,7 @@ impl Source for Terminal<'_> {
 mod tests {
     use super::*;
 
-    /// Types `lines`, each ended with Enter, and gives the entry with the number of lines that were
-    /// used.
+    /// Types `lines`, each followed by Enter. Returns the entry and how many lines it took.
     fn typed(lines: &[&str]) -> (String, bool, usize) {
         let (mut draft, mut text) = (Draft::default(), String::new());
         for (at, line) in lines.iter().enumerate() {
@@ -293,19 +292,19 @@ mod tests {
         draft.pasted(paste);
         assert!(!draft.goes_on(paste));
         assert_eq!(draft.finish(paste), (paste.to_owned(), false));
-        // Not within a message that was begun by hand.
+        // Inside typed quotes they are text.
         let typed = format!("{QUOTES}\n{paste}");
         assert!(draft.goes_on(&typed));
         let whole = format!("{typed}\n{QUOTES}");
         assert!(!draft.goes_on(&whole));
         assert_eq!(draft.finish(&whole), (paste.to_owned(), true));
-        // A sign typed after a paste is one.
+        // A backslash typed after a paste continues the line.
         let mut draft = Draft::default();
         let text = "a \\\nb \\";
         draft.pasted(text);
         assert!(draft.goes_on(text));
         assert_eq!(draft.finish("a \\\nb \\\nc"), ("a \\\nb \nc".to_owned(), false));
-        // One that was edited away is none.
+        // An edit removed the continuation.
         assert_eq!(draft.finish("a \\\nb"), ("a \\\nb".to_owned(), false));
     }
 

@@ -1,4 +1,4 @@
-//! `tlite chat`.
+//! `tlite chat`: the conversation and its commands.
 
 mod command;
 mod console;
@@ -41,9 +41,9 @@ Examples:
 
 /// Chat with a model
 ///
-/// In a terminal, lines can be edited, and earlier ones recalled; a paste is one message. `/help`
-/// lists the commands of a chat. Ctrl-C stops an answer. Without a terminal, each line of standard
-/// input is a message or a command.
+/// A terminal offers line editing and history; a paste is one message. Type `/help` for the
+/// commands of a chat. Ctrl-C stops an answer. Without a terminal, each line of standard input is a
+/// message or a command.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -52,10 +52,10 @@ pub struct Args {
     /// System prompt
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
-    /// Keep no history of what is typed
+    /// Neither read nor write the history of earlier chats
     ///
-    /// It is kept in `$TLITE_HISTORY_DIR/history`, by default in the folder `transformer-lite/chat`
-    /// of the user's cache folder.
+    /// The history is the file `history` in the folder `$TLITE_HISTORY_DIR`, by default in
+    /// `transformer-lite/chat` in the user's cache folder.
     #[arg(long)]
     no_history: bool,
     #[command(flatten)]
@@ -70,7 +70,7 @@ pub struct Args {
     exec: ExecOptions,
 }
 
-/// A conversation and how it is answered.
+/// A conversation and the settings of its answers.
 struct Talk<'a> {
     conversation: Conversation,
     stop: StopStrings,
@@ -81,7 +81,7 @@ struct Talk<'a> {
     /// The model supports a longer context.
     may_grow: bool,
     about: About,
-    /// Of the last answer.
+    /// Counts and times of the last answer.
     last: Option<Metrics>,
     /// Entries that were not sent.
     unsent: usize,
@@ -94,21 +94,21 @@ struct About {
     model: String,
     /// Backend and device.
     place: String,
-    /// What it takes; unknown on the host.
+    /// Memory use; unknown on the host.
     memory: Option<String>,
 }
 
-/// How a chat ended.
+/// Why a chat ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
-    /// By `/exit` or the end of the input.
+    /// `/exit` or the end of the input.
     Done,
-    /// By Ctrl-C.
+    /// Ctrl-C, twice at the prompt.
     Interrupted,
 }
 
 impl Talk<'_> {
-    /// Talks until `/exit` or the end of the input, or until Ctrl-C is pressed twice at the prompt.
+    /// Runs the chat until one of the reasons of [`Ended`].
     fn run(&mut self, source: &mut dyn Source, console: &mut Console<'_>) -> Result<Ended> {
         let mut hinted = false;
         loop {
@@ -157,7 +157,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Counts an entry that was not sent, and says why.
+    /// Counts an entry that was not sent and prints the reason.
     fn refuse(&mut self, why: &str, console: &mut Console<'_>) {
         self.unsent += 1;
         console.refuse(why);
@@ -168,8 +168,8 @@ impl Talk<'_> {
         (first.role == "system").then(|| first.content.clone())
     }
 
-    /// Answers the last message of `messages` to the console. A note says where that cannot be
-    /// done; the conversation is then what it was.
+    /// Answers `messages`, which become the conversation. If the context is too small or the
+    /// template refuses them, a note says so and the conversation does not change.
     fn answer(&mut self, messages: Vec<Message>, console: &mut Console<'_>) -> Result<()> {
         let generating = self.interrupt.generating();
         let reading = Reading::default();
@@ -189,7 +189,7 @@ impl Talk<'_> {
                 kind: ErrorKind::ContextExceeded,
             }) => {
                 let mut why = format!("the {name} {what}; the message was not sent");
-                // Where the context shifts, only a message alone can be too long.
+                // With --context-shift only a single message can be too long.
                 if name != MESSAGE {
                     why += "; /reset starts anew, --context-shift drops the oldest messages";
                 }
@@ -238,7 +238,7 @@ impl Talk<'_> {
         line
     }
 
-    /// Answers the last question again.
+    /// Answers the last message again.
     fn retry(&mut self, console: &mut Console<'_>) -> Result<()> {
         let mut messages = self.conversation.messages().to_vec();
         while messages.last().is_some_and(|m| m.role == "assistant") {
@@ -299,8 +299,7 @@ impl Talk<'_> {
         }
     }
 
-    /// Goes on with a saved conversation. Where that cannot be done a note says why, and nothing
-    /// changes.
+    /// Continues a saved conversation. On failure a note says why, and nothing changes.
     fn load(&mut self, path: &Path, console: &mut Console<'_>) {
         match self.saved(path) {
             Err(e) => self.refuse(&e.chain(), console),
@@ -318,8 +317,8 @@ impl Talk<'_> {
         }
     }
 
-    /// The conversation in the file `path` and its number of tokens. Errors: no such file, one that
-    /// holds none, messages that the chat template refuses or that the context has no room for.
+    /// The conversation in the file `path` and its number of tokens. Errors: the file cannot be
+    /// read or is not a conversation, the chat template refuses it, or it does not fit the context.
     fn saved(&mut self, path: &Path) -> Result<(Saved, usize)> {
         let saved = Saved::read(path)?;
         let slides = self.conversation.slides();
@@ -421,7 +420,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.answers.save(talk.conversation.session())?;
     match (ended, talk.unsent) {
         (Ended::Interrupted, _) => Err(Error::Interrupted),
-        // A person has seen why.
+        // At a terminal the user has seen why.
         (Ended::Done, n) if n > 0 && !looks.interactive => {
             let verb = if n == 1 { "was" } else { "were" };
             let what = format!("{} of the input {verb} not sent", count_text(n, "line"));
@@ -431,17 +430,17 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
 }
 
-/// True where the model in `folder` supports more than `context` tokens, or does not tell.
+/// True if the model in `folder` may support more than `context` tokens.
 fn may_grow(folder: &ModelFolder, context: usize) -> bool {
     let most = folder.config.max_position_embeddings;
     most.is_none_or(|most| context < most)
 }
 
-/// Talks at the streams of this process.
+/// Runs the chat on the streams of this process.
 fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &Interrupt) -> Result<Ended> {
     let stdout = std::io::stdout();
     let on_terminal = stdout.is_terminal();
-    // Generated text must not control a terminal. The lock is not held, as Ctrl-C needs it.
+    // Generated text must not control a terminal. The stream is not locked: Ctrl-C flushes it.
     let mut out: Box<dyn Write> = match on_terminal {
         true => Box::new(Sanitized::new(stdout)),
         false => Box::new(stdout),
@@ -464,7 +463,7 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
     }
     console.note("/help lists the commands, /exit leaves.");
     let lines = Lines::typed(&mut input, &mut prompts, interrupt);
-    // The editor writes to standard output too.
+    // The editor also writes to standard output.
     let editor = (on_terminal && !is_dumb()).then(|| {
         let history = if no_history { None } else { HistoryFile::of_user() };
         Editor::new(history, looks.colour, interrupt)
@@ -472,11 +471,11 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
     talk.run(&mut Terminal::new(editor, lines), &mut console)
 }
 
-/// True where the terminal takes no control sequences.
+/// True if the terminal does not support control sequences.
 fn is_dumb() -> bool {
     match std::env::var_os("TERM") {
         Some(term) => term == "dumb" || term.is_empty(),
-        // Windows has consoles without a name.
+        // Windows consoles have no name.
         None => cfg!(unix),
     }
 }

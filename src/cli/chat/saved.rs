@@ -7,11 +7,12 @@ use crate::llm::Message;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// A larger file is not a conversation.
+/// Larger files are refused.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// A conversation as `/save` writes it: `{"model": NAME, "messages": [{"role": ..., "content":
-/// ...}, ...]}`.
+/// A saved conversation.
+///
+/// As JSON: `{"model": NAME, "messages": [{"role": ROLE, "content": TEXT}, ...]}`.
 #[derive(Debug, PartialEq)]
 pub struct Saved {
     /// The name of the model that answered.
@@ -21,8 +22,8 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Writes the file `path` whole or not at all. A usage error where that is a file of another
-    /// kind.
+    /// Writes the file `path`, whole or not at all. A usage error if it exists and is not a saved
+    /// conversation.
     pub fn write(&self, path: &Path) -> Result<()> {
         if path.exists() && Self::read(path).is_err() {
             let what = "exists and is not a saved conversation; choose another name";
@@ -35,8 +36,8 @@ impl Saved {
         })
     }
 
-    /// Reads the file `path`. Usage errors: no such file, or one that holds no conversation. A list
-    /// of messages alone is one too.
+    /// Reads the file `path`, an object as above or only its list of messages. Usage errors: the
+    /// file does not exist or has another form.
     pub fn read(path: &Path) -> Result<Self> {
         let wrong = |what: String| Error::usage(path.display().to_string(), what);
         if std::fs::metadata(path).is_ok_and(|file| file.len() > MOST_BYTES) {
@@ -74,7 +75,7 @@ impl Saved {
     }
 }
 
-/// The message that `value` holds, with what else there is beside role and content.
+/// The message in `value`, with all its fields.
 fn message(value: Value) -> Option<Message> {
     let Value::Object(mut map) = value else {
         return None;
@@ -84,7 +85,7 @@ fn message(value: Value) -> Option<Message> {
     };
     let mut message = match map.get("content") {
         Some(Value::String(text)) => Message::new(role, text.clone()),
-        // Of a message that only calls tools.
+        // A message that only calls tools has no text.
         Some(Value::Null) if map.contains_key("tool_calls") => Message::new(role, ""),
         _ => return None,
     };

@@ -1,4 +1,4 @@
-//! The terminal between entries: what is typed during an answer is neither shown nor lost.
+//! Terminal settings for the time between prompts: keys are not echoed and not lost.
 
 #[cfg(unix)]
 mod unix {
@@ -8,23 +8,23 @@ mod unix {
     };
     use std::io::Write;
 
-    /// Has pastes marked at their start and end.
+    /// Bracketed paste: the terminal marks the start and end of a paste.
     const PASTES_ON: &[u8] = b"\x1b[?2004h";
     const PASTES_OFF: &[u8] = b"\x1b[?2004l";
 
-    /// The terminal's settings before and after; it gets those before back when this is dropped.
+    /// A terminal without echo and line mode. Dropping this restores its settings.
     pub struct QuietTerminal {
         original: Option<Termios>,
     }
 
     fn set(settings: &Termios, pastes: &[u8]) {
-        // A terminal that is gone needs no settings.
+        // Nothing to do if the terminal is gone.
         let _gone = tcsetattr(stdin(), OptionalActions::Now, settings);
         let _gone = std::io::stderr().write_all(pastes);
     }
 
     impl QuietTerminal {
-        /// Changes the settings of the terminal that standard input is.
+        /// Changes the settings of the terminal on standard input.
         pub fn enter() -> Self {
             let terminal = Self {
                 original: tcgetattr(stdin()).ok(),
@@ -33,28 +33,28 @@ mod unix {
             terminal
         }
 
-        /// The same again, after something else changed them.
+        /// Changes them again, after another program or the editor did.
         pub fn apply(&self) {
             let Some(original) = &self.original else { return };
             let mut quiet = original.clone();
-            // Whole lines are limited to 4095 bytes. Ctrl-C stays a signal, which discards nothing.
+            // Line mode cuts lines at 4095 bytes. Ctrl-C stays a signal, but discards no input.
             quiet.local_modes.remove(LocalModes::ICANON | LocalModes::ECHO);
             quiet.local_modes.insert(LocalModes::NOFLSH);
-            // The key Enter stays different from a line feed.
+            // Enter must differ from a line feed.
             quiet.input_modes.remove(InputModes::ICRNL);
             quiet.special_codes[SpecialCodeIndex::VMIN] = 1;
             quiet.special_codes[SpecialCodeIndex::VTIME] = 0;
             set(&quiet, PASTES_ON);
         }
 
-        /// Gives the terminal its own settings back.
+        /// Restores the original settings.
         pub fn leave(&self) {
             if let Some(original) = &self.original {
                 set(original, PASTES_OFF);
             }
         }
 
-        /// What does the same when the program ends at once.
+        /// A function that does the same, for a signal handler.
         pub fn restorer(&self) -> impl FnOnce() + Send + 'static {
             let original = self.original.clone();
             move || {
@@ -71,7 +71,7 @@ mod unix {
         }
     }
 
-    /// Stops the job, as Ctrl-Z does, until the shell continues it.
+    /// Stops the process group, as Ctrl-Z does in line mode.
     pub fn suspend() {
         let _refused = rustix::process::kill_current_process_group(rustix::process::Signal::TSTP);
     }
@@ -79,7 +79,7 @@ mod unix {
 
 #[cfg(not(unix))]
 mod other {
-    /// Nothing: consoles have no such settings.
+    /// Does nothing: there are no such settings.
     pub struct QuietTerminal;
 
     impl QuietTerminal {
@@ -100,7 +100,7 @@ mod other {
         }
     }
 
-    /// There are no jobs.
+    /// Does nothing: there is no job control.
     pub fn suspend() {}
 }
 

@@ -1,0 +1,180 @@
+//! `tlite list`.
+
+use super::cache::age_text;
+use super::output::{fitted_table, printable, put, put_json};
+use crate::error::Result;
+use crate::models::hub::{Cached, Hub};
+use crate::models::{Entry, ModelStore};
+use crate::units::{count_text, size_text};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+/// List the models that were downloaded or converted
+///
+/// Each name can be given as MODEL. Names that begin with hf: are files in the cache of the Hugging
+/// Face Hub that are not converted yet; their first use converts them.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  tlite list
+  tlite list --json
+  TLITE_MODELS=/mnt/models tlite list")]
+pub struct Args {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A converted model. Also the object of `tlite pull --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub struct Row<'a> {
+    /// Its name.
+    name: &'a str,
+    /// Its folder.
+    folder: String,
+    /// Bytes of its files.
+    bytes: u64,
+    /// What it was made of: a path, or a name on the Hugging Face Hub.
+    source: &'a str,
+    /// Bytes of the source.
+    source_bytes: u64,
+    /// Architecture, such as `llama`.
+    architecture: &'a str,
+    /// Number of weights.
+    parameters: u64,
+    /// Bits of a weight on average, scales included.
+    bits: f64,
+    /// Number of tensors of each type in the source.
+    source_types: &'a BTreeMap<String, usize>,
+    /// When it was converted, in seconds since 1970.
+    created: u64,
+    /// When it was last used, in seconds since 1970, to the minute.
+    used: u64,
+    /// Version of the layout of its files.
+    layout: u32,
+    /// False if the next use converts the source anew.
+    current: bool,
+    /// SHA-256 of the content of the source.
+    key: &'a str,
+}
+
+impl<'a> Row<'a> {
+    /// The entry as it is.
+    pub fn new(entry: &'a Entry) -> Self {
+        let m = entry.manifest();
+        let used = entry.used().duration_since(SystemTime::UNIX_EPOCH);
+        Self {
+            name: entry.name(),
+            folder: entry.folder().display().to_string(),
+            bytes: entry.bytes(),
+            source: &m.source,
+            source_bytes: m.source_bytes,
+            architecture: &m.architecture,
+            parameters: m.parameters,
+            bits: m.bits,
+            source_types: &m.types,
+            created: m.created,
+            used: used.map_or(0, |d| d.as_secs()),
+            layout: m.layout,
+            current: entry.is_current(),
+            key: &m.key,
+        }
+    }
+}
+
+/// A file in the cache of the Hugging Face Hub.
+#[derive(Debug, Serialize, JsonSchema)]
+struct Download {
+    /// Its name on the hub.
+    name: String,
+    /// Its path.
+    path: String,
+    /// Its size.
+    bytes: u64,
+}
+
+/// The object of `tlite list --json`.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(super) struct Report<'a> {
+    /// The models folder.
+    folder: String,
+    /// Bytes of all models.
+    bytes: u64,
+    /// The models.
+    models: Vec<Row<'a>>,
+    /// Files that were downloaded and are not converted.
+    downloads: Vec<Download>,
+}
+
+/// The GGUF files in the hub's cache of which no entry was made.
+pub fn unconverted(entries: &[Entry]) -> Vec<Cached> {
+    let mut cached = Hub::from_env().map(|hub| hub.cached()).unwrap_or_default();
+    cached.retain(|c| {
+        let name = c.spec.to_string();
+        let of_it = |e: &Entry| e.is_current() && e.manifest().places.iter().any(|p| p.source == name);
+        !entries.iter().any(of_it)
+    });
+    cached
+}
+
+fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime) -> String {
+    let cells = |cells: [&str; 5]| cells.map(|c| printable(c).into_owned()).to_vec();
+    let mut rows = vec![cells(["name", "source", "bits", "size", "used"])];
+    rows.extend(entries.iter().map(|e| {
+        let age = now.duration_since(e.used()).unwrap_or(Duration::ZERO);
+        let source = match e.is_current() {
+            true => e.manifest().source.clone(),
+            false => format!("{} (converted anew at the next use)", e.manifest().source),
+        };
+        cells([
+            e.name(),
+            &source,
+            &format!("{:.1}", e.manifest().bits),
+            &size_text(e.bytes()),
+            &format!("{} ago", age_text(age.as_secs())),
+        ])
+    }));
+    rows.extend(downloads.iter().map(|d| {
+        let name = d.spec.to_string();
+        cells([&name, "downloaded, not converted", "-", &size_text(d.bytes), "-"])
+    }));
+    fitted_table(&rows, 2, 1)
+}
+
+/// Runs the command.
+pub fn run(args: &Args) -> Result<()> {
+    let store = ModelStore::open_default()?;
+    store.sweep();
+    let entries = store.entries()?;
+    let downloads = unconverted(&entries);
+    let folder = store.folder().display().to_string();
+    let bytes = entries.iter().map(Entry::bytes).sum();
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        let downloads = downloads.iter().map(|d| Download {
+            name: d.spec.to_string(),
+            path: d.path.display().to_string(),
+            bytes: d.bytes,
+        });
+        let report = Report {
+            folder,
+            bytes,
+            models: entries.iter().map(Row::new).collect(),
+            downloads: downloads.collect(),
+        };
+        return put_json(&mut out, &report);
+    }
+    let folder = printable(&folder);
+    if entries.is_empty() && downloads.is_empty() {
+        let what = "`tlite pull OWNER/REPO` downloads one, `tlite chat FILE.gguf` converts one";
+        return put(&mut out, &format!("{folder}: no models yet; {what}\n"));
+    }
+    let head = format!(
+        "{folder}: {}, {}\n",
+        count_text(entries.len(), "model"),
+        size_text(bytes)
+    );
+    put(&mut out, &(head + &text(&entries, &downloads, SystemTime::now())))
+}

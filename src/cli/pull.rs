@@ -1,0 +1,51 @@
+//! `tlite pull`.
+
+use super::interrupt::Interrupt;
+use super::model::View;
+use super::output::{put, put_json};
+use crate::error::Result;
+use crate::models::ModelStore;
+use crate::models::hub::{Hub, Spec};
+use crate::units::size_text;
+
+/// Download a model from the Hugging Face Hub
+///
+/// Files go to the hub's own cache, where other tools find them too, and are converted into the
+/// models folder. A broken download continues where it stopped. Without FILE, tlite chooses a GGUF
+/// file of the repository, 4-bit weights first, else its safetensors files.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  tlite pull bartowski/SmolLM2-135M-Instruct-GGUF
+  tlite pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
+  HF_TOKEN=hf_... tlite pull meta-llama/Llama-3.2-1B-Instruct")]
+pub struct Args {
+    /// Repository, and perhaps a GGUF file of it
+    #[arg(value_name = "OWNER/REPO[:FILE]")]
+    model: String,
+    /// Print one JSON object instead of a line
+    #[arg(long)]
+    json: bool,
+}
+
+/// Runs the command.
+pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    let spec: Spec = args.model.parse()?;
+    let store = ModelStore::open_default()?;
+    let mut view = View::new(interrupt);
+    let entry = store.pull(&Hub::from_env()?, &spec, true, &mut |event| view.show(event))?;
+    drop(view);
+    let mut out = std::io::stdout().lock();
+    if args.json {
+        return put_json(&mut out, &super::list::Row::new(&entry));
+    }
+    let (name, manifest) = (entry.name(), entry.manifest());
+    let line = format!(
+        "{name}: {}, {:.1} M weights of {:.1} bits, {}\nTry: tlite chat {name}\n",
+        manifest.architecture,
+        manifest.parameters as f64 / 1e6,
+        manifest.bits,
+        size_text(entry.bytes()),
+    );
+    put(&mut out, &line)
+}

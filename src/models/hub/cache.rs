@@ -1,0 +1,136 @@
+//! The hub's cache on disk.
+
+use super::super::digest::is_sha256;
+use super::{Spec, choose};
+use crate::error::{Error, Result};
+use std::path::{Path, PathBuf};
+
+/// Folders in folders that are looked through.
+const DEPTH: usize = 8;
+
+/// A GGUF file in the cache.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cached {
+    /// Its name on the hub, with the file.
+    pub spec: Spec,
+    /// Where it is.
+    pub path: PathBuf,
+    /// Its size.
+    pub bytes: u64,
+}
+
+/// The folder of the cache.
+#[derive(Clone, Debug)]
+pub(super) struct Cache(PathBuf);
+
+/// The folder of a repository in it.
+pub(super) struct Repo {
+    pub folder: PathBuf,
+    /// Where lock files of its downloads are.
+    #[cfg_attr(
+        not(all(feature = "hub", not(target_os = "android"))),
+        expect(dead_code, reason = "the client's")
+    )]
+    pub locks: PathBuf,
+}
+
+impl Cache {
+    pub(super) fn new(folder: PathBuf) -> Self {
+        Self(folder)
+    }
+
+    pub(super) fn folder(&self) -> &Path {
+        &self.0
+    }
+
+    pub(super) fn repo(&self, repo: &str) -> Repo {
+        let name = format!("models--{}", repo.replace('/', "--"));
+        Repo {
+            folder: self.0.join(&name),
+            locks: self.0.join(".locks").join(name),
+        }
+    }
+
+    /// The models of the present versions of all repositories.
+    pub(super) fn ggufs(&self) -> Vec<Cached> {
+        let mut found = Vec::new();
+        for item in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
+            let name = item.file_name();
+            let parts = name
+                .to_str()
+                .and_then(|n| n.strip_prefix("models--")?.split_once("--"));
+            let Some((owner, name)) = parts else { continue };
+            let repo = self.repo(&format!("{owner}/{name}"));
+            let Some(snapshot) = repo.snapshot() else { continue };
+            for file in repo.files().iter().filter(|f| choose::is_model(f)) {
+                let path = snapshot.join(file);
+                let spec = format!("{owner}/{name}:{file}").parse();
+                if let (Ok(spec), Ok(metadata)) = (spec, std::fs::metadata(&path)) {
+                    found.push(Cached {
+                        spec,
+                        path,
+                        bytes: metadata.len(),
+                    });
+                }
+            }
+        }
+        found.sort_by_key(|c| c.spec.to_string());
+        found
+    }
+}
+
+impl Repo {
+    /// The folder with the files of the present version.
+    pub(super) fn snapshot(&self) -> Option<PathBuf> {
+        let commit = std::fs::read_to_string(self.folder.join("refs/main")).ok()?;
+        let commit = commit.trim();
+        let plain = !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_alphanumeric());
+        Some(self.folder.join("snapshots").join(commit)).filter(|p| plain && p.is_dir())
+    }
+
+    /// Names of the files of the present version that are here.
+    pub(super) fn files(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if let Some(snapshot) = self.snapshot() {
+            collect(&snapshot, "", DEPTH, &mut names);
+        }
+        names.sort();
+        names
+    }
+
+    /// The SHA-256 that the hub names for a large file of a snapshot.
+    pub(super) fn digest(&self, path: &Path) -> Option<String> {
+        let real = std::fs::canonicalize(path).ok()?;
+        let name = real.file_name()?.to_str()?;
+        is_sha256(name).then(|| name.to_owned())
+    }
+
+    /// Removes the content of a file, and its names in all versions.
+    pub(super) fn forget(&self, cached: &Cached) -> Result<()> {
+        let failed = |path: &Path, e| Error::io("cannot remove", path, e);
+        let remove = |path: &Path| std::fs::remove_file(path).map_err(|e| failed(path, e));
+        let blob = std::fs::canonicalize(&cached.path).map_err(|e| failed(&cached.path, e))?;
+        let name = cached.spec.file().unwrap_or_default();
+        let snapshots = std::fs::read_dir(self.folder.join("snapshots"));
+        for item in snapshots.into_iter().flatten().flatten() {
+            let path = item.path().join(name);
+            if std::fs::canonicalize(&path).is_ok_and(|real| real == blob) && path != blob {
+                remove(&path)?;
+            }
+        }
+        remove(&blob)
+    }
+}
+
+fn collect(folder: &Path, before: &str, depth: usize, names: &mut Vec<String>) {
+    for item in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+        let (path, name) = (item.path(), item.file_name());
+        let Some(name) = name.to_str() else { continue };
+        let name = format!("{before}{name}");
+        if path.is_file() {
+            names.push(name);
+        } else if path.is_dir() && depth > 0 {
+            collect(&path, &format!("{name}/"), depth - 1, names);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Which files of a repository are the model.
+
+use crate::checkpoint::folder::COPIED;
+
+/// Names of quantizations in names of files, the preferred ones first.
+const PREFERRED: [&str; 20] = [
+    "Q4_0", "Q4_1", "Q4_K_M", "Q8_0", "F16", "FP16", "Q4_K_S", "Q5_K_M", "Q5_K_S", "Q6_K", "Q5_1", "Q5_0",
+    "Q4_K", "Q5_K", "BF16", "F32", "Q3_K_L", "Q3_K_M", "Q3_K_S", "Q2_K",
+];
+
+/// What is downloaded of a repository.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Choice {
+    /// This GGUF file.
+    Gguf(String),
+    /// A checkpoint.
+    Checkpoint,
+    /// Nothing: its GGUF files are parts of larger ones.
+    Split,
+    /// Nothing.
+    None,
+}
+
+/// The GGUF files among `names`.
+pub(super) fn ggufs(names: &[String]) -> Vec<String> {
+    let mut found: Vec<String> = names
+        .iter()
+        .filter(|n| has_extension(n, "gguf"))
+        .cloned()
+        .collect();
+    found.sort();
+    found
+}
+
+/// True for a GGUF file with a whole language model in it, as far as its name tells.
+pub(super) fn is_model(name: &str) -> bool {
+    let lower = file_name(name).to_ascii_lowercase();
+    let other = lower.contains("mmproj") || lower.contains("imatrix");
+    has_extension(name, "gguf") && !other && parts(name).is_none_or(|n| n == 1)
+}
+
+/// The model among the files `names` of a repository.
+pub(super) fn choose(names: &[String]) -> Choice {
+    let all = ggufs(names);
+    let best = all.iter().filter(|n| is_model(n)).min_by_key(|n| {
+        let rank = PREFERRED.iter().position(|q| holds(file_name(n), q));
+        // Of several models the one with the shortest name.
+        (rank.unwrap_or(PREFERRED.len()), n.len(), n.as_str())
+    });
+    let checkpoint = || {
+        names.iter().any(|n| n == "config.json")
+            && names
+                .iter()
+                .any(|n| has_extension(n, "safetensors") && !n.contains('/'))
+    };
+    match best {
+        Some(name) => Choice::Gguf(name.clone()),
+        None if checkpoint() => Choice::Checkpoint,
+        None if all.iter().any(|n| parts(n).is_some()) => Choice::Split,
+        None => Choice::None,
+    }
+}
+
+/// The small files of a checkpoint among `names`.
+pub(super) fn small(names: &[String]) -> Vec<&str> {
+    let wanted = |n: &&str| *n == "config.json" || COPIED.contains(n);
+    names.iter().map(String::as_str).filter(wanted).collect()
+}
+
+fn file_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+fn has_extension(name: &str, extension: &str) -> bool {
+    name.rsplit_once('.')
+        .is_some_and(|(_, e)| e.eq_ignore_ascii_case(extension))
+}
+
+/// The number of parts in a name such as `model-00001-of-00003.gguf`.
+fn parts(name: &str) -> Option<u32> {
+    let (stem, _) = name.rsplit_once('.')?;
+    let (rest, count) = stem.rsplit_once("-of-")?;
+    let (_, part) = rest.rsplit_once('-')?;
+    let digits = |t: &str| t.len() == 5 && t.bytes().all(|b| b.is_ascii_digit());
+    (digits(part) && digits(count))
+        .then(|| count.parse().ok())
+        .flatten()
+}
+
+/// True where `name` holds the word `quant`, in capitals or not: `Q4_0` is not in
+/// `x-Q4_0_4_8.gguf`.
+fn holds(name: &str, quant: &str) -> bool {
+    let (name, quant) = (name.to_ascii_lowercase(), quant.to_ascii_lowercase());
+    let inside = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    name.match_indices(&quant).any(|(at, _)| {
+        let before = name.get(..at).unwrap_or_default();
+        let after = name.get(at + quant.len()..).unwrap_or_default();
+        !before.ends_with(|c: char| c.is_ascii_alphanumeric()) && !after.starts_with(inside)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chosen(names: &[&str]) -> Choice {
+        let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
+        choose(&names)
+    }
+
+    fn gguf(name: &str) -> Choice {
+        Choice::Gguf(name.to_owned())
+    }
+
+    #[test]
+    fn quantizations_have_an_order() {
+        let names = [
+            "m-Q8_0.gguf",
+            "m-Q4_K_M.gguf",
+            "m-f16.gguf",
+            "m-q4_1.gguf",
+            "README.md",
+        ];
+        assert_eq!(chosen(&names), gguf("m-q4_1.gguf"));
+        assert_eq!(chosen(&names[..2]), gguf("m-Q4_K_M.gguf"));
+        assert_eq!(
+            chosen(&["m.Q4_0.gguf", "m.Q4_0_4_8.gguf", "a.Q4_1.gguf"]),
+            gguf("m.Q4_0.gguf")
+        );
+        assert_eq!(chosen(&["m-Q4_0_4_8.gguf", "m-Q6_K.gguf"]), gguf("m-Q6_K.gguf"));
+        assert_eq!(chosen(&["m-BF16.gguf", "m-IQ4_NL.gguf"]), gguf("m-BF16.gguf"));
+        assert_eq!(chosen(&["b.gguf", "a.gguf"]), gguf("a.gguf"));
+        assert_eq!(
+            chosen(&["m-1B-Q4_0.gguf", "m-1B-it-Q4_0.gguf"]),
+            gguf("m-1B-Q4_0.gguf")
+        );
+    }
+
+    #[test]
+    fn parts_and_projectors_are_no_models() {
+        let parts = ["m-Q4_0-00001-of-00002.gguf", "m-Q4_0-00002-of-00002.gguf"];
+        assert_eq!(chosen(&parts), Choice::Split);
+        let with = |more| [&parts[..], more].concat();
+        assert_eq!(chosen(&with(&["m-Q8_0.gguf"])), gguf("m-Q8_0.gguf"));
+        assert_eq!(
+            chosen(&with(&["config.json", "model.safetensors"])),
+            Choice::Checkpoint
+        );
+        let alone = "m-Q4_0-00001-of-00001.gguf";
+        assert_eq!(chosen(&[alone]), gguf(alone));
+        assert_eq!(chosen(&["mmproj-m-f16.gguf"]), Choice::None);
+        assert_eq!(
+            chosen(&["mmproj-m-Q4_0.gguf", "m-Q8_0.gguf"]),
+            gguf("m-Q8_0.gguf")
+        );
+    }
+
+    #[test]
+    fn a_checkpoint_stands_at_the_root() {
+        assert_eq!(chosen(&["config.json", "model.safetensors"]), Choice::Checkpoint);
+        assert_eq!(chosen(&["config.json", "unet/model.safetensors"]), Choice::None);
+        assert_eq!(chosen(&["model.safetensors"]), Choice::None);
+        let names = [
+            "config.json",
+            "tokenizer.json",
+            "vocab.json",
+            "README.md",
+            "a/config.json",
+        ];
+        let names: Vec<String> = names.map(str::to_owned).to_vec();
+        assert_eq!(small(&names), ["config.json", "tokenizer.json", "vocab.json"]);
+    }
+}
