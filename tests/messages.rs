@@ -95,11 +95,7 @@ fn one_node(dir: &Path, sizes: &[Size], op: &str, name: &str, weight: Option<&Ho
     if let Some(weight) = weight {
         w.add_initializer("w", weight).unwrap();
     }
-    let inputs = if weight.is_some() {
-        &["x", "w"][..]
-    } else {
-        &["x"]
-    };
+    let inputs = if weight.is_some() { &["x", "w"][..] } else { &["x"] };
     w.add_node(NodeSpec {
         domain: "",
         op,
@@ -129,7 +125,10 @@ fn folders(s: &mut Snapshot) {
     );
     let (_dir, model) = tiny_model("llama", Traits::default());
     copied(&model, &s.at("tiny"));
-    s.write("words/tokenizer.json", std::fs::read(model.join("tokenizer.json")).unwrap());
+    s.write(
+        "words/tokenizer.json",
+        std::fs::read(model.join("tokenizer.json")).unwrap(),
+    );
     s.command("Folder without model.onnx", &["bench", "words"]);
     s.command("File in place of a folder", &["chat", "words/tokenizer.json"]);
     copied(&model, &s.at("plain"));
@@ -196,20 +195,14 @@ fn onnx_files(s: &mut Snapshot) {
     copied(&s.at("mismatch"), &s.at("light"));
     std::fs::remove_file(s.at("light/model.onnx.data")).unwrap();
     s.command("Weights that are not there", &run("light"));
-    s.command(
-        "Output that is not empty",
-        &["quantize", "tiny", "-o", "words"],
-    );
+    s.command("Output that is not empty", &["quantize", "tiny", "-o", "words"]);
 }
 
 fn options(s: &mut Snapshot) {
     let generate = ["generate", "tiny", "--raw", "--backend", "host"];
     let with = |more: &[&'static str]| [&generate[..], more].concat();
     s.command("Option out of range", &with(&["--prompt", "x", "--top-p", "2"]));
-    s.command(
-        "Unknown backend",
-        &["bench", "tiny", "--backend", "cuda"],
-    );
+    s.command("Unknown backend", &["bench", "tiny", "--backend", "cuda"]);
     s.command("Unknown option", &["devices", "--colour"]);
     s.command(
         "Prompt longer than the context",
@@ -223,7 +216,14 @@ fn options(s: &mut Snapshot) {
         "Option that the host does not have",
         &with(&["--prompt", "x", "--slice-ms", "5"]),
     );
-    let cached = ["--prompt", "hello world", "--max-tokens", "1", "--prompt-cache", "kept"];
+    let cached = [
+        "--prompt",
+        "hello world",
+        "--max-tokens",
+        "1",
+        "--prompt-cache",
+        "kept",
+    ];
     let made = support::command()
         .args(with(&cached))
         .current_dir(&s.dir)

@@ -1,7 +1,7 @@
 //! `tlite convert`.
 
 use super::interrupt::Interrupt;
-use super::options::check_report;
+use super::options::{Verbosity, check_report};
 use super::output::{byte_bar, put, put_json, text_output};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
-/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits (formats E0M2 to E0M8: groups
-/// with a 16-bit scale and bias); other weights become f32. Any error that this adds is printed.
+/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits (formats
+/// E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. The five weights to which
+/// this adds the largest errors are shown, with `--verbose` all.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -37,9 +38,8 @@ pub struct Args {
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
-    /// Show every weight, not only the five worst
-    #[arg(short, long, conflicts_with = "json")]
-    verbose: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
@@ -117,6 +117,7 @@ fn folder_bytes(folder: &Path) -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     if let Some(file) = &args.report_json {
         check_report("--report-json", file, &args.file)?;
     }
@@ -173,7 +174,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         return put_json(&mut out, &report);
     }
-    let mut text = weight_table(&summary.kept, &summary.left, args.verbose);
+    let mut text = weight_table(&summary.kept, &summary.left, args.verbosity.verbose);
     text += &closing(&summary, before, after, &args.output);
     put(&mut out, &text)
 }

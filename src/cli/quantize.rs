@@ -4,7 +4,7 @@ mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
-use super::options::check_report;
+use super::options::{ADVANCED, Verbosity, check_report};
 use super::output::{byte_bar, note, put, put_json, table, text_output};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -86,8 +86,9 @@ impl Format {
 
 /// Quantize the weights of a model to 2 to 8 bits
 ///
-/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each group of weights
-/// shares a 16-bit scale and bias (formats E0M2 to E0M8). Run an interrupted command again to resume it.
+/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each group of
+/// weights shares a 16-bit scale and bias (formats E0M2 to E0M8). The five weights with the largest errors
+/// are shown, with `--verbose` all. Run an interrupted command again to resume it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -110,7 +111,8 @@ pub struct Args {
         value_enum,
         value_name = "NAME",
         conflicts_with = "bits",
-        hide_short_help = true
+        hide_short_help = true,
+        help_heading = ADVANCED
     )]
     format: Option<Format>,
     /// Weights that share a scale [default: found, else 128]
@@ -133,18 +135,17 @@ pub struct Args {
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
-    /// Show every weight, not only the five worst
-    #[arg(short, long, conflicts_with = "json")]
-    verbose: bool,
     #[command(flatten)]
     calibration: CalibrationOptions,
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  tlite quantize models/qwen -o models/qwen-q4
-  tlite quantize models/qwen -o models/qwen-q6 --bits 6 --report page.html
-  tlite quantize models/qwen -o out --method gptq --calibration text.txt";
+  tlite quantize MODEL -o out
+  tlite quantize MODEL -o out --bits 6 --report page.html
+  tlite quantize MODEL -o out --method gptq --calibration text.txt";
 
 /// The value of an option `--group-size`.
 pub(super) fn group_size(text: &str) -> Result<usize, String> {
@@ -423,7 +424,7 @@ fn report(s: &Summary, options: &Options, output: &Path, verbose: bool) -> Strin
 fn kept_note(output: &Path) {
     if let Some(kept) = unfinished(output).filter(|kept| kept.is_dir()) {
         let what = format!(
-            "note: finished weights are kept in {}; run the same command again to resume, or delete that folder",
+            "finished weights are kept in {}; run the same command again to resume, or delete that folder",
             kept.display()
         );
         note(&mut std::io::stderr(), &what);
@@ -440,7 +441,7 @@ impl Args {
         if let Some(size) = grid_group(&self.model, options)? {
             options.group_size = size;
             let what = format!(
-                "note: the weights lie on a grid with groups of {size}; taking --group-size {size}, which keeps it"
+                "the weights lie on a grid with groups of {size}; taking --group-size {size}, which keeps it"
             );
             note(&mut std::io::stderr(), &what);
         }
@@ -450,6 +451,7 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     check_form("MODEL", &args.model)?;
     let mut options = args.options()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
@@ -492,7 +494,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         put_json(&mut out, &Report::new(&summary))?;
     } else {
-        let text = report(&summary, &options, &args.output, args.verbose);
+        let text = report(&summary, &options, &args.output, args.verbosity.verbose);
         put(&mut out, &text)?;
     }
     // Last: the model is written by now, and a report that cannot be is no reason to keep its errors back.

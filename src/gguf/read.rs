@@ -429,7 +429,8 @@ impl Gguf {
         let bytes = source.bytes();
         let mut c = Cursor { path, bytes, at: 0 };
         if !bytes.starts_with(&MAGIC) && !MAGIC.starts_with(bytes) {
-            let what = kind::explained("not a GGUF file", bytes);
+            let start = bytes.get(..MAGIC.len()).unwrap_or(bytes).escape_ascii();
+            let what = kind::explained(&format!("not a GGUF file (it begins with \"{start}\")"), bytes);
             return Err(Error::file(Stage::Convert, path, what));
         }
         c.array_bytes(1, HEADER)?;

@@ -224,11 +224,7 @@ fn devices_are_filtered_and_tell_what_can_be_opened() {
         let args = ["bench", path(&model), "--backend", "opencl", "--device", &second];
         fails(&args, 2, &["--device", only, "1", "#2"]);
     }
-    fails(
-        &["devices", "--device", "nosuch"],
-        2,
-        &["--device", "\"nosuch\""],
-    );
+    fails(&["devices", "--device", "nosuch"], 2, &["--device", "\"nosuch\""]);
 }
 
 #[test]
