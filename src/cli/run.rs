@@ -32,8 +32,9 @@ use std::time::Instant;
 
 /// Run any model on tensors or pictures
 ///
-/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared with references. The
-/// KV cache of a decoder counts as inputs and outputs here; to generate text, see `tlite generate`.
+/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
+/// with references. The KV cache of a decoder counts as inputs and outputs here; to generate text,
+/// see `tlite generate`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -41,13 +42,14 @@ pub struct Args {
     model: PathBuf,
     /// Input file: .npy, .pb, .png or .jpg
     ///
-    /// FILE alone is for a model with one input. Pictures are converted to the form of the input; see the options below.
+    /// FILE alone is for a model with one input. Pictures are converted to the form of the input;
+    /// see the options below.
     #[arg(short, long, value_name = "[NAME=]FILE", value_parser = InputFile::parse)]
     input: Vec<InputFile>,
     /// Print class names beside the largest scores
     ///
-    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as `id2label`), or a text file
-    /// with one name per line.
+    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as
+    /// `id2label`), or a text file with one name per line.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// Fill the other inputs with random numbers
@@ -118,7 +120,8 @@ Examples:
   tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
 
 impl Args {
-    /// A usage error, before anything is loaded, for an option without effect and for a file that does not exist.
+    /// A usage error, before anything is loaded, for an option without effect and for a file that
+    /// does not exist.
     fn check(&self) -> Result<()> {
         for InputFile { name, file } in &self.input {
             let option = match name {
