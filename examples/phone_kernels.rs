@@ -329,7 +329,7 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
     KvType::Q8.store(&mut eight_bits);
     // Int8 matmuls, of many rows and of one.
     let mut bytes = standard();
-    Activations::Int8.store(&mut bytes, caps);
+    Activations::Int8.store(&mut bytes);
     let mut found = Vec::new();
     for (pipeline, logits) in [
         (standard(), Logits::All),

@@ -281,7 +281,7 @@ pub fn shape_at(name: &str, shape: &Shape, bindings: &Bindings) -> Result<Vec<us
 }
 
 /// Difference of two tensors.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
 pub struct Difference {
     /// Largest absolute difference; NaN if only one of two elements is NaN.
     pub max_abs: f32,

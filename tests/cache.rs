@@ -86,8 +86,9 @@ impl Starts {
 
     fn command(&self, folder: &Path) -> Command {
         let mut command = support::command();
-        let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8", "--json"];
+        let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8"];
         command.arg("generate").arg(&self.model).args(text);
+        command.args(["--temperature", "0", "--json"]);
         command.args(["--backend", &self.kind.to_string(), "--device", &self.device]);
         command.arg("--cache-dir").arg(folder).stdin(Stdio::null());
         // What Mesa keeps by itself, so that it can be looked at.

@@ -26,10 +26,9 @@ use transformer_lite::backend::DeviceKind;
 use transformer_lite::backend::{Backend as _, OpenOptions};
 use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
 use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
-    Activations, ChatTemplate, Conversation, GenerateOptions, Generator, KvType, LanguageModel, Limits,
-    LoadOptions, Message, Model, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+    Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
+    SamplerConfig, Tokenizer,
 };
 use transformer_lite::placement::Placement;
 use transformer_lite::plan::Place;

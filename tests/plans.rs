@@ -22,7 +22,7 @@ mod values;
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
-use support::{Device, assert_error, fake_caps, present as devices};
+use support::{assert_error, fake_caps, present as devices};
 use transformer_lite::error::ErrorKind;
 use transformer_lite::executor::Executor;
 use transformer_lite::graph::interp::Interpreter;

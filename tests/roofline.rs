@@ -346,8 +346,8 @@ fn wrong_questions_are_refused() {
     let small = models.path().to_str().unwrap();
     let at = |args: &[&str], values: &[&str]| refused(cache.path(), args, values);
     at(
-        &["devices", "--probe", "--device", "no such"],
-        &["--device", "no such"],
+        &["devices", "--probe", "--device", "nosuch"],
+        &["--device", "nosuch"],
     );
     at(&["roofline", "/no/such"], &["MODEL", "/no/such"]);
     at(&["roofline", small, "--backend", "host"], &["--backend", "host"]);

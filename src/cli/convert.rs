@@ -1,8 +1,8 @@
 //! `tlite convert`.
 
 use super::interrupt::Interrupt;
-use super::options::check_report;
-use super::output::{byte_bar, put, put_json};
+use super::options::{Verbosity, check_report};
+use super::output::{byte_bar, put, put_json, text_output};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
@@ -17,8 +17,9 @@ use std::path::{Path, PathBuf};
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
-/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits (formats E0M2 to E0M8: groups
-/// with a 16-bit scale and bias); other weights become f32. Any error that this adds is printed.
+/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits
+/// (formats E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. The five
+/// weights to which this adds the largest errors are shown, with `--verbose` all.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -37,9 +38,8 @@ pub struct Args {
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
-    /// Show every weight, not only the five worst
-    #[arg(short, long, conflicts_with = "json")]
-    verbose: bool,
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
@@ -49,14 +49,21 @@ Examples:
   tlite convert model.Q8_0.gguf -o models/float --float";
 
 /// The object of `--json` and `--report-json`.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Name of the model, if the source has one.
     name: Option<&'a str>,
+    /// Architecture, such as `llama`.
     architecture: &'a str,
+    /// Transformer layers.
     layers: usize,
+    /// Number of weights.
     parameters: u64,
+    /// Number of tensors by type in the source.
     source_types: &'a BTreeMap<String, usize>,
+    /// Bytes of the source.
     bytes_before: u64,
+    /// Bytes of the result.
     bytes_after: u64,
     /// Weights that kept their bits.
     weights: Vec<Row<'a>>,
@@ -110,6 +117,7 @@ fn folder_bytes(folder: &Path) -> u64 {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     if let Some(file) = &args.report_json {
         check_report("--report-json", file, &args.file)?;
     }
@@ -162,11 +170,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         return put_json(&mut out, &report);
     }
-    let mut text = weight_table(&summary.kept, &summary.left, args.verbose);
+    let mut text = weight_table(&summary.kept, &summary.left, args.verbosity.verbose);
     text += &closing(&summary, before, after, &args.output);
     put(&mut out, &text)
 }

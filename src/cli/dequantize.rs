@@ -1,7 +1,7 @@
 //! `tlite dequantize`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, put};
+use super::output::{byte_bar, put, text_output};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
 use crate::llm::folder::check_form;
@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 /// Convert a quantized model back to 16-bit floats
 ///
-/// Reads a folder that `tlite quantize` or `tlite convert` wrote and writes one with plain 16-bit float weights, which other
-/// ONNX tools can run.
+/// Reads a folder that `tlite quantize` or `tlite convert` wrote and writes one with plain 16-bit
+/// float weights, which other ONNX tools can run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -25,9 +25,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
+  tlite dequantize MODEL -o float
   tlite dequantize models/qwen-q4 -o models/qwen-f16
-  tlite inspect models/qwen-f16
-  tlite perplexity models/qwen-f16 --text text.txt";
+  tlite quantize MODEL -o small && tlite dequantize small -o float";
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
@@ -50,5 +50,5 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         size_text(done.bytes_after),
         args.output.display()
     );
-    put(&mut std::io::stdout().lock(), &text)
+    put(&mut text_output(), &text)
 }

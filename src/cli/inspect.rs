@@ -1,8 +1,9 @@
 //! `tlite inspect`.
 
 use super::interrupt::Interrupt;
-use super::options::{Float, check_writable, from_one, padding};
-use super::output::{note, put, put_json, table};
+use super::model::model_path;
+use super::options::{ADVANCED, Float, ModelArg, Verbosity, check_writable, from_one, padding};
+use super::output::{note, put, put_json, table, text_output};
 use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -19,20 +20,19 @@ use crate::units::{count_text, dispatches_text, size_text};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Show what a model is and what running it takes
 ///
-/// The answer comes from the files alone: no weight is loaded and no device is opened. Memory is that for the longest inputs
-/// within the bounds. A symbol without a bound gets a default bound, which is reported.
+/// The answer comes from the files alone: no weight is loaded and no device is opened. Memory is
+/// that for the longest inputs within the bounds. A symbol without a bound gets a default bound,
+/// which is reported. `--verbose` adds symbols, all operators and passes, and memory by rule. Of a
+/// GGUF file the header is shown, unless an option asks for a plan of its model.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with model.onnx, an ONNX file, or a GGUF file
-    model: PathBuf,
-    /// Show symbols, all operators and passes, and memory by rule
-    #[arg(short, long, conflicts_with = "json")]
-    verbose: bool,
+    #[command(flatten)]
+    model: ModelArg,
     /// List every operator with its shapes and what became of it
     #[arg(long)]
     nodes: bool,
@@ -58,23 +58,40 @@ pub struct Args {
     #[arg(long, value_name = "RELATION,...")]
     bounds: Option<String>,
     /// Tokens of one prefill run of a language model [default: 128]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = from_one,
+        allow_negative_numbers = true,
+        hide_short_help = true,
+        help_heading = ADVANCED
+    )]
     chunk: Option<NonZeroUsize>,
     /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256 [default: 64]
-    #[arg(long, value_name = "N", value_parser = padding, allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        value_parser = padding,
+        allow_negative_numbers = true,
+        hide_short_help = true,
+        help_heading = ADVANCED
+    )]
     padding: Option<usize>,
     /// Type of a language model's KV cache [default: f16]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     kv: Option<KvType>,
-    /// Type of activations [default: f16 for a language model, unless it quantizes at run time; else f32]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    /// Type of activations [default: f16 for a language model, unless it quantizes at run time;
+    /// else f32]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     float: Option<Float>,
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  tlite inspect models/smollm2-135m
-  tlite inspect models/smollm2-135m --context 8192 --html page.html
+  tlite inspect MODEL
+  tlite inspect MODEL --context 8192 --html page.html
   tlite inspect yolo.onnx --bind batch=1,height=640,width=640 --nodes";
 
 impl Args {
@@ -102,10 +119,10 @@ impl Args {
         }
     }
 
-    /// True with an option that the header of a GGUF file does not answer.
-    fn is_planned(&self) -> bool {
-        self.html.is_some()
-            || self.nodes
+    /// True if an option asks for more than the header of a GGUF file tells.
+    fn asks_for_plan(&self) -> bool {
+        self.nodes
+            || self.html.is_some()
             || self.context.is_some()
             || self.backend.is_some()
             || self.device.is_some()
@@ -120,8 +137,10 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
-    if args.model.is_file() && is_gguf(&args.model) && !args.is_planned() {
-        return header_of(args);
+    args.verbosity.apply(args.json);
+    let given = args.model.given()?;
+    if given.is_file() && is_gguf(given) && !args.asks_for_plan() {
+        return header_of(given, args.json);
     }
     if let Some(file) = &args.html {
         check_writable("--html", file)?;
@@ -143,18 +162,18 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         kv: args.kv.unwrap_or_default(),
         float: args.float.map(Float::dtype),
     };
-    let report = inspect(&super::model::model_path(&args.model, interrupt)?, &request)?;
+    let report = inspect(&model_path(given, interrupt)?, &request)?;
     args.check_used(&report)?;
     if let Some(file) = &args.html {
         let page = page::render(&report);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         return put_json(&mut out, &report);
     }
-    put(&mut out, &text(&report, args.verbose))?;
+    put(&mut out, &text(&report, args.verbosity.verbose))?;
     if args.nodes {
         put(&mut out, &list(&report))?;
     }
@@ -162,10 +181,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 }
 
 /// Prints what the header of a GGUF file says.
-fn header_of(args: &Args) -> Result<()> {
-    let report = inspect_gguf(&args.model)?;
-    let mut out = std::io::stdout().lock();
-    if args.json {
+fn header_of(file: &Path, json: bool) -> Result<()> {
+    let report = inspect_gguf(file)?;
+    let mut out = text_output();
+    if json {
         put_json(&mut out, &report)
     } else {
         put(&mut out, &header_text(&report))

@@ -4,8 +4,8 @@ mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
-use super::options::check_report;
-use super::output::{byte_bar, note, put, put_json, table};
+use super::options::{ADVANCED, Verbosity, check_report};
+use super::output::{byte_bar, note, put, put_json, table, text_output};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{
@@ -86,8 +86,10 @@ impl Format {
 
 /// Quantize the weights of a model to 2 to 8 bits
 ///
-/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each group of weights
-/// shares a 16-bit scale and bias (formats E0M2 to E0M8). Run an interrupted command again to resume it.
+/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each
+/// group of weights shares a 16-bit scale and bias (formats E0M2 to E0M8). The five weights with
+/// the largest errors are shown, with `--verbose` all. Run an interrupted command again to resume
+/// it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -110,13 +112,15 @@ pub struct Args {
         value_enum,
         value_name = "NAME",
         conflicts_with = "bits",
-        hide_short_help = true
+        hide_short_help = true,
+        help_heading = ADVANCED
     )]
     format: Option<Format>,
     /// Weights that share a scale [default: found, else 128]
     ///
-    /// `channel` is one scale per column. The last group of a column may be shorter. By default the size is that of a grid
-    /// found in the weights (those of a converted GGUF file lie on one), else 128.
+    /// `channel` is one scale per column. The last group of a column may be shorter. By default the
+    /// size is that of a grid found in the weights (those of a converted GGUF file lie on one),
+    /// else 128.
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = group_size)]
     group_size: Option<usize>,
     /// Bits of output head and embedding [default: 8]
@@ -133,18 +137,17 @@ pub struct Args {
     /// Print one JSON object instead of the table
     #[arg(long)]
     json: bool,
-    /// Show every weight, not only the five worst
-    #[arg(short, long, conflicts_with = "json")]
-    verbose: bool,
     #[command(flatten)]
     calibration: CalibrationOptions,
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  tlite quantize models/qwen -o models/qwen-q4
-  tlite quantize models/qwen -o models/qwen-q6 --bits 6 --report page.html
-  tlite quantize models/qwen -o out --method gptq --calibration text.txt";
+  tlite quantize MODEL -o out
+  tlite quantize MODEL -o out --bits 6 --report page.html
+  tlite quantize MODEL -o out --method gptq --calibration text.txt";
 
 /// The value of an option `--group-size`.
 pub(super) fn group_size(text: &str) -> Result<usize, String> {
@@ -208,40 +211,60 @@ impl Args {
     }
 }
 
-/// A weight in the object of `--json`, of this command and of `convert`.
-#[derive(Debug, Serialize)]
+/// A quantized weight, in the JSON of `quantize` and `convert`.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct Row<'a> {
+    /// Name of the weight.
     name: &'a str,
+    /// Its shape.
     shape: &'a [usize],
+    /// Bits per weight, without scales.
     bits: u32,
+    /// Weights that share a scale.
     group_size: usize,
+    /// Mean absolute error.
     mae: f64,
-    /// None for a weight that kept its codes.
+    /// Mean absolute error of integers of 4 bits, for comparison; null if the weight kept its bits.
     mae_int4: Option<f64>,
+    /// Mean squared error.
     mse: f64,
+    /// Largest absolute error.
     max_error: f32,
+    /// Root mean squared error, relative to the weights'.
     relative_error: f64,
+    /// Bytes in the source.
     bytes_before: u64,
+    /// Bytes in the result, with scales.
     bytes_after: u64,
 }
 
-/// A weight that was left as it was, likewise.
-#[derive(Debug, Serialize)]
+/// A weight that was not quantized, likewise.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct LeftRow<'a> {
+    /// Name of the weight.
     name: &'a str,
+    /// Its shape.
     shape: &'a [usize],
+    /// Why it was not quantized.
     reason: &'a str,
 }
 
 /// The object of `--json` and `--report-json`.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+pub(super) struct Report<'a> {
+    /// Method that chose scales and biases.
     method: &'a str,
+    /// Quantized weights.
     weights: Vec<Row<'a>>,
+    /// Weights that were not quantized.
     left: Vec<LeftRow<'a>>,
+    /// Root mean squared error of all quantized weights, relative to them.
     relative_error: f64,
+    /// Mean bits per quantized weight, scales included.
     bits_per_weight: f64,
+    /// Bytes of the weights in the source.
     bytes_before: u64,
+    /// Bytes of the weights in the result.
     bytes_after: u64,
 }
 
@@ -294,8 +317,8 @@ fn shape_text(shape: &[usize]) -> String {
 /// Weights, and reasons for weights that were left, in a table without `--verbose`.
 const SHOWN: usize = 5;
 
-/// A line per weight, then those that were left as they are: all of them if `verbose`, else the weights with the largest
-/// errors. Nothing if all weights are exact.
+/// A line per weight, then those that were left as they are: all of them if `verbose`, else the
+/// weights with the largest errors. Nothing if all weights are exact.
 pub(super) fn weight_table(weights: &[Quantized], left: &[Left], verbose: bool) -> String {
     let mut shown: Vec<&Quantized> = weights.iter().collect();
     let mut out = String::new();
@@ -403,7 +426,7 @@ fn report(s: &Summary, options: &Options, output: &Path, verbose: bool) -> Strin
 fn kept_note(output: &Path) {
     if let Some(kept) = unfinished(output).filter(|kept| kept.is_dir()) {
         let what = format!(
-            "note: finished weights are kept in {}; run the same command again to resume, or delete that folder",
+            "finished weights are kept in {}; run the same command again to resume, or delete that folder",
             kept.display()
         );
         note(&mut std::io::stderr(), &what);
@@ -420,7 +443,7 @@ impl Args {
         if let Some(size) = grid_group(&self.model, options)? {
             options.group_size = size;
             let what = format!(
-                "note: the weights lie on a grid with groups of {size}; taking --group-size {size}, which keeps it"
+                "the weights lie on a grid with groups of {size}; taking --group-size {size}, which keeps it"
             );
             note(&mut std::io::stderr(), &what);
         }
@@ -430,6 +453,7 @@ impl Args {
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     check_form("MODEL", &args.model)?;
     let mut options = args.options()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
@@ -468,14 +492,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kept_note(&args.output);
         }
     })?;
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &Report::new(&summary))?;
     } else {
-        let text = report(&summary, &options, &args.output, args.verbose);
+        let text = report(&summary, &options, &args.output, args.verbosity.verbose);
         put(&mut out, &text)?;
     }
-    // Last: the model is written by now, and a report that cannot be is no reason to keep its errors back.
+    // Last: the model is written by now, and a report that cannot be is no reason to keep its
+    // errors back.
     if let Some(file) = &args.report {
         let page = page::page(&args.model, &args.output, &options, &summary);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;

@@ -7,8 +7,10 @@ mod report;
 
 use super::interrupt::Interrupt;
 use super::load;
-use super::options::{DeviceOptions, Float, PassOptions, check_file, from_one, from_zero, note_unused};
-use super::output::{self, note, put, put_json};
+use super::options::{
+    ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, check_file, from_one, from_zero, note_unused,
+};
+use super::output::{self, note, put, put_json, text_output};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
@@ -22,15 +24,17 @@ pub use inputs::made_up_inputs;
 use inputs::{InputFile, explained, inputs};
 use labels::Labels;
 use picture::PictureArgs;
-use report::{Compared, OnHost, Report, Value, shares, text};
+pub use report::Report;
+use report::{Compared, OnHost, Value, shares, text};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 /// Run any model on tensors or pictures
 ///
-/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared with references. The
-/// KV cache of a decoder counts as inputs and outputs here; to generate text, see `tlite generate`.
+/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
+/// with references. The KV cache of a decoder counts as inputs and outputs here; to generate text,
+/// see `tlite generate`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -38,13 +42,14 @@ pub struct Args {
     model: PathBuf,
     /// Input file: .npy, .pb, .png or .jpg
     ///
-    /// FILE alone is for a model with one input. Pictures are converted to the form of the input; see the options below.
+    /// FILE alone is for a model with one input. Pictures are converted to the form of the input;
+    /// see the options below.
     #[arg(short, long, value_name = "[NAME=]FILE", value_parser = InputFile::parse)]
     input: Vec<InputFile>,
     /// Print class names beside the largest scores
     ///
-    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as `id2label`), or a text file
-    /// with one name per line.
+    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as
+    /// `id2label`), or a text file with one name per line.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// Fill the other inputs with random numbers
@@ -53,7 +58,16 @@ pub struct Args {
     #[arg(long)]
     random: bool,
     /// Seed of the random numbers
-    #[arg(long, value_name = "N", default_value = "0", value_parser = from_zero::<u64>, allow_negative_numbers = true, requires = "random", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value = "0",
+        value_parser = from_zero::<u64>,
+        allow_negative_numbers = true,
+        requires = "random",
+        hide_short_help = true,
+        help_heading = ADVANCED
+    )]
     seed: u64,
     /// Sizes of random inputs, as in batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...", requires = "random")]
@@ -67,7 +81,15 @@ pub struct Args {
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
     /// Largest difference, relative to the reference's range [default: 0.001, with f16 0.02]
-    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = tolerance, requires = "compare", hide_short_help = true)]
+    #[arg(
+        long,
+        value_name = "F",
+        allow_negative_numbers = true,
+        value_parser = tolerance,
+        requires = "compare",
+        hide_short_help = true,
+        help_heading = ADVANCED
+    )]
     tolerance: Option<f32>,
     /// Number of timed runs
     #[arg(long, value_name = "N", default_value = "1", value_parser = from_one, allow_negative_numbers = true)]
@@ -87,6 +109,8 @@ pub struct Args {
     picture: PictureArgs,
     #[command(flatten)]
     on: DeviceOptions,
+    #[command(flatten)]
+    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
@@ -96,7 +120,8 @@ Examples:
   tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
 
 impl Args {
-    /// A usage error, before anything is loaded, for an option without effect and for a file that does not exist.
+    /// A usage error, before anything is loaded, for an option without effect and for a file that
+    /// does not exist.
     fn check(&self) -> Result<()> {
         for InputFile { name, file } in &self.input {
             let option = match name {
@@ -177,14 +202,14 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
 fn name_classes(labels: &Labels, outputs: &mut [Value]) {
     let mut scores = outputs.iter_mut().filter(|v| v.has_scores()).peekable();
     if scores.peek().is_none() {
-        let what = "note: --labels has no effect: no output is a row of class scores";
+        let what = "--labels has no effect: no output is a row of class scores";
         note(&mut std::io::stderr(), what);
     }
     for value in scores {
         value.label(labels);
         let (names, classes) = (labels.classes(), value.columns());
         if names != classes {
-            let what = format!("note: --labels: {names} names for {classes} classes; they may be shifted");
+            let what = format!("--labels: {names} names for {classes} classes; they may be shifted");
             note(&mut std::io::stderr(), &what);
         }
     }
@@ -199,13 +224,14 @@ fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], out
     let fact = runner.inputs().find(|(n, _)| n == name).map(|(_, f)| f);
     let shapes: Vec<Vec<usize>> = outputs.iter().map(|(_, t)| t.shape().to_vec()).collect();
     if let Some(options) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
-        let what = format!("note: this looks like an ImageNet classifier; most need {options}");
+        let what = format!("this looks like an ImageNet classifier; most need {options}");
         note(&mut std::io::stderr(), &what);
     }
 }
 
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
+    args.verbosity.apply(args.json);
     let file = model_file(&args.model)?;
     let float = args.on.storage(args.float)?;
     args.check()?;
@@ -315,11 +341,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         profile,
         compare,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)?;
     } else {
-        put(&mut out, &text(&report, plan.map(|p| p.segments.as_slice())))?;
+        let text = text(&report, plan.map(|p| p.segments.as_slice()));
+        put(&mut out, &text)?;
     }
     if interrupted {
         let runs = count_text(1 + report.runs_ms.len(), "run");

@@ -43,9 +43,9 @@ fn elements<T: npyz::Deserialize + Clone, R: Read>(
     Ok(out)
 }
 
-/// False for a file whose header has sizes with a product beyond 64 bits, on which the reader would panic. The file is at its
-/// start again afterwards.
-fn can_be_counted(file: &mut std::fs::File) -> std::io::Result<bool> {
+/// The shape in the header of `file`, if the product of its sizes exceeds 64 bits: the reader would
+/// panic on it. The file is at its start again afterwards.
+fn uncountable(file: &mut std::fs::File) -> std::io::Result<Option<String>> {
     // Longer headers are not those of tensors.
     let mut header = Vec::new();
     Read::by_ref(file).take(4096).read_to_end(&mut header)?;
@@ -53,18 +53,19 @@ fn can_be_counted(file: &mut std::fs::File) -> std::io::Result<bool> {
     let text = String::from_utf8_lossy(&header);
     let shape = text.split_once("'shape':").map_or("", |(_, rest)| rest);
     let shape = shape.split_once(')').map_or("", |(sizes, _)| sizes);
-    let sizes = shape.trim_start_matches([' ', '(']).split(',');
-    let sizes = sizes.filter_map(|n| n.trim().parse::<u64>().ok());
+    let shape = shape.trim_start_matches([' ', '(']);
+    let sizes = shape.split(',').filter_map(|n| n.trim().parse::<u64>().ok());
     let product = sizes.fold(1u64, |product, n| product.saturating_mul(n.max(1)));
-    Ok(product < u64::MAX)
+    Ok((product == u64::MAX).then(|| shape.to_owned()))
 }
 
-/// Reads a file. Errors: no such file, not a `.npy` file, an element type that the engine does not have, too few elements.
+/// Reads a file. Errors: no such file, not a `.npy` file, an element type that the engine does not
+/// have, too few elements.
 pub fn read(path: &Path) -> Result<HostTensor> {
     let mut file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
     let bad = |what: String| Error::file(Stage::Run, path, what);
-    if !can_be_counted(&mut file).map_err(|e| Error::io("cannot read", path, e))? {
-        return Err(bad("more elements than can be counted".to_owned()));
+    if let Some(shape) = uncountable(&mut file).map_err(|e| Error::io("cannot read", path, e))? {
+        return Err(bad(format!("more elements than can be counted, [{shape}]")));
     }
     let file = NpyFile::new(BufReader::new(file))
         .map_err(|e| bad(format!("not a .npy file, or the file is damaged: {e}")))?;

@@ -11,7 +11,9 @@ use crate::error::Result;
 use std::collections::HashMap;
 
 /// What an operator computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, schemars::JsonSchema,
+)]
 #[serde(rename_all = "lowercase")]
 pub enum Class {
     /// Sizes, axes and similar values, known from the symbols alone.
@@ -81,8 +83,8 @@ mod tests {
     use crate::tensor::{DType, HostTensor};
     use std::sync::Arc;
 
-    /// A graph as in figure 1 of the paper: the sizes of an activation, taken apart and put together, are the target of a
-    /// `Reshape`.
+    /// A graph as in figure 1 of the paper: the sizes of an activation, taken apart and put
+    /// together, are the target of a `Reshape`.
     fn demonstration() -> Graph {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);

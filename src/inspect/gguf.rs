@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Tensors of one type.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct TypeReport {
     /// Name of the type, such as `Q4_K`.
     pub name: String,
@@ -20,7 +20,7 @@ pub struct TypeReport {
 }
 
 /// A GGUF file. `None` where the header does not say.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct GgufReport {
     /// The file.
     pub path: PathBuf,

@@ -10,7 +10,7 @@ use serde::Serialize;
 use std::collections::HashMap;
 
 /// What became of an operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum How {
     /// It is a node of the plan.
@@ -26,7 +26,7 @@ pub enum How {
 }
 
 /// What became of an operator, and where to find it.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Becomes {
     /// What was done.
     pub how: How,
@@ -35,7 +35,7 @@ pub struct Becomes {
 }
 
 /// An operator of the file.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Operator {
     /// Its name.
     pub name: String,
@@ -52,7 +52,7 @@ pub struct Operator {
 }
 
 /// Steps of one plan.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Run {
     /// Name of the plan.
     pub plan: &'static str,
@@ -61,7 +61,7 @@ pub struct Run {
 }
 
 /// A node after the passes.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct NodeReport {
     /// Its name.
     pub name: String,
@@ -194,7 +194,8 @@ pub(super) fn operators(
     Ok(out)
 }
 
-/// An operator that is gone without a trace is part of what computes its result now, or of what read that.
+/// An operator that is gone without a trace is part of what computes its result now, or of what
+/// read that.
 fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
     const MOST: usize = 4;
     let mut makers: HashMap<&str, usize> = HashMap::new();

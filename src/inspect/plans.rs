@@ -8,7 +8,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 
 /// The device that was planned for.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Device {
     /// Name; `none` for the one that does not exist.
     pub name: String,
@@ -38,7 +38,7 @@ impl Device {
 }
 
 /// Bytes of the arena that each rule of reuse saves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Gains {
     /// A value is a part of another one's bytes.
     pub views: u64,
@@ -49,7 +49,7 @@ pub struct Gains {
 }
 
 /// A padded length; see [`crate::plan::Padding`].
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct PaddingReport {
     /// The symbol.
     pub symbol: String,
@@ -60,7 +60,7 @@ pub struct PaddingReport {
 }
 
 /// A part of a plan that runs in one go.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct SegmentReport {
     /// `device` or `host`.
     pub place: &'static str,
@@ -71,7 +71,7 @@ pub struct SegmentReport {
 }
 
 /// A dispatch, or a node on the host.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct StepReport {
     /// `device` or `host`.
     pub place: &'static str,
@@ -104,7 +104,7 @@ fn is_zero(n: &usize) -> bool {
 }
 
 /// A tensor in the arena.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct TensorReport {
     /// Its name.
     pub name: String,
@@ -127,7 +127,7 @@ pub struct TensorReport {
 }
 
 /// A plan.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct PlanReport {
     /// `prefill`, `decode`, or `run`.
     pub name: &'static str,

@@ -227,7 +227,7 @@ fn calibrations_that_cannot_be_used() {
         &model,
         &[&["--method", "rtn"][..], &learn].concat(),
         2,
-        &["--calibration", "rtn"],
+        &["--calibration"],
     );
     refused(
         &model,

@@ -40,12 +40,13 @@ fn selftest_checks_a_case_of_each_kernel() {
 #[test]
 fn selftest_of_nothing_is_wrong_usage() {
     fails(&["selftest", "--backend", "host"], 2, &["--backend", "host"]);
-    fails(&["selftest", "--device", "no such"], 2, &["--device", "no such"]);
+    fails(&["selftest", "--device", "nosuch"], 2, &["--device", "nosuch"]);
     fails(&["selftest", "model"], 2, &["model"]);
 }
 
 fn tokens(model: &Path, backend: &str, cache: &Path) -> serde_json::Value {
-    let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8", "--json"];
+    let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8"];
+    let text = [&text[..], &["--temperature", "0", "--json"]].concat();
     let on = ["--backend", backend, "--cache-dir", path(cache)];
     report(&[&["generate", path(model)][..], &text, &on].concat())["tokens"].take()
 }
@@ -223,11 +224,7 @@ fn devices_are_filtered_and_tell_what_can_be_opened() {
         let args = ["bench", path(&model), "--backend", "opencl", "--device", &second];
         fails(&args, 2, &["--device", only, "1", "#2"]);
     }
-    fails(
-        &["devices", "--device", "no such"],
-        2,
-        &["--device", "\"no such\""],
-    );
+    fails(&["devices", "--device", "nosuch"], 2, &["--device", "\"nosuch\""]);
 }
 
 #[test]

@@ -32,6 +32,8 @@ fn generate(model: &Path, more: &[&str]) -> serde_json::Value {
         "host",
         "--max-tokens",
         "30",
+        "--temperature",
+        "0",
         "--json",
     ];
     let output = tlite(&[&base[..], more].concat());

@@ -4,7 +4,7 @@
 use super::{Outcome, decoder, tokens};
 use crate::support::{Device, Text};
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, RecordingWay, Stats};
+use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats};
 use transformer_lite::graph::pass::Pipeline;
 use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
 use transformer_lite::llm::sampler::arg_max;
@@ -14,11 +14,13 @@ use transformer_lite::llm::{Activations, LanguageModel};
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
-/// The passes of a device as `tlite` has them by default: activations in bytes on CPUs that have
-/// fast kernels for these.
+/// Int8 activations on CPUs that have fast kernels for them, whose stages can be joined; else the
+/// default.
 fn passes(caps: &Caps) -> Pipeline {
     let mut pipeline = Pipeline::standard();
-    Activations::Auto.store(&mut pipeline, caps);
+    if caps.packed_dot == PackedDot::X86 {
+        Activations::Int8.store(&mut pipeline);
+    }
     pipeline
 }
 

@@ -82,7 +82,10 @@ impl Weights {
             path.canonicalize().map_err(|e| {
                 let what = match e.kind() {
                     ErrorKind::NotFound => {
-                        format!("the file \"{location}\" with its weights is missing; download it to the same folder")
+                        format!(
+                            "the file \"{location}\" with the tensor \"{name}\" is missing; \
+                             download it to the same folder"
+                        )
                     }
                     _ => format!("tensor \"{name}\": its data file \"{location}\" cannot be opened"),
                 };
@@ -205,9 +208,11 @@ impl Weights {
         };
         let have = file.bytes().len();
         if offset.checked_add(bytes).is_none_or(|end| end > have) {
-            let needs = offset.saturating_add(bytes) as u64;
-            let data = self.folder.join(&location);
-            return Err(Error::cut_off(Stage::Import, &data, needs, have as u64));
+            return Err(bad(format!(
+                "the file \"{location}\" is cut off or damaged (needs at least {} bytes, has {have}); \
+                 download it again",
+                offset.saturating_add(bytes)
+            )));
         }
         let checksum = t.metadata_props.iter().find(|e| e.key == CHECKSUM);
         // A model that is only inspected need not be read as a whole.

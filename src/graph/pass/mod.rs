@@ -233,7 +233,7 @@ pub const STANDARD: &[Pass] = &[
 pub const ONE_ROW: &[Pass] = &[GATED_PRODUCT, NORMED_PRODUCT];
 
 /// Result of one pass.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
 pub struct PassReport {
     /// Name of the pass.
     pub pass: &'static str,
