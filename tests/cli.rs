@@ -230,7 +230,7 @@ fn missing_models_are_named() {
         &["inspect", model],
         &["profile", model],
     ] {
-        fails(args, 1, &["x.gguf", "expected a GGUF header"]);
+        fails_as(args, 1, "InvalidFile", &["x.gguf"]);
     }
 }
 
