@@ -251,7 +251,8 @@ impl Error {
         }
     }
 
-    /// Content of `path` that ends early: the file should have at least `needs` bytes and has `has`.
+    /// Content of `path` that ends early: the file should have at least `needs` bytes and has
+    /// `has`.
     pub fn cut_off(stage: Stage, path: &Path, needs: u64, has: u64) -> Self {
         let what = format!(
             "the file is cut off or damaged (needs at least {needs} bytes, has {has}); download it again"

@@ -79,7 +79,8 @@ impl NewFolder {
         }
     }
 
-    /// Another name for the output, in the same folder as before. Errors as of [`NewFolder::create`].
+    /// Another name for the output, in the same folder as before. Errors as of
+    /// [`NewFolder::create`].
     pub fn rename_output(&mut self, output: PathBuf) -> Result<()> {
         self.replace = check(&output)?;
         self.output = output;

@@ -159,7 +159,8 @@ impl Config {
         self.need(key, self.size(key)?.or(default))
     }
 
-    /// The architecture and what the file calls it. An error, with a list, for one that is not supported.
+    /// The architecture and what the file calls it. An error, with a list, for one that is not
+    /// supported.
     pub fn architecture(&self) -> Result<(Architecture, &str)> {
         let model_type = self.need("model_type", self.text("model_type")?)?;
         let mut known = Architecture::ALL.map(Architecture::model_type).to_vec();
@@ -171,7 +172,8 @@ impl Config {
         Ok((found.unwrap_or(Architecture::Llama), model_type))
     }
 
-    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are `tensors` of them.
+    /// Sizes and numbers of the model. `has` tells whether a tensor of that name exists; there are
+    /// `tensors` of them.
     pub fn params(&self, tensors: usize, has: impl Fn(&str) -> bool) -> Result<Params> {
         let (architecture, model_type) = self.architecture()?;
         self.activation(architecture)?;

@@ -58,7 +58,8 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
     let config = Config::open(&input.join("config.json"))?;
     let scheme = config.scheme()?;
     let mut config = config.text_model()?;
-    // Before the weights are looked for, which need not be there for a model that cannot be converted.
+    // Before the weights are looked for, which need not be there for a model that cannot be
+    // converted.
     config.architecture()?;
     let shards = Shards::open(input)?;
     let there = |prefix: &&&str| shards.get(&format!("{prefix}embed_tokens.weight")).is_some();
@@ -101,8 +102,8 @@ pub fn is_checkpoint(folder: &Path) -> bool {
         && std::fs::read_dir(folder).is_ok_and(|list| list.flatten().any(|item| safetensors(item.path())))
 }
 
-/// The files of the checkpoint in `folder` that [`convert`] reads. Errors: no `safetensors` files, or
-/// several without an index.
+/// The files of the checkpoint in `folder` that [`convert`] reads. Errors: no `safetensors` files,
+/// or several without an index.
 pub fn sources(folder: &Path) -> Result<Vec<PathBuf>> {
     let small = ["config.json", INDEX].into_iter().chain(COPIED);
     let mut files: Vec<PathBuf> = small.map(|name| folder.join(name)).collect();

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
-/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits (formats
-/// E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. The five weights to which
-/// this adds the largest errors are shown, with `--verbose` all.
+/// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits
+/// (formats E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. The five
+/// weights to which this adds the largest errors are shown, with `--verbose` all.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

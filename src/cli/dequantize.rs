@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 /// Convert a quantized model back to 16-bit floats
 ///
-/// Reads a folder that `tlite quantize` or `tlite convert` wrote and writes one with plain 16-bit float
-/// weights, which other ONNX tools can run.
+/// Reads a folder that `tlite quantize` or `tlite convert` wrote and writes one with plain 16-bit
+/// float weights, which other ONNX tools can run.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

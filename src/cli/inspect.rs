@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 
 /// Show what a model is and what running it takes
 ///
-/// The answer comes from the files alone: no weight is loaded and no device is opened. Memory is that for
-/// the longest inputs within the bounds. A symbol without a bound gets a default bound, which is reported.
-/// `--verbose` adds symbols, all operators and passes, and memory by rule. Of a GGUF file the header is
-/// shown, unless an option asks for a plan of its model.
+/// The answer comes from the files alone: no weight is loaded and no device is opened. Memory is
+/// that for the longest inputs within the bounds. A symbol without a bound gets a default bound,
+/// which is reported. `--verbose` adds symbols, all operators and passes, and memory by rule. Of a
+/// GGUF file the header is shown, unless an option asks for a plan of its model.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -80,7 +80,8 @@ pub struct Args {
     /// Type of a language model's KV cache [default: f16]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     kv: Option<KvType>,
-    /// Type of activations [default: f16 for a language model, unless it quantizes at run time; else f32]
+    /// Type of activations [default: f16 for a language model, unless it quantizes at run time;
+    /// else f32]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     float: Option<Float>,
     #[command(flatten)]

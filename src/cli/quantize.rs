@@ -86,9 +86,10 @@ impl Format {
 
 /// Quantize the weights of a model to 2 to 8 bits
 ///
-/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each group of
-/// weights shares a 16-bit scale and bias (formats E0M2 to E0M8). The five weights with the largest errors
-/// are shown, with `--verbose` all. Run an interrupted command again to resume it.
+/// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each
+/// group of weights shares a 16-bit scale and bias (formats E0M2 to E0M8). The five weights with
+/// the largest errors are shown, with `--verbose` all. Run an interrupted command again to resume
+/// it.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -117,8 +118,9 @@ pub struct Args {
     format: Option<Format>,
     /// Weights that share a scale [default: found, else 128]
     ///
-    /// `channel` is one scale per column. The last group of a column may be shorter. By default the size is that of a grid
-    /// found in the weights (those of a converted GGUF file lie on one), else 128.
+    /// `channel` is one scale per column. The last group of a column may be shorter. By default the
+    /// size is that of a grid found in the weights (those of a converted GGUF file lie on one),
+    /// else 128.
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = group_size)]
     group_size: Option<usize>,
     /// Bits of output head and embedding [default: 8]
@@ -136,9 +138,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    calibration: CalibrationOptions,
-    #[command(flatten)]
     verbosity: Verbosity,
+    #[command(flatten)]
+    calibration: CalibrationOptions,
 }
 
 const EXAMPLES: &str = "\
@@ -222,7 +224,8 @@ pub(super) struct Row<'a> {
     group_size: usize,
     /// Mean absolute error.
     mae: f64,
-    /// Mean absolute error of asymmetric INT4 with the same groups; null for a weight that kept its bits.
+    /// Mean absolute error of asymmetric INT4 with the same groups; null for a weight that kept its
+    /// bits.
     mae_int4: Option<f64>,
     /// Mean squared error.
     mse: f64,
@@ -315,8 +318,8 @@ fn shape_text(shape: &[usize]) -> String {
 /// Weights, and reasons for weights that were left, in a table without `--verbose`.
 const SHOWN: usize = 5;
 
-/// A line per weight, then those that were left as they are: all of them if `verbose`, else the weights with the largest
-/// errors. Nothing if all weights are exact.
+/// A line per weight, then those that were left as they are: all of them if `verbose`, else the
+/// weights with the largest errors. Nothing if all weights are exact.
 pub(super) fn weight_table(weights: &[Quantized], left: &[Left], verbose: bool) -> String {
     let mut shown: Vec<&Quantized> = weights.iter().collect();
     let mut out = String::new();
@@ -497,7 +500,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         let text = report(&summary, &options, &args.output, args.verbosity.verbose);
         put(&mut out, &printable(&text))?;
     }
-    // Last: the model is written by now, and a report that cannot be is no reason to keep its errors back.
+    // Last: the model is written by now, and a report that cannot be is no reason to keep its
+    // errors back.
     if let Some(file) = &args.report {
         let page = page::page(&args.model, &args.output, &options, &summary);
         write_whole(file, |out| out.write_all(page.as_bytes()))?;

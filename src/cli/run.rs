@@ -32,8 +32,9 @@ use std::time::Instant;
 
 /// Run any model on tensors or pictures
 ///
-/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared with references. The
-/// KV cache of a decoder counts as inputs and outputs here; to generate text, see `tlite generate`.
+/// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
+/// with references. The KV cache of a decoder counts as inputs and outputs here; to generate text,
+/// see `tlite generate`.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -41,13 +42,14 @@ pub struct Args {
     model: PathBuf,
     /// Input file: .npy, .pb, .png or .jpg
     ///
-    /// FILE alone is for a model with one input. Pictures are converted to the form of the input; see the options below.
+    /// FILE alone is for a model with one input. Pictures are converted to the form of the input;
+    /// see the options below.
     #[arg(short, long, value_name = "[NAME=]FILE", value_parser = InputFile::parse)]
     input: Vec<InputFile>,
     /// Print class names beside the largest scores
     ///
-    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as `id2label`), or a text file
-    /// with one name per line.
+    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as
+    /// `id2label`), or a text file with one name per line.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
     /// Fill the other inputs with random numbers
@@ -73,9 +75,10 @@ pub struct Args {
     /// Write each output as DIR/NAME.npy
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare outputs with files in DIR; exit code 1 if one differs
+    /// Compare outputs with the files in DIR
     ///
-    /// The files are DIR/NAME.npy, or DIR/output_0.pb and so on.
+    /// The files are DIR/NAME.npy, or DIR/output_0.pb and so on. The exit code is 1 if an output
+    /// differs.
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
     /// Largest difference, relative to the reference's range [default: 0.001, with f16 0.02]
@@ -93,7 +96,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = from_one, allow_negative_numbers = true)]
     repeat: NonZeroUsize,
     /// Type of activations on a device [default: f32]
-    #[arg(long, value_enum, value_name = "TYPE")]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
     /// Time each step and list the slowest kernels
     #[arg(long)]
@@ -102,13 +105,13 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     passes: PassOptions,
     #[command(flatten)]
     picture: PictureArgs,
     #[command(flatten)]
     on: DeviceOptions,
-    #[command(flatten)]
-    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
@@ -118,7 +121,8 @@ Examples:
   tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
 
 impl Args {
-    /// A usage error, before anything is loaded, for an option without effect and for a file that does not exist.
+    /// A usage error, before anything is loaded, for an option without effect and for a file that
+    /// does not exist.
     fn check(&self) -> Result<()> {
         for InputFile { name, file } in &self.input {
             let option = match name {

@@ -1,6 +1,7 @@
 //! Guesses what a file is that turned out not to be the model, tensor or picture that was expected.
 
-/// Says what a file that begins with `start` seems to be, as the end of a sentence; `None` if that is unknown.
+/// Says what a file that begins with `start` seems to be, as the end of a sentence; `None` if that
+/// is unknown.
 pub fn guess(start: &[u8]) -> Option<&'static str> {
     if start.is_empty() {
         return Some("the file is empty; download it again");

@@ -12,9 +12,10 @@ use picture::PictureOptions;
 use std::io::Write;
 use std::path::Path;
 
-/// Reads the tensor in `path` for an input of the model. The file's extension decides: `.npy` and `.pb`
-/// are read as they are; `.png`, `.jpg` and `.jpeg` are converted to the form that `fact` asks for (see
-/// [`picture::read`]). An error for another extension, and for a file of another format.
+/// Reads the tensor in `path` for an input of the model. The file's extension decides: `.npy` and
+/// `.pb` are read as they are; `.png`, `.jpg` and `.jpeg` are converted to the form that `fact`
+/// asks for (see [`picture::read`]). An error for another extension, and for a file of another
+/// format.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
     match ending(path).as_deref() {
         Some("npy") => npy::read(path),

@@ -43,8 +43,8 @@ fn elements<T: npyz::Deserialize + Clone, R: Read>(
     Ok(out)
 }
 
-/// The shape in the header of `file`, if the product of its sizes exceeds 64 bits: the reader would panic on
-/// it. The file is at its start again afterwards.
+/// The shape in the header of `file`, if the product of its sizes exceeds 64 bits: the reader would
+/// panic on it. The file is at its start again afterwards.
 fn uncountable(file: &mut std::fs::File) -> std::io::Result<Option<String>> {
     // Longer headers are not those of tensors.
     let mut header = Vec::new();
@@ -59,7 +59,8 @@ fn uncountable(file: &mut std::fs::File) -> std::io::Result<Option<String>> {
     Ok((product == u64::MAX).then(|| shape.to_owned()))
 }
 
-/// Reads a file. Errors: no such file, not a `.npy` file, an element type that the engine does not have, too few elements.
+/// Reads a file. Errors: no such file, not a `.npy` file, an element type that the engine does not
+/// have, too few elements.
 pub fn read(path: &Path) -> Result<HostTensor> {
     let mut file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
     let bad = |what: String| Error::file(Stage::Run, path, what);

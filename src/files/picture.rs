@@ -22,7 +22,8 @@ pub enum Fit {
 /// From a picture to numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PictureOptions {
-    /// Width and height; `None` takes those of the input, and where these are not fixed those of the picture.
+    /// Width and height; `None` takes those of the input, and where these are not fixed those of
+    /// the picture.
     pub size: Option<(u32, u32)>,
     /// The size is rounded up to a multiple of this where the picture gives it.
     pub multiple: u32,
@@ -168,8 +169,8 @@ pub fn planes(picture: &RgbImage, options: &PictureOptions) -> Vec<f32> {
     out
 }
 
-/// Reads a picture for the input `fact`: `[1, c, h, w]` or `[1, h, w, c]` with 1 or 3 channels, of floats, or of `u8`, which stay 0
-/// to 255. One channel is the picture's brightness.
+/// Reads a picture for the input `fact`: `[1, c, h, w]` or `[1, h, w, c]` with 1 or 3 channels, of
+/// floats, or of `u8`, which stay 0 to 255. One channel is the picture's brightness.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
     let bad = |what: String| Error::file(Stage::Run, path, what);
     let layout = Layout::of(fact).ok_or_else(|| {

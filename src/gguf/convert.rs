@@ -13,17 +13,20 @@ use crate::new_folder::NewFolder;
 use serde_json::{Value, json};
 use std::path::Path;
 
-/// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`, `model.onnx.data` (weights
-/// as `f32`, or with `keep_bits` those of few bits as E0M), `tokenizer.json`, `tokenizer_config.json`, `config.json` and `generation_config.json`.
+/// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`,
+/// `model.onnx.data` (weights as `f32`, or with `keep_bits` those of few bits as E0M),
+/// `tokenizer.json`, `tokenizer_config.json`, `config.json` and `generation_config.json`.
 ///
-/// The rotary frequencies are constants of the graph; factors that the file has for them one by one are not
-/// repeated in `config.json`.
+/// The rotary frequencies are constants of the graph; factors that the file has for them one by one
+/// are not repeated in `config.json`.
 ///
-/// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The files are
-/// made in a temporary folder beside it, which takes its place at the end; after an error nothing is left.
+/// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The
+/// files are made in a temporary folder beside it, which takes its place at the end; after an error
+/// nothing is left.
 ///
-/// Errors: an architecture, tensor type, tokenizer or other trait of the model that is not supported; a damaged
-/// or contradictory file; an output that is in the way ([`crate::error::Error::is_usage`]); a failure to write.
+/// Errors: an architecture, tensor type, tokenizer or other trait of the model that is not
+/// supported; a damaged or contradictory file; an output that is in the way
+/// ([`crate::error::Error::is_usage`]); a failure to write.
 pub fn convert(
     input: &Path,
     output: &Path,
@@ -36,7 +39,8 @@ pub fn convert(
     Ok(summary)
 }
 
-/// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote before an error.
+/// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote
+/// before an error.
 pub fn convert_into(
     input: &Path,
     folder: &Path,
@@ -61,8 +65,8 @@ fn read_model(gguf: &Gguf) -> Result<(Params, Vocabulary)> {
     Ok((params, vocabulary))
 }
 
-/// An error if the model in `gguf` cannot be converted: its architecture, tokenizer, a type of its tensors or another
-/// trait is not supported. Tensor data are not read.
+/// An error if the model in `gguf` cannot be converted: its architecture, tokenizer, a type of its
+/// tensors or another trait is not supported. Tensor data are not read.
 pub fn supported(gguf: &Gguf) -> Result<()> {
     read_model(gguf).map(drop)
 }

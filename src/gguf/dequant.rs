@@ -147,8 +147,8 @@ fn q8_0(b: &[u8; 34], out: &mut GridColumn) {
     out.codes.extend(b[2..].iter().map(|q| q ^ 0x80));
 }
 
-/// Element `i` of a k-quant block in the plane of its two low or high bits: halves of 128 elements, each byte of which serves the four quarters
-/// of a half.
+/// Element `i` of a k-quant block in the plane of its two low or high bits: halves of 128 elements,
+/// each byte of which serves the four quarters of a half.
 fn two_bits(plane: &[u8], i: usize) -> u8 {
     let (n, quarter, l) = (i / 128, i / 32 % 4, i % 32);
     plane[32 * n + l] >> (2 * quarter) & 3
@@ -179,7 +179,8 @@ fn q3_k(b: &[u8; 110], out: &mut GridColumn) {
     }));
 }
 
-/// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in twelve bytes.
+/// Scale and minimum of part `j` (0 to 7) of a `Q4_K` or `Q5_K` block: six bits each, packed in
+/// twelve bytes.
 fn scale_min(j: usize, q: &[u8]) -> (f64, f64) {
     let (scale, min) = if j < 4 {
         (q[j] & 63, q[j + 4] & 63)
@@ -189,7 +190,8 @@ fn scale_min(j: usize, q: &[u8]) -> (f64, f64) {
     (f64::from(scale), f64::from(min))
 }
 
-/// The grids of a `Q4_K` or `Q5_K` block and the 4 low bits of its codes; `high(part, l)` is the fifth bit, worth 16.
+/// The grids of a `Q4_K` or `Q5_K` block and the 4 low bits of its codes; `high(part, l)` is the
+/// fifth bit, worth 16.
 fn k4(head: &[u8], low: &[u8], out: &mut GridColumn, high: impl Fn(usize, usize) -> u8) {
     let (d, dmin) = (half(head[0], head[1]), half(head[2], head[3]));
     for part in 0..QK_K / QK {
@@ -224,8 +226,8 @@ fn q6_k(b: &[u8; 210], out: &mut GridColumn) {
 }
 
 impl GgmlType {
-    /// Our format with as many levels as the type's blocks have, and the weights of a group; none for floats and types that are not
-    /// [`SUPPORTED`].
+    /// Our format with as many levels as the type's blocks have, and the weights of a group; none
+    /// for floats and types that are not [`SUPPORTED`].
     pub fn grid_format(self) -> Option<(Bits, usize)> {
         match self {
             Self::Q2_K => Some((Bits::Two, QK_K / 16)),
@@ -244,8 +246,8 @@ fn blocks<const BYTES: usize>(data: &[u8], mut take: impl FnMut(&[u8; BYTES])) {
     data.as_chunks::<BYTES>().0.iter().for_each(&mut take);
 }
 
-/// Appends grids and codes of whole blocks of `ggml_type` to `out`. False, with nothing appended, when the type has no
-/// [`GgmlType::grid_format`].
+/// Appends grids and codes of whole blocks of `ggml_type` to `out`. False, with nothing appended,
+/// when the type has no [`GgmlType::grid_format`].
 #[must_use]
 pub fn grids(ggml_type: GgmlType, data: &[u8], out: &mut GridColumn) -> bool {
     match ggml_type {
@@ -264,8 +266,8 @@ pub fn grids(ggml_type: GgmlType, data: &[u8], out: &mut GridColumn) -> bool {
     true
 }
 
-/// Decodes blocks of `ggml_type` into `out`. False when the type is not one of [`SUPPORTED`] or the lengths
-/// do not belong together; `out` is then unspecified.
+/// Decodes blocks of `ggml_type` into `out`. False when the type is not one of [`SUPPORTED`] or the
+/// lengths do not belong together; `out` is then unspecified.
 #[must_use]
 pub fn dequantize(ggml_type: GgmlType, data: &[u8], out: &mut [f32]) -> bool {
     let fits = ggml_type.block().is_some_and(|(elements, bytes)| {

@@ -1,7 +1,7 @@
 //! GGUF files: reading them, and converting the models in them to folders of standard files.
 //!
-//! [`convert`] turns a model of a supported architecture into a folder with `model.onnx`, its weights and the
-//! tokenizer and configuration files that Hugging Face checkpoints have.
+//! [`convert`] turns a model of a supported architecture into a folder with `model.onnx`, its
+//! weights and the tokenizer and configuration files that Hugging Face checkpoints have.
 
 mod convert;
 pub mod dequant;

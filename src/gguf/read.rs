@@ -402,9 +402,9 @@ impl fmt::Debug for Gguf {
 impl Gguf {
     /// Opens a file and reads its metadata and tensor table; tensor data are only mapped.
     ///
-    /// An error for anything but a complete little-endian GGUF file of version 2 or 3: every length, count and
-    /// offset is compared with the size of the file before it is used. The file must not be changed by others
-    /// while it is open.
+    /// An error for anything but a complete little-endian GGUF file of version 2 or 3: every
+    /// length, count and offset is compared with the size of the file before it is used. The file
+    /// must not be changed by others while it is open.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
         let meta = file.metadata().map_err(|e| Error::io("cannot read", path, e))?;
@@ -621,9 +621,9 @@ impl Gguf {
         ))
     }
 
-    /// The elements `first..first + out.len()` of a tensor as `f32`, the innermost size varying fastest. Both
-    /// ends must be multiples of the type's block length, which every row is. An error for a type that
-    /// cannot be decoded.
+    /// The elements `first..first + out.len()` of a tensor as `f32`, the innermost size varying
+    /// fastest. Both ends must be multiples of the type's block length, which every row is. An
+    /// error for a type that cannot be decoded.
     pub fn read_f32(&self, info: &TensorInfo, first: usize, out: &mut [f32]) -> Result<()> {
         let data = self.data(info)?;
         let (per_block, size) = info

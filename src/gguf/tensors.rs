@@ -16,8 +16,9 @@ pub struct GgufTensors<'a> {
     used: RefCell<HashSet<String>>,
 }
 
-/// Row of the file that becomes `row` of the graph: files of `llama` have the two halves of each head of queries and keys interleaved, as they
-/// pair neighbours for the rotation; the graph pairs element `i` with `i + head_dim / 2`.
+/// Row of the file that becomes `row` of the graph: files of `llama` have the two halves of each
+/// head of queries and keys interleaved, as they pair neighbours for the rotation; the graph pairs
+/// element `i` with `i + head_dim / 2`.
 fn interleaved(head_dim: usize, row: usize) -> usize {
     let (head, i) = (row / head_dim, row % head_dim);
     let half = head_dim / 2;
@@ -128,7 +129,8 @@ impl Tensors for GgufTensors<'_> {
                     column: Box::new(move |j, out| {
                         let row = order.map_or(j, |order| order(j));
                         let row = data.get(row * row_bytes..(row + 1) * row_bytes);
-                        // A row that is not there, or not of this type, is one of no codes, which packing refuses.
+                        // A row that is not there, or not of this type, is one of no codes, which
+                        // packing refuses.
                         let _ = dequant::grids(kind, row.unwrap_or_default(), out);
                     }),
                 })

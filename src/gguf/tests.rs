@@ -253,8 +253,9 @@ fn weights_are_transposed_and_query_rows_reordered() {
             let stored = floats(file.tensor(&format!("blk.1.{source}.weight")));
             let (shape, found) = model.f32s(&format!("model.layers.1.self_attn.{target}.weight"));
             assert_eq!(shape, [HIDDEN, rows]);
-            // The files of `llama` were made by splitting each head's rows into two halves and swapping the
-            // axes (half, index): row (index, half) of the file is row (half, index) of the graph.
+            // The files of `llama` were made by splitting each head's rows into two halves and
+            // swapping the axes (half, index): row (index, half) of the file is row (half, index)
+            // of the graph.
             let mut of_file = vec![0; rows];
             for head in 0..heads {
                 for index in 0..HEAD_DIM / 2 {

@@ -1,4 +1,5 @@
-//! The vocabulary of a GGUF file; description.rs makes `tokenizer.json` and `tokenizer_config.json` of it.
+//! The vocabulary of a GGUF file; description.rs makes `tokenizer.json` and `tokenizer_config.json`
+//! of it.
 
 mod description;
 mod pre;
@@ -12,8 +13,9 @@ use std::path::Path;
 
 pub use description::{config_json, tokenizer_json};
 
-/// Writes `tokenizer.json` and `tokenizer_config.json` of the GGUF file `input`, which needs no tensors, into the existing folder
-/// `folder`. Errors: a damaged file, a tokenizer that is not supported, a failure to write.
+/// Writes `tokenizer.json` and `tokenizer_config.json` of the GGUF file `input`, which needs no
+/// tensors, into the existing folder `folder`. Errors: a damaged file, a tokenizer that is not
+/// supported, a failure to write.
 pub fn write_tokenizer(input: &Path, folder: &Path) -> Result<()> {
     let gguf = Gguf::open(input)?;
     let architecture = gguf.opt_str("general.architecture")?.unwrap_or_default();
@@ -21,7 +23,8 @@ pub fn write_tokenizer(input: &Path, folder: &Path) -> Result<()> {
     Vocabulary::read(&gguf)?.write(context.unwrap_or(usize::MAX), folder)
 }
 
-/// Marks the beginning of a word in SentencePiece's vocabularies, and in those of BERT as GGUF files have them.
+/// Marks the beginning of a word in SentencePiece's vocabularies, and in those of BERT as GGUF
+/// files have them.
 const WORD: char = '\u{2581}';
 
 /// Control tokens with one of these texts end an answer, whatever else the file says of them.
@@ -175,7 +178,8 @@ impl Vocabulary {
                 })
                 .transpose()
         };
-        // Around a text BERT's tokens for classification and separation stand; GGUF writes the latter so.
+        // Around a text BERT's tokens for classification and separation stand; GGUF writes the
+        // latter so.
         let (first, last): (_, &[_]) = match kind {
             Kind::WordPiece => ("cls", &["seperator"]),
             _ => ("bos", &["eos", "eot", "eom"]),
@@ -248,7 +252,8 @@ impl Vocabulary {
         })
     }
 
-    /// Writes `tokenizer.json` and `tokenizer_config.json`, for sequences of up to `context` tokens.
+    /// Writes `tokenizer.json` and `tokenizer_config.json`, for sequences of up to `context`
+    /// tokens.
     pub fn write(&self, context: usize, folder: &Path) -> Result<()> {
         write_json(folder, "tokenizer.json", &tokenizer_json(self), false)?;
         write_json(folder, "tokenizer_config.json", &config_json(self, context), true)
@@ -284,7 +289,8 @@ fn roles(g: &Gguf, count: usize) -> Result<Vec<Role>> {
         .collect()
 }
 
-/// The tokens of a `WordPiece` vocabulary as BERT writes them: GGUF marks the beginning of a word, BERT what goes on with it.
+/// The tokens of a `WordPiece` vocabulary as BERT writes them: GGUF marks the beginning of a word,
+/// BERT what goes on with it.
 fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String>> {
     let mut pieces = Vec::with_capacity(tokens.len());
     for (token, role) in tokens.iter().zip(roles) {
@@ -332,8 +338,8 @@ fn stored_merges(g: &Gguf, index: &HashMap<&str, usize>) -> Result<Vec<(String, 
         .collect()
 }
 
-/// The merges that a SentencePiece vocabulary implies: all pairs of tokens whose joint text is a token, best
-/// score of the joint token first.
+/// The merges that a SentencePiece vocabulary implies: all pairs of tokens whose joint text is a
+/// token, best score of the joint token first.
 fn scored_merges(
     g: &Gguf,
     tokens: &[String],

@@ -1,6 +1,6 @@
-//! What a model is and what running it takes, from its file alone: a summary, symbols, operators, passes, plans, memory.
-//! No weight is read and no device is opened. The command `tlite inspect` prints a [`Report`] as text, as JSON, or as a
-//! page to explore.
+//! What a model is and what running it takes, from its file alone: a summary, symbols, operators,
+//! passes, plans, memory. No weight is read and no device is opened. The command `tlite inspect`
+//! prints a [`Report`] as text, as JSON, or as a page to explore.
 
 mod gguf;
 mod nodes;
@@ -40,7 +40,8 @@ pub struct Request {
     pub bind: Bindings,
     /// What is known of the symbols: bounds and equations.
     pub bounds: Constraints,
-    /// Tokens that the cache of a decoder has room for; by default what the model was made for, at most 4096.
+    /// Tokens that the cache of a decoder has room for; by default what the model was made for, at
+    /// most 4096.
     pub context: Option<usize>,
     /// Tokens of one prefill run of a decoder.
     pub chunk: usize,
@@ -68,8 +69,8 @@ impl Default for Request {
     }
 }
 
-/// Everything that `tlite inspect` says. Sizes are bytes at the bounds; shapes and formulas are expressions of the symbols, as
-/// [`crate::shape::Dim::parse`] reads them.
+/// Everything that `tlite inspect` says. Sizes are bytes at the bounds; shapes and formulas are
+/// expressions of the symbols, as [`crate::shape::Dim::parse`] reads them.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
     /// The file.
@@ -110,7 +111,8 @@ pub struct Report {
     pub weights_bytes: u64,
     /// Weights, states and arena.
     pub total_bytes: u64,
-    /// One plan, or for a decoder those of prefill and decode, which share arena, states and weights.
+    /// One plan, or for a decoder those of prefill and decode, which share arena, states and
+    /// weights.
     pub plans: Vec<PlanReport>,
     /// The operators of the file, in an order in which they can run.
     pub operators: Vec<Operator>,
@@ -302,13 +304,15 @@ struct Planned {
     plans: Vec<Plan>,
 }
 
-/// True for a decoder, in a folder with `model.onnx` or in a file. A usage error where there is no such file.
+/// True for a decoder, in a folder with `model.onnx` or in a file. A usage error where there is no
+/// such file.
 pub fn is_decoder(path: &Path) -> Result<bool> {
     let graph = import_with(&model_file(path)?, ImportOptions { absent_weights: true })?;
     Ok(Decoder::is_form_of(&graph))
 }
 
-/// The plans of the model in `path`: one, or for a decoder those of prefill and decode. Errors are those of [`inspect`].
+/// The plans of the model in `path`: one, or for a decoder those of prefill and decode. Errors are
+/// those of [`inspect`].
 pub fn plans(path: &Path, request: &Request) -> Result<Vec<Plan>> {
     Ok(planned(path, request)?.plans)
 }
@@ -347,8 +351,9 @@ fn planned(path: &Path, request: &Request) -> Result<Planned> {
     })
 }
 
-/// Inspects the model in `path`: a folder with `model.onnx`, or a file. Usage errors: no such file; a symbol that the model does
-/// not have, or a value of one that is outside of its bounds, contradicts an equation or makes a size negative.
+/// Inspects the model in `path`: a folder with `model.onnx`, or a file. Usage errors: no such file;
+/// a symbol that the model does not have, or a value of one that is outside of its bounds,
+/// contradicts an equation or makes a size negative.
 pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     let Planned {
         file,

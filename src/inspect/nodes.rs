@@ -194,7 +194,8 @@ pub(super) fn operators(
     Ok(out)
 }
 
-/// An operator that is gone without a trace is part of what computes its result now, or of what read that.
+/// An operator that is gone without a trace is part of what computes its result now, or of what
+/// read that.
 fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
     const MOST: usize = 4;
     let mut makers: HashMap<&str, usize> = HashMap::new();

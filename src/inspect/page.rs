@@ -1,8 +1,9 @@
-//! The page of a report: one file without references to others, that shows the graph and the memory of each plan and evaluates
-//! all sizes anew when a length is moved.
+//! The page of a report: one file without references to others, that shows the graph and the memory
+//! of each plan and evaluates all sizes anew when a length is moved.
 //!
-//! The page holds the report as data and a script that reads it. Names and expressions are interned, since large graphs repeat
-//! them. What comes from the model enters the page only as JSON with `<` escaped, and the document only as text.
+//! The page holds the report as data and a script that reads it. Names and expressions are
+//! interned, since large graphs repeat them. What comes from the model enters the page only as JSON
+//! with `<` escaped, and the document only as text.
 
 use super::{How, NodeReport, Operator, PlanReport, Report, StepReport, ValueReport};
 use crate::graph::class::Class;
@@ -263,8 +264,8 @@ pub(crate) fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A page of its own: a title, the style of all pages with what is added to it, and the content of its body, which must
-/// be escaped. Without a `script` no script can run.
+/// A page of its own: a title, the style of all pages with what is added to it, and the content of
+/// its body, which must be escaped. Without a `script` no script can run.
 pub(crate) fn document(title: &str, style: &str, body: &str, script: Option<&str>) -> String {
     let (policy, script) = match script {
         Some(script) => (
@@ -286,7 +287,8 @@ pub(crate) fn document(title: &str, style: &str, body: &str, script: Option<&str
 /// The page, whole.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
-    // Each part of the template up to a mark, and what the mark stands for; nothing that was put in is looked at again.
+    // Each part of the template up to a mark, and what the mark stands for; nothing that was put in
+    // is looked at again.
     let mut rest = HTML;
     while let Some((before, after)) = rest.split_once("{{") {
         out.push_str(before);

@@ -1,4 +1,5 @@
-//! What a model is, in the terms of its users: architecture, sizes, bits per weight, tokenizer, files.
+//! What a model is, in the terms of its users: architecture, sizes, bits per weight, tokenizer,
+//! files.
 
 use super::{StateReport, ValueReport};
 use crate::graph::op::gather_e0m::GatherE0m;
@@ -120,7 +121,8 @@ impl Summary {
         summary
     }
 
-    /// Names and values for people, in the order in which they are read best. What is not known is left out.
+    /// Names and values for people, in the order in which they are read best. What is not known is
+    /// left out.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
         let mut add = |name, value: Option<String>| all.extend(value.map(|v| (name, v)));
@@ -155,7 +157,8 @@ impl Summary {
         parts.join(", ")
     }
 
-    /// How weights are stored: those of matrices, then those of embedding and head where they differ.
+    /// How weights are stored: those of matrices, then those of embedding and head where they
+    /// differ.
     pub fn weights_text(&self) -> Option<String> {
         let matrices = |head: bool| {
             let all = self.weights.iter().filter(move |w| w.matrix && w.head == head);
@@ -277,7 +280,8 @@ fn bits_per_weight(weights: &[WeightsReport]) -> Option<f64> {
 /// What is known of one constant: (head, matrix, format, bits, group), number of weights, bytes.
 type Found = ((bool, bool, String, u32, Option<usize>), u64, u64);
 
-/// The weights of a graph by format. Constants of integers and truth values are not weights, unless they are narrow.
+/// The weights of a graph by format. Constants of integers and truth values are not weights, unless
+/// they are narrow.
 fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
     let made: HashSet<ValueId> = graph.nodes().flat_map(|(_, n)| n.outputs.clone()).collect();
     let constant = |v: ValueId| {
@@ -368,7 +372,8 @@ fn plain(tensor: &HostTensor, vocabulary: Option<usize>) -> Found {
     )
 }
 
-/// Of a node that reads a packed weight: the operand with the codes; bits, group size and number of weights.
+/// Of a node that reads a packed weight: the operand with the codes; bits, group size and number of
+/// weights.
 fn packed<'a>(
     node: &Node,
     constant: &dyn Fn(ValueId) -> Option<&'a std::sync::Arc<HostTensor>>,

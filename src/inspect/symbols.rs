@@ -1,4 +1,5 @@
-//! The symbols of a model: where they come from, which values they may take, and what is done where nobody says.
+//! The symbols of a model: where they come from, which values they may take, and what is done where
+//! nobody says.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, MadeSymbol, Part, sizes};
@@ -45,8 +46,9 @@ pub struct SymbolReport {
     pub source: String,
 }
 
-/// `NAME=VALUE` pairs with commas between them, as `--bind` takes them: `N=512,past=1024`; `texts` are the values of the option. A usage error for a name that is no C
-/// identifier, a value that is no integer of 0 or more, and a name with two values.
+/// `NAME=VALUE` pairs with commas between them, as `--bind` takes them: `N=512,past=1024`; `texts`
+/// are the values of the option. A usage error for a name that is no C identifier, a value that is
+/// no integer of 0 or more, and a name with two values.
 pub fn parse_bind<T: AsRef<str>>(texts: &[T]) -> Result<Bindings> {
     let mut out = Bindings::new();
     for part in texts.iter().flat_map(|t| t.as_ref().split(',')).map(str::trim) {
@@ -75,8 +77,8 @@ pub fn parse_bind<T: AsRef<str>>(texts: &[T]) -> Result<Bindings> {
     Ok(out)
 }
 
-/// Bounds and equations, as `--bounds` takes them; see [`Constraints::parse`]. A usage error for text that is no constraint, and
-/// for constraints that contradict each other.
+/// Bounds and equations, as `--bounds` takes them; see [`Constraints::parse`]. A usage error for
+/// text that is no constraint, and for constraints that contradict each other.
 pub fn parse_bounds(text: &str) -> Result<Constraints> {
     Constraints::parse(text).map_err(|e| Error::usage(BOUNDS, e.to_string()))
 }
@@ -99,8 +101,8 @@ fn text_of(b: &Bindings) -> String {
 }
 
 impl Symbols {
-    /// The symbols of `graph`, whose facts are derived. Usage errors: symbols that it does not have; values that contradict
-    /// `constraints`.
+    /// The symbols of `graph`, whose facts are derived. Usage errors: symbols that it does not
+    /// have; values that contradict `constraints`.
     pub fn new(graph: &Graph, constraints: &Constraints, bind: &Bindings) -> Result<Self> {
         let mut sources: BTreeMap<Symbol, (String, i64)> = BTreeMap::new();
         for v in graph.inputs() {
@@ -237,7 +239,8 @@ impl Symbols {
         Ok(())
     }
 
-    /// Sets the largest value that the engine has for a symbol. What the caller gave may be smaller, and not larger.
+    /// Sets the largest value that the engine has for a symbol. What the caller gave may be
+    /// smaller, and not larger.
     pub fn decide(&mut self, symbol: &Symbol, most: i64, from: BoundFrom) -> Result<()> {
         let why = match from {
             BoundFrom::Context => "tokens that the cache has room for; see --context",
@@ -257,7 +260,8 @@ impl Symbols {
         }
     }
 
-    /// Takes a usual size for every symbol of `graph` that has no bound: `length`, or by the form of the input.
+    /// Takes a usual size for every symbol of `graph` that has no bound: `length`, or by the form
+    /// of the input.
     pub fn assume_rest(&mut self, graph: &Graph, length: Option<i64>) -> Result<()> {
         for s in plan::symbols(graph)? {
             if self.bounds.contains_key(&s) {
@@ -271,8 +275,8 @@ impl Symbols {
         Ok(())
     }
 
-    /// Puts bounds and values into what a plan is made for. A value that the options fix stays; a decode plan runs one token
-    /// whatever the length of prefill is.
+    /// Puts bounds and values into what a plan is made for. A value that the options fix stays; a
+    /// decode plan runs one token whatever the length of prefill is.
     pub fn apply(&self, options: &mut Options) {
         for (s, (most, from)) in &self.bounds {
             if options.fixed.get(s).is_some() || *from == BoundFrom::OneSequence {

@@ -1,9 +1,9 @@
-//! The page of `--html`: one file without references to others. For each run it shows where the time goes, a roofline
-//! picture, and a table.
+//! The page of `--html`: one file without references to others. For each run it shows where the
+//! time goes, a roofline picture, and a table.
 //!
-//! The axes of a picture are logarithmic: operations per byte to the right, operations per second upwards. A roof is what
-//! memory allows on the left and what one kind of arithmetic allows on the right. Each operator is a dot under the roof of
-//! its color, the larger the more time it takes.
+//! The axes of a picture are logarithmic: operations per byte to the right, operations per second
+//! upwards. A roof is what memory allows on the left and what one kind of arithmetic allows on the
+//! right. Each operator is a dot under the roof of its color, the larger the more time it takes.
 
 use super::Report;
 use crate::inspect::page::{document, escaped};
@@ -336,7 +336,8 @@ fn picture(out: &mut String, run: &Profile, peaks: &Peaks) {
     );
     let x = Axis::new(&intensities, [LEFT, RIGHT]);
     let edge = 10f64.powf(x.low);
-    // What computes nothing stands at the left edge, as high as its bytes per second are under the roof of memory.
+    // What computes nothing stands at the left edge, as high as its bytes per second are under the
+    // roof of memory.
     let height = |k: &TimedKind| {
         let m = &k.measured;
         if computes(k) {

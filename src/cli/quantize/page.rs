@@ -1,5 +1,5 @@
-//! The page of `--report`: one file without references to others, with the errors of weights by layer and kind, the weights
-//! with the largest errors, and how methods compare.
+//! The page of `--report`: one file without references to others, with the errors of weights by
+//! layer and kind, the weights with the largest errors, and how methods compare.
 
 use super::{formats_text, shape_text};
 use crate::graph::onnx::quantize::{Options, Quantized, Summary};
@@ -186,8 +186,8 @@ fn format_of(w: &Quantized) -> String {
     format!("{} in groups of {}", w.bits, w.group)
 }
 
-/// The part of a name before a number, the number, and what follows: `model.layers.`, 3, `mlp.up_proj`. `None` for a name
-/// without a number between separators.
+/// The part of a name before a number, the number, and what follows: `model.layers.`, 3,
+/// `mlp.up_proj`. `None` for a name without a number between separators.
 fn parts(name: &str) -> Option<(&str, usize, &str)> {
     let word = |c: char| c.is_ascii_alphanumeric();
     let mut from = 0;

@@ -78,8 +78,8 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
     Ok(out)
 }
 
-/// Random inputs of the sizes in `bind`, the texts of an option `--bind`. Usage errors: a size that no input has; a size
-/// that is not given.
+/// Random inputs of the sizes in `bind`, the texts of an option `--bind`. Usage errors: a size that
+/// no input has; a size that is not given.
 pub fn made_up_inputs(runner: &Runner, bind: &[String]) -> Result<Vec<Named>> {
     made_up_beside(runner, (BIND, bind), 0, &[])
 }
@@ -179,7 +179,8 @@ fn sizes_to_try(runner: &Runner, symbols: &BTreeSet<Symbol>, given: &Bindings) -
     }
 }
 
-/// The error of a run. Where the sizes of the inputs are to blame it is a usage error that says which would do.
+/// The error of a run. Where the sizes of the inputs are to blame it is a usage error that says
+/// which would do.
 pub fn explained(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], e: Error) -> Error {
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
     let Ok(found) = runner.check(&tensors) else {

@@ -13,8 +13,8 @@ pub struct Labels(HashMap<usize, String>);
 const OPTION: &str = "--labels";
 
 impl Labels {
-    /// The names in `path`: a JSON array; a JSON object with numbers as keys, or with such an object as `id2label`; or a
-    /// text file with one name per line. A usage error for another form.
+    /// The names in `path`: a JSON array; a JSON object with numbers as keys, or with such an
+    /// object as `id2label`; or a text file with one name per line. A usage error for another form.
     pub fn read(path: &Path) -> Result<Self> {
         let text = read_text(OPTION, path)?;
         let bad = |what: &str| Error::usage(OPTION, format!("{}: {what}", path.display()));

@@ -118,12 +118,14 @@ fn mean(text: &str) -> Result<[f32; 3], String> {
         .map_err(|_| "expected `imagenet`, three numbers as in 0.485,0.456,0.406, or one number".to_owned())
 }
 
-/// Numbers of classes of the models that are trained on `ImageNet`; some have one for the background.
+/// Numbers of classes of the models that are trained on `ImageNet`; some have one for the
+/// background.
 const IMAGENET_CLASSES: [i64; 2] = [1000, 1001];
 
 impl PictureArgs {
-    /// Options to try for a model that looks like a classifier of `ImageNet`, from a picture for `input` to a row of
-    /// scores in one of `outputs`. `None` for another model, and where options for these were given.
+    /// Options to try for a model that looks like a classifier of `ImageNet`, from a picture for
+    /// `input` to a row of scores in one of `outputs`. `None` for another model, and where options
+    /// for these were given.
     pub fn suggestion(&self, input: &Fact, outputs: &[Vec<usize>]) -> Option<String> {
         let square = sides(input).is_some_and(|[h, w]| h.as_const().is_some() && h == w);
         let classes = |shape: &Vec<usize>| {
@@ -154,8 +156,8 @@ fn sides(fact: &Fact) -> Option<[&Dim; 2]> {
     }
 }
 
-/// How to ask for sizes that the model takes, of pictures for these inputs whose sizes, `found`, it refuses. `sized` where the option
-/// that gives them is there.
+/// How to ask for sizes that the model takes, of pictures for these inputs whose sizes, `found`, it
+/// refuses. `sized` where the option that gives them is there.
 pub fn advice(runner: &Runner, pictures: &[&Fact], found: &Bindings, sized: bool) -> Option<String> {
     let mut open: BTreeSet<Symbol> = BTreeSet::new();
     let all: Vec<[&Dim; 2]> = pictures.iter().filter_map(|f| sides(f)).collect();

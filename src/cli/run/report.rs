@@ -204,7 +204,8 @@ const SCORES: std::ops::RangeInclusive<usize> = 10..=100_000;
 /// Elements listed.
 const SHOWN: usize = 5;
 
-/// The largest of `scores`, of which there must be a likely number of classes in one row of `shape`.
+/// The largest of `scores`, of which there must be a likely number of classes in one row of
+/// `shape`.
 fn largest(shape: &[usize], scores: &[f64]) -> Vec<Top> {
     let (1, Some(n)) = (shape.iter().rev().skip(1).product::<usize>(), shape.last()) else {
         return Vec::new();

@@ -582,7 +582,8 @@ pub(crate) mod read_back {
         }
     }
 
-    /// Makes an initialiser of the model file `path`, of floats in single precision, an input of the graph as well.
+    /// Makes an initialiser of the model file `path`, of floats in single precision, an input of
+    /// the graph as well.
     pub fn make_input(path: &Path, name: &str) {
         let mut model = proto::ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
         let graph = model.graph.as_mut().unwrap();

@@ -1,5 +1,6 @@
-//! Finds the group size of weights that were quantized before and are stored as floats, such as those of a converted
-//! GGUF file: within a group they lie on a grid, and a scale per group of that size keeps them.
+//! Finds the group size of weights that were quantized before and are stored as floats, such as
+//! those of a converted GGUF file: within a group they lie on a grid, and a scale per group of that
+//! size keeps them.
 
 use super::panels::sample;
 use super::plan::{Weight, plan};
@@ -14,12 +15,13 @@ const SIZES: [usize; 3] = [64, 32, 16];
 /// Matrices that are looked at, and columns of each.
 const MATRICES: usize = 9;
 const COLUMNS: usize = 8;
-/// Weights lie on a grid where the error is this small a part of that with the usual group size. Without a grid, groups
-/// of 16 have about two thirds of the error of groups of 128.
+/// Weights lie on a grid where the error is this small a part of that with the usual group size.
+/// Without a grid, groups of 16 have about two thirds of the error of groups of 128.
 const NEAR_ZERO: f64 = 0.25;
 
-/// The group size, smaller than that of `options`, with which weights of the width of `options` keep most matrices of the
-/// model in the folder `input` almost exactly. `None` where there is no such size. Looks at a sample of columns.
+/// The group size, smaller than that of `options`, with which weights of the width of `options`
+/// keep most matrices of the model in the folder `input` almost exactly. `None` where there is no
+/// such size. Looks at a sample of columns.
 ///
 /// Errors: those of [`super::quantize`] for a model that cannot be read.
 pub fn grid_group(input: &Path, options: &Options) -> Result<Option<usize>> {
@@ -48,7 +50,8 @@ pub fn grid_group(input: &Path, options: &Options) -> Result<Option<usize>> {
     Ok(most)
 }
 
-/// The largest group size below `usual` with which `columns` of `k` weights are kept almost exactly.
+/// The largest group size below `usual` with which `columns` of `k` weights are kept almost
+/// exactly.
 fn group_of(columns: &[f32], k: usize, bits: Bits, usual: usize) -> Option<usize> {
     let error = |group: usize| {
         let packed = Packed::from_columns(bits, group, k, columns, &ByGroup::from(Method::Mse));

@@ -254,7 +254,8 @@ mod tests {
         assert!(alone.len() > 3 && alone[0].bits == Bits::Two && alone[0].error > 0.0);
         let exact = ladder(Some(&inputs(0..K / 2)));
         assert_eq!((bits(&exact), exact[0].error), (vec![Bits::Two], 0.0));
-        // What comes to the rough half alone is lost as a part of what it makes, more than of all weights.
+        // What comes to the rough half alone is lost as a part of what it makes, more than of all
+        // weights.
         let rough = ladder(Some(&inputs(K / 2..K)));
         assert!(rough[0].error > 0.0 && rough.len() > 3);
         // The head is no narrower than is asked for.

@@ -348,7 +348,8 @@ fn refusals_are_listed() {
         ("short", &["7 x 8"]),
         ("shared", &["Add", "\"sum\""]),
         ("halves", &["f16", "\"h\""]),
-        // Read as it is and transposed; an output of the graph; rows by position. No value tells these apart.
+        // Read as it is and transposed; an output of the graph; rows by position. No value tells
+        // these apart.
         ("both", &[]),
         ("out", &[]),
         ("angles", &[]),

@@ -124,7 +124,8 @@ fn run(dir: &tempfile::TempDir) -> Result<Summary> {
     quantize(&input, &output, &Options::default(), &mut |_| ())
 }
 
-/// Quantizes the model, and compares what both make. Operators and initialisers that are left are told.
+/// Quantizes the model, and compares what both make. Operators and initialisers that are left are
+/// told.
 #[track_caller]
 fn same(dir: &tempfile::TempDir, bits: Bits, group: usize, exact: bool, left: &[&str]) {
     let summary = run(dir).unwrap();
@@ -221,7 +222,8 @@ fn an_order_of_rows_and_a_bias_are_nodes_around_the_product() {
     let bias = tensor("bias", F32, &[N], bias);
     let dir = nbits(4, 32, &["", "g_idx", "bias"], vec![g_idx, bias], 1.0);
     same(&dir, Bits::Four, 32, true, &["w.order", "bias"]);
-    // Blocks of unlike sizes are left to the engine, which runs them as floats; the rest of the model is quantized.
+    // Blocks of unlike sizes are left to the engine, which runs them as floats; the rest of the
+    // model is quantized.
     let uneven = tensor("g_idx", I32, &[K], vec![0; 4 * K]);
     let dir = nbits(4, 32, &["", "g_idx"], vec![uneven], 1.0);
     let values = ["g_idx", "32", "1", "0"];
