@@ -199,7 +199,7 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
     Ok(all)
 }
 
-/// Names the classes of all scores. Says so if there are none, or of another number.
+/// Names the classes of all scores, with a note if there are none or their number differs.
 fn name_classes(labels: &Labels, outputs: &mut [Value]) {
     let mut scores = outputs.iter_mut().filter(|v| v.has_scores()).peekable();
     if scores.peek().is_none() {
@@ -216,7 +216,7 @@ fn name_classes(labels: &Labels, outputs: &mut [Value]) {
     }
 }
 
-/// A note on options for pictures, where the model looks like a classifier that needs them.
+/// Prints a note on options for pictures if the model looks like a classifier that needs them.
 fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], outputs: &[Named]) {
     let picture = |file: &Option<PathBuf>| file.as_deref().is_some_and(files::is_picture);
     let Some(((name, _), _)) = given.iter().find(|(_, file)| picture(file)) else {
@@ -279,7 +279,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     load::print_notes(runner.notes());
     let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
     let mut runs_ms = Vec::new();
-    // What was measured until Ctrl-C is shown.
+    // Times measured before Ctrl-C are shown.
     let repeating = interrupt.generating();
     let stop = repeating.flag();
     for _ in 1..args.repeat.get() {

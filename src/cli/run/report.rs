@@ -25,7 +25,7 @@ pub struct Report {
     pub driver: String,
     /// Loading and compiling.
     pub load_ms: f64,
-    /// The first run, which takes memory and checks new kernels.
+    /// The first run, which allocates memory and checks new kernels.
     pub first_ms: f64,
     /// The runs after the first.
     pub runs_ms: Vec<f64>,
@@ -64,7 +64,7 @@ pub struct Share {
     ms: f64,
     /// Share of the time of all steps.
     share: f64,
-    /// The step that took the most, with its specialisation and nodes.
+    /// The step that took the most, with its specialization and nodes.
     slowest: String,
     /// Time of that step.
     slowest_ms: f64,
