@@ -230,7 +230,7 @@ fn missing_models_are_named() {
         &["inspect", model],
         &["profile", model],
     ] {
-        fails_as(args, 1, "InvalidFile", &["x.gguf"]);
+        fails(args, 1, &["x.gguf", "24", "8"]);
     }
 }
 
@@ -342,7 +342,7 @@ fn quantize_writes_a_folder_and_a_table() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     let lines: Vec<&str> = text.lines().collect();
-    assert_eq!(lines.len(), 4, "{text}");
+    assert_eq!(lines.len(), 5, "{text}");
     assert!(
         lines[1].starts_with("first ") && carries(lines[1], "4") && carries(lines[2], "8"),
         "{text}"
@@ -400,11 +400,11 @@ fn quantize_reports_and_dequantize_goes_back() {
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     let html = std::fs::read_to_string(&page).unwrap();
     assert!(
-        html.contains("<svg") && html.contains(">first</text>") && !html.contains("://"),
+        html.contains("<svg") && html.contains(">first<") && !html.contains("://"),
         "{html}"
     );
     support::assert_carries(&html, &["E0M4", "mae"]);
-    for method in ["rtn", "mse", "mae", "int", "written"] {
+    for method in ["rtn", "mse", "mae", "written"] {
         // The head takes 8 bits and is not compared with 4.
         assert_eq!(
             html.matches(&format!("<circle class=\"{method}\"")).count(),
@@ -491,6 +491,12 @@ fn quantize_and_convert_usage() {
     );
     fails(
         &["convert", path(&input), "-o", path(&out)],
+        2,
+        &["FILE", path(&input), "model.onnx"],
+    );
+    let empty = tempfile::tempdir().unwrap();
+    fails(
+        &["convert", path(empty.path()), "-o", path(&out)],
         2,
         &["FILE", "config.json", "safetensors", "GGUF"],
     );
@@ -600,7 +606,7 @@ fn damaged_models_are_named_and_leave_nothing() {
         assert_eq!(names(dir.path()), ["in"]);
     };
     std::fs::write(&model, &good[..good.len() / 2]).unwrap();
-    refused(&["model.onnx", "ONNX"]);
+    refused(&["model.onnx", &(good.len() / 2).to_string()]);
     std::fs::write(&model, "just text").unwrap();
     refused(&["model.onnx"]);
     std::fs::write(&model, "").unwrap();
@@ -688,7 +694,7 @@ fn damaged_gguf_files_are_named_and_leave_nothing() {
             b"Call me Ishmael. Some years ago",
             &["m.gguf", "GGUF", "\"Call\""],
         ),
-        (b"GG", &["m.gguf", "GGUF", "24", "2"]),
+        (b"GG", &["m.gguf", "24", "2"]),
         (b"", &["m.gguf", "GGUF"]),
     ] {
         std::fs::write(&file, bytes).unwrap();

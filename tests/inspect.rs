@@ -238,7 +238,10 @@ fn packed_weights_are_counted() {
         .sum();
     assert_eq!(tensors, file.tensors.len() as u64);
     assert!(stdout(&inspect(&path, &[])).contains("Tiny"));
-    refused(&path, &["--nodes"], &["--nodes", "convert"]);
+    // What the header does not tell is that of the converted model.
+    let planned = json(&path, &["--context", "32"]);
+    assert_eq!(planned["model"]["decoder"]["context"], 32);
+    assert_eq!(planned["model"]["summary"]["parameters"].as_u64(), Some(floats));
     std::fs::write(&path, &file.bytes()[..1000]).unwrap();
     let output = inspect(&path, &[]);
     assert_eq!(output.status.code(), Some(1));

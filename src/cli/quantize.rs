@@ -138,9 +138,9 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
-    calibration: CalibrationOptions,
-    #[command(flatten)]
     verbosity: Verbosity,
+    #[command(flatten)]
+    calibration: CalibrationOptions,
 }
 
 const EXAMPLES: &str = "\
@@ -224,7 +224,8 @@ pub(super) struct Row<'a> {
     group_size: usize,
     /// Mean absolute error.
     mae: f64,
-    /// Mean absolute error of integers of 4 bits, for comparison; null if the weight kept its bits.
+    /// Mean absolute error of asymmetric INT4 with the same groups; null for a weight that kept its
+    /// bits.
     mae_int4: Option<f64>,
     /// Mean squared error.
     mse: f64,

@@ -75,9 +75,10 @@ pub struct Args {
     /// Write each output as DIR/NAME.npy
     #[arg(short, long, value_name = "DIR")]
     output_dir: Option<PathBuf>,
-    /// Compare outputs with files in DIR; exit code 1 if one differs
+    /// Compare outputs with the files in DIR
     ///
-    /// The files are DIR/NAME.npy, or DIR/output_0.pb and so on.
+    /// The files are DIR/NAME.npy, or DIR/output_0.pb and so on. The exit code is 1 if an output
+    /// differs.
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
     /// Largest difference, relative to the reference's range [default: 0.001, with f16 0.02]
@@ -95,7 +96,7 @@ pub struct Args {
     #[arg(long, value_name = "N", default_value = "1", value_parser = from_one, allow_negative_numbers = true)]
     repeat: NonZeroUsize,
     /// Type of activations on a device [default: f32]
-    #[arg(long, value_enum, value_name = "TYPE")]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
     /// Time each step and list the slowest kernels
     #[arg(long)]
@@ -104,13 +105,13 @@ pub struct Args {
     #[arg(long)]
     json: bool,
     #[command(flatten)]
+    verbosity: Verbosity,
+    #[command(flatten)]
     passes: PassOptions,
     #[command(flatten)]
     picture: PictureArgs,
     #[command(flatten)]
     on: DeviceOptions,
-    #[command(flatten)]
-    verbosity: Verbosity,
 }
 
 const EXAMPLES: &str = "\
@@ -198,7 +199,7 @@ fn compared(dir: &Path, outputs: &[Named], tolerance: f32) -> Result<Vec<Compare
     Ok(all)
 }
 
-/// Names the classes of all scores. Says so if there are none, or of another number.
+/// Names the classes of all scores, with a note if there are none or their number differs.
 fn name_classes(labels: &Labels, outputs: &mut [Value]) {
     let mut scores = outputs.iter_mut().filter(|v| v.has_scores()).peekable();
     if scores.peek().is_none() {
@@ -215,7 +216,7 @@ fn name_classes(labels: &Labels, outputs: &mut [Value]) {
     }
 }
 
-/// A note on options for pictures, where the model looks like a classifier that needs them.
+/// Prints a note on options for pictures if the model looks like a classifier that needs them.
 fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], outputs: &[Named]) {
     let picture = |file: &Option<PathBuf>| file.as_deref().is_some_and(files::is_picture);
     let Some(((name, _), _)) = given.iter().find(|(_, file)| picture(file)) else {
@@ -278,7 +279,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     load::print_notes(runner.notes());
     let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
     let mut runs_ms = Vec::new();
-    // What was measured until Ctrl-C is shown.
+    // Times measured before Ctrl-C are shown.
     let repeating = interrupt.generating();
     let stop = repeating.flag();
     for _ in 1..args.repeat.get() {

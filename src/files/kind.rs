@@ -1,7 +1,6 @@
-//! Guesses what a file is that turned out not to be the model, tensor or picture that was expected.
+//! Guesses the format of a file that is not of the expected one.
 
-/// Says what a file that begins with `start` seems to be, as the end of a sentence; `None` if that
-/// is unknown.
+/// What a file that begins with `start` seems to be, as the end of a sentence, if that is known.
 pub fn guess(start: &[u8]) -> Option<&'static str> {
     if start.is_empty() {
         return Some("the file is empty; download it again");

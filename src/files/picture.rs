@@ -7,7 +7,7 @@ use image::imageops::FilterType;
 use image::{DynamicImage, RgbImage};
 use std::path::Path;
 
-/// What happens to a picture whose proportions are not those of the input.
+/// How a picture of other proportions fits the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fit {
     /// It is stretched.
@@ -22,12 +22,11 @@ pub enum Fit {
 /// From a picture to numbers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PictureOptions {
-    /// Width and height; `None` takes those of the input, and where these are not fixed those of
-    /// the picture.
+    /// Width and height. `None`: those of the input or, if they are not fixed, of the picture.
     pub size: Option<(u32, u32)>,
-    /// The size is rounded up to a multiple of this where the picture gives it.
+    /// If the picture gives the size, it is rounded up to a multiple of this.
     pub multiple: u32,
-    /// Proportions.
+    /// How other proportions are treated.
     pub fit: Fit,
     /// Subtracted from each channel, whose values are 0 to 1.
     pub mean: [f32; 3],
@@ -51,7 +50,7 @@ impl Default for PictureOptions {
     }
 }
 
-/// The means and deviations of the pictures of `ImageNet`, which many models are trained with.
+/// Mean and standard deviation of the pictures of `ImageNet`, on which many models are trained.
 pub const IMAGENET: [[f32; 3]; 2] = [[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]];
 
 /// Where the axes of an input are.
@@ -169,8 +168,8 @@ pub fn planes(picture: &RgbImage, options: &PictureOptions) -> Vec<f32> {
     out
 }
 
-/// Reads a picture for the input `fact`: `[1, c, h, w]` or `[1, h, w, c]` with 1 or 3 channels, of
-/// floats, or of `u8`, which stay 0 to 255. One channel is the picture's brightness.
+/// Reads a picture for an input `[1, c, h, w]` or `[1, h, w, c]` of floats or `u8` (values stay 0
+/// to 255), with 3 channels or with 1, the brightness.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
     let bad = |what: String| Error::file(Stage::Run, path, what);
     let layout = Layout::of(fact).ok_or_else(|| {

@@ -1,4 +1,4 @@
-//! From a GGUF file to a folder of standard files.
+//! Converts a GGUF file to a model folder.
 
 use super::params::params;
 use super::read::Gguf;
@@ -14,19 +14,19 @@ use serde_json::{Value, json};
 use std::path::Path;
 
 /// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`,
-/// `model.onnx.data` (weights as `f32`, or with `keep_bits` those of few bits as E0M),
+/// `model.onnx.data` (weights in `f32`; with `keep_bits` quantized weights keep their bits as E0M),
 /// `tokenizer.json`, `tokenizer_config.json`, `config.json` and `generation_config.json`.
 ///
 /// The rotary frequencies are constants of the graph; factors that the file has for them one by one
 /// are not repeated in `config.json`.
 ///
-/// `output` must not exist or be an empty folder, and the folder that is to hold it must exist. The
-/// files are made in a temporary folder beside it, which takes its place at the end; after an error
-/// nothing is left.
+/// `output` must not exist or must be an empty folder, and its parent folder must exist. The files
+/// are written to a temporary folder beside it, which is renamed at the end. After an error nothing
+/// is left.
 ///
-/// Errors: an architecture, tensor type, tokenizer or other trait of the model that is not
-/// supported; a damaged or contradictory file; an output that is in the way
-/// ([`crate::error::Error::is_usage`]); a failure to write.
+/// Errors: an unsupported architecture, tensor type, tokenizer or other trait of the model; a
+/// damaged or contradictory file; an existing output ([`crate::error::Error::is_usage`]); a failure
+/// to write.
 pub fn convert(
     input: &Path,
     output: &Path,
@@ -39,8 +39,8 @@ pub fn convert(
     Ok(summary)
 }
 
-/// As [`convert`], but writes into the existing folder `folder`, and leaves there what it wrote
-/// before an error.
+/// Like [`convert`], but writes to the existing folder `folder`. After an error, files are left
+/// there.
 pub fn convert_into(
     input: &Path,
     folder: &Path,
@@ -65,8 +65,8 @@ fn read_model(gguf: &Gguf) -> Result<(Params, Vocabulary)> {
     Ok((params, vocabulary))
 }
 
-/// An error if the model in `gguf` cannot be converted: its architecture, tokenizer, a type of its
-/// tensors or another trait is not supported. Tensor data are not read.
+/// Checks that the model in `gguf` can be converted, without reading tensor data. An error names an
+/// unsupported architecture, tokenizer, tensor type or other trait.
 pub fn supported(gguf: &Gguf) -> Result<()> {
     read_model(gguf).map(drop)
 }

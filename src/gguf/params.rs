@@ -1,11 +1,11 @@
-//! What the metadata of a GGUF file say of a model of an [`Architecture`].
+//! Model parameters from the metadata of a GGUF file.
 
 use super::read::{Gguf, TensorInfo};
 use crate::checkpoint::rope::{Rope, Scaling, yarn_magnitude};
 use crate::checkpoint::{Architecture, Params, TOO_LARGE, Window};
 use crate::error::{Error, Result};
 
-/// Keys that change the computation in ways that this graph does not have.
+/// Keys for computations that the graph does not support.
 const FOREIGN_KEYS: [&str; 9] = [
     "attention.clamp_kqv",
     "attention.max_alibi_bias",
@@ -51,7 +51,7 @@ impl Metadata<'_> {
         }
     }
 
-    /// A number that is 0 where what it is for is off, and if not there, `default`.
+    /// A number; 0 means off, and a missing key means `default`.
     fn number_or_off(&self, name: &str, default: Option<f32>) -> Result<Option<f32>> {
         match self.g.opt_f32(&self.key(name))? {
             Some(0.0) => Ok(None),
@@ -67,7 +67,7 @@ impl Metadata<'_> {
         self.need(name, self.size(name)?)
     }
 
-    /// An error for a key that asks for what there is not.
+    /// An error for a key that asks for an unsupported computation.
     fn check_foreign(&self) -> Result<()> {
         for name in FOREIGN_KEYS {
             let key = self.key(name);
@@ -123,7 +123,7 @@ impl Metadata<'_> {
                 original: original.unwrap_or(context),
             },
             ((None, None), None) => {
-                // A factor without a type is a linear one.
+                // A factor without a type means linear scaling.
                 match factor.or(self.number("rope.scale_linear")?) {
                     None | Some(1.0) => Scaling::Default,
                     Some(factor) => Scaling::Linear { factor },
@@ -135,7 +135,7 @@ impl Metadata<'_> {
             },
             ((None, None), Some("yarn")) => {
                 let factor = self.need("rope.scaling.factor", factor)?;
-                // That of the file comes on top of what the formula has.
+                // The factor of the file is applied in addition to the formula.
                 rope.magnitude *= yarn_magnitude(factor);
                 Scaling::Yarn {
                     factor,
@@ -170,7 +170,7 @@ impl Metadata<'_> {
         let length = match self.g.opt_usize(&self.key(name))? {
             None if self.architecture == Architecture::Gemma2 => 4096,
             None if self.architecture == Architecture::Gemma3 => self.need_size(name)?,
-            // Some writers say 0 where there is none.
+            // Some writers use 0 for none.
             None | Some(0) => return Ok(None),
             Some(length) => length,
         };
@@ -194,13 +194,13 @@ impl Metadata<'_> {
         Ok(Window::new(length, listed, own, context))
     }
 
-    /// What the scores of attention are multiplied by.
+    /// The scale of attention scores.
     fn scale(&self, layers: usize, hidden: usize, heads: usize, head_dim: usize) -> Result<f32> {
         let name = "attention.scale";
         if let Some(scale) = self.number_or_off(name, None)? {
             return Ok(scale);
         }
-        // Files do not tell that the largest of these have another one.
+        // The largest of these models have another scale, which files do not tell.
         let largest = matches!(
             (self.architecture, layers),
             (Architecture::Gemma2, 46) | (Architecture::Gemma3, 62)
@@ -224,7 +224,7 @@ pub fn params(g: &Gguf) -> Result<Params> {
     m.check_foreign()?;
 
     let layers = m.need_size("block_count")?;
-    // A count that the tensor table cannot hold is refused before anything is sized by it.
+    // Checked before anything is sized by it.
     if layers > g.tensors().len() {
         return Err(g.bad(format!("{layers} layers, but only {} tensors", g.tensors().len())));
     }
@@ -262,7 +262,7 @@ pub fn params(g: &Gguf) -> Result<Params> {
     let vocab = embedding.dims.get(1).copied().unwrap_or(1);
     let stated = m.size("vocab_size")?.unwrap_or(vocab);
     expect_dims(g, embedding, &[hidden, stated])?;
-    // The tensors bound the sizes that the metadata claim before anything is allocated by them.
+    // The tensors bound the sizes in the metadata before anything is allocated.
     let width = |count: usize| count.saturating_mul(head_dim);
     let outputs = if architecture.joins_projections() {
         let all = width(heads).saturating_add(width(kv_heads).saturating_mul(2));
@@ -328,9 +328,9 @@ pub fn missing(g: &Gguf, name: &str) -> Error {
 
 /// The tensor of divisors of the rotary frequencies.
 const ROPE_FREQS: &str = "rope_freqs.weight";
-/// That of divisors for long sequences.
+/// The tensor of divisors for long sequences.
 const ROPE_LONG: &str = "rope_factors_long.weight";
-/// That of divisors for short ones.
+/// The tensor of divisors for short sequences.
 const ROPE_SHORT: &str = "rope_factors_short.weight";
 /// Tensors that become part of the rotary frequencies.
 pub const ROPE_TENSORS: [&str; 3] = [ROPE_FREQS, ROPE_LONG, ROPE_SHORT];

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 4] = *b"GGUF";
 
-/// True for a file that begins as those of this format do.
+/// True if the file begins with the magic number of GGUF.
 pub fn is_gguf(path: &Path) -> bool {
     let mut magic = [0; MAGIC.len()];
     let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
@@ -158,7 +158,7 @@ impl Value {
     }
 }
 
-/// An entry of the tensor table. Its data are known to lie inside the file.
+/// An entry of the tensor table. Its data lie inside the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorInfo {
     /// Name, unique in the file.
@@ -171,12 +171,12 @@ pub struct TensorInfo {
     pub elements: usize,
     /// First byte in the file.
     start: usize,
-    /// Length in bytes; none when the layout of the type is not known.
+    /// Length in bytes; `None` for a type with an unknown layout.
     bytes: Option<usize>,
 }
 
 impl TensorInfo {
-    /// Length in bytes; `None` if the layout of the type is not known.
+    /// Length in bytes; `None` for a type with an unknown layout.
     pub fn bytes(&self) -> Option<usize> {
         self.bytes
     }
@@ -271,7 +271,7 @@ impl<'a> Cursor<'a> {
             .map_err(|e| self.bad(format!("{what}: expected UTF-8 text: {e}")))
     }
 
-    /// Bytes of `count` items of at least `size` bytes, when the file has that many.
+    /// Bytes of `count` items of at least `size` bytes. An error if the file has fewer.
     fn array_bytes(&self, count: u64, size: u64) -> Result<u64> {
         let bytes = count.saturating_mul(size);
         if bytes <= self.left() {
@@ -338,7 +338,7 @@ impl<'a> Cursor<'a> {
         })
     }
 
-    /// A table entry, with the offset inside the data section in place of the position in the file.
+    /// A table entry, with the offset in the data section.
     fn tensor(&mut self, index: u64) -> Result<(TensorInfo, u64)> {
         let name = self.string(&format!("name of tensor {index}"))?;
         let what = format!("tensor \"{name}\"");
@@ -402,9 +402,9 @@ impl fmt::Debug for Gguf {
 impl Gguf {
     /// Opens a file and reads its metadata and tensor table; tensor data are only mapped.
     ///
-    /// An error for anything but a complete little-endian GGUF file of version 2 or 3: every
-    /// length, count and offset is compared with the size of the file before it is used. The file
-    /// must not be changed by others while it is open.
+    /// An error for anything but a complete little-endian GGUF file of version 2 or 3: each length,
+    /// count and offset is checked against the size of the file before use. The file must not
+    /// change while it is open.
     pub fn open(path: &Path) -> Result<Self> {
         let file = File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
         let meta = file.metadata().map_err(|e| Error::io("cannot read", path, e))?;
@@ -424,7 +424,7 @@ impl Gguf {
         Self::from_bytes(path, Box::new(map))
     }
 
-    /// Reads a file that lies in memory; errors name it `path`.
+    /// Reads a file in memory; errors name it `path`.
     pub fn from_bytes(path: &Path, source: Box<dyn Bytes>) -> Result<Self> {
         let bytes = source.bytes();
         let mut c = Cursor { path, bytes, at: 0 };
@@ -605,7 +605,7 @@ impl Gguf {
         value.ok_or_else(|| self.bad(format!("metadata \"{key}\" is missing")))
     }
 
-    /// The stored bytes of a tensor. An error for a type whose layout is not known.
+    /// The stored bytes of a tensor. An error for a type with an unknown layout.
     pub fn data(&self, info: &TensorInfo) -> Result<&[u8]> {
         info.bytes
             .and_then(|n| self.source.bytes().get(info.start..info.start.checked_add(n)?))

@@ -129,8 +129,7 @@ impl Tensors for GgufTensors<'_> {
                     column: Box::new(move |j, out| {
                         let row = order.map_or(j, |order| order(j));
                         let row = data.get(row * row_bytes..(row + 1) * row_bytes);
-                        // A row that is not there, or not of this type, is one of no codes, which
-                        // packing refuses.
+                        // A missing row, or one of another type, has no codes; packing refuses it.
                         let _ = dequant::grids(kind, row.unwrap_or_default(), out);
                     }),
                 })

@@ -1,5 +1,5 @@
-//! The vocabulary of a GGUF file; description.rs makes `tokenizer.json` and `tokenizer_config.json`
-//! of it.
+//! The vocabulary of a GGUF file. description.rs writes it as `tokenizer.json` and
+//! `tokenizer_config.json`.
 
 mod description;
 mod pre;
@@ -13,9 +13,9 @@ use std::path::Path;
 
 pub use description::{config_json, tokenizer_json};
 
-/// Writes `tokenizer.json` and `tokenizer_config.json` of the GGUF file `input`, which needs no
-/// tensors, into the existing folder `folder`. Errors: a damaged file, a tokenizer that is not
-/// supported, a failure to write.
+/// Writes `tokenizer.json` and `tokenizer_config.json` of the GGUF file `input` to the existing
+/// folder `folder`. The file needs no tensors. Errors: a damaged file, an unsupported tokenizer, a
+/// failure to write.
 pub fn write_tokenizer(input: &Path, folder: &Path) -> Result<()> {
     let gguf = Gguf::open(input)?;
     let architecture = gguf.opt_str("general.architecture")?.unwrap_or_default();
@@ -27,7 +27,7 @@ pub fn write_tokenizer(input: &Path, folder: &Path) -> Result<()> {
 /// files have them.
 const WORD: char = '\u{2581}';
 
-/// Control tokens with one of these texts end an answer, whatever else the file says of them.
+/// Control tokens with these texts always end an answer.
 const ENDS: [&str; 9] = [
     "<|im_end|>",
     "<|endoftext|>",
@@ -97,7 +97,7 @@ pub struct Vocabulary {
     unk: Option<u32>,
     add_bos: bool,
     add_eos: bool,
-    /// White space behind special tokens belongs to them.
+    /// Special tokens include the white space after them.
     strips_right: bool,
     chat_template: Option<String>,
     /// Further templates with their names.
@@ -178,8 +178,7 @@ impl Vocabulary {
                 })
                 .transpose()
         };
-        // Around a text BERT's tokens for classification and separation stand; GGUF writes the
-        // latter so.
+        // BERT puts classification and separator tokens around a text; GGUF spells the latter so.
         let (first, last): (_, &[_]) = match kind {
             Kind::WordPiece => ("cls", &["seperator"]),
             _ => ("bos", &["eos", "eot", "eom"]),
@@ -224,7 +223,7 @@ impl Vocabulary {
                 .and_then(|id| u32::try_from(id).ok()),
             v => v,
         };
-        // Phi-3's own description has it so, which GGUF files do not repeat.
+        // As in the tokenizer.json of Phi-3; GGUF files do not tell.
         let strips_right = sentence_piece && g.opt_str("general.architecture")? == Some("phi3");
         let chat_template = g.opt_str("tokenizer.chat_template")?.map(str::to_owned);
         let mut named_templates = Vec::new();
@@ -290,7 +289,7 @@ fn roles(g: &Gguf, count: usize) -> Result<Vec<Role>> {
 }
 
 /// The tokens of a `WordPiece` vocabulary as BERT writes them: GGUF marks the beginning of a word,
-/// BERT what goes on with it.
+/// BERT the continuation.
 fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String>> {
     let mut pieces = Vec::with_capacity(tokens.len());
     for (token, role) in tokens.iter().zip(roles) {

@@ -1,4 +1,4 @@
-//! What a GGUF file holds, from its header alone.
+//! A summary of a GGUF file, from its header.
 
 use crate::error::{Error, Result};
 use crate::gguf::{Gguf, Value, supported};
@@ -15,11 +15,11 @@ pub struct TypeReport {
     pub tensors: usize,
     /// Number of weights in them.
     pub parameters: u64,
-    /// Bytes; `None` for a type whose layout is not known.
+    /// Bytes; `None` for a type with an unknown layout.
     pub bytes: Option<u64>,
 }
 
-/// A GGUF file. `None` where the header does not say.
+/// A GGUF file. `None` for what the header does not tell.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct GgufReport {
     /// The file.
@@ -34,7 +34,7 @@ pub struct GgufReport {
     pub unsupported: Option<String>,
     /// Number of weights.
     pub parameters: u64,
-    /// Bits of a weight, over all tensors.
+    /// Mean bits per weight, over all tensors.
     pub bits_per_weight: Option<f64>,
     /// Size of the file.
     pub bytes: u64,
@@ -46,9 +46,9 @@ pub struct GgufReport {
     pub heads: Option<usize>,
     /// Key and value heads of a layer.
     pub kv_heads: Option<usize>,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub vocabulary: Option<usize>,
-    /// Tokens of the longest context that the model was made for.
+    /// Longest context that the model was made for, in tokens.
     pub max_context: Option<usize>,
     /// Whether there is a chat template.
     pub chat_template: bool,

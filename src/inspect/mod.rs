@@ -31,30 +31,29 @@ use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use symbols::Symbols;
 
-/// What is asked about a model.
+/// Options of [`inspect`].
 #[derive(Clone, Debug)]
 pub struct Request {
-    /// The device that is planned for.
+    /// The device to plan for.
     pub caps: Caps,
-    /// Symbols with one value: shapes and plans are those for it.
+    /// Symbols with a fixed value, which shapes and plans then have.
     pub bind: Bindings,
-    /// What is known of the symbols: bounds and equations.
+    /// Bounds of symbols and equations between them.
     pub bounds: Constraints,
-    /// Tokens that the cache of a decoder has room for; by default what the model was made for, at
-    /// most 4096.
+    /// Context length of a decoder; by default the model's limit, at most 4096.
     pub context: Option<usize>,
     /// Tokens of one prefill run of a decoder.
     pub chunk: usize,
-    /// Lengths of decoding are padded to multiples of this.
+    /// Lengths in decoding are padded to multiples of this.
     pub padding: usize,
-    /// Storage of a decoder's cache.
+    /// Type of a decoder's KV cache.
     pub kv: KvType,
-    /// Storage of activations; by default what running the model takes.
+    /// Type of activations; by default the type with which the model would run.
     pub float: Option<DType>,
 }
 
 impl Default for Request {
-    /// A device that does not exist, nothing bound or bounded.
+    /// A generic device, and no values or bounds of symbols.
     fn default() -> Self {
         Self {
             caps: Caps::neutral(),
@@ -69,60 +68,60 @@ impl Default for Request {
     }
 }
 
-/// Everything that `tlite inspect` says. Sizes are bytes at the bounds; shapes and formulas are
-/// expressions of the symbols, as [`crate::shape::Dim::parse`] reads them.
+/// The result of [`inspect`]. Sizes are bytes for the largest values of the symbols. Shapes and
+/// formulas are expressions of the symbols, which [`crate::shape::Dim::parse`] reads.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
-    /// The file.
+    /// The model.
     pub model: Model,
-    /// The device that was planned for.
+    /// The device of the plans.
     pub device: Device,
-    /// Symbols of the inputs, and those that data defines.
+    /// Symbols of the inputs, and symbols whose values are known during a run only.
     pub symbols: Vec<SymbolReport>,
-    /// Relations between symbols that were given.
+    /// Relations between symbols, as given.
     pub constraints: Vec<String>,
-    /// What the derived shapes rest on beside the constraints; every run checks it.
+    /// Conditions on which the derived shapes rely; each run checks them.
     pub assumptions: Vec<AssumptionReport>,
-    /// Inputs of the file.
+    /// Inputs of the model.
     pub inputs: Vec<ValueReport>,
-    /// Outputs of the file.
+    /// Outputs of the model.
     pub outputs: Vec<ValueReport>,
-    /// Caches that became state.
+    /// KV caches and other tensors that persist between runs.
     pub states: Vec<StateReport>,
-    /// Nodes before and after each pass, and rewrites made.
+    /// Graph passes, with their rewrites.
     pub passes: Vec<PassReport>,
-    /// Operators of the file that compute shapes.
+    /// Operators that compute shapes.
     pub shape_ops_total: usize,
-    /// Those of them for which something runs.
+    /// Operators that compute shapes at run time.
     pub shape_ops_at_runtime: usize,
-    /// The arena: that of the plan that needs most.
+    /// The arena for activations; plans share the largest one.
     pub arena_bytes: u64,
-    /// The largest live set of that plan; no placement needs less.
+    /// The largest set of activations that live at one time: a lower bound of the arena.
     pub arena_lower_bound_bytes: u64,
-    /// Its activations, each with memory of its own.
+    /// All activations without reuse of memory.
     pub arena_no_reuse_bytes: u64,
-    /// Its arena as an expression.
+    /// The arena as an expression.
     pub arena_formula: String,
-    /// What the rules of reuse save in it.
+    /// What reuse of memory saves.
     pub gained: Gains,
-    /// All states.
+    /// All KV caches and other states.
     pub states_bytes: u64,
-    /// All packed constants.
+    /// All weights, as kernels read them.
     pub weights_bytes: u64,
     /// Weights, states and arena.
     pub total_bytes: u64,
-    /// One plan, or for a decoder those of prefill and decode, which share arena, states and
-    /// weights.
+    /// The plan `run`, or for a decoder the plans `prefill` and `decode`, which share arena, states
+    /// and weights.
     pub plans: Vec<PlanReport>,
-    /// The operators of the file, in an order in which they can run.
+    /// The operators of the model, in an order in which they can run.
     pub operators: Vec<Operator>,
-    /// The nodes after the passes, in the order of the plans.
+    /// The nodes after the passes, in execution order.
     pub nodes: Vec<NodeReport>,
-    /// All values of the file with derived shapes, before any pass.
+    /// All values of the model with their derived shapes, before any pass.
     pub values: Vec<ValueReport>,
 }
 
-/// A model file.
+/// A model.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Model {
     /// Name of its folder, or of the file.
@@ -131,7 +130,7 @@ pub struct Model {
     pub path: PathBuf,
     /// Versions of operator sets, by domain.
     pub opsets: Vec<(String, i64)>,
-    /// Roles found, if it is a decoder.
+    /// Lengths of a decoder.
     pub decoder: Option<DecoderReport>,
     /// What the model is.
     pub summary: Summary,
@@ -140,15 +139,15 @@ pub struct Model {
 /// The lengths of a decoder.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct DecoderReport {
-    /// Tokens that the cache has room for.
+    /// Context length in tokens.
     pub context: usize,
     /// Tokens of one prefill run.
     pub chunk: usize,
-    /// Lengths of decoding are padded to multiples of this.
+    /// Lengths in decoding are padded to multiples of this.
     pub padding: usize,
-    /// The symbol that counts the tokens of a run.
+    /// The symbol for the number of tokens in a run.
     pub sequence: String,
-    /// The symbol that counts the tokens before it.
+    /// The symbol for the number of tokens before the run.
     pub past: String,
 }
 
@@ -166,35 +165,36 @@ pub struct ValueReport {
 /// A tensor that persists from run to run.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct StateReport {
-    /// The input that it replaces.
+    /// The model's input that it replaces.
     pub name: String,
-    /// The output that it replaces.
+    /// The model's output that it replaces.
     pub output: String,
-    /// Sizes before a run.
+    /// Shape before a run.
     pub shape: Vec<String>,
     /// Element type on the device.
     pub dtype: String,
-    /// Bytes with all rows.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Rows that there is room for.
+    /// Capacity in rows.
     pub rows: i64,
-    /// How many of the last rows are read, where these need not be all.
+    /// Number of last rows that are read, if it is not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<i64>,
 }
 
-/// Something that must hold for the shapes to be right.
+/// A condition for the derived shapes.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct AssumptionReport {
-    /// The node that asks for it.
+    /// The node that requires it.
     pub node: String,
     /// The condition.
     pub condition: String,
-    /// What is wrong when it does not hold.
+    /// What is wrong if it does not hold.
     pub meaning: String,
 }
 
-/// The file that is meant by a folder with `model.onnx`, or by a file.
+/// The ONNX file of `path`: the file itself, or `model.onnx` in a folder. A usage error if there is
+/// none.
 pub fn model_file(path: &Path) -> Result<PathBuf> {
     check_form("MODEL", path)?;
     let file = if path.is_dir() {
@@ -233,7 +233,7 @@ fn folders_with_models(path: &Path) -> Vec<String> {
     names
 }
 
-/// The name of a model: of its folder, or of the file. A usage error where there is no such file.
+/// The name of a model: of its folder or file. A usage error if there is no such file.
 pub fn model_name(path: &Path) -> Result<String> {
     Ok(named(path, &model_file(path)?))
 }
@@ -294,25 +294,25 @@ struct Prepared {
     decoder: Option<DecoderReport>,
 }
 
-/// A model that is read, with its plans.
+/// A model with its plans.
 struct Planned {
     file: PathBuf,
-    /// The model before any pass, its shapes derived.
+    /// The model before any pass, with derived shapes.
     raw: Graph,
     symbols: Symbols,
     prepared: Prepared,
     plans: Vec<Plan>,
 }
 
-/// True for a decoder, in a folder with `model.onnx` or in a file. A usage error where there is no
-/// such file.
+/// True if the model in the folder or file `path` is a decoder. A usage error if there is no such
+/// file.
 pub fn is_decoder(path: &Path) -> Result<bool> {
     let graph = import_with(&model_file(path)?, ImportOptions { absent_weights: true })?;
     Ok(Decoder::is_form_of(&graph))
 }
 
-/// The plans of the model in `path`: one, or for a decoder those of prefill and decode. Errors are
-/// those of [`inspect`].
+/// The plans of the model in `path`: one, or for a decoder those of prefill and decode. Errors as
+/// of [`inspect`].
 pub fn plans(path: &Path, request: &Request) -> Result<Vec<Plan>> {
     Ok(planned(path, request)?.plans)
 }
@@ -351,9 +351,9 @@ fn planned(path: &Path, request: &Request) -> Result<Planned> {
     })
 }
 
-/// Inspects the model in `path`: a folder with `model.onnx`, or a file. Usage errors: no such file;
-/// a symbol that the model does not have, or a value of one that is outside of its bounds,
-/// contradicts an equation or makes a size negative.
+/// Inspects the model in `path`, a folder with `model.onnx` or an ONNX file. Usage errors: there is
+/// no such file; the model has no symbol of a given name; a value is out of bounds, contradicts an
+/// equation or makes a size negative.
 pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     let Planned {
         file,
@@ -463,7 +463,7 @@ fn assumptions(graph: &Graph) -> Vec<AssumptionReport> {
     .collect()
 }
 
-/// A decoder is planned as it is run: one sequence, prefill in chunks, decode with padded lengths.
+/// Plans a decoder as it runs: one sequence, prefill in chunks, decode with padded lengths.
 fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
     let dir = file.parent().filter(|p| !p.as_os_str().is_empty());
     let folder = ModelFolder::open(dir.unwrap_or(Path::new(".")))?;
@@ -509,7 +509,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     })
 }
 
-/// Any other model has one plan, with floats in `f32` unless others are asked for.
+/// Plans any other model: one plan, with `f32` activations by default.
 fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
     let passes = Pipeline::standard().run(&mut graph)?;
     symbols.assume_rest(&graph, None)?;

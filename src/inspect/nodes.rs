@@ -1,4 +1,4 @@
-//! Operators of the file and nodes after the passes, and what became of the one in the other.
+//! Operators of the model, nodes after the passes, and how they correspond.
 
 use super::plans::PlanReport;
 use super::{ValueReport, value_report};
@@ -13,37 +13,37 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum How {
-    /// It is a node of the plan.
+    /// It is a node of the plan, unchanged.
     Kept,
-    /// Another operator stands in its place.
+    /// Another operator replaced it.
     Rewritten,
-    /// It is part of a node that stands for several.
+    /// It is part of a fused node.
     Fused,
     /// Its results are known from shapes and constants.
     Folded,
-    /// Nothing needs it after the passes.
+    /// Nothing needs it.
     Removed,
 }
 
-/// What became of an operator, and where to find it.
+/// What became of an operator, and its nodes.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Becomes {
-    /// What was done.
+    /// What became of it.
     pub how: How,
-    /// Positions in [`super::Report::nodes`].
+    /// Indices into [`super::Report::nodes`].
     pub nodes: Vec<usize>,
 }
 
-/// An operator of the file.
+/// An operator of the model.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Operator {
     /// Its name.
     pub name: String,
     /// Its type.
     pub op: String,
-    /// What it computes.
+    /// Whether it computes tensors or shapes.
     pub class: Class,
-    /// Operands; `None` where an optional one is left out.
+    /// Operands; `None` for an omitted optional one.
     pub inputs: Vec<Option<ValueReport>>,
     /// Results.
     pub outputs: Vec<ValueReport>,
@@ -56,7 +56,7 @@ pub struct Operator {
 pub struct Run {
     /// Name of the plan.
     pub plan: &'static str,
-    /// Positions in [`PlanReport::steps`].
+    /// Indices into [`PlanReport::steps`].
     pub steps: Vec<usize>,
 }
 
@@ -67,13 +67,13 @@ pub struct NodeReport {
     pub name: String,
     /// Its type.
     pub op: String,
-    /// Names of the operators of the file that it stands for.
+    /// Names of the model's operators that it computes.
     pub origin: Vec<String>,
-    /// Operands; `None` where an optional one is left out.
+    /// Operands; `None` for an omitted optional one.
     pub inputs: Vec<Option<ValueReport>>,
     /// Results.
     pub outputs: Vec<ValueReport>,
-    /// What runs for it in each plan; none where nothing does.
+    /// Its steps in each plan.
     pub runs: Vec<Run>,
     /// Why nothing runs for it.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -194,8 +194,8 @@ pub(super) fn operators(
     Ok(out)
 }
 
-/// An operator that is gone without a trace is part of what computes its result now, or of what
-/// read that.
+/// An operator without a node is part of the node that now computes its result, or of one that read
+/// it.
 fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
     const MOST: usize = 4;
     let mut makers: HashMap<&str, usize> = HashMap::new();

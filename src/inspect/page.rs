@@ -1,9 +1,9 @@
-//! The page of a report: one file without references to others, that shows the graph and the memory
-//! of each plan and evaluates all sizes anew when a length is moved.
+//! The page of a report: one self-contained file that shows the graph and the memory of each plan.
+//! It evaluates all sizes again when a length is changed.
 //!
 //! The page holds the report as data and a script that reads it. Names and expressions are
-//! interned, since large graphs repeat them. What comes from the model enters the page only as JSON
-//! with `<` escaped, and the document only as text.
+//! interned, since large graphs repeat them. Strings of the model enter the page only as JSON with
+//! `<` escaped, and the document only as text.
 
 use super::{How, NodeReport, Operator, PlanReport, Report, StepReport, ValueReport};
 use crate::graph::class::Class;
@@ -247,7 +247,7 @@ fn data(report: &Report) -> Value {
     })
 }
 
-/// JSON that no HTML parser reads as more than text.
+/// JSON in which an HTML parser finds no markup.
 fn embedded(value: &Value) -> String {
     value
         .to_string()
@@ -256,7 +256,7 @@ fn embedded(value: &Value) -> String {
         .replace('&', "\\u0026")
 }
 
-/// Text between tags or in an attribute.
+/// `text` escaped for content or an attribute.
 pub(crate) fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
@@ -264,8 +264,8 @@ pub(crate) fn escaped(text: &str) -> String {
         .replace('"', "&quot;")
 }
 
-/// A page of its own: a title, the style of all pages with what is added to it, and the content of
-/// its body, which must be escaped. Without a `script` no script can run.
+/// A self-contained page. `style` is added to the style of all pages; `body` must be escaped.
+/// Without a `script` the page forbids scripts.
 pub(crate) fn document(title: &str, style: &str, body: &str, script: Option<&str>) -> String {
     let (policy, script) = match script {
         Some(script) => (
@@ -284,7 +284,7 @@ pub(crate) fn document(title: &str, style: &str, body: &str, script: Option<&str
     )
 }
 
-/// The page, whole.
+/// The page of a report.
 pub fn render(report: &Report) -> String {
     let mut out = String::new();
     // Each part of the template up to a mark, and what the mark stands for; nothing that was put in

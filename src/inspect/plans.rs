@@ -1,4 +1,4 @@
-//! Plans as they are reported: work in order, memory, what waits for what.
+//! Reports of plans: steps, memory, synchronization.
 
 use crate::backend::{Caps, DeviceKind};
 use crate::graph::Graph;
@@ -7,12 +7,12 @@ use crate::plan::{Condition, Options, Plan, Segment, Shared};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// The device that was planned for.
+/// The device of a plan.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Device {
-    /// Name; `none` for the one that does not exist.
+    /// Name; `none` for the generic device.
     pub name: String,
-    /// Backend whose kernels are chosen.
+    /// Backend.
     pub backend: &'static str,
     /// Kind of processor.
     pub kind: DeviceKind,
@@ -20,7 +20,7 @@ pub struct Device {
     pub view_align: u64,
     /// Largest buffer, in bytes.
     pub max_buffer_bytes: u64,
-    /// Memory, in bytes; `None` when not known.
+    /// Memory, in bytes, if known.
     pub memory_bytes: Option<u64>,
 }
 
@@ -37,14 +37,14 @@ impl Device {
     }
 }
 
-/// Bytes of the arena that each rule of reuse saves.
+/// Bytes that each kind of memory reuse saves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct Gains {
-    /// A value is a part of another one's bytes.
+    /// Values that are views of others.
     pub views: u64,
-    /// A result overwrites an operand.
+    /// Results that overwrite an operand.
     pub in_place: u64,
-    /// Values that do not live at one time share bytes.
+    /// Values with disjoint lifetimes that share memory.
     pub packing: u64,
 }
 
@@ -59,7 +59,7 @@ pub struct PaddingReport {
     pub multiple: i64,
 }
 
-/// A part of a plan that runs in one go.
+/// A part of a plan without synchronization.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct SegmentReport {
     /// `device` or `host`.
@@ -77,7 +77,7 @@ pub struct StepReport {
     pub place: &'static str,
     /// Name of the kernel, or of the operator.
     pub name: String,
-    /// Kernel with its numbers and types.
+    /// Kernel with its specialization.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub kernel: Option<String>,
     /// Work-groups on each axis.
@@ -114,11 +114,11 @@ pub struct TensorReport {
     pub bytes: u64,
     /// First byte in the arena.
     pub offset: u64,
-    /// First step at which it holds data.
+    /// First step of its lifetime.
     pub first: usize,
-    /// Last step at which it is needed.
+    /// Last step of its lifetime.
     pub last: usize,
-    /// The value that it is a part of.
+    /// The value that it is a view of.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub view_of: Option<String>,
     /// The value that it overwrites.
@@ -133,25 +133,25 @@ pub struct PlanReport {
     pub name: &'static str,
     /// Storage type of float activations.
     pub float: String,
-    /// Symbols that have one value in it.
+    /// Symbols with a fixed value.
     pub fixed: BTreeMap<String, i64>,
-    /// Largest values of the others.
+    /// Largest values of the other symbols.
     pub bounds: BTreeMap<String, i64>,
-    /// The arena.
+    /// Size of the arena.
     pub arena_bytes: u64,
-    /// The largest live set.
+    /// The largest set of activations that live at one time.
     pub arena_lower_bound_bytes: u64,
-    /// All activations, each with memory of its own.
+    /// All activations without reuse of memory.
     pub arena_no_reuse_bytes: u64,
     /// The arena as an expression.
     pub arena_formula: String,
-    /// What reuse saves.
+    /// What reuse of memory saves.
     pub gained: Gains,
     /// Number of dispatches.
     pub dispatches: usize,
     /// Number of different kernels.
     pub kernels: usize,
-    /// What runs where, in order.
+    /// Parts on the device and on the host, in order.
     pub segments: Vec<SegmentReport>,
     /// Values that a run reads back from the device, outputs not counted.
     pub read_backs: usize,
@@ -159,13 +159,13 @@ pub struct PlanReport {
     pub uploads: usize,
     /// The padded length.
     pub padding: Option<PaddingReport>,
-    /// Why no length is padded.
+    /// Why no length can be padded.
     pub padding_refused: Option<String>,
-    /// What every run is checked for.
+    /// Conditions that each run checks.
     pub conditions: Vec<String>,
-    /// All work in order.
+    /// All steps in order.
     pub steps: Vec<StepReport>,
-    /// Everything that lies in the arena.
+    /// All tensors in the arena.
     pub tensors: Vec<TensorReport>,
 }
 
@@ -233,7 +233,7 @@ impl PlanReport {
         }
     }
 
-    /// Names of the model's nodes for which something runs.
+    /// Names of the model's nodes that run.
     pub fn running(&self) -> impl Iterator<Item = &str> {
         self.steps.iter().flat_map(|s| s.nodes.iter().map(String::as_str))
     }

@@ -1,5 +1,4 @@
-//! What a model is, in the terms of its users: architecture, sizes, bits per weight, tokenizer,
-//! files.
+//! A summary of a model: architecture, sizes, bits per weight, tokenizer, files.
 
 use super::{StateReport, ValueReport};
 use crate::graph::op::gather_e0m::GatherE0m;
@@ -15,13 +14,13 @@ use std::path::Path;
 /// Weights of one storage format.
 #[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct WeightsReport {
-    /// They are the output head or the embedding of a language model.
+    /// True for the output head and the embedding of a language model.
     pub head: bool,
-    /// They are matrices or filters, not biases, norms or tables of one axis.
+    /// True for matrices and filters, false for biases, norms and other vectors.
     pub matrix: bool,
     /// Element type, or format of quantized weights.
     pub format: String,
-    /// Bits of a weight, without scales.
+    /// Bits per weight, without scales.
     pub bits: u32,
     /// Weights that share a scale.
     pub group: Option<usize>,
@@ -54,16 +53,16 @@ pub struct FileReport {
     pub bytes: u64,
 }
 
-/// What a model is. `None` where neither its files nor its graph say.
+/// What a model is. `None` for what neither its files nor its graph tell.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Summary {
     /// Architecture, such as `llama`.
     pub architecture: Option<String>,
     /// Number of weights.
     pub parameters: u64,
-    /// Weights by format, the most first.
+    /// Weights by format, most weights first.
     pub weights: Vec<WeightsReport>,
-    /// Mean bits of a matrix's weights, scales included; output head and embedding are not counted.
+    /// Mean bits per weight of matrices, with scales, without output head and embedding.
     pub bits_per_weight: Option<f64>,
     /// Transformer layers.
     pub layers: Option<usize>,
@@ -75,9 +74,9 @@ pub struct Summary {
     pub kv_heads: Option<usize>,
     /// Width of a head.
     pub head_size: Option<usize>,
-    /// Tokens of the vocabulary.
+    /// Size of the vocabulary.
     pub vocabulary: Option<usize>,
-    /// Tokens of the longest context that the model was made for.
+    /// Longest context that the model was made for, in tokens.
     pub max_context: Option<usize>,
     /// Whether there is a chat template.
     pub chat_template: Option<bool>,
@@ -88,7 +87,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of the model in `file`, whose `graph` was derived and not rewritten yet.
+    /// The summary of the model in `file`. `graph` has derived facts and no rewrites yet.
     pub(super) fn new(file: &Path, graph: &Graph, outputs: &[ValueReport], states: &[StateReport]) -> Self {
         let folder = file.parent().filter(|p| !p.as_os_str().is_empty());
         let folder = folder.unwrap_or(Path::new("."));
@@ -121,8 +120,7 @@ impl Summary {
         summary
     }
 
-    /// Names and values for people, in the order in which they are read best. What is not known is
-    /// left out.
+    /// Names and values to show, in reading order. Unknown values are left out.
     pub fn facts(&self) -> Vec<(&'static str, String)> {
         let mut all = Vec::new();
         let mut add = |name, value: Option<String>| all.extend(value.map(|v| (name, v)));
@@ -157,8 +155,7 @@ impl Summary {
         parts.join(", ")
     }
 
-    /// How weights are stored: those of matrices, then those of embedding and head where they
-    /// differ.
+    /// The storage of the weights of matrices and, if it differs, of embedding and head.
     pub fn weights_text(&self) -> Option<String> {
         let matrices = |head: bool| {
             let all = self.weights.iter().filter(move |w| w.matrix && w.head == head);
@@ -209,7 +206,7 @@ impl Summary {
     }
 }
 
-/// A number of weights as people say it: `134.5 M`.
+/// A short form of a number of weights: `134.5 M`.
 pub fn parameters_text(count: u64) -> String {
     #[expect(clippy::cast_precision_loss, reason = "for people")]
     let value = count as f64;
@@ -225,7 +222,7 @@ fn read(path: &Path) -> Option<Value> {
     serde_json::from_slice(&std::fs::read(path).ok()?).ok()
 }
 
-/// The kind of the tokenizer in the content of `tokenizer.json`.
+/// The kind of tokenizer that `tokenizer.json` describes.
 fn tokenizer_kind(tokenizer: &Value) -> String {
     let model = tokenizer.get("model").unwrap_or(&Value::Null);
     let kind = model.get("type").and_then(Value::as_str).unwrap_or("unknown");
@@ -247,7 +244,7 @@ fn has_template(folder: &Path) -> bool {
         || config.is_some_and(|c| c.get("chat_template").is_some_and(|t| !t.is_null()))
 }
 
-/// The files of a model's folder; of a file on its own, that file and those with its data.
+/// The files of a model folder, or a single ONNX file and its data files.
 fn files(file: &Path, folder: &Path) -> Vec<FileReport> {
     let whole = file.file_name().is_some_and(|name| name == "model.onnx");
     let stem = file.file_name().map(|n| n.to_string_lossy().into_owned());
@@ -277,11 +274,10 @@ fn bits_per_weight(weights: &[WeightsReport]) -> Option<f64> {
     (count > 0).then(|| 8.0 * bytes as f64 / count as f64)
 }
 
-/// What is known of one constant: (head, matrix, format, bits, group), number of weights, bytes.
+/// One constant: (head, matrix, format, bits, group), number of weights, bytes.
 type Found = ((bool, bool, String, u32, Option<usize>), u64, u64);
 
-/// The weights of a graph by format. Constants of integers and truth values are not weights, unless
-/// they are narrow.
+/// The weights of a graph by format. Integers of more than 8 bits and booleans are not weights.
 fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
     let made: HashSet<ValueId> = graph.nodes().flat_map(|(_, n)| n.outputs.clone()).collect();
     let constant = |v: ValueId| {
@@ -358,7 +354,7 @@ fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
     all
 }
 
-/// A weight that is stored as it is.
+/// A weight without packing.
 fn plain(tensor: &HostTensor, vocabulary: Option<usize>) -> Found {
     let bits = u32::try_from(tensor.dtype().bits()).unwrap_or(u32::MAX);
     let head = tensor.shape().len() == 2
@@ -372,8 +368,8 @@ fn plain(tensor: &HostTensor, vocabulary: Option<usize>) -> Found {
     )
 }
 
-/// Of a node that reads a packed weight: the operand with the codes; bits, group size and number of
-/// weights.
+/// For a node that reads a packed weight: the operand with the codes; bits, group size and number
+/// of weights.
 fn packed<'a>(
     node: &Node,
     constant: &dyn Fn(ValueId) -> Option<&'a std::sync::Arc<HostTensor>>,

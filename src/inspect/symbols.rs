@@ -1,5 +1,4 @@
-//! The symbols of a model: where they come from, which values they may take, and what is done where
-//! nobody says.
+//! The symbols of a model: where they come from, their bounds, and default bounds.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, MadeSymbol, Part, sizes};
@@ -11,23 +10,23 @@ use std::collections::{BTreeMap, BTreeSet};
 const BIND: &str = "--bind";
 const BOUNDS: &str = "--bounds";
 
-/// Who set the largest value of a symbol.
+/// What sets the largest value of a symbol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum BoundFrom {
-    /// `--bind`: it is the only value.
+    /// `--bind`, as its only value.
     Bind,
-    /// `--bounds`, perhaps through an equation.
+    /// `--bounds`, directly or through an equation.
     Bounds,
-    /// The room of a decoder's cache.
+    /// The context length of a decoder.
     Context,
-    /// The tokens of a decoder's prefill run.
+    /// The length of a decoder's prefill run.
     Chunk,
-    /// A decoder runs one sequence.
+    /// Decoders run one sequence at a time.
     OneSequence,
-    /// Nobody: a usual size was taken.
+    /// A default.
     Assumed,
-    /// The data of a run, as far as its operator knows a limit.
+    /// The operator that computes it at run time, if it has a limit.
     Data,
 }
 
@@ -38,17 +37,17 @@ pub struct SymbolReport {
     pub name: String,
     /// Smallest value.
     pub lower: i64,
-    /// Largest value; memory is placed for it.
+    /// Largest value, for which memory is planned.
     pub upper: Option<i64>,
-    /// Who set `upper`.
+    /// What sets `upper`.
     pub bound_from: BoundFrom,
-    /// Where a run's value of it comes from.
+    /// Where its value in a run comes from.
     pub source: String,
 }
 
-/// `NAME=VALUE` pairs with commas between them, as `--bind` takes them: `N=512,past=1024`; `texts`
-/// are the values of the option. A usage error for a name that is no C identifier, a value that is
-/// no integer of 0 or more, and a name with two values.
+/// Parses the values of an option `--bind`: comma-separated pairs such as `N=512,past=1024`. Usage
+/// errors: a name is not a C identifier, a value is not a non-negative integer, a name has two
+/// values.
 pub fn parse_bind<T: AsRef<str>>(texts: &[T]) -> Result<Bindings> {
     let mut out = Bindings::new();
     for part in texts.iter().flat_map(|t| t.as_ref().split(',')).map(str::trim) {
@@ -77,18 +76,18 @@ pub fn parse_bind<T: AsRef<str>>(texts: &[T]) -> Result<Bindings> {
     Ok(out)
 }
 
-/// Bounds and equations, as `--bounds` takes them; see [`Constraints::parse`]. A usage error for
-/// text that is no constraint, and for constraints that contradict each other.
+/// Parses the value of an option `--bounds`; see [`Constraints::parse`]. Usage errors: the text is
+/// not a constraint, or constraints contradict each other.
 pub fn parse_bounds(text: &str) -> Result<Constraints> {
     Constraints::parse(text).map_err(|e| Error::usage(BOUNDS, e.to_string()))
 }
 
-/// The symbols of one model and what was said of them.
+/// The symbols of one model, with given bounds and values.
 pub(super) struct Symbols {
     constraints: Constraints,
-    /// Values given, and those that follow from equations.
+    /// Given values, and values that follow from equations.
     fixed: Bindings,
-    /// Where each symbol of the inputs comes from, with the size to assume for it.
+    /// The source of each symbol of the inputs, with its default bound.
     sources: BTreeMap<Symbol, (String, i64)>,
     made: Vec<MadeSymbol>,
     bounds: BTreeMap<Symbol, (i64, BoundFrom)>,
@@ -101,8 +100,8 @@ fn text_of(b: &Bindings) -> String {
 }
 
 impl Symbols {
-    /// The symbols of `graph`, whose facts are derived. Usage errors: symbols that it does not
-    /// have; values that contradict `constraints`.
+    /// The symbols of `graph`, with derived facts. Usage errors: an unknown symbol; a value that
+    /// contradicts `constraints`.
     pub fn new(graph: &Graph, constraints: &Constraints, bind: &Bindings) -> Result<Self> {
         let mut sources: BTreeMap<Symbol, (String, i64)> = BTreeMap::new();
         for v in graph.inputs() {
@@ -179,7 +178,8 @@ impl Symbols {
         })
     }
 
-    /// Sizes under the values given: none may be negative, and what the shapes rest on must hold.
+    /// Checks the given values: no size may be negative, and the conditions of the shapes must
+    /// hold.
     pub fn check_values(&self, graph: &Graph) -> Result<()> {
         if self.fixed.iter().next().is_none() {
             return Ok(());
@@ -187,7 +187,7 @@ impl Symbols {
         sizes::check(graph, &self.fixed).map_err(|what| Error::usage(BIND, what))
     }
 
-    /// What every run of `plan` is checked for must be possible with the values given.
+    /// Checks that the conditions of `plan` can hold with the given values.
     pub fn check_conditions(&self, plan: &Plan) -> Result<()> {
         for c in plan.conditions() {
             if let Some(n) = c.dim.as_const().filter(|n| *n < 0 || c.equal && *n != 0) {
@@ -202,7 +202,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// Bytes at the largest values: all must be countable.
+    /// Checks that sizes in bytes at the largest values do not overflow.
     pub fn check_sizes(&self, graph: &Graph) -> Result<()> {
         let mut most = Bindings::new();
         let mut option = BOUNDS;
@@ -239,8 +239,7 @@ impl Symbols {
         Ok(())
     }
 
-    /// Sets the largest value that the engine has for a symbol. What the caller gave may be
-    /// smaller, and not larger.
+    /// Sets the engine's limit for a symbol. A given bound may be smaller, not larger.
     pub fn decide(&mut self, symbol: &Symbol, most: i64, from: BoundFrom) -> Result<()> {
         let why = match from {
             BoundFrom::Context => "tokens that the cache has room for; see --context",
@@ -260,8 +259,8 @@ impl Symbols {
         }
     }
 
-    /// Takes a usual size for every symbol of `graph` that has no bound: `length`, or by the form
-    /// of the input.
+    /// Sets a default bound for each unbounded symbol of `graph`: `length`, or one that suits the
+    /// shape of the input.
     pub fn assume_rest(&mut self, graph: &Graph, length: Option<i64>) -> Result<()> {
         for s in plan::symbols(graph)? {
             if self.bounds.contains_key(&s) {
@@ -275,8 +274,8 @@ impl Symbols {
         Ok(())
     }
 
-    /// Puts bounds and values into what a plan is made for. A value that the options fix stays; a
-    /// decode plan runs one token whatever the length of prefill is.
+    /// Adds bounds and values to the options of a plan. Values that the options fix stay: a decode
+    /// plan always runs one token.
     pub fn apply(&self, options: &mut Options) {
         for (s, (most, from)) in &self.bounds {
             if options.fixed.get(s).is_some() || *from == BoundFrom::OneSequence {
@@ -292,7 +291,7 @@ impl Symbols {
         }
     }
 
-    /// The equations and inequalities that were given.
+    /// The given equations and inequalities.
     pub fn relations(&self) -> Vec<String> {
         let equations = self.constraints.equations().map(|(a, b)| format!("{a} == {b}"));
         let others = self
@@ -302,7 +301,7 @@ impl Symbols {
         equations.chain(others).collect()
     }
 
-    /// All symbols: of inputs in order of name, then those that data defines and the plan needs.
+    /// All symbols: those of inputs by name, then those that a run computes and the plan needs.
     pub fn reports(&self, graph: &Graph, plan: Option<&Plan>) -> Vec<SymbolReport> {
         let lower = |s: &Symbol| {
             let fixed = self.fixed.get(s);

@@ -25,7 +25,7 @@ pub struct Report {
     pub driver: String,
     /// Milliseconds until the model was ready.
     pub load_ms: f64,
-    /// Milliseconds of the first run, which allocates memory and checks new kernels.
+    /// The first run, which allocates memory and checks new kernels.
     pub first_ms: f64,
     /// Milliseconds of each further run.
     pub runs_ms: Vec<f64>,
@@ -64,7 +64,7 @@ pub struct Share {
     ms: f64,
     /// Share of the time of all steps, from 0 to 1.
     share: f64,
-    /// The slowest step, with its kernel and nodes.
+    /// The step that took the most, with its specialization and nodes.
     slowest: String,
     /// Milliseconds of the slowest step.
     slowest_ms: f64,
