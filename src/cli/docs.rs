@@ -11,7 +11,7 @@ use crate::graph::op::case::Case;
 use crate::graph::op::{self, InferCx, OWN_DOMAIN, OpDef};
 use crate::graph::{Edit, Graph};
 use crate::inspect::{GgufReport, Report as Inspected};
-use crate::plan::{Options, Plan};
+use crate::plan::{self, Plan};
 use crate::runner::Runner;
 use crate::shape::{Constraints, Fact, Shape};
 use clap::{Arg, Command};
@@ -175,6 +175,9 @@ fn anchor(heading: &str) -> String {
     format!("{}-options", heading.to_lowercase().replace(' ', "-"))
 }
 
+/// Options with the commands that take them.
+type Options<'a> = Vec<(&'a Arg, Vec<String>)>;
+
 /// Commands by the identity of an option under a heading.
 type Shared = BTreeMap<[String; 3], Vec<String>>;
 
@@ -258,7 +261,7 @@ pub fn markdown() -> String {
         }
     }
     out += "\n## Shared options\n";
-    let mut headings: Vec<(String, Vec<(&Arg, Vec<String>)>)> = Vec::new();
+    let mut headings: Vec<(String, Options<'_>)> = Vec::new();
     let mut seen = BTreeSet::new();
     for sub in command.get_subcommands() {
         for arg in shown(sub) {
@@ -532,7 +535,7 @@ impl Runs {
         results.into_iter().for_each(|y| edit.add_output(y));
         let caps = Caps::neutral();
         Runner::pipeline(true).on(&caps).run(&mut graph)?;
-        let plan = Plan::compile(&graph, &caps, &Options::default())?;
+        let plan = Plan::compile(&graph, &caps, &plan::Options::default())?;
         Ok(match (plan.host.is_empty(), plan.steps.is_empty()) {
             (false, _) => Self::Host,
             (true, false) => Self::Device,

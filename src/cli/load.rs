@@ -204,7 +204,6 @@ pub fn waiting<T>(
     let start = Instant::now();
     let progress = output::spinner(format!("loading {}", folder.name()));
     let mut sign = None;
-    let mut title = "kernels".to_owned();
     let (mut compiling, mut compiled) = (None, None);
     let done = work(&mut |step| match step {
         Loading::Memory(memory) => detail(&mut std::io::stderr(), &format!("memory {memory}")),
@@ -215,10 +214,10 @@ pub fn waiting<T>(
         } => {
             compiling = Some(Instant::now());
             let once = if kept { " (first start only)" } else { "" };
-            title = format!("compiling kernels for {device}{once}");
-            // On a terminal the bar has the title.
+            let what = format!("compiling kernels for {device}{once}");
+            note(&mut std::io::stderr(), &what);
+            // On a terminal, the bar shows that work goes on.
             if !std::io::stderr().is_terminal() {
-                note(&mut std::io::stderr(), &title);
                 sign = Some(Sign::new(SIGN, |seconds| {
                     let what = format!("still compiling and checking kernels ({seconds} s)");
                     note(&mut std::io::stderr(), &what);
@@ -230,7 +229,7 @@ pub fn waiting<T>(
         Loading::Kernels { all: 0, .. } => {}
         Loading::Kernels { ready, all } => {
             compiled = (ready == all).then(Instant::now);
-            output::count(&progress, ready, all, &title);
+            output::count(&progress, ready, all, "kernels");
         }
     });
     drop(sign);

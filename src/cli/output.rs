@@ -214,7 +214,7 @@ pub fn spinner(text: String) -> ProgressBar {
     shown(bar)
 }
 
-const COUNTED: &str = "{bar:30} {pos}/{len} {msg}";
+const COUNTED: &str = "{bar:20} {pos}/{len} {wide_msg}";
 
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
@@ -239,7 +239,7 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
 pub fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
     shown(
-        match ProgressStyle::with_template("{bar:30} {decimal_bytes}/{decimal_total_bytes} {wide_msg}") {
+        match ProgressStyle::with_template("{bar:20} {decimal_bytes}/{decimal_total_bytes} {wide_msg}") {
             Ok(style) => bar.with_style(style),
             Err(_) => bar,
         },

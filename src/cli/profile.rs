@@ -79,7 +79,7 @@ pub struct Args {
     /// Print one JSON object, with operators, kernels, nodes and commands
     #[arg(long)]
     json: bool,
-    /// Write trace events for Perfetto or chrome://tracing
+    /// Write trace events for Perfetto
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Write a page with a roofline picture
@@ -254,12 +254,11 @@ fn cells(m: &Measured) -> Vec<String> {
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let t = &m.work.total;
     if t.launches == 0 {
-        let mut cells = vec![String::new(), quantity(m.seconds, "s"), percent(m.share)];
+        let mut cells = vec![quantity(m.seconds, "s"), percent(m.share)];
         cells.resize(COLUMNS.len(), "-".to_owned());
         return cells;
     }
     vec![
-        t.launches.to_string(),
         quantity(m.seconds, "s"),
         percent(m.share),
         size_text(t.bytes()),
@@ -271,8 +270,7 @@ fn cells(m: &Measured) -> Vec<String> {
     ]
 }
 
-const COLUMNS: [&str; 9] = [
-    "launches",
+const COLUMNS: [&str; 8] = [
     "time",
     "share",
     "bytes",

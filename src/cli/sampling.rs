@@ -21,7 +21,7 @@ pub struct SamplingOptions {
     /// Randomness; 0 is greedy
     ///
     /// Greedy decoding always takes the most likely token. By default, the model's
-    /// generation_config.json decides about temperature, top-k, top-p and min-p. If it names none
+    /// `generation_config.json` decides about temperature, top-k, top-p and min-p. If it names none
     /// of them, they are 0.8, 40, 0.95 and 0.05.
     #[arg(
         long,
@@ -62,7 +62,7 @@ pub struct SamplingOptions {
     pub typical_p: Option<f32>,
     /// Divide positive logits of repeated tokens by F and multiply negative ones; 1 is off
     ///
-    /// Default: the value in generation_config.json when tokens are sampled, else 1.
+    /// Default: the value in `generation_config.json` when tokens are sampled, else 1.
     #[arg(
         long,
         value_name = "F",
