@@ -1,9 +1,9 @@
-//! What a change of length costs before anything is submitted: parameters and grids of a decode step from the values of its
-//! symbols; and planning itself.
+//! What a change of length costs before anything is submitted: parameters and grids of a decode
+//! step from the values of its symbols; and planning itself.
 //!
-//! `cargo bench --bench bind`. The graphs are those of known models, without weights. Bounds: a decode step within a padding block
-//! under 20 us for `smollm2-135m` and under 100 us for `llama2-7b`, across its end under 2 ms; planning `qwen1.5-14b` from its file
-//! under 2 s.
+//! `cargo bench --bench bind`. The graphs are those of known models, without weights. Bounds: a
+//! decode step within a padding block under 20 us for `smollm2-135m` and under 100 us for
+//! `llama2-7b`, across its end under 2 ms; planning `qwen1.5-14b` from its file under 2 s.
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;

@@ -1,8 +1,9 @@
 //! Shape derivation of a decoder of the size of a 7B model, and decisions under constraints.
 //!
-//! `cargo bench --bench derive`. The graph has 32 layers as exporters write them: norms, rotary embedding and attention in small
-//! operators, and the shape of every `Reshape` computed by `Shape`, `Gather`, `Unsqueeze` and `Concat`. Weights are inputs of a
-//! fixed shape, so no bytes are needed. Importing a file is not measured.
+//! `cargo bench --bench derive`. The graph has 32 layers as exporters write them: norms, rotary
+//! embedding and attention in small operators, and the shape of every `Reshape` computed by
+//! `Shape`, `Gather`, `Unsqueeze` and `Concat`. Weights are inputs of a fixed shape, so no bytes
+//! are needed. Importing a file is not measured.
 
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 

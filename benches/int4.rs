@@ -1,10 +1,13 @@
-//! Table 1 of the paper: E0M4 against classic INT4 weights, whose codes are converted from integers to floats, on every device.
+//! Table 1 of the paper: E0M4 against classic INT4 weights, whose codes are converted from integers
+//! to floats, on every device.
 //!
-//! `cargo bench --bench int4 -- [--device TEXT] [--float f16|f32] [--rows N] [--group N]`. One row unless told otherwise. A line a shape: the
-//! median of at least 50 dispatches by the device's clock, their ratio, the bandwidth at which E0M4 weights are read and its share of what
-//! a copy reaches. The twin is the kernel's own text with the other conversion, the faster one where there are two, and gets the same codes with
-//! scales and zero points of the same weights; results are compared before anything is measured. Products in turn read other weights, more in all than caches hold.
-//! With `--test`, or run by `cargo test`, each is measured once, in one small shape.
+//! `cargo bench --bench int4 -- [--device TEXT] [--float f16|f32] [--rows N] [--group N]`. One row
+//! unless told otherwise. A line a shape: the median of at least 50 dispatches by the device's
+//! clock, their ratio, the bandwidth at which E0M4 weights are read and its share of what a copy
+//! reaches. The twin is the kernel's own text with the other conversion, the faster one where there
+//! are two, and gets the same codes with scales and zero points of the same weights; results are
+//! compared before anything is measured. Products in turn read other weights, more in all than
+//! caches hold. With `--test`, or run by `cargo test`, each is measured once, in one small shape.
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -70,8 +73,8 @@ impl Arguments {
     }
 }
 
-/// Codes, and scale and bias of each group; for the twin scale and zero point of the same weights: `s * (2 + q / 8 - b)` is
-/// `s / 8 * (q - (b - 2) * 8)`.
+/// Codes, and scale and bias of each group; for the twin scale and zero point of the same weights:
+/// `s * (2 + q / 8 - b)` is `s / 8 * (q - (b - 2) * 8)`.
 fn weight(group: usize, k: usize, n: usize, seed: usize, int4: bool) -> Result<[HostTensor; 2], AnyError> {
     let word = |i: usize| {
         u32::try_from((i + seed) & 0xFFFF_FFFF)
@@ -98,7 +101,8 @@ fn weight(group: usize, k: usize, n: usize, seed: usize, int4: bool) -> Result<[
     ])
 }
 
-/// An executor over `count` products of the same rows, by the kernel or one of its twins; `None` where it has fewer.
+/// An executor over `count` products of the same rows, by the kernel or one of its twins; `None`
+/// where it has fewer.
 fn products(
     kind: BackendKind,
     a: &Arguments,

@@ -1,7 +1,9 @@
-//! Kernels at the sizes of real models, on every device of this build: products, and what a layer of a decoder does beside.
+//! Kernels at the sizes of real models, on every device of this build: products, and what a layer
+//! of a decoder does beside.
 //!
-//! `cargo bench --bench kernels -- matvec`: criterion reports time and, from the bytes of weights read (vector), the
-//! multiply-adds (matrix, attention) or the elements (others), throughput. Device time is taken as submit-to-done of batches of runs.
+//! `cargo bench --bench kernels -- matvec`: criterion reports time and, from the bytes of weights
+//! read (vector), the multiply-adds (matrix, attention) or the elements (others), throughput.
+//! Device time is taken as submit-to-done of batches of runs.
 
 #[path = "support/devices.rs"]
 mod devices;
@@ -35,7 +37,8 @@ enum Operand {
     /// Activations of this shape.
     Input(Vec<usize>),
     Const(HostTensor),
-    /// Rows of a cache, so many of which are there: `[1, past, heads, dim]`. The results behind the first are these with new rows.
+    /// Rows of a cache, so many of which are there: `[1, past, heads, dim]`. The results behind the
+    /// first are these with new rows.
     State(usize, [usize; 2]),
 }
 
@@ -172,8 +175,9 @@ fn run(c: &mut Criterion, group: &str, throughput: &Throughput, bench: Result<Be
     g.finish();
 }
 
-/// Products of floats: rows, terms and columns. CLIP ViT-B/32's image encoder, whose 50 rows are few for a large GPU, its text
-/// encoder, `MobileNetV2`'s classifier, and the plain convolutions of `YOLO11n` at 640 pixels, as products.
+/// Products of floats: rows, terms and columns. CLIP ViT-B/32's image encoder, whose 50 rows are
+/// few for a large GPU, its text encoder, `MobileNetV2`'s classifier, and the plain convolutions of
+/// `YOLO11n` at 640 pixels, as products.
 const PRODUCTS: [(usize, usize, usize); 10] = [
     (50, 768, 768),
     (50, 768, 3072),
@@ -214,7 +218,8 @@ fn swiglu() -> Expr {
     )
 }
 
-/// What a layer of `SmolLM2` does beside single products, for one row behind 1024 others and for 64 rows.
+/// What a layer of `SmolLM2` does beside single products, for one row behind 1024 others and for 64
+/// rows.
 fn layer(c: &mut Criterion, kind: BackendKind) {
     let (width, inner, heads, kv_heads, dim, depth) = (576, 1536, 9, 3, 64, 1024);
     let weights = |columns: &[usize]| {
@@ -236,7 +241,8 @@ fn layer(c: &mut Criterion, kind: BackendKind) {
                 ..MatMulE0m::new(Bits::Four, 32)
             };
             let act = if int8 { "int8" } else { "float" };
-            // Queries, keys and values of a normalised row; gate and value of the feed-forward part.
+            // Queries, keys and values of a normalised row; gate and value of the feed-forward
+            // part.
             let normed = MatMulE0m {
                 norm: (rows == 1).then_some(1e-5),
                 ..product()

@@ -1,6 +1,8 @@
-//! From a model's folder to a decoder that is ready: two layers at the width of `SmolLM2`, weights of 4 bits that are made up.
+//! From a model's folder to a decoder that is ready: two layers at the width of `SmolLM2`, weights
+//! of 4 bits that are made up.
 //!
-//! `cargo bench --bench load`. On devices the store of compiled kernels is full, as from the second start on.
+//! `cargo bench --bench load`. On devices the store of compiled kernels is full, as from the second
+//! start on.
 
 #[path = "support/devices.rs"]
 mod devices;

@@ -1,7 +1,7 @@
 //! Text to tokens and back, and from logits to tokens.
 //!
-//! `cargo bench --bench tokens`. The vocabulary is learned here, of the text that is measured: byte-level BPE, as most models have it. Logits
-//! are made up, as many as models have tokens.
+//! `cargo bench --bench tokens`. The vocabulary is learned here, of the text that is measured:
+//! byte-level BPE, as most models have it. Logits are made up, as many as models have tokens.
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::fmt::Write as _;

@@ -1,4 +1,5 @@
-//! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+//! The command `tlite`: parses, runs, reports errors. Exit code 0 done, 1 failed, 2 wrong usage,
+//! 130 interrupted.
 #![warn(
     clippy::expect_used,
     clippy::panic,
@@ -15,17 +16,19 @@ use transformer_lite::backend::NOTE;
 use transformer_lite::cli;
 use transformer_lite::error::Error;
 
-/// Turns off Mesa's device-select layer if it would complain on standard error that there is no runtime
-/// folder. The layer only reorders devices, which `--device` does here.
+/// Turns off Mesa's device-select layer if it would complain on standard error that there is no
+/// runtime folder. The layer only reorders devices, which `--device` does here.
 fn silence_device_select() {
     let set = |name| std::env::var_os(name).is_some();
     if !set("XDG_RUNTIME_DIR") && !set("NODEVICE_SELECT") {
-        // SAFETY: called first in `main`, before any other thread exists that could read the environment.
+        // SAFETY: called first in `main`, before any other thread exists that could read the
+        // environment.
         unsafe { std::env::set_var("NODEVICE_SELECT", "1") };
     }
 }
 
-/// Log lines look like notes of the command. With `RUST_LOG` they have a time, a level and a target.
+/// Log lines look like notes of the command. With `RUST_LOG` they have a time, a level and a
+/// target.
 fn start_log() {
     let full = std::env::var_os("RUST_LOG").is_some();
     let quiet = env_logger::Env::default().default_filter_or("error,transformer_lite=warn");
@@ -75,7 +78,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug` shows its variants and fields too.
+/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug` shows its
+/// variants and fields too.
 fn report(error: &Error) {
     log::debug!(target: "transformer_lite::error", "{error:?}");
     let text = format!("error: {}\n", error.lines().join("\n  caused by: "));

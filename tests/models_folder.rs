@@ -37,6 +37,7 @@ impl Place {
         let mut command = support::command();
         command.args(args).stdin(Stdio::null());
         command.env(FOLDER_VARIABLE, self.store.folder());
+        command.env("RUST_LOG", support::LOG);
         command.env("HF_HOME", self.path("hub"));
         command.env_remove("HF_HUB_CACHE");
         command
@@ -56,10 +57,10 @@ impl Place {
         (out, notes)
     }
 
-    /// Runs a command that must fail with one line, and returns it.
+    /// Runs a command that must fail as [`failed`] says.
     #[track_caller]
-    fn fails(&self, args: &[&str], code: i32) -> String {
-        failed(&self.run(args), code)
+    fn fails(&self, args: &[&str], code: i32, variant: &str, values: &[&str]) {
+        failed(&self.run(args), code, variant, values);
     }
 
     /// Everything in the models folder but lock files.
@@ -75,16 +76,14 @@ impl Place {
     }
 }
 
+/// Fails unless the command ended with `code` and one line beside notes, which carries each of
+/// `values`, and with an error of this variant.
 #[track_caller]
-fn failed(output: &Output, code: i32) -> String {
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{text}");
-    assert!(output.stdout.is_empty(), "a result");
-    let lines: Vec<&str> = text.lines().filter(|l| !l.starts_with("note: ")).collect();
-    let [line] = lines[..] else {
-        panic!("expected one line: {text}");
-    };
-    line.strip_prefix("error: ").unwrap().to_owned()
+fn failed(output: &Output, code: i32, variant: &str, values: &[&str]) {
+    let failure = support::assert_failed(&[], output, code, values);
+    let lines = failure.message.lines().filter(|l| !l.starts_with("note: "));
+    assert_eq!(lines.count(), 1, "{}", failure.message);
+    assert!(failure.error.contains(variant), "{variant}: {}", failure.error);
 }
 
 /// A tiny model with a weight of this value.
@@ -119,7 +118,7 @@ fn import(place: &Place, path: &Path) -> (Entry, String) {
     steps(|hear| place.store.import(path, hear))
 }
 
-const GENERATE: [&str; 7] = [
+const GENERATE: [&str; 9] = [
     "--backend",
     "host",
     "--raw",
@@ -127,6 +126,8 @@ const GENERATE: [&str; 7] = [
     "hello",
     "--max-tokens",
     "2",
+    "--temperature",
+    "0",
 ];
 
 #[test]
@@ -171,6 +172,8 @@ fn every_command_takes_a_gguf_file() {
     let words = place.path("words.txt");
     std::fs::write(&words, "hello world hello world").unwrap();
     place.runs(&["inspect", gguf]);
+    assert!(place.contents().is_empty(), "its header says enough");
+    place.runs(&["inspect", gguf, "--nodes"]);
     place.runs(&[
         "bench",
         gguf,
@@ -255,8 +258,8 @@ fn another_layout_is_converted_anew() {
     assert_eq!(steps, "rc");
     make_old();
     std::fs::remove_file(&place.gguf).unwrap();
-    let e = place.fails(&["inspect", "tiny"], 2);
-    assert!(e.contains("its source") && e.contains("is gone"), "{e}");
+    let source = text(&place.gguf);
+    place.fails(&["inspect", "tiny"], 2, "Usage", &["MODEL", "tiny", source]);
 }
 
 #[test]
@@ -298,15 +301,11 @@ fn names_stand_for_entries() {
         assert_eq!(folder, entry.folder());
     }
     for (name, word) in [
-        ("tony", "`tlite list`"),
-        ("owner/repo", "write hf:owner/repo"),
+        ("tony", "tlite list"),
+        ("owner/repo", "hf:owner/repo"),
         ("hf:owner", "OWNER/REPO"),
     ] {
-        let e = place.fails(&["chat", name], 2);
-        assert!(
-            e.starts_with("MODEL: ") && e.contains(name) && e.contains(word),
-            "{e}"
-        );
+        place.fails(&["chat", name], 2, "Usage", &["MODEL", name, word]);
     }
     std::fs::write(entry.folder().join("manifest.json"), "{").unwrap();
     assert!(
@@ -322,24 +321,14 @@ fn unsupported_files_are_named_before_anything_is_made() {
     file.tensor("blk.0.attn_q.weight").ggml_type = 20;
     std::fs::write(&place.gguf, file.bytes()).unwrap();
     let args = ["chat", text(&place.gguf)];
-    let e = place.fails(&args, 1);
-    for word in [
-        text(&place.gguf),
-        "blk.0.attn_q.weight",
-        "IQ4_NL",
-        "supported are",
-        "Q4_0",
-        "Q6_K",
-    ] {
-        assert!(e.contains(word), "{word}: {e}");
-    }
+    let words = [text(&place.gguf), "blk.0.attn_q.weight", "IQ4_NL", "Q4_0", "Q6_K"];
+    place.fails(&args, 1, "Unsupported", &words);
     let mut file = model(0.0);
     file.set("general.architecture", Value::String("mamba".to_owned()));
     std::fs::write(&place.gguf, file.bytes()).unwrap();
-    let e = place.fails(&args, 1);
-    assert!(e.contains("mamba") && e.contains("llama"), "{e}");
+    place.fails(&args, 1, "Unsupported", &["mamba", "llama"]);
     std::fs::write(&place.gguf, "GGUF").unwrap();
-    assert!(place.fails(&args, 1).contains("expected a GGUF header"));
+    place.fails(&args, 1, "InvalidFile", &[text(&place.gguf)]);
     assert!(!place.store.folder().exists());
 }
 
@@ -347,13 +336,17 @@ fn unsupported_files_are_named_before_anything_is_made() {
 fn a_folder_that_cannot_be_written_is_named() {
     let place = Place::new();
     std::fs::write(place.store.folder(), "a file").unwrap();
-    let mut command = place.command(&["inspect", text(&place.gguf)]);
-    let e = failed(&command.output().unwrap(), 1);
-    assert!(e.contains(text(place.store.folder())), "{e}");
+    let mut command = place.command(&["inspect", text(&place.gguf), "--nodes"]);
+    let output = command.output().unwrap();
+    failed(
+        &output,
+        1,
+        "kind: Io",
+        &[text(place.store.folder()), "TLITE_MODELS"],
+    );
     if cfg!(target_os = "linux") {
-        command.env(FOLDER_VARIABLE, "/proc/models");
-        let e = failed(&command.output().unwrap(), 1);
-        assert!(e.contains("/proc/models") && e.contains("TLITE_MODELS"), "{e}");
+        let output = command.env(FOLDER_VARIABLE, "/proc/models").output().unwrap();
+        failed(&output, 1, "kind: Io", &["/proc/models", "TLITE_MODELS"]);
     }
 }
 
@@ -402,20 +395,20 @@ fn a_full_disk_leaves_nothing() {
     let tlite = env!("CARGO_BIN_EXE_tlite");
     let script = "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
-    command.args(["-c", script, tlite, "inspect", text(&place.gguf)]);
+    command.args(["-c", script, tlite, "inspect", text(&place.gguf), "--nodes"]);
+    command.env("RUST_LOG", support::LOG);
     command
         .env(FOLDER_VARIABLE, place.store.folder())
         .stdin(Stdio::null());
-    let e = failed(&command.output().unwrap(), 1);
-    for word in [
-        "tiny.gguf is not converted",
-        "cannot write the models folder",
-        "`tlite rm`",
-    ] {
-        assert!(e.contains(word), "{word}: {e}");
-    }
+    let output = command.output().unwrap();
+    failed(
+        &output,
+        1,
+        "kind: Io",
+        &[text(&place.gguf), "TLITE_MODELS", "tlite rm"],
+    );
     assert!(place.contents().is_empty(), "{:?}", place.contents());
-    place.runs(&["inspect", text(&place.gguf)]);
+    import(&place, &place.gguf);
 }
 
 /// Converts as a process of its own, and stops in the middle until it is told to go on.
@@ -496,7 +489,7 @@ fn a_wait_can_be_interrupted() {
     use std::io::{BufRead, BufReader};
     let place = Place::new();
     let mut child = start_child(&place);
-    let mut command = place.command(&["inspect", text(&place.gguf)]);
+    let mut command = place.command(&["inspect", text(&place.gguf), "--nodes"]);
     let mut second = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut notes = BufReader::new(second.stderr.take().unwrap());
     let mut line = String::new();
@@ -565,10 +558,9 @@ fn list_and_rm() {
     assert_eq!(report["models"][1]["current"], true);
     assert_eq!(report["downloads"], serde_json::json!([]));
 
-    let e = place.fails(&["rm", "tiny", "absent", "--yes"], 2);
-    assert!(e.contains("absent") && e.contains("other, tiny"), "{e}");
-    let e = place.fails(&["rm", "tiny"], 2);
-    assert!(e.starts_with("--yes"), "{e}");
+    let known = ["absent", "other", "tiny"];
+    place.fails(&["rm", "tiny", "absent", "--yes"], 2, "Usage", &known);
+    place.fails(&["rm", "tiny"], 2, "Usage", &["--yes"]);
     assert_eq!(place.contents(), ["other", "tiny"]);
     let (out, _) = place.runs(&["rm", "tiny", "tiny", "--yes"]);
     assert!(

@@ -2,7 +2,8 @@
 
 use transformer_lite::backend::{self, BackendKind, COMPILED};
 
-/// The backends that have a device. Panics where `REQUIRE_BACKENDS`, a list with commas, names one that has none.
+/// The backends that have a device. Panics where `REQUIRE_BACKENDS`, a list with commas, names one
+/// that has none.
 pub fn backends() -> Vec<BackendKind> {
     let mut found = Vec::new();
     let mut missing = Vec::new();

@@ -1,4 +1,5 @@
-//! Kernels of E0M4 weights with the conversion of classic INT4 weights instead, from integers to floats.
+//! Kernels of E0M4 weights with the conversion of classic INT4 weights instead, from integers to
+//! floats.
 
 use transformer_lite::backend::kernel::{Kernel, Params};
 
@@ -21,8 +22,9 @@ const WGSL: [(&str, &str); 2] = [
     ),
 ];
 
-/// In pairs of halves there are two ways, of which compilers make shorter code of one or the other: integers of 16 bits are converted, or
-/// the code becomes the last bits of a half, of which the rest is subtracted.
+/// In pairs of halves there are two ways, of which compilers make shorter code of one or the other:
+/// integers of 16 bits are converted, or the code becomes the last bits of a half, of which the
+/// rest is subtracted.
 const CL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
         (
@@ -40,7 +42,8 @@ const CL_PAIRS: [&[(&str, &str)]; 2] = [
         ("as_half2(E0M_PAIR(word.c, low.c, ", "(INT4_PAIR(word.c, "),
     ],
 ];
-/// The products of pairs, which are part of the text so that their weights can be converted in another way.
+/// The products of pairs, which are part of the text so that their weights can be converted in
+/// another way.
 const PRODUCTS: &str = include_str!("../../shaders/common/pairs.wgsl");
 const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
@@ -96,8 +99,9 @@ fn changed(kernel: &'static Kernel, cl: Changes<'_>, wgsl: Changes<'_>) -> Resul
     })))
 }
 
-/// The kernel with the other conversion, in each form that is worth a look; `pairs`: of the form for pairs of halves. Their texts live as long
-/// as the program, as those of the library do. An error where the text has another form.
+/// The kernel with the other conversion, in each form that is worth a look; `pairs`: of the form
+/// for pairs of halves. Their texts live as long as the program, as those of the library do. An
+/// error where the text has another form.
 pub fn twins(kernel: &'static Kernel, pairs: bool) -> Result<Vec<&'static Kernel>, String> {
     if !pairs {
         return Ok(vec![changed(kernel, &CL, &WGSL)?]);
@@ -106,7 +110,8 @@ pub fn twins(kernel: &'static Kernel, pairs: bool) -> Result<Vec<&'static Kernel
     forms.map(|(cl, wgsl)| changed(kernel, cl, wgsl)).collect()
 }
 
-/// The vector kernel with a loop of two steps, to be compared with one of one step and never to be run: its last step may be one too many.
+/// The vector kernel with a loop of two steps, to be compared with one of one step and never to be
+/// run: its last step may be one too many.
 #[allow(
     dead_code,
     reason = "the benchmark runs kernels, the list of them compares lengths"

@@ -354,7 +354,8 @@ mod tests {
         ] {
             assert!(fast_local(kind, Maker::Pci(number)), "{number:#x}");
         }
-        // Mali, Adreno, PowerVR, Microsoft's and Mesa's renderers, Intel's OpenCL on a CPU; nothing known.
+        // Mali, Adreno, PowerVR, Microsoft's and Mesa's renderers, Intel's OpenCL on a CPU; nothing
+        // known.
         for (kind, number) in [
             (Integrated, 0x13b5),
             (Integrated, 0x5143),

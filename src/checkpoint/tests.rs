@@ -1,4 +1,5 @@
-//! Folders written by the published layouts of GPTQ and AWQ, against the float models that they stand for.
+//! Folders written by the published layouts of GPTQ and AWQ, against the float models that they
+//! stand for.
 
 use super::awq::Awq;
 use super::folder::convert;
@@ -34,13 +35,15 @@ fn failure(f: &Folder) -> Error {
     }
 }
 
-/// Fails unless the conversion finds the folder damaged, with an error that carries each of `values`.
+/// Fails unless the conversion finds the folder damaged, with an error that carries each of
+/// `values`.
 #[track_caller]
 fn invalid(f: &Folder, values: &[&str]) {
     assert_error(&failure(f), ErrorKind::InvalidFile, values);
 }
 
-/// Fails unless the conversion finds what is not implemented, with an error that carries each of `values`.
+/// Fails unless the conversion finds what is not implemented, with an error that carries each of
+/// `values`.
 #[track_caller]
 fn unsupported(f: &Folder, values: &[&str]) {
     assert_error(&failure(f), ErrorKind::Unsupported, values);
@@ -96,7 +99,8 @@ fn gptq_of_all_widths_and_groups_is_exact() {
 #[test]
 fn act_order_is_kept() {
     let (quantized, plain) = gptq(4, 32, Order::Shared, false, "qwen2");
-    // A layer has one for the projections of attention, one behind attention, one for gate and up; that of down is in their columns.
+    // A layer has one for the projections of attention, one behind attention, one for gate and up;
+    // that of down is in their columns.
     same(&quantized, &plain, 2 * 3);
     let (quantized, plain) = gptq(4, 32, Order::Own, true, "llama");
     same(&quantized, &plain, 2 * 6);

@@ -182,8 +182,8 @@ impl AnswerOptions {
             .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
     }
 
-    /// A session of `model` with these options, whose tokens `sampler` chooses. `hear` is called while a
-    /// draft model is loaded.
+    /// A session of `model` with these options, whose tokens `sampler` chooses. `hear` is called
+    /// while a draft model is loaded.
     pub fn session(
         &self,
         model: &Model,
@@ -215,8 +215,8 @@ impl AnswerOptions {
 }
 
 /// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the
-/// command, limited to what the draft model supports. `hear` is called as by [`load`]. A usage error for
-/// a model with other tokens, and errors of loading.
+/// command, limited to what the draft model supports. `hear` is called as by [`load`]. A usage
+/// error for a model with other tokens, and errors of loading.
 fn load_draft_model(
     dir: &Path,
     exec: &ExecOptions,
@@ -279,8 +279,8 @@ impl Facts {
 const INT8: &str = "int8";
 
 impl Outcome {
-    /// The line after an answer: `[14 tokens, 52.1 tokens/s, first token after 0.21 s, seed 12345]`. With
-    /// `--verbose` also the prompt and the cache.
+    /// The line after an answer: `[14 tokens, 52.1 tokens/s, first token after 0.21 s, seed
+    /// 12345]`. With `--verbose` also the prompt and the cache.
     pub fn status_line(&self, facts: Facts) -> String {
         let m = &self.metrics;
         let mut parts = vec![count_text(self.tokens.len(), "token")];

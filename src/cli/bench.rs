@@ -3,10 +3,11 @@
 use super::interrupt::Interrupt;
 use super::load::{load_model, print_notes};
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
-use super::output::{bar, note, put, put_json, table};
+use super::output::{bar, note, put, put_json, table, text_output};
 use super::random::RandomOptions;
 use crate::backend::Stats;
 use crate::error::{Error, Result};
+use crate::inspect::model_name;
 use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose, Used};
 use crate::llm::metrics::rate;
 use crate::llm::sampler::SplitMix64;
@@ -42,9 +43,9 @@ Columns:
 
 /// Measure the speed of a model
 ///
-/// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one, after
-/// an empty context or, as tgN@D, after D tokens. Each test runs once to warm up, then --repeat times.
-/// Ctrl-C stops: the results so far are shown, and the exit code is 130.
+/// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
+/// after an empty context or, as tgN@D, after D tokens. Each test runs once to warm up, then
+/// --repeat times. Ctrl-C stops: the results so far are shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",
@@ -98,7 +99,7 @@ pub struct Args {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Test {
     Prefill(usize),
-    /// So many tokens after so many others.
+    /// Number of tokens, and number of tokens before them.
     Decode(usize, usize),
 }
 
@@ -155,7 +156,8 @@ pub(super) struct Line {
     /// The median as a share of that, from 0 to 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     share_of_most: Option<f64>,
-    /// Median microseconds per token on the host, outside the driver; only if the backend measures it.
+    /// Median microseconds per token on the host, outside the driver; only if the backend measures
+    /// it.
     #[serde(skip_serializing_if = "Option::is_none")]
     host_us_per_token: Option<f64>,
     /// Kernel launches per prompt, or per decoded token; only on a device.
@@ -205,7 +207,8 @@ pub(super) struct Report<'a> {
     interrupted: bool,
 }
 
-/// The numbers that are `asked` for, else the `usual` ones, limited to `room`. `notes` tells of limits.
+/// The numbers that are `asked` for, else the `usual` ones, limited to `room`. `notes` tells of
+/// limits.
 fn lengths(
     option: &str,
     asked: &[NonZeroUsize],
@@ -231,7 +234,8 @@ fn lengths(
     lengths
 }
 
-/// The tests for a context of so many tokens, and notes. A usage error for a depth that leaves no room.
+/// The tests for a context of so many tokens, and notes. A usage error for a depth that leaves no
+/// room.
 fn tests(args: &Args, context: usize) -> Result<(Vec<Test>, Vec<String>)> {
     let mut notes = Vec::new();
     let prefill = lengths("--prefill", &args.prefill, &PREFILL, context, &mut notes);
@@ -329,8 +333,9 @@ fn line(test: Test, runs: &[Run]) -> Option<Line> {
     })
 }
 
-/// Runs all tests until `cancel` is set, and returns the results. `step` is called with the name of each
-/// run before it starts. Usage errors, before anything runs, for tests that do not fit the context.
+/// Runs all tests until `cancel` is set, and returns the results. `step` is called with the name of
+/// each run before it starts. Usage errors, before anything runs, for tests that do not fit the
+/// context.
 fn bench(
     model: &mut dyn LanguageModel,
     stats: &dyn Fn() -> Option<Stats>,
@@ -372,8 +377,8 @@ fn bench(
     Ok(lines)
 }
 
-/// Compares `lines` with the device's limits ([`crate::roofline`]), from its stored probe and the launches
-/// that were counted. Decoding is compared at its middle token.
+/// Compares `lines` with the device's limits ([`crate::roofline`]), from its stored probe and the
+/// launches that were counted. Decoding is compared at its middle token.
 fn compare(lines: &mut [Line], tests: &[Test], loaded: &Loaded, probe: &Probe) -> Result<()> {
     let peaks = probe.peaks();
     for line in lines {
@@ -498,7 +503,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 
     let ms = |ns: u64| (ns > 0).then(|| std::time::Duration::from_nanos(ns).as_secs_f64() * 1e3);
     let longest_slice_ms = stats().and_then(|s| ms(s.longest_slice_ns));
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         let PlaceName {
             backend,
@@ -520,7 +525,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else {
         put(
             &mut out,
-            &text(&folder.name(), &loaded.place, &loaded.all.used()?, &lines),
+            &text(
+                &model_name(source.path())?,
+                &loaded.place,
+                &loaded.all.used()?,
+                &lines,
+            ),
         )?;
         if let Some(ms) = longest_slice_ms {
             put(&mut out, &format!("longest slice {ms:.1} ms\n"))?;

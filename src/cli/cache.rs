@@ -1,7 +1,7 @@
 //! `tlite cache`, and the cache options of other commands.
 
 use super::options::{ADVANCED, whole};
-use super::output::{fitted_table, note, put, put_json};
+use super::output::{fitted_table, note, put, put_json, text_output};
 use crate::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
 use crate::error::{Error, Result};
 use crate::units::{count_text, size_text};
@@ -26,8 +26,8 @@ pub struct CacheOptions {
     /// Ignore the kernel cache; device measurements are still saved
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"], hide_short_help = true)]
     pub no_cache: bool,
-    /// Folder for compiled kernels and device measurements [default: `$TLITE_CACHE_DIR`, else in the
-    /// user's cache folder]
+    /// Folder for compiled kernels and device measurements [default: `$TLITE_CACHE_DIR`, else in
+    /// the user's cache folder]
     #[arg(
         long,
         value_name = "DIR",
@@ -287,7 +287,7 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
 
 /// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     match &args.action {
         Action::Clear { place, kind } => {
             let store = place.store()?;

@@ -37,7 +37,8 @@ pub enum CalibratedBy {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Calibration")]
 pub struct CalibrationOptions {
-    /// Calibration text (UTF-8), similar to the intended use and different from your evaluation text
+    /// Calibration text (UTF-8), similar to the intended use and different from your evaluation
+    /// text
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Use the first N tokens of the text
@@ -58,9 +59,9 @@ pub struct CalibrationOptions {
     float: Option<Float>,
 }
 
-/// Calls `work` with the methods that `by` means for the weights of the model in the folder `model`; the
-/// model runs when they are prepared, or later. Usage errors: a calibration text that is missing or that
-/// the method cannot use, a model that does not generate text.
+/// Calls `work` with the methods that `by` means for the weights of the model in the folder
+/// `model`; the model runs when they are prepared, or later. Usage errors: a calibration text that
+/// is missing or that the method cannot use, a model that does not generate text.
 pub fn with_methods<T>(
     by: CalibratedBy,
     given: &CalibrationOptions,

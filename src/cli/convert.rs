@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report};
-use super::output::{byte_bar, printable, put, put_json};
+use super::output::{byte_bar, put, put_json, text_output};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
@@ -50,8 +50,8 @@ Examples:
 
 /// The object of `--json` and `--report-json`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
-pub struct Report<'a> {
-    /// Name of the model in the file.
+pub(super) struct Report<'a> {
+    /// Name of the model, if the source has one.
     name: Option<&'a str>,
     /// Architecture, such as `llama`.
     architecture: &'a str,
@@ -59,11 +59,11 @@ pub struct Report<'a> {
     layers: usize,
     /// Number of weights.
     parameters: u64,
-    /// Tensors of the source by type.
+    /// Number of tensors by type in the source.
     source_types: &'a BTreeMap<String, usize>,
     /// Bytes of the source.
     bytes_before: u64,
-    /// Bytes of the written folder.
+    /// Bytes of the result.
     bytes_after: u64,
     /// Weights that kept their bits.
     weights: Vec<Row<'a>>,
@@ -170,13 +170,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.report_json {
         write_whole(file, |out| Ok(serde_json::to_writer_pretty(out, &report)?))?;
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         return put_json(&mut out, &report);
     }
     let mut text = weight_table(&summary.kept, &summary.left, args.verbosity.verbose);
     text += &closing(&summary, before, after, &args.output);
-    put(&mut out, &printable(&text))
+    put(&mut out, &text)
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! `tlite dequantize`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, put};
+use super::output::{byte_bar, put, text_output};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
 use crate::llm::folder::check_form;
@@ -50,5 +50,5 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         size_text(done.bytes_after),
         args.output.display()
     );
-    put(&mut std::io::stdout().lock(), &text)
+    put(&mut text_output(), &text)
 }

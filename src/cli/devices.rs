@@ -1,7 +1,7 @@
 //! `tlite devices`.
 
 use super::cache::CacheOptions;
-use super::output::{note, put, put_json};
+use super::output::{note, put, put_json, text_output};
 use crate::backend::image::{ImageKind, Images, ROW_PIXELS};
 use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
 use crate::cache::Store;
@@ -27,8 +27,8 @@ Examples:
 pub struct Args {
     /// Measure memory, arithmetic and launches, and list extensions
     ///
-    /// This takes some seconds per device, which should be idle. The measurements are saved for `tlite
-    /// roofline`, `profile` and `bench`.
+    /// This takes some seconds per device, which should be idle. The measurements are saved for
+    /// `tlite roofline`, `profile` and `bench`.
     #[arg(long)]
     probe: bool,
     /// Only devices whose name or driver contains TEXT
@@ -171,8 +171,8 @@ pub(super) struct Report {
     absent: Vec<Absent>,
 }
 
-/// The devices that `list` returns whose name or driver contains `asked`. `row` makes a row of a backend,
-/// a unique name and the capabilities. A usage error if there is none.
+/// The devices that `list` returns whose name or driver contains `asked`. `row` makes a row of a
+/// backend, a unique name and the capabilities. A usage error if there is none.
 fn report(
     list: impl Fn(BackendKind) -> Result<Vec<Caps>, BackendError>,
     asked: Option<&str>,
@@ -220,8 +220,8 @@ fn report(
     }
 }
 
-/// A device as its driver lists it, except images, which some drivers list but cannot make. `name` is
-/// unique.
+/// A device as its driver lists it, except images, which some drivers list but cannot make. `name`
+/// is unique.
 fn listed(kind: BackendKind, name: &str, caps: Caps) -> Row {
     let mut row = Row::from(caps);
     if ImageKind::ALL.iter().any(|image| row.images.offers(*image)) {
@@ -391,7 +391,7 @@ pub fn run(args: &Args) -> Result<()> {
         &listed
     };
     let report = report(backend::list, args.device.as_deref(), row)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)
     } else {

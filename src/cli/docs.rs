@@ -1,20 +1,30 @@
-//! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to date.
+//! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to
+//! date.
 
 use super::{
     GROUPS, bench, cache, command, convert, devices, generate, list, perplexity, profile, quantize, roofline,
     run, selftest, tune,
 };
+use crate::backend::Caps;
+use crate::error::{Error, Result, Stage};
 use crate::graph::op::case::Case;
-use crate::graph::op::{self, OWN_DOMAIN, OpDef};
+use crate::graph::op::{self, InferCx, OWN_DOMAIN, OpDef};
+use crate::graph::{Edit, Graph};
+use crate::inspect::{GgufReport, Report as Inspected};
+use crate::plan::{Options, Plan};
+use crate::runner::Runner;
+use crate::shape::{Constraints, Fact, Shape};
 use clap::{Arg, Command};
 use schemars::Schema;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Columns of a line of prose.
 const WIDTH: usize = 100;
 
-/// `text` in lines of at most [`WIDTH`] columns; the first begins with `first`, the others with `rest`.
+/// `text` in lines of at most [`WIDTH`] columns; the first begins with `first`, the others with
+/// `rest`.
 fn wrapped(first: &str, rest: &str, text: &str) -> String {
     let mut out = first.to_owned();
     let mut column = first.chars().count();
@@ -102,8 +112,8 @@ fn typed(arg: &Arg) -> String {
     format!("`{}`", format!("{} {value}", names.join(", ")).trim_end())
 }
 
-/// An item of a list: the argument with its help, default and values. `only` are the commands that take
-/// it, where others with the same heading do not.
+/// An item of a list: the argument with its help, default and values. `only` are the commands that
+/// take it, where others with the same heading do not.
 fn item(arg: &Arg, only: &[String]) -> String {
     let help = arg.get_long_help().or(arg.get_help());
     let help = help.map(ToString::to_string).unwrap_or_default();
@@ -112,7 +122,7 @@ fn item(arg: &Arg, only: &[String]) -> String {
         .map(|p| p.split_whitespace().collect::<Vec<_>>().join(" "));
     let mut text = escaped(&paragraphs.next().unwrap_or_default());
     let end = |text: &mut String| {
-        if !text.ends_with(['.', ']']) {
+        if !text.ends_with('.') {
             text.push('.');
         }
     };
@@ -131,7 +141,7 @@ fn item(arg: &Arg, only: &[String]) -> String {
         text += &format!(" Default: {}.", defaults.join(", "));
     }
     if !only.is_empty() {
-        text += &format!(" Only {}.", only.join(", "));
+        text += &format!(" Only for {}.", only.join(", "));
     }
     let mut out = wrapped("* ", "  ", &format!("{}: {text}", typed(arg)));
     let values = arg.get_possible_values();
@@ -155,7 +165,10 @@ fn item(arg: &Arg, only: &[String]) -> String {
 fn after(command: &Command) -> String {
     let text = command.get_after_long_help().or(command.get_after_help());
     let text = text.map(ToString::to_string).unwrap_or_default();
-    format!("```text\n{}\n```\n", text.trim_end())
+    match text.is_empty() {
+        true => text,
+        false => format!("\n```text\n{}\n```\n", text.trim_end()),
+    }
 }
 
 fn anchor(heading: &str) -> String {
@@ -206,7 +219,7 @@ fn section(out: &mut String, command: &Command, name: &str, level: usize, shared
             wrapped("", "", &format!("Shared options: {}.", links.join(", ")))
         );
     }
-    *out += &format!("\n{}", after(command));
+    *out += &after(command);
     for sub in command.get_subcommands().filter(|s| s.get_name() != "help") {
         section(out, sub, &format!("{name} {}", sub.get_name()), level + 1, shared);
     }
@@ -323,6 +336,8 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ("profile", schemars::schema_for!(profile::Report<'static>)),
         ("roofline", schemars::schema_for!(roofline::Report<'static>)),
         ("tune", schemars::schema_for!(tune::Report)),
+        ("inspect", schemars::schema_for!(Inspected)),
+        ("inspect FILE.gguf", schemars::schema_for!(GgufReport)),
         ("devices", schemars::schema_for!(devices::Report)),
         ("selftest", schemars::schema_for!(selftest::Report)),
         ("pull", schemars::schema_for!(list::Row<'static>)),
@@ -357,10 +372,19 @@ impl<'a> Reader<'a> {
         let value = self.resolved(value);
         if let Some(options) = value.get("anyOf").and_then(Value::as_array) {
             let null = |v: &&Value| v.get("type").and_then(Value::as_str) == Some("null");
-            if let Some(one) = options.iter().find(|v| !null(v)) {
-                let (kind, inner) = self.kind(one);
-                return (format!("{kind} or null"), inner);
-            }
+            let kinds: Vec<_> = options
+                .iter()
+                .filter(|v| !null(v))
+                .map(|v| self.kind(v))
+                .collect();
+            let names: Vec<&str> = kinds.iter().map(|(kind, _)| kind.as_str()).collect();
+            let or_null = if options.iter().any(|v| null(&v)) {
+                " or null"
+            } else {
+                ""
+            };
+            let inner = kinds.iter().find_map(|(_, inner)| *inner);
+            return (format!("{}{or_null}", names.join(" or ")), inner);
         }
         let variants = value.get("oneOf").and_then(Value::as_array);
         let constants = variants.into_iter().flatten().flat_map(|v| {
@@ -400,7 +424,8 @@ impl<'a> Reader<'a> {
             let text = |v: &Value| v.get("description").and_then(Value::as_str).map(str::to_owned);
             let meaning = text(property)
                 .or_else(|| text(self.resolved(property)))
-                .unwrap_or_default();
+                .unwrap_or_default()
+                .replace("`None`", "null");
             let (kind, inner) = self.kind(property);
             let path = format!("{path}{name}");
             self.keys.push(Key {
@@ -460,8 +485,72 @@ pub fn json_markdown() -> String {
     out
 }
 
-/// Where an operator runs, and what else there is to say.
-fn place(def: &OpDef, name: &str) -> (&'static str, String) {
+/// Where a case of an operator runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Runs {
+    /// It costs nothing at run time.
+    Planning,
+    Device,
+    Host,
+}
+
+impl Runs {
+    /// Plans a model of this one node for a GPU.
+    fn of(case: &Case) -> Result<Self> {
+        let failed = |e: &dyn std::fmt::Display| Error::other(Stage::Plan, format!("{}: {e}", case.name()));
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let (mut operands, mut facts) = (Vec::new(), Vec::new());
+        // A node with constant data would be folded.
+        let folds = case.inputs.iter().all(|i| i.is_const);
+        for (seed, input) in (1..).zip(&case.inputs) {
+            let tensor = input.make(seed).map_err(|e| failed(&e))?;
+            let plain = Fact::new(tensor.dtype(), Shape::fixed(tensor.shape()));
+            let data = tensor.dtype().is_float() || tensor.shape().len() > 1;
+            let constant = input.is_const && !(folds && data);
+            let name = format!("x{seed}");
+            operands.push(Some(if constant {
+                facts.push(Fact::of(Arc::new(tensor.clone())));
+                edit.add_const(&name, Arc::new(tensor))
+            } else {
+                facts.push(plain.clone());
+                let value = edit.add_value(&name, Some(plain));
+                edit.add_input(value);
+                value
+            }));
+        }
+        let given: Vec<Option<&Fact>> = facts.iter().map(Some).collect();
+        let constraints = Constraints::default();
+        let results = case
+            .op
+            .infer(&InferCx::new(&given, &constraints))
+            .map_err(|e| failed(&e))?;
+        let results: Vec<_> = (0..results.len())
+            .map(|i| edit.add_value(&format!("y{i}"), None))
+            .collect();
+        edit.add_node("node", Vec::new(), case.op.clone(), operands, results.clone());
+        results.into_iter().for_each(|y| edit.add_output(y));
+        let caps = Caps::neutral();
+        Runner::pipeline(true).on(&caps).run(&mut graph)?;
+        let plan = Plan::compile(&graph, &caps, &Options::default())?;
+        Ok(match (plan.host.is_empty(), plan.steps.is_empty()) {
+            (false, _) => Self::Host,
+            (true, false) => Self::Device,
+            (true, true) => Self::Planning,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Planning => "planning",
+            Self::Device => "device",
+            Self::Host => "host",
+        }
+    }
+}
+
+/// Where an operator runs in most of its cases, and what the host runs in others.
+fn place(def: &OpDef, name: &str) -> (Runs, String) {
     let cases = (def.cases)();
     let named: Vec<&Case> = cases.iter().filter(|c| c.op.name() == name).collect();
     let cases = if named.is_empty() {
@@ -469,21 +558,27 @@ fn place(def: &OpDef, name: &str) -> (&'static str, String) {
     } else {
         named
     };
-    let reasons: BTreeSet<&str> = cases.iter().filter_map(|c| c.host_only).collect();
-    let refused = cases.iter().filter(|c| c.host_only.is_some()).count();
-    let planned =
-        |r: &&str| r.contains("planning") || r.contains("nothing on a device") || r.contains("shape alone");
-    if !cases.is_empty() && refused == cases.len() {
-        return match reasons.iter().all(planned) {
-            true => ("planning", String::new()),
-            false => ("host", String::new()),
-        };
-    }
-    let notes = reasons
+    let runs: Vec<(Runs, &Case)> = cases
         .iter()
-        .filter(|r| !planned(r) && !r.starts_with("no kernel"));
-    let notes: Vec<&str> = notes.copied().collect();
-    ("device", notes.join("; "))
+        .filter_map(|c| Some((Runs::of(c).ok()?, *c)))
+        .collect();
+    let all: BTreeSet<Runs> = runs.iter().map(|(r, _)| *r).collect();
+    // Graphs inside of operators come from models, so that those have no cases.
+    let place = match all.contains(&Runs::Device) {
+        true => Runs::Device,
+        false => all.into_iter().next().unwrap_or(Runs::Host),
+    };
+    // Cases of other operators in the same file say nothing about restrictions of this one.
+    let own = cases.iter().any(|c| c.op.name() == name);
+    let hosted = runs
+        .iter()
+        .filter(|(r, _)| *r == Runs::Host && place == Runs::Device && own);
+    let notes: BTreeSet<&str> = hosted.filter_map(|(_, c)| c.host_only).collect();
+    let notes: Vec<&str> = notes
+        .into_iter()
+        .filter(|n| !n.starts_with("no kernel"))
+        .collect();
+    (place, notes.join("; "))
 }
 
 /// The chapter on operators, `docs/operators.md`.
@@ -501,9 +596,10 @@ pub fn operators_markdown() -> String {
         "",
         "",
         "Every operator in these tables can be imported. *Runs on* says where: on the *device*, by a kernel; on the \
-         *host*, where data goes back and forth between device and host; or never, because it is evaluated when the \
-         model is *planned*. An operator with a kernel still runs on the host for some element types and attributes; \
-         the last column names some. `tlite inspect --nodes` shows what becomes of each node of a model.",
+         *host*, which costs transfers between device and host; or not at all, because it is evaluated when the \
+         model is planned (*planning*). An operator with a kernel still runs on the host for some element types and \
+         attributes; the last column names restrictions of kernels. `tlite inspect --nodes` shows where each node of \
+         a model runs.",
     );
     let mut domain = None;
     for ((of, name), (since, def)) in rows {
@@ -515,11 +611,11 @@ pub fn operators_markdown() -> String {
                 format!("Domain `{of}`")
             };
             out += &format!(
-                "\n## {title}\n\n| operator | since opset | runs on | runs on the host for |\n|---|---|---|---|\n"
+                "\n## {title}\n\n| operator | since opset | runs on | restrictions |\n|---|---|---|---|\n"
             );
         }
         let (place, notes) = place(def, name);
-        out += &format!("| {name} | {since} | {place} | {notes} |\n");
+        out += &format!("| {name} | {since} | {} | {notes} |\n", place.name());
     }
     out
 }

@@ -1,8 +1,8 @@
-//! What the command calls the fields of the library's options.
+//! Names of the library's option fields on the command line.
 
 use crate::error::Error;
 
-/// Arguments and fields as errors of the library name them, and what of the command sets them.
+/// Arguments and fields as the library's errors name them, and the options that set them.
 const OPTIONS: &[(&str, &str)] = &[
     ("act", "--act"),
     ("backend", "--backend"),
@@ -39,7 +39,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("typical_p", "--typical-p"),
 ];
 
-/// The option that sets the field `name`; `name` itself where there is none.
+/// The option that sets the field `name`; `name` itself if there is none.
 pub fn option_of(name: &str) -> &str {
     let found = OPTIONS.iter().find(|(field, _)| *field == name);
     found.map_or(name, |(_, option)| option)
@@ -57,7 +57,7 @@ pub fn in_options(error: Error) -> Error {
     }
 }
 
-/// `error` as wrong usage of `option`, where it is that of the contents of a file that the option names.
+/// Turns an error about the contents of the file that `option` names into wrong usage of `option`.
 pub fn in_file_of(option: &str, error: Error) -> Error {
     match &error {
         Error::File {

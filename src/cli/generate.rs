@@ -61,7 +61,8 @@ pub struct Args {
 }
 
 impl Args {
-    /// Model and prompt. With `-m` the first argument is the prompt. Usage errors: no prompt, or two.
+    /// Model and prompt. With `-m` the first argument is the prompt. Usage errors: no prompt, or
+    /// two.
     fn given(&self) -> Result<(&Path, &str)> {
         let wrong = |what: &str| Err(Error::usage("PROMPT", what));
         let (model, argument) = match (&self.option, &self.model, &self.text) {
@@ -141,8 +142,8 @@ pub(super) struct Report<'a> {
     kernels_checked: usize,
 }
 
-/// The tokens of `prompt`. Without a chat template the prompt is used as it is, which a note says; a
-/// system prompt is then a usage error.
+/// The tokens of `prompt`. Without a chat template the prompt is used as it is, which a note says;
+/// a system prompt is then a usage error.
 fn prompt_tokens(
     codec: &Codec,
     prompt: &str,
@@ -180,8 +181,8 @@ fn prompt_tokens(
     codec.encode(&messages, values)
 }
 
-/// The prompt, for `-` the text of `input` without one line end at its end. A usage error for bytes that
-/// are not UTF-8.
+/// The prompt, for `-` the text of `input` without one line end at its end. A usage error for bytes
+/// that are not UTF-8.
 fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
     if prompt != "-" {
         return Ok(prompt.to_owned());

@@ -3,7 +3,7 @@
 use super::interrupt::Interrupt;
 use super::model::model_path;
 use super::options::{ADVANCED, Float, ModelArg, Verbosity, check_writable, from_one, padding};
-use super::output::{note, printable, put, put_json, table};
+use super::output::{note, put, put_json, table, text_output};
 use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -169,13 +169,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         write_whole(file, |out| out.write_all(page.as_bytes()))?;
         note(&mut std::io::stderr(), &format!("wrote {}", file.display()));
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         return put_json(&mut out, &report);
     }
-    put(&mut out, &printable(&text(&report, args.verbosity.verbose)))?;
+    put(&mut out, &text(&report, args.verbosity.verbose))?;
     if args.nodes {
-        put(&mut out, &printable(&list(&report)))?;
+        put(&mut out, &list(&report))?;
     }
     Ok(())
 }
@@ -183,11 +183,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 /// Prints what the header of a GGUF file says.
 fn header_of(file: &Path, json: bool) -> Result<()> {
     let report = inspect_gguf(file)?;
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if json {
         put_json(&mut out, &report)
     } else {
-        put(&mut out, &printable(&header_text(&report)))
+        put(&mut out, &header_text(&report))
     }
 }
 

@@ -47,7 +47,8 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // Work continues until the program ends, so a folder can gain files while it is removed.
+            // Work continues until the program ends, so a folder can gain files while it is
+            // removed.
             for _ in 0..ATTEMPTS {
                 // A path that cannot be removed stays; there is no better report.
                 let _gone = if path.is_dir() {

@@ -28,8 +28,8 @@ pub struct LoadedModel {
     pub all: Loaded,
 }
 
-/// The folder of the language model that `option` names as `given`, with the files `needed`. Errors are
-/// those of [`model_path`] and [`ModelFolder::holding`].
+/// The folder of the language model that `option` names as `given`, with the files `needed`. Errors
+/// are those of [`model_path`] and [`ModelFolder::holding`].
 pub fn model_folder(
     option: &str,
     given: &Path,
@@ -56,9 +56,9 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
     }
 }
 
-/// Names everything that decides about the last bits of what a model computes with `options`: device,
-/// driver, and storage of activations. If the backend is left open and it is the host, `options` name the
-/// host from here on. Errors are those of [`open`].
+/// Names everything that decides about the last bits of what a model computes with `options`:
+/// device, driver, and storage of activations. If the backend is left open and it is the host,
+/// `options` name the host from here on. Errors are those of [`open`].
 pub fn place(options: &mut ExecOptions) -> Result<String> {
     let float = options.on.storage(options.float)?;
     let float = float.map_or_else(|| "its floats".to_owned(), |f| f.to_string());
@@ -86,7 +86,8 @@ pub fn print_notes(notes: &[impl fmt::Display]) {
     }
 }
 
-/// Prints the notes of a loaded model and, with `--verbose`, where it runs and how long loading took.
+/// Prints the notes of a loaded model and, with `--verbose`, where it runs and how long loading
+/// took.
 pub fn print_loaded(notes: &[impl fmt::Display], place: &PlaceName, time: LoadTime) {
     print_notes(notes);
     let what = format!("{} on {}, {time}", place.backend, place.device);
@@ -194,8 +195,8 @@ pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<
     })
 }
 
-/// Runs `work`, which loads the model in `folder`, with progress on standard error. Returns its result
-/// and the time it took.
+/// Runs `work`, which loads the model in `folder`, with progress on standard error. Returns its
+/// result and the time it took.
 pub fn waiting<T>(
     folder: &ModelFolder,
     work: impl FnOnce(&mut dyn FnMut(Loading<'_>)) -> Result<T>,

@@ -63,7 +63,8 @@ pub struct Verbosity {
 }
 
 impl Verbosity {
-    /// Sets what this process prints from now on. With `json` there are no figures: the object has them.
+    /// Sets what this process prints from now on. With `json` there are no figures: the object has
+    /// them.
     pub fn apply(self, json: bool) {
         let level = match self {
             Self { quiet: true, .. } => Level::Quiet,
@@ -228,8 +229,8 @@ impl DeviceOptions {
         }
     }
 
-    /// Storage type of activations, if `float` is given. A usage error for f16 on the host, which keeps
-    /// the model's types.
+    /// Storage type of activations, if `float` is given. A usage error for f16 on the host, which
+    /// keeps the model's types.
     pub fn storage(&self, float: Option<Float>) -> Result<Option<DType>> {
         match (float, self.backend) {
             (Some(Float::F16), BackendChoice::Host) => Err(Error::usage(
@@ -322,8 +323,8 @@ pub struct ExecOptions {
         help_heading = EXECUTION
     )]
     pub context: Option<NonZeroUsize>,
-    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes at
-    /// run time]
+    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes
+    /// at run time]
     #[arg(
         long,
         value_enum,
@@ -442,8 +443,8 @@ pub fn check_file(option: &str, path: &Path) -> Result<()> {
     Err(Error::usage(option, what))
 }
 
-/// As [`check_writable`], for a report on `model`, a file or folder. A usage error also if the report
-/// would overwrite a part of it.
+/// As [`check_writable`], for a report on `model`, a file or folder. A usage error also if the
+/// report would overwrite a part of it.
 pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
     check_writable(option, path)?;
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty());

@@ -1,7 +1,7 @@
 //! `tlite completions` and `tlite man`: files for shells and for `man`.
 
 use super::command;
-use super::output::{note, put};
+use super::output::{note, put, text_output};
 use crate::error::{Error, Result};
 use clap_complete::Shell;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub struct ManArgs {
 pub fn completions(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command(), "tlite", &mut script);
-    put(&mut std::io::stdout().lock(), &String::from_utf8_lossy(&script))
+    put(&mut text_output(), &String::from_utf8_lossy(&script))
 }
 
 /// Runs `tlite man`.

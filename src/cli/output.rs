@@ -27,7 +27,8 @@ pub enum Level {
 static LEVEL: AtomicU8 = AtomicU8::new(Level::Normal as u8);
 static FIGURES: AtomicBool = AtomicBool::new(true);
 
-/// Sets what this process prints from now on. `figures` is false for JSON output, which has them already.
+/// Sets what this process prints from now on. `figures` is false for JSON output, which has them
+/// already.
 pub fn set_level(level: Level, figures: bool) {
     LEVEL.store(level as u8, Ordering::Relaxed);
     FIGURES.store(figures, Ordering::Relaxed);
@@ -196,7 +197,7 @@ impl<W: Write> Write for Sanitized<W> {
     }
 }
 
-/// Standard output for generated text: a terminal gets no control characters, a pipe every byte.
+/// Standard output: a terminal gets no control characters, a pipe every byte.
 pub fn text_output() -> Box<dyn Write> {
     let out: StdoutLock<'static> = std::io::stdout().lock();
     match out.is_terminal() {
@@ -205,7 +206,8 @@ pub fn text_output() -> Box<dyn Write> {
     }
 }
 
-/// A moving line on standard error until it is dropped or cleared; nothing when that is no terminal.
+/// A moving line on standard error until it is dropped or cleared; nothing when that is no
+/// terminal.
 pub fn spinner(text: String) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(printable(&text).into_owned());
     bar.enable_steady_tick(Duration::from_millis(100));
@@ -279,8 +281,8 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
 /// Widest line of a table.
 pub const COLUMNS: usize = 100;
 
-/// A [`table`] of at most [`COLUMNS`] columns: texts in the column `cut` are shortened if necessary, in
-/// the middle, as their ends often tell them apart.
+/// A [`table`] of at most [`COLUMNS`] columns: texts in the column `cut` are shortened if
+/// necessary, in the middle, as their ends often tell them apart.
 pub fn fitted_table(rows: &[Vec<String>], left: usize, cut: usize) -> String {
     let text = table(rows, left);
     let width = text.lines().map(|l| l.chars().count()).max().unwrap_or(0);

@@ -5,7 +5,7 @@ use super::load::{load_model, model_folder};
 use super::options::{
     DeviceOptions, EXECUTION, ExecOptions, Float, ModelArg, Verbosity, from_one, read_text,
 };
-use super::output::{bar, figures, note, put, put_json};
+use super::output::{bar, figures, note, put, put_json, text_output};
 use crate::error::{Error, Result};
 use crate::llm::engine::PADDING;
 use crate::llm::load::{PlaceName, Purpose};
@@ -31,9 +31,9 @@ Examples:
 
 /// Measure how well a model predicts a text
 ///
-/// The text is scored in windows, each from an empty context. With --reference, the KL divergence from
-/// another model with the same vocabulary is measured too, which shows what quantization costs. Ctrl-C
-/// stops: the results so far are shown, and the exit code is 130.
+/// The text is scored in windows, each from an empty context. With --reference, the KL divergence
+/// from another model with the same vocabulary is measured too, which shows what quantization
+/// costs. Ctrl-C stops: the results so far are shown, and the exit code is 130.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite perplexity [OPTIONS] --text FILE MODEL", after_help = EXAMPLES)]
 pub struct Args {
@@ -65,8 +65,8 @@ pub struct Args {
         help_heading = EXECUTION
     )]
     context: Option<NonZeroUsize>,
-    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes at
-    /// run time]
+    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes
+    /// at run time]
     #[arg(
         long,
         value_enum,
@@ -307,7 +307,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         text_tokens: tokens.tokens.len(),
         time: start.elapsed(),
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &measured.object(&model.place))?;
         return end;

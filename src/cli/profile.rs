@@ -5,7 +5,7 @@ mod page;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{ExecOptions, Verbosity, check_writable, from_one};
-use super::output::{fitted_table, note, put, put_json};
+use super::output::{fitted_table, note, put, put_json, text_output};
 use super::random::{RandomOptions, Source};
 use super::roofline::{HOST_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
@@ -39,18 +39,19 @@ const COLUMNS_HELP: &str = "\
 Columns:
   time, share  device time, and its share of the run
   bytes, FLOP  bytes moved, and arithmetic operations
-  memory       bytes per second; arithmetic: operations per second; each as a share of the peak
+  memory       bytes per second, as a share of the peak
+  arithmetic   operations per second, as a share of the peak
   bound        what limits the operator: memory, arithmetic or launches
-  of limit     speed as a share of what the device allows
+  of limit     speed, as a share of what the device allows
 
 ";
 
 /// Show device time per operator, compared with the device's limits
 ///
-/// Times come from the device's clock; the fastest of several runs counts. Bytes and operations follow
-/// from the plan, as in `tlite roofline`, and peaks from `tlite devices --probe`. A language model runs a
-/// prefill and a decoding step, any other model one run with made-up inputs. The commands of a timed run
-/// are queued at once, without --slice-ms.
+/// Times come from the device's clock; the fastest of several runs counts. Bytes and operations
+/// follow from the plan, as in `tlite roofline`, and peaks from `tlite devices --probe`. A language
+/// model runs a prefill and a decoding step, any other model one run with made-up inputs. The
+/// commands of a timed run are queued at once, without --slice-ms.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite profile [OPTIONS] MODEL\n       tlite profile [OPTIONS] --random NAME",
@@ -263,29 +264,21 @@ fn cells(m: &Measured) -> Vec<String> {
         percent(m.share),
         size_text(t.bytes()),
         flops_text(t.flops),
-        quantity(m.bytes_per_s, "B/s"),
         percent(m.share_of_memory),
-        if t.flops == 0 {
-            "0".to_owned()
-        } else {
-            quantity(m.flops_per_s, "FLOP/s")
-        },
         percent(m.share_of_arithmetic),
         m.work.bound.name().to_owned(),
         percent(m.share_of_least),
     ]
 }
 
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 9] = [
     "launches",
     "time",
     "share",
     "bytes",
     "FLOP",
     "memory",
-    "of peak",
     "arithmetic",
-    "of peak",
     "bound",
     "of limit",
 ];
@@ -371,7 +364,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if let Some(file) = &args.html {
         write(file, page::render(&report).as_bytes())?;
     }
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)
     } else {

@@ -5,7 +5,7 @@ mod page;
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{ADVANCED, Verbosity, check_report};
-use super::output::{byte_bar, note, printable, put, put_json, table};
+use super::output::{byte_bar, note, put, put_json, table, text_output};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{
@@ -211,10 +211,10 @@ impl Args {
     }
 }
 
-/// A weight in the object of `--json`, of this command and of `convert`.
+/// A quantized weight, in the JSON of `quantize` and `convert`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct Row<'a> {
-    /// Name of the initializer.
+    /// Name of the weight.
     name: &'a str,
     /// Its shape.
     shape: &'a [usize],
@@ -231,18 +231,18 @@ pub(super) struct Row<'a> {
     mse: f64,
     /// Largest absolute error.
     max_error: f32,
-    /// Norm of the error divided by the norm of the weight.
+    /// Root mean squared error, relative to the weights'.
     relative_error: f64,
-    /// Bytes before.
+    /// Bytes in the source.
     bytes_before: u64,
-    /// Bytes after, with scales.
+    /// Bytes in the result, with scales.
     bytes_after: u64,
 }
 
-/// A weight that was left as it was, likewise.
+/// A weight that was not quantized, likewise.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct LeftRow<'a> {
-    /// Name of the initializer.
+    /// Name of the weight.
     name: &'a str,
     /// Its shape.
     shape: &'a [usize],
@@ -252,20 +252,20 @@ pub(super) struct LeftRow<'a> {
 
 /// The object of `--json` and `--report-json`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
-pub struct Report<'a> {
-    /// How scales and biases were chosen.
+pub(super) struct Report<'a> {
+    /// Method that chose scales and biases.
     method: &'a str,
     /// Quantized weights.
     weights: Vec<Row<'a>>,
     /// Weights that were not quantized.
     left: Vec<LeftRow<'a>>,
-    /// Relative error over all quantized weights.
+    /// Root mean squared error of all quantized weights, relative to them.
     relative_error: f64,
-    /// Mean bits of a quantized weight, scales included.
+    /// Mean bits per quantized weight, scales included.
     bits_per_weight: f64,
-    /// Bytes of the model and its data before.
+    /// Bytes of the weights in the source.
     bytes_before: u64,
-    /// Bytes of the model and its data after.
+    /// Bytes of the weights in the result.
     bytes_after: u64,
 }
 
@@ -493,12 +493,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             kept_note(&args.output);
         }
     })?;
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &Report::new(&summary))?;
     } else {
         let text = report(&summary, &options, &args.output, args.verbosity.verbose);
-        put(&mut out, &printable(&text))?;
+        put(&mut out, &text)?;
     }
     // Last: the model is written by now, and a report that cannot be is no reason to keep its
     // errors back.

@@ -26,8 +26,8 @@ pub struct RandomOptions {
     option: Option<PathBuf>,
     /// Instead of MODEL, use this architecture with random E0M4 weights
     ///
-    /// E0M4 is the 4-bit format of `tlite quantize`. The weights are made on the device. Not all kernels
-    /// can be checked before they are measured.
+    /// E0M4 is the 4-bit format of `tlite quantize`. The weights are made on the device. Not all
+    /// kernels can be checked before they are measured.
     #[arg(
         long,
         value_name = "NAME",
@@ -86,8 +86,8 @@ impl Source {
 }
 
 impl RandomOptions {
-    /// A usage error for an option that needs `--random`. The parser cannot check it: `--random` excludes
-    /// MODEL, so it never requires one of them beside it.
+    /// A usage error for an option that needs `--random`. The parser cannot check it: `--random`
+    /// excludes MODEL, so it never requires one of them beside it.
     fn check_alone(&self) -> Result<()> {
         let given = [
             ("--group-size", self.group_size.is_some()),
@@ -100,7 +100,8 @@ impl RandomOptions {
         }
     }
 
-    /// The model. Usage errors: none is given, more layers than the model has. Errors of [`model_path`].
+    /// The model. Usage errors: none is given, more layers than the model has. Errors of
+    /// [`model_path`].
     pub fn source(&self, interrupt: &Interrupt) -> Result<Source> {
         let given = self.option.as_ref().or(self.model.as_ref());
         let (mut spec, folder) = match (self.random.as_deref().and_then(Spec::find), given) {

@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
-use super::output::{fitted_table, note, put, put_json};
+use super::output::{fitted_table, note, put, put_json, text_output};
 use super::random::RandomOptions;
 use crate::backend::{Backend, Caps};
 use crate::error::{Error, Result};
@@ -26,10 +26,10 @@ Examples:
 
 const COLUMNS_HELP: &str = "\
 Columns:
-  dispatches     kernel launches
+  launches       kernel launches
   read, written  bytes moved
   FLOP           arithmetic operations
-  FLOP/byte      arithmetic intensity
+  FLOP/B         arithmetic operations per byte
   minimum        time at the device's limits, and its share of the run
   bound          what limits the operator: memory, arithmetic or launches
 
@@ -37,9 +37,10 @@ Columns:
 
 /// Estimate the minimum run time of a model (roofline)
 ///
-/// Nothing is run: bytes and operations follow from the model's plan, and the peaks of memory, arithmetic
-/// and launches from `tlite devices --probe`, which runs once per device. A language model is estimated
-/// for prefill and decoding, any other model for one run with the sizes of --bind.
+/// Nothing is run: bytes and operations follow from the model's plan, and the peaks of memory,
+/// arithmetic and launches from `tlite devices --probe`, which runs once per device. A language
+/// model is estimated for prefill and decoding, any other model for one run with the sizes of
+/// --bind.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite roofline [OPTIONS] MODEL\n       tlite roofline [OPTIONS] --random NAME",
@@ -199,14 +200,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
 }
 
 const COLUMNS: [&str; 8] = [
-    "dispatches",
-    "read",
-    "written",
-    "FLOP",
-    "FLOP/byte",
-    "minimum",
-    "share",
-    "bound",
+    "launches", "read", "written", "FLOP", "FLOP/B", "minimum", "share", "bound",
 ];
 
 /// Operations as a cell of a table.
@@ -316,7 +310,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         probe: &probe,
         work,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)
     } else {

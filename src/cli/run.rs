@@ -10,7 +10,7 @@ use super::load;
 use super::options::{
     ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, check_file, from_one, from_zero, note_unused,
 };
-use super::output::{self, note, put, put_json};
+use super::output::{self, note, put, put_json, text_output};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::files::{self, npy};
@@ -342,12 +342,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         profile,
         compare,
     };
-    let mut out = std::io::stdout().lock();
+    let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)?;
     } else {
         let text = text(&report, plan.map(|p| p.segments.as_slice()));
-        put(&mut out, &output::printable(&text))?;
+        put(&mut out, &text)?;
     }
     if interrupted {
         let runs = count_text(1 + report.runs_ms.len(), "run");

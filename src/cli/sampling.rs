@@ -20,8 +20,9 @@ use std::num::NonZeroUsize;
 pub struct SamplingOptions {
     /// Randomness; 0 is greedy
     ///
-    /// Greedy decoding always takes the most likely token. By default, the model's generation_config.json decides about temperature, top-k, top-p and
-    /// min-p. If it names none of them, they are 0.8, 40, 0.95 and 0.05.
+    /// Greedy decoding always takes the most likely token. By default, the model's
+    /// generation_config.json decides about temperature, top-k, top-p and min-p. If it names none
+    /// of them, they are 0.8, 40, 0.95 and 0.05.
     #[arg(
         long,
         visible_alias = "temp",
@@ -97,8 +98,8 @@ pub struct SamplingOptions {
         hide_short_help = true
     )]
     pub penalty_last_n: Option<usize>,
-    /// DRY: subtract F * base ^ (length - allowed length) from tokens that extend a repeated sequence;
-    /// 0 is off [default: 0]
+    /// DRY: subtract F * base ^ (length - allowed length) from tokens that extend a repeated
+    /// sequence; 0 is off [default: 0]
     #[arg(
         long,
         value_name = "F",
@@ -122,8 +123,8 @@ pub struct SamplingOptions {
     /// DRY: number of last tokens to search for repeats [default: all]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
     pub dry_last_n: Option<NonZeroUsize>,
-    /// DRY: repeats do not extend over a token that contains TEXT; repeatable [default: line feed, :, ",
-    /// *]
+    /// DRY: repeats do not extend over a token that contains TEXT; repeatable [default: line feed,
+    /// :, ", *]
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true, hide_short_help = true)]
     pub dry_breaker: Vec<String>,
     /// Add BIAS to the logit of token ID; -inf forbids the token
@@ -144,8 +145,8 @@ pub struct Chosen {
 }
 
 impl SamplingOptions {
-    /// The sampler for the model in `folder`: the options, else its `generation_config.json`, else the
-    /// defaults. A usage error for a value in that file that is out of range.
+    /// The sampler for the model in `folder`: the options, else its `generation_config.json`, else
+    /// the defaults. A usage error for a value in that file that is out of range.
     pub fn sampler(&self, folder: &ModelFolder, tokenizer: &Tokenizer) -> Result<Chosen> {
         let mut config = self.config(folder)?;
         if config.dry.multiplier > 0.0 {

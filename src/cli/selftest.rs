@@ -1,7 +1,7 @@
 //! `tlite selftest`.
 
 use super::options::{DeviceOptions, Verbosity};
-use super::output::{bar, note, put, put_json};
+use super::output::{bar, note, put, put_json, text_output};
 use crate::backend::{self, Backend, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend};
 use crate::error::{Error, Result, Stage};
 use crate::placement::{BackendChoice, Opened};
@@ -22,8 +22,8 @@ Examples:
 
 /// Check that devices compute correctly, for bug reports
 ///
-/// Runs test cases of all operators and compares the results with the reference on the host. Without
-/// --backend and --device, every device is checked. The exit code is 1 if a case fails.
+/// Runs test cases of all operators and compares the results with the reference on the host.
+/// Without --backend and --device, every device is checked. The exit code is 1 if a case fails.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -210,7 +210,7 @@ pub fn run(args: &Args) -> Result<()> {
         devices,
         absent,
     };
-    let mut stdout = std::io::stdout().lock();
+    let mut stdout = text_output();
     if args.json {
         put_json(&mut stdout, &report)?;
     } else {

@@ -3,7 +3,7 @@
 use super::interrupt::Interrupt;
 use super::load::model_folder;
 use super::options::{ExecOptions, ModelArg, Verbosity, from_one};
-use super::output::{bar, fitted_table, note, put, put_json, spinner};
+use super::output::{bar, fitted_table, note, put, put_json, spinner, text_output};
 use crate::error::Result;
 use crate::llm::engine::{Tuner, TuningRow};
 use crate::llm::load::Loaded;
@@ -22,10 +22,11 @@ Examples:
 
 /// Find and save the fastest kernel settings for a model
 ///
-/// Each setting is checked against the reference and timed in turn with the default, in prefill and in
-/// decoding. Settings faster by more than measurement noise are saved in the kernel cache for this
-/// device, driver and these shapes, and used from then on. Ctrl-C keeps and shows what was found so far;
-/// the exit code is then 130. The commands of a timed run are queued at once, without --slice-ms.
+/// Each setting is checked against the reference and timed in turn with the default, in prefill and
+/// in decoding. Settings faster by more than measurement noise are saved in the kernel cache for
+/// this device, driver and these shapes, and used from then on. Ctrl-C keeps and shows what was
+/// found so far; the exit code is then 130. The commands of a timed run are queued at once, without
+/// --slice-ms.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite tune [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
@@ -76,8 +77,8 @@ impl Report {
         put(out, &text(&self.shapes))
     }
 
-    /// One line on the progress: `defaults` and `others` are the times that they took, `limited` is true
-    /// if `--sets` was reached.
+    /// One line on the progress: `defaults` and `others` are the times that they took, `limited` is
+    /// true if `--sets` was reached.
     fn closing(&self, limited: bool, defaults: Duration, others: Duration) -> String {
         let (measured, all) = (self.measured, self.all);
         let part = format!("{measured} of {all} settings measured");
@@ -139,14 +140,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         model: folder.name(),
         ..Report::default()
     }));
-    // A setting may take many seconds, so Ctrl-C does not wait for it. Files of the cache are always whole.
+    // A setting may take many seconds, so Ctrl-C does not wait for it. Files of the cache are
+    // always whole.
     let (json, shown) = (args.json, known.clone());
     let parting = interrupt.parting(move || {
         let mut report = shown.lock().unwrap_or_else(PoisonError::into_inner);
         report.interrupted = true;
         if json || !report.shapes.is_empty() {
             // With the stream closed there is nobody to write to.
-            let _closed = report.show(json, &mut std::io::stdout());
+            let _closed = report.show(json, &mut text_output());
         }
         note(
             &mut std::io::stderr(),
@@ -177,7 +179,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     progress.finish_and_clear();
     drop(parting);
     let report = known.lock().unwrap_or_else(PoisonError::into_inner);
-    report.show(args.json, &mut std::io::stdout().lock())?;
+    report.show(args.json, &mut text_output())?;
     note(
         &mut notes,
         &report.closing(report.measured >= most, defaults, begun.elapsed()),

@@ -274,7 +274,8 @@ mod tests {
             let start = if which == 0 { 0 } else { ends[which - 1] };
             u32::try_from(1000 * (which + 1) + 100 * row + column - start).unwrap()
         };
-        // Ranges that begin and end in each of them; panels in which tensors meet, and a panel of all.
+        // Ranges that begin and end in each of them; panels in which tensors meet, and a panel of
+        // all.
         for (first, count) in [
             (0usize, 96usize),
             (0, 76),

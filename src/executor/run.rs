@@ -14,7 +14,8 @@ use std::time::Instant;
 /// Time of one step in a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Timing {
-    /// The dispatch, by index into [`Plan::steps`](crate::plan::Plan::steps); `None` for a node on the host.
+    /// The dispatch, by index into [`Plan::steps`](crate::plan::Plan::steps); `None` for a node on
+    /// the host.
     pub step: Option<usize>,
     /// Display text of the specialised kernel; `None` for a node on the host.
     pub kernel: Option<String>,

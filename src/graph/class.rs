@@ -83,8 +83,8 @@ mod tests {
     use crate::tensor::{DType, HostTensor};
     use std::sync::Arc;
 
-    /// A graph as in figure 1 of the paper: the sizes of an activation, taken apart and put together, are the target of a
-    /// `Reshape`.
+    /// A graph as in figure 1 of the paper: the sizes of an activation, taken apart and put
+    /// together, are the target of a `Reshape`.
     fn demonstration() -> Graph {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);

@@ -539,7 +539,8 @@ mod tests {
         }
     }
 
-    /// Values `v` of `kv` heads of `dim` from `x`, mixed by probabilities of `heads` heads, and a product with `o`. `perm` is that behind the mixing.
+    /// Values `v` of `kv` heads of `dim` from `x`, mixed by probabilities of `heads` heads, and a
+    /// product with `o`. `perm` is that behind the mixing.
     fn attention(heads: usize, kv: usize, dim: usize, perm: [i64; 4]) -> Graph {
         let dir = tempfile::tempdir().unwrap();
         let mut out = ModelWriter::create(Stage::Convert, dir.path(), "m.onnx", "g").unwrap();

@@ -10,7 +10,8 @@ use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// Context used when none is asked for, if the model was made for more: a cache of this length fits small devices.
+/// Context used when none is asked for, if the model was made for more: a cache of this length fits
+/// small devices.
 pub const DEFAULT_CONTEXT: usize = 4096;
 
 /// One token id or several, as `eos_token_id` is written.
@@ -66,7 +67,8 @@ pub struct SlidingWindow {
 }
 
 impl Config {
-    /// The class, where it is that of models which do not predict the next token, such as `BertForMaskedLM`.
+    /// The class, where it is that of models which do not predict the next token, such as
+    /// `BertForMaskedLM`.
     pub fn other_purpose(&self) -> Option<&str> {
         let all = self.architectures.as_deref().unwrap_or_default();
         let predicts = |name: &&String| {
@@ -126,8 +128,9 @@ pub struct GenerationConfig {
 impl GenerationConfig {
     /// The sampler settings that the file asks for, without a seed. If it names any of temperature,
     /// top-k, top-p and min-p, those it does not name are off; if it names none,
-    /// [`SamplerConfig::sampling`] decides. Greedy if `do_sample` is false; a repetition penalty counts
-    /// otherwise. Values are as in the file: [`Sampler::new`](super::Sampler::new) checks them.
+    /// [`SamplerConfig::sampling`] decides. Greedy if `do_sample` is false; a repetition penalty
+    /// counts otherwise. Values are as in the file: [`Sampler::new`](super::Sampler::new) checks
+    /// them.
     pub fn sampling(&self) -> SamplerConfig {
         if self.do_sample == Some(false) {
             return SamplerConfig::default();
@@ -203,7 +206,8 @@ pub struct TokenizerConfig {
     pub chat_template: Option<TemplateSource>,
 }
 
-/// A model's folder with its small JSON files read. A missing JSON file counts as one without entries.
+/// A model's folder with its small JSON files read. A missing JSON file counts as one without
+/// entries.
 #[derive(Clone, Debug)]
 pub struct ModelFolder {
     dir: PathBuf,
@@ -244,8 +248,9 @@ impl ModelFolder {
         })
     }
 
-    /// As [`ModelFolder::open`], of a language model's folder that errors call `name` and which holds the files `needed`. Usage errors: no such
-    /// folder, a file in its place, a file of it that is missing.
+    /// As [`ModelFolder::open`], of a language model's folder that errors call `name` and which
+    /// holds the files `needed`. Usage errors: no such folder, a file in its place, a file of it
+    /// that is missing.
     pub fn holding(name: &str, path: &Path, needed: &[&str]) -> Result<Self> {
         if !path.exists() {
             let what = format!("there is no folder {}", path.display());
@@ -306,8 +311,8 @@ impl ModelFolder {
         )
     }
 
-    /// Number of tokens to hold: those `asked` for, else what the model was made for, at most [`DEFAULT_CONTEXT`]. A usage error
-    /// when more are asked for than the model was made for.
+    /// Number of tokens to hold: those `asked` for, else what the model was made for, at most
+    /// [`DEFAULT_CONTEXT`]. A usage error when more are asked for than the model was made for.
     pub fn context(&self, asked: Option<usize>) -> Result<usize> {
         match (asked, self.config.max_position_embeddings) {
             (Some(asked), Some(most)) if asked > most => Err(Error::usage(
@@ -324,8 +329,8 @@ impl ModelFolder {
     }
 
     /// Ids at which generation stops, ascending: those of `generation_config.json`, else those of
-    /// `config.json`; and the tokenizer's end token, which is the end of a turn in many chat models whose
-    /// `config.json` names the end of a document only.
+    /// `config.json`; and the tokenizer's end token, which is the end of a turn in many chat models
+    /// whose `config.json` names the end of a document only.
     pub fn eos_ids(&self, tokenizer: &Tokenizer) -> Vec<u32> {
         let written = self
             .generation
@@ -345,7 +350,8 @@ impl ModelFolder {
     }
 }
 
-/// A usage error where the model that errors call `name` is a GGUF file, of which a folder has to be made first.
+/// A usage error where the model that errors call `name` is a GGUF file, of which a folder has to
+/// be made first.
 pub fn check_form(name: &str, path: &Path) -> Result<()> {
     if !path.is_file() || !gguf::is_gguf(path) {
         return Ok(());

@@ -291,7 +291,7 @@ pub struct Used {
     pub act: &'static str,
     /// KV cache type: `q8` if any cache uses it, else the float type; `None` without a cache.
     pub kv: Option<String>,
-    /// How commands are replayed, named as in [`crate::backend::RecordingWay`]; `None` on the host.
+    /// How commands are replayed, named as by the option `--recording`; `None` on the host.
     pub recording: Option<&'static str>,
 }
 

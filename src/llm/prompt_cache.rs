@@ -411,7 +411,8 @@ mod tests {
         let mut other = windowed(20);
         assert_eq!(load(&path, &mut other).unwrap().len(), 7);
         assert_eq!((other.gone, other.model.cache.len()), (2, 7));
-        // The first 5 tokens can be gone on from with rows 2 to 4, the first 4 cannot with rows 2 and 3.
+        // The first 5 tokens can be gone on from with rows 2 to 4, the first 4 cannot with rows 2
+        // and 3.
         let mut short = windowed(5);
         assert_eq!(load(&path, &mut short).unwrap(), [5, 6, 7, 8, 9]);
         assert_eq!((short.gone, short.read_state(1).unwrap()), (2, vec![7, 8, 9]));

@@ -453,7 +453,8 @@ mod tests {
             "[batch, 2, past, 8]",
         ];
         assert_eq!(named(&optimum), wanted);
-        // What is used already is no new name, and a cache as long as the run is left to be refused.
+        // What is used already is no new name, and a cache as long as the run is left to be
+        // refused.
         let taken = [
             ("input_ids", I, "past, N"),
             ("cache", F, "past, total - N, 8"),

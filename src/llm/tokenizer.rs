@@ -334,8 +334,8 @@ mod tests {
         assert_eq!(tokenizer.decode(&[u32::MAX]).unwrap(), "");
     }
 
-    /// Every short sequence over tokens that interact: halves of characters, bad bytes, leading spaces,
-    /// tokens without text.
+    /// Every short sequence over tokens that interact: halves of characters, bad bytes, leading
+    /// spaces, tokens without text.
     #[test]
     fn stream_equals_whole() {
         let (_a, level) = byte_level();

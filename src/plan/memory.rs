@@ -369,8 +369,8 @@ mod tests {
             prop_assert!(total >= lower_bound(&slots));
         }
 
-        /// Random lifetimes with sizes that are products of symbols: neither the formula's stacking nor pools let two live
-        /// slots share bytes at any binding, and the formula is the arena.
+        /// Random lifetimes with sizes that are products of symbols: neither the formula's stacking
+        /// nor pools let two live slots share bytes at any binding, and the formula is the arena.
         #[test]
         fn no_binding_makes_live_slots_overlap(
             raw in prop::collection::vec((0usize..12, 0usize..5, 0usize..6, 1i64..5), 1..14),

@@ -492,7 +492,8 @@ mod tests {
 
     #[test]
     fn a_hessian_that_is_not_positive_definite_is_damped_more() {
-        // Rounding has made an eigenvalue -0.05 of the mean diagonal; and one that no damping mends.
+        // Rounding has made an eigenvalue -0.05 of the mean diagonal; and one that no damping
+        // mends.
         let two = |off: f32| Hessian::from_sum(2, vec![1.0, off, off, 1.0], 1).unwrap();
         let f = CholeskyFactor::new(&two(1.05), DAMPING).unwrap();
         // 0.01, 0.02, 0.04, 0.08: l_11^2 = 1.08, and l_00^2 = 1.08 - 1.05^2 / 1.08.

@@ -48,7 +48,8 @@ const ALL: [Method; 3] = [Method::Rtn, Method::Mse, Method::Mae];
 fn golden_bytes() {
     let weights: Vec<f32> = (0..8).map(|i| i as f32 - 3.0).collect();
     let p = packed(Bits::Four, 8, 8, 2, &|i, j| weights[i] * (j as f32 + 1.0));
-    // Distance 1 is scale 8; zero is code 3, so the bias is 2 + 3/8. Codes 0..7: even weights in the low half-word.
+    // Distance 1 is scale 8; zero is code 3, so the bias is 2 + 3/8. Codes 0..7: even weights in
+    // the low half-word.
     assert_eq!(p.scales[0], [f16::from_f32(8.0), f16::from_f32(2.375)]);
     assert_eq!(p.codes, [0x7531_6420, 0x7531_6420]);
     assert_eq!(p.scales[1][0], f16::from_f32(16.0));
@@ -70,7 +71,8 @@ fn golden_bytes_of_formats_with_planes() {
     };
     // Two bits: codes 0 to 3 again and again; even weights are 0, 2, odd ones 1, 3.
     assert_eq!(codes(Bits::Two), [0xDDDD_8888; 2]);
-    // Three bits: of codes 0 to 7 the high two bits, 0 0 1 1 2 2 3 3, then the low one, which is that of the weight's number.
+    // Three bits: of codes 0 to 7 the high two bits, 0 0 1 1 2 2 3 3, then the low one, which is
+    // that of the weight's number.
     assert_eq!(codes(Bits::Three), [0xE4E4_E4E4, 0xE4E4_E4E4, 0xFFFF_0000]);
     assert_eq!(
         codes(Bits::Four),
@@ -96,10 +98,12 @@ fn golden_bytes_of_formats_with_planes() {
 
 #[test]
 fn golden_groups_of_the_papers_rounding() {
-    // The range of 1.93 takes 2 - 2^-9 of w1: scale 0.96609.. becomes the next half, 0.966309. The bias 2 + 1 / s = 3.0349 is cut to 3.
+    // The range of 1.93 takes 2 - 2^-9 of w1: scale 0.96609.. becomes the next half, 0.966309. The
+    // bias 2 + 1 / s = 3.0349 is cut to 3.
     let (s, b, codes) = group(Bits::Four, Method::Rtn, &[-1.0, 0.0, 0.013, 0.4, 0.93]).unwrap();
     assert_eq!((s.to_f32(), b.to_f32()), (0.966_308_6, 3.0));
-    // -1 is w1 = 1.965, below the interval: it is clamped, not wrapped. 0.93 is 3.9624, whose next bit does not carry over.
+    // -1 is w1 = 1.965, below the interval: it is clamped, not wrapped. 0.93 is 3.9624, whose next
+    // bit does not carry over.
     assert_eq!(codes, [0, 8, 8, 11, 15]);
     // Zero belongs to the range, and its code is exact.
     let (s, b, codes) = group(Bits::Four, Method::Rtn, &[4.0, 3.0, 3.9]).unwrap();

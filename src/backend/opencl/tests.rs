@@ -212,7 +212,8 @@ fn an_unknown_device_is_refused_with_the_devices_there_are() {
     }
 }
 
-/// Runs in a process of its own, with the environment that its caller sets; prints what `list` answers.
+/// Runs in a process of its own, with the environment that its caller sets; prints what `list`
+/// answers.
 #[test]
 #[ignore = "started by the tests of missing drivers"]
 fn print_list() {

@@ -110,8 +110,8 @@ fn rms_norm_params(rows: usize, cols: usize, epsilon: f32) -> Vec<u8> {
     .concat()
 }
 
-/// Runs `rms_norm` at non-zero offsets of one arena full of a marker, and compares with the host; checks that
-/// nothing around the output changed.
+/// Runs `rms_norm` at non-zero offsets of one arena full of a marker, and compares with the host;
+/// checks that nothing around the output changed.
 fn rms_norm_case(x_type: DType, rows: usize, cols: usize, per_group: i64, in_place: bool) {
     let mut w = open();
     let align = w.caps().view_align;

@@ -15,19 +15,19 @@ use std::path::PathBuf;
 /// What a run gave.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
-    /// The model's file.
+    /// The model file.
     pub model: PathBuf,
-    /// Backend, or `host`.
+    /// Backend: `opencl`, `wgpu` or `host`.
     pub backend: String,
-    /// Device.
+    /// Name of the device.
     pub device: String,
-    /// Driver.
+    /// Name and version of its driver.
     pub driver: String,
-    /// Loading and compiling.
+    /// Milliseconds until the model was ready.
     pub load_ms: f64,
     /// The first run, which allocates memory and checks new kernels.
     pub first_ms: f64,
-    /// The runs after the first.
+    /// Milliseconds of each further run.
     pub runs_ms: Vec<f64>,
     /// Inputs.
     pub inputs: Vec<Value>,
@@ -35,38 +35,38 @@ pub struct Report {
     pub outputs: Vec<Value>,
     /// Outputs compared with references.
     pub compare: Vec<Compared>,
-    /// Kernels that were compared with the reference in the first run.
+    /// Kernels checked against the reference in the first run.
     pub kernels_checked: usize,
-    /// The result of that check is kept for later starts.
+    /// The results of these checks are saved for later runs.
     pub checks_kept: bool,
-    /// Dispatches of a run.
+    /// Kernel launches of a run.
     pub dispatches: usize,
-    /// Parts of the plan between steps on the host.
+    /// Parts of a run between transfers to or from the host.
     pub segments: usize,
-    /// Steps on the host.
+    /// Steps that ran on the host.
     pub host: Vec<OnHost>,
     /// Graph passes.
     pub passes: Vec<PassReport>,
-    /// True if Ctrl-C ended the runs early.
+    /// Ctrl-C ended the runs early.
     pub interrupted: bool,
-    /// Device time by kernel, with `--profile`.
+    /// Times by kernel, longest first; empty without `--profile`.
     pub profile: Vec<Share>,
 }
 
-/// What steps of one kernel, or of one operator on the host, took.
+/// Time of all steps of one kernel, or of one operator on the host.
 #[derive(Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Share {
-    /// Kernel.
+    /// Name of the kernel.
     kernel: String,
     /// Number of steps.
     steps: usize,
-    /// Their time.
+    /// Milliseconds of these steps.
     ms: f64,
-    /// Share of the time of all steps.
+    /// Share of the time of all steps, from 0 to 1.
     share: f64,
     /// The step that took the most, with its specialization and nodes.
     slowest: String,
-    /// Time of that step.
+    /// Milliseconds of the slowest step.
     slowest_ms: f64,
 }
 
@@ -122,18 +122,18 @@ pub struct Value {
     max: Option<Number>,
     /// Mean of the finite elements.
     mean: Option<f64>,
-    /// Number of elements that are NaN.
+    /// Number of elements that are not a number.
     nan: usize,
     /// Number of infinite elements.
     infinite: usize,
-    /// The largest elements, if they may be class scores.
+    /// Largest elements; only of a row that may be scores of classes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     top: Vec<Top>,
-    /// The file of an input or output.
+    /// File that an input was read from, or an output written to.
     file: Option<PathBuf>,
 }
 
-/// An output beside its reference.
+/// An output and its reference.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct Compared {
     /// Name of the output.
@@ -141,26 +141,26 @@ pub struct Compared {
     /// Difference from the reference.
     #[serde(flatten)]
     pub difference: Option<Difference>,
-    /// Largest difference that passes.
+    /// Largest `relative` that passes.
     pub tolerance: f32,
-    /// True if the difference is within the tolerance.
+    /// The difference is within the tolerance.
     pub passed: bool,
-    /// Why the two cannot be compared.
+    /// Why the two could not be compared.
     pub error: Option<String>,
 }
 
 /// A step that ran on the host.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub struct OnHost {
-    /// Operator.
+    /// Operator, or the kind of work.
     work: String,
-    /// Node.
+    /// Name of the node.
     node: String,
-    /// Why it runs on the host.
+    /// Why it ran on the host.
     why: String,
-    /// Operands that are read back from the device.
+    /// Tensors read back from the device before it.
     read_backs: usize,
-    /// Results that are uploaded.
+    /// Tensors uploaded to the device after it.
     uploads: usize,
 }
 
@@ -190,9 +190,9 @@ pub enum Number {
 /// One of the largest elements.
 #[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Top {
-    /// Index of the element: the class.
+    /// Index of the element.
     index: usize,
-    /// Its value.
+    /// The element.
     value: f64,
     /// Name of the class, from `--labels`.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,5 @@
-//! How byte-level vocabularies cut text into words before they merge, by the name that GGUF files give it in `tokenizer.ggml.pre`.
+//! How byte-level vocabularies cut text into words before they merge, by the name that GGUF files
+//! give it in `tokenizer.ggml.pre`.
 //!
 //! The steps are those that the models' own `tokenizer.json` lists.
 
@@ -88,7 +89,8 @@ pub(super) fn byte_level(use_regex: bool) -> Value {
     json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": use_regex})
 }
 
-/// Words with a mark or space before them, numbers of at most three digits, signs, line ends, spaces.
+/// Words with a mark or space before them, numbers of at most three digits, signs, line ends,
+/// spaces.
 const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The same, digits one by one.
 const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";

@@ -347,7 +347,8 @@ fn cases() -> Vec<Case> {
 mod tests {
     use super::*;
 
-    /// A transform and its inverse give the signal back, whole and one-sided, of even and odd length.
+    /// A transform and its inverse give the signal back, whole and one-sided, of even and odd
+    /// length.
     #[test]
     fn there_and_back() {
         for (n, onesided) in [(8, false), (7, false), (8, true), (7, true)] {

@@ -144,6 +144,6 @@ fn cases() -> Vec<Case> {
         case(0, &[3, 3, 2], &[5, 2], 3),
         case(0, &[4, 3, 5], &[2, 3, 1], 4),
         case(0, &[2, 2, 2, 2], &[7, 4], 2),
-        case(1, &[2, 4, 3], &[2, 1], 4).host_only("batch axes"),
+        case(1, &[2, 4, 3], &[2, 1], 4).host_only("batch dimensions"),
     ]
 }

@@ -267,7 +267,8 @@ mod tests {
     use crate::graph::{Edit, Graph};
     use crate::shape::Constraints;
 
-    /// A loop that goes on as long as it may and gives what `op` makes of the carried value and itself, twice.
+    /// A loop that goes on as long as it may and gives what `op` makes of the carried value and
+    /// itself, twice.
     fn double(op: impl Op + 'static) -> Loop {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);

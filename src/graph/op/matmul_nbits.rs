@@ -546,7 +546,8 @@ mod tests {
 
     #[test]
     fn a_weight_by_hand() {
-        // Two columns of 20 rows in blocks of 16: the second block is short, and its padding is not read.
+        // Two columns of 20 rows in blocks of 16: the second block is short, and its padding is not
+        // read.
         let op = MatMulNBits {
             k: 20,
             n: 2,

@@ -376,7 +376,7 @@ fn cases() -> Vec<Case> {
         },
         window: window(&[2], &[], &[], false),
     };
-    all.push(Case::new(indices, vec![input(&[1, 2, 5])]).host_only("positions of maxima"));
+    all.push(Case::new(indices, vec![input(&[1, 2, 5])]).host_only("the indices as a second output"));
     all.push(case(
         Kind::Lp { p: 1 },
         &[1, 3, 17],

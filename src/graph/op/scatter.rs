@@ -238,7 +238,7 @@ fn cases() -> Vec<Case> {
         input(&[3]).values(&[4, 0, -1]),
         input(&[3]).ints(20, 29),
     ];
-    let host = |case: Case| case.host_only("combined with what is there");
+    let host = |case: Case| case.host_only("a reduction");
     vec![
         once(Some(0), &[5, 3], &[2, 3], &[0, 1, 2, -1, 0, 3], &[2, 3]),
         once(Some(-1), &[2, 2, 7], &[2, 1, 3], &[0, -1, 3, 6, 2, 4], &[2, 1, 3]),

@@ -374,7 +374,8 @@ fn cases() -> Vec<Case> {
 mod tests {
     use super::*;
 
-    /// The size that a slice of an axis leaves, its start, and what is assumed; of lists of one element each.
+    /// The size that a slice of an axis leaves, its start, and what is assumed; of lists of one
+    /// element each.
     fn sliced(known: &str, [size, start, end]: [&str; 3], step: i64) -> (String, Vec<String>) {
         let list = |text: &str| Fact {
             known: crate::shape::Known::Dims(vec![Dim::parse(text).unwrap()]),

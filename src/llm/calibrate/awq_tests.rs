@@ -174,7 +174,8 @@ fn result(folder: &Path) -> Vec<f32> {
         .collect()
 }
 
-/// Calls `work` with a calibration of the model in a folder, and tells how often the model was opened.
+/// Calls `work` with a calibration of the model in a folder, and tells how often the model was
+/// opened.
 fn calibrated<T>(
     input: &Path,
     (place, budget): (&str, usize),
@@ -264,7 +265,8 @@ fn folding_keeps_the_model() {
     };
     // The vector is read through a cast, which is no maker of the products' input.
     assert!(change(&half, &options(Eight)).0 < 0.03);
-    // A weight that stays what it is; a norm that cannot be divided; a weight that is none of the file's initialisers.
+    // A weight that stays what it is; a norm that cannot be divided; a weight that is none of the
+    // file's initialisers.
     for (what, model, scales) in [
         (
             "the last has an odd number of columns",
@@ -330,7 +332,8 @@ fn scaling_helps_and_errors_are_those_of_the_weights() {
     let off: f64 = given.iter().zip(&found).map(|(a, b)| square(a - b)).sum();
     let weighted = (off / given.iter().map(|a| square(*a)).sum::<f64>()).sqrt();
     assert!(awq < 0.95 * weighted, "{awq} of {weighted}");
-    // Errors of scaled weights are told as those of the weights: of 16 levels, not times the factors.
+    // Errors of scaled weights are told as those of the weights: of 16 levels, not times the
+    // factors.
     for w in &summary.weights {
         let ratio = w.mae / w.mae_int4.unwrap();
         assert!((0.7..3.0).contains(&ratio) && w.relative_error < 0.3, "{w:?}");

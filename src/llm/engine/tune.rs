@@ -575,7 +575,8 @@ mod tests {
             choice: vec![items],
         };
         let stored = [entry("a", 1), entry("b", 2), entry("c", 1)];
-        // The set of `a` and `c` was measured again for both shapes, that of `b` was not; `c` has a better one.
+        // The set of `a` and `c` was measured again for both shapes, that of `b` was not; `c` has a
+        // better one.
         let again = |t: &Tuned| t.choice == [1];
         let all = kept(&stored, &again, vec![entry("c", 4)]);
         assert_eq!(all, [entry("b", 2), entry("c", 4)]);

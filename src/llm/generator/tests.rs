@@ -275,7 +275,8 @@ fn a_full_context_slides_where_that_is_wanted() {
     assert_eq!(ids, (5..17).collect::<Vec<u32>>());
     assert_eq!(generator.finish(), Some(Finish::MaxTokens));
     let metrics = generator.metrics();
-    // 11 tokens: of the nine behind the first two, four go and five are fed again; five tokens later the same once more.
+    // 11 tokens: of the nine behind the first two, four go and five are fed again; five tokens
+    // later the same once more.
     assert_eq!((metrics.forgotten, metrics.fed_again), (8, 10));
     assert_eq!(model.cache, [1, 2, 11, 12, 13, 14, 15]);
     assert_eq!(model.calls[7], [7, 8, 9, 10, 11]);

@@ -124,7 +124,8 @@ mod tests {
         all.iter().map(|w| w / total).collect()
     }
 
-    /// Ids in the order of `key`, cut where the probabilities sum to `p`; `None` where the cut is too close to tell.
+    /// Ids in the order of `key`, cut where the probabilities sum to `p`; `None` where the cut is
+    /// too close to tell.
     fn cut(probabilities: &[f64], key: &dyn Fn(f64) -> f64, p: f64) -> Option<BTreeSet<u32>> {
         let mut order: Vec<u32> = (0u32..).take(probabilities.len()).collect();
         let at = |id: &u32| probabilities[*id as usize];

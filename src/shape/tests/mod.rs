@@ -113,7 +113,8 @@ fn text_is_stable() {
     }
 }
 
-/// A detector declares its sizes as its exporter printed them; its convolutions of stride 2 compute the same.
+/// A detector declares its sizes as its exporter printed them; its convolutions of stride 2 compute
+/// the same.
 #[test]
 fn declared_and_computed_sizes_of_a_convolution_agree() {
     let (mut declared, mut computed) = ("height/2 - 1/2".to_owned(), d("height"));
@@ -215,7 +216,8 @@ fn a_divisor_must_be_positive() {
     assert!(d("a").div_ceil(&(-1).into()).is_err());
 }
 
-/// Nesting grows with the length of a model, so it must end in an error and not in an overflow of the stack.
+/// Nesting grows with the length of a model, so it must end in an error and not in an overflow of
+/// the stack.
 #[test]
 fn nesting_made_by_steps_is_refused() {
     let (a, b) = (d("a"), d("b"));
@@ -351,7 +353,8 @@ proptest! {
         let bindings = Bindings::from([("a", a), ("b", b), ("c", c)]);
         let Ok(dim) = Dim::parse(&text) else { return Ok(()) };
         prop_assert_eq!(Dim::parse(&dim.to_string()), Ok(dim.clone()), "{} is not read back", text);
-        // Where no value is defined there may be one, since a divisor that divides exactly is not checked.
+        // Where no value is defined there may be one, since a divisor that divides exactly is not
+        // checked.
         let Some(value) = e.value(&bindings) else { return Ok(()) };
         match dim.eval(&bindings) {
             Ok(v) => prop_assert_eq!(i128::from(v), value, "{} became {}", text, dim),

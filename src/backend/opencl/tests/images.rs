@@ -50,7 +50,8 @@ fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec 
     }
 }
 
-/// Copies 4 * n elements behind others through the kernel, of one recording, some times with other contents.
+/// Copies 4 * n elements behind others through the kernel, of one recording, some times with other
+/// contents.
 fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
     let count = 4 * n as usize;
     let size = if dtype == DType::F16 { 2 } else { 4 };

@@ -26,7 +26,8 @@ KERNEL {
     ..PLAIN
 };
 
-/// Adds its number of work-groups, asked for as no text is looked through for: as a stage it is another.
+/// Adds its number of work-groups, asked for as no text is looked through for: as a stage it is
+/// another.
 static COUNT: Text = Text {
     name: "count",
     cl: "KERNEL {
@@ -64,8 +65,8 @@ fn foretold(cl: &mut OpenCl, last: &'static Text) -> usize {
     cl.launches(&all)
 }
 
-/// What `turn` and `last` in turn, 24 times each, make of the same numbers, for each of some values of `plus` and numbers of work-groups; and how
-/// many persistent kernels stand for them in the end.
+/// What `turn` and `last` in turn, 24 times each, make of the same numbers, for each of some values
+/// of `plus` and numbers of work-groups; and how many persistent kernels stand for them in the end.
 fn run(cl: &mut OpenCl, last: &'static Text, launches: &[(f32, u32)]) -> (Vec<Vec<u8>>, usize) {
     let bytes = COUNTED as u64 * 4;
     let views = ["a", "b"].map(|name| whole(cl.create_buffer(name, bytes).unwrap(), bytes));

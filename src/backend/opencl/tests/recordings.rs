@@ -17,8 +17,8 @@ pub(super) fn ways() -> Vec<RecordingWay> {
         .collect()
 }
 
-/// Runs a chain of four normalisations, with a fill and a copy in it, once with each of `launches`: rows and epsilon. Results of all
-/// runs, and how many of them came from recordings of the driver.
+/// Runs a chain of four normalisations, with a fill and a copy in it, once with each of `launches`:
+/// rows and epsilon. Results of all runs, and how many of them came from recordings of the driver.
 fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>, u64) {
     let cols = (cl.caps().view_align / 4) as usize;
     let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
@@ -210,7 +210,8 @@ fn slices_compute_what_whole_submissions_do() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    // So many rows that one kernel is above the budget on any device that runs these tests, for some milliseconds.
+    // So many rows that one kernel is above the budget on any device that runs these tests, for
+    // some milliseconds.
     let rows = 1 << 16;
     let n = rows as u32;
     let launches = [

@@ -308,7 +308,8 @@ mod tests {
     use crate::selftest::case::{self, Scenario};
     use std::collections::BTreeSet;
 
-    /// Bytes of local memory of a work-group of the matrix kernel, as its text in OpenCL C has it: stages of blocks, where the sums lie at the end.
+    /// Bytes of local memory of a work-group of the matrix kernel, as its text in OpenCL C has it:
+    /// stages of blocks, where the sums lie at the end.
     fn local(tile: &[u32; 5], bits: u32) -> u32 {
         let [rows, columns, tiles, stages, sharing] = *tile;
         let block = 4 * 32 / bits;

@@ -29,7 +29,8 @@ fn choose(c: Expr, a: Expr, b: Expr) -> Expr {
     Expr::Select(Box::new(c), Box::new(a), Box::new(b))
 }
 
-/// The window of a mask of places of keys, places of queries, a float mask and a truth value of each key that come as inputs.
+/// The window of a mask of places of keys, places of queries, a float mask and a truth value of
+/// each key that come as inputs.
 fn window(mask: Expr) -> Option<i64> {
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
