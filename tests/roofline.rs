@@ -361,7 +361,7 @@ fn wrong_questions_are_refused() {
         return;
     }
     let _turns: Vec<_> = found.iter().map(support::Device::turn).collect();
-    at(&["roofline", small], &["--bind", "N=..."]);
+    at(&["roofline", small], &["--bind", "N=1"]);
     at(&["roofline", small, "--prefill", "8"], &["--prefill"]);
     for option in [
         ["--context", "64"],
