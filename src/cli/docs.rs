@@ -329,11 +329,6 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ("run", schemars::schema_for!(run::Report)),
         ("convert", schemars::schema_for!(convert::Report<'static>)),
         ("quantize", schemars::schema_for!(quantize::Report<'static>)),
-        ("inspect", schemars::schema_for!(crate::inspect::Report)),
-        (
-            "inspect FILE.gguf",
-            schemars::schema_for!(crate::inspect::GgufReport),
-        ),
         ("bench", schemars::schema_for!(bench::Report<'static>)),
         ("perplexity", schemars::schema_for!(perplexity::Object<'static>)),
         ("profile", schemars::schema_for!(profile::Report<'static>)),
