@@ -352,23 +352,20 @@ tlite_error tlite_last_error_code(void);
 
  `callback` may be called with `user` until it is replaced.
  */
-int tlite_set_log(tlite_log_callback callback,
-                  void *user);
+int tlite_set_log(tlite_log_callback callback, void *user);
 
 /*
  Writes the defaults to `options`; `size` is `sizeof *options`. The defaults select the best
  device and the model's own settings. Returns 0, or -1 if the library does not know this size.
  */
-int tlite_load_defaults(tlite_load_options *options,
-                        size_t size);
+int tlite_load_defaults(tlite_load_options *options, size_t size);
 
 /*
  Loads the model folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that
  exporters write next to them. `options` may be NULL. Returns a model, to be freed with
  `tlite_model_free`, or NULL on failure.
  */
-tlite_model *tlite_model_load(const char *path,
-                              const tlite_load_options *options);
+tlite_model *tlite_model_load(const char *path, const tlite_load_options *options);
 
 /*
  Frees a model. Its sessions keep what they need of it. NULL is allowed.
@@ -416,8 +413,7 @@ void tlite_cancel_clear(const tlite_session *session);
  Writes the defaults to `options`; `size` is `sizeof *options`. The defaults are at most 256
  tokens and greedy decoding. Returns 0, or -1 if the library does not know this size.
  */
-int tlite_generate_defaults(tlite_generate_options *options,
-                            size_t size);
+int tlite_generate_defaults(tlite_generate_options *options, size_t size);
 
 /*
  Continues the text `prompt`, in UTF-8, and passes each piece of new text to `callback` with

@@ -132,10 +132,11 @@ impl Placement {
                 .map_err(failed)
         };
         match self.backend {
-            BackendChoice::Host if device.is_some() => Err(Error::usage(
-                "device",
-                "the host has no devices; leave this option out",
-            )),
+            BackendChoice::Host if device.is_some() => {
+                let name = device.unwrap_or_default();
+                let what = format!("\"{name}\": the host has no devices; leave this option out");
+                Err(Error::usage("device", what))
+            }
             BackendChoice::Host => match self.options.for_opencl() {
                 Some(refusal) => Err(failed(refusal)),
                 None => Ok(Opened::Host { for_want: None }),

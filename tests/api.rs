@@ -309,13 +309,8 @@ fn refused() -> Outcome {
             )),
         }
     };
-    refused(
-        Path::new("no/such/folder"),
-        &host(),
-        "folder",
-        &["no/such/folder"],
-    )?;
-    refused(&folder.join("model.onnx"), &host(), "folder", &["model.onnx"])?;
+    refused(Path::new("no/such/folder"), &host(), "path", &["no/such/folder"])?;
+    refused(&folder.join("model.onnx"), &host(), "path", &["model.onnx"])?;
     let base = host();
     let changed = [
         (
@@ -368,7 +363,7 @@ fn refused() -> Outcome {
     options.place.options.device = Some("x".to_owned());
     refused(&folder, &options, "device", &["x"])?;
     let empty = tempfile::tempdir().map_err(|e| e.to_string())?;
-    refused(empty.path(), &host(), "folder", &["tokenizer.json"])?;
+    refused(empty.path(), &host(), "path", &["tokenizer.json"])?;
     std::fs::copy(folder.join("tokenizer.json"), empty.path().join("tokenizer.json"))
         .map_err(|e| e.to_string())?;
     refused(empty.path(), &host(), "folder", &["model.onnx"])

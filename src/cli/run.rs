@@ -77,7 +77,7 @@ pub struct Args {
     output_dir: Option<PathBuf>,
     /// Compare outputs with the files in DIR
     ///
-    /// The files are DIR/NAME.npy, or DIR/output_0.pb and so on. The exit code is 1 if an output
+    /// The files are NAME.npy, or `output_0.pb` and so on, in DIR. The exit code is 1 if an output
     /// differs.
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,

@@ -256,10 +256,8 @@ fn files(file: &Path, folder: &Path) -> Vec<FileReport> {
                 .ok()
                 .filter(std::fs::Metadata::is_file)?;
             let mine = whole || stem.as_ref().is_some_and(|stem| name.starts_with(stem.as_str()));
-            mine.then(|| FileReport {
-                name,
-                bytes: meta.len(),
-            })
+            let bytes = meta.len();
+            mine.then_some(FileReport { name, bytes })
         })
         .collect();
     all.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
@@ -368,12 +366,14 @@ fn plain(tensor: &HostTensor, vocabulary: Option<usize>) -> Found {
     )
 }
 
-/// For a node that reads a packed weight: the operand with the codes; bits, group size and number
-/// of weights.
+/// Bits, group size and number of weights.
+type Packing = (u32, Option<usize>, u64);
+
+/// For a node that reads a packed weight: the operand with the codes and its packing.
 fn packed<'a>(
     node: &Node,
     constant: &dyn Fn(ValueId) -> Option<&'a std::sync::Arc<HostTensor>>,
-) -> Option<(usize, (u32, Option<usize>, u64))> {
+) -> Option<(usize, Packing)> {
     if let Some(op) = node.op.downcast::<MatMulNBits>() {
         let count = (op.k as u64).saturating_mul(op.n as u64);
         return Some((1, (op.bits.count(), Some(op.block), count)));

@@ -66,7 +66,10 @@ impl<'a> Calibration<'a> {
     ) -> Result<Self> {
         let tokens = text.tokens.get(..limit).unwrap_or(&text.tokens);
         if tokens.is_empty() {
-            return Err(Error::usage("calibration", "the text has no tokens"));
+            return Err(Error::usage(
+                "calibration",
+                "the text has 0 tokens; expected at least 1",
+            ));
         }
         let room = window.saturating_sub(text.start.len());
         if room == 0 {

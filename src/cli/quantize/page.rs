@@ -12,6 +12,12 @@ use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// Text of the last cell of a row.
+type LastColumn<'a> = dyn Fn(&BTreeMap<usize, &Quantized>) -> String + 'a;
+
+/// A line of dots: its name, its label, and a name and value per dot.
+type Strip<'a> = (&'a str, String, Vec<(&'a str, f64)>);
+
 const STYLE: &str = "
 main { display: block; } main .panel { margin-bottom: 18px; }
 .headline { max-width: none; } .origin { margin: .1rem 0 1rem; }
@@ -305,7 +311,7 @@ impl<'a> Layers<'a> {
         out: &mut String,
         shade: &dyn Fn(&Quantized) -> f64,
         text: &dyn Fn(&Quantized) -> String,
-        last: Option<&dyn Fn(&BTreeMap<usize, &Quantized>) -> String>,
+        last: Option<&LastColumn<'_>>,
     ) {
         let every = self.numbers.len().div_ceil(12).max(1);
         let end = if last.is_some() { " max-content" } else { "" };
@@ -400,8 +406,7 @@ fn methods(out: &mut String, s: &Summary) {
         });
         found.collect()
     };
-    let mut strips: Vec<(&str, String, Vec<(&str, f64)>)> =
-        names.into_iter().map(|n| (n, n.to_owned(), of(n))).collect();
+    let mut strips: Vec<Strip<'_>> = names.into_iter().map(|n| (n, n.to_owned(), of(n))).collect();
     let made = four.iter().filter_map(|w| Some((w.name.as_str(), written(w)?)));
     strips.push(("written", format!("written: {}", s.method), made.collect()));
     strips.retain(|(.., dots)| !dots.is_empty());

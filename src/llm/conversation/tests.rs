@@ -180,10 +180,9 @@ fn a_conversation_that_is_too_long_is_told_from_a_message() {
     t.ask("hi").unwrap();
     let e = t.ask("abcdefghij").unwrap_err();
     assert_eq!(e.kind(), ErrorKind::ContextExceeded);
-    assert_eq!(
-        e.to_string(),
-        "conversation: needs 25 tokens, the context holds 20"
-    );
+    for value in ["conversation", "25", "20"] {
+        assert!(e.to_string().contains(value), "{e}");
+    }
 }
 
 #[test]
@@ -192,10 +191,9 @@ fn a_full_context_is_an_error_and_the_message_not_said() {
     t.ask("hi").unwrap();
     let e = t.ask("abcdefghij").unwrap_err();
     assert_eq!(e.kind(), ErrorKind::ContextExceeded);
-    assert_eq!(
-        e.to_string(),
-        "message: alone needs 15 tokens, the context holds 14"
-    );
+    for value in ["message", "15", "14"] {
+        assert!(e.to_string().contains(value), "{e}");
+    }
     assert_eq!(t.conversation.messages().len(), 2);
     t.conversation.clear();
     t.ask("yo").unwrap();
