@@ -1,4 +1,5 @@
 //! What a plan or an import refuses instead of computing something else.
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "support/values.rs"]
 mod values;

@@ -610,7 +610,7 @@ mod tests {
         is("gpu 2", 1);
         let several = |name, devices: &str| match at(name).unwrap_err() {
             BackendError::ManyDevices { asked, found } => {
-                assert_eq!((asked.as_str(), found.as_str()), (name, devices))
+                assert_eq!((asked.as_str(), found.as_str()), (name, devices));
             }
             e => panic!("{e}"),
         };
@@ -634,7 +634,7 @@ mod tests {
         ] {
             match at(name).unwrap_err() {
                 BackendError::FewDevices { asked, count, number } => {
-                    assert_eq!((asked.as_str(), count, number), wanted)
+                    assert_eq!((asked.as_str(), count, number), wanted);
                 }
                 e => panic!("{e}"),
             }

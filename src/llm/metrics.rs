@@ -102,13 +102,13 @@ mod tests {
         };
         assert_eq!(m.prefill_tokens_per_s(), Some(250.0));
         assert_eq!(m.decode_tokens_per_s(), Some(2.0));
-        assert_carries(&m, &["50", "200 ms", "250.0 tokens/s", "2.0 tokens/s"]);
+        assert_carries(m, &["50", "200 ms", "250.0 tokens/s", "2.0 tokens/s"]);
         let ended = Metrics {
             prompt_tokens: 1,
             first_token: Duration::from_millis(200),
             ..Metrics::default()
         };
-        assert_carries(&ended, &["1", "200 ms", "5.0 tokens/s"]);
+        assert_carries(ended, &["1", "200 ms", "5.0 tokens/s"]);
         let m = Metrics {
             drafted: 9,
             accepted: 4,
@@ -120,8 +120,8 @@ mod tests {
             reused_tokens: 30,
             ..m
         };
-        assert_carries(&reusing, &["50", "30", "200 ms"]);
-        assert_carries(&m, &["4", "9", "30", "31"]);
+        assert_carries(reusing, &["50", "30", "200 ms"]);
+        assert_carries(m, &["4", "9", "30", "31"]);
     }
 
     #[test]

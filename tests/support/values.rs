@@ -10,7 +10,7 @@ pub fn carries(text: &str, value: &str) -> bool {
     let (first, last) = (value.starts_with(word), value.ends_with(word));
     text.match_indices(value).any(|(at, _)| {
         let (before, after) = (&text[..at], &text[at + value.len()..]);
-        !(first && before.ends_with(word)) && !(last && after.starts_with(word))
+        !(first && before.ends_with(word) || last && after.starts_with(word))
     })
 }
 
