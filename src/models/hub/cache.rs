@@ -27,10 +27,6 @@ pub(super) struct Cache(PathBuf);
 pub(super) struct Repo {
     pub folder: PathBuf,
     /// Where lock files of its downloads are.
-    #[cfg_attr(
-        not(all(feature = "hub", not(target_os = "android"))),
-        expect(dead_code, reason = "the client's")
-    )]
     pub locks: PathBuf,
 }
 

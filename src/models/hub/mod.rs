@@ -278,16 +278,8 @@ pub(super) struct Fetched {
 /// The hub, its cache, and how patient its client is.
 #[derive(Clone)]
 pub struct Hub {
-    #[cfg_attr(
-        not(all(feature = "hub", not(target_os = "android"))),
-        expect(dead_code, reason = "the client's")
-    )]
     endpoint: String,
     cache: Cache,
-    #[cfg_attr(
-        not(all(feature = "hub", not(target_os = "android"))),
-        expect(dead_code, reason = "the client's")
-    )]
     token: Option<String>,
     offline: bool,
 }
