@@ -33,7 +33,7 @@ pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 /// Measurements of a device. [`Probe::not_measured`] explains a rate that is `None`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
 pub struct Probe {
-    /// Version of the measurement; see [`Probe::VERSION`].
+    /// Version of the measurement.
     pub version: u32,
     /// Backend; see [`Caps::backend`].
     pub backend: String,
