@@ -52,7 +52,8 @@ impl Looks {
         let (input, notes) = (std::io::stdin(), std::io::stderr());
         Self {
             interactive: input.is_terminal() && notes.is_terminal(),
-            colour: AutoStream::choice(&notes) != ColorChoice::Never,
+            // anstream allows colours on any terminal of a CI run.
+            colour: AutoStream::choice(&notes) != ColorChoice::Never && !super::is_dumb(),
             quiet,
             width: Width::Terminal,
         }
