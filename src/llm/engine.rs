@@ -233,6 +233,7 @@ impl Decoder {
         pipeline: &Pipeline,
         logits: Logits,
     ) -> Result<Self> {
+        let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
         for name in watched {
             let value = graph
                 .find(name)
@@ -249,7 +250,6 @@ impl Decoder {
             end_with(&mut graph, watched);
         }
         roles::name_lengths(&mut graph).map_err(|e| bad(e.to_string()))?;
-        let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
         let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
             return Err(bad(format!(
                 "input_ids: expected [batch, sequence], found {}",
