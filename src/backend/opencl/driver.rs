@@ -109,7 +109,7 @@ impl Code {
 
     /// The error if `kernel`, whose operands take `bytes`, cannot be queued over `global`
     /// work-items.
-    pub(super) fn at_launch(self, kernel: &str, bytes: u64, global: [usize; 3]) -> BackendError {
+    fn at_launch(self, kernel: &str, bytes: u64, global: [usize; 3]) -> BackendError {
         let why = format!("clEnqueueNDRangeKernel over {global:?} work-items: {self}");
         match self.0 {
             _ if self.is_out_of_memory() => BackendError::OutOfMemory {
@@ -428,6 +428,24 @@ impl Queue {
 
     pub(super) fn finish(&self) -> Result<(), Code> {
         queue_api::finish(self.0).map_err(Code)
+    }
+
+    /// The error for a launch that failed with `code`, as described for [`Code::at_launch`]. A
+    /// driver may report a lack of resources for a lost device too; waiting then fails as well.
+    pub(super) fn refused_launch(
+        &self,
+        code: Code,
+        kernel: &str,
+        bytes: u64,
+        global: [usize; 3],
+    ) -> BackendError {
+        let refused = code.at_launch(kernel, bytes, global);
+        if matches!(refused, BackendError::Launch { .. })
+            && let Err(after) = self.finish()
+        {
+            return after.while_waiting("clFinish");
+        }
+        refused
     }
 
     /// Writes to `mem` at `offset` and waits until `bytes` has been read.

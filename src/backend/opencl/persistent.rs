@@ -95,7 +95,7 @@ impl Persistent {
         }
         let global = [self.groups, 1, 1];
         time.of(|| queue.dispatch(&self.object, [0; 3], global, [1; 3], false))
-            .map_err(|code| code.at_launch(name, self.bytes, global))?;
+            .map_err(|code| queue.refused_launch(code, name, self.bytes, global))?;
         Ok(true)
     }
 }

@@ -290,6 +290,6 @@ impl Dispatch {
         let queued = time.of(|| queue.dispatch(ready.kernel, ready.offset, ready.global, ready.local, timed));
         let global = ready.global;
         let bytes = |args: &[Arc<Block>]| args.iter().map(|block| block.bytes).sum();
-        queued.map_err(|code| code.at_launch(&self.name, bytes(&self.args), global))
+        queued.map_err(|code| queue.refused_launch(code, &self.name, bytes(&self.args), global))
     }
 }

@@ -353,7 +353,6 @@ impl Recording {
                     })
                 })
                 .map(Made::Qcom)
-                .map_err(|code| ("a recording of cl_qcom_recordable_queues", code))
             }),
             (Recorder::Off | Recorder::Persistent, _) | (_, false) => Ok(Made::Plain),
         };

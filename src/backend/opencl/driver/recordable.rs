@@ -155,17 +155,18 @@ impl Drop for QueueRecording {
 }
 
 impl QueueRecording {
-    /// Records what `work` puts into the queue passed to it.
+    /// Records what `work` puts into the queue passed to it. An error names the call that failed.
     pub(in crate::backend::opencl) fn new(
         api: &Arc<RecordableQueue>,
         work: impl FnOnce(&Queue) -> Result<(), Code>,
-    ) -> Result<Self, Code> {
+    ) -> Result<Self, (&'static str, Code)> {
+        let begun = |code| ("clNewRecordingQCOM", code);
         let mut code = codes::CL_SUCCESS;
         // SAFETY: the queue is live and was created for recording.
         let raw = unsafe { (api.new)(api.queue.0, &raw mut code) };
-        done(Some(code))?;
+        done(Some(code)).map_err(begun)?;
         if raw.is_null() {
-            return Err(Code(codes::CL_INVALID_OPERATION));
+            return Err(begun(Code(codes::CL_INVALID_OPERATION)));
         }
         let recording = Self {
             raw,
@@ -175,7 +176,9 @@ impl QueueRecording {
         // Also after a failure, since a queue has one recording at a time.
         // SAFETY: the recording is live and was begun above.
         let ended = done(Some(unsafe { (api.end)(raw) }));
-        worked.and(ended).map(|()| recording)
+        worked.map_err(|code| ("clEnqueueNDRangeKernel", code))?;
+        ended.map_err(|code| ("clEndRecordingQCOM", code))?;
+        Ok(recording)
     }
 
     /// Queues the recording with `changes`. Returns an event only if `timed`.
