@@ -598,9 +598,9 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
     let rows = host_rows(dir, &ids)?;
     // Activations in bytes have a bound of their own.
     let all = [
-        (Activations::Auto, KvType::F16, 1e-3, 0.985),
+        (Activations::Auto, KvType::Float, 1e-3, 0.985),
         (Activations::Float, KvType::Q8, 1e-3, 0.98),
-        (Activations::Int8, KvType::F16, 5e-3, 0.96),
+        (Activations::Int8, KvType::Float, 5e-3, 0.96),
     ];
     for (act, kv, bound, agreeing) in all {
         let mut pipeline = Pipeline::standard();
@@ -641,7 +641,7 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
         );
         // Of bytes the first tokens have the largest errors, whatever way they are fed: their
         // bounds are of a text.
-        let exact = (act, kv) == (Activations::Auto, KvType::F16);
+        let exact = (act, kv) == (Activations::Auto, KvType::Float);
         let by_parts = exact && parts.iter().any(|p| *p >= bound);
         if of.len() != ids.len() || mean(&of) >= bound || by_parts || share < agreeing {
             return Err(format!(

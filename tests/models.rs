@@ -614,7 +614,7 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
         return Err(format!("{norms} normalisations, of 8 layers 17 were expected"));
     }
     let plans: Result<Vec<Plan>, _> = decoder
-        .options(&lengths)
+        .options(&device.caps, &lengths)
         .into_iter()
         .map(|options| {
             let options = Options {

@@ -54,7 +54,8 @@ pub struct CalibrationOptions {
     /// Where the model runs.
     #[command(flatten)]
     on: DeviceOptions,
-    /// Storage of activations on a device [default: f16, or f32 if the model quantizes at run time]
+    /// Storage of activations on a device [default: f16 on GPUs; f32 on CPUs or if the
+    /// model quantizes at run time]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
 }
@@ -96,7 +97,7 @@ pub fn with_methods<T>(
         on: given.on.clone(),
         context: NonZeroUsize::new(window),
         float: given.float,
-        kv: KvType::F16,
+        kv: KvType::Float,
         act: Activations::Float,
         padding: PADDING,
     };

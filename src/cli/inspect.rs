@@ -77,7 +77,7 @@ pub struct Args {
         help_heading = ADVANCED
     )]
     padding: Option<usize>,
-    /// Type of a language model's KV cache [default: f16]
+    /// Type of a language model's KV cache [default: float]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     kv: Option<KvType>,
     /// Type of activations [default: f16 for a language model, unless it quantizes at run time;

@@ -93,16 +93,16 @@ impl ValueEnum for BackendChoice {
 
 impl ValueEnum for KvType {
     fn value_variants<'a>() -> &'a [Self] {
-        &[Self::F16, Self::Q8]
+        &[Self::Float, Self::Q8]
     }
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            Self::F16 => {
-                PossibleValue::new("f16").help("Same type as activations (f16 by default; see --float)")
-            }
+            Self::Float => PossibleValue::new("float")
+                .alias("f16")
+                .help("Same type as activations (see --float)"),
             Self::Q8 => PossibleValue::new("q8")
-                .help("8-bit values, one scale per head and token: half the size of f16"),
+                .help("8-bit values, one scale per head and token: about half the size of f16"),
         })
     }
 }
@@ -323,8 +323,8 @@ pub struct ExecOptions {
         help_heading = EXECUTION
     )]
     pub context: Option<NonZeroUsize>,
-    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes
-    /// at run time]
+    /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32 on CPUs or if the
+    /// model quantizes at run time]
     #[arg(
         long,
         value_enum,

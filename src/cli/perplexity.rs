@@ -65,8 +65,8 @@ pub struct Args {
         help_heading = EXECUTION
     )]
     context: Option<NonZeroUsize>,
-    /// Storage of activations and KV cache on a device [default: f16, or f32 if the model quantizes
-    /// at run time]
+    /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32 on CPUs or if the
+    /// model quantizes at run time]
     #[arg(
         long,
         value_enum,

@@ -24,7 +24,7 @@ pub(super) use uncached::Uncached;
 use super::prompt_cache::States;
 use super::sampler::arg_max;
 use super::{LanguageModel, roles};
-use crate::backend::{Backend, Caps, Stats};
+use crate::backend::{Backend, Caps, DeviceKind, Stats};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Timing, WeightSource};
 use crate::graph::derive::derive;
@@ -126,8 +126,8 @@ pub struct Decoder {
     vocab: usize,
     /// Identifies the model.
     fingerprint: String,
-    /// Activation type on a device.
-    float: DType,
+    /// Activation type on a device; `None` for the device's default.
+    float: Option<DType>,
     /// Source of the weights on a device.
     weights: WeightSource,
     /// Sliding-window size of masks that are made per run, if any.
@@ -318,11 +318,10 @@ impl Decoder {
         let vocab = vocab.map_or_else(|| vocabulary(&graph), Ok)?;
         // Quantizing operands at run time turns a rounding to f16 into whole quantization steps.
         let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
-        let float = if graph.nodes().any(|(_, n)| quantizes(n)) {
-            DType::F32
-        } else {
-            DType::F16
-        };
+        let float = graph
+            .nodes()
+            .any(|(_, n)| quantizes(n))
+            .then_some(DType::F32);
         let without = roles::unmasked(&graph);
         let unmasked = without.is_some();
         Ok(Self {
@@ -371,9 +370,9 @@ impl Decoder {
     }
 
     /// Sets the element type of activations and cache on a device, `f16` or `f32`. The default is
-    /// `f16`, or `f32` if the model quantizes operands at run time.
+    /// `f16` on GPUs, and `f32` on CPUs or if the model quantizes operands at run time.
     pub fn stored_in(mut self, float: DType) -> Self {
-        self.float = float;
+        self.float = Some(float);
         self
     }
 
@@ -448,7 +447,7 @@ impl Decoder {
     }
 
     /// Plan options for prefill and for decode (one token per run).
-    pub fn options(&self, lengths: &Lengths) -> [Options; 2] {
+    pub fn options(&self, caps: &Caps, lengths: &Lengths) -> [Options; 2] {
         let Lengths {
             context,
             chunk,
@@ -456,7 +455,7 @@ impl Decoder {
             ..
         } = *lengths;
         let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let mut base = self.base_options(lengths);
+        let mut base = self.base_options(caps, lengths);
         if let Some(rows) = &self.rows {
             base.fixed.set(rows, 1);
         }
@@ -476,17 +475,27 @@ impl Decoder {
 
     /// The decode options of [`Decoder::options`] for caches too short to split attention; `None`
     /// if every cache is.
-    fn short_decode(&self, lengths: &Lengths) -> Option<Options> {
-        let [_, mut options] = self.options(lengths);
+    fn short_decode(&self, caps: &Caps, lengths: &Lengths) -> Option<Options> {
+        let [_, mut options] = self.options(caps, lengths);
         let most = UNSPLIT.min(options.bounds.get(&self.past)?);
         let shorter = usize::try_from(most).is_ok_and(|n| n < lengths.context);
         options.bounds.set(&self.past, most - 1);
         shorter.then_some(options)
     }
 
-    fn base_options(&self, lengths: &Lengths) -> Options {
+    /// The element type of activations and cache on a device. CPUs compute in `f32`: `f16` would
+    /// cost them conversions as well as accuracy.
+    fn float_on(&self, caps: &Caps) -> DType {
+        let usual = match caps.kind {
+            DeviceKind::Cpu => DType::F32,
+            DeviceKind::Discrete | DeviceKind::Integrated | DeviceKind::Other => DType::F16,
+        };
+        self.float.unwrap_or(usual)
+    }
+
+    fn base_options(&self, caps: &Caps, lengths: &Lengths) -> Options {
         Options {
-            float: self.float,
+            float: self.float_on(caps),
             state_rows: i64::try_from(lengths.context).unwrap_or(i64::MAX),
             run_rows: i64::try_from(lengths.chunk.max(lengths.rows)).ok(),
             ..Options::default()
@@ -494,9 +503,9 @@ impl Decoder {
     }
 
     /// Plan options for short runs with all their logits, if any; see [`Lengths::rows`].
-    fn rows_options(&self, lengths: &Lengths) -> Option<Options> {
+    fn rows_options(&self, caps: &Caps, lengths: &Lengths) -> Option<Options> {
         let rows = self.rows.as_ref().filter(|_| lengths.rows > 1)?;
-        let mut options = self.base_options(lengths);
+        let mut options = self.base_options(caps, lengths);
         let most = lengths.rows.min(lengths.context);
         options.bounds = self.bindings(most, lengths.context);
         options.bounds.set(rows, i64::try_from(most).unwrap_or(i64::MAX));
@@ -505,7 +514,7 @@ impl Decoder {
 
     /// Plans for prefill and decode; see [`Decoder::options`].
     pub fn plans(&self, caps: &Caps, lengths: &Lengths) -> Result<[Plan; 2]> {
-        let [prefill, decode] = self.options(lengths);
+        let [prefill, decode] = self.options(caps, lengths);
         Ok([
             Plan::compile(&self.graph, caps, &prefill)?,
             Plan::compile(self.step_graph(), caps, &decode)?,
@@ -521,7 +530,7 @@ impl Decoder {
 
     fn device_plans(&self, caps: &Caps, lengths: &Lengths) -> Result<DevicePlans> {
         if !self.keeps_cache {
-            let [whole, _] = self.options(lengths);
+            let [whole, _] = self.options(caps, lengths);
             return Ok(DevicePlans {
                 plans: vec![Plan::compile(&self.graph, caps, &whole)?],
                 verify: None,
@@ -534,12 +543,12 @@ impl Decoder {
             plans.push(Plan::compile(graph, caps, &options)?);
             Ok(Some(plans.len() - 1))
         };
-        let verify = add(&self.graph, self.rows_options(lengths))?;
-        let short = self.short_decode(lengths);
+        let verify = add(&self.graph, self.rows_options(caps, lengths))?;
+        let short = self.short_decode(caps, lengths);
         let most = short.as_ref().and_then(|o| o.bounds.get(&self.past));
         let decode = add(self.step_graph(), short)?.zip(most);
         let few = (1..lengths.chunk).contains(&lengths.short).then(|| {
-            let [mut prefill, _] = self.options(lengths);
+            let [mut prefill, _] = self.options(caps, lengths);
             prefill.bounds = self.bindings(lengths.short, lengths.context);
             prefill
         });

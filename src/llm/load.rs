@@ -32,9 +32,9 @@ pub const MOST_DRAFTS: usize = 64;
 /// Element types of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KvType {
-    /// Same as activations: `f16` unless [`LoadOptions::float`] is set.
+    /// Same as activations, see [`LoadOptions::float`].
     #[default]
-    F16,
+    Float,
     /// 8 bits, with one scale per head and token.
     Q8,
 }
@@ -53,11 +53,11 @@ impl FromStr for KvType {
 
     fn from_str(text: &str) -> Result<Self> {
         match text {
-            "f16" => Ok(Self::F16),
+            "float" | "f16" => Ok(Self::Float),
             "q8" => Ok(Self::Q8),
             _ => Err(Error::usage(
                 "kv",
-                format!("\"{text}\" is not valid; expected f16 or q8"),
+                format!("\"{text}\" is not valid; expected float or q8"),
             )),
         }
     }
@@ -110,8 +110,8 @@ pub struct LoadOptions {
     /// Context length in tokens, at least 1. `None` selects the model's own length, at most
     /// [`DEFAULT_CONTEXT`](super::folder::DEFAULT_CONTEXT).
     pub context: Option<usize>,
-    /// Activation type on a device, `f16` or `f32`. `None` selects `f16`, or `f32` if the model
-    /// quantizes at run time.
+    /// Activation type on a device, `f16` or `f32`. `None` selects `f16` on GPUs, and `f32` on CPUs
+    /// or if the model quantizes at run time.
     pub float: Option<DType>,
     /// KV cache type on a device.
     pub kv: KvType,

@@ -85,9 +85,10 @@ impl DeviceModel {
 impl States for DeviceModel {
     fn identity(&self) -> Result<Identity> {
         let graph = &self.decoder.graph;
+        let float = self.decoder.float_on(self.executor.caps());
         let dtype = |s: &State| {
-            let own = graph.fact(s.input).map_or(self.decoder.float, |f| f.dtype);
-            device_dtype(own, self.decoder.float)
+            let own = graph.fact(s.input).map_or(float, |f| f.dtype);
+            device_dtype(own, float)
         };
         let window = |s: &State| s.window.and_then(|w| usize::try_from(w).ok());
         identity(graph, &self.decoder.fingerprint, &dtype, &window)
