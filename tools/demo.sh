@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds tlite, downloads a small model (93 MB) and lets it answer a question.
+# Builds tlite, downloads a small model (98 MB) and lets it answer a question.
 #
 #   ./tools/demo.sh                                    asks for the capital of France
 #   ./tools/demo.sh "What is a binary search?"         asks something else
@@ -16,7 +16,7 @@ for argument in "$@"; do
         sed -n '2,8s/^# \{0,1\}//p' "$0"
         exit 0
         ;;
-    --yes) ASK= ;;
+    --yes) YES=1 ;;
     *) options+=("$argument") ;;
     esac
 done

@@ -47,10 +47,10 @@ may_install() {
     fi
 }
 
-# Asks before sudo is used, if ASK is set. True when it may be.
+# Asks before sudo is used, if ASK is set and YES is not. True when it may be.
 agreed() {
     local answer
-    [ -n "${ASK:-}" ] && [ "$(id -u)" -ne 0 ] || return 0
+    [ -n "${ASK:-}" ] && [ -z "${YES:-}" ] && [ "$(id -u)" -ne 0 ] || return 0
     read -r -p "Install $* with sudo apt-get? [Y/n] " answer || return 1
     [[ ${answer:-y} == [Yy]* ]]
 }
@@ -166,7 +166,8 @@ cargo_is_new_enough() {
 }
 
 setup_rust() {
-    have cargo || PATH=$PATH:$HOME/.cargo/bin
+    # A distribution's cargo may be too old, with a newer one of rustup beside it.
+    cargo_is_new_enough || PATH=$HOME/.cargo/bin:$PATH
     have cc || install gcc libc6-dev
     cargo_is_new_enough && return 0
     if ! have rustup && offers rustup; then
@@ -236,7 +237,7 @@ build_tlite() {
 model_stamp() {
     "$TLITE" --version
     echo "e0m4, group 32, head 8"
-    (cd "$ROOT" && find src/gguf src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
+    (cd "$ROOT" && find src/gguf src/checkpoint src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
 }
 
 # Downloads the demo's model, if it is not there or not whole, and sets DEMO_GGUF to its path.
