@@ -10,25 +10,7 @@ mod values;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use crate::backend::{self, BackendKind};
 use crate::error::{Error, ErrorKind};
-pub use values::{assert_carries, carries};
-
-/// Fails unless the error is of this kind and carries each of `values`.
-#[track_caller]
-pub fn assert_error(e: &Error, kind: ErrorKind, values: &[&str]) {
-    assert_eq!(e.kind(), kind, "{}", e.chain());
-    assert_carries(e.chain(), values);
-}
-
-/// Fails unless the error is about this option or argument, and carries each of `values`.
-#[track_caller]
-pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
-    assert!(
-        matches!(e, Error::Usage { name, .. } if name == option),
-        "{}",
-        e.chain()
-    );
-    assert_carries(e.chain(), values);
-}
+pub use values::{assert_carries, assert_error, assert_usage, carries};
 
 /// False where a backend has no device, after a line on standard error that names the test; a
 /// failure where `REQUIRE_BACKENDS` names it.

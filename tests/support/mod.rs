@@ -10,7 +10,7 @@ mod not_tested;
 pub mod values;
 
 pub use not_tested::{not_tested, required};
-pub use values::{assert_carries, carries};
+pub use values::*;
 
 use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
@@ -43,13 +43,6 @@ impl<T, E: std::fmt::Display> Text<T> for std::result::Result<T, E> {
     }
 }
 
-/// Fails unless the error is of this kind and carries each of `values`.
-#[track_caller]
-pub fn assert_error(e: &Error, kind: ErrorKind, values: &[&str]) {
-    assert_eq!(e.kind(), kind, "{}", e.chain());
-    assert_carries(e.chain(), values);
-}
-
 /// An error unless `e` is of this kind and carries each of `values`.
 pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Result<(), String> {
     let said = e.chain();
@@ -58,17 +51,6 @@ pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Result<(), String
         Some(value) => Err(format!("expected {value:?} in: {said}")),
         None => Ok(()),
     }
-}
-
-/// Fails unless the error is about this option or argument, and carries each of `values`.
-#[track_caller]
-pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
-    assert!(
-        matches!(e, Error::Usage { name, .. } if name == option),
-        "{}",
-        e.chain()
-    );
-    assert_carries(e.chain(), values);
 }
 
 /// A trial for each backend without a device: failed where it is required, else ignored with the
@@ -128,6 +110,29 @@ pub fn assert_failed(args: &[&str], output: &Output, code: i32, values: &[&str])
     }
     failure
 }
+
+/// Fails unless the command ended with `code` and one line beside notes, which carries each of
+/// `values`, and with an error of this variant.
+#[track_caller]
+pub fn failed_in_a_line(output: &Output, code: i32, variant: &str, values: &[&str]) {
+    let failure = assert_failed(&[], output, code, values);
+    let lines = failure.message.lines().filter(|l| !l.starts_with("note: "));
+    assert_eq!(lines.count(), 1, "{}", failure.message);
+    assert!(failure.error.contains(variant), "{variant}: {}", failure.error);
+}
+
+/// Options with which `tlite generate` adds two tokens to a model of made-up weights.
+pub const TWO_TOKENS: [&str; 9] = [
+"--backend",
+    "host",
+    "--raw",
+    "--prompt",
+    "hello",
+    "--max-tokens",
+    "2",
+    "--temperature",
+    "0",
+];
 
 /// Runs a command that must fail as [`assert_failed`] says.
 #[track_caller]

@@ -3,6 +3,9 @@
 //!
 //! Values are names of files, nodes, tensors, options, commands and symbols, and numbers.
 
+// Of the library, or of the crate that includes this.
+use super::{Error, ErrorKind};
+
 /// True when `text` holds `value`, and not as a part of a longer word or number.
 pub fn carries(text: &str, value: &str) -> bool {
     assert!(is_value(value), "{value:?} is a sentence: assert on a value");
@@ -21,6 +24,24 @@ pub fn assert_carries(text: impl std::fmt::Display, values: &[&str]) {
     for value in values {
         assert!(carries(&text, value), "expected {value:?} in: {text}");
     }
+}
+
+/// Fails unless the error is of this kind and carries each of `values`.
+#[track_caller]
+pub fn assert_error(e: &Error, kind: ErrorKind, values: &[&str]) {
+    assert_eq!(e.kind(), kind, "{}", e.chain());
+    assert_carries(e.chain(), values);
+}
+
+/// Fails unless the error is about this option or argument, and carries each of `values`.
+#[track_caller]
+pub fn assert_usage(e: &Error, option: &str, values: &[&str]) {
+    assert!(
+        matches!(e, Error::Usage { name, .. } if name == option),
+        "{}",
+        e.chain()
+    );
+    assert_carries(e.chain(), values);
 }
 
 /// False for English: two words of small letters side by side. Commands, as `tlite run` and `apt
