@@ -110,18 +110,18 @@ pub enum Unused {
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoDevice => f.write_str("note: no device found (`tlite devices` shows why); running on the host, which is slow"),
+            Self::NoDevice => f.write_str("no device found (`tlite devices` shows why); running on the host, which is slow"),
             Self::NoEffect {
                 option: "drafts",
                 reason: Unused::NoCache,
                 ..
-            } => f.write_str("note: drafts have no effect on a device if the model has no KV cache"),
+            } => f.write_str("drafts have no effect on a device if the model has no KV cache"),
             Self::NoEffect {
                 option,
                 value,
                 reason,
             } => {
-                write!(f, "note: --{option} {value} has no effect ")?;
+                write!(f, "--{option} {value} has no effect ")?;
                 match reason {
                     Unused::Host => f.write_str("on the host"),
                     Unused::NoCache => f.write_str("without a cache"),
@@ -132,7 +132,7 @@ impl fmt::Display for Note {
             }
             Self::ShorterContext { context, wanted } => write!(
                 f,
-                "note: the context is {context} tokens instead of {wanted}: more do not fit in device memory"
+                "the context is {context} tokens instead of {wanted}: more do not fit in device memory"
             ),
             Self::HostNodes {
                 count,
@@ -141,25 +141,25 @@ impl fmt::Display for Note {
                 reason,
             } => write!(
                 f,
-                "note: {count} nodes run on the host for every token, for example {op} \"{node}\" ({reason}); \
+                "{count} nodes run on the host for every token, for example {op} \"{node}\" ({reason}); \
                  see `tlite inspect --nodes`"
             ),
             Self::NoCache => f.write_str(
-                "note: no KV cache was found in the model, so every token runs all previous tokens again; an export \
+                "no KV cache was found in the model, so every token runs all previous tokens again; an export \
                  with past keys and values is many times faster",
             ),
             Self::FloatCaches { kept, all } => write!(
                 f,
-                "note: --kv q8 has no effect on {kept} of {all} caches; RUST_LOG=debug shows why"
+                "--kv q8 has no effect on {kept} of {all} caches; RUST_LOG=debug shows why"
             ),
             Self::WindowIgnored { length } => write!(
                 f,
-                "note: config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
+                "config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
                  poor beyond {length} tokens; use --context {length} to stay within"
             ),
             Self::LongContext { length, context } => write!(
                 f,
-                "note: this model computes differently beyond {length} tokens (rotary embeddings for long contexts); \
+                "this model computes differently beyond {length} tokens (rotary embeddings for long contexts); \
                  with a context of {context} it always uses the long form; use --context {length} for the short one"
             ),
             Self::KernelLeft {
@@ -169,7 +169,7 @@ impl fmt::Display for Note {
                 ..
             } => write!(
                 f,
-                "note: kernel {variant} {why} on {device}; a fallback is used, which may be slower; run \
+                "kernel {variant} {why} on {device}; a fallback is used, which may be slower; run \
                  `tlite selftest` for details"
             ),
             Self::KernelsLeft {
@@ -181,7 +181,7 @@ impl fmt::Display for Note {
                     variants.iter().map(|(name, why)| format!("{name} {why}")).collect();
                 write!(
                     f,
-                    "note: kernels quarantined in an earlier run on {device}: {}",
+                    "kernels quarantined in an earlier run on {device}: {}",
                     variants.join("; ")
                 )
             }
@@ -192,7 +192,7 @@ impl fmt::Display for Note {
                 ..
             } => write!(
                 f,
-                "note: {} could not be checked on {device} and are used unchecked, for example {first}: \
+                "{} could not be checked on {device} and are used unchecked, for example {first}: \
                  their results in these runs prove nothing",
                 crate::units::count_text(*count, "kernel")
             ),

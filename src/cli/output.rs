@@ -94,7 +94,6 @@ fn marked(notes: &mut dyn Write, at_least: Level, mark: &str, text: &str) {
     if !prints(at_least) {
         return;
     }
-    let text = text.strip_prefix(mark).unwrap_or(text);
     let line = format!("{mark}{}\n", printable(text));
     aside(|| {
         // With the stream closed there is nobody to write to.
@@ -367,7 +366,6 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         assert_eq!(written(note, "a"), "note: a\n");
-        assert_eq!(written(note, "note: a"), "note: a\n");
         assert_eq!(written(warning, "b\u{1b}[2J"), "warning: b\u{fffd}[2J\n");
         assert_eq!(written(detail, "c"), "", "details need --verbose");
     }

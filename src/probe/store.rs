@@ -29,7 +29,7 @@ pub fn load(store: &Store, caps: &Caps) -> Option<Probe> {
 
 /// Stores a probe of the device and returns a sentence about the outcome.
 pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
-    let lost = |why: &str| format!("note: cannot save the measurements: {why}");
+    let lost = |why: &str| format!("cannot save the measurements: {why}");
     let Some(store) = store else {
         return lost("there is no cache folder; set --cache-dir");
     };
