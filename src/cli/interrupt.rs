@@ -47,8 +47,15 @@ impl State {
             .unwrap_or_else(PoisonError::into_inner)
             .drain(..)
         {
-            // Work continues until the program ends, so a folder can gain files while it is
-            // removed.
+            // Work continues until the program ends. If it renames the path to its final name now,
+            // that must win whole or not at all.
+            let aside = path.with_file_name(format!(".removed-{}-{}", std::process::id(), name_of(&path)));
+            let path = match std::fs::rename(&path, &aside) {
+                Ok(()) => aside,
+                Err(_) if !path.exists() => continue,
+                Err(_) => path,
+            };
+            // A folder can gain files while it is removed.
             for _ in 0..ATTEMPTS {
                 // A path that cannot be removed stays; there is no better report.
                 let _gone = if path.is_dir() {
@@ -62,6 +69,13 @@ impl State {
             }
         }
     }
+}
+
+fn name_of(path: &Path) -> String {
+    path.file_name()
+        .unwrap_or_default()
+        .to_string_lossy()
+        .into_owned()
 }
 
 /// Ends the program at once, without exit handlers: those of drivers can crash threads that still
