@@ -10,6 +10,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
 use support::gguf::{Traits, tiny};
 use support::hugging_face::{Order, gptq};
+use support::{TWO_TOKENS, failed_in_a_line};
 use transformer_lite::models::FOLDER_VARIABLE;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
@@ -265,10 +266,10 @@ impl User {
         succeeded(&self.run(args))
     }
 
-    /// Runs a command that must fail as [`failed`] says.
+    /// Runs a command that must fail as [`failed_in_a_line`] says.
     #[track_caller]
     fn fails(&self, args: &[&str], variant: &str, values: &[&str]) {
-        failed(&self.run(args), 1, variant, values);
+        failed_in_a_line(&self.run(args), 1, variant, values);
     }
 
     fn repo(&self) -> PathBuf {
@@ -298,16 +299,6 @@ fn succeeded(output: &Output) -> (String, String) {
     (out, notes)
 }
 
-/// Fails unless the command ended with `code` and one line beside notes, which carries each of
-/// `values`, and with an error of this variant.
-#[track_caller]
-fn failed(output: &Output, code: i32, variant: &str, values: &[&str]) {
-    let failure = support::assert_failed(&[], output, code, values);
-    let lines = failure.message.lines().filter(|l| !l.starts_with("note: "));
-    assert_eq!(lines.count(), 1, "{}", failure.message);
-    assert!(failure.error.contains(variant), "{variant}: {}", failure.error);
-}
-
 fn gguf() -> Vec<u8> {
     tiny("llama", Traits::default()).bytes()
 }
@@ -329,18 +320,6 @@ fn hub() -> (Server, User) {
 fn spec() -> String {
     format!("{REPO}:{FILE}")
 }
-
-const GENERATE: [&str; 9] = [
-    "--backend",
-    "host",
-    "--raw",
-    "--prompt",
-    "hello",
-    "--max-tokens",
-    "2",
-    "--temperature",
-    "0",
-];
 
 #[test]
 fn pull_chooses_downloads_and_converts() {
@@ -380,7 +359,7 @@ fn pull_chooses_downloads_and_converts() {
 
     // No request from here on.
     for name in ["hf:owner/repo", &format!("hf:{}", spec()), "tiny-Q8_0"] {
-        let (_, notes) = user.runs(&[&["generate", name][..], &GENERATE].concat());
+        let (_, notes) = user.runs(&[&["generate", name][..], &TWO_TOKENS].concat());
         assert!(
             !notes.contains("converting") && !notes.contains("downloading"),
             "{notes}"
@@ -419,7 +398,7 @@ fn pull_chooses_downloads_and_converts() {
 #[test]
 fn first_use_downloads_too() {
     let (server, user) = hub();
-    let (_, notes) = user.runs(&[&["generate", "hf:owner/repo"][..], &GENERATE].concat());
+    let (_, notes) = user.runs(&[&["generate", "hf:owner/repo"][..], &TWO_TOKENS].concat());
     assert!(
         notes.contains("downloading") && notes.contains("converting"),
         "{notes}"
@@ -449,12 +428,30 @@ fn checkpoints_are_downloaded_whole() {
     assert!(server.log().iter().all(|l| !l.contains("README")));
     // From the cache.
     user.runs(&["rm", "repo", "--yes"]);
+    let (out, _) = user.runs(&["list"]);
+    assert!(out.contains("hf:owner/repo "), "{out}");
     let mut command = user.command(&["inspect", "hf:owner/repo"]);
     succeeded(&command.env("HF_HUB_OFFLINE", "1").output().unwrap());
     assert!(server.log().is_empty());
+    user.runs(&["rm", "repo", "--yes"]);
+    user.runs(&["rm", "hf:owner/repo", "--yes"]);
+    assert!(!user.repo().exists());
 
     let server = Server::new(&[("config.json", b"{}".to_vec()), ("model.safetensors", Vec::new())]);
     User::new(&server).fails(&["pull", REPO], "NoModel", &[REPO, "tokenizer.json"]);
+    let parts = ["a.safetensors", "b.safetensors"].map(|name| (name, Vec::new()));
+    let tokenizer = [("tokenizer.json", b"{}".to_vec())];
+    let config = |model: &str| {
+        let text = format!(r#"{{"model_type": "{model}"}}"#);
+        [("config.json", text.into_bytes())]
+    };
+    // Before any weights are downloaded.
+    let cases = [("llama", "NoModel", "model.safetensors.index.json"), ("mixtral", "Unsupported", "mixtral")];
+    for (model, variant, value) in cases {
+        let server = Server::new(&[&config(model)[..], &tokenizer, &parts].concat());
+        User::new(&server).fails(&["pull", REPO], variant, &[value]);
+        assert!(server.log().iter().all(|l| !l.contains("a.safetensors")), "{model}");
+    }
     let server = Server::new(&[("README.md", b"text".to_vec())]);
     User::new(&server).fails(&["pull", REPO], "NoModel", &[REPO, "GGUF"]);
 }
@@ -563,7 +560,7 @@ fn refusals_say_what_to_do() {
     );
     let mut other = user.command(&["pull", REPO]);
     let refused = other.env("HF_TOKEN", "other").output().unwrap();
-    failed(&refused, 1, "token: true", &[REPO, "401"]);
+    failed_in_a_line(&refused, 1, "token: true", &[REPO, "401"]);
     let (server, user) = hub();
     server.fault("HEAD", Fault::Status(403, "X-Error-Code: GatedRepo\r\n"));
     user.fails(&["pull", &spec()], "Denied", &[REPO, "403", "HF_TOKEN"]);
@@ -577,7 +574,7 @@ fn what_is_not_there_is_named() {
     let files = ["x.gguf", FILE, "tiny-F16.gguf"];
     user.fails(&["pull", "owner/repo:x.gguf"], "NoFile", &files);
     let outside = user.run(&["pull", "owner/repo:../x"]);
-    failed(&outside, 2, "Usage", &["owner/repo:../x", "OWNER/REPO"]);
+    failed_in_a_line(&outside, 2, "Usage", &["owner/repo:../x", "OWNER/REPO"]);
     assert!(!user.has_models());
 }
 
@@ -635,7 +632,7 @@ fn without_a_network_downloads_are_used() {
         succeeded(&offline(&user, args));
     }
     let absent = offline(&user, &["pull", "owner/repo:x.gguf"]);
-    failed(
+    failed_in_a_line(
         &absent,
         1,
         "NotCached",
@@ -663,13 +660,13 @@ fn proxies_and_certificates_are_named() {
         command.env(name, value).output().unwrap()
     };
     let refused = with("HTTP_PROXY", &format!("http://{NOBODY}"));
-    failed(&refused, 1, "proxy: true", &["HTTP_PROXY"]);
+    failed_in_a_line(&refused, 1, "proxy: true", &["HTTP_PROXY"]);
     for (name, value) in [
         ("HTTPS_PROXY", "what://"),
         ("SSL_CERT_FILE", "/no/such"),
         ("HF_ENDPOINT", "hub"),
     ] {
-        failed(&with(name, value), 2, "Usage", &[name]);
+        failed_in_a_line(&with(name, value), 2, "Usage", &[name]);
     }
 }
 

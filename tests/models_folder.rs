@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 use support::gguf::{File, Traits, tiny};
 use support::hugging_face::{Order, gptq};
+use support::{TWO_TOKENS, failed_in_a_line};
 use transformer_lite::error::{Error, ErrorKind, Result};
 use transformer_lite::gguf::Value;
 use transformer_lite::models::{Entry, Event, FOLDER_VARIABLE, LAYOUT, ModelStore};
@@ -57,10 +58,10 @@ impl Place {
         (out, notes)
     }
 
-    /// Runs a command that must fail as [`failed`] says.
+    /// Runs a command that must fail as [`failed_in_a_line`] says.
     #[track_caller]
     fn fails(&self, args: &[&str], code: i32, variant: &str, values: &[&str]) {
-        failed(&self.run(args), code, variant, values);
+        failed_in_a_line(&self.run(args), code, variant, values);
     }
 
     /// Everything in the models folder but lock files.
@@ -74,16 +75,6 @@ impl Place {
         names.sort();
         names
     }
-}
-
-/// Fails unless the command ended with `code` and one line beside notes, which carries each of
-/// `values`, and with an error of this variant.
-#[track_caller]
-fn failed(output: &Output, code: i32, variant: &str, values: &[&str]) {
-    let failure = support::assert_failed(&[], output, code, values);
-    let lines = failure.message.lines().filter(|l| !l.starts_with("note: "));
-    assert_eq!(lines.count(), 1, "{}", failure.message);
-    assert!(failure.error.contains(variant), "{variant}: {}", failure.error);
 }
 
 /// A tiny model with a weight of this value.
@@ -118,22 +109,10 @@ fn import(place: &Place, path: &Path) -> (Entry, String) {
     steps(|hear| place.store.import(path, hear))
 }
 
-const GENERATE: [&str; 9] = [
-    "--backend",
-    "host",
-    "--raw",
-    "--prompt",
-    "hello",
-    "--max-tokens",
-    "2",
-    "--temperature",
-    "0",
-];
-
 #[test]
 fn first_use_converts_and_the_second_does_not() {
     let place = Place::new();
-    let args = [&["generate", text(&place.gguf)][..], &GENERATE].concat();
+    let args = [&["generate", text(&place.gguf)][..], &TWO_TOKENS].concat();
     let (first, notes) = place.runs(&args);
     assert!(notes.contains("converting tiny for its first use"), "{notes}");
     let written = |name: &str| {
@@ -307,11 +286,23 @@ fn names_stand_for_entries() {
     ] {
         place.fails(&["chat", name], 2, "Usage", &["MODEL", name, word]);
     }
-    std::fs::write(entry.folder().join("manifest.json"), "{").unwrap();
-    assert!(
-        place.store.entries().unwrap().is_empty(),
-        "a damaged entry is none"
-    );
+}
+
+#[test]
+fn damaged_entries_can_be_replaced_and_removed() {
+    let place = Place::new();
+    let damaged = || {
+        let (entry, steps) = import(&place, &place.gguf);
+        assert_eq!((entry.name(), steps.as_str()), ("tiny", "rc"));
+        std::fs::write(entry.folder().join("manifest.json"), "{").unwrap();
+    };
+    damaged();
+    let entries = place.store.entries().unwrap();
+    assert_eq!((entries.len(), entries[0].is_current()), (1, false));
+    place.fails(&["chat", "tiny"], 2, "Usage", &["MODEL", "tiny"]);
+    damaged();
+    place.runs(&["rm", "tiny", "--yes"]);
+    assert!(place.contents().is_empty());
 }
 
 #[test]
@@ -338,7 +329,7 @@ fn a_folder_that_cannot_be_written_is_named() {
     std::fs::write(place.store.folder(), "a file").unwrap();
     let mut command = place.command(&["inspect", text(&place.gguf), "--nodes"]);
     let output = command.output().unwrap();
-    failed(
+    failed_in_a_line(
         &output,
         1,
         "kind: Io",
@@ -346,7 +337,7 @@ fn a_folder_that_cannot_be_written_is_named() {
     );
     if cfg!(target_os = "linux") {
         let output = command.env(FOLDER_VARIABLE, "/proc/models").output().unwrap();
-        failed(&output, 1, "kind: Io", &["/proc/models", "TLITE_MODELS"]);
+        failed_in_a_line(&output, 1, "kind: Io", &["/proc/models", "TLITE_MODELS"]);
     }
 }
 
@@ -401,7 +392,7 @@ fn a_full_disk_leaves_nothing() {
         .env(FOLDER_VARIABLE, place.store.folder())
         .stdin(Stdio::null());
     let output = command.output().unwrap();
-    failed(
+    failed_in_a_line(
         &output,
         1,
         "kind: Io",
@@ -459,7 +450,7 @@ fn start_child(place: &Place) -> Child {
 fn processes_share_a_conversion() {
     let place = Place::new();
     let mut child = start_child(&place);
-    let args = [&["generate", text(&place.gguf)][..], &GENERATE].concat();
+    let args = [&["generate", text(&place.gguf)][..], &TWO_TOKENS].concat();
     let seconds: Vec<Child> = (0..2)
         .map(|_| {
             let mut command = place.command(&args);

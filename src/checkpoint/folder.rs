@@ -55,12 +55,7 @@ pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_
 /// Like [`convert`], but writes into the existing folder `folder`. After an error, files already
 /// written stay there.
 pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
-    let config = Config::open(&input.join("config.json"))?;
-    let scheme = config.scheme()?;
-    let mut config = config.text_model()?;
-    // Before the weights are looked for, which need not be there for a model that cannot be
-    // converted.
-    config.architecture()?;
+    let (scheme, mut config) = configuration(input)?;
     let shards = Shards::open(input)?;
     let there = |prefix: &&&str| shards.get(&format!("{prefix}embed_tokens.weight")).is_some();
     let mut tensors = FolderTensors {
@@ -93,6 +88,21 @@ pub fn convert_into(input: &Path, folder: &Path, progress: &mut dyn FnMut(Progre
         .left
         .retain(|l| tensors.shards.get(&tensors.name(&l.name)).is_none());
     Ok(summary)
+}
+
+/// Quantization and text model of the checkpoint in `folder`, whose weights need not be there.
+fn configuration(folder: &Path) -> Result<(Option<Scheme>, Config)> {
+    let config = Config::open(&folder.join("config.json"))?;
+    let scheme = config.scheme()?;
+    let config = config.text_model()?;
+    config.architecture()?;
+    Ok((scheme, config))
+}
+
+/// An error if `config.json` in `folder` describes a model that [`convert`] does not support. The
+/// weights need not be there.
+pub(crate) fn supported(folder: &Path) -> Result<()> {
+    configuration(folder).map(drop)
 }
 
 /// True for a folder with `config.json` and a `safetensors` file.

@@ -13,8 +13,8 @@ use std::time::{Duration, SystemTime};
 
 /// List the models that were downloaded or converted
 ///
-/// Each name can be given as MODEL. Names that begin with hf: are files in the cache of the Hugging
-/// Face Hub that are not converted yet; their first use converts them.
+/// Each name can be given as MODEL. Names that begin with hf: are downloads in the cache of the
+/// Hugging Face Hub that are not converted yet; their first use converts them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -108,7 +108,7 @@ pub(super) struct Report<'a> {
     downloads: Vec<Download>,
 }
 
-/// The GGUF files in the hub's cache of which no entry was made.
+/// The models in the hub's cache of which no entry was made.
 pub fn unconverted(entries: &[Entry]) -> Vec<Cached> {
     let mut cached = Hub::from_env().map(|hub| hub.cached()).unwrap_or_default();
     cached.retain(|c| {

@@ -87,6 +87,7 @@ impl Source {
 
     fn new(path: &Path, named: &Path, label: String, pulled: Vec<Place>) -> Result<Self> {
         let (form, files, name) = if path.is_dir() {
+            checkpoint::supported(path)?;
             let files = checkpoint::sources(path)?;
             (Form::Checkpoint, files, named.file_name())
         } else {
@@ -301,10 +302,18 @@ impl ModelStore {
 
     /// The entry of this content, which remembers `places` from now on.
     fn with_key(&self, key: &str, places: &[Place]) -> Result<Option<Entry>> {
-        let (mut found, others): (Vec<Entry>, Vec<Entry>) = self
-            .entries()?
-            .into_iter()
-            .partition(|e| e.is_current() && e.manifest().key == key);
+        let of_key = |e: &Entry| e.is_current() && e.manifest().key == key;
+        if !self.entries()?.iter().any(of_key) {
+            return Ok(None);
+        }
+        // Another process may replace an entry while its manifest is written. A folder that cannot
+        // be written has no such process.
+        let lock = self.lock(NAMES, || ());
+        let _lock = lock.unwrap_or_else(|e| {
+            log::debug!("{}", e.chain());
+            None
+        });
+        let (mut found, others): (Vec<Entry>, Vec<Entry>) = self.entries()?.into_iter().partition(of_key);
         let Some(mut entry) = found.pop() else {
             return Ok(None);
         };

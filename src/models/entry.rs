@@ -24,7 +24,7 @@ const PLACES: usize = 16;
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// What an entry was made of, as its `manifest.json` tells.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// See [`LAYOUT`].
     pub layout: u32,
@@ -160,9 +160,11 @@ impl Entry {
     pub(super) fn read(folder: &Path) -> Option<Self> {
         let path = folder.join(MANIFEST);
         let bytes = std::fs::read(&path).ok()?;
-        let mut manifest: Manifest = serde_json::from_slice(&bytes)
-            .map_err(|e| log::debug!("{}: {e}", path.display()))
-            .ok()?;
+        // One of another layout, or damaged: it can be listed and removed, but not used.
+        let mut manifest: Manifest = serde_json::from_slice(&bytes).unwrap_or_else(|e| {
+            log::debug!("{}: {e}", path.display());
+            Manifest::default()
+        });
         // The folder may have been renamed.
         folder.file_name()?.to_str()?.clone_into(&mut manifest.name);
         let metadata = std::fs::metadata(&path).ok()?;
@@ -176,7 +178,7 @@ impl Entry {
     /// Notes that it is used. Where that cannot be written nothing happens.
     pub(super) fn touch(&self) {
         if self.used.elapsed().is_ok_and(|age| age > MINUTE) {
-            let file = File::open(self.folder.join(MANIFEST));
+            let file = File::options().write(true).open(self.folder.join(MANIFEST));
             let touched = file.and_then(|f| f.set_modified(SystemTime::now()));
             touched.unwrap_or_else(|e| log::debug!("time of {}: {e}", self.folder.display()));
         }

@@ -1,19 +1,20 @@
 //! The hub's cache on disk.
 
 use super::super::digest::is_sha256;
-use super::{Spec, choose};
+use super::Spec;
+use super::choose::{self, Choice};
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 
 /// Folders in folders that are looked through.
 const DEPTH: usize = 8;
 
-/// A GGUF file in the cache.
+/// A model in the cache: a GGUF file, or a repository with a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cached {
-    /// Its name on the hub, with the file.
+    /// Its name on the hub, with the file if that is a GGUF file.
     pub spec: Spec,
-    /// Where it is.
+    /// The file, or the folder of the checkpoint.
     pub path: PathBuf,
     /// Its size.
     pub bytes: u64,
@@ -48,7 +49,7 @@ impl Cache {
     }
 
     /// The models of the present versions of all repositories.
-    pub(super) fn ggufs(&self) -> Vec<Cached> {
+    pub(super) fn models(&self) -> Vec<Cached> {
         let mut found = Vec::new();
         for item in std::fs::read_dir(&self.0).into_iter().flatten().flatten() {
             let name = item.file_name();
@@ -58,16 +59,20 @@ impl Cache {
             let Some((owner, name)) = parts else { continue };
             let repo = self.repo(&format!("{owner}/{name}"));
             let Some(snapshot) = repo.snapshot() else { continue };
-            for file in repo.files().iter().filter(|f| choose::is_model(f)) {
-                let path = snapshot.join(file);
-                let spec = format!("{owner}/{name}:{file}").parse();
-                if let (Ok(spec), Ok(metadata)) = (spec, std::fs::metadata(&path)) {
-                    found.push(Cached {
-                        spec,
-                        path,
-                        bytes: metadata.len(),
-                    });
-                }
+            let files = repo.files();
+            let bytes = |file: &String| std::fs::metadata(snapshot.join(file)).map_or(0, |m| m.len());
+            let mut add = |spec: String, path, bytes| {
+                found.extend(spec.parse().ok().map(|spec| Cached { spec, path, bytes }));
+            };
+            for file in files.iter().filter(|f| choose::is_model(f)) {
+                add(format!("{owner}/{name}:{file}"), snapshot.join(file), bytes(file));
+            }
+            if choose::choose(&files) == Choice::Checkpoint {
+                add(
+                    format!("{owner}/{name}"),
+                    snapshot.clone(),
+                    files.iter().map(bytes).sum(),
+                );
             }
         }
         found.sort_by_key(|c| c.spec.to_string());
@@ -101,9 +106,13 @@ impl Repo {
         is_sha256(name).then(|| name.to_owned())
     }
 
-    /// Removes the content of a file, and its names in all versions.
+    /// Removes the content of a file, and its names in all versions. For a checkpoint, removes all
+    /// that was downloaded of the repository.
     pub(super) fn forget(&self, cached: &Cached) -> Result<()> {
         let failed = |path: &Path, e| Error::io("cannot remove", path, e);
+        if cached.spec.file().is_none() {
+            return std::fs::remove_dir_all(&self.folder).map_err(|e| failed(&self.folder, e));
+        }
         let remove = |path: &Path| std::fs::remove_file(path).map_err(|e| failed(path, e));
         let blob = std::fs::canonicalize(&cached.path).map_err(|e| failed(&cached.path, e))?;
         let name = cached.spec.file().unwrap_or_default();

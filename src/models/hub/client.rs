@@ -4,7 +4,7 @@ use super::super::digest::{Hash, feed, is_sha256};
 use super::super::{Event, Hear};
 use super::choose::{self, Choice};
 use super::{ATTEMPTS, Fetched, Hub, HubError, PAUSE, Repo, Spec, has_tokenizer, is_file_name};
-use crate::checkpoint::folder::INDEX;
+use crate::checkpoint::folder::{INDEX, supported};
 use crate::error::{Error, Result, Stage};
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -85,6 +85,8 @@ struct Index {
 /// A file in the cache that is up to date.
 struct Got {
     path: PathBuf,
+    /// The version that it is of.
+    commit: String,
     /// Its SHA-256 as the hub names it.
     claimed: Option<String>,
     /// It was downloaded and verified just now.
@@ -185,6 +187,7 @@ impl<'a> Client<'a> {
     /// A GGUF file by its name.
     fn file(&self, name: &str, hear: Hear<'_>) -> Result<Fetched> {
         let got = self.get(name, REVISION, hear)?;
+        self.repo().set_present(&got.commit)?;
         Ok(self.fetched(name, got))
     }
 
@@ -208,6 +211,7 @@ impl<'a> Client<'a> {
         match choose::choose(&names) {
             Choice::Gguf(name) => {
                 let got = self.get(&name, &commit, hear)?;
+                self.repo().set_present(&got.commit)?;
                 Ok(self.fetched(&name, got))
             }
             Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, hear),
@@ -229,7 +233,10 @@ impl<'a> Client<'a> {
             Ok::<_, Error>(got.path)
         };
         for name in choose::small(names) {
-            get(name)?;
+            let path = get(name)?;
+            if name == "config.json" {
+                supported(path.parent().unwrap_or(&path))?;
+            }
         }
         let is_weights = |n: &&String| n.ends_with(".safetensors") && !n.contains('/');
         let weights: BTreeSet<String> = if names.iter().any(|n| n == INDEX) {
@@ -241,7 +248,12 @@ impl<'a> Client<'a> {
         } else if let Some(whole) = names.iter().find(|n| *n == "model.safetensors") {
             [whole.clone()].into()
         } else {
-            names.iter().filter(is_weights).cloned().collect()
+            let all: BTreeSet<String> = names.iter().filter(is_weights).cloned().collect();
+            if all.len() != 1 {
+                let (repo, what) = (self.spec.repo().to_owned(), format!("it has no {INDEX}"));
+                return Err(HubError::NoModel { repo, what }.into_error());
+            }
+            all
         };
         for name in &weights {
             if !is_file_name(name) {
@@ -251,6 +263,8 @@ impl<'a> Client<'a> {
             get(name)?;
         }
         let folder = folder.ok_or_else(|| self.unexpected("a checkpoint without files"))?;
+        // Only now, since a version without its weights is of no use without a network.
+        self.repo().set_present(commit)?;
         Ok(Fetched {
             name: self.spec.repo_only().to_string(),
             path: folder,
@@ -271,7 +285,12 @@ impl<'a> Client<'a> {
             return Err(self.refused(&response, None, hear));
         }
         let body = response.body_mut().with_config().limit(MAX_LIST).read_to_vec();
-        let body = body.map_err(|e| self.unreachable(&url, &e))?;
+        let body = body.map_err(|e| match e {
+            ureq::Error::BodyExceedsLimit(_) => {
+                self.unexpected(format!("a list of files of over {MAX_LIST} bytes"))
+            }
+            e => self.unreachable(&url, &e),
+        })?;
         let list: Listing = serde_json::from_slice(&body)
             .map_err(|e| self.unexpected(format!("expected a list of files as JSON: {e}")))?;
         let names = list.siblings.into_iter().map(|s| s.rfilename);
@@ -308,9 +327,9 @@ impl<'a> Client<'a> {
             false => self.download(name, &url, &etag, meta.size, &blob, hear)?,
         };
         let path = repo.link(&commit, name, &blob)?;
-        repo.set_present(&commit)?;
         Ok(Got {
             path,
+            commit,
             claimed,
             verified,
         })
@@ -423,7 +442,8 @@ impl<'a> Client<'a> {
             };
             partial.add(block.get(..count).unwrap_or_default())?;
             if partial.total.is_some_and(|total| partial.done > total) {
-                let what = format!("{name} is longer than the {} bytes of its header", partial.done);
+                let total = partial.total.unwrap_or_default();
+                let what = format!("{name} is longer than the {total} bytes of its header");
                 partial.restart()?;
                 return Err(self.unexpected(what).into());
             }
@@ -649,12 +669,14 @@ impl Repo {
             return Ok(path);
         }
         // Another process may do the same, so the link is made under another name.
-        let beside = path.with_file_name(format!(".tlite-{}", std::process::id()));
         let up = "../".repeat(name.split('/').count() + 1);
         let file = blob.file_name().unwrap_or_default();
         let target = Path::new(&up).join("blobs").join(file);
-        let linked = link_file(&target, blob, &beside).and_then(|()| std::fs::rename(&beside, &path));
-        linked.map_err(|e| unwritable(&path, &e))?;
+        tempfile::Builder::new()
+            .prefix(".tlite-")
+            .make_in(folder, |beside| link_file(&target, blob, beside))
+            .and_then(|link| link.persist(&path).map(drop).map_err(|e| e.error))
+            .map_err(|e| unwritable(&path, &e))?;
         Ok(path)
     }
 
@@ -770,7 +792,13 @@ fn host(url: &str) -> &str {
 
 /// Where `location` leads from `url`.
 fn joined(url: &str, location: &str) -> String {
-    if location.contains("://") {
+    // A query may hold an address too.
+    let protocol = |p: &str| {
+        !p.is_empty()
+            && p.bytes()
+                .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
+    };
+    if location.split_once("://").is_some_and(|(p, _)| protocol(p)) {
         return location.to_owned();
     }
     let base = authority(url);
@@ -812,6 +840,7 @@ mod tests {
             ("https://o/c", "https://o/c"),
             ("//o/c", "http://o/c"),
             ("/c?d", "http://h:1/c?d"),
+            ("/c?d=https://o/e", "http://h:1/c?d=https://o/e"),
             ("c", "http://h:1/a/c"),
         ] {
             assert_eq!(joined(at, location), expected);

@@ -325,10 +325,18 @@ impl Hub {
         let file = variable("HF_TOKEN_PATH")
             .map(PathBuf::from)
             .or_else(|| home.map(|home| home.join("token")));
-        let token = variable("HF_TOKEN").or_else(|| {
-            let text = std::fs::read_to_string(file?).ok()?;
-            Some(text.trim().to_owned()).filter(|t| !t.is_empty())
-        });
+        let named = variable("HF_TOKEN_PATH").is_some();
+        let text = match file
+            .filter(|_| variable("HF_TOKEN").is_none())
+            .map(std::fs::read_to_string)
+        {
+            Some(Err(e)) if named => {
+                return Err(Error::usage("HF_TOKEN_PATH", format!("cannot be read: {e}")));
+            }
+            text => text.and_then(std::io::Result::ok),
+        };
+        let text = text.map(|text| text.trim().to_owned());
+        let token = variable("HF_TOKEN").or(text.filter(|t| !t.is_empty()));
         let offline = variable("HF_HUB_OFFLINE").map(|v| v.to_ascii_lowercase());
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
@@ -343,13 +351,14 @@ impl Hub {
         self.cache.folder()
     }
 
-    /// The GGUF files in the cache that can be converted, by name.
+    /// The models in the cache that can be converted, by name.
     pub fn cached(&self) -> Vec<Cached> {
-        self.cache.ggufs()
+        self.cache.models()
     }
 
-    /// Removes a file from the cache. Files of other tools that have the same content go too. An
-    /// error where it cannot be removed.
+    /// Removes a model from the cache: a GGUF file, or a checkpoint with all else that was downloaded
+    /// of its repository. Other tools that use this cache lose it too. An error where it cannot be
+    /// removed.
     pub fn forget(&self, cached: &Cached) -> Result<()> {
         self.cache.repo(cached.spec.repo()).forget(cached)
     }
