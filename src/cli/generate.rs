@@ -211,9 +211,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let mut notes = std::io::stderr();
     let (model, prompt) = args.given()?;
-    let folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
     args.answers.check()?;
     let values = args.template.values()?;
+    let ends = args.answers.stop_strings()?;
+    let folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
     let codec = Arc::new(Codec::load(folder.clone())?);
     let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
@@ -228,7 +229,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         &values,
         &mut notes,
     )?;
-    let ends = args.answers.stop_strings()?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
     let ((model, mut session), time) = waiting(&folder, |hear| {

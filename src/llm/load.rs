@@ -565,6 +565,9 @@ fn windowed(
     if window.everywhere && decoder.adds_mask() {
         return decoder.with_window(window.length);
     }
+    if decoder.has_windows() {
+        return Ok(decoder);
+    }
     // The host's passes do not look for windows.
     let absent = ImportOptions { absent_weights: true };
     let planned = Decoder::load_with(&folder.onnx(), absent, &Pipeline::standard(), Logits::Last)?;

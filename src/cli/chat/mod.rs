@@ -142,7 +142,8 @@ impl Talk<'_> {
                     _ => console.reply("There is no system prompt; /system TEXT sets one."),
                 },
                 Entry::System(Some(text)) => {
-                    self.conversation.restore(vec![Message::system(text)]);
+                    let system = (!text.is_empty()).then(|| Message::system(text));
+                    self.conversation.restore(system.into_iter().collect());
                     console.note("The system prompt is set, and the conversation starts anew.");
                 }
                 Entry::Save(path) => self.save(&path, console),
@@ -365,9 +366,9 @@ fn help(console: &mut Console<'_>) {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(false);
     let given = args.model.given()?;
-    let folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
     args.answers.check()?;
     let template_values = args.template.values()?;
+    let folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
     let codec = Arc::new(Codec::load(folder.clone())?);
     let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;
