@@ -31,10 +31,10 @@ pub enum DraftKind {
 pub struct AnswerOptions {
     /// Maximum number of tokens [default: no limit]
     ///
-    /// Without it, an answer ends at the end of the text or of the context.
+    /// Without a limit, an answer ends when the model ends it or the context is full.
     #[arg(short = 'n', long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
     max_tokens: Option<usize>,
-    /// Stop before TEXT; repeatable
+    /// Stop before TEXT; can be given more than once
     ///
     /// TEXT may span several tokens.
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true)]
@@ -50,7 +50,7 @@ pub struct AnswerOptions {
         hide_short_help = true
     )]
     pub grammar: Option<PathBuf>,
-    /// When the context is full, drop the oldest text, keep the system prompt and continue
+    /// When the context is full, drop the oldest text but keep the system prompt, and continue
     #[arg(long, hide_short_help = true)]
     pub context_shift: bool,
     /// Load the KV cache from FILE if it exists and save it on exit; chat messages are not saved
@@ -58,8 +58,8 @@ pub struct AnswerOptions {
     pub prompt_cache: Option<PathBuf>,
     /// Speculative decoding with this kind of draft
     ///
-    /// The model verifies the drafted tokens in one run and keeps those it would choose itself.
-    /// Near-ties between tokens may be resolved differently than without drafting.
+    /// The model verifies the drafted tokens in one run and keeps those it would choose itself. If
+    /// two tokens are almost equally likely, the choice may differ from decoding without a draft.
     #[arg(
         long,
         value_enum,
@@ -68,7 +68,7 @@ pub struct AnswerOptions {
         hide_short_help = true
     )]
     pub draft: Option<DraftKind>,
-    /// Speculative decoding with the draft model in this folder; it needs the same tokenizer
+    /// Speculative decoding with the draft model in DIR, which must have the same tokenizer
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub draft_model: Option<PathBuf>,
     /// Maximum number of tokens per draft, from 1 to 64 [default: 8]

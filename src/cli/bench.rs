@@ -36,7 +36,7 @@ Columns:
   tokens/s  median of the runs; min and max are the slowest and the fastest run
   limit     tokens/s at the device's limits, if `tlite devices --probe` has measured them
   share     tokens/s as a share of the limit
-  host      microseconds per token on the host, outside the OpenCL driver
+  host      host time per token in microseconds, without time in the OpenCL driver
   recorded  share of submissions that replayed a recording
 
 ";
@@ -44,8 +44,8 @@ Columns:
 /// Measure the speed of a model
 ///
 /// Test ppN feeds a prompt of N tokens into an empty context. Test tgN decodes N tokens one by one,
-/// after an empty context or, as tgN@D, after D tokens. Each test runs once to warm up, then
-/// --repeat times. Ctrl-C stops: the results so far are shown, and the exit code is 130.
+/// starting with an empty context; tgN@D starts after D tokens. Each test runs once to warm up,
+/// then --repeat times. After Ctrl-C, the results so far are shown and the exit code is 130.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite bench [OPTIONS] MODEL\n       tlite bench [OPTIONS] --random NAME",

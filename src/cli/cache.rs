@@ -23,7 +23,7 @@ const MOST_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = ADVANCED)]
 pub struct CacheOptions {
-    /// Ignore the kernel cache; device measurements are still saved
+    /// Do not use the kernel cache; device measurements are still saved
     #[arg(long, conflicts_with_all = ["cache_dir", "cache_mb"], hide_short_help = true)]
     pub no_cache: bool,
     /// Folder for compiled kernels and device measurements [default: `$TLITE_CACHE_DIR`, else in

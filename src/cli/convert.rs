@@ -18,15 +18,15 @@ use std::path::{Path, PathBuf};
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
 /// Writes an ONNX model with its tokenizer and config files. Quantized weights keep their bits
-/// (formats E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. The five
-/// weights to which this adds the largest errors are shown, with `--verbose` all.
+/// (formats E0M2 to E0M8: groups with a 16-bit scale and bias); other weights become f32. Prints
+/// the five weights with the largest conversion errors; `--verbose` prints all.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tlite convert [OPTIONS] --output DIR FILE", after_help = EXAMPLES)]
 pub struct Args {
     /// GGUF file, or folder with config.json and .safetensors files
     #[arg(value_name = "FILE")]
     file: PathBuf,
-    /// Folder to write; must not exist or be empty
+    /// Output folder; must be empty or not exist yet
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// Convert the quantized weights of a GGUF file to f32

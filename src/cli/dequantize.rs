@@ -14,11 +14,11 @@ use std::path::PathBuf;
 /// Reads a folder that `tlite quantize` or `tlite convert` wrote and writes one with plain 16-bit
 /// float weights, which other ONNX tools can run.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tlite dequantize --output DIR MODEL", after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with the quantized model.onnx and the files beside it
+    /// Folder with the quantized model.onnx and its companion files
     model: PathBuf,
-    /// Folder to write; must not exist or be empty
+    /// Output folder; must be empty or not exist yet
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
 }

@@ -22,18 +22,19 @@ use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-/// Show what a model is and what running it takes
+/// Show what a model contains and what it needs to run
 ///
-/// The answer comes from the files alone: no weight is loaded and no device is opened. Memory is
-/// that for the longest inputs within the bounds. A symbol without a bound gets a default bound,
-/// which is reported. `--verbose` adds symbols, all operators and passes, and memory by rule. Of a
-/// GGUF file the header is shown, unless an option asks for a plan of its model.
+/// Reads only the model's files: it loads no weights, and looks at devices only with --backend or
+/// --device. Memory is given for the longest inputs within the bounds. A symbol without a bound
+/// gets a default bound, which is reported. `--verbose` adds symbols, all operators and passes, and
+/// memory by placement rule. For a GGUF file, only the header is shown, unless an option needs a
+/// plan.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tlite inspect [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,
-    /// List every operator with its shapes and what became of it
+    /// List every operator with its shapes and how it runs (kernel, fused, host or removed)
     #[arg(long)]
     nodes: bool,
     /// Print one JSON object
@@ -57,7 +58,7 @@ pub struct Args {
     /// Bound symbols, as in "1 <= N <= 2048, total == past + N"
     #[arg(long, value_name = "RELATION,...")]
     bounds: Option<String>,
-    /// Tokens of one prefill run of a language model [default: 128]
+    /// Maximum number of prompt tokens per prefill run [default: 128]
     #[arg(
         long,
         value_name = "N",
@@ -67,7 +68,8 @@ pub struct Args {
         help_heading = ADVANCED
     )]
     chunk: Option<NonZeroUsize>,
-    /// Pad the lengths of a language model's decoding to multiples of N, 32 to 256 [default: 64]
+    /// Round the attended length of each decoding step up to a multiple of N (32 to 256) [default:
+    /// 64]
     #[arg(
         long,
         value_name = "N",

@@ -22,7 +22,7 @@ pub const EXECUTION: &str = "Execution";
 pub const ADVANCED: &str = "Advanced";
 
 /// Help of the argument MODEL, in `-h`.
-pub const MODEL: &str = "Model folder, .gguf file, hf:OWNER/REPO or listed name";
+pub const MODEL: &str = "Model folder, .gguf file, hf:OWNER/REPO, or name from `tlite list`";
 /// The same in `--help`.
 pub const MODEL_LONG: &str = "The model: a folder with model.onnx, a .gguf file, a Hugging Face checkpoint folder, \
                               hf:OWNER/REPO[:FILE], or a name that `tlite list` prints";
@@ -54,10 +54,10 @@ impl ModelArg {
 /// How much a command prints beside its result.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Verbosity {
-    /// Print no notes and no figures
+    /// Hide notes and statistics
     #[arg(short, long, conflicts_with = "verbose")]
     pub quiet: bool,
-    /// Print more notes and all figures
+    /// Show more notes and all statistics
     #[arg(short, long)]
     pub verbose: bool,
 }
@@ -82,7 +82,7 @@ impl ValueEnum for BackendChoice {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Auto => "The first of OpenCL and wgpu with a GPU, else with any device, else the host",
+            Self::Auto => "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host",
             Self::Opencl => "OpenCL",
             Self::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
             Self::Host => "Reference interpreter on the CPU: slow, for comparison",
@@ -114,8 +114,8 @@ impl ValueEnum for Activations {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         Some(match self {
-            Self::Auto => PossibleValue::new("auto").help("Same as float, on every backend"),
-            Self::Float => PossibleValue::new("float").help("In their stored precision (see --float)"),
+            Self::Auto => PossibleValue::new("auto").help("Currently the same as `float`"),
+            Self::Float => PossibleValue::new("float").help("Keep the stored precision (see --float)"),
             Self::Int8 => PossibleValue::new("int8")
                 .help("Quantized to 8 bits at run time: faster on CPUs, but answers may differ"),
         })
@@ -129,9 +129,9 @@ impl ValueEnum for Priority {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Low => "After the work of other programs, so that the screen stays smooth",
+            Self::Low => "Run after other programs' work, so that the screen stays smooth",
             Self::Normal => "The driver's default",
-            Self::High => "Before the work of other programs, at the highest clock rates",
+            Self::High => "Run before other programs' work, at the highest clock rates",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }
@@ -144,11 +144,11 @@ impl ValueEnum for RecordingWay {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Auto => "Recorded by GPU drivers that can, persistent on CPUs, else off",
-            Self::Persistent => "Joined in one persistent kernel; CPUs only",
-            Self::CommandBuffer => "Recorded with cl_khr_command_buffer",
-            Self::Qcom => "Recorded with cl_qcom_recordable_queues",
-            Self::Off => "Queued one by one",
+            Self::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
+            Self::Persistent => "Run as stages of one long-running kernel; CPUs only",
+            Self::CommandBuffer => "Record with cl_khr_command_buffer",
+            Self::Qcom => "Record with cl_qcom_recordable_queues",
+            Self::Off => "Queue commands one by one",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }
@@ -165,7 +165,7 @@ impl ValueEnum for ImageUse {
             Self::Auto => "Through images where that is known to be faster (Adreno)",
             Self::Of(ImageKind::Image1dBuffer) => "Through image1d_buffer_t",
             Self::Of(ImageKind::Image2d) => "Through image2d_t, with cl_khr_image2d_from_buffer",
-            Self::Off => "From buffers",
+            Self::Off => "Through buffers",
         };
         Some(PossibleValue::new(self.name()).help(help))
     }
@@ -200,8 +200,9 @@ pub struct DeviceOptions {
     /// How matmuls read activations on an OpenCL device
     #[arg(long, value_enum, default_value_t, value_name = "KIND", hide_short_help = true, help_heading = ADVANCED)]
     pub images: ImageUse,
-    /// Time in milliseconds that queued work may hold an OpenCL device before other programs get a
-    /// turn; 0 is no limit [default: 8 on GPUs that share the host's memory, else 0]
+    /// Maximum time in milliseconds that queued work occupies an OpenCL device before other
+    /// programs get a turn; 0 means no limit [default: 8 on GPUs that share the host's memory, else
+    /// 0]
     #[arg(
         long,
         value_name = "MS",
@@ -272,7 +273,7 @@ impl Float {
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Passes")]
 pub struct PassOptions {
-    /// Skip these passes; an unknown name lists all
+    /// Skip these graph passes; an unknown name prints the list of passes
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', hide_short_help = true)]
     pub skip_pass: Vec<String>,
     /// Stop after N rewrites of all passes together, to bisect a wrong result
@@ -353,7 +354,7 @@ pub struct ExecOptions {
         help_heading = EXECUTION
     )]
     pub act: Activations,
-    /// Pad the lengths of decoding steps to multiples of N, from 32 to 256
+    /// Round the attended length of each decoding step up to a multiple of N (32 to 256)
     #[arg(
         long,
         value_name = "N",

@@ -11,19 +11,19 @@ use crate::units::size_text;
 /// Download a model from the Hugging Face Hub
 ///
 /// Files go to the hub's own cache, where other tools find them too, and are converted into the
-/// models folder. A broken download continues where it stopped. Without FILE, tlite chooses a GGUF
-/// file of the repository, 4-bit weights first, else its safetensors files.
+/// models folder. An interrupted download resumes. Without FILE, tlite picks a GGUF file,
+/// preferably with 4-bit weights; if there is none, it uses the safetensors files.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(override_usage = "tlite pull [OPTIONS] OWNER/REPO[:FILE]", after_help = "\
 Examples:
   tlite pull bartowski/SmolLM2-135M-Instruct-GGUF
   tlite pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
   HF_TOKEN=hf_... tlite pull meta-llama/Llama-3.2-1B-Instruct")]
 pub struct Args {
-    /// Repository, and perhaps a GGUF file of it
+    /// Repository on the Hugging Face Hub, optionally with one of its GGUF files
     #[arg(value_name = "OWNER/REPO[:FILE]")]
     model: String,
-    /// Print one JSON object instead of a line
+    /// Print the result as one JSON object
     #[arg(long)]
     json: bool,
 }

@@ -27,11 +27,12 @@ enum By {
     Mse,
     /// Minimize the absolute error of each group; clips outliers, which can hurt answer quality
     Mae,
-    /// Like mse, with a format per weight so that the average is --bits
+    /// Like mse, but chooses a format for each weight so that the average is --bits
     Mixed,
-    /// Like mse, and later weights compensate for the rounding of earlier ones; needs --calibration
+    /// Like mse, but later weights compensate for the rounding errors of earlier ones; needs
+    /// --calibration
     Gptq,
-    /// Like mse, and weights of large inputs are scaled up before rounding; needs --calibration
+    /// Like mse, but scales up weights with large inputs before rounding; needs --calibration
     Awq,
     /// Scale as awq does, then round as gptq does; needs --calibration
     AwqGptq,
@@ -87,15 +88,14 @@ impl Format {
 /// Quantize the weights of a model to 2 to 8 bits
 ///
 /// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each
-/// group of weights shares a 16-bit scale and bias (formats E0M2 to E0M8). The five weights with
-/// the largest errors are shown, with `--verbose` all. Run an interrupted command again to resume
-/// it.
+/// group of weights shares a 16-bit scale and bias (formats E0M2 to E0M8). Prints the five weights
+/// with the largest errors; `--verbose` prints all. Run an interrupted command again to resume it.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tlite quantize [OPTIONS] --output DIR MODEL", after_help = EXAMPLES)]
 pub struct Args {
-    /// Folder with model.onnx and the files beside it
+    /// Model folder (model.onnx and its companion files)
     model: PathBuf,
-    /// Folder to write; must not exist or be empty
+    /// Output folder; must be empty or not exist yet
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
     /// How scales and biases are chosen
@@ -103,7 +103,7 @@ pub struct Args {
     method: By,
     /// Bits per weight: 2, 3, 4, 5, 6 or 8 [default: 4]
     ///
-    /// With --method mixed an average, scales included [default: 4.5].
+    /// With --method mixed, N is the average including scales [default: 4.5].
     #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
     bits: Option<f64>,
     /// Format of the weights, in place of --bits
@@ -116,16 +116,16 @@ pub struct Args {
         help_heading = ADVANCED
     )]
     format: Option<Format>,
-    /// Weights that share a scale [default: found, else 128]
+    /// Number of weights that share a scale [default: detected, else 128]
     ///
-    /// `channel` is one scale per column. The last group of a column may be shorter. By default the
-    /// size is that of a grid found in the weights (those of a converted GGUF file lie on one),
-    /// else 128.
+    /// `channel` is one scale per column. The last group of a column may be shorter. By default,
+    /// the group size of an existing quantization grid is detected (for example in a GGUF file
+    /// converted with --float); otherwise it is 128.
     #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = group_size)]
     group_size: Option<usize>,
-    /// Bits of output head and embedding [default: 8]
+    /// Bits per weight of the output head and embedding [default: 8]
     ///
-    /// 2, 3, 4, 5, 6 or 8. With --method mixed these are the fewest that they get.
+    /// 2, 3, 4, 5, 6 or 8. With --method mixed, this is their minimum.
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = width)]
     head_bits: Option<u32>,
     /// Write a page that shows the errors of weights and methods

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 
 /// Default number of weights that share a scale.
 const GROUP_SIZE: usize = 128;
-/// Heading of the options of made-up models.
-const HEADING: &str = "Made-up models";
+/// Heading of the options of random models.
+const HEADING: &str = "Random models";
 
 /// A model of files, as an argument or with `-m`, or a made-up one.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -26,8 +26,8 @@ pub struct RandomOptions {
     option: Option<PathBuf>,
     /// Instead of MODEL, use this architecture with random E0M4 weights
     ///
-    /// E0M4 is the 4-bit format of `tlite quantize`. The weights are made on the device. Not all
-    /// kernels can be checked before they are measured.
+    /// E0M4 is the 4-bit format of `tlite quantize`. The weights are generated on the device, so
+    /// some kernels are measured without being validated first.
     #[arg(
         long,
         value_name = "NAME",

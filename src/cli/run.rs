@@ -33,28 +33,28 @@ use std::time::Instant;
 /// Run any model on tensors or pictures
 ///
 /// Inputs come from files or are random. Outputs are summarized, written as .npy files, or compared
-/// with references. The KV cache of a decoder counts as inputs and outputs here; to generate text,
-/// see `tlite generate`.
+/// with references. This command treats a decoder's KV cache as ordinary inputs and outputs; use
+/// `tlite generate` to generate text.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tlite run [OPTIONS] MODEL [FILE]...", after_help = EXAMPLES)]
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file
     model: PathBuf,
     /// Input file: .npy, .pb, .png or .jpg
     ///
-    /// FILE alone is for a model with one input. Pictures are converted to the form of the input;
-    /// see the options below.
+    /// NAME may be omitted if the model has one input. Pictures are converted to the input's size
+    /// and layout; see the picture options.
     #[arg(short, long, value_name = "[NAME=]FILE", value_parser = InputFile::parse)]
     input: Vec<InputFile>,
     /// Print class names beside the largest scores
     ///
-    /// FILE is a JSON array, a JSON object with class numbers as keys (or with such an object as
-    /// `id2label`), or a text file with one name per line.
+    /// FILE is a JSON array, a JSON object whose keys are class numbers, a `config.json` with such
+    /// an object under `id2label`, or a text file with one name per line.
     #[arg(long, value_name = "FILE")]
     labels: Option<PathBuf>,
-    /// Fill the other inputs with random numbers
+    /// Fill inputs without a file with random numbers
     ///
-    /// Floats are from -1 to 1, integers 0 or 1.
+    /// Floats are between -1 and 1; integers are 0 or 1.
     #[arg(long)]
     random: bool,
     /// Seed of the random numbers
@@ -69,7 +69,7 @@ pub struct Args {
         help_heading = ADVANCED
     )]
     seed: u64,
-    /// Sizes of random inputs, as in batch=1,sequence=16
+    /// Set the symbolic sizes of random inputs, for example batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...", requires = "random")]
     bind: Vec<String>,
     /// Write each output as DIR/NAME.npy
@@ -77,11 +77,12 @@ pub struct Args {
     output_dir: Option<PathBuf>,
     /// Compare outputs with the files in DIR
     ///
-    /// The files are NAME.npy, or `output_0.pb` and so on, in DIR. The exit code is 1 if an output
-    /// differs.
+    /// DIR holds NAME.npy for each output, or output_0.pb, output_1.pb, ... in order. The exit code
+    /// is 1 if an output differs.
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
-    /// Largest difference, relative to the reference's range [default: 0.001, with f16 0.02]
+    /// Largest allowed difference, relative to the range of the reference [default: 0.001, with f16
+    /// 0.02]
     #[arg(
         long,
         value_name = "F",

@@ -20,9 +20,9 @@ use std::num::NonZeroUsize;
 pub struct SamplingOptions {
     /// Randomness; 0 is greedy
     ///
-    /// Greedy decoding always takes the most likely token. By default, the model's
-    /// `generation_config.json` decides about temperature, top-k, top-p and min-p. If it names none
-    /// of them, they are 0.8, 40, 0.95 and 0.05.
+    /// Greedy decoding always takes the most likely token. By default, temperature, top-k, top-p
+    /// and min-p come from the model's `generation_config.json`. If it sets none of them, they are
+    /// 0.8, 40, 0.95 and 0.05.
     #[arg(
         long,
         visible_alias = "temp",
@@ -34,9 +34,7 @@ pub struct SamplingOptions {
     /// Sample from the N most likely tokens; 0 is off
     #[arg(long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
-    /// Sample from tokens of total probability F; 1 is off
-    ///
-    /// These are the most likely tokens whose probabilities sum to F.
+    /// Sample from the most likely tokens whose probabilities sum to F; 1 is off
     #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number(TOP_P))]
     pub top_p: Option<f32>,
     /// Sample from tokens at least F times as likely as the most likely one; 0 is off
@@ -48,10 +46,12 @@ pub struct SamplingOptions {
         hide_short_help = true
     )]
     pub min_p: Option<f32>,
-    /// Seed; equal seeds give equal texts [default: random]
+    /// Random seed [default: random]
+    ///
+    /// The same seed gives the same text.
     #[arg(long, value_name = "N", value_parser = from_zero::<u64>, allow_negative_numbers = true)]
     pub seed: Option<u64>,
-    /// Locally typical sampling with total probability F; 1 is off [default: 1]
+    /// Sample from the most typical tokens whose probabilities sum to F; 1 is off [default: 1]
     #[arg(
         long,
         value_name = "F",
@@ -60,7 +60,8 @@ pub struct SamplingOptions {
         hide_short_help = true
     )]
     pub typical_p: Option<f32>,
-    /// Divide positive logits of repeated tokens by F and multiply negative ones; 1 is off
+    /// Penalize repeated tokens: divide positive logits by F, multiply negative logits by F; 1 is
+    /// off
     ///
     /// Default: the value in `generation_config.json` when tokens are sampled, else 1.
     #[arg(
@@ -89,7 +90,8 @@ pub struct SamplingOptions {
         hide_short_help = true
     )]
     pub presence_penalty: Option<f32>,
-    /// Number of last tokens that these three penalties consider; 0 is none [default: 64]
+    /// Number of latest tokens that the repetition, frequency and presence penalties consider; 0
+    /// turns them off [default: 64]
     #[arg(
         long,
         value_name = "N",
@@ -117,14 +119,14 @@ pub struct SamplingOptions {
         hide_short_help = true
     )]
     pub dry_base: Option<f32>,
-    /// DRY: length in tokens up to which sequences may repeat [default: 2]
+    /// DRY: longest repeated sequence, in tokens, that is not penalized [default: 2]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
     pub dry_allowed_length: Option<NonZeroUsize>,
     /// DRY: number of last tokens to search for repeats [default: all]
     #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
     pub dry_last_n: Option<NonZeroUsize>,
-    /// DRY: repeats do not extend over a token that contains TEXT; repeatable [default: line feed,
-    /// :, ", *]
+    /// DRY: a token that contains TEXT ends a repeated sequence; can be given more than once
+    /// [default: line feed, :, ", *]
     #[arg(long, value_name = "TEXT", value_parser = some_text, allow_hyphen_values = true, hide_short_help = true)]
     pub dry_breaker: Vec<String>,
     /// Add BIAS to the logit of token ID; -inf forbids the token

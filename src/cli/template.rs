@@ -13,10 +13,11 @@ const TAKEN: [&str; 2] = ["messages", "add_generation_prompt"];
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Chat template")]
 pub struct TemplateOptions {
-    /// Tools that the model may call: a JSON list in FILE, in the form the chat template expects
+    /// JSON file with the list of tools that the model may call, in the format of the chat template
     #[arg(long, value_name = "FILE", hide_short_help = true)]
     tools: Option<PathBuf>,
-    /// Value for the chat template, such as `enable_thinking=false`: JSON or text; repeatable
+    /// Set a variable of the chat template, such as `enable_thinking=false`; VALUE is JSON or text;
+    /// can be given more than once
     #[arg(long, value_name = "NAME=VALUE", value_parser = named_value, hide_short_help = true)]
     template_value: Vec<(String, Value)>,
 }

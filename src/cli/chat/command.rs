@@ -23,8 +23,8 @@ pub const COMMANDS: [(&str, &str); 9] = [
 /// Other input, as `/help` lists it.
 pub const INPUT: [(&str, &str); 4] = [
     (QUOTES, "begins and ends a message of several lines"),
-    ("\\", "at the end of a line: the message goes on"),
-    ("//TEXT", "send /TEXT"),
+    ("\\", "at the end of a line: continue on the next line"),
+    ("//TEXT", "send a message that begins with \"/\""),
     ("Ctrl-C", "stop an answer, or clear the line"),
 ];
 

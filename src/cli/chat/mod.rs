@@ -41,11 +41,11 @@ Examples:
 
 /// Chat with a model
 ///
-/// A terminal offers line editing and history; a paste is one message. Type `/help` for the
-/// commands of a chat. Ctrl-C stops an answer. Without a terminal, each line of standard input is a
-/// message or a command.
+/// On a terminal, chat has line editing and a history, and pasted text is one message. Type `/help`
+/// for the commands of a chat. Ctrl-C stops an answer. If standard input is not a terminal, each
+/// line is a message or a command.
 #[derive(Debug, clap::Args)]
-#[command(after_help = EXAMPLES)]
+#[command(override_usage = "tlite chat [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     model: ModelArg,

@@ -19,7 +19,7 @@ pub struct PictureArgs {
     /// Round the picture's size up to a multiple of N
     #[arg(long, value_name = "N", value_parser = multiple, allow_negative_numbers = true, conflicts_with = "image_size", hide_short_help = true)]
     image_multiple: Option<u32>,
-    /// Fit pictures of other proportions [default: stretch]
+    /// How to fit pictures whose aspect ratio differs from the input's [default: stretch]
     #[arg(long, value_enum, value_name = "HOW")]
     image_fit: Option<FitArg>,
     /// Mean color (0 to 1) to subtract, or `imagenet`
@@ -27,7 +27,7 @@ pub struct PictureArgs {
     /// `imagenet` is 0.485,0.456,0.406 and also sets --image-std to 0.229,0.224,0.225.
     #[arg(long, value_name = "F,F,F", value_parser = mean, allow_hyphen_values = true)]
     image_mean: Option<[f32; 3]>,
-    /// Standard deviation of the color, by which it is divided
+    /// Divide by this standard deviation after subtracting the mean
     #[arg(long, value_name = "F,F,F", value_parser = deviation, allow_hyphen_values = true, hide_short_help = true)]
     image_std: Option<[f32; 3]>,
     /// Order channels blue, green, red
@@ -42,7 +42,7 @@ enum FitArg {
     Stretch,
     /// Cover the input and crop the rest
     Crop,
-    /// Fit into the input at the upper left and pad the rest
+    /// Fit the whole picture into the upper left of the input and pad the rest
     Pad,
 }
 
