@@ -286,6 +286,20 @@ impl ModelFolder {
             });
         }
         let folder = Self::open(path)?;
+        if !folder.onnx().is_file()
+            && let Some(file) = gguf_in(path)
+        {
+            // Only the model itself may be a GGUF file.
+            if name != "MODEL" {
+                check_form(name, &file)?;
+            }
+            let what = format!(
+                "{} has no model.onnx; give the file {} instead",
+                path.display(),
+                file.display()
+            );
+            return Err(Error::usage(name, what));
+        }
         match needed.iter().find(|n| !folder.dir.join(n).is_file()) {
             Some(file) => Err(refused(&format!("has no {file}"))),
             None => Ok(folder),
@@ -361,14 +375,29 @@ pub fn check_form(name: &str, path: &Path) -> Result<()> {
     Err(Error::usage(name, what))
 }
 
+/// What is wrong with a file that ends early.
+pub(super) const CUT_OFF: &str = "the file is cut off or damaged; download it again";
+
+/// The first GGUF file of the folder `dir`, by name.
+fn gguf_in(dir: &Path) -> Option<PathBuf> {
+    let files = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path());
+    files.filter(|path| path.is_file() && gguf::is_gguf(path)).min()
+}
+
 fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
     let bytes = match std::fs::read(path) {
         Ok(bytes) => bytes,
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(T::default()),
         Err(e) => return Err(Error::io("cannot read", path, e)),
     };
-    serde_json::from_slice(&bytes)
-        .map_err(|e| Error::parse(Stage::Text, path, "not JSON of the expected form", e))
+    serde_json::from_slice(&bytes).map_err(|e| {
+        let what = if e.is_eof() {
+            CUT_OFF
+        } else {
+            "not JSON of the expected form"
+        };
+        Error::parse(Stage::Text, path, what, e)
+    })
 }
 
 #[cfg(test)]
@@ -401,6 +430,9 @@ mod tests {
         std::fs::write(at("x.gguf"), b"GGUF\x03\0\0\0").unwrap();
         let file = at("x.gguf").display().to_string();
         refused("x.gguf", &["GGUF", &format!("tlite convert {file} -o DIR")]);
+        refused("", &["model.onnx", &format!("{file} instead")]);
+        let e = ModelFolder::holding("--draft-model", dir.path(), &[]).unwrap_err();
+        assert_usage(&e, "--draft-model", &[&format!("tlite convert {file} -o DIR")]);
         std::fs::write(at("model.onnx"), b"x").unwrap();
         refused("model.onnx", &["model.onnx", "tokenizer.json"]);
         std::fs::write(at("tokenizer.json"), b"{}").unwrap();
@@ -410,6 +442,28 @@ mod tests {
         assert_eq!(beside.matches(&folder).count(), 2, "{beside}");
         let other = refused("tokenizer.json", &["model.onnx", "tokenizer.json"]);
         assert_eq!(other.matches(&folder).count(), 1, "{other}");
+    }
+
+    #[test]
+    fn files_that_end_early_are_told_from_others() {
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text, cut) in [
+            ("config.json", "{\"eos_token_id\": [1", true),
+            ("config.json", "\"x\"", false),
+            ("tokenizer.json", "{\"version\": \"1.0\", \"mod", true),
+            ("tokenizer.json", "\"x\"", false),
+        ] {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            let e = match name {
+                "config.json" => ModelFolder::open(dir.path()).map(|_| ()).unwrap_err(),
+                _ => Tokenizer::load(dir.path()).map(|_| ()).unwrap_err(),
+            };
+            std::fs::remove_file(&path).unwrap();
+            let text = e.to_string();
+            assert!(text.contains(name), "{text}");
+            assert_eq!(text.contains(CUT_OFF), cut, "{text}");
+        }
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! Tokenizers: text to tokens and back, from `tokenizer.json`.
 
+use super::folder::CUT_OFF;
 use crate::error::{Cause, Error, Result, Stage};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -28,8 +29,14 @@ impl Tokenizer {
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
         let bytes = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
-        let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes))
-            .map_err(|e| Error::parse(Stage::Text, &path, "not a tokenizer description", e))?;
+        let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| {
+            let json = e.downcast_ref::<serde_json::Error>();
+            let what = match json.is_some_and(serde_json::Error::is_eof) {
+                true => CUT_OFF,
+                false => "not a tokenizer description",
+            };
+            Error::parse(Stage::Text, &path, what, e)
+        })?;
         inner.with_padding(None);
         inner
             .with_truncation(None)
