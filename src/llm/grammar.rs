@@ -26,18 +26,21 @@ impl Grammar {
         if is_gbnf(text) {
             let what = "it is in GBNF notation (`::=`); expected Lark: write each rule as `name: ...` and name the \
                         entry rule `start`";
-            return Err(unusable(&what));
+            return Err(unusable(GRAMMAR, &what));
         }
-        Self::of(TopLevelGrammar::from_lark(text.to_owned()), tokenizer, eos)
+        let grammar = TopLevelGrammar::from_lark(text.to_owned());
+        Self::of(grammar, tokenizer, eos).map_err(|e| unusable(GRAMMAR, &e))
     }
 
     /// JSON that matches a schema. An error for invalid JSON or an unsupported schema.
     pub fn json_schema(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
-        let schema = serde_json::from_str(text).map_err(|e| unusable(&e))?;
-        Self::of(TopLevelGrammar::from_json_schema(schema), tokenizer, eos)
+        let schema = serde_json::from_str(text).map_err(|e| unusable(SCHEMA, &e))?;
+        let grammar = TopLevelGrammar::from_json_schema(schema);
+        Self::of(grammar, tokenizer, eos).map_err(|e| unusable(SCHEMA, &e))
     }
 
-    fn of(grammar: TopLevelGrammar, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
+    /// The error is the parser's.
+    fn of(grammar: TopLevelGrammar, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self, String> {
         let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
             let mut factory = ParserFactory::new_simple(&tokens(tokenizer))?;
             factory.quiet();
@@ -45,13 +48,13 @@ impl Grammar {
         }));
         let fresh = Matcher::new(made);
         if let Some(e) = fresh.get_error() {
-            return Err(unusable(&e));
+            return Err(e);
         }
         // Some grammars fail only when asked for the first token.
         let mut first = fresh.deep_clone();
-        let allowed = first.compute_mask_or_eos().map_err(|e| unusable(&e))?;
-        if allowed.is_zero() && !first.is_accepting().map_err(|e| unusable(&e))? {
-            return Err(unusable(&"no text matches it"));
+        let allowed = first.compute_mask_or_eos().map_err(|e| e.to_string())?;
+        if allowed.is_zero() && !first.is_accepting().map_err(|e| e.to_string())? {
+            return Err("no text matches it".to_owned());
         }
         Ok(Self {
             matcher: fresh.deep_clone(),
@@ -70,8 +73,12 @@ fn is_gbnf(text: &str) -> bool {
     })
 }
 
-fn unusable(e: &dyn Display) -> Error {
-    let what = format!("the grammar cannot be used: {}", words(e).join("\n  "));
+/// What [`unusable`] calls a Lark grammar, and a JSON schema.
+const GRAMMAR: &str = "grammar";
+const SCHEMA: &str = "JSON schema";
+
+fn unusable(kind: &str, e: &dyn Display) -> Error {
+    let what = format!("the {kind} cannot be used: {}", words(e).join("\n  "));
     Error::other(Stage::Text, what).of_kind(ErrorKind::Usage)
 }
 
