@@ -1,6 +1,6 @@
 //! Names of the library's option fields on the command line.
 
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 /// Arguments and fields as the library's errors name them, and the options that set them.
 const OPTIONS: &[(&str, &str)] = &[
@@ -26,7 +26,6 @@ const OPTIONS: &[(&str, &str)] = &[
     ("padding", "--padding"),
     ("presence_penalty", "--presence-penalty"),
     ("priority", "--priority"),
-    ("prompt", "--prompt"),
     ("prompt_cache", "--prompt-cache"),
     ("recording", "--recording"),
     ("reference", "--reference"),
@@ -48,11 +47,14 @@ pub fn option_of(name: &str) -> &str {
 /// `error` in the words of the command: with the option in the place of a field.
 pub fn in_options(error: Error) -> Error {
     match error {
-        Error::Usage { name, what, kind } => Error::Usage {
-            name: option_of(&name).to_owned(),
-            what,
-            kind,
-        },
+        Error::Usage { name, what, kind } => {
+            // The prompt may be an argument, an option or standard input.
+            let advice = match (name.as_str(), kind) {
+                ("prompt", ErrorKind::ContextExceeded) => "; use a shorter prompt or a larger --context",
+                _ => "",
+            };
+            Error::usage(option_of(&name), what + advice).of_kind(kind)
+        }
         error => error,
     }
 }
@@ -78,7 +80,7 @@ pub fn in_file_of(option: &str, error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::cli::Cli;
-    use crate::error::{ErrorKind, Stage};
+    use crate::error::Stage;
     use clap::CommandFactory;
     use std::path::Path;
 
@@ -100,6 +102,14 @@ mod tests {
         }
         let e = in_options(Error::usage("top_p", "0 is not"));
         assert_eq!(e.to_string(), "--top-p: 0 is not");
+        let long = Error::usage("prompt", "is long").of_kind(ErrorKind::ContextExceeded);
+        let e = in_options(long);
+        assert_eq!(e.kind(), ErrorKind::ContextExceeded);
+        let text = e.to_string();
+        assert!(
+            text.starts_with("prompt: is long") && text.contains("--context"),
+            "{text}"
+        );
         let e = in_options(Error::usage("conversation", "is long"));
         assert_eq!(e.to_string(), "conversation: is long");
     }
