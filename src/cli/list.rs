@@ -54,7 +54,7 @@ pub struct Row<'a> {
     used: u64,
     /// Version of the layout of its files.
     layout: u32,
-    /// False if the next use converts the source anew.
+    /// False if the next use converts the source again.
     current: bool,
     /// SHA-256 of the content of the source.
     key: &'a str,
@@ -126,7 +126,7 @@ fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime) -> String {
         let age = now.duration_since(e.used()).unwrap_or(Duration::ZERO);
         let source = match e.is_current() {
             true => e.manifest().source.clone(),
-            false => format!("{} (converted anew at the next use)", e.manifest().source),
+            false => format!("{} (converted again at the next use)", e.manifest().source),
         };
         cells([
             e.name(),

@@ -9,7 +9,7 @@ pub const COMMANDS: [(&str, &str); 9] = [
     ("/help", "list the commands"),
     (
         "/system [TEXT]",
-        "show the system prompt, or replace it and start anew",
+        "show the system prompt, or replace it and start over",
     ),
     ("/reset", "forget the conversation (also /clear)"),
     ("/retry", "answer the last message again"),

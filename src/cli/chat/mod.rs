@@ -144,11 +144,17 @@ impl Talk<'_> {
                 Entry::System(Some(text)) => {
                     let system = (!text.is_empty()).then(|| Message::system(text));
                     self.conversation.restore(system.into_iter().collect());
-                    console.note("The system prompt is set, and the conversation starts anew.");
+                    console.note("The system prompt is set, and the conversation starts over.");
                 }
                 Entry::Save(path) => self.save(&path, console),
                 Entry::Load(path) => self.load(&path, console),
                 Entry::Refused(why) => self.refuse(&why.to_string(), console),
+                Entry::Message(message) if message.role == "tool" && !self.is_answered() => {
+                    self.refuse(
+                        "there is no tool call to answer; the result was not sent",
+                        console,
+                    );
+                }
                 Entry::Message(message) => {
                     let mut messages = self.conversation.messages().to_vec();
                     messages.push(message);
@@ -156,6 +162,12 @@ impl Talk<'_> {
                 }
             }
         }
+    }
+
+    /// True if the last message is an answer of the model.
+    fn is_answered(&self) -> bool {
+        let last = self.conversation.messages().last();
+        last.is_some_and(|m| m.role == "assistant")
     }
 
     /// Counts an entry that was not sent and prints the reason.
@@ -192,7 +204,7 @@ impl Talk<'_> {
                 let mut why = format!("the {name} {what}; the message was not sent");
                 // With --context-shift only a single message can be too long.
                 if name != MESSAGE {
-                    why += "; /reset starts anew, --context-shift drops the oldest messages";
+                    why += "; /reset starts over, --context-shift drops the oldest messages";
                 }
                 if self.may_grow {
                     why += "; a larger --context may help";
@@ -234,7 +246,7 @@ impl Talk<'_> {
             line += &format!(" {} forgotten", count_text(forgotten, "old message"));
         }
         if outcome.finish == Some(Finish::ContextFull) {
-            line += " /reset starts anew, --context-shift drops the oldest messages.";
+            line += " /reset starts over, --context-shift drops the oldest messages.";
         }
         line
     }

@@ -209,6 +209,9 @@ fn results_of_tools_are_fed() {
     let run = piped(&mut model, b"hi\n/tool add {\"sum\": 2}\n/tool add\n", None).unwrap();
     assert_eq!((run.out.as_str(), run.unsent), ("ok\nok\n", 1));
     assert_eq!(model.calls[3], bytes("<end>t:{\"sum\": 2}<end>a:"));
+    // There is no call to answer.
+    let run = piped(&mut polite(100), b"/tool add 2\nhi\n", None).unwrap();
+    assert_eq!((run.out.as_str(), run.unsent), ("ok\n", 1));
 }
 
 #[test]
