@@ -1,7 +1,7 @@
 //! `tlite dequantize`.
 
 use super::interrupt::Interrupt;
-use super::output::{byte_bar, put, text_output};
+use super::output::{advance, byte_bar, put, text_output};
 use crate::error::Result;
 use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
 use crate::llm::folder::check_form;
@@ -36,8 +36,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let _unfinished = interrupt.scratch(new.path());
     let bar = byte_bar();
     let result = dequantize_into(&args.model, new.path(), &mut |p: Progress<'_>| {
-        bar.set_length(p.total);
-        bar.set_position(p.done);
+        advance(&bar, p.done, p.total);
         bar.set_message(p.tensor.to_owned());
     });
     bar.finish_and_clear();

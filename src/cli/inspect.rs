@@ -3,7 +3,7 @@
 use super::interrupt::Interrupt;
 use super::model::model_path;
 use super::options::{ADVANCED, Float, ModelArg, Verbosity, check_writable, from_one, padding};
-use super::output::{note, put, put_json, table, text_output};
+use super::output::{note, put, put_json, table, terminal_columns, text_output};
 use crate::backend::{Caps, OpenOptions};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
@@ -193,13 +193,21 @@ fn header_of(file: &Path, json: bool) -> Result<()> {
     }
 }
 
-/// Names and values as a table, long values in several lines.
-fn fact_table(facts: Vec<(&str, String)>) -> String {
-    const COLUMNS: usize = 84;
+/// Spaces before each line of [`indented`] and between two columns.
+const GAP: usize = 2;
+
+/// Names and values as a table at most `width` columns wide, long values in several lines. Without
+/// a width, and on wide terminals, values have a fixed one.
+fn fact_table(facts: Vec<(&str, String)>, width: Option<usize>) -> String {
+    const LEAST: usize = 20;
+    const MOST: usize = 84;
+    let names = facts.iter().map(|(name, _)| name.chars().count()).max();
+    let start = GAP + names.unwrap_or(0) + GAP;
+    let room = width.map_or(MOST, |w| w.saturating_sub(start).clamp(LEAST, MOST));
     let mut rows = Vec::new();
     for (name, value) in facts {
         let mut name = name.to_owned();
-        for line in wrapped(&value, COLUMNS) {
+        for line in wrapped(&value, room) {
             rows.push(vec![std::mem::take(&mut name), line]);
         }
     }
@@ -269,7 +277,7 @@ fn header_text(report: &GgufReport) -> String {
         "{}: GGUF file, version {}\n{}",
         file.display(),
         report.version,
-        fact_table(facts)
+        fact_table(facts, terminal_columns())
     )
 }
 
@@ -418,7 +426,8 @@ fn text(report: &Report, verbose: bool) -> String {
     facts.push(("memory", memory_text(report)));
     facts.extend(passes_text(report).map(|passes| ("passes", passes)));
     facts.push(("execution", execution_text(report)));
-    let mut out = format!("{}: {kind}\n{}", report.model.name, fact_table(facts));
+    let table = fact_table(facts, terminal_columns());
+    let mut out = format!("{}: {kind}\n{table}", report.model.name);
     if !decodes || verbose {
         out.push_str(&values(report));
     }
@@ -756,8 +765,16 @@ mod tests {
         assert_eq!(wrapped("aa bb cc", 5), ["aa bb", "cc"]);
         assert_eq!(wrapped("aaaaaaa bb", 5), ["aaaaaaa", "bb"]);
         assert_eq!(wrapped("", 5), [""]);
-        let table = fact_table(vec![("name", "word ".repeat(30))]);
-        assert_eq!(table.lines().count(), 2);
-        assert!(table.lines().all(|l| l.len() <= 96), "{table}");
+        let table = |width| fact_table(vec![("name", "word ".repeat(30))], width);
+        for (width, lines, longest) in [
+            (None, 2, 96),
+            (Some(200), 2, 96),
+            (Some(40), 5, 40),
+            (Some(1), 8, 40),
+        ] {
+            let table = table(width);
+            assert_eq!(table.lines().count(), lines, "{width:?}");
+            assert!(table.lines().all(|l| l.len() <= longest), "{table}");
+        }
     }
 }

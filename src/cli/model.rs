@@ -1,7 +1,7 @@
 //! What commands do to get from MODEL to a folder: conversions and downloads, with their progress.
 
 use super::interrupt::{Interrupt, Scratch};
-use super::output::{byte_bar, note};
+use super::output::{advance, byte_bar, note};
 use crate::error::Result;
 use crate::models::{Event, ModelStore, is_source};
 use crate::units::size_text;
@@ -111,8 +111,7 @@ impl<'a> View<'a> {
         let bar = self
             .bar
             .get_or_insert_with(|| byte_bar().with_message(subject.to_owned()));
-        bar.set_length(total.unwrap_or(done));
-        bar.set_position(done);
+        advance(bar, done, total.unwrap_or(done));
     }
 
     fn clear(&mut self) {

@@ -213,7 +213,16 @@ pub fn spinner(text: String) -> ProgressBar {
     shown(bar)
 }
 
+/// Columns of the terminal on standard output; `None` if it is not a terminal.
+pub fn terminal_columns() -> Option<usize> {
+    let (width, _) = terminal_size::terminal_size_of(std::io::stdout())?;
+    Some(usize::from(width.0)).filter(|w| *w > 0)
+}
+
 const COUNTED: &str = "{bar:20} {pos}/{len} {wide_msg}";
+const BYTES: &str = "{bar:20} {decimal_bytes}/{decimal_total_bytes} {wide_msg}";
+/// Of a bar whose total is not known yet.
+const UNKNOWN: &str = "{wide_msg}";
 
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
@@ -224,8 +233,12 @@ pub fn bar(steps: usize) -> ProgressBar {
     })
 }
 
-/// Makes a moving line a bar that has come to `done` of `all`, called `what`.
+/// Makes a moving line a bar that has come to `done` of `all`, called `what`. Does nothing if `all`
+/// is 0.
 pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
+    if all == 0 {
+        return;
+    }
     if let Ok(style) = ProgressStyle::with_template(COUNTED) {
         line.set_style(style);
     }
@@ -234,15 +247,28 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
     line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
 }
 
-/// A bar over bytes on standard error, whose length is set later; nothing when that is no terminal.
+/// A bar over bytes on standard error; nothing when that is no terminal. Only its message is shown
+/// until [`advance`] sets the total.
 pub fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    shown(
-        match ProgressStyle::with_template("{bar:20} {decimal_bytes}/{decimal_total_bytes} {wide_msg}") {
-            Ok(style) => bar.with_style(style),
-            Err(_) => bar,
-        },
-    )
+    shown(match ProgressStyle::with_template(UNKNOWN) {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    })
+}
+
+/// Moves a [`byte_bar`] to `done` of `total` bytes. Does nothing if `total` is 0.
+pub fn advance(bar: &ProgressBar, done: u64, total: u64) {
+    if total == 0 {
+        return;
+    }
+    if bar.length() == Some(0)
+        && let Ok(style) = ProgressStyle::with_template(BYTES)
+    {
+        bar.set_style(style);
+    }
+    bar.set_length(total);
+    bar.set_position(done);
 }
 
 /// A table of columns of equal width: `left` of them aligned to the left, the others to the right.
