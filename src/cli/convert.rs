@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report};
-use super::output::{byte_bar, put, put_json, text_output};
+use super::output::{advance, byte_bar, put, put_json, text_output};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
 use crate::checkpoint::{self, Summary};
 use crate::error::{Error, Result};
@@ -148,8 +148,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let _unfinished = interrupt.scratch(new.path());
     let bar = byte_bar();
     let mut progress = |p: checkpoint::Progress<'_>| {
-        bar.set_length(p.total);
-        bar.set_position(p.done);
+        advance(&bar, p.done, p.total);
         bar.set_message(p.tensor.to_owned());
     };
     let result = if folder {
@@ -174,7 +173,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         return put_json(&mut out, &report);
     }
-    let mut text = weight_table(&summary.kept, &summary.left, args.verbosity.verbose);
+    let mut text = match args.verbosity.quiet {
+        true => String::new(),
+        false => weight_table(&summary.kept, &summary.left, args.verbosity.verbose),
+    };
     text += &closing(&summary, before, after, &args.output);
     put(&mut out, &text)
 }

@@ -5,7 +5,7 @@ mod page;
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{ADVANCED, Verbosity, check_report};
-use super::output::{byte_bar, note, put, put_json, table, text_output};
+use super::output::{advance, byte_bar, note, put, put_json, table, text_output};
 use crate::error::{Error, Result};
 use crate::files::write_whole;
 use crate::graph::onnx::quantize::{
@@ -401,9 +401,12 @@ fn formats_text(options: &Options, weights: &[Quantized]) -> String {
     }
 }
 
-/// The report for people: the table of weights, then the totals.
-fn report(s: &Summary, options: &Options, output: &Path, verbose: bool) -> String {
-    let mut out = weight_table(&s.weights, &s.left, verbose);
+/// The report for people: the table of weights, unless `quiet`, then the totals.
+fn report(s: &Summary, options: &Options, output: &Path, shown: Verbosity) -> String {
+    let mut out = match shown.quiet {
+        true => String::new(),
+        false => weight_table(&s.weights, &s.left, shown.verbose),
+    };
     let resumed = match s.resumed {
         0 => String::new(),
         n => format!(" ({n} by an earlier run)"),
@@ -443,9 +446,12 @@ impl Args {
         }
         if let Some(size) = grid_group(&self.model, options)? {
             options.group_size = size;
-            let what = format!(
-                "the weights lie on a grid with groups of {size}; taking --group-size {size}, which keeps it"
-            );
+            let kept = match self.method.method() {
+                Method::Rtn => "; --method mse keeps the grid",
+                Method::Mse | Method::Mae => ", which keeps it",
+            };
+            let what =
+                format!("the weights lie on a grid with groups of {size}; using --group-size {size}{kept}");
             note(&mut std::io::stderr(), &what);
         }
         Ok(())
@@ -474,8 +480,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         }
     });
     let mut progress = |p: Progress<'_>| {
-        bar.set_length(p.total);
-        bar.set_position(p.done);
+        advance(&bar, p.done, p.total);
         bar.set_message(p.tensor.to_owned());
     };
     let result = with_methods(
@@ -497,7 +502,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         put_json(&mut out, &Report::new(&summary))?;
     } else {
-        let text = report(&summary, &options, &args.output, args.verbosity.verbose);
+        let text = report(&summary, &options, &args.output, args.verbosity);
         put(&mut out, &text)?;
     }
     // Last: the model is written by now, and a report that cannot be is no reason to keep its
@@ -563,7 +568,10 @@ mod tests {
             resumed: 1,
         };
         let options = Options::default();
-        let text = report(&summary, &options, Path::new("out"), true);
+        let shown =
+            |verbose, quiet| report(&summary, &options, Path::new("out"), Verbosity { quiet, verbose });
+        assert_eq!(shown(false, true).lines().count(), 2);
+        let text = shown(true, false);
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 6, "{text}");
         let cells: Vec<&str> = lines[1].split_whitespace().collect();
