@@ -40,6 +40,9 @@ use std::time::Instant;
 pub struct Args {
     /// Folder with model.onnx, or an ONNX file
     model: PathBuf,
+    /// Input file; the same as --input FILE
+    #[arg(value_name = "FILE", value_parser = InputFile::parse)]
+    files: Vec<InputFile>,
     /// Input file: .npy, .pb, .png or .jpg
     ///
     /// NAME may be omitted if the model has one input. Pictures are converted to the input's size
@@ -117,15 +120,20 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  tlite run mobilenetv2 -i cat.png --image-mean imagenet --labels names.json
+  tlite run mobilenetv2 cat.png --image-mean imagenet --labels names.json
   tlite run minilm --random --bind batch_size=1,sequence_length=32 -o out
   tlite run encoder -i ids=ids.npy -i mask=mask.npy --compare expected";
 
 impl Args {
+    /// Input files, as arguments and as options.
+    fn inputs(&self) -> impl Iterator<Item = &InputFile> {
+        self.files.iter().chain(&self.input)
+    }
+
     /// A usage error, before anything is loaded, for an option without effect and for a file that
     /// does not exist.
     fn check(&self) -> Result<()> {
-        for InputFile { name, file } in &self.input {
+        for InputFile { name, file } in self.inputs() {
             let option = match name {
                 Some(name) => format!("--input {name}"),
                 None => "--input".to_owned(),
@@ -138,7 +146,7 @@ impl Args {
                 format!("there is no folder {}", dir.display()),
             ));
         }
-        let pictures = self.input.iter().any(|i| files::is_picture(&i.file));
+        let pictures = self.inputs().any(|i| files::is_picture(&i.file));
         if let Some(option) = self.picture.given().filter(|_| !pictures) {
             return Err(Error::usage(option, "no input is a picture (.png or .jpg)"));
         }
@@ -211,7 +219,11 @@ fn name_classes(labels: &Labels, outputs: &mut [Value]) {
         value.label(labels);
         let (names, classes) = (labels.classes(), value.columns());
         if names != classes {
-            let what = format!("--labels: {names} names for {classes} classes; they may be shifted");
+            let what = format!(
+                "--labels: {} for {classes} class{}; they may be shifted",
+                count_text(names, "name"),
+                if classes == 1 { "" } else { "es" }
+            );
             note(&mut std::io::stderr(), &what);
         }
     }
@@ -347,7 +359,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         put_json(&mut out, &report)?;
     } else {
-        let text = text(&report, plan.map(|p| p.segments.as_slice()));
+        let segments = plan.map(|p| p.segments.as_slice());
+        let text = text(&report, segments, args.verbosity.quiet);
         put(&mut out, &text)?;
     }
     if interrupted {

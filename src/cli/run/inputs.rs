@@ -47,7 +47,7 @@ pub fn inputs(args: &Args, runner: &Runner) -> Result<Vec<(Named, Option<PathBuf
     let options = args.picture.options();
     let mut out: Vec<(Named, Option<PathBuf>)> = Vec::new();
     let known: Vec<&str> = runner.inputs().map(|(n, _)| n).collect();
-    for InputFile { name, file } in &args.input {
+    for InputFile { name, file } in args.inputs() {
         let name = match (name, known.as_slice()) {
             (Some(name), _) => name.as_str(),
             (None, [only]) => only,

@@ -343,8 +343,23 @@ fn values(all: &[Value], nowhere: &str) -> String {
     out
 }
 
-/// The report for people; `segments` are those of the plan, if a device ran.
-pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
+/// The report for people; `segments` are those of the plan, if a device ran. If `quiet`, it has
+/// outputs, comparisons and the profile only.
+pub fn text(report: &Report, segments: Option<&[Segment]>, quiet: bool) -> String {
+    if quiet {
+        return results(report) + &profile(report);
+    }
+    let mut out = head(report);
+    let _ok = write!(out, "\ninputs\n{}", values(&report.inputs, "random"));
+    let _ok = write!(out, "\n{}", results(report));
+    if let Some(segments) = segments {
+        out += &placement(report, segments);
+    }
+    out + &profile(report)
+}
+
+/// The model, where it ran, and times.
+fn head(report: &Report) -> String {
     let mut out = String::new();
     let _ok = writeln!(
         out,
@@ -371,8 +386,12 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
             count_text(runs.len(), "run")
         );
     }
-    let _ok = write!(out, "\ninputs\n{}", values(&report.inputs, "random"));
-    let _ok = write!(out, "\noutputs\n{}", values(&report.outputs, ""));
+    out
+}
+
+/// Outputs and comparisons.
+fn results(report: &Report) -> String {
+    let mut out = format!("outputs\n{}", values(&report.outputs, ""));
     if !report.compare.is_empty() {
         let rows = report.compare.iter().map(|c| {
             vec![
@@ -392,64 +411,74 @@ pub fn text(report: &Report, segments: Option<&[Segment]>) -> String {
             "\nlargest difference relative to the reference's range (limit {bound})\n{rows}"
         );
     }
-    if let Some(segments) = segments {
-        let on_device = segments
-            .iter()
-            .filter(|s| matches!(s, Segment::Device(_)))
-            .count();
-        let _ok = writeln!(
-            out,
-            "\n{} in {} on the device, {} on the host",
-            dispatches_text(report.dispatches),
-            count_text(on_device, "segment"),
-            count_text(report.host.len(), "step")
-        );
-        // One line for all that have one reason; --json has each.
-        let mut groups: Vec<(String, Vec<&OnHost>)> = Vec::new();
-        for h in &report.host {
-            let why = format!("{}: {}", h.work, h.why);
-            match groups.iter_mut().find(|(w, _)| *w == why) {
-                Some((_, all)) => all.push(h),
-                None => groups.push((why, vec![h])),
-            }
-        }
-        for (why, all) in groups {
-            let sum = |f: fn(&OnHost) -> usize| all.iter().map(|h| f(h)).sum::<usize>();
-            let names: Vec<String> = all.iter().take(3).map(|h| format!("\"{}\"", h.node)).collect();
-            let more = if all.len() > 3 { ", ..." } else { "" };
-            let _ok = writeln!(
-                out,
-                "  host: {} times {why} ({} read back, {} uploaded): {}{more}",
-                all.len(),
-                sum(|h| h.read_backs),
-                sum(|h| h.uploads),
-                names.join(", ")
-            );
+    out
+}
+
+/// Dispatches and steps on the host.
+fn placement(report: &Report, segments: &[Segment]) -> String {
+    let mut out = String::new();
+    let on_device = segments
+        .iter()
+        .filter(|s| matches!(s, Segment::Device(_)))
+        .count();
+    let _ok = writeln!(
+        out,
+        "\n{} in {} on the device, {} on the host",
+        dispatches_text(report.dispatches),
+        count_text(on_device, "segment"),
+        count_text(report.host.len(), "step")
+    );
+    // One line for all that have one reason; --json has each.
+    let mut groups: Vec<(String, Vec<&OnHost>)> = Vec::new();
+    for h in &report.host {
+        let why = format!("{}: {}", h.work, h.why);
+        match groups.iter_mut().find(|(w, _)| *w == why) {
+            Some((_, all)) => all.push(h),
+            None => groups.push((why, vec![h])),
         }
     }
-    if !report.profile.is_empty() {
-        let head = ["  kernel", "steps", "ms", "share", "slowest ms"].map(str::to_owned);
-        let mut rows = vec![head.to_vec()];
-        rows.extend(report.profile.iter().map(|s| {
-            vec![
-                format!("  {}", s.kernel),
-                s.steps.to_string(),
-                format!("{:.3}", s.ms),
-                format!("{:.1} %", 100.0 * s.share),
-                format!("{:.3}", s.slowest_ms),
-            ]
-        }));
-        let slowest = std::iter::once("slowest").chain(report.profile.iter().map(|s| s.slowest.as_str()));
-        out.push('\n');
-        let table = table(&rows, 1);
-        let width = table.lines().map(|l| l.chars().count()).max().unwrap_or(0);
-        for (line, slowest) in table.lines().zip(slowest) {
-            let _ok = writeln!(
-                out,
-                "{line}  {}",
-                shortened(slowest, COLUMNS.saturating_sub(width + 2).max(24))
-            );
-        }
+    for (why, all) in groups {
+        let sum = |f: fn(&OnHost) -> usize| all.iter().map(|h| f(h)).sum::<usize>();
+        let names: Vec<String> = all.iter().take(3).map(|h| format!("\"{}\"", h.node)).collect();
+        let more = if all.len() > 3 { ", ..." } else { "" };
+        let _ok = writeln!(
+            out,
+            "  host: {} times {why} ({} read back, {} uploaded): {}{more}",
+            all.len(),
+            sum(|h| h.read_backs),
+            sum(|h| h.uploads),
+            names.join(", ")
+        );
+    }
+    out
+}
+
+/// The table of `--profile`; empty without it.
+fn profile(report: &Report) -> String {
+    if report.profile.is_empty() {
+        return String::new();
+    }
+    let mut out = "\n".to_owned();
+    let head = ["  kernel", "steps", "ms", "share", "slowest ms"].map(str::to_owned);
+    let mut rows = vec![head.to_vec()];
+    rows.extend(report.profile.iter().map(|s| {
+        vec![
+            format!("  {}", s.kernel),
+            s.steps.to_string(),
+            format!("{:.3}", s.ms),
+            format!("{:.1} %", 100.0 * s.share),
+            format!("{:.3}", s.slowest_ms),
+        ]
+    }));
+    let slowest = std::iter::once("slowest").chain(report.profile.iter().map(|s| s.slowest.as_str()));
+    let table = table(&rows, 1);
+    let width = table.lines().map(|l| l.chars().count()).max().unwrap_or(0);
+    for (line, slowest) in table.lines().zip(slowest) {
+        let _ok = writeln!(
+            out,
+            "{line}  {}",
+            shortened(slowest, COLUMNS.saturating_sub(width + 2).max(24))
+        );
     }
     out
 }
