@@ -110,11 +110,14 @@ fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
 /// The cache makes starts faster: it keeps programs as drivers compiled them, the results of kernel
 /// checks, tuned settings and device measurements. Clearing it is safe.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "tlite cache COMMAND",
+    after_help = "\
 Examples:
   tlite cache list
   tlite cache list --files
-  tlite cache clear --kind program")]
+  tlite cache clear --kind program"
+)]
 pub struct Args {
     #[command(subcommand)]
     action: Action,

@@ -319,7 +319,7 @@ const VARIABLES: [(&str, &str); 9] = [
         "RUST_LOG",
         "log level, such as `debug`; log lines then have a time and a source",
     ),
-    ("NO_COLOR", "no colours"),
+    ("NO_COLOR", "no colors"),
 ];
 
 /// The JSON outputs: command and schema.

@@ -82,7 +82,9 @@ impl ValueEnum for BackendChoice {
 
     fn to_possible_value(&self) -> Option<PossibleValue> {
         let help = match self {
-            Self::Auto => "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host",
+            Self::Auto => {
+                "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host"
+            }
             Self::Opencl => "OpenCL",
             Self::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
             Self::Host => "Reference interpreter on the CPU: slow, for comparison",

@@ -8,11 +8,14 @@ use std::path::PathBuf;
 
 /// Print a completion script for a shell
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "tlite completions SHELL",
+    after_help = "\
 Examples:
   tlite completions bash > ~/.local/share/bash-completion/completions/tlite
   tlite completions zsh > ~/.zfunc/_tlite
-  tlite completions fish > ~/.config/fish/completions/tlite.fish")]
+  tlite completions fish > ~/.config/fish/completions/tlite.fish"
+)]
 pub struct CompletionsArgs {
     /// The shell
     #[arg(value_enum)]
@@ -21,11 +24,14 @@ pub struct CompletionsArgs {
 
 /// Write man pages into a folder
 #[derive(Debug, clap::Args)]
-#[command(after_help = "\
+#[command(
+    override_usage = "tlite man DIR",
+    after_help = "\
 Examples:
   tlite man man1
   tlite man ~/.local/share/man/man1
-  tlite man /usr/local/share/man/man1")]
+  tlite man /usr/local/share/man/man1"
+)]
 pub struct ManArgs {
     /// Folder to write to; it is created if needed
     dir: PathBuf,

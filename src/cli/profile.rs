@@ -50,7 +50,7 @@ Columns:
 ///
 /// Times come from the device's clock; the fastest of several runs counts. Bytes and operations
 /// follow from the plan, as in `tlite roofline`, and peaks from `tlite devices --probe`. A language
-/// model runs a prefill and a decoding step, any other model one run with made-up inputs. The
+/// model runs a prefill and a decoding step, any other model one run with random inputs. The
 /// commands of a timed run are queued at once, without --slice-ms.
 #[derive(Debug, clap::Args)]
 #[command(

@@ -14,11 +14,14 @@ use crate::units::size_text;
 /// models folder. An interrupted download resumes. Without FILE, tlite picks a GGUF file,
 /// preferably with 4-bit weights; if there is none, it uses the safetensors files.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "tlite pull [OPTIONS] OWNER/REPO[:FILE]", after_help = "\
+#[command(
+    override_usage = "tlite pull [OPTIONS] OWNER/REPO[:FILE]",
+    after_help = "\
 Examples:
   tlite pull bartowski/SmolLM2-135M-Instruct-GGUF
   tlite pull Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf
-  HF_TOKEN=hf_... tlite pull meta-llama/Llama-3.2-1B-Instruct")]
+  HF_TOKEN=hf_... tlite pull meta-llama/Llama-3.2-1B-Instruct"
+)]
 pub struct Args {
     /// Repository on the Hugging Face Hub, optionally with one of its GGUF files
     #[arg(value_name = "OWNER/REPO[:FILE]")]

@@ -117,7 +117,7 @@ impl RandomOptions {
             (None, None) => {
                 let names: Vec<&str> = Spec::all().map(|s| s.name).collect();
                 let what = format!(
-                    "no model is given; --random NAME takes a made-up one (NAME is one of {})",
+                    "no model is given; --random NAME makes one with random weights (NAME is one of {})",
                     names.join(", ")
                 );
                 return Err(Error::usage("MODEL", what));

@@ -14,11 +14,14 @@ use std::io::{BufRead, IsTerminal, Write};
 /// GGUF file of your own, and downloads in the cache of the Hugging Face Hub, which `tlite list`
 /// then shows under a name that begins with hf:.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "tlite rm [OPTIONS] NAME...", after_help = "\
+#[command(
+    override_usage = "tlite rm [OPTIONS] NAME...",
+    after_help = "\
 Examples:
   tlite rm SmolLM2-135M-Instruct-Q4_0
   tlite rm --yes SmolLM2-135M-Instruct-Q4_0 SmolLM2-360M-Instruct-Q8_0
-  tlite rm hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf")]
+  tlite rm hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf"
+)]
 pub struct Args {
     /// Names that `tlite list` shows
     #[arg(required = true, value_name = "NAME")]
