@@ -446,11 +446,17 @@ fn checkpoints_are_downloaded_whole() {
         [("config.json", text.into_bytes())]
     };
     // Before any weights are downloaded.
-    let cases = [("llama", "NoModel", "model.safetensors.index.json"), ("mixtral", "Unsupported", "mixtral")];
+    let cases = [
+        ("llama", "NoModel", "model.safetensors.index.json"),
+        ("mixtral", "Unsupported", "mixtral"),
+    ];
     for (model, variant, value) in cases {
         let server = Server::new(&[&config(model)[..], &tokenizer, &parts].concat());
         User::new(&server).fails(&["pull", REPO], variant, &[value]);
-        assert!(server.log().iter().all(|l| !l.contains("a.safetensors")), "{model}");
+        assert!(
+            server.log().iter().all(|l| !l.contains("a.safetensors")),
+            "{model}"
+        );
     }
     let server = Server::new(&[("README.md", b"text".to_vec())]);
     User::new(&server).fails(&["pull", REPO], "NoModel", &[REPO, "GGUF"]);

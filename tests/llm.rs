@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use support::gguf::{Traits, VOCAB};
-use support::{Device, Text};
+use support::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
 use transformer_lite::backend::BackendKind;
 use transformer_lite::backend::DeviceKind;
@@ -123,7 +123,7 @@ fn main() -> ExitCode {
                 let (model, device) = (dir.clone(), d.clone());
                 add(
                     format!("real/agreement@{name}"),
-                    Box::new(move || agreement(&model, &device, None)),
+                    Box::new(move || agreement(&model, &device, None, &WAYS)),
                 );
                 // All phones that matter here have half arithmetic.
                 #[cfg(feature = "opencl")]
@@ -134,7 +134,7 @@ fn main() -> ExitCode {
                     let (model, device) = (dir.clone(), d.clone());
                     add(
                         format!("real/agreement_as_{phone}@{name}"),
-                        Box::new(move || agreement(&model, &device, Some(phone))),
+                        Box::new(move || agreement(&model, &device, Some(phone), &WAYS)),
                     );
                 }
                 let (model, device) = (dir.clone(), d.clone());
@@ -163,6 +163,20 @@ fn main() -> ExitCode {
         None => trials.push(support::not_set(
             "TLITE_TEST_MODEL_DIR names no folder with a model",
         )),
+    }
+    // In the nightly tier.
+    if let Some(dir) = std::env::var_os("TLITE_TEST_LARGE_MODEL_DIR").map(PathBuf::from) {
+        for d in &devices {
+            let (dir, device) = (dir.clone(), d.clone());
+            add(
+                format!("large/agreement@{}", d.label(&devices)),
+                Box::new(move || agreement(&dir, &device, None, &WAYS[..1])),
+            );
+        }
+    } else if Tier::of_environment() == Tier::Nightly {
+        trials.push(support::not_set(
+            "TLITE_TEST_LARGE_MODEL_DIR names no folder with a model",
+        ));
     }
     trials.extend(support::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
@@ -575,10 +589,24 @@ fn split_weights(device: &Device) -> Outcome {
 /// few, and single tokens behind many.
 const AGREEING: [usize; 3] = [20, 220, 320];
 
+/// Types of activations and cache, with the largest mean divergence and the smallest agreement of
+/// the best token. The first are the defaults, whose bounds are those of a right answer; quantized
+/// activations have bounds of their own.
+const WAYS: [(Activations, KvType, f64, f64); 3] = [
+    (Activations::Auto, KvType::Float, 1e-3, 0.985),
+    (Activations::Float, KvType::Q8, 1e-3, 0.98),
+    (Activations::Int8, KvType::Float, 5e-3, 0.96),
+];
+
 /// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed
 /// tokens, and agreement of the best token. With a phone's name in its place the device has the
 /// kernels of that.
-fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
+fn agreement(
+    dir: &Path,
+    device: &Device,
+    phone: Option<&str>,
+    ways: &[(Activations, KvType, f64, f64)],
+) -> Outcome {
     let _turn = device.turn();
     let share = || {
         device.share().with_caps(|caps| {
@@ -596,13 +624,7 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>) -> Outcome {
         return Err(format!("the text has only {} tokens", ids.len()));
     }
     let rows = host_rows(dir, &ids)?;
-    // Activations in bytes have a bound of their own.
-    let all = [
-        (Activations::Auto, KvType::Float, 1e-3, 0.985),
-        (Activations::Float, KvType::Q8, 1e-3, 0.98),
-        (Activations::Int8, KvType::Float, 5e-3, 0.96),
-    ];
-    for (act, kv, bound, agreeing) in all {
+    for &(act, kv, bound, agreeing) in ways {
         let mut pipeline = Pipeline::standard();
         act.store(&mut pipeline);
         kv.store(&mut pipeline);

@@ -266,6 +266,20 @@ prepare_model() {
     model_stamp >"$MODEL_DIR/stamp"
 }
 
+# Converts a larger model, for the nightly tests, to $LARGE_MODEL_DIR.
+LARGE_MODEL_DIR=$CACHE/qwen2.5-coder-0.5b/onnx
+prepare_large_model() {
+    local stamp=$CACHE/qwen2.5-coder-0.5b/stamp
+    [ -f "$LARGE_MODEL_DIR/model.onnx" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(model_stamp)" ] && return 0
+    setup_python
+    have python3 || fail "python3 is needed to download the model"
+    python3 "$ROOT/tools/fetch_model.py" qwen2.5-coder-0.5b --dir "$CACHE" >/dev/null
+    rm -rf "$stamp" "$LARGE_MODEL_DIR"
+    say "Converting Qwen2.5-Coder-0.5B"
+    "$TLITE" convert "$CACHE"/qwen2.5-coder-0.5b/*.gguf -o "$LARGE_MODEL_DIR" >/dev/null
+    model_stamp >"$stamp"
+}
+
 # Puts models as their authors exported them into $CACHE, a folder each.
 prepare_real_models() {
     setup_python

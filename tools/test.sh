@@ -52,10 +52,17 @@ export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
 # A missing driver fails the tests instead of skipping some.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
+# TLITE_TESTS=nightly, which nightly.sh sets, also tests all kernels and a larger model.
+export TLITE_TESTS=${TLITE_TESTS:-ci}
+nightly=
+if [ "$TLITE_TESTS" = nightly ]; then
+    nightly=1
+    prepare_large_model
+    export TLITE_TEST_LARGE_MODEL_DIR=$LARGE_MODEL_DIR
+fi
 setup_phone_compilers
 step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,summary,predictions,page}.py
-# PHONE_KERNELS_ALL=1 compiles every kernel text, not only new ones and a sample.
-step "Phone compilers" python3 tools/phone_compile --check ${PHONE_KERNELS_ALL:+--all}
+step "Phone compilers" python3 tools/phone_compile --check ${nightly:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
 step "Tests" cargo test --release --locked --no-fail-fast
 # Runs each benchmark once without timing, as criterion does without `--bench`.

@@ -491,7 +491,10 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     symbols.decide(decoder.past(), number(context), BoundFrom::Context)?;
     symbols.assume_rest(decoder.graph(), Some(number(context)))?;
     let mut plans = Vec::new();
-    for (name, mut options) in ["prefill", "decode"].into_iter().zip(decoder.options(&request.caps, &lengths)) {
+    for (name, mut options) in ["prefill", "decode"]
+        .into_iter()
+        .zip(decoder.options(&request.caps, &lengths))
+    {
         symbols.apply(&mut options);
         plans.push((name, options));
     }

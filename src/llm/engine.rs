@@ -318,10 +318,7 @@ impl Decoder {
         let vocab = vocab.map_or_else(|| vocabulary(&graph), Ok)?;
         // Quantizing operands at run time turns a rounding to f16 into whole quantization steps.
         let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
-        let float = graph
-            .nodes()
-            .any(|(_, n)| quantizes(n))
-            .then_some(DType::F32);
+        let float = graph.nodes().any(|(_, n)| quantizes(n)).then_some(DType::F32);
         let without = roles::unmasked(&graph);
         let unmasked = without.is_some();
         Ok(Self {

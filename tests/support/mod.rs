@@ -53,6 +53,29 @@ pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Result<(), String
     }
 }
 
+/// How much is tested, in rising order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tier {
+    /// Plain `cargo test`.
+    Quick,
+    /// `tools/test.sh`, before a change lands.
+    Ci,
+    /// `tools/nightly.sh`.
+    Nightly,
+}
+
+impl Tier {
+    /// What `TLITE_TESTS` names.
+    pub fn of_environment() -> Self {
+        match std::env::var("TLITE_TESTS").as_deref() {
+            Err(_) => Self::Quick,
+            Ok("ci") => Self::Ci,
+            Ok("nightly") => Self::Nightly,
+            Ok(other) => panic!("TLITE_TESTS is {other:?}; expected ci or nightly"),
+        }
+    }
+}
+
 /// A trial for each backend without a device: failed where it is required, else ignored with the
 /// reason in its name.
 pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
@@ -123,7 +146,7 @@ pub fn failed_in_a_line(output: &Output, code: i32, variant: &str, values: &[&st
 
 /// Options with which `tlite generate` adds two tokens to a model of made-up weights.
 pub const TWO_TOKENS: [&str; 9] = [
-"--backend",
+    "--backend",
     "host",
     "--raw",
     "--prompt",
