@@ -1,10 +1,10 @@
 //! What a plan or an import refuses instead of computing something else.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-#[path = "support/values.rs"]
-mod values;
+mod support;
 
 use std::sync::Arc;
+use support::assert_carries;
 use transformer_lite::backend::{Caps, DeviceKind};
 use transformer_lite::error::ErrorKind;
 use transformer_lite::graph::op::concat::Concat;
@@ -22,7 +22,6 @@ use transformer_lite::graph::{Edit, Graph, Op, ValueId, derive};
 use transformer_lite::plan::{Bound, Options, Plan};
 use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::tensor::{DType, HostTensor};
-use values::assert_carries;
 
 fn caps() -> Caps {
     Caps {

@@ -110,6 +110,14 @@ fn main() -> ExitCode {
     for (name, run) in generation::trials(&devices) {
         add(name, run);
     }
+    let large = std::env::var_os("TLITE_TEST_LARGE_MODEL_DIR").map(PathBuf::from);
+    for (dir, d) in large.iter().flat_map(|dir| devices.iter().map(move |d| (dir, d))) {
+        let (dir, device) = (dir.clone(), d.clone());
+        add(
+            format!("large/agreement@{}", d.label(&devices)),
+            Box::new(move || agreement(&dir, &device, None, &WAYS[..1])),
+        );
+    }
     match std::env::var_os("TLITE_TEST_MODEL_DIR") {
         Some(dir) => {
             let dir = Arc::new(PathBuf::from(dir).join("e0m4"));
@@ -164,16 +172,7 @@ fn main() -> ExitCode {
             "TLITE_TEST_MODEL_DIR names no folder with a model",
         )),
     }
-    // In the nightly tier.
-    if let Some(dir) = std::env::var_os("TLITE_TEST_LARGE_MODEL_DIR").map(PathBuf::from) {
-        for d in &devices {
-            let (dir, device) = (dir.clone(), d.clone());
-            add(
-                format!("large/agreement@{}", d.label(&devices)),
-                Box::new(move || agreement(&dir, &device, None, &WAYS[..1])),
-            );
-        }
-    } else if Tier::of_environment() == Tier::Nightly {
+    if large.is_none() && Tier::of_environment() == Tier::Nightly {
         trials.push(support::not_set(
             "TLITE_TEST_LARGE_MODEL_DIR names no folder with a model",
         ));

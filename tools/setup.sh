@@ -222,15 +222,20 @@ short_cargo_output() {
     [ ! -t 2 ] || [ "$crates" -eq 0 ] || printf '\r%70s\r' "" >&2
 }
 
-# Builds the command and sets TLITE to its path.
-build_tlite() {
+# Sets TLITE to the path of the command.
+find_tlite() {
     local target
-    say "Building tlite (about 5 minutes on two cores the first time)"
-    cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml" 2>&1 | short_cargo_output
     target=$(cargo metadata --no-deps --format-version 1 --manifest-path "$ROOT/Cargo.toml" |
         sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
     TLITE=$target/release/tlite
     [ -x "$TLITE" ] || fail "cargo has not built $TLITE"
+}
+
+# Builds the command.
+build_tlite() {
+    say "Building tlite (about 5 minutes on two cores the first time)"
+    cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml" 2>&1 | short_cargo_output
+    find_tlite
 }
 
 # What the prepared model depends on: a change of it makes the model anew.

@@ -40,7 +40,10 @@ step "wgpu alone" cargo check --release --locked --no-default-features --feature
 if setup_android; then
     RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins
 fi
-build_tlite
+# Builds the command too, with the features of the tests' dependencies: building it alone would compile
+# the library once more.
+step "Building the tests" cargo test --release --locked --no-run
+find_tlite
 prepare_model
 prepare_onnx_data
 prepare_real_models
