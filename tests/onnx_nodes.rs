@@ -15,7 +15,7 @@
 
 mod support;
 
-use libtest_mimic::{Arguments, Failed, Trial};
+use libtest_mimic::{Arguments, Trial};
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
@@ -84,7 +84,7 @@ const ABSOLUTE: f64 = 1e-7;
 /// off.
 const OF_LARGEST: f64 = 1e-5;
 
-const NO_FOLDER: &str = "TLITE_ONNX_DATA is not set: it must name the folder onnx/backend/test/data of the \
+const NO_FOLDER: &str = "TLITE_ONNX_DATA does not name the folder onnx/backend/test/data of the \
     Python package onnx 1.22.0, which tools/fetch_onnx_nodes.py FOLDER fetches (tools/test.sh does it by itself)";
 
 /// What became of a case.
@@ -104,8 +104,8 @@ enum Outcome {
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let Some(folder) = std::env::var_os("TLITE_ONNX_DATA").map(PathBuf::from) else {
-        let trial = Trial::test("onnx_nodes", || Err(Failed::from(NO_FOLDER)));
-        return libtest_mimic::run(&arguments, vec![trial]).exit_code();
+        let trials = vec![support::not_set(NO_FOLDER)];
+        return libtest_mimic::run(&arguments, trials).exit_code();
     };
     let expected = Arc::new(Expected::parse(include_str!("onnx_nodes_expected.txt")));
     let files: Vec<CaseFiles> = SETS.iter().flat_map(|set| cases(&folder, set)).collect();

@@ -356,9 +356,9 @@ impl Hub {
         self.cache.models()
     }
 
-    /// Removes a model from the cache: a GGUF file, or a checkpoint with all else that was downloaded
-    /// of its repository. Other tools that use this cache lose it too. An error where it cannot be
-    /// removed.
+    /// Removes a model from the cache: a GGUF file, or a checkpoint with all else that was
+    /// downloaded of its repository. Other tools that use this cache lose it too. An error where it
+    /// cannot be removed.
     pub fn forget(&self, cached: &Cached) -> Result<()> {
         self.cache.repo(cached.spec.repo()).forget(cached)
     }
