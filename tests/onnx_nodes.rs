@@ -15,7 +15,7 @@
 
 mod support;
 
-use libtest_mimic::{Arguments, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
