@@ -89,11 +89,30 @@ fn documents_keep_their_sizes() {
     }
 }
 
+/// The steps that the README shows are those that the scripts print.
+#[test]
+fn the_readme_shows_the_steps_of_the_scripts() {
+    let readme = read(&Path::new(ROOT).join("README.md"));
+    let scripts = files("tools", &["sh", "py"]);
+    let scripts: String = scripts.iter().map(|path| read(path)).collect();
+    for (block, script) in [("demo-output", "demo.sh"), ("test-output", "test.sh")] {
+        let (from, to) = (format!("<!-- {block} -->"), format!("<!-- /{block} -->"));
+        let (_, shown) = readme.split_once(&from).unwrap();
+        let (shown, _) = shown.split_once(&to).unwrap();
+        let steps: Vec<&str> = shown.lines().filter_map(|l| l.strip_prefix("==> ")).collect();
+        assert!(steps.len() > 3, "{script}: {steps:?}");
+        for step in steps {
+            let word = step.split([' ', ':']).next().unwrap_or_default();
+            let printed = scripts.contains(&format!("\"{word}"));
+            assert!(printed, "{script} prints no \"{step}\"");
+        }
+    }
+}
+
 #[test]
 fn prose_keeps_its_width() {
     let mut wide = Vec::new();
     for document in documents() {
-        // Made from the command's own texts.
         let text = read(&document);
         for (number, line) in prose(&text) {
             let exempt = line.contains("](") || line.contains("://") || line.trim_start().starts_with('|');

@@ -4,6 +4,7 @@
 
 mod support;
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -451,23 +452,33 @@ fn processes_share_a_conversion() {
     let place = Place::new();
     let mut child = start_child(&place);
     let args = [&["generate", text(&place.gguf)][..], &TWO_TOKENS].concat();
-    let seconds: Vec<Child> = (0..2)
+    let mut seconds: Vec<Child> = (0..2)
         .map(|_| {
             let mut command = place.command(&args);
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             command.spawn().unwrap()
         })
         .collect();
+    // All wait before the first one goes on.
+    let waiting = "note: waiting for another process that prepares tiny\n";
+    let mut said = Vec::new();
+    for second in &mut seconds {
+        let mut notes = BufReader::new(second.stderr.take().unwrap());
+        let mut line = String::new();
+        notes.read_line(&mut line).unwrap();
+        assert_eq!(line, waiting);
+        said.push(notes);
+    }
     // Another store finds nothing and removes nothing meanwhile.
     place.store.sweep();
     assert!(place.store.entries().unwrap().is_empty());
     assert_eq!(place.contents().len(), 1);
-    std::thread::sleep(Duration::from_millis(300));
     std::fs::write(place.path("go"), "").unwrap();
     assert!(child.wait().unwrap().success());
-    for second in seconds {
+    for (second, mut rest) in seconds.into_iter().zip(said) {
+        let mut notes = String::new();
+        rest.read_to_string(&mut notes).unwrap();
         let output = second.wait_with_output().unwrap();
-        let notes = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(0), "{notes}");
         assert!(!notes.contains("converting"), "{notes}");
     }
@@ -477,7 +488,6 @@ fn processes_share_a_conversion() {
 #[cfg(unix)]
 #[test]
 fn a_wait_can_be_interrupted() {
-    use std::io::{BufRead, BufReader};
     let place = Place::new();
     let mut child = start_child(&place);
     let mut command = place.command(&["inspect", text(&place.gguf), "--nodes"]);

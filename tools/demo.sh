@@ -38,8 +38,5 @@ fetch_demo_model
 say "Asking: $prompt"
 "$TLITE" generate "$DEMO_GGUF" --prompt "$prompt" --temperature 0 --max-tokens 200 ${options[@]+"${options[@]}"}
 say "To try next:"
-tlite=${TLITE#"$PWD"/}
-printf '  %s\n' \
-    "$tlite chat $DEMO_GGUF" \
-    "$tlite bench $DEMO_GGUF" \
-    "$tlite --help" >&2
+tlite=${TLITE#"$PWD"/} model=${DEMO_GGUF/#"$HOME"/\~}
+printf '  %s\n' "$tlite chat $model" "$tlite bench $model" "$tlite --help" >&2

@@ -34,9 +34,9 @@ format() {
 step "Format" format
 step "Lints: library and command" cargo clippy --release --locked --workspace --lib --bins -- -D warnings
 step "Lints: tests, benches and examples" cargo clippy --release --locked --tests --benches --examples -- -D warnings
-step "No backend" cargo check --release --locked --no-default-features
-step "OpenCL alone" cargo check --release --locked --no-default-features --features opencl
-step "wgpu alone" cargo check --release --locked --no-default-features --features wgpu
+for features in "" opencl wgpu; do
+    step "Lints: features \"$features\"" cargo clippy --release --locked --lib --bins --no-default-features --features "$features" -- -D warnings
+done
 if setup_android; then
     RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins
 fi
