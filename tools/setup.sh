@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Finds or installs what the demo and the tests need. Sourced by demo.sh and test.sh; run alone it sets up and stops.
+# Finds or installs what the demo and the tests need. Sourced by demo.sh and test.sh; run alone it
+# sets up and stops.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -34,8 +35,8 @@ as_root() {
     fi
 }
 
-# True when packages can be installed: as root, by sudo without a password, or by sudo with one where somebody can be
-# asked (ASK is set, and there is a terminal).
+# True when packages can be installed: as root, by sudo without a password, or by sudo with one
+# where somebody can be asked (ASK is set, and there is a terminal).
 may_install() {
     have apt-get || return 1
     [ "$(id -u)" -eq 0 ] && return 0
@@ -70,7 +71,8 @@ offers() {
     [[ $policy == *"Candidate: "[0-9]* ]]
 }
 
-# Installs packages, or says what to type. Never ends the script: what is missing then is told by who needs it.
+# Installs packages, or says what to type. Never ends the script: what is missing then is told by
+# who needs it.
 install() {
     local line="sudo apt-get install -y $*" log
     if ! may_install; then
@@ -126,8 +128,9 @@ setup_valgrind() {
     have valgrind && any_file /usr/lib/debug/.build-id/*/*.debug || install valgrind libc6-dbg
 }
 
-# Intel's OpenCL for CPUs, which has what PoCL lacks: arithmetic in halves, sub-groups, images made from buffers. Sets INTEL_VENDORS to a
-# folder that OCL_ICD_VENDORS may name; it is for x86-64 alone.
+# Intel's OpenCL for CPUs, which has what PoCL lacks: arithmetic in halves, sub-groups, images made
+# from buffers. Sets INTEL_VENDORS to a folder that OCL_ICD_VENDORS may name; it is for x86-64
+# alone.
 INTEL_OPENCL="intel-opencl-rt==2026.2.0 intel-cmplr-lib-rt==2026.2.0"
 setup_intel_opencl() {
     local venv=$CACHE/intel-opencl library
@@ -293,7 +296,8 @@ prepare_real_models() {
         sscd-distilled silero-vad vocabularies chat-templates --dir "$CACHE" >/dev/null
 }
 
-# Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what they leave out.
+# Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what
+# they leave out.
 prepare_clip() {
     local venv=$CACHE/clip-venv python=/usr/bin/python3
     [ -f "$CACHE/clip-image/model.onnx" ] && [ -f "$CACHE/clip-text/model.onnx" ] && return 0
@@ -309,7 +313,8 @@ prepare_clip() {
         { tail -n 5 "$CACHE/clip-export.txt" >&2; fail "CLIP: the export failed"; }
 }
 
-# Exports the demo's model by Optimum to $CACHE. Where PyTorch can't be had, the tests name what they leave out.
+# Exports the demo's model by Optimum to $CACHE. Where PyTorch can't be had, the tests name what
+# they leave out.
 prepare_optimum() {
     local folder=$CACHE/smollm2-optimum gguf=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf
     [ -f "$folder/model.onnx" ] && return 0

@@ -40,8 +40,8 @@ done
 if setup_android; then
     RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins
 fi
-# Builds the command too, with the features of the tests' dependencies: building it alone would compile
-# the library once more.
+# Builds the command too, with the features of the tests' dependencies: building it alone would
+# compile the library once more.
 step "Building the tests" cargo test --release --locked --no-run
 find_tlite
 prepare_model
