@@ -80,7 +80,7 @@ pub struct Args {
     output_dir: Option<PathBuf>,
     /// Compare outputs with the files in DIR
     ///
-    /// DIR holds NAME.npy for each output, or output_0.pb, output_1.pb, ... in order. The exit code
+    /// DIR holds NAME.npy for each output, or `output_0.pb` and so on, in order. The exit code
     /// is 1 if an output differs.
     #[arg(long, value_name = "DIR")]
     compare: Option<PathBuf>,
