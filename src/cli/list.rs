@@ -109,7 +109,7 @@ pub(super) struct Report<'a> {
 }
 
 /// The models in the hub's cache of which no entry was made.
-pub fn unconverted(entries: &[Entry]) -> Vec<Cached> {
+fn unconverted(entries: &[Entry]) -> Vec<Cached> {
     let mut cached = Hub::from_env().map(|hub| hub.cached()).unwrap_or_default();
     cached.retain(|c| {
         let name = c.spec.to_string();
@@ -133,7 +133,11 @@ fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime) -> String {
             &source,
             &format!("{:.1}", e.manifest().bits),
             &size_text(e.bytes()),
-            &format!("{} ago", age_text(age.as_secs())),
+            &match age.as_secs() {
+                // The time of the last use is kept to a minute.
+                0..60 => "just now".to_owned(),
+                seconds => format!("{} ago", age_text(seconds)),
+            },
         ])
     }));
     rows.extend(downloads.iter().map(|d| {

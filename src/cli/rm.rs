@@ -1,6 +1,5 @@
 //! `tlite rm`.
 
-use super::list::unconverted;
 use super::output::put;
 use crate::error::{Error, Result};
 use crate::models::hub::{Cached, Hub, PREFIX};
@@ -67,7 +66,7 @@ fn target(store: &ModelStore, name: &str) -> Result<Target> {
     }
     let entries = store.entries()?;
     let downloads = if name.starts_with(PREFIX) {
-        unconverted(&entries)
+        Hub::from_env()?.cached()
     } else {
         Vec::new()
     };
@@ -116,8 +115,10 @@ pub fn run(args: &Args) -> Result<()> {
             targets.push(found);
         }
     }
+    // Ctrl-C during the question ends the program at once only while nobody holds standard output.
+    let agreed = args.yes || agreed(&targets)?;
     let mut out = std::io::stdout().lock();
-    if !args.yes && !agreed(&targets)? {
+    if !agreed {
         return put(&mut out, "nothing is removed\n");
     }
     for target in &targets {
