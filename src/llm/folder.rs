@@ -10,6 +10,10 @@ use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+/// What a language model may be given as.
+const FORMS: &str = "expected a GGUF file, a Hugging Face checkpoint (config.json and .safetensors files), or a folder with \
+    model.onnx and tokenizer.json";
+
 /// Context used when none is asked for, if the model was made for more: a cache of this length fits
 /// small devices.
 pub const DEFAULT_CONTEXT: usize = 4096;
@@ -234,10 +238,7 @@ impl ModelFolder {
             Err(e) => return Err(Error::io("cannot open", dir, e)),
         };
         if !meta.is_dir() {
-            let what = format!(
-                "{} is a file; expected a folder with model.onnx and tokenizer.json",
-                dir.display()
-            );
+            let what = format!("{} is a file; expected a folder with model.onnx", dir.display());
             return Err(Error::usage("folder", what));
         }
         Ok(Self {
@@ -257,10 +258,7 @@ impl ModelFolder {
             return Err(Error::usage(name, what));
         }
         let refused = |what: &str| {
-            let what = format!(
-                "{} {what}; expected a folder with model.onnx and tokenizer.json; {OTHERS}",
-                path.display()
-            );
+            let what = format!("{} {what}; {FORMS}; {OTHERS}", path.display());
             Error::usage(name, what)
         };
         if path.is_file() {

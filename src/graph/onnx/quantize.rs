@@ -343,7 +343,8 @@ fn check(source: &Source, plan: &Plan) -> Result<()> {
         .find(|n| n.domain == OWN_DOMAIN && n.op_type.ends_with("E0M"))
     {
         return Err(source.bad(format!(
-            "{} \"{}\": the model is quantized already",
+            "{} \"{}\": the model is quantized already; for another format, convert its source with `tlite \
+             convert --float`, or use `tlite dequantize` first",
             n.op_type, n.name
         )));
     }
