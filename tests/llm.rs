@@ -33,6 +33,7 @@ use transformer_lite::llm::{
 use transformer_lite::placement::Placement;
 use transformer_lite::plan::Place;
 use transformer_lite::selftest::case::PHONES;
+use transformer_lite::tensor::DType;
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
@@ -221,8 +222,14 @@ fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder,
     Decoder::load(&model.join("model.onnx"), pipeline, logits).text()
 }
 
+/// A decoder whose activations are halves on every device.
+fn halves(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder, String> {
+    Ok(decoder(model, pipeline, logits)?.stored_in(DType::F16))
+}
+
+/// A model whose activations are halves, as GPUs store them.
 fn on_device(model: &Path, device: &Device, logits: Logits, context: usize) -> Result<DeviceModel, String> {
-    let decoder = decoder(model, &Pipeline::standard(), logits)?;
+    let decoder = halves(model, &Pipeline::standard(), logits)?;
     DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(context)).text()
 }
 
@@ -369,7 +376,7 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     let (_dir, model) = support::tiny_model("llama", Traits::default());
     let mut pipeline = Pipeline::standard();
     KvType::Q8.store(&mut pipeline);
-    let load = |logits| decoder(&model, &pipeline, logits);
+    let load = |logits| halves(&model, &pipeline, logits);
     let long = tokens(300);
     let rows = host_rows(&model, &long)?;
     let mut host = HostModel::new(load(Logits::All)?, 301).text()?;
@@ -543,7 +550,7 @@ fn split_weights(device: &Device) -> Outcome {
     let count = |name: &str, bytes: u64| -> Result<usize, String> {
         let mut caps = device.caps.clone();
         caps.max_view_bytes = bytes;
-        let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+        let decoder = halves(&model, &Pipeline::standard(), Logits::Last)?;
         let [plan, _] = decoder
             .plans(
                 &caps,
@@ -574,7 +581,7 @@ fn split_weights(device: &Device) -> Outcome {
         &[12, 1],
     )?;
     let small = device.share().with_caps(|c| c.max_view_bytes = limit);
-    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = halves(&model, &Pipeline::standard(), Logits::Last)?;
     let mut split = DeviceModel::new(decoder, Box::new(small), &Lengths::of(context)).text()?;
     let found = feed(&mut split, &tokens, &[12, 1])?;
     if whole == found {

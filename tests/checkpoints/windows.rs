@@ -17,6 +17,7 @@ use transformer_lite::llm::{
     Draft, Generator, KvType, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::plan::text as plan_text;
+use transformer_lite::tensor::DType;
 
 type Run = Box<dyn FnOnce() -> Outcome + Send>;
 /// Whether a layer has a window.
@@ -119,7 +120,8 @@ fn on(device: &Device, model: &Path, pipeline: &Pipeline, lengths: &Lengths) -> 
     } else {
         Logits::Last
     };
-    let decoder = decoder(model, pipeline, logits)?;
+    // As GPUs store them.
+    let decoder = decoder(model, pipeline, logits)?.stored_in(DType::F16);
     DeviceModel::new(decoder, Box::new(device.share()), lengths).text()
 }
 

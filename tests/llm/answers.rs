@@ -1,11 +1,11 @@
 //! Greedy answers of a real model to everyday questions: those of the host interpreter, word for
 //! word, on every device.
 
-use super::{Outcome, decoder, on_device};
+use super::{Outcome, decoder};
 use crate::support::{Device, Text};
 use std::path::Path;
 use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{HostModel, Logits};
+use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::template::Values;
 use transformer_lite::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
@@ -43,7 +43,11 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     };
     let context = 160;
     let mut model: Box<dyn LanguageModel> = match device {
-        Some(d) => Box::new(on_device(dir, d, Logits::Last, context)?),
+        Some(d) => {
+            let decoder = decoder(dir, &Pipeline::standard(), Logits::Last)?;
+            let model = DeviceModel::new(decoder, Box::new(d.share()), &Lengths::of(context));
+            Box::new(model.text()?)
+        }
         None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
     };
     let (mut differ, mut loops, mut anew) = (Vec::new(), Vec::new(), String::new());

@@ -84,7 +84,7 @@ fn loaded(
         rows: ROWS,
         ..Lengths::of(CONTEXT)
     };
-    let decoder = decoder(model, &pipeline, logits)?;
+    let decoder = decoder(model, &pipeline, logits)?.stored_in(DType::F16);
     let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
     match decoder.host_steps() {
         [] => Ok(Box::new(decoder.model().text()?)),
