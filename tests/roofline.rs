@@ -287,7 +287,11 @@ fn devices_are_measured_once_and_models_against_them() {
         };
         let way = way.map(str::to_owned);
         let some = |text: &str| Some(text.to_owned());
-        assert_eq!(used(&bench), [some("float"), some("f16"), way.clone()], "{bench}");
+        let float = match caps.kind {
+            DeviceKind::Cpu => "f32",
+            _ => "f16",
+        };
+        assert_eq!(used(&bench), [some("float"), some(float), way.clone()], "{bench}");
         let other = run(&[
             "bench",
             "--random",
