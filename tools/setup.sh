@@ -236,7 +236,7 @@ find_tlite() {
 
 # Builds the command.
 build_tlite() {
-    say "Building tlite (about 5 minutes on two cores the first time)"
+    say "Building tlite (about 6 minutes on two cores the first time)"
     cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml" 2>&1 | short_cargo_output
     find_tlite
 }
