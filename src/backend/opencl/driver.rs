@@ -107,28 +107,6 @@ impl Code {
         }
     }
 
-    /// The error if `kernel`, whose operands take `bytes`, cannot be queued over `global`
-    /// work-items.
-    fn at_launch(self, kernel: &str, bytes: u64, global: [usize; 3]) -> BackendError {
-        let why = format!("clEnqueueNDRangeKernel over {global:?} work-items: {self}");
-        match self.0 {
-            _ if self.is_out_of_memory() => BackendError::OutOfMemory {
-                label: format!("operands of kernel {kernel}"),
-                bytes,
-                why,
-            },
-            codes::CL_OUT_OF_RESOURCES
-            | codes::CL_INVALID_WORK_GROUP_SIZE
-            | codes::CL_INVALID_WORK_ITEM_SIZE => BackendError::Launch {
-                kernel: kernel.to_owned(),
-                why,
-            },
-            _ => self.at(format!(
-                "clEnqueueNDRangeKernel of kernel {kernel} over {global:?} work-items"
-            )),
-        }
-    }
-
     /// The error for a failed `call` that waits; a command queued before may be the cause.
     pub(super) fn while_waiting(self, call: impl Into<String>) -> BackendError {
         match self.0 {
@@ -430,8 +408,9 @@ impl Queue {
         queue_api::finish(self.0).map_err(Code)
     }
 
-    /// The error for a launch that failed with `code`, as described for [`Code::at_launch`]. A
-    /// driver may report a lack of resources for a lost device too; waiting then fails as well.
+    /// The error if `kernel`, whose operands take `bytes`, cannot be queued over `global`
+    /// work-items, with the `code` of that call. Drivers report a lack of resources for a kernel
+    /// that needs too much, and for a lost device, on which waiting fails too.
     pub(super) fn refused_launch(
         &self,
         code: Code,
@@ -439,13 +418,26 @@ impl Queue {
         bytes: u64,
         global: [usize; 3],
     ) -> BackendError {
-        let refused = code.at_launch(kernel, bytes, global);
-        if matches!(refused, BackendError::Launch { .. })
-            && let Err(after) = self.finish()
-        {
-            return after.while_waiting("clFinish");
+        let why = format!("clEnqueueNDRangeKernel over {global:?} work-items: {code}");
+        match code.0 {
+            _ if code.is_out_of_memory() => BackendError::OutOfMemory {
+                label: format!("operands of kernel {kernel}"),
+                bytes,
+                why,
+            },
+            codes::CL_OUT_OF_RESOURCES
+            | codes::CL_INVALID_WORK_GROUP_SIZE
+            | codes::CL_INVALID_WORK_ITEM_SIZE => match self.finish() {
+                Err(after) => after.while_waiting("clFinish"),
+                Ok(()) => BackendError::Launch {
+                    kernel: kernel.to_owned(),
+                    why,
+                },
+            },
+            _ => code.at(format!(
+                "clEnqueueNDRangeKernel of kernel {kernel} over {global:?} work-items"
+            )),
         }
-        refused
     }
 
     /// Writes to `mem` at `offset` and waits until `bytes` has been read.
