@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A temporary folder that replaces the output folder once it is complete. If it is dropped before
 /// [`NewFolder::commit`], it is removed with its contents, unless it was made by
@@ -140,6 +141,19 @@ impl NewFolder {
         })?;
         synced(parent(&self.output))
     }
+}
+
+/// How names begin of files and folders that are about to be removed.
+pub(crate) const REMOVED: &str = ".removed-";
+
+/// Renames `path` to a hidden name beside it and returns that. Files can then be removed one by one
+/// without anybody taking what is left for the whole.
+pub(crate) fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let number = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = path.file_name().unwrap_or_default().display();
+    let aside = path.with_file_name(format!("{REMOVED}{name}-{}-{number}", std::process::id()));
+    std::fs::rename(path, &aside).map(|()| aside)
 }
 
 /// The folder that holds `path`.

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result, Stage};
 use crate::llm::Cancel;
+use crate::new_folder::set_aside;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -49,9 +50,8 @@ impl State {
         {
             // Work continues until the program ends. If it renames the path to its final name now,
             // that must win whole or not at all.
-            let aside = path.with_file_name(format!(".removed-{}-{}", std::process::id(), name_of(&path)));
-            let path = match std::fs::rename(&path, &aside) {
-                Ok(()) => aside,
+            let path = match set_aside(&path) {
+                Ok(aside) => aside,
                 Err(_) if !path.exists() => continue,
                 Err(_) => path,
             };
@@ -69,13 +69,6 @@ impl State {
             }
         }
     }
-}
-
-fn name_of(path: &Path) -> String {
-    path.file_name()
-        .unwrap_or_default()
-        .to_string_lossy()
-        .into_owned()
 }
 
 /// Ends the program at once, without exit handlers: those of drivers can crash threads that still

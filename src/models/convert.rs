@@ -7,16 +7,13 @@ use super::{Event, Hear, ModelStore};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::gguf::{self, Gguf};
-use crate::new_folder::NewFolder;
+use crate::new_folder::{NewFolder, REMOVED, set_aside};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 /// How names of temporary folders begin; then come the first digits of the key.
 const TEMPORARY: &str = ".convert-";
-/// How names of folders begin that are being removed.
-const REMOVED: &str = ".removed-";
 /// The folder of lock files. They are empty, one for each source that was ever converted, and never
 /// removed: a lock file that is removed while another process opens it locks nothing.
 const LOCKS: &str = ".locks";
@@ -372,13 +369,8 @@ impl ModelStore {
 
     /// Takes an entry away at once, then removes its files.
     pub(super) fn set_aside(&self, entry: &Entry) -> Result<()> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
-        let aside = format!("{REMOVED}{}-{}-{number}", entry.name(), std::process::id());
-        let aside = self.folder.join(aside);
-        let moved = std::fs::rename(entry.folder(), &aside);
-        moved.map_err(|e| Error::io("cannot remove", entry.folder(), e))?;
-        remove(&aside);
+        let aside = set_aside(entry.folder());
+        remove(&aside.map_err(|e| Error::io("cannot remove", entry.folder(), e))?);
         Ok(())
     }
 
