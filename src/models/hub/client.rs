@@ -187,18 +187,19 @@ impl<'a> Client<'a> {
     /// A GGUF file by its name.
     fn file(&self, name: &str, hear: Hear<'_>) -> Result<Fetched> {
         let got = self.get(name, REVISION, hear)?;
-        self.repo().set_present(&got.commit)?;
-        Ok(self.fetched(name, got))
+        self.fetched(name, got)
     }
 
-    fn fetched(&self, name: &str, got: Got) -> Fetched {
+    /// A model that is one file. Its version is the present one from now on.
+    fn fetched(&self, name: &str, got: Got) -> Result<Fetched> {
+        self.repo().set_present(&got.commit)?;
         let verified = got.claimed.iter().filter(|_| got.verified);
-        Fetched {
+        Ok(Fetched {
             name: self.spec.with_file(name).to_string(),
             verified: verified.map(|d| (got.path.clone(), d.clone())).collect(),
             path: got.path,
             claimed: got.claimed,
-        }
+        })
     }
 
     /// The model that the repository's list of files leads to.
@@ -211,8 +212,7 @@ impl<'a> Client<'a> {
         match choose::choose(&names) {
             Choice::Gguf(name) => {
                 let got = self.get(&name, &commit, hear)?;
-                self.repo().set_present(&got.commit)?;
-                Ok(self.fetched(&name, got))
+                self.fetched(&name, got)
             }
             Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, hear),
             Choice::Checkpoint => none("it has no tokenizer.json"),

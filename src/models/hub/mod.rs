@@ -35,7 +35,7 @@ use crate::error::{Error, Result, Stage};
 use cache::{Cache, Repo};
 use choose::Choice;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -302,6 +302,18 @@ fn variable(name: &str) -> Option<String> {
         .filter(|v| !v.is_empty())
 }
 
+/// The token in the file that `HF_TOKEN_PATH` names, else in that of the hub's folder `home`, where
+/// there may be none.
+fn stored_token(home: Option<&Path>) -> Result<Option<String>> {
+    let text = match (variable("HF_TOKEN_PATH"), home) {
+        (Some(path), _) => std::fs::read_to_string(path)
+            .map_err(|e| Error::usage("HF_TOKEN_PATH", format!("cannot be read: {e}")))?,
+        (None, Some(home)) => std::fs::read_to_string(home.join("token")).unwrap_or_default(),
+        (None, None) => String::new(),
+    };
+    Ok(Some(text.trim().to_owned()).filter(|t| !t.is_empty()))
+}
+
 impl Hub {
     /// The hub as the environment describes it; see the module documentation. A usage error where
     /// no folder for the cache is known, or the endpoint is not an address.
@@ -322,21 +334,10 @@ impl Hub {
             let what = "is not set, and there is no home folder; expected the folder of the hub's cache";
             Error::usage("HF_HOME", what)
         })?;
-        let file = variable("HF_TOKEN_PATH")
-            .map(PathBuf::from)
-            .or_else(|| home.map(|home| home.join("token")));
-        let named = variable("HF_TOKEN_PATH").is_some();
-        let text = match file
-            .filter(|_| variable("HF_TOKEN").is_none())
-            .map(std::fs::read_to_string)
-        {
-            Some(Err(e)) if named => {
-                return Err(Error::usage("HF_TOKEN_PATH", format!("cannot be read: {e}")));
-            }
-            text => text.and_then(std::io::Result::ok),
+        let token = match variable("HF_TOKEN") {
+            Some(token) => Some(token),
+            None => stored_token(home.as_deref())?,
         };
-        let text = text.map(|text| text.trim().to_owned());
-        let token = variable("HF_TOKEN").or(text.filter(|t| !t.is_empty()));
         let offline = variable("HF_HUB_OFFLINE").map(|v| v.to_ascii_lowercase());
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
