@@ -10,8 +10,12 @@ use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-/// What a language model may be given as.
-const FORMS: &str = "expected a GGUF file, a Hugging Face checkpoint (config.json and .safetensors files), or a folder with \
+/// The argument that commands convert models of other forms for.
+const MODEL: &str = "MODEL";
+/// The folder of a model.
+const FOLDER: &str = "a folder with model.onnx and tokenizer.json";
+/// What [`MODEL`] may be.
+const FORMS: &str = "a GGUF file, a Hugging Face checkpoint (config.json and .safetensors files), or a folder with \
     model.onnx and tokenizer.json";
 
 /// Context used when none is asked for, if the model was made for more: a cache of this length fits
@@ -257,8 +261,10 @@ impl ModelFolder {
             let what = format!("there is no folder {}", path.display());
             return Err(Error::usage(name, what));
         }
+        // Only the model itself may be of any form.
+        let forms = if name == MODEL { FORMS } else { FOLDER };
         let refused = |what: &str| {
-            let what = format!("{} {what}; {FORMS}; {OTHERS}", path.display());
+            let what = format!("{} {what}; expected {forms}; {OTHERS}", path.display());
             Error::usage(name, what)
         };
         if path.is_file() {
@@ -287,8 +293,7 @@ impl ModelFolder {
         if !folder.onnx().is_file()
             && let Some(file) = gguf_in(path)
         {
-            // Only the model itself may be a GGUF file.
-            if name != "MODEL" {
+            if name != MODEL {
                 check_form(name, &file)?;
             }
             let what = format!(
