@@ -173,10 +173,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         return put_json(&mut out, &report);
     }
-    let mut text = match args.verbosity.quiet {
-        true => String::new(),
-        false => weight_table(&summary.kept, &summary.left, args.verbosity.verbose),
-    };
+    let mut text = weight_table(&summary.kept, &summary.left, args.verbosity);
     text += &closing(&summary, before, after, &args.output);
     put(&mut out, &text)
 }

@@ -318,9 +318,13 @@ fn shape_text(shape: &[usize]) -> String {
 /// Weights, and reasons for weights that were left, in a table without `--verbose`.
 const SHOWN: usize = 5;
 
-/// A line per weight, then those that were left as they are: all of them if `verbose`, else the
-/// weights with the largest errors. Nothing if all weights are exact.
-pub(super) fn weight_table(weights: &[Quantized], left: &[Left], verbose: bool) -> String {
+/// A line per weight, then those that were left as they are: all of them if verbose, else the
+/// weights with the largest errors. Nothing if quiet, or if all weights are exact.
+pub(super) fn weight_table(weights: &[Quantized], left: &[Left], level: Verbosity) -> String {
+    let Verbosity { quiet, verbose } = level;
+    if quiet {
+        return String::new();
+    }
     let mut shown: Vec<&Quantized> = weights.iter().collect();
     let mut out = String::new();
     if !verbose {
@@ -401,12 +405,9 @@ fn formats_text(options: &Options, weights: &[Quantized]) -> String {
     }
 }
 
-/// The report for people: the table of weights, unless `quiet`, then the totals.
-fn report(s: &Summary, options: &Options, output: &Path, shown: Verbosity) -> String {
-    let mut out = match shown.quiet {
-        true => String::new(),
-        false => weight_table(&s.weights, &s.left, shown.verbose),
-    };
+/// The report for people: the table of weights, then the totals.
+fn report(s: &Summary, options: &Options, output: &Path, level: Verbosity) -> String {
+    let mut out = weight_table(&s.weights, &s.left, level);
     let resumed = match s.resumed {
         0 => String::new(),
         n => format!(" ({n} by an earlier run)"),
@@ -622,8 +623,12 @@ mod tests {
                 bytes_after: 1,
             })
             .collect();
+        let level = |verbose| Verbosity {
+            quiet: false,
+            verbose,
+        };
         let shown = |all: &[Quantized], verbose| {
-            let text = weight_table(all, &[], verbose);
+            let text = weight_table(all, &[], level(verbose));
             let names = text.lines().filter_map(|l| l.split_whitespace().next());
             let names: Vec<String> = names
                 .filter(|n| n.starts_with('w') && n.len() == 2)
@@ -635,6 +640,6 @@ mod tests {
         assert_eq!(shown(&weights, true).len(), 9);
         // What is exact needs no line.
         assert_eq!(shown(&weights[..2], false), ["w1"]);
-        assert_eq!(weight_table(&weights[..1], &[], false), "");
+        assert_eq!(weight_table(&weights[..1], &[], level(false)), "");
     }
 }
