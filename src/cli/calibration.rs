@@ -54,8 +54,8 @@ pub struct CalibrationOptions {
     /// Where the model runs.
     #[command(flatten)]
     on: DeviceOptions,
-    /// Storage of activations on a device [default: f16 on GPUs; f32 on CPUs or if the
-    /// model quantizes at run time]
+    /// Storage of activations on a device [default: f16 on GPUs; f32 on CPUs or if the model
+    /// quantizes at run time]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
 }

@@ -53,10 +53,19 @@ impl Looks {
         Self {
             interactive: input.is_terminal() && notes.is_terminal(),
             // anstream allows colours on any terminal of a CI run.
-            colour: AutoStream::choice(&notes) != ColorChoice::Never && !super::is_dumb(),
+            colour: AutoStream::choice(&notes) != ColorChoice::Never && !is_dumb(),
             quiet,
             width: Width::Terminal,
         }
+    }
+}
+
+/// True if the terminal does not support control sequences.
+pub fn is_dumb() -> bool {
+    match std::env::var_os("TERM") {
+        Some(term) => term == "dumb" || term.is_empty(),
+        // Windows consoles have no name.
+        None => cfg!(unix),
     }
 }
 

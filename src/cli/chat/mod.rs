@@ -24,7 +24,7 @@ use crate::llm::{
 };
 use crate::units::count_text;
 use command::{COMMANDS, Entry, INPUT};
-use console::{Console, Looks};
+use console::{Console, Looks, is_dumb};
 use editor::Editor;
 use history::HistoryFile;
 use input::{HINT, Input, Lines, Source, Terminal};
@@ -482,15 +482,6 @@ fn at_streams(talk: &mut Talk<'_>, looks: Looks, no_history: bool, interrupt: &I
         Editor::new(history, looks.colour, interrupt)
     });
     talk.run(&mut Terminal::new(editor, lines), &mut console)
-}
-
-/// True if the terminal does not support control sequences.
-fn is_dumb() -> bool {
-    match std::env::var_os("TERM") {
-        Some(term) => term == "dumb" || term.is_empty(),
-        // Windows consoles have no name.
-        None => cfg!(unix),
-    }
 }
 
 #[cfg(test)]
