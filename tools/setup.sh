@@ -36,16 +36,12 @@ as_root() {
 }
 
 # True when packages can be installed: as root, by sudo without a password, or by sudo with one
-# where somebody can be asked (ASK is set, and there is a terminal).
+# where somebody can type it (ASK is set, and there is a terminal).
 may_install() {
     have apt-get || return 1
     [ "$(id -u)" -eq 0 ] && return 0
     have sudo || return 1
-    if [ -n "${ASK:-}" ]; then
-        [ -t 0 ] && [ -t 2 ]
-    else
-        sudo -n true 2>/dev/null
-    fi
+    sudo -n true 2>/dev/null || { [ -n "${ASK:-}" ] && [ -t 0 ] && [ -t 2 ]; }
 }
 
 # Asks before sudo is used, if ASK is set and YES is not. True when it may be.
@@ -248,12 +244,16 @@ model_stamp() {
     (cd "$ROOT" && find src/gguf src/checkpoint src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
 }
 
-# Downloads the demo's model, if it is not there or not whole, and sets DEMO_GGUF to its path.
+# Downloads models that are not there or not whole into $CACHE, a folder each.
+fetch_models() {
+    setup_python
+    have python3 || fail "python3 is needed to download models"
+    python3 "$ROOT/tools/fetch_model.py" "$@" --dir "$CACHE" >/dev/null
+}
+
 DEMO_GGUF=$MODEL_DIR/SmolLM2-135M-Instruct.Q4_1.gguf
 fetch_demo_model() {
-    setup_python
-    have python3 || fail "python3 is needed to download the model"
-    python3 "$ROOT/tools/fetch_model.py" smollm2-135m --dir "$CACHE" >/dev/null
+    fetch_models smollm2-135m
 }
 
 # Puts the demo model into $MODEL_DIR/onnx and, quantized, into $MODEL_DIR/e0m4.
@@ -279,9 +279,7 @@ LARGE_MODEL_DIR=$CACHE/qwen2.5-coder-0.5b/onnx
 prepare_large_model() {
     local stamp=$CACHE/qwen2.5-coder-0.5b/stamp
     [ -f "$LARGE_MODEL_DIR/model.onnx" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$(model_stamp)" ] && return 0
-    setup_python
-    have python3 || fail "python3 is needed to download the model"
-    python3 "$ROOT/tools/fetch_model.py" qwen2.5-coder-0.5b --dir "$CACHE" >/dev/null
+    fetch_models qwen2.5-coder-0.5b
     rm -rf "$stamp" "$LARGE_MODEL_DIR"
     say "Converting Qwen2.5-Coder-0.5B"
     "$TLITE" convert "$CACHE"/qwen2.5-coder-0.5b/*.gguf -o "$LARGE_MODEL_DIR" >/dev/null
@@ -290,10 +288,8 @@ prepare_large_model() {
 
 # Puts models as their authors exported them into $CACHE, a folder each.
 prepare_real_models() {
-    setup_python
-    have python3 || fail "python3 is needed to fetch models"
-    python3 "$ROOT/tools/fetch_model.py" minimind2-small stories15m minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
-        sscd-distilled silero-vad vocabularies chat-templates --dir "$CACHE" >/dev/null
+    fetch_models minimind2-small stories15m minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
+        sscd-distilled silero-vad vocabularies chat-templates
 }
 
 # Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what
