@@ -23,9 +23,9 @@ use transformer_lite::probe;
 use transformer_lite::selftest::case::{self, Scenario};
 use transformer_lite::tensor::DType;
 
-/// One in so many things is tested in the lower tiers. Prime, so that the kinds of device, which
-/// repeat in pairs and fours, all come up.
-const QUICK: usize = 5;
+/// Lower tiers test one of this many. The kinds of device repeat in pairs and fours, so this has no
+/// factor in common with them.
+const SPARSE: usize = 5;
 
 /// Devices that planning may tell apart.
 fn kinds_of_device() -> Vec<Caps> {
@@ -122,11 +122,7 @@ fn specs() -> &'static [KernelSpec] {
     ALL_SPECS.get_or_init(|| {
         let mut seen = BTreeMap::new();
         let kinds = kinds_of_device();
-        let step = if Tier::of_environment() == Tier::Quick {
-            QUICK
-        } else {
-            1
-        };
+        let step = Tier::Ci.step(SPARSE);
         let mut add = |specs: Vec<KernelSpec>| {
             for s in specs {
                 // The name leaves generated text out.
@@ -366,15 +362,11 @@ fn device(kind: BackendKind) -> Option<support::Device> {
     support::present().into_iter().find(|d| d.kind == kind)
 }
 
-/// Every `QUICK`th specialisation, or all of them in the nightly tier.
+/// One specialisation of [`SPARSE`], or all of them in the nightly tier.
 #[test]
 fn specialisations_compile_on_the_device() {
     let all = specs();
-    let step = if Tier::of_environment() == Tier::Nightly {
-        1
-    } else {
-        QUICK
-    };
+    let step = Tier::Nightly.step(SPARSE);
     std::thread::scope(|threads| {
         for kind in transformer_lite::backend::COMPILED {
             let Some(device) = device(*kind) else { continue };

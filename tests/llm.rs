@@ -596,9 +596,12 @@ fn split_weights(device: &Device) -> Outcome {
 const AGREEING: [usize; 3] = [20, 220, 320];
 
 /// Types of activations and cache, with the largest mean divergence and the smallest agreement of
-/// the best token. The first are the defaults, whose bounds are those of a right answer; quantized
-/// activations have bounds of their own.
-const WAYS: [(Activations, KvType, f64, f64); 3] = [
+/// the best token.
+type Way = (Activations, KvType, f64, f64);
+
+/// The first are the defaults, whose bounds are those of a right answer; quantized activations have
+/// bounds of their own.
+const WAYS: [Way; 3] = [
     (Activations::Auto, KvType::Float, 1e-3, 0.985),
     (Activations::Float, KvType::Q8, 1e-3, 0.98),
     (Activations::Int8, KvType::Float, 5e-3, 0.96),
@@ -607,12 +610,7 @@ const WAYS: [(Activations, KvType, f64, f64); 3] = [
 /// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed
 /// tokens, and agreement of the best token. With a phone's name in its place the device has the
 /// kernels of that.
-fn agreement(
-    dir: &Path,
-    device: &Device,
-    phone: Option<&str>,
-    ways: &[(Activations, KvType, f64, f64)],
-) -> Outcome {
+fn agreement(dir: &Path, device: &Device, phone: Option<&str>, ways: &[Way]) -> Outcome {
     let _turn = device.turn();
     let share = || {
         device.share().with_caps(|caps| {

@@ -74,6 +74,11 @@ impl Tier {
             Ok(other) => panic!("TLITE_TESTS is {other:?}; expected ci or nightly"),
         }
     }
+
+    /// Step through a list of things to test: 1 in this tier and above, `sparse` below.
+    pub fn step(self, sparse: usize) -> usize {
+        if Self::of_environment() < self { sparse } else { 1 }
+    }
 }
 
 /// A trial for each backend without a device: failed where it is required, else ignored with the
