@@ -1,4 +1,5 @@
 //! Errors with their place: stage, file or node, and what was expected and found.
+#![warn(missing_docs)]
 
 use crate::backend::BackendError;
 use crate::graph::op::OpError;
@@ -143,7 +144,7 @@ pub enum Error {
         /// The names of step, kernel and node, or what was being set up.
         what: String,
         /// The backend's error.
-        source: BackendError,
+        source: Box<BackendError>,
     },
     /// An option or argument has an invalid value.
     #[error("{name}: {what}")]
@@ -294,7 +295,15 @@ impl Error {
         Self::Device {
             stage,
             what: what.into(),
-            source,
+            source: Box::new(source),
+        }
+    }
+
+    /// The backend's error, if a device call failed.
+    pub fn backend(&self) -> Option<&BackendError> {
+        match self {
+            Self::Device { source, .. } => Some(source),
+            _ => None,
         }
     }
 

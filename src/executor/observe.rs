@@ -110,15 +110,7 @@ impl Executor {
         let waited = self.wait();
         self.backend.destroy_buffer(aside.buffer);
         // A lost device refuses launches, too, which is no fault of a kernel.
-        let refused = |e: &Error| {
-            matches!(
-                e,
-                Error::Device {
-                    source: BackendError::Launch { .. },
-                    ..
-                }
-            )
-        };
+        let refused = |e: &Error| matches!(e.backend(), Some(BackendError::Launch { .. }));
         match (found, waited) {
             (Err(e), Ok(())) => Err(e),
             (Err(e), Err(_)) if !refused(&e) => Err(e),

@@ -251,11 +251,8 @@ impl<'a> Watch<'a> {
         let before = self.done.len();
         let wanted = |plan: &Plan, sample: &Sample| self.wants_sample(plan, sample);
         let observation = match executor.observe(index, bindings, self.room, &wanted) {
-            Err(Error::Device {
-                source: why @ BackendError::OutOfMemory { .. },
-                ..
-            }) => {
-                log::debug!("no memory to capture nodes: {why}");
+            Err(error) if matches!(error.backend(), Some(BackendError::OutOfMemory { .. })) => {
+                log::debug!("no memory to capture nodes: {}", error.chain());
                 let less = self.room.together / SHRINKS;
                 self.room = Room {
                     together: less,
@@ -279,11 +276,7 @@ impl<'a> Watch<'a> {
     /// Records that the launch of a variant was refused. After the first time another run is
     /// needed; after the second, further runs of `plan` are useless. Any other error is returned.
     fn refuse(&mut self, plan: Option<&Plan>, error: Error) -> Result<bool> {
-        let Error::Device {
-            source: BackendError::Launch { kernel, .. },
-            ..
-        } = &error
-        else {
+        let Some(BackendError::Launch { kernel, .. }) = error.backend() else {
             return Err(error);
         };
         let mut kernels = plan.iter().flat_map(|p| &p.kernels);

@@ -253,18 +253,7 @@ impl<'s> Tuner<'s> {
                 self.unmeasured.clear();
                 self.done = 0;
             }
-            Err(
-                e @ Error::Device {
-                    source:
-                        BackendError::Build { .. }
-                        | BackendError::Unsuited { .. }
-                        | BackendError::Launch { .. }
-                        | BackendError::Wrong { .. }
-                        | BackendError::OutOfMemory { .. }
-                        | BackendError::Driver { .. },
-                    ..
-                },
-            ) => {
+            Err(e) if is_survivable(&e) => {
                 log::warn!(
                     "skipping parameters of {}, {}: {}",
                     tunable.kernel.name,
@@ -462,14 +451,26 @@ fn in_turn(
     Ok(())
 }
 
+/// True if other sets can still be measured after this error.
+fn is_survivable(e: &Error) -> bool {
+    matches!(
+        e.backend(),
+        Some(
+            BackendError::Build { .. }
+                | BackendError::Unsuited { .. }
+                | BackendError::Launch { .. }
+                | BackendError::Wrong { .. }
+                | BackendError::OutOfMemory { .. }
+                | BackendError::Driver { .. }
+        )
+    )
+}
+
 /// True if the error concerns the set itself, false if the device lacked resources.
 fn is_of_the_set(e: &Error) -> bool {
     matches!(
-        e,
-        Error::Device {
-            source: BackendError::Build { .. } | BackendError::Unsuited { .. } | BackendError::Wrong { .. },
-            ..
-        }
+        e.backend(),
+        Some(BackendError::Build { .. } | BackendError::Unsuited { .. } | BackendError::Wrong { .. })
     )
 }
 
