@@ -18,15 +18,15 @@ use half::f16;
 use int4_twin::twins;
 use std::process::ExitCode;
 use std::sync::Arc;
-use transformer_lite::backend::{self, BackendKind, DeviceKind};
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
-use transformer_lite::graph::{Edit, Graph, derive};
-use transformer_lite::plan::{Options, Plan};
-use transformer_lite::quant::Bits;
-use transformer_lite::shape::{Bindings, Fact, Shape};
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::backend::{self, BackendKind, DeviceKind};
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
+use transformer_lite::unstable::graph::{Edit, Graph, derive};
+use transformer_lite::unstable::plan::{Options, Plan};
+use transformer_lite::unstable::quant::Bits;
+use transformer_lite::unstable::shape::{Bindings, Fact, Shape};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// K and N, as the paper's table has them.
 const SHAPES: [(usize, usize); 3] = [(4096, 4096), (4096, 11008), (11008, 4096)];

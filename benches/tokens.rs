@@ -9,8 +9,8 @@ use std::hint::black_box;
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::{ModelWrapper, TrainerWrapper};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use transformer_lite::llm::sampler::{Dry, Penalties, SplitMix64};
-use transformer_lite::llm::{Grammar, Sampler, SamplerConfig, Tokenizer};
+use transformer_lite::unstable::llm::sampler::{Dry, Penalties, SplitMix64};
+use transformer_lite::unstable::llm::{Grammar, Sampler, SamplerConfig, Tokenizer};
 
 const EOS: &str = "<|endoftext|>";
 const VOCABULARY: usize = 4096;

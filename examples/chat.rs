@@ -1,8 +1,6 @@
 //! Chats with a model, one line of standard input per turn:
 //! `cargo run --release --example chat -- FOLDER`
-use transformer_lite::llm::{
-    Conversation, GenerateOptions, LoadOptions, Message, Model, Sampler, SamplerConfig,
-};
+use transformer_lite::{Conversation, GenerateOptions, LoadOptions, Message, Model, Sampler, SamplerConfig};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let folder = std::env::args().nth(1).ok_or("usage: chat FOLDER")?;

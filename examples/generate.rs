@@ -1,6 +1,6 @@
 //! Continues a text: `cargo run --release --example generate -- FOLDER "Once upon a time"`
 use std::io::Write;
-use transformer_lite::llm::{GenerateOptions, LoadOptions, Model};
+use transformer_lite::{GenerateOptions, LoadOptions, Model};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut args = std::env::args().skip(1);

@@ -3,8 +3,8 @@
 
 use serde_json::{Value, json};
 use std::path::PathBuf;
-use transformer_lite::graph::onnx::{ImportOptions, import_with};
-use transformer_lite::graph::{Graph, ValueId, derive};
+use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::unstable::graph::{Graph, ValueId, derive};
 
 fn described(graph: &Graph, v: ValueId) -> Result<Value, Box<dyn std::error::Error>> {
     let fact = graph.fact(v)?;

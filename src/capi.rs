@@ -6,6 +6,7 @@
 //! ([`tlite_set_log`]) are the only global state.
 //!
 //! Option structs begin with their size, so new members can be added at the end.
+#![warn(missing_docs)]
 #![expect(
     clippy::missing_safety_doc,
     reason = "the header copies these comments; it states the callers' duties in plain sentences"

@@ -8,12 +8,11 @@
 //!
 //! * Shapes are symbolic: `batch`, `sequence` and `past` stay symbols from import to the parameters
 //!   of a kernel.
-//! * A [`plan::Plan`] is made once per graph and device. Only kernel parameters and grid sizes
-//!   change between runs.
-//! * Weights may be 4-bit ([`quant`]); activations and the KV cache are stored in 16 bits.
-//! * The KV cache is state of an [`executor::Executor`]: it is appended to in place, never copied.
-//! * Every kernel exists in OpenCL C and in WGSL; [`graph::op::Op::eval`] on the host is the
-//!   reference for both.
+//! * A plan is made once per graph and device. Only kernel parameters and grid sizes change between
+//!   runs.
+//! * Weights may be 4-bit; the KV cache is appended to in place, never copied.
+//! * Every kernel exists in OpenCL C and in WGSL; an interpreter on the host is the reference for
+//!   both.
 //!
 //! # Generating text
 //!
@@ -21,7 +20,7 @@
 //! exporters write next to them.
 //!
 //! ```no_run
-//! use transformer_lite::llm::{GenerateOptions, LoadOptions, Message, Model};
+//! use transformer_lite::{GenerateOptions, LoadOptions, Message, Model};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let model = Model::load("smollm2-e0m4", &LoadOptions::default())?;
@@ -34,48 +33,31 @@
 //! }
 //! ```
 //!
-//! A [`Model`](llm::Model) holds weights, kernels, tokenizer and chat template. Its
-//! [`Session`](llm::Session)s share them; each has its own KV cache.
-//! [`LoadOptions`](llm::LoadOptions) select the device and the context length, a
-//! [`Sampler`](llm::Sampler) chooses tokens, and [`GenerateOptions`](llm::GenerateOptions) set when
-//! an answer ends; their [`Cancel`](llm::Cancel) stops it from another thread. Models and sessions
+//! A [`Model`] holds weights, kernels, tokenizer and chat template. Its
+//! [`Session`]s share them; each has its own KV cache.
+//! [`LoadOptions`] select the device and the context length, a
+//! [`Sampler`] chooses tokens, and [`GenerateOptions`] set when
+//! an answer ends; their [`Cancel`] stops it from another thread. Models and sessions
 //! can be sent to any thread; commands to one device are serialized. A
-//! [`Conversation`](llm::Conversation) keeps the messages of a session. Every
-//! [`Error`](error::Error) names its place, and [`Error::kind`](error::Error::kind) classifies it
+//! [`Conversation`] keeps the messages of a session. Every
+//! [`Error`] names its place, and [`Error::kind`](Error::kind) classifies it
 //! for programs.
 //!
-//! At a lower level, a [`Generator`](llm::Generator) draws tokens from any
-//! [`LanguageModel`](llm::LanguageModel), a trait with two methods and three sizes. [`capi`] is the
-//! interface for C, with the header `include/tlite.h`.
-//!
-//! # Modules, in the order of the data flow
-//!
-//! * [`gguf`], [`checkpoint`]: convert GGUF files and Hugging Face checkpoints to model folders;
-//! * [`models`]: the models folder, and downloads from the Hugging Face Hub;
-//! * [`shape`]: symbolic integers, shapes, and partially known values;
-//! * [`graph`]: operators, import of ONNX files, passes, the host interpreter;
-//! * [`quant`]: the E0M weight formats;
-//! * [`plan`]: the static plan of a graph for a device;
-//! * [`backend`]: OpenCL and wgpu behind one trait, and descriptions of the kernels;
-//! * [`cache`]: the disk cache that speeds up later starts;
-//! * [`executor`]: runs plans on a device;
-//! * [`selftest`]: checks that kernels compute correctly on a device;
-//! * [`runner`]: runs any model, tensors in, tensors out; [`files`]: tensors and images from files;
-//! * [`placement`]: selects backend and device;
-//! * [`llm`]: models and sessions; tokens in, tokens out;
-//! * [`decoders`]: graphs of known architectures, without weights or with random ones;
-//! * [`inspect`]: what a model needs to run, from its file alone;
-//! * [`probe`], [`roofline`]: measured device limits, and lower bounds on run time;
-//! * [`capi`]: the C interface;
-//! * [`cli`]: the command `tlite`;
-//! * [`mod@tensor`], [`mod@error`]: host tensors, and errors that name their place.
+//! At a lower level, a [`Generator`] draws tokens from any [`LanguageModel`], a trait with two
+//! methods and three sizes. A [`Runner`] runs any model: tensors in, tensors out. The interface for
+//! C is `include/tlite.h`.
 //!
 //! # Features
 //!
 //! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in
 //! the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
-//! machines that have none. `hub`, also on by default, downloads models; without it the library has
-//! no HTTP.
+//! machines that have none.
+//!
+//! # Stability
+//!
+//! The names at the root of the crate are its interface. Everything else is private, or hidden in
+//! the module `unstable`, which the crates of this workspace build on and which may change in any
+//! release.
 #![warn(
     clippy::expect_used,
     clippy::panic,
@@ -92,37 +74,61 @@
         clippy::cast_sign_loss
     )
 )]
-pub mod backend;
-pub mod cache;
-pub mod capi;
-pub mod checkpoint;
-pub mod cli;
-pub mod decoders;
-pub mod error;
-pub mod executor;
-pub mod files;
-pub mod gguf;
-pub mod graph;
-pub mod inspect;
-pub mod llm;
-mod mapped;
-pub mod models;
-pub mod new_folder;
-pub mod note;
-mod parallel;
-pub mod placement;
-pub mod plan;
-pub mod probe;
-pub mod quant;
-pub mod roofline;
-pub mod runner;
-pub mod selftest;
-
-pub mod shape;
-pub mod tensor;
+// The parent of all modules is private, so that `unstable` decides which of them other crates see.
+#[path = ""]
+mod internal {
+    pub mod backend;
+    pub mod cache;
+    pub mod capi;
+    pub mod error;
+    pub mod executor;
+    pub mod files;
+    pub mod graph;
+    pub mod llm;
+    pub mod mapped;
+    pub mod note;
+    pub mod parallel;
+    pub mod placement;
+    pub mod plan;
+    pub mod probe;
+    pub mod quant;
+    pub mod runner;
+    pub mod selftest;
+    pub mod shape;
+    pub mod tensor;
+    pub mod units;
+}
 #[cfg(test)]
 mod testing;
-mod units;
+
+use internal::{
+    backend, cache, error, executor, files, graph, llm, mapped, note, parallel, placement, plan, quant,
+    runner, selftest, shape, tensor, units,
+};
+
+pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
+pub use cache::{DEFAULT_LIMIT as DEFAULT_CACHE_LIMIT, Store as KernelCache};
+pub use error::{Error, ErrorKind, Result, Stage};
+pub use llm::{
+    Activations, Answer, Cancel, ChatTemplate, Codec, Conversation, Draft, Finish, GenerateOptions,
+    Generator, Grammar, KvType, LanguageModel, Limits, LoadOptions, Message, Metrics, Model, ModelDraft,
+    ModelFolder, NgramDraft, Piece, Progress, Prompt, Reply, Sampler, SamplerConfig, Session, States,
+    StopStrings, Token, Tokenizer,
+};
+pub use note::Note;
+pub use placement::{BackendChoice, Placement};
+pub use runner::Runner;
+pub use shape::{Dim, Fact, Shape};
+pub use tensor::{DType, HostTensor};
+
+/// The internals, for the other crates of this workspace and for tests: without any promise.
+#[doc(hidden)]
+pub mod unstable {
+    pub use crate::internal::{
+        backend, cache, capi, error, executor, files, graph, llm, mapped, note, parallel, placement, plan,
+        probe, quant, runner, selftest, shape, tensor, units,
+    };
+}
 
 /// The Rust examples of the documents, compiled as documentation tests.
 #[cfg(doctest)]

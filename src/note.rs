@@ -1,4 +1,5 @@
 //! Warnings raised while a model is loaded.
+#![warn(missing_docs)]
 
 use std::fmt;
 

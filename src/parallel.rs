@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 
 /// Number of available cores, at least 1.
-pub(crate) fn cores() -> usize {
+pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
 /// Calls `work` for each of `0 .. count` on `threads` threads, each with its own `state`. Calls
 /// `take` on this thread with each result, in any order. After an error no new items are started.
 /// The error of the lowest index is returned, so the result is the same for any number of threads.
-pub(crate) fn for_each<S, T: Send, E: Send>(
+pub fn for_each<S, T: Send, E: Send>(
     threads: usize,
     count: usize,
     state: impl Fn() -> S + Sync,

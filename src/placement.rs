@@ -1,4 +1,5 @@
 //! Selects the backend and the device that run a model.
+#![warn(missing_docs)]
 
 use crate::backend::{
     self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, RecordingWay,

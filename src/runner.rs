@@ -4,6 +4,7 @@
 //! [`crate::plan::Plan::reserve`]). A decoder's KV cache is ordinary inputs and outputs here;
 //! [`crate::llm`] keeps it on the device. Small inputs whose values decide shapes or kernels (axes,
 //! pads, repeat counts) may get a plan for their values: see [`crate::graph::Op::decides`].
+#![warn(missing_docs)]
 
 use crate::backend::{Backend, Caps};
 use crate::cache::Store;

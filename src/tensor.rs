@@ -1,4 +1,5 @@
 //! Host tensors: element types and dense arrays, for import, the interpreter and tests.
+#![warn(missing_docs)]
 
 mod dtype;
 pub mod mini;

@@ -1,7 +1,7 @@
 //! Every case of every operator on every device, against `Op::eval`.
 //!
 //! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the
-//! cases; what is added to each of them says [`transformer_lite::selftest::case`]. Here buffers
+//! cases; what is added to each of them says [`transformer_lite::unstable::selftest::case`]. Here buffers
 //! have guard zones besides, and kernels by way of local memory run in each size of their tiles.
 //!
 //! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names
@@ -10,7 +10,6 @@
 
 #[path = "conformance/expected.rs"]
 mod expected;
-mod support;
 #[path = "conformance/symbolic.rs"]
 mod symbolic;
 #[path = "conformance/tuned.rs"]
@@ -20,19 +19,19 @@ use expected::Expectations;
 use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
 use std::sync::Arc;
-use support::Device;
-use transformer_lite::graph::op::{ALL, case::Case};
-use transformer_lite::selftest::case::{self, Depth, Scenario};
-use transformer_lite::tensor::DType;
+use tlite_testing::Device;
+use transformer_lite::unstable::graph::op::{ALL, case::Case};
+use transformer_lite::unstable::selftest::case::{self, Depth, Scenario};
+use transformer_lite::unstable::tensor::DType;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
         let mut log = env_logger::Builder::new();
-        log.filter_module("transformer_lite::selftest", log::LevelFilter::Debug)
+        log.filter_module("transformer_lite::unstable::selftest", log::LevelFilter::Debug)
             .init();
     }
-    let (devices, missing) = support::devices();
+    let (devices, missing) = tlite_testing::devices();
     let expectations = Arc::new(Expectations::load());
     let mut trials = Vec::new();
     let (mut device_cases, mut host_cases) = (0, 0);
@@ -79,7 +78,7 @@ fn main() -> ExitCode {
             trials.push(Trial::test(name, move || Ok(tuned.run(&device)?)));
         }
     }
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     let lists = expectations.clone();
     let names: Vec<String> = trials.iter().map(|t| t.name().to_owned()).collect();
     let present: Vec<_> = devices
@@ -133,11 +132,11 @@ fn add(
 fn host_only(case: &Case) -> Result<(), String> {
     let scenario = Scenario::of(case)?;
     scenario.reference(&scenario.runs[0].1)?;
-    match case::plan(&scenario, &support::fake_caps()) {
+    match case::plan(&scenario, &tlite_testing::fake_caps()) {
         Ok(steps) if steps > 0 => Err(format!(
             "marked `host_only`, yet planning emits {steps} dispatches"
         )),
-        Ok(_) | Err(transformer_lite::error::Error::Node { .. }) => Ok(()),
+        Ok(_) | Err(transformer_lite::unstable::error::Error::Node { .. }) => Ok(()),
         Err(e) => Err(format!("planning fails without naming the node: {e}")),
     }
 }

@@ -3,26 +3,25 @@
 
 #[path = "decoders/launches.rs"]
 mod launches;
-mod support;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use support::{assert_error, present as devices};
-use transformer_lite::backend::{Backend, Caps, View};
-use transformer_lite::decoders::{self, Form, SPECS, Spec};
-use transformer_lite::error::{Error, ErrorKind};
-use transformer_lite::executor::WeightSource;
-use transformer_lite::executor::random::{Numbers, fill};
-use transformer_lite::graph::ValueId;
-use transformer_lite::graph::onnx::quantize::{self, quantize};
-use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
-use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
-use transformer_lite::graph::text;
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
-use transformer_lite::plan::{Bound, Plan, weight_bytes};
-use transformer_lite::shape::Bindings;
-use transformer_lite::tensor::DType;
+use tlite_testing::{assert_error, present as devices};
+use transformer_lite::unstable::backend::{Backend, Caps, View};
+use transformer_lite::unstable::error::{Error, ErrorKind};
+use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite::unstable::executor::random::{Numbers, fill};
+use transformer_lite::unstable::graph::ValueId;
+use transformer_lite::unstable::graph::onnx::{ImportOptions, import, import_with};
+use transformer_lite::unstable::graph::pass::{Pipeline, ROTARY_APPEND};
+use transformer_lite::unstable::graph::text;
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
+use transformer_lite::unstable::plan::{Bound, Plan, weight_bytes};
+use transformer_lite::unstable::shape::Bindings;
+use transformer_lite::unstable::tensor::DType;
+use transformer_lite_convert::decoders::{self, Form, SPECS, Spec};
+use transformer_lite_convert::quantize::{self, quantize};
 
 const GB: u64 = 1_000_000_000;
 const ABSENT: ImportOptions = ImportOptions { absent_weights: true };
@@ -60,7 +59,7 @@ impl Planned {
         assert!(written.data_bytes > 1 << 16, "its weights would fill a file");
         let decoder = load(dir.path());
         let plans = decoder
-            .plans(&support::fake_caps(), &Lengths::of(context))
+            .plans(&tlite_testing::fake_caps(), &Lengths::of(context))
             .unwrap();
         let weights = weight_bytes(decoder.graph(), &plans).unwrap();
         Self {
@@ -403,7 +402,7 @@ fn weights_that_are_absent_are_named_and_never_zeros() {
 #[test]
 #[expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 fn a_watched_decoder_ends_with_what_is_watched() {
-    let (_dir, folder) = support::tiny_model("llama", support::gguf::Traits::default());
+    let (_dir, folder) = tlite_testing::tiny_model("llama", tlite_testing::gguf::Traits::default());
     let first = "/model/layers.0/input_layernorm/Mul_1_output_0";
     let last = "/model/layers.1/post_attention_layernorm/Mul_1_output_0";
     let watching = |names: &[&str]| {
@@ -454,7 +453,7 @@ fn contexts_fit_the_memory_of_the_device() {
     let lengths = Lengths::of(4096);
     let on = |memory_bytes: u64| Caps {
         memory_bytes,
-        ..support::fake_caps()
+        ..tlite_testing::fake_caps()
     };
     let whole = decoder.plan_for(&on(0), &lengths, false).unwrap().memory();
     assert_eq!((whole.context, whole.cache), (4096, 2 * 32 * 4096 * 4096 * 2));

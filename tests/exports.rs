@@ -4,23 +4,21 @@
 //! The files and what they should compute stand in `golden/decoders`, made by the script there.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use libtest_mimic::{Arguments, Trial};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use support::{Device, Text, carries};
-use transformer_lite::error::ErrorKind;
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::graph::{Edit, onnx};
-use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
-use transformer_lite::llm::load::{Loaded, Purpose};
-use transformer_lite::llm::prompt_cache;
-use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::{LanguageModel, LoadOptions, ModelFolder};
-use transformer_lite::note::Note;
-use transformer_lite::placement::{BackendChoice, Placement};
+use tlite_testing::{Device, Text, carries};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::graph::{Edit, onnx};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::load::{Loaded, Purpose};
+use transformer_lite::unstable::llm::prompt_cache;
+use transformer_lite::unstable::llm::sampler::arg_max;
+use transformer_lite::unstable::llm::{LanguageModel, LoadOptions, ModelFolder};
+use transformer_lite::unstable::note::Note;
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
 
 type Outcome = Result<(), String>;
 
@@ -72,7 +70,7 @@ const DEVICE: f64 = 2e-2;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (devices, missing) = support::devices();
+    let (devices, missing) = tlite_testing::devices();
     let mut trials = Vec::new();
     for (name, layers) in FILES {
         trials.push(Trial::test(format!("{name}@host"), move || {
@@ -100,7 +98,7 @@ fn main() -> ExitCode {
             Ok(uncached(device.caps.backend)?)
         }));
     }
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -334,7 +332,7 @@ fn uncached(backend: &str) -> Outcome {
     let Err(full) = model.forward(&[1], &mut Vec::new()) else {
         return Err("a token behind a full context".to_owned());
     };
-    support::refusal(&full, ErrorKind::ContextExceeded, &[])?;
+    tlite_testing::refusal(&full, ErrorKind::ContextExceeded, &[])?;
     // Greedy choices go on from what is left of the tokens, as those of all logits do.
     let mut chosen = load(Purpose::Generation)?.model().text()?;
     model.truncate(PREFILL);

@@ -16,27 +16,27 @@ mod products;
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::op::case::input as filled;
-use transformer_lite::graph::op::concat::Concat;
-use transformer_lite::graph::op::expand::Expand;
-use transformer_lite::graph::op::gather::Gather;
-use transformer_lite::graph::op::matmul::MatMul;
-use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
-use transformer_lite::graph::op::reduce::{Kind, Reduce};
-use transformer_lite::graph::op::reshape::Reshape;
-use transformer_lite::graph::op::shape_of::ShapeOf;
-use transformer_lite::graph::op::slice::Slice;
-use transformer_lite::graph::op::softmax::Softmax;
-use transformer_lite::graph::op::split::Split;
-use transformer_lite::graph::op::transpose::Transpose;
-use transformer_lite::graph::pass::{
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::op::case::input as filled;
+use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::expand::Expand;
+use transformer_lite::unstable::graph::op::gather::Gather;
+use transformer_lite::unstable::graph::op::matmul::MatMul;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::unstable::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::unstable::graph::op::reshape::Reshape;
+use transformer_lite::unstable::graph::op::shape_of::ShapeOf;
+use transformer_lite::unstable::graph::op::slice::Slice;
+use transformer_lite::unstable::graph::op::softmax::Softmax;
+use transformer_lite::unstable::graph::op::split::Split;
+use transformer_lite::unstable::graph::op::transpose::Transpose;
+use transformer_lite::unstable::graph::pass::{
     ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, LAST_ROWS, MOVES, NEIGHBOURS, NORM, OUTER, PICK,
     Pass, Pipeline, ROTARY, ROWS, SPLIT, TRANS_B,
 };
-use transformer_lite::graph::{Edit, Graph, Op, ValueId};
-use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Shape};
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::graph::{Edit, Graph, Op, ValueId};
+use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Fact, Shape};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A graph under construction.
 #[derive(Default)]
@@ -135,7 +135,7 @@ impl Build {
         none.run(&mut self.0).unwrap();
         let mut sizes = Bindings::new();
         for (name, v) in bindings {
-            sizes.set(&transformer_lite::shape::Symbol::new(name), *v);
+            sizes.set(&transformer_lite::unstable::shape::Symbol::new(name), *v);
         }
         let before = self.run(&sizes);
         let reports = Pipeline {

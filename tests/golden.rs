@@ -1,19 +1,18 @@
 //! Texts that change on purpose only: the graph after the standard passes and the plans of a tiny
 //! model. Set `UPDATE_GOLDEN` to write them anew and review the difference.
 
-mod support;
 #[path = "support/tiny.rs"]
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 mod tiny;
 
 use std::path::Path;
-use transformer_lite::graph::onnx::{ImportOptions, import_with};
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::graph::text;
-use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
-use transformer_lite::plan::{self, Options, Plan};
-use transformer_lite::shape::Bindings;
-use transformer_lite::tensor::DType;
+use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::graph::text;
+use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::unstable::plan::{self, Options, Plan};
+use transformer_lite::unstable::shape::Bindings;
+use transformer_lite::unstable::tensor::DType;
 
 /// Compares `found` with `tests/golden/<name>`.
 fn golden(name: &str, found: &str) {
@@ -41,12 +40,12 @@ fn golden(name: &str, found: &str) {
 
 #[test]
 fn graph_and_plans_of_a_tiny_llama() {
-    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
     golden("tiny_llama.graph.txt", &text::print(decoder.graph()).unwrap());
     let [prefill, decode] = decoder
         .plans(
-            &support::fake_caps(),
+            &tlite_testing::fake_caps(),
             &Lengths {
                 chunk: 16,
                 ..Lengths::of(48)
@@ -67,7 +66,7 @@ fn graph_and_plans_of_a_tiny_llama() {
 /// the plan for `bounds`.
 fn golden_model(
     name: &str,
-    write: fn(&Path) -> transformer_lite::error::Result<()>,
+    write: fn(&Path) -> transformer_lite::unstable::error::Result<()>,
     bounds: &[(&'static str, i64)],
 ) {
     let dir = tempfile::tempdir().unwrap();
@@ -82,14 +81,14 @@ fn golden_model(
     golden(&format!("{name}.graph.txt"), &text::print(&graph).unwrap());
     let mut sizes = Bindings::new();
     for (symbol, bound) in bounds {
-        sizes.set(&transformer_lite::shape::Symbol::new(symbol), *bound);
+        sizes.set(&transformer_lite::unstable::shape::Symbol::new(symbol), *bound);
     }
     let options = Options {
         float: DType::F16,
         bounds: sizes,
         ..Options::default()
     };
-    let plan = Plan::compile(&graph, &support::fake_caps(), &options).unwrap();
+    let plan = Plan::compile(&graph, &tlite_testing::fake_caps(), &options).unwrap();
     golden(&format!("{name}.plan.txt"), &plan::text::print(&plan, &graph));
 }
 
@@ -108,7 +107,7 @@ fn graph_and_plan_of_a_tiny_encoder() {
 #[test]
 fn every_pass_fires() {
     for architecture in ["llama", "qwen2"] {
-        let (_dir, model) = support::tiny_model(architecture, Default::default());
+        let (_dir, model) = tlite_testing::tiny_model(architecture, Default::default());
         let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::Last).unwrap();
         let edits = |name| decoder.passes.iter().find(|p| p.pass == name).map(|p| p.edits);
         // Two layers: two normalisations each and one at the end, queries and keys, keys and
@@ -125,12 +124,12 @@ fn every_pass_fires() {
 /// The same model converts to the same text: no order of a hash map shows.
 #[test]
 fn texts_are_stable() {
-    let (_dir, model) = support::tiny_model("qwen2", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("qwen2", Default::default());
     let make = || {
         let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::standard(), Logits::All).unwrap();
         let [prefill, decode] = decoder
             .plans(
-                &support::fake_caps(),
+                &tlite_testing::fake_caps(),
                 &Lengths {
                     chunk: 16,
                     ..Lengths::of(48)

@@ -1,27 +1,25 @@
 //! Kernel texts against their descriptors: both languages of every kernel, as planning specialises
 //! them for several kinds of device.
 
-mod support;
-
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
-use support::Tier;
-use transformer_lite::backend::image::{ImageKind, Images};
-use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
-use transformer_lite::backend::phones::Phone;
-use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
-use transformer_lite::decoders::{self, Form, Spec};
-use transformer_lite::error::ErrorKind;
-use transformer_lite::executor::random;
-use transformer_lite::graph::op::ALL;
-use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
-use transformer_lite::llm::KvType;
-use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
-use transformer_lite::probe;
-use transformer_lite::selftest::case::{self, Scenario};
-use transformer_lite::tensor::DType;
+use tlite_testing::Tier;
+use transformer_lite::unstable::backend::image::{ImageKind, Images};
+use transformer_lite::unstable::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
+use transformer_lite::unstable::backend::phones::Phone;
+use transformer_lite::unstable::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::executor::random;
+use transformer_lite::unstable::graph::op::ALL;
+use transformer_lite::unstable::graph::pass::{Pipeline, ROTARY_APPEND};
+use transformer_lite::unstable::llm::KvType;
+use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::unstable::probe;
+use transformer_lite::unstable::selftest::case::{self, Scenario};
+use transformer_lite::unstable::tensor::DType;
+use transformer_lite_convert::decoders::{self, Form, Spec};
 
 /// Lower tiers test one of this many. The kinds of device repeat in pairs and fours, so this has no
 /// factor in common with them.
@@ -29,7 +27,7 @@ const SPARSE: usize = 5;
 
 /// Devices that planning may tell apart.
 fn kinds_of_device() -> Vec<Caps> {
-    let base = support::fake_caps();
+    let base = tlite_testing::fake_caps();
     let mut all = Vec::new();
     for backend in ["opencl", "wgpu"] {
         for kind in [
@@ -92,7 +90,7 @@ fn kinds_of_device() -> Vec<Caps> {
     all.push(Caps {
         kind: DeviceKind::Cpu,
         packed_dot: PackedDot::X86,
-        ..support::fake_caps()
+        ..tlite_testing::fake_caps()
     });
     for (backend, name) in ["opencl", "wgpu"].into_iter().zip(case::PHONES) {
         all.push(Caps {
@@ -136,7 +134,7 @@ fn specs() -> &'static [KernelSpec] {
             for caps in kinds.iter().skip(i % step).step_by(step) {
                 match case::specs(&scenario, caps) {
                     Ok(found) => add(found),
-                    Err(e) if caps.max_view_bytes < support::fake_caps().max_view_bytes => {
+                    Err(e) if caps.max_view_bytes < tlite_testing::fake_caps().max_view_bytes => {
                         assert_eq!(e.kind(), ErrorKind::Unsupported, "{}: {e}", case.name());
                     }
                     Err(e) => panic!("{}: {e}", case.name()),
@@ -147,7 +145,7 @@ fn specs() -> &'static [KernelSpec] {
             add(probe::specs(caps));
         }
         add(random::specs());
-        let (_dir, model) = support::tiny_model("llama", Default::default());
+        let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
         // Caches that grow along axis 0, heads of whole vectors of which neighbours turn in a half.
         let glm = tempfile::tempdir().unwrap();
         let spec = Spec {
@@ -358,8 +356,8 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
 }
 
 /// A device of `kind`, or none with the reason printed; missing though required is a failure.
-fn device(kind: BackendKind) -> Option<support::Device> {
-    support::present().into_iter().find(|d| d.kind == kind)
+fn device(kind: BackendKind) -> Option<tlite_testing::Device> {
+    tlite_testing::present().into_iter().find(|d| d.kind == kind)
 }
 
 /// One specialisation of [`SPARSE`], or all of them in the nightly tier.
@@ -368,7 +366,7 @@ fn specialisations_compile_on_the_device() {
     let all = specs();
     let step = Tier::Nightly.step(SPARSE);
     std::thread::scope(|threads| {
-        for kind in transformer_lite::backend::COMPILED {
+        for kind in transformer_lite::unstable::backend::COMPILED {
             let Some(device) = device(*kind) else { continue };
             threads.spawn(move || {
                 let mut backend = device.share();

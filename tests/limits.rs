@@ -1,27 +1,25 @@
 //! What a plan or an import refuses instead of computing something else.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use std::sync::Arc;
-use support::assert_carries;
-use transformer_lite::backend::{Caps, DeviceKind};
-use transformer_lite::error::ErrorKind;
-use transformer_lite::graph::op::concat::Concat;
-use transformer_lite::graph::op::conv::Conv;
-use transformer_lite::graph::op::expand::Expand;
-use transformer_lite::graph::op::gather::Gather;
-use transformer_lite::graph::op::matmul::MatMul;
-use transformer_lite::graph::op::one_hot::OneHot;
-use transformer_lite::graph::op::pointwise::{Binary, Pointwise};
-use transformer_lite::graph::op::slice::Slice;
-use transformer_lite::graph::op::softmax::Softmax;
-use transformer_lite::graph::op::tile::Tile;
-use transformer_lite::graph::op::window::Window;
-use transformer_lite::graph::{Edit, Graph, Op, ValueId, derive};
-use transformer_lite::plan::{Bound, Options, Plan};
-use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::assert_carries;
+use transformer_lite::unstable::backend::{Caps, DeviceKind};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::conv::Conv;
+use transformer_lite::unstable::graph::op::expand::Expand;
+use transformer_lite::unstable::graph::op::gather::Gather;
+use transformer_lite::unstable::graph::op::matmul::MatMul;
+use transformer_lite::unstable::graph::op::one_hot::OneHot;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
+use transformer_lite::unstable::graph::op::slice::Slice;
+use transformer_lite::unstable::graph::op::softmax::Softmax;
+use transformer_lite::unstable::graph::op::tile::Tile;
+use transformer_lite::unstable::graph::op::window::Window;
+use transformer_lite::unstable::graph::{Edit, Graph, Op, ValueId, derive};
+use transformer_lite::unstable::plan::{Bound, Options, Plan};
+use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn caps() -> Caps {
     Caps {
@@ -43,7 +41,7 @@ fn caps() -> Caps {
         waves: Vec::new(),
         f16_math: false,
         matrix_units: false,
-        packed_dot: transformer_lite::backend::PackedDot::None,
+        packed_dot: transformer_lite::unstable::backend::PackedDot::None,
         profiling: false,
         quarantined: Vec::new(),
         tuned: Vec::new(),
@@ -60,7 +58,7 @@ fn list(edit: &mut Edit<'_>, name: &str, data: &[i64]) -> ValueId {
 fn options(bounds: &[(&str, i64)]) -> Options {
     let mut all = Bindings::new();
     for (name, v) in bounds {
-        all.set(&transformer_lite::shape::Symbol::new(name), *v);
+        all.set(&transformer_lite::unstable::shape::Symbol::new(name), *v);
     }
     Options {
         float: DType::F16,

@@ -11,36 +11,35 @@ mod generation;
 #[cfg(feature = "opencl")]
 #[path = "llm/recordings.rs"]
 mod recordings;
-mod support;
 
 use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use support::gguf::{Traits, VOCAB};
-use support::{Device, Text, Tier};
+use tlite_testing::gguf::{Traits, VOCAB};
+use tlite_testing::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
-use transformer_lite::backend::BackendKind;
-use transformer_lite::backend::DeviceKind;
-use transformer_lite::backend::{Backend as _, OpenOptions};
-use transformer_lite::graph::pass::{Pipeline, ROTARY_APPEND};
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::{
+use transformer_lite::unstable::backend::BackendKind;
+use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
+use transformer_lite::unstable::graph::pass::{Pipeline, ROTARY_APPEND};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::{
     Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
     SamplerConfig, Tokenizer,
 };
-use transformer_lite::placement::Placement;
-use transformer_lite::plan::Place;
-use transformer_lite::selftest::case::PHONES;
-use transformer_lite::tensor::DType;
+use transformer_lite::unstable::placement::Placement;
+use transformer_lite::unstable::plan::Place;
+use transformer_lite::unstable::selftest::case::PHONES;
+use transformer_lite::unstable::tensor::DType;
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (devices, missing) = support::devices();
+    let (devices, missing) = tlite_testing::devices();
     let mut trials = Vec::new();
     let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
         trials.push(Trial::test(name, move || Ok(run()?)));
@@ -101,7 +100,7 @@ fn main() -> ExitCode {
             add(
                 format!("ways_change_nothing@{}", d.label(&devices)),
                 Box::new(move || {
-                    let (_dir, model) = support::tiny_model("llama", Traits::default());
+                    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
                     let _turn = device.turn();
                     recordings::ways_change_nothing(&model, &device, false)
                 }),
@@ -169,16 +168,16 @@ fn main() -> ExitCode {
                 }
             }
         }
-        None => trials.push(support::not_set(
+        None => trials.push(tlite_testing::not_set(
             "TLITE_TEST_MODEL_DIR names no folder with a model",
         )),
     }
     if large.is_none() && Tier::of_environment() == Tier::Nightly {
-        trials.push(support::not_set(
+        trials.push(tlite_testing::not_set(
             "TLITE_TEST_LARGE_MODEL_DIR names no folder with a model",
         ));
     }
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -305,7 +304,7 @@ const CONTEXT: usize = 30;
 
 /// The host stores `f32`: cuts differ by the order of sums only.
 fn tiny_host(architecture: &str) -> Outcome {
-    let (_dir, model) = support::tiny_model(architecture, Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model(architecture, Traits::default());
     let rows = host_rows(&model, &tokens(29))?;
     let mut host = HostModel::new(decoder(&model, &Pipeline::host(), Logits::Last)?, CONTEXT).text()?;
     any_cut(&mut host, &rows, 1e-10, 1e-10)?;
@@ -327,7 +326,7 @@ fn tiny_device(device: &Device, architecture: &str) -> Outcome {
         untied: architecture == "qwen2",
         rope_freqs: architecture == "llama",
     };
-    let (_dir, model) = support::tiny_model(architecture, traits);
+    let (_dir, model) = tlite_testing::tiny_model(architecture, traits);
     let long = tokens(200);
     let rows = host_rows(&model, &long)?;
     let mut last = on_device(&model, device, Logits::Last, CONTEXT)?;
@@ -353,7 +352,7 @@ fn tiny_device(device: &Device, architecture: &str) -> Outcome {
 /// Single tokens behind many others, whose keys are split, and on both sides of where that begins.
 fn long_caches(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let long = tokens(420);
     let rows = host_rows(&model, &long)?;
     let mut found = on_device(&model, device, Logits::Last, 421)?;
@@ -373,7 +372,7 @@ const EIGHT_BITS: f64 = 1e-3;
 /// A cache of 8 bits: as the interpreter computes it, near to what floats give, and smaller.
 fn caches_of_8_bits(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let mut pipeline = Pipeline::standard();
     KvType::Q8.store(&mut pipeline);
     let load = |logits| halves(&model, &pipeline, logits);
@@ -405,12 +404,12 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
 /// come, with three dispatches a layer less.
 fn rotary_append(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let mut pipeline = Pipeline::standard();
     pipeline.passes.push(ROTARY_APPEND);
     let joined = decoder(&model, &pipeline, Logits::Last)?;
     let dispatches = |d: &Decoder| -> Result<Vec<usize>, String> {
-        let plans = d.plans(&support::fake_caps(), &Lengths::of(64)).text()?;
+        let plans = d.plans(&tlite_testing::fake_caps(), &Lengths::of(64)).text()?;
         Ok(plans.iter().map(|p| p.steps.len()).collect())
     };
     let apart = dispatches(&decoder(&model, &Pipeline::standard(), Logits::Last)?)?;
@@ -432,7 +431,7 @@ fn rotary_append(device: &Device) -> Outcome {
 
 /// In every plan, states are written by `kv_append` only, once each.
 fn states_are_appended_in_place() -> Outcome {
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
     let states = decoder.graph().states().len();
     if states != 4 {
@@ -440,7 +439,7 @@ fn states_are_appended_in_place() -> Outcome {
     }
     for plan in decoder
         .plans(
-            &support::fake_caps(),
+            &tlite_testing::fake_caps(),
             &Lengths {
                 chunk: 8,
                 ..Lengths::of(16)
@@ -480,7 +479,7 @@ fn states_are_appended_in_place() -> Outcome {
 fn decode_allocates_nothing(device: &Device) -> Outcome {
     const STEPS: usize = 100;
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
     let copies = Arc::new(AtomicUsize::new(0));
     let shared = device.share().counting_copies(copies.clone());
@@ -493,7 +492,8 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
         model.forward(&[t], &mut logits).text()?;
     }
     let after = model.stats();
-    let counters = |s: &transformer_lite::backend::Stats| (s.allocations, s.bytes, s.compiles, s.recordings);
+    let counters =
+        |s: &transformer_lite::unstable::backend::Stats| (s.allocations, s.bytes, s.compiles, s.recordings);
     if counters(&before) != counters(&after) {
         return Err(format!(
             "decoding changed the counters: {before:?}, then {after:?}"
@@ -515,7 +515,7 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
 /// ends within one.
 fn paddings_change_nothing(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let (tokens, context) = (tokens(100), 100);
     let lengths = [&[27][..], &[1; 73]].concat();
     let mut first: Option<Vec<f32>> = None;
@@ -544,7 +544,7 @@ fn paddings_change_nothing(device: &Device) -> Outcome {
 /// Embedding and head above what a device binds are cut in parts; the result is the same.
 fn split_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let (tokens, context) = (tokens(13), 16);
     let limit = 6 << 10;
     let count = |name: &str, bytes: u64| -> Result<usize, String> {

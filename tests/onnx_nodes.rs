@@ -13,22 +13,20 @@
 
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
-use support::Device;
-use transformer_lite::backend::BackendKind;
-use transformer_lite::error::Error;
-use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::{Graph, OpError, derive, onnx};
-use transformer_lite::runner::{Named, Runner};
-use transformer_lite::shape::{Dim, Fact};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::Device;
+use transformer_lite::unstable::backend::BackendKind;
+use transformer_lite::unstable::error::Error;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::{Graph, OpError, derive, onnx};
+use transformer_lite::unstable::runner::{Named, Runner};
+use transformer_lite::unstable::shape::{Dim, Fact};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A set of cases, with the numbers that hold since the test was last changed.
 struct SetOfCases {
@@ -104,7 +102,7 @@ enum Outcome {
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let Some(folder) = std::env::var_os("TLITE_ONNX_DATA").map(PathBuf::from) else {
-        let trials = vec![support::not_set(NO_FOLDER)];
+        let trials = vec![tlite_testing::not_set(NO_FOLDER)];
         return libtest_mimic::run(&arguments, trials).exit_code();
     };
     let expected = Arc::new(Expected::parse(include_str!("onnx_nodes_expected.txt")));
@@ -112,8 +110,8 @@ fn main() -> ExitCode {
     /// Backend, set, name, outcome and reason of each case.
     type Tally = Mutex<Vec<(String, &'static str, String, &'static str, String)>>;
     let tally: Arc<Tally> = Arc::default();
-    let (devices, missing) = support::devices();
-    let mut trials = support::missing_trials(missing);
+    let (devices, missing) = tlite_testing::devices();
+    let mut trials = tlite_testing::missing_trials(missing);
     let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
         .chain(devices.iter().map(|d| (d.label(&devices), Some(d.clone()))))
         .collect();

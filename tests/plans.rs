@@ -16,36 +16,35 @@ mod lengths;
 mod masks;
 #[path = "plans/on_host.rs"]
 mod on_host;
-mod support;
 #[path = "plans/values.rs"]
 mod values;
 
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
-use support::{assert_error, fake_caps, present as devices};
-use transformer_lite::error::ErrorKind;
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::op::InferCx;
-use transformer_lite::graph::op::attention::Attention;
-use transformer_lite::graph::op::concat::Concat;
-use transformer_lite::graph::op::expand::Expand;
-use transformer_lite::graph::op::gather::Gather;
-use transformer_lite::graph::op::matmul::MatMul;
-use transformer_lite::graph::op::non_zero::NonZero;
-use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
-use transformer_lite::graph::op::reshape::Reshape;
-use transformer_lite::graph::op::shape_of::ShapeOf;
-use transformer_lite::graph::op::slice::Slice;
-use transformer_lite::graph::op::softmax::Softmax;
-use transformer_lite::graph::op::top_k::TopK;
-use transformer_lite::graph::op::transpose::Transpose;
-use transformer_lite::graph::pass::{FUSE, Pipeline};
-use transformer_lite::graph::{Edit, Graph, Op, OpError, ValueId, derive};
-use transformer_lite::plan::{Bound, HostReason, HostStep, Options, Plan, Segment, Shared, Tensor};
-use transformer_lite::shape::{Bindings, Dim, Fact, Shape};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::{assert_error, fake_caps, present as devices};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::op::InferCx;
+use transformer_lite::unstable::graph::op::attention::Attention;
+use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::expand::Expand;
+use transformer_lite::unstable::graph::op::gather::Gather;
+use transformer_lite::unstable::graph::op::matmul::MatMul;
+use transformer_lite::unstable::graph::op::non_zero::NonZero;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::unstable::graph::op::reshape::Reshape;
+use transformer_lite::unstable::graph::op::shape_of::ShapeOf;
+use transformer_lite::unstable::graph::op::slice::Slice;
+use transformer_lite::unstable::graph::op::softmax::Softmax;
+use transformer_lite::unstable::graph::op::top_k::TopK;
+use transformer_lite::unstable::graph::op::transpose::Transpose;
+use transformer_lite::unstable::graph::pass::{FUSE, Pipeline};
+use transformer_lite::unstable::graph::{Edit, Graph, Op, OpError, ValueId, derive};
+use transformer_lite::unstable::plan::{Bound, HostReason, HostStep, Options, Plan, Segment, Shared, Tensor};
+use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A graph under construction.
 #[derive(Default)]
@@ -108,7 +107,7 @@ impl Build {
 fn options(bounds: &[(&str, i64)]) -> Options {
     let mut all = Bindings::new();
     for (name, v) in bounds {
-        all.set(&transformer_lite::shape::Symbol::new(name), *v);
+        all.set(&transformer_lite::unstable::shape::Symbol::new(name), *v);
     }
     Options {
         bounds: all,
@@ -119,7 +118,7 @@ fn options(bounds: &[(&str, i64)]) -> Options {
 fn random(shape: &[usize], seed: u64) -> HostTensor {
     let mut state = seed;
     let count: usize = shape.iter().product();
-    HostTensor::from_f32(shape, &support::gguf::random(&mut state, count)).unwrap()
+    HostTensor::from_f32(shape, &tlite_testing::gguf::random(&mut state, count)).unwrap()
 }
 
 /// All outputs by name, from the interpreter.
@@ -507,9 +506,9 @@ fn the_papers_demonstration_graph_leaves_no_shape_operator() {
     let graph = b.finish(&[out]);
     assert_eq!(graph.fact(split).unwrap().shape, shape("1 N 32 128"));
     assert_eq!(graph.fact(out).unwrap().shape, shape("1 32 N 128"));
-    let classes = transformer_lite::graph::class::classes(&graph).unwrap();
+    let classes = transformer_lite::unstable::graph::class::classes(&graph).unwrap();
     let of = |v: ValueId| classes[&graph.producer(v).unwrap().0];
-    use transformer_lite::graph::class::Class;
+    use transformer_lite::unstable::graph::class::Class;
     for v in [shape_of, n, target] {
         assert_eq!(of(v), Class::Shape, "{}", graph.value(v).name);
     }
@@ -530,7 +529,7 @@ fn wrong_input_is_refused_by_name() {
     let _turn = device.turn();
     let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16), ("m", 16)])).unwrap();
     let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
-    let refused = |r: transformer_lite::error::Result<()>, kind, values: &[&str]| {
+    let refused = |r: transformer_lite::unstable::error::Result<()>, kind, values: &[&str]| {
         assert_error(&r.unwrap_err(), kind, values);
     };
     let mismatch = ErrorKind::ShapeMismatch;

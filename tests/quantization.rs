@@ -4,14 +4,12 @@
 //! `TLITE_TEST_MODELS` names. With `PRINT_TABLE=1` the table is printed.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use libtest_mimic::{Arguments, Trial};
 use std::path::Path;
 use std::process::ExitCode;
-use support::Text;
-use transformer_lite::graph::onnx;
-use transformer_lite::quant::{Bits, ByGroup, Method, Packed, int4_error};
+use tlite_testing::Text;
+use transformer_lite::unstable::graph::onnx;
+use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed, int4_error};
 
 /// A matrix of a product, column after column.
 struct Matrix {
@@ -179,7 +177,7 @@ fn methods(all: &[Matrix]) -> Result<(), String> {
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let Some(folder) = std::env::var_os("TLITE_TEST_MODELS") else {
-        let trial = support::not_set("TLITE_TEST_MODELS names no folder with models");
+        let trial = tlite_testing::not_set("TLITE_TEST_MODELS names no folder with models");
         return libtest_mimic::run(&arguments, vec![trial]).exit_code();
     };
     type Read = fn(&Path) -> Result<Vec<Matrix>, String>;

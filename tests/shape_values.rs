@@ -4,15 +4,15 @@
 use proptest::prelude::*;
 use std::collections::HashMap;
 use std::sync::Arc;
-use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::op::{
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::op::{
     Op, concat::Concat, cumulative::Cumulative, gather::Gather, pointwise::Binary, pointwise::Expr,
     pointwise::Pointwise, reduce::Kind, reduce::Reduce, reshape::Reshape, shape_of::ShapeOf, slice::Slice,
     split::Split, tile::Tile, transpose::Transpose, trilu::Trilu,
 };
-use transformer_lite::graph::{Edit, Graph, ValueId, derive};
-use transformer_lite::shape::{Bindings, Dim, Fact, Shape, Symbol};
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::graph::{Edit, Graph, ValueId, derive};
+use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape, Symbol};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 const SYMBOLS: [&str; 3] = ["batch", "past", "rows"];
 

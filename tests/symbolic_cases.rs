@@ -8,10 +8,10 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use proptest::{prop_oneof, strategy::Just, strategy::Strategy, strategy::ValueTree};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use transformer_lite::graph::op::case::{Case, input};
-use transformer_lite::graph::op::{ALL, InferCx};
-use transformer_lite::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
-use transformer_lite::tensor::HostTensor;
+use transformer_lite::unstable::graph::op::case::{Case, input};
+use transformer_lite::unstable::graph::op::{ALL, InferCx};
+use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
+use transformer_lite::unstable::tensor::HostTensor;
 
 /// Operators whose constant integers are data too: places and lengths inside of sizes.
 const INDICES: [&str; 9] = [

@@ -6,16 +6,14 @@
 //! when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use libtest_mimic::{Arguments, Trial};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use support::Text;
-use transformer_lite::gguf::Gguf;
-use transformer_lite::llm::{ChatTemplate, ModelFolder, Raised};
+use tlite_testing::Text;
+use transformer_lite::unstable::llm::{ChatTemplate, ModelFolder, Raised};
+use transformer_lite_convert::gguf::Gguf;
 
 type Outcome = Result<(), String>;
 
@@ -28,7 +26,7 @@ fn main() -> ExitCode {
     let models = std::env::var_os("TLITE_TEST_MODELS").map(PathBuf::from);
     let mut trials = Vec::new();
     if models.is_none() {
-        trials.push(support::not_set(
+        trials.push(tlite_testing::not_set(
             "TLITE_TEST_MODELS names no folder with chat templates",
         ));
     }

@@ -5,15 +5,13 @@
 //! which fails when `REQUIRE_BACKENDS` is set.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use support::Text;
-use transformer_lite::error::ErrorKind;
-use transformer_lite::gguf;
-use transformer_lite::llm::Tokenizer;
+use tlite_testing::Text;
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::llm::Tokenizer;
+use transformer_lite_convert::gguf;
 
 type Outcome = Result<(), String>;
 
@@ -54,7 +52,7 @@ const REFUSED: &[(&str, ErrorKind, &[&str])] = &[
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let Some(folder) = std::env::var_os("TLITE_TEST_MODELS") else {
-        let why = support::not_set("TLITE_TEST_MODELS names no folder with models");
+        let why = tlite_testing::not_set("TLITE_TEST_MODELS names no folder with models");
         return libtest_mimic::run(&arguments, vec![why]).exit_code();
     };
     let folder = PathBuf::from(folder).join("vocabularies");
@@ -206,6 +204,6 @@ fn refused(path: &Path, kind: ErrorKind, values: &[&str]) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     match gguf::write_tokenizer(path, dir.path()) {
         Ok(_) => Err("it is supported now".to_owned()),
-        Err(e) => support::refusal(&e, kind, values),
+        Err(e) => tlite_testing::refusal(&e, kind, values),
     }
 }

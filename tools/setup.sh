@@ -241,7 +241,7 @@ build_tlite() {
 model_stamp() {
     "$TLITE" --version
     echo "e0m4, group 32, head 8"
-    (cd "$ROOT" && find src/gguf src/checkpoint src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
+    (cd "$ROOT" && find crates/convert/src src/quant src/graph/onnx tools/fetch_model.py -type f -print0 | LC_ALL=C sort -z | xargs -0 cat | cksum)
 }
 
 # Downloads models that are not there or not whole into $CACHE, a folder each.

@@ -29,13 +29,13 @@ driver_versions >&2
 # All steps use the release profile, so that they share build results.
 # cargo fmt does not find the modules that the list of operators declares.
 format() {
-    cargo fmt --check -p transformer-lite -p tlite-standin && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs
+    cargo fmt --check --all && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs
 }
 step "Format" format
 step "Lints: library and command" cargo clippy --release --locked --workspace --lib --bins -- -D warnings
-step "Lints: tests, benches and examples" cargo clippy --release --locked --tests --benches --examples -- -D warnings
+step "Lints: tests, benches and examples" cargo clippy --release --locked --workspace --tests --benches --examples -- -D warnings
 for features in "" opencl wgpu; do
-    step "Lints: features \"$features\"" cargo clippy --release --locked --lib --bins --no-default-features --features "$features" -- -D warnings
+    step "Lints: features \"$features\"" cargo clippy --release --locked -p tlite --lib --bins --no-default-features --features "$features" -- -D warnings
 done
 if setup_android; then
     RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins

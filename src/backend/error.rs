@@ -1,4 +1,5 @@
 //! Errors of drivers and devices.
+#![warn(missing_docs)]
 
 /// An error below the executor.
 #[derive(Debug, thiserror::Error)]

@@ -18,6 +18,7 @@
 //!   ([`image`]). If the driver refuses the image, the backend uses the kernel without images.
 //! * **Parameters** are passed by value: each command names its range of bytes in
 //!   [`Launch::params`].
+#![warn(missing_docs)]
 
 mod caps;
 pub mod epilogue;

@@ -9,6 +9,7 @@
 //!
 //! Files are written under a temporary name and renamed, so several processes can share a folder:
 //! each sees whole files, and the last writer of a key wins.
+#![warn(missing_docs)]
 
 mod entry;
 

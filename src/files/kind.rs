@@ -1,5 +1,15 @@
 //! Guesses the format of a file that is not of the expected one.
 
+use std::io::Read as _;
+use std::path::Path;
+
+/// True if the file begins with the magic number of GGUF.
+pub fn is_gguf(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
+    read.is_ok() && magic == *b"GGUF"
+}
+
 /// What a file that begins with `start` seems to be, as the end of a sentence, if that is known.
 pub fn guess(start: &[u8]) -> Option<&'static str> {
     if start.is_empty() {

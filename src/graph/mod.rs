@@ -8,7 +8,6 @@ pub mod interp;
 pub mod onnx;
 pub mod op;
 pub mod pass;
-pub mod products;
 pub mod rules;
 pub mod sizes;
 pub mod text;
@@ -26,10 +25,10 @@ pub struct ValueId(pub(crate) u32);
 
 /// A node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub(crate) u32);
+pub struct NodeId(pub u32);
 
 impl ValueId {
-    pub(crate) fn index(self) -> usize {
+    pub fn index(self) -> usize {
         self.0 as usize
     }
 }
@@ -162,6 +161,11 @@ impl Graph {
     /// The value with this id.
     pub fn value(&self, id: ValueId) -> &Value {
         &self.values[id.index()]
+    }
+
+    /// All values, in the order of their IDs.
+    pub fn values(&self) -> impl Iterator<Item = &Value> {
+        self.values.iter()
     }
 
     /// The fact of a value. Before derivation, an error that names the value.

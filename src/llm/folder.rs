@@ -4,7 +4,7 @@ use super::load::OTHERS;
 use super::sampler::SamplerConfig;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
-use crate::gguf;
+use crate::files::kind::is_gguf;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
@@ -370,7 +370,7 @@ impl ModelFolder {
 /// A usage error where the model that errors call `name` is a GGUF file, of which a folder has to
 /// be made first.
 pub fn check_form(name: &str, path: &Path) -> Result<()> {
-    if !path.is_file() || !gguf::is_gguf(path) {
+    if !path.is_file() || !is_gguf(path) {
         return Ok(());
     }
     let file = path.display();
@@ -384,7 +384,7 @@ pub(super) const CUT_OFF: &str = "the file is cut off or damaged; download it ag
 /// The first GGUF file of the folder `dir`, by name.
 fn gguf_in(dir: &Path) -> Option<PathBuf> {
     let files = std::fs::read_dir(dir).ok()?.flatten().map(|e| e.path());
-    files.filter(|path| path.is_file() && gguf::is_gguf(path)).min()
+    files.filter(|path| path.is_file() && is_gguf(path)).min()
 }
 
 fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {

@@ -1,6 +1,6 @@
 //! Text generation: everything between a prompt and a stream of text.
+#![warn(missing_docs)]
 
-pub mod calibrate;
 pub mod cancel;
 pub mod codec;
 pub mod constraint;

@@ -40,7 +40,7 @@ impl Model {
 
     /// Like [`Model::load`], with a loaded codec and without logging. Progress goes to `hear`, as
     /// in [`Loaded::new`].
-    pub(crate) fn with_codec(
+    pub fn with_codec(
         folder: &ModelFolder,
         codec: Arc<Codec>,
         options: &LoadOptions,

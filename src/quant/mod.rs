@@ -64,5 +64,5 @@ pub use hessian::{Hessian, HessianError};
 pub use int4::{Integers, int4_error};
 pub use method::{ByGroup, ColumnMethod, Method, Scratch};
 pub use packed::{Column, GROUP_STEP, Loss, PER_CHANNEL, Packed, decode_rows, group_size};
-pub(crate) use packed::{code_at, place};
+pub use packed::{code_at, place};
 pub use transcode::{Grid, GridColumn, Grids, ReadColumn, by_group};

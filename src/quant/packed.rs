@@ -287,14 +287,14 @@ fn filled<T: Copy>(rows: usize, n: usize, value: T) -> Option<Vec<T>> {
 }
 
 /// Copies rows of `width` to columns `first..` of rows of `n`.
-pub(crate) fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: usize) {
+pub fn place<T: Copy>(to: &mut [T], from: &[T], n: usize, first: usize, width: usize) {
     for (to, from) in to.chunks_exact_mut(n).zip(from.chunks_exact(width)) {
         to[first..first + width].copy_from_slice(from);
     }
 }
 
 /// The quantized value at row `i`, column `j` of packed `codes`.
-pub(crate) fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -> u8 {
+pub fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -> u8 {
     let block = i / BLOCK * bits.count() as usize;
     let code = bits.planes().iter().fold(0, |code, plane| {
         let (row, bit) = plane.place(i % BLOCK);

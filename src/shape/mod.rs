@@ -1,4 +1,5 @@
 //! Shape algebra: symbolic integers, shapes, and what is known of a value before a run.
+#![warn(missing_docs)]
 
 mod bounds;
 pub mod constraints;

@@ -1,35 +1,35 @@
 //! Operators over symbolic sizes: one plan, one recording, several values of the symbols, odd and
 //! even.
 
-use crate::support::Device;
 use std::sync::Arc;
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::derive::derive;
-use transformer_lite::graph::op::attention::Attention;
-use transformer_lite::graph::op::case::{Input, input};
-use transformer_lite::graph::op::concat::Concat;
-use transformer_lite::graph::op::constant_of_shape::ConstantOfShape;
-use transformer_lite::graph::op::conv::Conv;
-use transformer_lite::graph::op::expand::Expand;
-use transformer_lite::graph::op::gather::Gather;
-use transformer_lite::graph::op::kv_append::KvAppend;
-use transformer_lite::graph::op::matmul::MatMul;
-use transformer_lite::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
-use transformer_lite::graph::op::pool::{self, Pool};
-use transformer_lite::graph::op::range::Range;
-use transformer_lite::graph::op::reduce::{Kind, Reduce};
-use transformer_lite::graph::op::rms_norm::RmsNorm;
-use transformer_lite::graph::op::rotary::{Pairs, Rotary};
-use transformer_lite::graph::op::slice::Slice;
-use transformer_lite::graph::op::softmax::Softmax;
-use transformer_lite::graph::op::transpose::Transpose;
-use transformer_lite::graph::op::window::{AutoPad, Window};
-use transformer_lite::graph::{Edit, Graph, Op, State};
-use transformer_lite::plan::{Options, Plan};
-use transformer_lite::selftest::case::Scenario;
-use transformer_lite::selftest::compare::{bound, compare};
-use transformer_lite::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::Device;
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::op::attention::Attention;
+use transformer_lite::unstable::graph::op::case::{Input, input};
+use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::constant_of_shape::ConstantOfShape;
+use transformer_lite::unstable::graph::op::conv::Conv;
+use transformer_lite::unstable::graph::op::expand::Expand;
+use transformer_lite::unstable::graph::op::gather::Gather;
+use transformer_lite::unstable::graph::op::kv_append::KvAppend;
+use transformer_lite::unstable::graph::op::matmul::MatMul;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
+use transformer_lite::unstable::graph::op::pool::{self, Pool};
+use transformer_lite::unstable::graph::op::range::Range;
+use transformer_lite::unstable::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
+use transformer_lite::unstable::graph::op::rotary::{Pairs, Rotary};
+use transformer_lite::unstable::graph::op::slice::Slice;
+use transformer_lite::unstable::graph::op::softmax::Softmax;
+use transformer_lite::unstable::graph::op::transpose::Transpose;
+use transformer_lite::unstable::graph::op::window::{AutoPad, Window};
+use transformer_lite::unstable::graph::{Edit, Graph, Op, State};
+use transformer_lite::unstable::plan::{Options, Plan};
+use transformer_lite::unstable::selftest::case::Scenario;
+use transformer_lite::unstable::selftest::compare::{bound, compare};
+use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 type Make = fn() -> Result<Scenario, String>;
 
@@ -408,7 +408,7 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
 /// their concatenation.
 pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
     let _turn = device.turn();
-    let error = |e: transformer_lite::error::Error| e.to_string();
+    let error = |e: transformer_lite::unstable::error::Error| e.to_string();
     let mut graph = Graph::default();
     let mut edit = Edit::new(&mut graph);
     let past = edit.add_value("past", Some(Fact::new(DType::F32, Shape(dims("1,t,3,2")?))));

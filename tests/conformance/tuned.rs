@@ -1,15 +1,15 @@
 //! Sets of numbers that measuring may choose: a case of their kernel with each of them, the largest
 //! that another program runs for.
 
-use crate::support::Device;
 use std::collections::BTreeSet;
-use transformer_lite::backend::image::{ImageKind, Images};
-use transformer_lite::backend::kernel::KernelSpec;
-use transformer_lite::backend::tunable::{ANY, Tunable};
-use transformer_lite::backend::{Caps, DeviceKind};
-use transformer_lite::graph::op::{ALL, case::Case};
-use transformer_lite::selftest::case::{self, Scenario};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::Device;
+use transformer_lite::unstable::backend::image::{ImageKind, Images};
+use transformer_lite::unstable::backend::kernel::KernelSpec;
+use transformer_lite::unstable::backend::tunable::{ANY, Tunable};
+use transformer_lite::unstable::backend::{Caps, DeviceKind};
+use transformer_lite::unstable::graph::op::{ALL, case::Case};
+use transformer_lite::unstable::selftest::case::{self, Scenario};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A case, what its kernels are chosen for, and a name.
 pub struct Tuned {

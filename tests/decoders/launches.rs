@@ -2,8 +2,8 @@
 //! kernels tell apart: what a token waits for besides its bytes.
 
 use super::*;
-use transformer_lite::backend::phones::Phone;
-use transformer_lite::backend::{BackendKind, DeviceKind, PackedDot};
+use transformer_lite::unstable::backend::phones::Phone;
+use transformer_lite::unstable::backend::{BackendKind, DeviceKind, PackedDot};
 
 /// Launches of a layer behind up to 256 tokens, and behind more.
 fn launches(caps: &Caps) -> [usize; 2] {
@@ -44,7 +44,7 @@ fn nvidia(backend: &'static str) -> Caps {
         f16_math: !opencl,
         matrix_units: true,
         packed_dot: if opencl { PackedDot::Ptx } else { PackedDot::Wgsl },
-        ..support::fake_caps()
+        ..tlite_testing::fake_caps()
     }
 }
 
@@ -57,11 +57,11 @@ fn a_layer_has_so_many_launches_for_a_token() {
         params_align: 64,
         subgroup: Some(8),
         packed_dot: PackedDot::Wgsl,
-        ..support::fake_caps()
+        ..tlite_testing::fake_caps()
     };
     let cpu = Caps {
         kind: DeviceKind::Cpu,
-        ..support::fake_caps()
+        ..tlite_testing::fake_caps()
     };
     let phone = |name, backend| Phone::find(name).unwrap().caps(backend);
     let (opencl, wgpu) = (BackendKind::OpenCl, BackendKind::Wgpu);

@@ -1,12 +1,12 @@
 //! Rotary embedding and appends before an attention.
 
 use super::*;
-use transformer_lite::graph::State;
-use transformer_lite::graph::op::attention::Attention;
-use transformer_lite::graph::op::kv_append::KvAppend;
-use transformer_lite::graph::op::rotary::{Pairs, Rotary};
-use transformer_lite::graph::pass::ROTARY_APPEND;
-use transformer_lite::shape::Symbol;
+use transformer_lite::unstable::graph::State;
+use transformer_lite::unstable::graph::op::attention::Attention;
+use transformer_lite::unstable::graph::op::kv_append::KvAppend;
+use transformer_lite::unstable::graph::op::rotary::{Pairs, Rotary};
+use transformer_lite::unstable::graph::pass::ROTARY_APPEND;
+use transformer_lite::unstable::shape::Symbol;
 
 /// How rows lie, and which elements turn with each other.
 #[derive(Clone, Copy, Debug)]

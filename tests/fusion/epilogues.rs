@@ -1,9 +1,9 @@
 //! Elementwise operators where others store their results, and operators that only move elements.
 
 use super::*;
-use transformer_lite::graph::op::conv::Conv;
-use transformer_lite::graph::op::window::Window;
-use transformer_lite::graph::pass::{EPILOGUE, MOVES};
+use transformer_lite::unstable::graph::op::conv::Conv;
+use transformer_lite::unstable::graph::op::window::Window;
+use transformer_lite::unstable::graph::pass::{EPILOGUE, MOVES};
 
 fn product(b: &mut Build) -> ValueId {
     let (x, w) = (b.input("x", "s,4"), b.input("w", "4,6"));

@@ -2,11 +2,11 @@
 //! same.
 
 use super::*;
-use transformer_lite::graph::op::batch_norm::BatchNorm;
-use transformer_lite::graph::op::conv::Conv;
-use transformer_lite::graph::op::gemm::Gemm;
-use transformer_lite::graph::op::window::Window;
-use transformer_lite::graph::pass::{CONV_NORM, DUPLICATES, GEMM, IDENTITY};
+use transformer_lite::unstable::graph::op::batch_norm::BatchNorm;
+use transformer_lite::unstable::graph::op::conv::Conv;
+use transformer_lite::unstable::graph::op::gemm::Gemm;
+use transformer_lite::unstable::graph::op::window::Window;
+use transformer_lite::unstable::graph::pass::{CONV_NORM, DUPLICATES, GEMM, IDENTITY};
 
 fn mean_of(b: &mut Build, x: ValueId, axes: &[i64]) -> ValueId {
     let reduce = Reduce {

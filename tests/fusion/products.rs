@@ -1,12 +1,12 @@
 //! Products of one operand with packed weights.
 
 use super::*;
-use transformer_lite::graph::op::gated_matmul_e0m::GatedMatMulE0m;
-use transformer_lite::graph::op::joint_matmul_e0m::JointMatMulE0m;
-use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::graph::op::rms_norm::RmsNorm;
-use transformer_lite::graph::pass::{EPILOGUE, GATED_PRODUCT, JOINT_MATMUL_E0M, NORMED_PRODUCT};
-use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
+use transformer_lite::unstable::graph::op::gated_matmul_e0m::GatedMatMulE0m;
+use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
+use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
+use transformer_lite::unstable::graph::pass::{EPILOGUE, GATED_PRODUCT, JOINT_MATMUL_E0M, NORMED_PRODUCT};
+use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
 fn weight(b: &mut Build, product: &MatMulE0m, n: usize) -> [ValueId; 2] {

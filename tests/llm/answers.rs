@@ -2,12 +2,12 @@
 //! word, on every device.
 
 use super::{Outcome, decoder};
-use crate::support::{Device, Text};
 use std::path::Path;
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::template::Values;
-use transformer_lite::llm::{
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::template::Values;
+use transformer_lite::unstable::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
 

@@ -2,22 +2,22 @@
 //! likely token, drafts, and caches that are saved and restored.
 
 use super::{AGAINST_HOST, Outcome, close, decoder, host_rows, tokens};
-use crate::support::gguf::{Traits, VOCAB};
-use crate::support::{self, Device, Text};
 use std::path::Path;
-use transformer_lite::error::{ErrorKind, Stage};
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
-use transformer_lite::graph::onnx::{self, ImportOptions};
-use transformer_lite::graph::pass::{GREEDY, Pipeline, TOKEN};
-use transformer_lite::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
-use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::{
+use tlite_testing::gguf::{Traits, VOCAB};
+use tlite_testing::{self, Device, Text};
+use transformer_lite::unstable::error::{ErrorKind, Stage};
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec};
+use transformer_lite::unstable::graph::onnx::{self, ImportOptions};
+use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline, TOKEN};
+use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::sampler::arg_max;
+use transformer_lite::unstable::llm::{
     Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
-use transformer_lite::plan::{Options, Plan};
-use transformer_lite::shape::{Bindings, Symbol};
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::plan::{Options, Plan};
+use transformer_lite::unstable::shape::{Bindings, Symbol};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A trial's name and work.
 pub type Named = (String, Box<dyn FnOnce() -> Outcome + Send>);
@@ -94,7 +94,7 @@ fn loaded(
 
 /// A short run tells the logits after each of its tokens; longer ones tell the last, as before.
 fn rows_of_short_runs(device: Option<&Device>) -> Outcome {
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let all = tokens(40);
     let rows = host_rows(&model, &all)?;
     let mut tail = loaded(&model, device, Logits::Tail, false)?;
@@ -134,10 +134,10 @@ fn rows_of_short_runs(device: Option<&Device>) -> Outcome {
 
 /// Prefill and decode run the same kernels in the same order, whether drafts are asked for or not.
 fn a_choice_of_rows_changes_no_other_plan() -> Outcome {
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let dispatches = |logits: Logits| -> Result<Vec<Vec<String>>, String> {
         let plans = decoder(&model, &Pipeline::standard(), logits)?
-            .plans(&support::fake_caps(), &Lengths::of(CONTEXT))
+            .plans(&tlite_testing::fake_caps(), &Lengths::of(CONTEXT))
             .text()?;
         let kernels =
             |p: &Plan| -> Vec<String> { p.steps.iter().map(|s| p.kernels[s.kernel].to_string()).collect() };
@@ -165,7 +165,7 @@ fn the_most_likely_token(device: Option<&Device>) -> Outcome {
             },
         ),
     ] {
-        let (_dir, model) = support::tiny_model(architecture, traits);
+        let (_dir, model) = tlite_testing::tiny_model(architecture, traits);
         let all = tokens(30);
         for logits in [Logits::Last, Logits::Tail] {
             let mut model = loaded(&model, device, logits, true)?;
@@ -217,8 +217,8 @@ fn generated(
 
 /// Greedy text is the same with and without drafts, right and wrong ones.
 fn drafts_change_nothing(device: Option<&Device>) -> Outcome {
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
-    let (_other_dir, other) = support::tiny_model("qwen2", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
+    let (_other_dir, other) = tlite_testing::tiny_model("qwen2", Traits::default());
     for greedy in [true, false] {
         let mut plain = loaded(&model, device, Logits::Last, greedy)?;
         let (wanted, _) = generated(plain.as_mut(), None, 0)?;
@@ -247,7 +247,7 @@ fn drafts_change_nothing(device: Option<&Device>) -> Outcome {
 /// A cache from a file goes on bit by bit as the one that was saved; that of another model or form
 /// is refused.
 fn caches_come_back(device: Option<&Device>) -> Outcome {
-    let (dir, model) = support::tiny_model("llama", Traits::default());
+    let (dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let file = dir.path().join("cache.bin");
     let all = tokens(31);
     let mut first = loaded(&model, device, Logits::Last, false)?;
@@ -277,7 +277,7 @@ fn caches_come_back(device: Option<&Device>) -> Outcome {
             return Err("a cache that differs is taken".to_owned());
         };
         let values = [&["cache.bin"], values].concat();
-        support::refusal(&e, ErrorKind::PromptCacheMismatch, &values)?;
+        tlite_testing::refusal(&e, ErrorKind::PromptCacheMismatch, &values)?;
         match other.is_empty() {
             true => Ok(()),
             false => Err("a cache that is refused was filled".to_owned()),
@@ -287,7 +287,7 @@ fn caches_come_back(device: Option<&Device>) -> Outcome {
         untied: true,
         ..Traits::default()
     };
-    let (_other_dir, other) = support::tiny_model("llama", untied);
+    let (_other_dir, other) = tlite_testing::tiny_model("llama", untied);
     refused(loaded(&other, device, Logits::Last, false)?.as_mut(), &[])?;
     if device.is_some() {
         refused(
@@ -299,7 +299,7 @@ fn caches_come_back(device: Option<&Device>) -> Outcome {
 }
 
 /// A model whose logits are its input.
-fn logits_of(vocab: usize) -> Result<transformer_lite::graph::Graph, String> {
+fn logits_of(vocab: usize) -> Result<transformer_lite::unstable::graph::Graph, String> {
     let dir = tempfile::tempdir().text()?;
     let mut w = ModelWriter::create(Stage::Convert, dir.path(), "model.onnx", "g").text()?;
     w.opset("", 18);

@@ -2,13 +2,15 @@
 //! persistent kernels, in slices. None of them changes a token.
 
 use super::{Outcome, decoder, tokens};
-use crate::support::{Device, Text};
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats};
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
-use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::{Activations, LanguageModel};
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::backend::{
+    self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats,
+};
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::llm::engine::{DeviceModel, Lengths, Logits};
+use transformer_lite::unstable::llm::sampler::arg_max;
+use transformer_lite::unstable::llm::{Activations, LanguageModel};
 
 /// Tokens that are generated: across a multiple of the padding.
 const STEPS: usize = 80;

@@ -1,15 +1,15 @@
 //! What plans cost, against counts by hand.
 
 use super::*;
-use transformer_lite::backend::Caps;
-use transformer_lite::graph::op::attention::Attention;
-use transformer_lite::graph::op::conv::Conv;
-use transformer_lite::graph::op::matmul::MatMul;
-use transformer_lite::graph::op::window::Window;
-use transformer_lite::llm::ModelFolder;
-use transformer_lite::llm::load::{LoadOptions, PlannedDecoder};
-use transformer_lite::plan::NodeCost;
-use transformer_lite::shape::Symbol;
+use transformer_lite::unstable::backend::Caps;
+use transformer_lite::unstable::graph::op::attention::Attention;
+use transformer_lite::unstable::graph::op::conv::Conv;
+use transformer_lite::unstable::graph::op::matmul::MatMul;
+use transformer_lite::unstable::graph::op::window::Window;
+use transformer_lite::unstable::llm::ModelFolder;
+use transformer_lite::unstable::llm::load::{LoadOptions, PlannedDecoder};
+use transformer_lite::unstable::plan::NodeCost;
+use transformer_lite::unstable::shape::Symbol;
 
 /// The costs of a graph on a device that does not exist, with symbol `n` of this value.
 fn costs(graph: &Graph, caps: &Caps, n: i64) -> Vec<NodeCost> {
@@ -60,7 +60,7 @@ fn an_open_size_is_named() {
     let graph = b.finish(&[y]);
     let plan = Plan::compile(&graph, &Caps::neutral(), &options(&[("n", 100)])).unwrap();
     let e = plan.costs(&Bindings::new()).unwrap_err();
-    crate::support::assert_carries(e, &["n"]);
+    tlite_testing::assert_carries(e, &["n"]);
 }
 
 #[test]
@@ -136,7 +136,7 @@ fn sums(costs: &[NodeCost], op: &str) -> (u64, u64, u64) {
 
 #[test]
 fn a_decoder_appends_rows_and_reads_all() {
-    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let folder = ModelFolder::open(&model).unwrap();
     let options = LoadOptions {
         context: Some(64),
@@ -172,8 +172,11 @@ fn a_decoder_appends_rows_and_reads_all() {
 #[test]
 fn smollm2_against_its_sizes() {
     let Some(dir) = std::env::var_os("TLITE_TEST_MODEL_DIR") else {
-        assert!(support::required().is_empty(), "TLITE_TEST_MODEL_DIR is not set");
-        support::not_tested("TLITE_TEST_MODEL_DIR names no folder with a model");
+        assert!(
+            tlite_testing::required().is_empty(),
+            "TLITE_TEST_MODEL_DIR is not set"
+        );
+        tlite_testing::not_tested("TLITE_TEST_MODEL_DIR names no folder with a model");
         return;
     };
     let folder = ModelFolder::open(&std::path::Path::new(&dir).join("e0m4")).unwrap();

@@ -2,10 +2,10 @@
 //! their own.
 
 use super::*;
-use transformer_lite::backend::Caps;
-use transformer_lite::graph::op::joint_matmul_e0m::JointMatMulE0m;
-use transformer_lite::graph::op::matmul_e0m::MatMulE0m;
-use transformer_lite::quant::{Bits, ByGroup, Method, Packed};
+use transformer_lite::unstable::backend::Caps;
+use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
+use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
 
 /// Products of `x [n, 64]` with weights of so many columns; each result is read once.
 fn products(columns: &[usize]) -> Arc<Graph> {

@@ -2,9 +2,9 @@
 //! live values, for which nothing runs on the host and nothing is uploaded.
 
 use super::*;
-use transformer_lite::graph::op::range::Range;
-use transformer_lite::plan::{Padding, Place};
-use transformer_lite::shape::Symbol;
+use transformer_lite::unstable::graph::op::range::Range;
+use transformer_lite::unstable::plan::{Padding, Place};
+use transformer_lite::unstable::shape::Symbol;
 
 /// The mask of a text encoder as exporters write it, over `x [n, 8]`: positions compared with a
 /// length that follows from the shape of `x`, in integers and as a float; a list of lengths beside
@@ -108,5 +108,5 @@ fn a_known_number_beyond_32_bits_is_refused_by_name() {
     let bind = |n: i64| plan.bind(&Bindings::from([("n", n)]), &mut Bound::default());
     bind(1).unwrap();
     let e = bind(2).unwrap_err();
-    crate::support::assert_carries(e, &["1073741824*n", "2147483648", "32"]);
+    tlite_testing::assert_carries(e, &["1073741824*n", "2147483648", "32"]);
 }

@@ -2,10 +2,10 @@
 //! from shapes.
 
 use super::*;
-use crate::support::carries;
-use transformer_lite::error::ErrorKind;
-use transformer_lite::plan::{NoPadding, Padding};
-use transformer_lite::shape::{Constraints, Symbol};
+use tlite_testing::carries;
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::plan::{NoPadding, Padding};
+use transformer_lite::unstable::shape::{Constraints, Symbol};
 
 /// Options for lengths of `p` up to 100, padded to 64.
 fn padded() -> Options {
@@ -128,7 +128,7 @@ fn constraints_are_checked_in_every_run() {
         ((2, 3, 5), &["N", "N = 3"]),
     ] {
         let e = bind(past, n, total).unwrap_err();
-        support::assert_error(&e, ErrorKind::ShapeMismatch, values);
+        tlite_testing::assert_error(&e, ErrorKind::ShapeMismatch, values);
     }
 }
 
@@ -148,9 +148,9 @@ fn memory_that_cannot_grow_leaves_all_as_it_was() {
         }
         let bindings = executor.bindings(0).unwrap();
         let e = executor.run(0, &bindings).unwrap_err();
-        support::assert_error(&e, ErrorKind::OutOfMemory, &["arena"]);
+        tlite_testing::assert_error(&e, ErrorKind::OutOfMemory, &["arena"]);
         let e = executor.run(0, &Bindings::from([("n", 1 << 60), ("m", 2)]));
-        support::assert_carries(e.unwrap_err(), &["\"x\""]);
+        tlite_testing::assert_carries(e.unwrap_err(), &["\"x\""]);
         check(&mut executor, &graph, &given(20, 30));
         check(&mut executor, &graph, &given(31, 30));
         for (name, t) in given(3, 4) {
@@ -179,7 +179,7 @@ fn a_grid_beyond_the_device_is_refused_each_time() {
         let e = executor.run(0, &bindings).unwrap_err();
         let nodes = plan_nodes.iter().filter(|n| carries(&e.to_string(), n));
         assert!(nodes.count() > 0, "no node of {plan_nodes:?} in: {e}");
-        support::assert_carries(e, &["2"]);
+        tlite_testing::assert_carries(e, &["2"]);
     }
 }
 
@@ -200,7 +200,7 @@ fn symbols_follow_from_shapes() {
         let plan = Plan::compile(&graph, &fake_caps(), &options(&[])).unwrap();
         let ports = plan.unread.iter().zip(shapes);
         let ports = ports.map(|(p, (_, s))| (p.name.as_str(), &p.shape, *s));
-        transformer_lite::plan::bind::solve(ports)
+        transformer_lite::unstable::plan::bind::solve(ports)
     };
     // A size that several values have says less than the symbol alone.
     let found = solve(&[("floor((N+1)/2)", &[1]), ("N", &[2])]).unwrap();
@@ -208,7 +208,7 @@ fn symbols_follow_from_shapes() {
     let found = solve(&[("past+N", &[7]), ("N", &[3])]).unwrap();
     assert_eq!(found.get(&Symbol::new("past")), Some(4));
     let e = solve(&[("2*N", &[7])]).unwrap_err();
-    support::assert_error(&e, ErrorKind::MissingInput, &["2*N", "x0", "N"]);
+    tlite_testing::assert_error(&e, ErrorKind::MissingInput, &["2*N", "x0", "N"]);
     // Nothing that overflows is a solution.
     assert!(solve(&[("-N-9223372036854775807", &[1])]).is_err());
     assert!(solve(&[("9223372036854775807*N", &[1])]).is_err());

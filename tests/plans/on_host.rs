@@ -1,7 +1,7 @@
 //! Results of nodes on the host that kernels read through views, or that are parts of something.
 
 use super::*;
-use transformer_lite::graph::op::split::Split;
+use transformer_lite::unstable::graph::op::split::Split;
 
 fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
     for device in devices() {

@@ -2,11 +2,11 @@
 
 use super::{Build, devices};
 use std::sync::Arc;
-use transformer_lite::graph::op::reduce::{Kind, Reduce};
-use transformer_lite::graph::op::slice::Slice;
-use transformer_lite::graph::{Graph, Op};
-use transformer_lite::runner::Runner;
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::graph::op::reduce::{Kind, Reduce};
+use transformer_lite::unstable::graph::op::slice::Slice;
+use transformer_lite::unstable::graph::{Graph, Op};
+use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn ints(values: &[i64]) -> HostTensor {
     HostTensor::from_i64(&[values.len()], values).unwrap()
@@ -64,7 +64,7 @@ fn other_axes_have_another_plan() {
             assert_eq!(nodes_on_host(&runner), 0, "axis {axis}");
         }
         let error = run(&mut runner, 5).unwrap_err();
-        crate::support::assert_carries(error, &["axis", "5"]);
+        tlite_testing::assert_carries(error, &["axis", "5"]);
         let y = run(&mut runner, 1).unwrap();
         assert_eq!(*y.f32s().unwrap(), [6.0, 22.0, 38.0], "after an error");
     }

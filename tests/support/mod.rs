@@ -1,12 +1,14 @@
 //! What the integration tests share: the devices of this machine, which of them must be there, and
 //! a backend that several executors use one after another.
-#![allow(dead_code, reason = "each test file uses a part")]
 
 pub mod browser;
 #[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;
+pub mod llm;
 mod not_tested;
+pub mod onnx;
+pub mod tiny;
 pub mod values;
 
 pub use not_tested::{not_tested, required};
@@ -14,22 +16,22 @@ pub use values::*;
 
 use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use transformer_lite::backend::kernel::KernelSpec;
-use transformer_lite::backend::{
+use transformer_lite::unstable::backend::kernel::KernelSpec;
+use transformer_lite::unstable::backend::{
     self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, KernelId, Launch,
     RecordingId, Stats, View,
 };
 
-use transformer_lite::cache::FOLDER_VARIABLE;
-use transformer_lite::models;
+use transformer_lite::unstable::cache::FOLDER_VARIABLE;
+use transformer_lite_convert::models;
 
 // For `gguf`, which the library's own tests include too.
-use transformer_lite::error::{Error, ErrorKind, Result};
-use transformer_lite::gguf::{Array, GgmlType, Gguf, Value};
+use transformer_lite::unstable::error::{self, Error, ErrorKind, Result};
+use transformer_lite_convert::gguf::{Array, GgmlType, Gguf, Value};
 
 /// Any displayable error as a trial's.
 pub trait Text<T> {
@@ -173,14 +175,36 @@ pub fn assert_fails(args: &[&str], code: i32, values: &[&str]) -> Failure {
     assert_failed(args, &output.unwrap(), code, values)
 }
 
-/// The built command, with a cache and a models folder of its own in place of the user's.
+/// The root of the repository, for files of tests.
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// The folder of the build that this test belongs to, such as `target/release`.
+fn build_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("the path of the test");
+    let folder = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("a test lies in `deps`");
+    folder.to_owned()
+}
+
+/// A folder for what tests write, the same for all of them.
+pub fn temporary_folder() -> PathBuf {
+    let folder = build_folder()
+        .parent()
+        .expect("a build lies in `target`")
+        .join("tmp");
+    std::fs::create_dir_all(&folder).expect("a folder for what tests write");
+    folder
+}
+
+/// The built command, with a cache and a models folder of its own in place of the user's. Only for
+/// tests of the package `tlite`: for others, nothing builds the command.
 pub fn command() -> std::process::Command {
-    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_tlite"));
-    command.env(FOLDER_VARIABLE, concat!(env!("CARGO_TARGET_TMPDIR"), "/cache"));
-    command.env(
-        models::FOLDER_VARIABLE,
-        concat!(env!("CARGO_TARGET_TMPDIR"), "/models"),
-    );
+    let name = format!("tlite{}", std::env::consts::EXE_SUFFIX);
+    let mut command = std::process::Command::new(build_folder().join(name));
+    command.env(FOLDER_VARIABLE, temporary_folder().join("cache"));
+    command.env(models::FOLDER_VARIABLE, temporary_folder().join("models"));
     command
 }
 
@@ -189,8 +213,8 @@ pub fn tlite(args: &[&str]) -> Output {
     command().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-pub use transformer_lite::selftest::case::POISON;
-use transformer_lite::selftest::case::{Bench, Guards as Guard};
+pub use transformer_lite::unstable::selftest::case::POISON;
+use transformer_lite::unstable::selftest::case::{Bench, Guards as Guard};
 
 /// A backend that has no device here.
 pub struct Missing {
@@ -568,6 +592,7 @@ pub fn converted(model: &gguf::File) -> (tempfile::TempDir, PathBuf) {
     let file = dir.path().join("tiny.gguf");
     std::fs::write(&file, model.bytes()).expect("room for a tiny model");
     let out = dir.path().join("onnx");
-    transformer_lite::gguf::convert(&file, &out, false, &mut |_| {}).expect("the tiny model converts");
+    transformer_lite_convert::gguf::convert(&file, &out, false, &mut |_| {})
+        .expect("the tiny model converts");
     (dir, out)
 }

@@ -4,9 +4,9 @@
 
 use std::collections::HashMap;
 use std::path::Path;
-use transformer_lite::error::{Error, Result, Stage};
-use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 type Attrs<'a> = [(&'a str, Attr)];
 
@@ -49,7 +49,10 @@ impl Net {
         Ok(output)
     }
 
-    fn add(&mut self, tensor: Result<HostTensor, transformer_lite::tensor::TensorError>) -> Result<String> {
+    fn add(
+        &mut self,
+        tensor: Result<HostTensor, transformer_lite::unstable::tensor::TensorError>,
+    ) -> Result<String> {
         let name = self.count("number");
         let tensor = tensor.map_err(|e| Error::other(Stage::Convert, e.to_string()))?;
         self.out.add_constant(&name, &tensor)?;

@@ -181,7 +181,7 @@ def arguments():
         "--kernels",
         type=Path,
         metavar="DIR",
-        help="use the kernels that examples/phone_kernels wrote to DIR",
+        help="use the kernels that crates/tlite/examples/phone_kernels wrote to DIR",
     )
     parser.add_argument(
         "--jobs", type=int, default=min(os.cpu_count() or 1, 8), help="compilers to run at a time"

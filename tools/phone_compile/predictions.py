@@ -35,7 +35,7 @@ TOLD = 128
 
 
 def peaks():
-    """Arguments for examples/phone_predictions.rs: bytes/s, then FLOP/s in f32 and in f16.
+    """Arguments for crates/tlite/examples/phone_predictions.rs: bytes/s, then FLOP/s in f32 and in f16.
 
     >>> peaks()[0]
     'adreno-750=46080000000,2800000000000,5600000000000'
@@ -49,7 +49,7 @@ def with_paper(ours, paper):
 
 
 def figure_4(lines):
-    """Rows of the table for the paper's figure 4. `lines`: output of examples/phone_predictions.rs.
+    """Rows of the table for the paper's figure 4. `lines`: output of crates/tlite/examples/phone_predictions.rs.
 
     >>> line = {"model": "gemma-2b", "prefill_flops": 128e9, "decode_bytes": 2e9,
     ...     "prefill_tokens_per_s": 400.0, "decode_tokens_per_s": 25.0}
@@ -75,7 +75,7 @@ def figure_4(lines):
 def decode_and_runs(models, compared):
     """Rows of two tables: a decode step, and a run of an encoder or image model.
 
-    `models`: as examples/phone_kernels.rs writes it; `compared`: as tables.compared returns it.
+    `models`: as crates/tlite/examples/phone_kernels.rs writes it; `compared`: as tables.compared returns it.
 
     >>> model = {"model": "m", "decoder": True, "weight_bytes": 768_000_000, "macs": 32_000_000}
     >>> pairs = [("opencl", gpu, "form", 140, 150) for gpu in PEAKS]

@@ -15,10 +15,10 @@ pub use awq::AwqMethods;
 pub use gptq::GptqMethods;
 pub use weighted::WeightedMethods;
 
-use super::engine::Watch;
-use super::perplexity::Text;
-use crate::error::{Error, Result, Stage};
-use crate::quant::{Hessian, HessianError};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::llm::engine::Watch;
+use transformer_lite::unstable::llm::perplexity::Text;
+use transformer_lite::unstable::quant::{Hessian, HessianError};
 
 /// Bytes of Hessians held at a time; a single Hessian may exceed it.
 pub const BUDGET: usize = 1 << 30;
@@ -183,8 +183,8 @@ impl<'a> Calibration<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::LanguageModel;
-    use crate::testing::{assert_carries, assert_usage};
+    use tlite_testing::{assert_carries, assert_usage};
+    use transformer_lite::unstable::llm::LanguageModel;
 
     /// Tells `[token, 1]` and `[cache length]` for each token, in two pieces.
     struct Telling {

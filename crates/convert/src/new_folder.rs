@@ -1,8 +1,8 @@
 //! Output folders that appear complete or not at all.
 
-use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use transformer_lite::unstable::error::{Error, Result};
 
 /// A temporary folder that replaces the output folder once it is complete. If it is dropped before
 /// [`NewFolder::commit`], it is removed with its contents, unless it was made by
@@ -148,7 +148,7 @@ pub(crate) const REMOVED: &str = ".removed-";
 
 /// Renames `path` to a hidden name beside it and returns that. Files can then be removed one by one
 /// without anybody taking what is left for the whole.
-pub(crate) fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
+pub fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let number = COUNT.fetch_add(1, Ordering::Relaxed);
     let name = path.file_name().unwrap_or_default().display();
@@ -274,7 +274,7 @@ mod tests {
         let in_the_way = [file.as_path(), dir.path()].map(|output| {
             let e = NewFolder::create(output, ".new-").unwrap_err();
             let name = format!("output {}", output.display());
-            crate::testing::assert_usage(&e, &name, &[]);
+            tlite_testing::assert_usage(&e, &name, &[]);
             e.to_string().replace(&name, "")
         });
         assert_ne!(

@@ -1,13 +1,13 @@
 //! Matmuls with constant weights in an imported graph, and the nodes that produce their inputs.
 
-use super::op::concat::Concat;
-use super::op::matmul::MatMul;
-use super::op::pointwise::{Binary, Expr, Pointwise};
-use super::op::reshape::Reshape;
-use super::op::transpose::Transpose;
-use super::{Graph, Node, NodeId, ValueId};
-use crate::tensor::HostTensor;
 use std::sync::Arc;
+use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::matmul::MatMul;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Expr, Pointwise};
+use transformer_lite::unstable::graph::op::reshape::Reshape;
+use transformer_lite::unstable::graph::op::transpose::Transpose;
+use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
+use transformer_lite::unstable::tensor::HostTensor;
 
 /// A matmul `x * w` with a constant matrix `w`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -301,7 +301,8 @@ impl<'a> Products<'a> {
                         (t.shape().get(rows) == Some(&TOKENS)).then_some(())?;
                     }
                     Step::Append(axis) => {
-                        let axis = super::op::axis(*axis, t.shape().len()).ok()?;
+                        let axis =
+                            transformer_lite::unstable::graph::op::axis(*axis, t.shape().len()).ok()?;
                         (t.shape().get(axis) == Some(&TOKENS)).then_some(())?;
                     }
                 }
@@ -343,10 +344,10 @@ impl<'a> Products<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Stage;
-    use crate::graph::onnx::import;
-    use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
-    use crate::tensor::DType;
+    use transformer_lite::unstable::error::Stage;
+    use transformer_lite::unstable::graph::onnx::import;
+    use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+    use transformer_lite::unstable::tensor::DType;
 
     struct Model {
         dir: tempfile::TempDir,

@@ -20,21 +20,21 @@ mod transcode;
 mod transcode_tests;
 mod wire;
 
-use super::import;
-use super::proto::{GraphProto, NodeProto, TensorProto};
-use super::weights::Weights;
-use super::write::{ModelWriter, write_file};
-use crate::error::{Error, Result, Stage};
-use crate::graph::op::OWN_DOMAIN;
 use crate::new_folder::NewFolder;
-use crate::quant::{Bits, GROUP_STEP, Loss, Method, PER_CHANNEL};
 use job::Job;
 use parts::Parts;
 use plan::{Plan, plan};
 use source::{Source, copy_others};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::import;
+use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, TensorProto};
+use transformer_lite::unstable::graph::onnx::weights::Weights;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, write_file};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::quant::{Bits, GROUP_STEP, Loss, Method, PER_CHANNEL};
 
-pub(crate) use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
+pub use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
 pub use grid::grid_group;
 pub use methods::{Methods, Planned, Scaling};
@@ -58,7 +58,7 @@ pub const GROUP_SIZES: std::ops::RangeInclusive<usize> = 16..=256;
 /// Options of [`quantize`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Number of weights per group; see [`GROUP_SIZES`] and [`crate::quant::group_size`].
+    /// Number of weights per group; see [`GROUP_SIZES`] and [`transformer_lite::unstable::quant::group_size`].
     pub group_size: usize,
     /// Format of the output head and of embedding tables.
     pub head_bits: Bits,
@@ -116,7 +116,7 @@ pub struct Quantized {
     /// Mean absolute error.
     pub mae: f64,
     /// Mean absolute error of min-max asymmetric INT4 with the same groups
-    /// ([`crate::quant::int4_error`]); `None` for a weight that was already quantized.
+    /// ([`transformer_lite::unstable::quant::int4_error`]); `None` for a weight that was already quantized.
     pub mae_int4: Option<f64>,
     /// Mean squared error.
     pub mse: f64,

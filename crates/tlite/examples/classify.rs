@@ -8,8 +8,8 @@ mod common;
 use clap::Parser;
 use common::{AnyError, Common, softmax};
 use std::path::PathBuf;
-use transformer_lite::files::picture::{Fit, IMAGENET, PictureOptions, planes, scale};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::files::picture::{Fit, IMAGENET, PictureOptions, planes, scale};
+use transformer_lite::{DType, HostTensor};
 
 /// Prints the most likely of 1000 classes
 #[derive(Debug, Parser)]

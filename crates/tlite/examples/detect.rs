@@ -9,8 +9,8 @@ mod common;
 use clap::Parser;
 use common::{AnyError, Common, draw, save};
 use std::path::PathBuf;
-use transformer_lite::files::picture::{Fit, PictureOptions, planes, scale};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::files::picture::{Fit, PictureOptions, planes, scale};
+use transformer_lite::{DType, HostTensor};
 
 /// Finds objects of 80 classes and draws a box around each
 #[derive(Debug, Parser)]

@@ -10,25 +10,25 @@
 //! and two loop steps, so that the difference is the cost of the weight format alone.
 //! `tools/phone_compile` compiles all kernels offline for the GPUs.
 
-#[path = "../benches/support/int4_twin.rs"]
+#[path = "../../../benches/support/int4_twin.rs"]
 mod int4_twin;
 
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use transformer_lite::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
-use transformer_lite::backend::phones::PHONES;
-use transformer_lite::backend::{BackendKind, Caps};
-use transformer_lite::graph::ValueId;
-use transformer_lite::graph::derive::derive;
-use transformer_lite::graph::onnx::{ImportOptions, import_with};
-use transformer_lite::graph::op::sizes::Sizes;
-use transformer_lite::graph::pass::{GREEDY, Pipeline};
-use transformer_lite::inspect::{Request, model_file, plans};
-use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
-use transformer_lite::llm::{Activations, KvType};
-use transformer_lite::plan::Plan;
-use transformer_lite::shape::{Bindings, Dim};
+use tlite::inspect::{Request, model_file, plans};
+use transformer_lite::unstable::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
+use transformer_lite::unstable::backend::phones::PHONES;
+use transformer_lite::unstable::backend::{BackendKind, Caps};
+use transformer_lite::unstable::graph::ValueId;
+use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::unstable::graph::op::sizes::Sizes;
+use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline};
+use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, Lengths, Logits};
+use transformer_lite::unstable::llm::{Activations, KvType};
+use transformer_lite::unstable::plan::Plan;
+use transformer_lite::unstable::shape::{Bindings, Dim};
 
 type AnyError = Box<dyn std::error::Error>;
 

@@ -5,11 +5,11 @@
 
 use serde::Serialize;
 use std::path::{Path, PathBuf};
-use transformer_lite::backend::BackendKind;
-use transformer_lite::backend::phones::PHONES;
-use transformer_lite::llm::ModelFolder;
-use transformer_lite::llm::load::{LoadOptions, PlannedDecoder};
-use transformer_lite::roofline::{Peaks, Work};
+use tlite::roofline::{Peaks, Work};
+use transformer_lite::unstable::backend::BackendKind;
+use transformer_lite::unstable::backend::phones::PHONES;
+use transformer_lite::unstable::llm::ModelFolder;
+use transformer_lite::unstable::llm::load::{LoadOptions, PlannedDecoder};
 
 type AnyError = Box<dyn std::error::Error>;
 

@@ -13,8 +13,8 @@ use common::{AnyError, Common, Model, draw, save};
 use image::{Rgb, RgbImage, imageops};
 use regions::Rect;
 use std::path::PathBuf;
-use transformer_lite::files::picture::{Fit, PictureOptions, planes, scale};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::files::picture::{Fit, PictureOptions, planes, scale};
+use transformer_lite::{DType, HostTensor};
 
 /// Reads the lines of text in an image
 #[derive(Debug, Parser)]

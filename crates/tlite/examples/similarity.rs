@@ -10,8 +10,8 @@ use clap::Parser;
 use common::{AnyError, Common, softmax};
 use instant_clip_tokenizer::{Token, Tokenizer};
 use std::path::PathBuf;
-use transformer_lite::files::picture::{Fit, PictureOptions, planes, scale};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::files::picture::{Fit, PictureOptions, planes, scale};
+use transformer_lite::{DType, HostTensor};
 
 /// Mean and standard deviation of CLIP's training images.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];

@@ -12,9 +12,9 @@
 use log::Level;
 use std::io::Write as _;
 use std::process::ExitCode;
-use transformer_lite::backend::NOTE;
-use transformer_lite::cli;
-use transformer_lite::error::Error;
+use tlite::cli;
+use transformer_lite::unstable::backend::NOTE;
+use transformer_lite::unstable::error::Error;
 
 /// Turns off Mesa's device-select layer if it would complain on standard error that there is no
 /// runtime folder. The layer only reorders devices, which `--device` does here.
@@ -31,7 +31,7 @@ fn silence_device_select() {
 /// target.
 fn start_log() {
     let full = std::env::var_os("RUST_LOG").is_some();
-    let quiet = env_logger::Env::default().default_filter_or("error,transformer_lite=warn");
+    let quiet = env_logger::Env::default().default_filter_or("error,transformer_lite=warn,tlite=warn");
     env_logger::Builder::from_env(quiet)
         .target(env_logger::Target::Pipe(Box::new(cli::LogLines)))
         .format(move |out, record| {
@@ -53,7 +53,7 @@ fn start_log() {
 fn main() -> ExitCode {
     silence_device_select();
     #[cfg(feature = "opencl")]
-    transformer_lite::backend::opencl::name_library();
+    transformer_lite::unstable::backend::opencl::name_library();
     start_log();
     let parsed = match cli::parse() {
         Ok(parsed) => parsed,

@@ -4,31 +4,30 @@
 
 #[path = "api/c.rs"]
 mod c;
-mod support;
 
 use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use support::gguf::{HIDDEN, Traits, VOCAB};
-use support::{Device, Text};
-use transformer_lite::backend::{Backend as _, OpenOptions};
-use transformer_lite::error::Error;
-use transformer_lite::gguf::Value;
-use transformer_lite::graph::pass::{GREEDY, Pipeline};
-use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
-use transformer_lite::llm::{
+use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
+use transformer_lite::unstable::error::Error;
+use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
+use transformer_lite::unstable::llm::{
     Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, NgramDraft, Sampler,
     SamplerConfig, Session,
 };
-use transformer_lite::placement::{BackendChoice, Placement};
-use transformer_lite::tensor::DType;
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::tensor::DType;
+use transformer_lite_convert::gguf::Value;
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (devices, missing) = support::devices();
+    let (devices, missing) = tlite_testing::devices();
     let mut trials = Vec::new();
     let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
         trials.push(Trial::test(name, move || Ok(run()?)));
@@ -61,7 +60,7 @@ fn main() -> ExitCode {
         Box::new(c::header_in_old_c_and_in_cpp),
     );
     add("c@host_under_valgrind".to_owned(), Box::new(c::under_valgrind));
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -72,7 +71,7 @@ fn speaking_model() -> (tempfile::TempDir, PathBuf) {
         untied: true,
         ..Traits::default()
     };
-    let mut file = support::gguf::tiny("llama", traits);
+    let mut file = tlite_testing::gguf::tiny("llama", traits);
     let template = "{% if tools %}{{ tools[0] }}{% endif %}{% for m in messages %}\
         {% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}{{ m.name or '' }}{{ m.content }}{% endfor %}";
     file.set("tokenizer.chat_template", Value::String(template.to_owned()));
@@ -84,7 +83,7 @@ fn speaking_model() -> (tempfile::TempDir, PathBuf) {
             row.fill(0);
         }
     }
-    support::converted(&file)
+    tlite_testing::converted(&file)
 }
 
 fn options(place: BackendChoice) -> LoadOptions {
@@ -125,7 +124,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
 /// back.
 fn executors_share_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let mut pipeline = Pipeline::standard();
     pipeline.passes.push(GREEDY);
     let decoder = Decoder::load(&model.join("model.onnx"), &pipeline, Logits::Last).text()?;
@@ -302,7 +301,7 @@ fn refused() -> Outcome {
             return Err(format!("loaded, expected an error of {option:?}"));
         };
         match &e {
-            Error::Usage { name, .. } if name == option => support::refusal(&e, e.kind(), values),
+            Error::Usage { name, .. } if name == option => tlite_testing::refusal(&e, e.kind(), values),
             _ => Err(format!(
                 "expected a usage error of {option:?}, found {}",
                 e.chain()

@@ -1,23 +1,21 @@
 //! Compiled kernels on disk: a second start compiles nothing, and whatever becomes of the files,
 //! the answer is the same.
 
-mod support;
-
 use libtest_mimic::{Arguments, Trial};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Output, Stdio};
-use support::gguf::Traits;
-use support::{Text, carries, tiny_model};
-use transformer_lite::backend::{BackendKind, OpenOptions};
-use transformer_lite::cache::{DEFAULT_LIMIT, Kind, Store};
+use tlite_testing::gguf::Traits;
+use tlite_testing::{Text, carries, tiny_model};
+use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (devices, missing) = support::devices();
+    let (devices, missing) = tlite_testing::devices();
     let mut trials = Vec::new();
     let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
         trials.push(Trial::test(name, move || Ok(run()?)));
@@ -39,7 +37,7 @@ fn main() -> ExitCode {
         "a_library_writes_nothing_by_itself".to_owned(),
         Box::new(off_by_default),
     );
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
@@ -85,7 +83,7 @@ impl Starts {
     }
 
     fn command(&self, folder: &Path) -> Command {
-        let mut command = support::command();
+        let mut command = tlite_testing::command();
         let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8"];
         command.arg("generate").arg(&self.model).args(text);
         command.args(["--temperature", "0", "--json"]);
@@ -182,7 +180,7 @@ fn twice(starts: &Starts) -> Outcome {
     // The command shows and removes them.
     let folder = starts.folder();
     let cache = |args: &[&str]| {
-        let output = support::command()
+        let output = tlite_testing::command()
             .arg("cache")
             .args(args)
             .arg("--cache-dir")
@@ -201,7 +199,7 @@ fn twice(starts: &Starts) -> Outcome {
     equal(&starts.store().entries().text()?.len(), &0)?;
     starts.anew(&cold)?;
     // A start that is not to use them.
-    let mut without = support::command();
+    let mut without = tlite_testing::command();
     without.args(
         starts
             .command(&folder)
@@ -244,7 +242,7 @@ type Loss = fn(&[u8]) -> Option<Vec<u8>>;
 fn alone(starts: &Starts) -> Outcome {
     let model = starts.dir.path().join("e0m4");
     let done = |command: &str, args: &[&std::ffi::OsStr]| {
-        let output = support::command().arg(command).args(args).output().text()?;
+        let output = tlite_testing::command().arg(command).args(args).output().text()?;
         match output.status.success() {
             true => Ok(output.stdout),
             false => Err(format!("{command}: {}", String::from_utf8_lossy(&output.stderr))),
@@ -287,7 +285,7 @@ fn alone(starts: &Starts) -> Outcome {
             }
         });
         told(
-            &support::command()
+            &tlite_testing::command()
                 .args(changed)
                 .args(["--act", "float"])
                 .output()

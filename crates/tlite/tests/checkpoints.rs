@@ -6,7 +6,6 @@
 //! their names and shapes.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
 #[path = "checkpoints/windows.rs"]
 mod windows;
 
@@ -18,19 +17,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use support::gguf::{File, byte_vocabulary, random};
-use support::hugging_face::{self, Folder, Order, f32s};
-use support::{Device, Text};
-use transformer_lite::error::Stage;
-use transformer_lite::gguf::{GgmlType, Value};
-use transformer_lite::graph::onnx::quantize::{Options, quantize};
-use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::runner::Runner;
-use transformer_lite::tensor::{DType, HostTensor};
-use transformer_lite::{checkpoint, gguf};
+use tlite_testing::gguf::{File, byte_vocabulary, random};
+use tlite_testing::hugging_face::{self, Folder, Order, f32s};
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite_convert::gguf::{GgmlType, Value};
+use transformer_lite_convert::quantize::{Options, quantize};
+use transformer_lite_convert::{checkpoint, gguf};
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
@@ -73,7 +72,7 @@ struct Case {
 }
 
 fn cases() -> Vec<Arc<Case>> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/decoders");
+    let folder = Path::new(tlite_testing::ROOT).join("tests/data/decoders");
     let data: Data = serde_json::from_slice(&std::fs::read(folder.join("decoders.json")).unwrap()).unwrap();
     let bytes = std::fs::read(folder.join("logits.f32")).unwrap();
     let floats: Vec<f32> = bytes
@@ -433,7 +432,7 @@ fn kept_folder(folder: &Folder, device: &Device) -> Outcome {
 
 fn kept_gguf(device: &Device) -> Outcome {
     let (dir, path) = (tempfile::tempdir().text()?, "model.gguf");
-    let mut file = support::gguf::tiny("llama", support::gguf::Traits::default());
+    let mut file = tlite_testing::gguf::tiny("llama", tlite_testing::gguf::Traits::default());
     let mut seed = 3;
     for t in file.tensors.iter_mut().filter(|t| t.dims.len() == 2) {
         t.ggml_type = GgmlType::Q4_0.0;
@@ -555,7 +554,7 @@ fn kept_codes(op: &str, device: &Device) -> Outcome {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (devices, missing) = support::devices();
+    let (devices, missing) = tlite_testing::devices();
     let mut trials = Vec::new();
     let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
         trials.push(Trial::test(name, move || Ok(run()?)));
@@ -610,6 +609,6 @@ fn main() -> ExitCode {
     for (name, run) in windows::trials(&all, &devices) {
         add(name, run);
     }
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -7,8 +7,6 @@
 //! has not.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use libtest_mimic::{Arguments, Trial};
 use serde_json::Value;
 use std::collections::HashMap;
@@ -17,18 +15,18 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use support::{Device, Text};
 use tempfile::TempDir;
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::graph::{Edit, Graph, derive, onnx};
-use transformer_lite::inspect::{Request, inspect};
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::plan::{Options, Plan};
-use transformer_lite::shape::{Bindings, Symbol};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::inspect::{Request, inspect};
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::graph::{Edit, Graph, derive, onnx};
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::plan::{Options, Plan};
+use transformer_lite::unstable::shape::{Bindings, Symbol};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 type Outcome = Result<(), String>;
 
@@ -186,10 +184,12 @@ const OF_INTEGERS: f32 = 2.5e-2;
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let (devices, missing) = support::devices();
-    let mut trials = support::missing_trials(missing);
+    let (devices, missing) = tlite_testing::devices();
+    let mut trials = tlite_testing::missing_trials(missing);
     let Some(folder) = std::env::var_os("TLITE_TEST_MODELS") else {
-        trials.push(support::not_set("TLITE_TEST_MODELS names no folder with models"));
+        trials.push(tlite_testing::not_set(
+            "TLITE_TEST_MODELS names no folder with models",
+        ));
         return libtest_mimic::run(&arguments, trials).exit_code();
     };
     let folder = Arc::new(std::path::PathBuf::from(folder));
@@ -275,13 +275,13 @@ const GREEDY: &[Greedy] = &[
         name: DECODER,
         exported: None,
         states: 16,
-        generated: include_str!("data/greedy/minimind2-small.json"),
+        generated: include_str!("../../../tests/data/greedy/minimind2-small.json"),
     },
     Greedy {
         name: "smollm2-optimum",
         exported: Some("tools/export_llm.py --form optimum"),
         states: 60,
-        generated: include_str!("data/greedy/smollm2-optimum.json"),
+        generated: include_str!("../../../tests/data/greedy/smollm2-optimum.json"),
     },
 ];
 /// How many of them a device must choose, and the host where ONNX Runtime itself is not steady.
@@ -360,7 +360,7 @@ impl Quantized {
             Entry::Occupied(found) => found.into_mut(),
             Entry::Vacant(free) => {
                 let folder = tempfile::tempdir().text()?;
-                let done = support::command()
+                let done = tlite_testing::command()
                     .args(["quantize", "--format", "e0m4"])
                     .arg(model.parent().ok_or("no folder")?)
                     .arg("-o")
@@ -393,7 +393,7 @@ fn inputs(graph: &Graph, sizes: &Bindings) -> Result<Vec<(String, HostTensor)>, 
         let shape = fact.shape.eval(sizes).text()?;
         let count: usize = shape.iter().product();
         let tensor = if fact.dtype.is_float() {
-            HostTensor::from_floats(fact.dtype, &shape, &support::gguf::random(&mut 7, count))
+            HostTensor::from_floats(fact.dtype, &shape, &tlite_testing::gguf::random(&mut 7, count))
         } else {
             let value = |i: usize| match name.as_str() {
                 "sr" => 16000,

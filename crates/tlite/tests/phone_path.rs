@@ -19,7 +19,6 @@ mod first_use;
 mod play;
 #[path = "phone_path/standin.rs"]
 mod standin;
-mod support;
 #[path = "phone_path/tune.rs"]
 mod tune;
 
@@ -29,13 +28,13 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use support::Text;
 use tlite_standin::{Config, Delay, Fault, Profile, Slow, cl};
-use transformer_lite::backend::opencl::PARTS_DIFFER;
-use transformer_lite::backend::{self, BackendKind};
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
-use transformer_lite::tensor::DType;
+use tlite_testing::Text;
+use transformer_lite::unstable::backend::opencl::PARTS_DIFFER;
+use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::tensor::DType;
 
 /// Tokens of a whole answer; of one that only shows that the device is opened; and of one on a slow
 /// device.
@@ -53,7 +52,7 @@ fn main() -> ExitCode {
     };
     let mut missing = Vec::new();
     match backend::list(BackendKind::OpenCl) {
-        Err(e) => missing.push(support::Missing {
+        Err(e) => missing.push(tlite_testing::Missing {
             backend: BackendKind::OpenCl.to_string(),
             why: e.to_string(),
         }),
@@ -110,11 +109,11 @@ fn main() -> ExitCode {
         }
     }
     if std::env::var_os("TLITE_TEST_MODEL_DIR").is_none() {
-        trials.push(support::not_set(
+        trials.push(tlite_testing::not_set(
             "TLITE_TEST_MODEL_DIR names no folder with a model",
         ));
     }
-    trials.extend(support::missing_trials(missing));
+    trials.extend(tlite_testing::missing_trials(missing));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 

@@ -20,7 +20,7 @@ enum Fault {
 
 /// The model in `bytes`, the content of the file `path`. The error of a file that is cut off says
 /// how many bytes are missing.
-pub(super) fn model(stage: Stage, path: &Path, bytes: &[u8]) -> Result<ModelProto> {
+pub fn model(stage: Stage, path: &Path, bytes: &[u8]) -> Result<ModelProto> {
     let decoded = match ModelProto::decode(bytes) {
         // Some other files decode as a message without any known field.
         Ok(model) if model.graph.is_some() => return Ok(model),

@@ -1,12 +1,11 @@
 //! ONNX files: reading, writing and quantizing them. The types of the wire format are private to
 //! this module.
 
-mod decode;
+pub mod decode;
 mod import;
 mod missing;
-mod proto;
-pub mod quantize;
-mod weights;
+pub mod proto;
+pub mod weights;
 pub mod write;
 
 pub use import::{ImportOptions, import, import_with};
@@ -80,7 +79,7 @@ pub fn dtype_of(code: i64) -> OpResult<DType> {
 }
 
 /// The name of an element type for messages.
-fn type_name(code: i64) -> String {
+pub fn type_name(code: i64) -> String {
     match code {
         8 => "string".to_owned(),
         14 => "complex64".to_owned(),

@@ -14,7 +14,7 @@ use std::sync::Arc;
 pub(super) const CHECKSUM: &str = "crc32";
 
 /// Memory-maps a whole file.
-pub(super) fn map(path: &Path) -> Result<Mapped> {
+pub fn map(path: &Path) -> Result<Mapped> {
     let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
     if file
         .metadata()
@@ -28,7 +28,7 @@ pub(super) fn map(path: &Path) -> Result<Mapped> {
 }
 
 /// Reads the tensors of one model.
-pub(super) struct Weights {
+pub struct Weights {
     folder: PathBuf,
     model: PathBuf,
     /// Opened files; `None` for a missing file that is allowed to be absent.

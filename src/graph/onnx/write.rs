@@ -150,7 +150,7 @@ impl ExternalData<'_> {
 }
 
 /// Writes a whole file and syncs it to disk.
-pub(super) fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
+pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
     File::create(path)
         .and_then(|mut f| f.write_all(bytes).and_then(|()| f.sync_all()))
         .map_err(|e| Error::io("cannot write", path, e))
@@ -500,7 +500,7 @@ impl ModelWriter {
 
     /// Completes the data file. Returns the added constants, for a model file that is assembled
     /// elsewhere, and the length of the data file.
-    pub(super) fn into_initializers(mut self) -> Result<(Vec<proto::TensorProto>, u64)> {
+    pub fn into_initializers(mut self) -> Result<(Vec<proto::TensorProto>, u64)> {
         self.flush()?;
         Ok((std::mem::take(&mut self.graph.initializer), self.position))
     }
@@ -527,126 +527,10 @@ impl ModelWriter {
     }
 }
 
-/// Lets tests of other modules read written files without access to the messages.
 #[cfg(test)]
-pub(crate) mod read_back {
-    use super::proto;
-    use prost::Message;
-    use std::path::Path;
-
-    /// A model file with its data, as tests look at it.
-    pub struct Model {
-        /// Names and sizes, as `name[a,b]`.
-        pub inputs: Vec<String>,
-        /// Names and sizes, as `name[a,b]`.
-        pub outputs: Vec<String>,
-        graph: proto::GraphProto,
-        data: Vec<u8>,
-    }
-
-    fn shown(v: &proto::ValueInfoProto) -> String {
-        let shape = v
-            .r#type
-            .as_ref()
-            .unwrap()
-            .tensor_type
-            .as_ref()
-            .unwrap()
-            .shape
-            .as_ref()
-            .unwrap();
-        let size = |d: &proto::DimensionProto| match d.value.as_ref().unwrap() {
-            proto::DimensionValue::Value(v) => v.to_string(),
-            proto::DimensionValue::Param(s) => s.clone(),
-        };
-        format!(
-            "{}[{}]",
-            v.name,
-            shape.dim.iter().map(size).collect::<Vec<_>>().join(",")
-        )
-    }
-
-    /// Reads `path` and the data file beside it.
-    pub fn open(path: &Path) -> Model {
-        let model = proto::ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
-        assert_eq!(model.ir_version, super::IR_VERSION);
-        let graph = model.graph.unwrap();
-        let data = std::fs::read(path.with_extension("onnx.data")).unwrap();
-        let inputs = graph.input.iter().map(shown).collect();
-        let outputs = graph.output.iter().map(shown).collect();
-        Model {
-            inputs,
-            outputs,
-            graph,
-            data,
-        }
-    }
-
-    /// Makes an initialiser of the model file `path`, of floats in single precision, an input of
-    /// the graph as well.
-    pub fn make_input(path: &Path, name: &str) {
-        let mut model = proto::ModelProto::decode(std::fs::read(path).unwrap().as_slice()).unwrap();
-        let graph = model.graph.as_mut().unwrap();
-        let t = graph.initializer.iter().find(|t| t.name == name).unwrap();
-        let dim = |d: &i64| proto::DimensionProto {
-            value: Some(proto::DimensionValue::Value(*d)),
-        };
-        let shape = proto::TensorShapeProto {
-            dim: t.dims.iter().map(dim).collect(),
-        };
-        let tensor_type = proto::TensorTypeProto {
-            elem_type: t.data_type,
-            shape: Some(shape),
-        };
-        graph.input.push(proto::ValueInfoProto {
-            name: name.to_owned(),
-            r#type: Some(proto::TypeProto {
-                tensor_type: Some(tensor_type),
-            }),
-        });
-        std::fs::write(path, model.encode_to_vec()).unwrap();
-    }
-
-    impl Model {
-        /// Number of nodes of an operator type.
-        pub fn count(&self, op: &str) -> usize {
-            self.graph.node.iter().filter(|n| n.op_type == op).count()
-        }
-
-        /// Inputs of a node.
-        pub fn node_inputs(&self, name: &str) -> &[String] {
-            &self.graph.node.iter().find(|n| n.name == name).unwrap().input
-        }
-
-        /// Offset in the data file, shape and bytes of an initialiser; no offset when it is inline.
-        pub fn tensor(&self, name: &str) -> (Option<usize>, Vec<usize>, &[u8]) {
-            let t = self.graph.initializer.iter().find(|t| t.name == name).unwrap();
-            let shape = t.dims.iter().map(|d| *d as usize).collect();
-            if t.data_location == 0 {
-                return (None, shape, &t.raw_data);
-            }
-            let entry = |key: &str| &t.external_data.iter().find(|e| e.key == key).unwrap().value;
-            assert_eq!(entry("location"), "model.onnx.data");
-            let (offset, length): (usize, usize) =
-                (entry("offset").parse().unwrap(), entry("length").parse().unwrap());
-            (Some(offset), shape, &self.data[offset..offset + length])
-        }
-
-        /// Shape and elements of an `f32` initialiser.
-        pub fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
-            let (_, shape, bytes) = self.tensor(name);
-            (
-                shape,
-                bytes
-                    .as_chunks::<4>()
-                    .0
-                    .iter()
-                    .map(|b| f32::from_le_bytes(*b))
-                    .collect(),
-            )
-        }
-    }
-}
+#[path = "../../../tests/support/onnx/read_back.rs"]
+#[expect(dead_code, reason = "what other crates' tests use too")]
+mod read_back;
 
 #[cfg(test)]
 mod tests {

@@ -8,7 +8,7 @@ use crate::shape::Dim;
 /// Tile of a work-group. Each work-item computes 4 x 4 results; additional work-items split the
 /// terms of the sums (split-k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::graph::op) struct LocalTile {
+pub(crate) struct LocalTile {
     /// Rows of results, a multiple of 4.
     pub rows: i64,
     /// Columns of results, a multiple of 4.
@@ -48,7 +48,7 @@ const UNBOUND_PLANE: i64 = 64 * 64;
 
 /// Upper bounds on the results of a dispatch; `None` if unbounded.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::graph::op) struct Extent {
+pub(crate) struct Extent {
     /// Rows of results.
     pub rows: Option<i64>,
     /// Columns of results.

@@ -55,7 +55,7 @@ enum Zeros<'a> {
 }
 
 /// The constants of a weight.
-pub(crate) struct Weight<'a> {
+pub struct Weight<'a> {
     layout: &'a MatMulNBits,
     codes: &'a [u8],
     scales: Cow<'a, [f32]>,
@@ -66,7 +66,7 @@ pub(crate) struct Weight<'a> {
 
 impl MatMulNBits {
     /// Checks the attributes: an error for unsupported bits or blocks, and for sizes that overflow.
-    pub(crate) fn new(bits: i64, block: usize, k: usize, n: usize) -> OpResult<Self> {
+    pub fn new(bits: i64, block: usize, k: usize, n: usize) -> OpResult<Self> {
         let known = Bits::new(bits).filter(|b| matches!(b, Bits::Two | Bits::Four | Bits::Eight));
         let bits = known.ok_or_else(|| OpError::expected("attribute `bits`", "2, 4 or 8", bits))?;
         if block < 16 || !block.is_power_of_two() {
@@ -172,7 +172,7 @@ impl MatMulNBits {
 
     /// The order that sorts the rows by block, if they are not sorted. Fails if the blocks have
     /// other sizes than E0M groups.
-    pub(crate) fn order(&self, g_idx: &HostTensor) -> OpResult<Option<Vec<usize>>> {
+    pub fn order(&self, g_idx: &HostTensor) -> OpResult<Option<Vec<usize>>> {
         self.order_of(&self.blocks_of_rows(g_idx)?)
     }
 
@@ -184,7 +184,7 @@ impl MatMulNBits {
     }
 
     /// The weight with these constants, which must be checked.
-    pub(crate) fn weight<'a>(
+    pub fn weight<'a>(
         &'a self,
         codes: &'a HostTensor,
         scales: &'a HostTensor,
@@ -255,7 +255,7 @@ impl Weight<'_> {
 
     /// The weight as grids, and its row order if rows are reordered. Fails if the E0M layout does
     /// not support it.
-    pub(crate) fn grids(&self) -> OpResult<(Grids<'_>, Option<Vec<usize>>)> {
+    pub fn grids(&self) -> OpResult<(Grids<'_>, Option<Vec<usize>>)> {
         let l = self.layout;
         Packed::check(l.bits, l.block, l.k, l.n).map_err(|e| OpError::Unsupported(e.to_string()))?;
         let order = match &self.groups {

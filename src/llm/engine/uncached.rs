@@ -6,7 +6,7 @@ use crate::llm::LanguageModel;
 
 /// Makes a decoder without a KV cache look like one with a cache, by keeping the tokens.
 #[derive(Debug)]
-pub(in crate::llm) struct Uncached<M> {
+pub(crate) struct Uncached<M> {
     model: M,
     tokens: Vec<u32>,
 }

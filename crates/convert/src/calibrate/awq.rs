@@ -2,14 +2,14 @@
 
 use super::hessians::{ByHessian, batch};
 use super::{Calibration, Input, WeightedMethods};
-use crate::error::{Error, Result, Stage};
-use crate::graph::onnx::quantize::{Methods, Planned, Scaling};
-use crate::graph::products::{Fold, Maker, Products};
-use crate::quant::awq::{self, Sample};
-use crate::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
-use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
+use crate::products::{Fold, Maker, Products};
+use crate::quantize::{Methods, Planned, Scaling};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::quant::awq::{self, Sample};
+use transformer_lite::unstable::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
+use transformer_lite::unstable::quant::{ByGroup, ColumnMethod, Hessian, Method};
 
 /// Number of sampled weight columns when searching for scales.
 const SAMPLE: usize = 48;

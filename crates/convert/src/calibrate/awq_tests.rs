@@ -1,18 +1,18 @@
 use super::*;
-use crate::graph::derive::derive;
-use crate::graph::interp::Interpreter;
-use crate::graph::onnx::import;
-use crate::graph::onnx::quantize::{self, Options, Summary, quantize_with};
-use crate::graph::onnx::write::read_back::make_input;
-use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
-use crate::llm::LanguageModel;
-use crate::llm::calibrate::{GptqMethods, Opener, Progress};
-use crate::llm::engine::Watch;
-use crate::llm::perplexity::Text;
-use crate::tensor::{DType, HostTensor};
+use crate::calibrate::{GptqMethods, Opener, Progress};
+use crate::quantize::{self, Options, Summary, quantize_with};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use tlite_testing::onnx::read_back::make_input;
+use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::onnx::import;
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::Watch;
+use transformer_lite::unstable::llm::perplexity::Text;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 const K: usize = 64;
 const INNER: usize = 96;
@@ -160,7 +160,7 @@ fn result(folder: &Path) -> Vec<f32> {
         .run(HashMap::from([(x, rows)]));
     let made = made.unwrap();
     // Each as a part of its own size, so that none is lost beside the other.
-    let relative = |v: &crate::graph::ValueId| {
+    let relative = |v: &transformer_lite::unstable::graph::ValueId| {
         let found = made[v].to_f32().unwrap().into_owned();
         let size = found.iter().map(|v| v * v).sum::<f32>().sqrt();
         (found, size)
@@ -237,7 +237,7 @@ fn change(model: &Gated, options: &Options) -> (f64, Summary, tempfile::TempDir)
     ((off / all).sqrt(), summary, dir)
 }
 
-fn options(bits: crate::quant::Bits) -> Options {
+fn options(bits: transformer_lite::unstable::quant::Bits) -> Options {
     Options {
         bits,
         head_bits: bits,
@@ -255,7 +255,7 @@ fn norm(folder: &Path) -> Vec<f32> {
 
 #[test]
 fn folding_keeps_the_model() {
-    use crate::quant::Bits::Eight;
+    use transformer_lite::unstable::quant::Bits::Eight;
     let scaled = |dir: &tempfile::TempDir| norm(&dir.path().join("in")) != norm(&dir.path().join("out"));
     let (off, _, dir) = change(&PLAIN, &options(Eight));
     assert!(off < 0.03 && scaled(&dir), "{off}");
@@ -319,7 +319,7 @@ fn folding_keeps_the_model() {
 
 #[test]
 fn scaling_helps_and_errors_are_those_of_the_weights() {
-    let four = options(crate::quant::Bits::Four);
+    let four = options(transformer_lite::unstable::quant::Bits::Four);
     let (awq, summary, dir) = change(&PLAIN, &four);
     // The same method without scaling, errors weighed by the same squares.
     let [input, output] = ["in", "weighted"].map(|f| dir.path().join(f));
@@ -346,7 +346,7 @@ fn a_run_that_goes_on_does_not_calibrate_again_and_batches_change_nothing() {
     let input = dir.path().join("in");
     std::fs::create_dir(&input).unwrap();
     PLAIN.write(&input);
-    let options = options(crate::quant::Bits::Four);
+    let options = options(transformer_lite::unstable::quant::Bits::Four);
     let bytes = |name: &str| std::fs::read(dir.path().join(name).join("model.onnx.data")).unwrap();
     let (made, opened) = quantized(&input, &dir.path().join("whole"), 1 << 30, &options);
     made.unwrap();
@@ -379,7 +379,7 @@ fn what_gptq_made_is_of_one_model_and_one_device() {
     let dir = tempfile::tempdir().unwrap();
     let [input, output] = ["in", "out"].map(|f| dir.path().join(f));
     std::fs::create_dir(&input).unwrap();
-    let options = options(crate::quant::Bits::Four);
+    let options = options(transformer_lite::unstable::quant::Bits::Four);
     let gptq = |place: &str, progress: &mut dyn FnMut(quantize::Progress<'_>)| {
         let (made, _) = calibrated(&input, (place, 1 << 30), |calibration, products| {
             let mut methods = GptqMethods::new(calibration, products, Method::Mse);

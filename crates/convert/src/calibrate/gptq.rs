@@ -2,11 +2,11 @@
 
 use super::Calibration;
 use super::hessians::ByHessian;
-use crate::error::Result;
-use crate::graph::onnx::quantize::{Methods, Planned};
-use crate::graph::products::Products;
-use crate::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
-use crate::quant::{ByGroup, ColumnMethod, Method};
+use crate::products::Products;
+use crate::quantize::{Methods, Planned};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::quant::gptq::{CholeskyFactor, DAMPING, Gptq};
+use transformer_lite::unstable::quant::{ByGroup, ColumnMethod, Method};
 
 /// [`Gptq`] for matmul weights. Tables, and weights with other readers, are rounded without
 /// compensation.

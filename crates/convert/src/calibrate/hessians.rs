@@ -1,11 +1,11 @@
 //! Computes values from Hessians, for as many inputs at a time as memory allows.
 
 use super::{Calibration, Input};
-use crate::error::{Error, Result, Stage};
-use crate::graph::products::Products;
-use crate::quant::{Hessian, HessianError};
+use crate::products::Products;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::quant::{Hessian, HessianError};
 
 /// Computes the value from a Hessian.
 type Make<T> = fn(Hessian) -> Result<T, HessianError>;

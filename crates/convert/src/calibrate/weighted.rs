@@ -2,12 +2,12 @@
 
 use super::hessians::ByHessian;
 use super::{Calibration, Input};
-use crate::error::Result;
-use crate::graph::onnx::quantize::{Methods, Planned};
-use crate::graph::products::Products;
-use crate::quant::{ByGroup, ColumnMethod, Hessian, Method};
+use crate::products::Products;
+use crate::quantize::{Methods, Planned};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::quant::{ByGroup, ColumnMethod, Hessian, Method};
 
 /// Fits each group with errors weighted by the mean squares of the inputs.
 pub struct WeightedMethods<'a> {

@@ -7,8 +7,8 @@
 
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
-use crate::error::Result;
-use crate::quant::{Bits, Grid, GridColumn, Grids};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::quant::{Bits, Grid, GridColumn, Grids};
 
 /// AWQ settings of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@ use super::awq::Awq;
 use super::gptq::Gptq;
 use super::params::{Activation, Architecture, Params, Window};
 use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::quant::Bits;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::quant::Bits;
 
 /// `model_type` of a model that also reads images.
 const WITH_PICTURES: &str = "gemma3";

@@ -6,10 +6,10 @@ use super::params::{Activation, Window};
 use super::rope::Rope;
 use super::weights::{Builder, Matrix};
 use super::{Kept, Params};
-use crate::error::Result;
-use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
-use crate::graph::op::OWN_DOMAIN;
-use crate::tensor::{DType, HostTensor};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Added to the scores of hidden keys.
 const MASKED: f32 = f32::MIN;

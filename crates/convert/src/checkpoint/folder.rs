@@ -6,11 +6,11 @@ use super::gptq;
 pub(crate) use super::safetensors::INDEX;
 use super::safetensors::{Shards, Tensor, files as safetensors_files};
 use super::{Params, Progress, Stored, Summary, TEMPORARY, TOO_LARGE, Tensors, write_json, write_model};
-use crate::error::{Error, Result, Stage};
 use crate::new_folder::NewFolder;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 
 /// Files copied to the model folder if they exist.
 pub(crate) const COPIED: [&str; 9] = [

@@ -9,8 +9,8 @@
 
 use super::safetensors::Tensor;
 use super::store::{Stored, decoded};
-use crate::error::Result;
-use crate::quant::{Bits, Grid, GridColumn, Grids, by_group};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::quant::{Bits, Grid, GridColumn, Grids, by_group};
 
 /// GPTQ settings of the configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -14,7 +14,7 @@ pub mod rope;
 mod safetensors;
 mod store;
 #[cfg(test)]
-#[path = "../../tests/support/hugging_face.rs"]
+#[path = "../../../../tests/support/hugging_face.rs"]
 mod testing;
 #[cfg(test)]
 mod tests;
@@ -24,15 +24,15 @@ pub use params::{Activation, Architecture, Params, Window};
 pub use store::{Stored, Tensors};
 pub use weights::Builder;
 
-use crate::error::{Error, Result, Stage};
-use crate::graph::onnx::quantize::{Left, Quantized};
-use crate::graph::onnx::write::ModelWriter;
+use crate::quantize::{Left, Quantized};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::write::ModelWriter;
 
 /// Prefix of the temporary folder of a conversion.
-pub(crate) const TEMPORARY: &str = ".convert-";
+pub const TEMPORARY: &str = ".convert-";
 
 /// Progress of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,10 +1,6 @@
 //! Memory-mapped `safetensors` files: the header length in eight bytes, the header in JSON, the
 //! tensors' bytes.
 
-use crate::error::{Error, Result, Stage};
-use crate::files::kind;
-use crate::mapped::Mapped;
-use crate::tensor::Bytes;
 use half::{bf16, f16};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
@@ -12,6 +8,10 @@ use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::kind;
+use transformer_lite::unstable::mapped::Mapped;
+use transformer_lite::unstable::tensor::Bytes;
 
 /// Maximum header size in the format, in bytes.
 const MAX_HEADER: usize = 100_000_000;

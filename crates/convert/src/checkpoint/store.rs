@@ -1,8 +1,8 @@
 //! Interface to the tensors of a checkpoint.
 
-use crate::error::{Error, Result};
-use crate::quant::{GridColumn, Grids};
 use std::collections::BTreeMap;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::quant::{GridColumn, Grids};
 
 /// Reads rows as `f32`: from the given row, as many as the buffer holds.
 pub type Rows<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + 'a>;

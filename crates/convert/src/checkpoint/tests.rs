@@ -6,16 +6,16 @@ use super::folder::convert;
 use super::gptq::{Gptq, Parts};
 use super::testing::{Folder, HIDDEN, INTERMEDIATE, Order, VOCAB, awq, gptq};
 use super::{Summary, safetensors::Shards};
-use crate::error::{Error, ErrorKind};
-use crate::graph::onnx::write::read_back;
-use crate::graph::pass::Pipeline;
-use crate::llm::LanguageModel as _;
-use crate::llm::engine::{Decoder, HostModel, Logits};
-use crate::quant::Bits;
-use crate::testing::{assert_carries, assert_error};
 use half::f16;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
+use tlite_testing::onnx::read_back;
+use tlite_testing::{assert_carries, assert_error};
+use transformer_lite::unstable::error::{Error, ErrorKind};
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::llm::LanguageModel as _;
+use transformer_lite::unstable::llm::engine::{Decoder, HostModel, Logits};
+use transformer_lite::unstable::quant::Bits;
 
 /// Converts the folder; the temporary one, the result, the summary.
 fn converted(f: &Folder) -> Result<(tempfile::TempDir, PathBuf, Summary), Error> {
@@ -117,7 +117,7 @@ fn awq_is_exact() {
 /// `tests/data/quantized/make.py` wrote the file by `AutoGPTQ` and `AutoAWQ`.
 #[test]
 fn files_of_the_public_packages_are_read_as_these_read_them() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/quantized");
+    let folder = Path::new(tlite_testing::ROOT).join("tests/data/quantized");
     let shards = Shards::open(&folder).unwrap();
     let (k, n, group) = (64, 32, Some(16));
     for (name, bits) in [

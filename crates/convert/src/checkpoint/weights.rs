@@ -1,12 +1,12 @@
 //! Writes the weights and nodes of a converted model.
 
 use super::{Kept, Params, Stored, Tensors};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::graph::onnx::quantize::{Left, Quantized};
-use crate::graph::onnx::write::{Attr, ExternalData, ModelWriter, NodeSpec};
-use crate::graph::op::OWN_DOMAIN;
-use crate::quant::{Bits, Grids, Packed as PackedMatrix, QuantError};
-use crate::tensor::{DType, HostTensor, TensorError};
+use crate::quantize::{Left, Quantized};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ExternalData, ModelWriter, NodeSpec};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::quant::{Bits, Grids, Packed as PackedMatrix, QuantError};
+use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
 /// Elements decoded at once when a tensor is copied in its own order.
 const CHUNK: usize = 1 << 20;

@@ -2,12 +2,12 @@
 //! computations, weights, and parts that decoders share.
 
 use super::{Family, Form, Spec};
-use crate::error::{Error, Result, Stage};
-use crate::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
-use crate::graph::op::OWN_DOMAIN;
-use crate::quant::{Bits, group_size};
-use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::HashMap;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::quant::{Bits, group_size};
+use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
 /// Uniform numbers from -1 to 1 (SplitMix64).
 pub(super) struct Random(pub u64);
@@ -244,7 +244,7 @@ impl Builder<'_> {
     }
 
     pub(super) fn cast(&mut self, scope: &str, x: &str, to: DType) -> Result<String> {
-        let code = crate::graph::onnx::type_code(to);
+        let code = transformer_lite::unstable::graph::onnx::type_code(to);
         self.node("Cast", scope, &[x], &[("to", Attr::Int(code.into()))])
     }
 

@@ -2,8 +2,8 @@
 //! first half of each head.
 
 use super::builder::{BATCH, Builder, Part, axis, perm, signed};
-use crate::error::Result;
-use crate::tensor::{DType, HostTensor};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 impl Builder<'_> {
     pub(super) fn chat_glm(&mut self) -> Result<()> {

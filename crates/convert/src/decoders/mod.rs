@@ -3,7 +3,7 @@
 //!
 //! Shapes and plans need no weights. Without weights the data file is declared but not written, and
 //! the model is read with `ImportOptions { absent_weights: true }`; a device can generate random
-//! weights ([`crate::executor::WeightSource`]). The graphs follow the models' Python code: sizes
+//! weights ([`transformer_lite::unstable::executor::WeightSource`]). The graphs follow the models' Python code: sizes
 //! come from chains of `Shape`, `Gather` and `Concat`; normalization, rotary embedding, mask and
 //! attention are decomposed; the cache is an input (past) and an output (present).
 //! [`crate::checkpoint`] converts real checkpoints.
@@ -12,13 +12,13 @@ mod builder;
 mod chat_glm;
 mod llama;
 
-use crate::error::{Result, Stage};
-use crate::graph::onnx::write::{ModelWriter, Written};
-use crate::graph::op::OWN_DOMAIN;
-use crate::tensor::DType;
 use builder::{Builder, Random};
 use std::collections::HashMap;
 use std::path::Path;
+use transformer_lite::unstable::error::{Result, Stage};
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, Written};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::tensor::DType;
 
 /// Model family whose code the graph follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

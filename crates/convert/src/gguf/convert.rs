@@ -8,10 +8,10 @@ use crate::checkpoint::rope::decimal;
 use crate::checkpoint::{
     Activation, Architecture, Params, Progress, Summary, TEMPORARY, write_json, write_model,
 };
-use crate::error::Result;
 use crate::new_folder::NewFolder;
 use serde_json::{Value, json};
 use std::path::Path;
+use transformer_lite::unstable::error::Result;
 
 /// Converts the GGUF file `input` to the folder `output`, which holds `model.onnx`,
 /// `model.onnx.data` (weights in `f32`; with `keep_bits` quantized weights keep their bits as E0M),
@@ -25,7 +25,7 @@ use std::path::Path;
 /// is left.
 ///
 /// Errors: an unsupported architecture, tensor type, tokenizer or other trait of the model; a
-/// damaged or contradictory file; an existing output ([`crate::error::Error::is_usage`]); a failure
+/// damaged or contradictory file; an existing output ([`transformer_lite::unstable::error::Error::is_usage`]); a failure
 /// to write.
 pub fn convert(
     input: &Path,

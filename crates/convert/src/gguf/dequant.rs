@@ -1,8 +1,8 @@
 //! GGML block formats: their grids and codes, and their decoding to `f32`.
 
-use crate::quant::{Bits, Grid, GridColumn};
 use half::{bf16, f16};
 use std::fmt;
+use transformer_lite::unstable::quant::{Bits, Grid, GridColumn};
 
 /// Code of a GGML tensor type, which may be unknown.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -9,7 +9,7 @@ mod params;
 pub mod read;
 mod tensors;
 #[cfg(test)]
-#[path = "../../tests/support/gguf.rs"]
+#[path = "../../../../tests/support/gguf.rs"]
 mod testing;
 #[cfg(test)]
 mod tests;
@@ -17,8 +17,8 @@ mod tokenizer;
 
 pub use convert::{convert, convert_into, supported};
 pub use dequant::GgmlType;
-pub use read::{Array, Gguf, TensorInfo, Value, is_gguf};
+pub use read::{Array, Gguf, TensorInfo, Value};
 pub use tokenizer::write_tokenizer;
 
 #[cfg(test)]
-use crate::error::Result;
+use transformer_lite::unstable::error::Result;

@@ -3,7 +3,7 @@
 use super::read::{Gguf, TensorInfo};
 use crate::checkpoint::rope::{Rope, Scaling, yarn_magnitude};
 use crate::checkpoint::{Architecture, Params, TOO_LARGE, Window};
-use crate::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, Result};
 
 /// Keys for computations that the graph does not support.
 const FOREIGN_KEYS: [&str; 9] = [

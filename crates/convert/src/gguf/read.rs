@@ -1,24 +1,17 @@
 //! Reading of GGUF files, versions 2 and 3, through a memory map.
 
 use super::dequant::{self, GgmlType};
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::files::kind;
-use crate::mapped::Mapped;
-use crate::tensor::Bytes;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::files::kind;
+use transformer_lite::unstable::mapped::Mapped;
+use transformer_lite::unstable::tensor::Bytes;
 
 const MAGIC: [u8; 4] = *b"GGUF";
 
-/// True if the file begins with the magic number of GGUF.
-pub fn is_gguf(path: &Path) -> bool {
-    let mut magic = [0; MAGIC.len()];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
-    read.is_ok() && magic == MAGIC
-}
 /// Bytes of magic number, version and two counts.
 const HEADER: u64 = 24;
 const DEFAULT_ALIGNMENT: u64 = 32;

@@ -4,10 +4,10 @@ use super::dequant;
 use super::params::{ROPE_TENSORS, expect_dims, missing};
 use super::read::{Gguf, TensorInfo};
 use crate::checkpoint::{Architecture, Params, Stored, Tensors};
-use crate::error::{Error, Result};
-use crate::quant::Grids;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::quant::Grids;
 
 /// The tensors of a file.
 pub struct GgufTensors<'a> {

@@ -6,14 +6,14 @@ use super::params::params;
 use super::read::{Array, Gguf, Value};
 use super::testing::{self, File, HEAD_DIM, HEADS, HIDDEN, KV_HEADS, Traits, VOCAB, tiny};
 use super::tokenizer::Vocabulary;
-use crate::error::{Error, ErrorKind};
-use crate::graph::onnx::write::read_back::{self, Model};
-use crate::testing::{assert_carries, assert_error, assert_usage, carries};
 use std::path::Path;
+use tlite_testing::onnx::read_back::{self, Model};
+use tlite_testing::{assert_carries, assert_error, assert_usage, carries};
 use tokenizers::{PreTokenizer, Tokenizer};
+use transformer_lite::unstable::error::{Error, ErrorKind};
 
 fn golden() -> Gguf {
-    Gguf::open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/gguf/dequant.gguf")).unwrap()
+    Gguf::open(&Path::new(tlite_testing::ROOT).join("tests/golden/gguf/dequant.gguf")).unwrap()
 }
 
 /// Fails unless the result is an error of a damaged file that carries each of `values`.
@@ -804,9 +804,9 @@ fn of_blocks(kind: GgmlType, architecture: &str) -> File {
 }
 
 fn logits(model: &Path) -> Vec<f32> {
-    use crate::graph::pass::Pipeline;
-    use crate::llm::LanguageModel as _;
-    use crate::llm::engine::{Decoder, HostModel, Logits};
+    use transformer_lite::unstable::graph::pass::Pipeline;
+    use transformer_lite::unstable::llm::LanguageModel as _;
+    use transformer_lite::unstable::llm::engine::{Decoder, HostModel, Logits};
     let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::host(), Logits::All).unwrap();
     let tokens: Vec<u32> = (0..9).map(|i| (i * 89 + 5) % VOCAB as u32).collect();
     HostModel::new(decoder, tokens.len())
@@ -817,7 +817,7 @@ fn logits(model: &Path) -> Vec<f32> {
 
 #[test]
 fn grids_of_all_types_are_kept_up_to_the_rounding_of_halves() {
-    use crate::quant::{Bits, GridColumn, Grids};
+    use transformer_lite::unstable::quant::{Bits, GridColumn, Grids};
     let g = golden();
     let mut seen = 0;
     for kind in SUPPORTED {

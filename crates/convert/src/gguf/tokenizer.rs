@@ -6,10 +6,10 @@ mod pre;
 
 use super::read::{Array, Gguf, Value as Entry};
 use crate::checkpoint::write_json;
-use crate::error::Result;
 use pre::Pre;
 use std::collections::HashMap;
 use std::path::Path;
+use transformer_lite::unstable::error::Result;
 
 pub use description::{config_json, tokenizer_json};
 

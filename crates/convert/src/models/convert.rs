@@ -5,12 +5,12 @@ use super::entry::{self, Entry, LAYOUT, Manifest, Place, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
 use super::{Event, Hear, ModelStore};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
-use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::gguf::{self, Gguf};
 use crate::new_folder::{NewFolder, REMOVED, set_aside};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 
 /// How names of temporary folders begin; then come the first digits of the key.
 const TEMPORARY: &str = ".convert-";

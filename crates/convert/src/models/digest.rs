@@ -1,10 +1,10 @@
 //! Digests of the content of files.
 
-use crate::error::{Error, Result};
 use sha2::{Digest, Sha256};
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result};
 
 /// Bytes that are read at once.
 const BLOCK: usize = 1 << 20;

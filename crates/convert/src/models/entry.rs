@@ -1,12 +1,12 @@
 //! Entries of a models folder.
 
-use crate::error::{Error, Result, Stage};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs::{File, Metadata};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 
 /// The version of what conversions write into an entry. It is raised whenever the files of a new
 /// version of the converter differ from those of the old one; entries of another layout are
@@ -239,7 +239,7 @@ pub(super) fn read_all(folder: &Path) -> Result<Vec<Entry>> {
     let cannot = |e: std::io::Error| {
         let folder = folder.display();
         let what = format!("cannot read the models folder {folder}: {e}; TLITE_MODELS names another folder");
-        Error::other(Stage::Convert, what).of_kind(crate::error::ErrorKind::Io)
+        Error::other(Stage::Convert, what).of_kind(transformer_lite::unstable::error::ErrorKind::Io)
     };
     let list = match std::fs::read_dir(folder) {
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

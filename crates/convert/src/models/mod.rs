@@ -30,13 +30,13 @@ pub mod hub;
 
 pub use entry::{Entry, LAYOUT, Manifest, Place, Stamp};
 
-use crate::cache::named_folder;
 use crate::checkpoint::folder::is_checkpoint;
-use crate::error::{Error, Result};
-use crate::gguf::is_gguf;
 use convert::Source;
 use hub::{Hub, Spec};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::cache::named_folder;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::files::kind::is_gguf;
 
 /// The environment variable that names the models folder.
 pub const FOLDER_VARIABLE: &str = "TLITE_MODELS";
@@ -44,7 +44,6 @@ pub const FOLDER_VARIABLE: &str = "TLITE_MODELS";
 /// What happens while a model is made ready. Times and bytes are for progress reports; nothing
 /// depends on them.
 #[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
 pub enum Event<'a> {
     /// Another process is converting or downloading this; the call waits until it is done.
     Waiting {

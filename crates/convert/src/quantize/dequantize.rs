@@ -3,21 +3,21 @@
 use super::plan::{Change, int};
 use super::source::{Origin, Source, bytes_of, copy_others};
 use super::{MODEL, Progress};
-use crate::error::{Error, Result, Stage};
-use crate::graph::derive::derive;
-use crate::graph::onnx::proto::{AttributeProto, NodeProto};
-use crate::graph::onnx::weights::Weights;
-use crate::graph::onnx::write::ModelWriter;
-use crate::graph::onnx::{import, type_code};
-use crate::graph::op::OWN_DOMAIN;
-use crate::quant::{Bits, code_at, decode, decode_rows};
-use crate::tensor::{DType, HostTensor};
 use half::f16;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, NodeProto};
+use transformer_lite::unstable::graph::onnx::weights::Weights;
+use transformer_lite::unstable::graph::onnx::write::ModelWriter;
+use transformer_lite::unstable::graph::onnx::{import, type_code};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::quant::{Bits, code_at, decode, decode_rows};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Prefix of the temporary folder's name.
-pub(crate) const TEMPORARY: &str = ".dequantize-";
+pub const TEMPORARY: &str = ".dequantize-";
 /// Number of weights decoded at a time.
 const BAND: usize = 1 << 20;
 

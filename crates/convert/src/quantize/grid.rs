@@ -6,9 +6,9 @@ use super::panels::sample;
 use super::plan::{Weight, plan};
 use super::source::Source;
 use super::{MODEL, Options, Weights};
-use crate::error::{Error, Result, Stage};
-use crate::quant::{Bits, ByGroup, Method, Packed};
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
 
 /// Group sizes that are tried, the largest first: a larger group takes fewer bits.
 const SIZES: [usize; 3] = [64, 32, 16];

@@ -1,18 +1,20 @@
 //! Writes the weights of the old files to the new one.
 
-use super::super::weights::Weights;
-use super::super::write::ModelWriter;
 use super::panels::{Elements, Losses, Panel, explain, panels, sample};
 use super::parts::{Part, Parts, Record};
 use super::plan::{Plan, Weight};
 use super::source::{Origin, Source, bytes_of};
 use super::transcode::Kept;
 use super::{Methods, Options, Progress, Quantized, Scaling, mixed};
-use crate::error::Result;
-use crate::parallel;
-use crate::quant::{ByGroup, ColumnMethod, Integers, Loss, Method, Packed, int4_error, place};
-use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::onnx::weights::Weights;
+use transformer_lite::unstable::graph::onnx::write::ModelWriter;
+use transformer_lite::unstable::parallel;
+use transformer_lite::unstable::quant::{
+    ByGroup, ColumnMethod, Integers, Loss, Method, Packed, int4_error, place,
+};
+use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
 /// Incremented whenever a method's result for the same weight changes.
 const REVISION: u32 = 1;

@@ -1,15 +1,15 @@
 //! [`Methods`] choose how each weight is quantized; [`Planned`] is what they know of the model.
 
-use super::super::dtype_of;
-use super::super::weights::Weights;
 use super::panels::sample;
 use super::parts::Parts;
 use super::plan::{Facts, Plan, Weight};
 use super::source::Source;
-use crate::error::{Error, Result, Stage};
-use crate::quant::{Bits, ByGroup, ColumnMethod, Hessian, Integers, Method};
 use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::dtype_of;
+use transformer_lite::unstable::graph::onnx::weights::Weights;
+use transformer_lite::unstable::quant::{Bits, ByGroup, ColumnMethod, Hessian, Integers, Method};
 
 /// Scaling of a weight before it is quantized. The model stays equivalent if the producers of its
 /// inputs and the readers of its results are changed accordingly.

@@ -11,9 +11,11 @@
 use super::Options;
 use super::panels::{Elements, sample};
 use super::plan::Weight;
-use crate::error::{Error, Result};
-use crate::parallel;
-use crate::quant::{Bits, ByGroup, Hessian, Loss, Method, Packed, QuantError, group_size};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::parallel;
+use transformer_lite::unstable::quant::{
+    Bits, ByGroup, Hessian, Loss, Method, Packed, QuantError, group_size,
+};
 
 /// Number of columns of a weight that are measured.
 const SAMPLE: usize = 32;
@@ -204,7 +206,7 @@ mod tests {
         assert_eq!(chosen(6.0), [Eight, Four]);
         assert_eq!(chosen(100.0), [Eight, Eight]);
         let e = spend(&ladders, &[80, 80], 1.9).unwrap_err();
-        crate::testing::assert_usage(&e, "bits", &["2.000"]);
+        tlite_testing::assert_usage(&e, "bits", &["2.000"]);
     }
 
     #[test]
@@ -221,7 +223,7 @@ mod tests {
         let bytes: Vec<u8> = (0..K * 4)
             .flat_map(|at| weight(at / 4, at % 4).to_le_bytes())
             .collect();
-        let elements = Elements::of(crate::tensor::DType::F32, &bytes).unwrap();
+        let elements = Elements::of(transformer_lite::unstable::tensor::DType::F32, &bytes).unwrap();
         let w = |head| Weight {
             initializer: 0,
             transposed: false,

@@ -2,10 +2,10 @@
 
 use super::Scaling;
 use super::plan::Weight;
-use crate::parallel;
-use crate::quant::{ColumnMethod, Loss, Packed, QuantError, int4_error};
-use crate::tensor::DType;
 use half::{bf16, f16};
+use transformer_lite::unstable::parallel;
+use transformer_lite::unstable::quant::{ColumnMethod, Loss, Packed, QuantError, int4_error};
+use transformer_lite::unstable::tensor::DType;
 
 /// The error of a panel, with the element's index in the stored weight.
 pub(super) fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> String {

@@ -5,15 +5,15 @@
 //! inputs and checksum. The record is written last. A part with a record or checksum that does not
 //! match is made again.
 
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::graph::onnx::weights::map;
-use crate::mapped::Mapped;
-use crate::quant::Loss;
-use crate::tensor::Bytes;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::graph::onnx::weights::map;
+use transformer_lite::unstable::mapped::Mapped;
+use transformer_lite::unstable::quant::Loss;
+use transformer_lite::unstable::tensor::Bytes;
 
 const FOLDER: &str = "parts";
 

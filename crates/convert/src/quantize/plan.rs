@@ -1,15 +1,15 @@
 //! Decides which weights of a graph are quantized, and how the nodes that read them change.
 
-use super::super::proto::{AttributeProto, GraphProto, NodeProto};
-use super::super::weights::Weights;
-use super::super::{dtype_of, type_name};
 use super::transcode::{self, Kept};
 use super::{Left, Options};
-use crate::error::Result;
-use crate::graph::op::OWN_DOMAIN;
-use crate::quant::{Bits, Packed, group_size};
-use crate::tensor::DType;
 use std::collections::{HashMap, HashSet};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, GraphProto, NodeProto};
+use transformer_lite::unstable::graph::onnx::weights::Weights;
+use transformer_lite::unstable::graph::onnx::{dtype_of, type_name};
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::quant::{Bits, Packed, group_size};
+use transformer_lite::unstable::tensor::DType;
 
 /// A weight to quantize, as a `k` x `n` matrix.
 #[derive(Clone, Debug, PartialEq, Eq)]

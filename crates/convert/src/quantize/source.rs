@@ -1,24 +1,27 @@
 //! The model file that is being rewritten; unchanged parts are copied byte by byte.
 
-use super::super::decode;
-use super::super::proto::{GraphProto, NodeProto, OperatorSetIdProto, TensorProto};
-use super::super::weights::map;
 use super::panels::Elements;
 use super::plan::Change;
 use super::{DATA, MODEL, wire};
-use crate::error::{Error, Result, Stage};
-use crate::graph::op::OWN_DOMAIN;
-use crate::tensor::{Bytes, HostTensor};
 use prost::Message;
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::decode;
+use transformer_lite::unstable::graph::onnx::proto::{
+    GraphProto, NodeProto, OperatorSetIdProto, TensorProto,
+};
+use transformer_lite::unstable::graph::onnx::weights::map;
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::tensor::{Bytes, HostTensor};
 
 /// Maximum length of a Protocol Buffers message, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 
 /// Bytes of a tensor's elements; 0 for a damaged tensor, which fails when it is read.
 pub(super) fn bytes_of(t: &TensorProto) -> u64 {
-    let size = super::super::dtype_of(i64::from(t.data_type)).map_or(0, |d| d.size() as u64);
+    let size = transformer_lite::unstable::graph::onnx::dtype_of(i64::from(t.data_type))
+        .map_or(0, |d| d.size() as u64);
     t.dims
         .iter()
         .try_fold(size, |n, d| n.checked_mul(u64::try_from(*d).ok()?))

@@ -1,16 +1,16 @@
 use super::*;
-use crate::error::ErrorKind;
-use crate::graph::derive::derive;
-use crate::graph::interp::Interpreter;
-use crate::graph::onnx::import;
-use crate::graph::onnx::write::read_back::{self, Model};
-use crate::graph::onnx::write::{Attr, NodeSpec};
-use crate::quant::{ByGroup, Packed};
-use crate::tensor::{DType, HostTensor};
-use crate::testing::{assert_carries, assert_error, assert_usage};
 use half::f16;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use tlite_testing::onnx::read_back::{self, Model};
+use tlite_testing::{assert_carries, assert_error, assert_usage};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::onnx::import;
+use transformer_lite::unstable::graph::onnx::write::{Attr, NodeSpec};
+use transformer_lite::unstable::quant::{ByGroup, Packed};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 mod formats;
 mod resume;

@@ -1,18 +1,20 @@
 //! Weights that the model stores quantized already: those of `MatMulNBits`, and of
 //! `DequantizeLinear` before a matmul or embedding. They keep their quantized values.
 
-use super::super::proto::{AttributeProto, GraphProto, NodeProto};
-use super::super::weights::Weights;
 use super::plan::{Change, Facts, attribute, int, standard};
 use super::source::Source;
 use super::{Left, Quantized};
-use crate::error::Result;
-use crate::graph::op::OWN_DOMAIN;
-use crate::graph::op::matmul_nbits::MatMulNBits;
-use crate::quant::{Bits, GROUP_STEP, Grid, GridColumn, Grids, Loss, Packed, QuantError};
-use crate::tensor::{DType, HostTensor};
 use half::f16;
 use std::collections::{HashMap, HashSet};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, GraphProto, NodeProto};
+use transformer_lite::unstable::graph::onnx::weights::Weights;
+use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
+use transformer_lite::unstable::quant::{
+    Bits, GROUP_STEP, Grid, GridColumn, Grids, Loss, Packed, QuantError,
+};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A weight that keeps its quantized values.
 pub struct Kept {
@@ -229,12 +231,12 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         return None;
     }
     let decide = || {
-        let bits = match super::super::dtype_of(i64::from(tensor.data_type)) {
+        let bits = match transformer_lite::unstable::graph::onnx::dtype_of(i64::from(tensor.data_type)) {
             Ok(DType::I4 | DType::U4) => Bits::Four,
             Ok(DType::I8 | DType::U8) => Bits::Eight,
             Ok(DType::I2 | DType::U2) => Bits::Two,
             _ => {
-                let name = super::super::type_name(i64::from(tensor.data_type));
+                let name = transformer_lite::unstable::graph::onnx::type_name(i64::from(tensor.data_type));
                 return Err(format!("its quantized values are of type {name}"));
             }
         };

@@ -1,21 +1,21 @@
 //! Models whose weights are codes already, against the interpreter's reading of them.
 
-use super::super::proto::{
-    AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
-    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
-};
 use super::plan::int;
 use super::*;
-use crate::error::ErrorKind;
-use crate::graph::derive::derive;
-use crate::graph::interp::Interpreter;
-use crate::graph::onnx::proto::StringStringEntryProto;
-use crate::graph::onnx::write::read_back;
-use crate::tensor::HostTensor;
-use crate::testing::{assert_carries, assert_error};
 use prost::Message;
 use std::collections::HashMap;
 use std::sync::Arc;
+use tlite_testing::onnx::read_back;
+use tlite_testing::{assert_carries, assert_error};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::derive::derive;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::onnx::proto::StringStringEntryProto;
+use transformer_lite::unstable::graph::onnx::proto::{
+    AttributeProto, DimensionProto, DimensionValue, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
+    TensorProto, TensorShapeProto, TensorTypeProto, TypeProto, ValueInfoProto,
+};
+use transformer_lite::unstable::tensor::HostTensor;
 
 const K: usize = 96;
 const N: usize = 34;

@@ -7,10 +7,10 @@ use clap::{Args, ValueEnum};
 use image::RgbImage;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
-use transformer_lite::backend::{self, Backend, BackendKind};
-use transformer_lite::files::picture;
-use transformer_lite::runner::{Named, Runner};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::files::picture;
+use transformer_lite::unstable::backend::{self, Backend, BackendKind};
+use transformer_lite::unstable::runner::{Named, Runner};
+use transformer_lite::{DType, HostTensor};
 
 /// Any error returned by an example's `main`.
 pub type AnyError = Box<dyn std::error::Error>;
@@ -116,7 +116,7 @@ impl Model {
     /// The sizes of the first input; `None` for dynamic ones.
     pub fn input_sizes(&self) -> Vec<Option<usize>> {
         let dims = self.runner.inputs().next().map(|(_, f)| f.shape.0.clone());
-        let size = |d: &transformer_lite::shape::Dim| d.as_const().and_then(|n| n.try_into().ok());
+        let size = |d: &transformer_lite::unstable::shape::Dim| d.as_const().and_then(|n| n.try_into().ok());
         dims.unwrap_or_default().iter().map(size).collect()
     }
 
@@ -134,7 +134,7 @@ impl Model {
 
     /// Metadata that the exporter stored in the file.
     pub fn metadata(&self, key: &str) -> Result<Option<String>, AnyError> {
-        let all = transformer_lite::graph::onnx::metadata(&self.path)?;
+        let all = transformer_lite::unstable::graph::onnx::metadata(&self.path)?;
         Ok(all.into_iter().find(|(k, _)| k == key).map(|(_, v)| v))
     }
 }

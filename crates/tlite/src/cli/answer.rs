@@ -5,18 +5,18 @@ use super::load::load;
 use super::options::{ExecOptions, check_writable, from_zero, read_text, whole};
 use super::output::{count, detail, is_verbose, put};
 use super::sampling::some_text;
-use crate::error::{Error, Result, Stage};
-use crate::llm::load::{Loading, MOST_DRAFTS, Purpose, Used};
-use crate::llm::{
-    Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
-    NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
-};
-use crate::units::count_text;
 use clap::ValueEnum;
 use indicatif::ProgressBar;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::llm::load::{Loading, MOST_DRAFTS, Purpose, Used};
+use transformer_lite::unstable::llm::{
+    Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
+    NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
+};
+use transformer_lite::unstable::units::count_text;
 
 /// How tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -385,7 +385,7 @@ pub fn stream(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::{FakeModel, Lent, byte_codec};
+    use tlite_testing::llm::testing::{FakeModel, Lent, byte_codec};
 
     /// Says `text` and the end token after a prompt of `start` tokens.
     fn saying(text: &'static str, start: usize) -> FakeModel {

@@ -5,19 +5,19 @@ use super::load::{load_model, print_notes};
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{bar, note, put, put_json, table, text_output};
 use super::random::RandomOptions;
-use crate::backend::Stats;
-use crate::error::{Error, Result};
 use crate::inspect::model_name;
-use crate::llm::load::{LoadOptions, Loaded, PlaceName, Purpose, Used};
-use crate::llm::metrics::rate;
-use crate::llm::sampler::SplitMix64;
-use crate::llm::{Cancel, LanguageModel, ModelFolder};
-use crate::probe::{Probe, store};
 use crate::roofline::Work;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::time::Instant;
+use transformer_lite::unstable::backend::Stats;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, PlaceName, Purpose, Used};
+use transformer_lite::unstable::llm::metrics::rate;
+use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::llm::{Cancel, LanguageModel, ModelFolder};
+use transformer_lite::unstable::probe::{Probe, store};
 
 /// Default prompt lengths.
 const PREFILL: [usize; 2] = [128, 512];
@@ -350,7 +350,10 @@ fn bench(
     }
     let vocab = u64::try_from(model.vocab()).unwrap_or(u64::MAX);
     if vocab == 0 {
-        return Err(Error::other(crate::error::Stage::Run, "the model has no tokens"));
+        return Err(Error::other(
+            transformer_lite::unstable::error::Stage::Run,
+            "the model has no tokens",
+        ));
     }
     let mut lines = Vec::new();
     for &test in tests {
@@ -542,8 +545,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::FakeModel;
     use clap::{Args as _, FromArgMatches};
+    use tlite_testing::llm::testing::FakeModel;
 
     fn model(context: usize) -> FakeModel {
         FakeModel::new(10, context, |cache| *cache.last().unwrap())

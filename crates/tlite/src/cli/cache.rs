@@ -1,12 +1,10 @@
 //! `tlite cache`, and the cache options of other commands.
 
+use super::choices;
 use super::options::{ADVANCED, whole};
 use super::output::{fitted_table, note, put, put_json, text_output};
-use crate::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
-use crate::error::{Error, Result};
-use crate::units::{count_text, size_text};
-use clap::builder::{PathBufValueParser, PossibleValue, TypedValueParser};
-use clap::{Subcommand, ValueEnum};
+use clap::Subcommand;
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -14,6 +12,9 @@ use std::num::NonZeroU64;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::SystemTime;
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::units::{count_text, size_text};
 
 const MB: u64 = 1 << 20;
 /// A pebibyte: more than any disk that it could be for.
@@ -151,7 +152,7 @@ Examples:
         #[command(flatten)]
         place: Place,
         /// Remove only this kind
-        #[arg(long, value_enum, value_name = "KIND")]
+        #[arg(long, value_parser = choices::cache_kind(), value_name = "KIND")]
         kind: Option<Kind>,
     },
 }
@@ -170,23 +171,6 @@ impl Place {
             let what = "no cache folder is known; set TLITE_CACHE_DIR or give --cache-dir";
             Error::usage("--cache-dir", what.to_owned())
         })
-    }
-}
-
-impl ValueEnum for Kind {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Program => "Compiled OpenCL programs",
-            Self::Pipeline => "Pipeline caches of wgpu",
-            Self::Verdict => "Results of kernel checks",
-            Self::Tuning => "Settings that `tlite tune` chose",
-            Self::Probe => "Measurements of `tlite devices --probe`",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
     }
 }
 
@@ -352,8 +336,8 @@ fn rows(entry: &Entry, now: SystemTime) -> Row<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::Key;
     use std::time::Duration;
+    use transformer_lite::unstable::cache::Key;
 
     #[test]
     fn files_are_summed_by_kind_and_device() {

@@ -3,18 +3,18 @@
 use super::load::{load, place};
 use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
 use super::perplexity::{encode, window};
-use crate::error::{Error, Result};
-use crate::graph::onnx::import;
-use crate::graph::onnx::quantize::{Methods, Options};
-use crate::graph::products::Products;
-use crate::llm::calibrate::{AwqMethods, Calibration, GptqMethods, Progress, WeightedMethods};
-use crate::llm::engine::{PADDING, Watch};
-use crate::llm::load::Purpose;
-use crate::llm::{Activations, KvType, ModelFolder, Tokenizer};
-use crate::quant::Integers;
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::graph::onnx::import;
+use transformer_lite::unstable::llm::engine::{PADDING, Watch};
+use transformer_lite::unstable::llm::load::Purpose;
+use transformer_lite::unstable::llm::{Activations, KvType, ModelFolder, Tokenizer};
+use transformer_lite::unstable::quant::Integers;
+use transformer_lite_convert::calibrate::{AwqMethods, Calibration, GptqMethods, Progress, WeightedMethods};
+use transformer_lite_convert::products::Products;
+use transformer_lite_convert::quantize::{Methods, Options};
 
 /// How a method uses calibration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

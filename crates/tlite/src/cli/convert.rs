@@ -4,16 +4,16 @@ use super::interrupt::Interrupt;
 use super::options::{Verbosity, check_report};
 use super::output::{advance, byte_bar, put, put_json, text_output};
 use super::quantize::{LeftRow, Row, left_rows, rows, weight_table};
-use crate::checkpoint::{self, Summary};
-use crate::error::{Error, Result};
-use crate::files::write_whole;
-use crate::gguf;
 use crate::inspect::parameters_text;
-use crate::new_folder::NewFolder;
-use crate::units::size_text;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::checkpoint::{self, Summary};
+use transformer_lite_convert::gguf;
+use transformer_lite_convert::new_folder::NewFolder;
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///

@@ -2,12 +2,12 @@
 
 use super::interrupt::Interrupt;
 use super::output::{advance, byte_bar, put, text_output};
-use crate::error::Result;
-use crate::graph::onnx::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
-use crate::llm::folder::check_form;
-use crate::new_folder::NewFolder;
-use crate::units::size_text;
 use std::path::PathBuf;
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::llm::folder::check_form;
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::new_folder::NewFolder;
+use transformer_lite_convert::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
 
 /// Convert a quantized model back to 16-bit floats
 ///

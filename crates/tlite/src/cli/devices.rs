@@ -2,16 +2,16 @@
 
 use super::cache::CacheOptions;
 use super::output::{note, put, put_json, text_output};
-use crate::backend::image::{ImageKind, Images, ROW_PIXELS};
-use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
-use crate::cache::Store;
-use crate::error::{Error, Result, Stage};
-use crate::probe::{self, Probe, store};
-use crate::units::{quantity, size_text};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use transformer_lite::unstable::backend::image::{ImageKind, Images, ROW_PIXELS};
+use transformer_lite::unstable::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
+use transformer_lite::unstable::cache::Store;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::probe::{self, Probe, store};
+use transformer_lite::unstable::units::{quantity, size_text};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -406,7 +406,7 @@ pub fn run(args: &Args) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::PackedDot;
+    use transformer_lite::unstable::backend::PackedDot;
 
     fn caps() -> Caps {
         Caps {

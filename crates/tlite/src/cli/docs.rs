@@ -1,24 +1,24 @@
-//! Chapters of the documentation that are generated from the code. `tests/docs.rs` keeps them up to
+//! Chapters of the documentation that are generated from the code. `crates/tlite/tests/cli/docs.rs` keeps them up to
 //! date.
 
 use super::{
     GROUPS, bench, cache, command, convert, devices, generate, list, perplexity, profile, quantize, roofline,
     run, selftest, tune,
 };
-use crate::backend::Caps;
-use crate::error::{Error, Result, Stage};
-use crate::graph::op::case::Case;
-use crate::graph::op::{self, InferCx, OWN_DOMAIN, OpDef};
-use crate::graph::{Edit, Graph};
 use crate::inspect::{GgufReport, Report as Inspected};
-use crate::plan::{self, Plan};
-use crate::runner::Runner;
-use crate::shape::{Constraints, Fact, Shape};
 use clap::{Arg, Command};
 use schemars::Schema;
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use transformer_lite::unstable::backend::Caps;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::op::case::Case;
+use transformer_lite::unstable::graph::op::{self, InferCx, OWN_DOMAIN, OpDef};
+use transformer_lite::unstable::graph::{Edit, Graph};
+use transformer_lite::unstable::plan::{self, Plan};
+use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::shape::{Constraints, Fact, Shape};
 
 /// Columns of a line of prose.
 const WIDTH: usize = 100;

@@ -1,6 +1,6 @@
 //! Names of the library's option fields on the command line.
 
-use crate::error::{Error, ErrorKind};
+use transformer_lite::unstable::error::{Error, ErrorKind};
 
 /// Arguments and fields as the library's errors name them, and the options that set them.
 const OPTIONS: &[(&str, &str)] = &[
@@ -80,9 +80,9 @@ pub fn in_file_of(option: &str, error: Error) -> Error {
 mod tests {
     use super::*;
     use crate::cli::Cli;
-    use crate::error::Stage;
     use clap::CommandFactory;
     use std::path::Path;
+    use transformer_lite::unstable::error::Stage;
 
     #[test]
     fn each_field_has_an_option() {

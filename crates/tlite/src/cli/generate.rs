@@ -7,14 +7,14 @@ use super::options::{ExecOptions, MODEL, MODEL_LONG, MODEL_OPTION, Verbosity};
 use super::output::{figures, note, put, put_json, text_output};
 use super::sampling::{Chosen, SamplingOptions};
 use super::template::TemplateOptions;
-use crate::error::{Error, Result};
-use crate::llm::load::Used;
-use crate::llm::template::Values;
-use crate::llm::{Codec, Finish, GenerateOptions, Message, Model};
 use serde::Serialize;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::load::Used;
+use transformer_lite::unstable::llm::template::Values;
+use transformer_lite::unstable::llm::{Codec, Finish, GenerateOptions, Message, Model};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -294,7 +294,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing::byte_codec;
+    use tlite_testing::llm::testing::byte_codec;
 
     #[test]
     fn prompts_go_through_the_template() {

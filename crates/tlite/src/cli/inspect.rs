@@ -1,26 +1,27 @@
 //! `tlite inspect`.
 
+use super::choices;
 use super::interrupt::Interrupt;
 use super::model::model_path;
 use super::options::{ADVANCED, Float, ModelArg, Verbosity, check_writable, from_one, padding};
 use super::output::{note, put, put_json, table, terminal_columns, text_output};
-use crate::backend::{Caps, OpenOptions};
-use crate::error::{Error, Result};
-use crate::files::write_whole;
-use crate::gguf::is_gguf;
-use crate::graph::class::Class;
 use crate::inspect::{
     BoundFrom, FileReport, GgufReport, How, Operator, PlanReport, Report, Request, StepReport, ValueReport,
     inspect, inspect_gguf, operator_counts, page, parameters_text, parse_bind, parse_bounds,
 };
-use crate::llm::KvType;
-use crate::llm::engine::{CHUNK, PADDING};
-use crate::placement::{BackendChoice, Placement};
-use crate::units::{count_text, dispatches_text, size_text};
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::backend::{Caps, OpenOptions};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::files::kind::is_gguf;
+use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::graph::class::Class;
+use transformer_lite::unstable::llm::KvType;
+use transformer_lite::unstable::llm::engine::{CHUNK, PADDING};
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::units::{count_text, dispatches_text, size_text};
 
 /// Show what a model contains and what it needs to run
 ///
@@ -47,7 +48,7 @@ pub struct Args {
     #[arg(short, long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
     context: Option<NonZeroUsize>,
     /// Plan for a device of this backend instead of a generic one
-    #[arg(long, value_enum, value_name = "NAME")]
+    #[arg(long, value_parser = choices::backend(), value_name = "NAME")]
     backend: Option<BackendChoice>,
     /// Plan for the device with this text in its name or driver
     #[arg(long, value_name = "SUBSTRING")]
@@ -80,7 +81,7 @@ pub struct Args {
     )]
     padding: Option<usize>,
     /// Type of a language model's KV cache [default: float]
-    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
+    #[arg(long, value_parser = choices::kv(), value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     kv: Option<KvType>,
     /// Type of activations [default: f16 for a language model, unless it quantizes at run time;
     /// else f32]

@@ -1,12 +1,12 @@
 //! Ctrl-C: stops an answer or shows a hint first, then ends the program.
 
-use crate::error::{Error, Result, Stage};
-use crate::llm::Cancel;
-use crate::new_folder::set_aside;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::llm::Cancel;
+use transformer_lite_convert::new_folder::set_aside;
 
 /// Exit code after Ctrl-C: 128 plus the number of the signal.
 pub const INTERRUPTED: u8 = 130;

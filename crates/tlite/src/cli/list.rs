@@ -2,14 +2,14 @@
 
 use super::cache::age_text;
 use super::output::{fitted_table, printable, put, put_json};
-use crate::error::Result;
-use crate::models::hub::{Cached, Hub};
-use crate::models::{Entry, ModelStore};
-use crate::units::{count_text, size_text};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::units::{count_text, size_text};
+use transformer_lite_convert::models::hub::{Cached, Hub};
+use transformer_lite_convert::models::{Entry, ModelStore};
 
 /// List the models that were downloaded or converted
 ///

@@ -4,19 +4,19 @@ use super::interrupt::Interrupt;
 pub use super::model::model_path;
 use super::options::{DeviceOptions, ExecOptions};
 use super::output::{self, detail, note, warning};
-use crate::backend::{Backend, Caps};
-use crate::error::{Error, Result};
-use crate::llm::LanguageModel;
-use crate::llm::folder::ModelFolder;
-use crate::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
-use crate::placement::{BackendChoice, Opened};
-use crate::units::count_text;
 use std::fmt;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+use transformer_lite::unstable::backend::{Backend, Caps};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::folder::ModelFolder;
+use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
+use transformer_lite::unstable::placement::{BackendChoice, Opened};
+use transformer_lite::unstable::units::count_text;
 
 /// A model ready to run, and where it runs.
 pub struct LoadedModel {

@@ -5,6 +5,7 @@ mod bench;
 mod cache;
 mod calibration;
 mod chat;
+mod choices;
 mod convert;
 mod dequantize;
 mod devices;
@@ -39,11 +40,11 @@ pub use options::{DeviceOptions, ExecOptions, Float, ModelArg, Verbosity};
 pub use output::{LogLines, is_broken_pipe, printable};
 pub use sampling::{Chosen, SamplingOptions};
 
-use crate::error::Result;
 use clap::error::{ContextKind, ErrorKind};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use interrupt::Interrupt;
 use std::fmt::Write as _;
+use transformer_lite::unstable::error::Result;
 
 const HINT: &str = "`tlite COMMAND -h` shows the common options of a command, `--help` all.";
 
@@ -144,7 +145,7 @@ fn plain(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Runs the command. Errors for which [`crate::error::Error::is_usage`] holds are wrong usage,
+/// Runs the command. Errors for which [`transformer_lite::unstable::error::Error::is_usage`] holds are wrong usage,
 /// others are failures.
 pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;

@@ -2,12 +2,12 @@
 
 use super::interrupt::{Interrupt, Scratch};
 use super::output::{advance, byte_bar, note};
-use crate::error::Result;
-use crate::models::{Event, ModelStore, is_source};
-use crate::units::size_text;
 use indicatif::ProgressBar;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::models::{Event, ModelStore, is_source};
 
 /// The folder with `model.onnx` that MODEL stands for, or the ONNX file; see
 /// [`ModelStore::resolve`]. Standard error shows a conversion or a download.

@@ -1,20 +1,20 @@
 //! Options that several commands share, and the checks of their values.
 
 use super::cache::CacheOptions;
+use super::choices;
 use super::output::{self, Level, note};
-use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
-use crate::error::{Error, Result};
-use crate::executor::WeightSource;
-use crate::graph::pass::Pipeline;
-use crate::llm::engine::PADDING;
-use crate::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
-use crate::placement::{BackendChoice, Placement};
-use crate::tensor::DType;
 use clap::ValueEnum;
-use clap::builder::PossibleValue;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::llm::engine::PADDING;
+use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::tensor::DType;
 
 /// Heading of the options about where and how a model runs.
 pub const EXECUTION: &str = "Execution";
@@ -75,104 +75,6 @@ impl Verbosity {
     }
 }
 
-impl ValueEnum for BackendChoice {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Auto => {
-                "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host"
-            }
-            Self::Opencl => "OpenCL",
-            Self::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
-            Self::Host => "Reference interpreter on the CPU: slow, for comparison",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
-impl ValueEnum for KvType {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Float, Self::Q8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Self::Float => PossibleValue::new("float")
-                .alias("f16")
-                .help("Same type as activations (see --float)"),
-            Self::Q8 => PossibleValue::new("q8")
-                .help("8-bit values, one scale per head and token: about half the size of f16"),
-        })
-    }
-}
-
-impl ValueEnum for Activations {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Auto, Self::Float, Self::Int8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Self::Auto => PossibleValue::new("auto").help("Currently the same as `float`"),
-            Self::Float => PossibleValue::new("float").help("Keep the stored precision (see --float)"),
-            Self::Int8 => PossibleValue::new("int8")
-                .help("Quantized to 8 bits at run time: faster on CPUs, but answers may differ"),
-        })
-    }
-}
-
-impl ValueEnum for Priority {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Low => "Run after other programs' work, so that the screen stays smooth",
-            Self::Normal => "The driver's default",
-            Self::High => "Run before other programs' work, at the highest clock rates",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
-impl ValueEnum for RecordingWay {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
-            Self::Persistent => "Run as stages of one long-running kernel; CPUs only",
-            Self::CommandBuffer => "Record with cl_khr_command_buffer",
-            Self::Qcom => "Record with cl_qcom_recordable_queues",
-            Self::Off => "Queue commands one by one",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
-impl ValueEnum for ImageUse {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        use crate::backend::image::ImageKind;
-        let help = match self {
-            Self::Auto => "Through images where that is known to be faster (Adreno)",
-            Self::Of(ImageKind::Image1dBuffer) => "Through image1d_buffer_t",
-            Self::Of(ImageKind::Image2d) => "Through image2d_t, with cl_khr_image2d_from_buffer",
-            Self::Off => "Through buffers",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
 fn slice_ms(text: &str) -> Result<u32, String> {
     whole(text, 0, 10_000)
 }
@@ -182,7 +84,7 @@ fn slice_ms(text: &str) -> Result<u32, String> {
 #[command(next_help_heading = EXECUTION)]
 pub struct DeviceOptions {
     /// Backend to run on
-    #[arg(long, value_enum, default_value_t, value_name = "NAME")]
+    #[arg(long, value_parser = choices::backend(), default_value = "auto", value_name = "NAME")]
     pub backend: BackendChoice,
     /// Device whose name or driver contains TEXT
     ///
@@ -191,16 +93,16 @@ pub struct DeviceOptions {
     pub device: Option<String>,
     /// Scheduling priority, on drivers that support it [default: low on GPUs that share the host's
     /// memory, else the driver's]
-    #[arg(long, value_enum, value_name = "NAME", hide_short_help = true, help_heading = ADVANCED)]
+    #[arg(long, value_parser = choices::priority(), value_name = "NAME", hide_short_help = true, help_heading = ADVANCED)]
     pub priority: Option<Priority>,
     /// Compiled kernels of earlier runs.
     #[command(flatten)]
     pub cache: CacheOptions,
     /// How repeated commands, such as decoding steps, are submitted to an OpenCL device
-    #[arg(long, value_enum, default_value_t, value_name = "WAY", hide_short_help = true, help_heading = ADVANCED)]
+    #[arg(long, value_parser = choices::recording(), default_value = "auto", value_name = "WAY", hide_short_help = true, help_heading = ADVANCED)]
     pub recording: RecordingWay,
     /// How matmuls read activations on an OpenCL device
-    #[arg(long, value_enum, default_value_t, value_name = "KIND", hide_short_help = true, help_heading = ADVANCED)]
+    #[arg(long, value_parser = choices::images(), default_value = "auto", value_name = "KIND", hide_short_help = true, help_heading = ADVANCED)]
     pub images: ImageUse,
     /// Maximum time in milliseconds that queued work occupies an OpenCL device before other
     /// programs get a turn; 0 means no limit [default: 8 on GPUs that share the host's memory, else
@@ -339,8 +241,8 @@ pub struct ExecOptions {
     /// Storage of the KV cache on a device
     #[arg(
         long,
-        value_enum,
-        default_value_t,
+        value_parser = choices::kv(),
+        default_value = "float",
         value_name = "TYPE",
         hide_short_help = true,
         help_heading = EXECUTION
@@ -349,8 +251,8 @@ pub struct ExecOptions {
     /// Precision of activations in matmuls with 4-bit and 8-bit weights, on a device
     #[arg(
         long,
-        value_enum,
-        default_value_t,
+        value_parser = choices::activations(),
+        default_value = "auto",
         value_name = "TYPE",
         hide_short_help = true,
         help_heading = EXECUTION

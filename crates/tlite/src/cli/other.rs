@@ -2,9 +2,9 @@
 
 use super::command;
 use super::output::{note, put, text_output};
-use crate::error::{Error, Result};
 use clap_complete::Shell;
 use std::path::PathBuf;
+use transformer_lite::unstable::error::{Error, Result};
 
 /// Print a completion script for a shell
 #[derive(Debug, clap::Args)]

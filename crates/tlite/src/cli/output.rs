@@ -1,6 +1,5 @@
 //! Standard output for results; standard error for progress, notes and figures.
 
-use crate::error::{Error, Result};
 use indicatif::{ProgressBar, ProgressStyle, WeakProgressBar};
 use std::borrow::Cow;
 use std::io::{ErrorKind, IsTerminal, StdoutLock, Write};
@@ -8,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
+use transformer_lite::unstable::error::{Error, Result};
 
 const STDOUT: &str = "standard output";
 

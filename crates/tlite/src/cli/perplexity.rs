@@ -1,22 +1,23 @@
 //! `tlite perplexity`.
 
+use super::choices;
 use super::interrupt::Interrupt;
 use super::load::{load_model, model_folder};
 use super::options::{
     DeviceOptions, EXECUTION, ExecOptions, Float, ModelArg, Verbosity, from_one, read_text,
 };
 use super::output::{bar, figures, note, put, put_json, text_output};
-use crate::error::{Error, Result};
-use crate::llm::engine::PADDING;
-use crate::llm::load::{PlaceName, Purpose};
-use crate::llm::metrics::rate;
-use crate::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
-use crate::llm::{Activations, KvType, LanguageModel, ModelFolder, Tokenizer};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::engine::PADDING;
+use transformer_lite::unstable::llm::load::{PlaceName, Purpose};
+use transformer_lite::unstable::llm::metrics::rate;
+use transformer_lite::unstable::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
+use transformer_lite::unstable::llm::{Activations, KvType, LanguageModel, ModelFolder, Tokenizer};
 
 /// Default window.
 pub(super) const WINDOW: usize = 512;
@@ -78,8 +79,8 @@ pub struct Args {
     /// Storage of the KV cache on a device
     #[arg(
         long,
-        value_enum,
-        default_value_t,
+        value_parser = choices::kv(),
+        default_value = "float",
         value_name = "TYPE",
         help_heading = EXECUTION,
         hide_short_help = true
@@ -88,8 +89,8 @@ pub struct Args {
     /// Precision of activations in matmuls with 4-bit and 8-bit weights, on a device
     #[arg(
         long,
-        value_enum,
-        default_value_t,
+        value_parser = choices::activations(),
+        default_value = "auto",
         value_name = "TYPE",
         help_heading = EXECUTION,
         hide_short_help = true
@@ -327,9 +328,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::Cancel;
-    use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
     use std::path::Path;
+    use tlite_testing::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
+    use transformer_lite::unstable::llm::Cancel;
 
     fn folder(config: &str, tokenizer: fn(&Path)) -> (tempfile::TempDir, ModelFolder) {
         let dir = tempfile::tempdir().unwrap();

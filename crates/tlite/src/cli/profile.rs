@@ -9,25 +9,25 @@ use super::output::{fitted_table, note, put, put_json, text_output};
 use super::random::{RandomOptions, Source};
 use super::roofline::{HOST_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
-use crate::backend::Caps;
-use crate::error::{Error, Result, Stage};
-use crate::executor::Timing;
-use crate::files::write_whole;
-use crate::graph::onnx;
 use crate::inspect::{self, model_file};
-use crate::llm::engine::DeviceModel;
-use crate::llm::load::{LoadOptions, Loaded, Purpose};
-use crate::llm::{LanguageModel, ModelFolder};
-use crate::plan::NodeCost;
-use crate::roofline::Peaks;
 use crate::roofline::measured::{Measured, Profile, trace};
-use crate::runner::Runner;
-use crate::tensor::DType;
-use crate::units::{quantity, size_text};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::backend::Caps;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::executor::Timing;
+use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::graph::onnx;
+use transformer_lite::unstable::llm::engine::DeviceModel;
+use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, Purpose};
+use transformer_lite::unstable::llm::{LanguageModel, ModelFolder};
+use transformer_lite::unstable::plan::NodeCost;
+use transformer_lite::unstable::probe::Peaks;
+use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::tensor::DType;
+use transformer_lite::unstable::units::{quantity, size_text};
 
 const EXAMPLES: &str = "\
 Examples:

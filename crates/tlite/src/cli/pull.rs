@@ -3,10 +3,10 @@
 use super::interrupt::Interrupt;
 use super::model::View;
 use super::output::{put, put_json};
-use crate::error::Result;
-use crate::models::ModelStore;
-use crate::models::hub::{Hub, Spec};
-use crate::units::size_text;
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::models::ModelStore;
+use transformer_lite_convert::models::hub::{Hub, Spec};
 
 /// Download a model from the Hugging Face Hub
 ///

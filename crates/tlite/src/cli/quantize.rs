@@ -6,17 +6,17 @@ use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{ADVANCED, Verbosity, check_report};
 use super::output::{advance, byte_bar, note, put, put_json, table, text_output};
-use crate::error::{Error, Result};
-use crate::files::write_whole;
-use crate::graph::onnx::quantize::{
-    GROUP_SIZES, Left, Options, Progress, Quantized, Summary, grid_group, quantize_with, unfinished,
-};
-use crate::llm::folder::check_form;
-use crate::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
-use crate::units::size_text;
 use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::llm::folder::check_form;
+use transformer_lite::unstable::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::quantize::{
+    GROUP_SIZES, Left, Options, Progress, Quantized, Summary, grid_group, quantize_with, unfinished,
+};
 
 /// How scales, biases and formats are chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -4,13 +4,13 @@ use super::interrupt::Interrupt;
 use super::load::model_path;
 use super::options::{MODEL, MODEL_LONG, MODEL_OPTION, from_one, from_zero};
 use super::quantize::group_size;
-use crate::decoders::{Form, Spec, write};
-use crate::error::{Error, Result};
-use crate::executor::WeightSource;
 use clap::builder::PossibleValuesParser;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite_convert::decoders::{Form, Spec, write};
 
 /// Default number of weights that share a scale.
 const GROUP_SIZE: usize = 128;

@@ -1,11 +1,11 @@
 //! `tlite rm`.
 
 use super::output::put;
-use crate::error::{Error, Result};
-use crate::models::hub::{Cached, Hub, PREFIX};
-use crate::models::{Entry, ModelStore};
-use crate::units::size_text;
 use std::io::{BufRead, IsTerminal, Write};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::models::hub::{Cached, Hub, PREFIX};
+use transformer_lite_convert::models::{Entry, ModelStore};
 
 /// Remove models that were downloaded or converted
 ///

@@ -4,19 +4,19 @@ use super::interrupt::Interrupt;
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
 use super::output::{fitted_table, note, put, put_json, text_output};
 use super::random::RandomOptions;
-use crate::backend::{Backend, Caps};
-use crate::error::{Error, Result};
 use crate::inspect::{self, Request, parse_bind};
-use crate::llm::ModelFolder;
-use crate::llm::engine::PADDING;
-use crate::llm::load::PlannedDecoder;
-use crate::probe::{Probe, store};
 use crate::roofline::{Peaks, Summary, Work};
-use crate::units::{quantity, size_text};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::Path;
+use transformer_lite::unstable::backend::{Backend, Caps};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::ModelFolder;
+use transformer_lite::unstable::llm::engine::PADDING;
+use transformer_lite::unstable::llm::load::PlannedDecoder;
+use transformer_lite::unstable::probe::{Probe, store};
+use transformer_lite::unstable::units::{quantity, size_text};
 
 const EXAMPLES: &str = "\
 Examples:

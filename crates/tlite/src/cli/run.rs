@@ -11,15 +11,8 @@ use super::options::{
     ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, check_file, from_one, from_zero, note_unused,
 };
 use super::output::{self, note, put, put_json, text_output};
-use crate::backend::Backend;
-use crate::error::{Error, Result};
 use crate::files::{self, npy};
-use crate::graph::onnx;
 use crate::inspect::model_file;
-use crate::placement::BackendChoice;
-use crate::runner::{Checks, Named, Runner, compare};
-use crate::tensor::{DType, HostTensor};
-use crate::units::count_text;
 pub use inputs::made_up_inputs;
 use inputs::{InputFile, explained, inputs};
 use labels::Labels;
@@ -29,6 +22,13 @@ use report::{Compared, OnHost, Value, shares, text};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
+use transformer_lite::unstable::backend::Backend;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::graph::onnx;
+use transformer_lite::unstable::placement::BackendChoice;
+use transformer_lite::unstable::runner::{Checks, Named, Runner, compare};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite::unstable::units::count_text;
 
 /// Run any model on tensors or pictures
 ///
@@ -374,7 +374,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let apart = report.compare.iter().filter(|c| !c.passed).count();
     if apart > 0 {
         return Err(Error::other(
-            crate::error::Stage::Run,
+            transformer_lite::unstable::error::Stage::Run,
             format!(
                 "{apart} of {} outputs differ from their references",
                 report.compare.len()

@@ -1,15 +1,15 @@
 //! Options that choose how tokens are sampled, and their defaults.
 
 use super::options::{from_one, from_zero};
-use crate::error::{Error, Result, Stage};
-use crate::llm::folder::GENERATION_CONFIG;
-use crate::llm::sampler::{
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::llm::folder::GENERATION_CONFIG;
+use transformer_lite::unstable::llm::sampler::{
     DRY_BASE, DRY_MULTIPLIER, Dry, FREQUENCY, MIN_P, PRESENCE, Penalties, REPETITION, Range, SamplerConfig,
     Setting, TEMPERATURE, TOP_P, TYPICAL_P,
 };
-use crate::llm::{ModelFolder, Sampler, Tokenizer};
-use std::collections::HashSet;
-use std::num::NonZeroUsize;
+use transformer_lite::unstable::llm::{ModelFolder, Sampler, Tokenizer};
 
 /// Options of every command that samples tokens, in the order in which they take effect.
 ///
@@ -270,8 +270,8 @@ pub fn some_text(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::llm::testing;
     use clap::{Args as _, FromArgMatches};
+    use tlite_testing::llm::testing;
 
     fn options(args: &[&str]) -> SamplingOptions {
         let command = SamplingOptions::augment_args(clap::Command::new("tlite"));

@@ -2,14 +2,16 @@
 
 use super::options::{DeviceOptions, Verbosity};
 use super::output::{bar, note, put, put_json, text_output};
-use crate::backend::{self, Backend, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend};
-use crate::error::{Error, Result, Stage};
-use crate::placement::{BackendChoice, Opened};
-use crate::selftest::suite::{self, Failure, Outcome};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
+use transformer_lite::unstable::backend::{
+    self, Backend, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend,
+};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::placement::{BackendChoice, Opened};
+use transformer_lite::unstable::selftest::suite::{self, Failure, Outcome};
 
 /// How often a line reports the progress where there is no bar.
 const TELL: Duration = Duration::from_secs(15);
@@ -242,7 +244,11 @@ mod tests {
             }],
             quarantined: caps
                 .clone()
-                .without(crate::probe::KERNELS[0], "probe_copy", "fails X")
+                .without(
+                    transformer_lite::unstable::probe::KERNELS[0],
+                    "probe_copy",
+                    "fails X",
+                )
                 .quarantined,
             took: Duration::from_millis(1500),
         };

@@ -1,10 +1,10 @@
 //! Values for a chat template beside the messages.
 
 use super::options::read_text;
-use crate::error::{Error, Result};
-use crate::llm::template::Values;
 use serde_json::Value;
 use std::path::PathBuf;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::template::Values;
 
 /// Values that the conversation itself gives to templates.
 const TAKEN: [&str; 2] = ["messages", "add_generation_prompt"];

@@ -4,15 +4,15 @@ use super::interrupt::Interrupt;
 use super::load::model_folder;
 use super::options::{ExecOptions, ModelArg, Verbosity, from_one};
 use super::output::{bar, fitted_table, note, put, put_json, spinner, text_output};
-use crate::error::Result;
-use crate::llm::engine::{Tuner, TuningRow};
-use crate::llm::load::Loaded;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::llm::engine::{Tuner, TuningRow};
+use transformer_lite::unstable::llm::load::Loaded;
 
 const EXAMPLES: &str = "\
 Examples:

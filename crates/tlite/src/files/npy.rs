@@ -1,11 +1,12 @@
 //! NumPy's `.npy` format, versions 1 to 3, for the element types of [`DType`].
 
-use crate::error::{Error, Result, Stage};
-use crate::tensor::{DType, HostTensor, TensorError};
 use half::f16;
 use npyz::{NpyFile, Order, Serialize, WriterBuilder};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
 /// Elements in row-major order, of a file of `count`.
 fn elements<T: npyz::Deserialize + Clone, R: Read>(
@@ -91,7 +92,8 @@ pub fn read(path: &Path) -> Result<HostTensor> {
         "u1" => HostTensor::from_bytes(DType::U8, &shape, &elements(file, count).map_err(io)?),
         "i1" => {
             let data: Vec<i8> = elements(file, count).map_err(io)?;
-            HostTensor::from_bytes(DType::I8, &shape, bytemuck::cast_slice(&data))
+            let bytes: Vec<u8> = data.iter().map(|v| v.cast_unsigned()).collect();
+            HostTensor::from_bytes(DType::I8, &shape, &bytes)
         }
         "b1" => HostTensor::from_bool(&shape, &elements(file, count).map_err(io)?),
         _ => {
@@ -118,7 +120,7 @@ fn put<T: Serialize + npyz::AutoSerialize>(
 pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
     let shape: Vec<u64> = tensor.shape().iter().map(|n| *n as u64).collect();
     let error = |e: TensorError| std::io::Error::other(e);
-    super::write_whole(path, |out| match tensor.dtype() {
+    write_whole(path, |out| match tensor.dtype() {
         DType::F64 => put(out, &shape, tensor.f64s().map_err(error)?.iter().copied()),
         DType::F32 => put(out, &shape, tensor.f32s().map_err(error)?.iter().copied()),
         DType::F16 => put(out, &shape, tensor.f16s().map_err(error)?.iter().copied()),
@@ -147,8 +149,8 @@ pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-    use crate::testing::assert_error;
+    use tlite_testing::assert_error;
+    use transformer_lite::unstable::error::ErrorKind;
 
     #[test]
     fn what_is_written_is_read() {

@@ -1,11 +1,11 @@
 //! Pictures as inputs of vision models: decoded, resized, normalised, in the model's layout.
 
-use crate::error::{Error, Result, Stage};
-use crate::shape::Fact;
-use crate::tensor::{DType, HostTensor};
 use image::imageops::FilterType;
 use image::{DynamicImage, RgbImage};
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::shape::Fact;
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// How a picture of other proportions fits the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -66,12 +66,13 @@ impl Layout {
         let [_, a, b, c] = fact.shape.0.as_slice() else {
             return None;
         };
-        let channels = |d: &crate::shape::Dim| match d.as_const() {
+        let channels = |d: &transformer_lite::unstable::shape::Dim| match d.as_const() {
             Some(1) => Some(1),
             Some(3) => Some(3),
             _ => None,
         };
-        let size = |d: &crate::shape::Dim| d.as_const().and_then(|v| u32::try_from(v).ok());
+        let size =
+            |d: &transformer_lite::unstable::shape::Dim| d.as_const().and_then(|v| u32::try_from(v).ok());
         if let Some(n) = channels(a) {
             return Some(Self {
                 channels: n,
@@ -237,9 +238,9 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
-    use crate::shape::{Dim, Shape};
-    use crate::testing::{assert_carries, assert_error};
+    use tlite_testing::{assert_carries, assert_error};
+    use transformer_lite::unstable::error::ErrorKind;
+    use transformer_lite::unstable::shape::{Dim, Shape};
 
     fn fact(dtype: DType, dims: &str) -> Fact {
         Fact::new(

@@ -1,10 +1,10 @@
 //! A summary of a GGUF file, from its header.
 
-use crate::error::{Error, Result};
-use crate::gguf::{Gguf, Value, supported};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite_convert::gguf::{Gguf, Value, supported};
 
 /// Tensors of one type.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]

@@ -2,12 +2,12 @@
 
 use super::plans::PlanReport;
 use super::{ValueReport, value_report};
-use crate::error::Result;
-use crate::graph::class::Class;
-use crate::graph::{Graph, Node, NodeId};
-use crate::plan::Plan;
 use serde::Serialize;
 use std::collections::HashMap;
+use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::class::Class;
+use transformer_lite::unstable::graph::{Graph, Node, NodeId};
+use transformer_lite::unstable::plan::Plan;
 
 /// What became of an operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]

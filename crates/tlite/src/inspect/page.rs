@@ -6,10 +6,10 @@
 //! `<` escaped, and the document only as text.
 
 use super::{How, NodeReport, Operator, PlanReport, Report, StepReport, ValueReport};
-use crate::graph::class::Class;
-use crate::units::size_text;
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use transformer_lite::unstable::graph::class::Class;
+use transformer_lite::unstable::units::size_text;
 
 const HTML: &str = include_str!("page/page.html");
 /// The style of pages.

@@ -1,11 +1,11 @@
 //! Reports of plans: steps, memory, synchronization.
 
-use crate::backend::{Caps, DeviceKind};
-use crate::graph::Graph;
-use crate::plan::NoPadding;
-use crate::plan::{Condition, Options, Plan, Segment, Shared};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use transformer_lite::unstable::backend::{Caps, DeviceKind};
+use transformer_lite::unstable::graph::Graph;
+use transformer_lite::unstable::plan::NoPadding;
+use transformer_lite::unstable::plan::{Condition, Options, Plan, Segment, Shared};
 
 /// The device of a plan.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
@@ -48,7 +48,7 @@ pub struct Gains {
     pub packing: u64,
 }
 
-/// A padded length; see [`crate::plan::Padding`].
+/// A padded length; see [`transformer_lite::unstable::plan::Padding`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 pub struct PaddingReport {
     /// The symbol.
@@ -176,7 +176,9 @@ fn condition(c: &Condition) -> String {
 
 impl PlanReport {
     pub(super) fn new(name: &'static str, options: &Options, plan: &Plan, graph: &Graph) -> Self {
-        let numbers = |b: &crate::shape::Bindings| b.iter().map(|(s, v)| (s.to_string(), v)).collect();
+        let numbers = |b: &transformer_lite::unstable::shape::Bindings| {
+            b.iter().map(|(s, v)| (s.to_string(), v)).collect()
+        };
         let memory = &plan.memory;
         let (mut steps, mut segments) = (Vec::new(), Vec::new());
         for segment in &plan.segments {
@@ -255,7 +257,7 @@ fn dispatch(plan: &Plan, graph: &Graph, i: usize) -> Option<StepReport> {
     })
 }
 
-fn on_host(step: &crate::plan::HostStep) -> StepReport {
+fn on_host(step: &transformer_lite::unstable::plan::HostStep) -> StepReport {
     StepReport {
         place: "host",
         name: step.work.name().to_owned(),

@@ -1,15 +1,15 @@
 //! A summary of a model: architecture, sizes, bits per weight, tokenizer, files.
 
 use super::{StateReport, ValueReport};
-use crate::graph::op::gather_e0m::GatherE0m;
-use crate::graph::op::matmul_e0m::MatMulE0m;
-use crate::graph::op::matmul_nbits::MatMulNBits;
-use crate::graph::{Graph, Node, ValueId};
-use crate::tensor::HostTensor;
 use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
+use transformer_lite::unstable::graph::op::gather_e0m::GatherE0m;
+use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
+use transformer_lite::unstable::graph::{Graph, Node, ValueId};
+use transformer_lite::unstable::tensor::HostTensor;
 
 /// Weights of one storage format.
 #[derive(Clone, Debug, PartialEq, Serialize, schemars::JsonSchema)]
@@ -317,7 +317,8 @@ fn weights(graph: &Graph, vocabulary: Option<usize>) -> Vec<WeightsReport> {
         for (i, v) in node.inputs.iter().enumerate() {
             let Some(v) = v else { continue };
             let Some(tensor) = constant(*v) else { continue };
-            let narrow = tensor.dtype().bits() <= 8 && !matches!(tensor.dtype(), crate::tensor::DType::Bool);
+            let narrow = tensor.dtype().bits() <= 8
+                && !matches!(tensor.dtype(), transformer_lite::unstable::tensor::DType::Bool);
             let scale = scaled && i > 0 && tensor.shape().len() < 2;
             if !(tensor.dtype().is_float() || narrow) || tensor.len() < 2 || scale || !taken.insert(*v) {
                 continue;

@@ -1,11 +1,11 @@
 //! The symbols of a model: where they come from, their bounds, and default bounds.
 
-use crate::error::{Error, Result};
-use crate::graph::{Graph, MadeSymbol, Part, sizes};
-use crate::plan::{self, Options, Plan};
-use crate::shape::{Bindings, Constraints, Dim, Symbol};
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::graph::{Graph, MadeSymbol, Part, sizes};
+use transformer_lite::unstable::plan::{self, Options, Plan};
+use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Symbol};
 
 const BIND: &str = "--bind";
 const BOUNDS: &str = "--bounds";
@@ -158,7 +158,9 @@ impl Symbols {
                 format!("the model has no symbol {s}; {}", names()),
             ));
         }
-        let wrong = |e: crate::shape::ConstraintError| Error::usage(BIND, format!("{e} ({})", text_of(bind)));
+        let wrong = |e: transformer_lite::unstable::shape::ConstraintError| {
+            Error::usage(BIND, format!("{e} ({})", text_of(bind)))
+        };
         let fixed = constraints.complete(bind).map_err(wrong)?;
         constraints.check(&fixed).map_err(wrong)?;
         let mut bounds = BTreeMap::new();
@@ -212,7 +214,7 @@ impl Symbols {
                 option = BIND;
             }
         }
-        for value in &graph.values {
+        for value in graph.values() {
             let Some(fact) = value.fact.as_ref().filter(|f| f.shape.as_fixed().is_none()) else {
                 continue;
             };
@@ -222,7 +224,7 @@ impl Symbols {
                 .and_then(|c| c.mul(&8.into()))
                 .and_then(|c| c.upper_bound(&most));
             match bytes {
-                Ok(_) | Err(crate::shape::DimError::Unbound(_)) => {}
+                Ok(_) | Err(transformer_lite::unstable::shape::DimError::Unbound(_)) => {}
                 Err(e) => {
                     return Err(Error::usage(
                         option,

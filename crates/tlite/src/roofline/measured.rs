@@ -1,10 +1,10 @@
 //! Compares measured times of a run ([`Timing`]) with its costs and minimum times.
 
 use super::{Bound, Peaks, Summary, Total, float};
-use crate::executor::Timing;
-use crate::plan::{Arithmetic, NodeCost};
 use serde::Serialize;
 use std::collections::{BTreeMap, HashMap};
+use transformer_lite::unstable::executor::Timing;
+use transformer_lite::unstable::plan::{Arithmetic, NodeCost};
 
 /// Measured time of some work, compared with its minimum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
@@ -322,8 +322,8 @@ pub fn roof(intensity: f64, peaks: &Peaks, arithmetic: Arithmetic) -> (f64, Boun
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::graph::NodeId;
-    use crate::plan::CommandCost;
+    use transformer_lite::unstable::graph::NodeId;
+    use transformer_lite::unstable::plan::CommandCost;
 
     const PEAKS: Peaks = Peaks {
         bytes_per_s: 1e9,

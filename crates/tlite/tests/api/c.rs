@@ -1,14 +1,14 @@
 //! The C interface: its header, and a program that uses it.
 
 use super::{Outcome, equal, speaking_model};
-use crate::support::Text;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use transformer_lite::cache::{DEFAULT_LIMIT, Store};
-use transformer_lite::placement::BackendChoice;
+use tlite_testing::Text;
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::unstable::placement::BackendChoice;
 
 fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+    Path::new(tlite_testing::ROOT)
 }
 
 /// `include/tlite.h` is what `src/capi.rs` gives.

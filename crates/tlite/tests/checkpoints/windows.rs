@@ -2,22 +2,22 @@
 //! all rows.
 
 use super::{Case, DEVICE, Family, Outcome, close, decoder, from_folder};
-use crate::support::{self, Device, Text, Traffic, carries};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use transformer_lite::backend::DeviceKind;
-use transformer_lite::error::ErrorKind;
-use transformer_lite::graph::pass::{GREEDY, Pipeline};
-use transformer_lite::graph::text;
-use transformer_lite::inspect::{Request, inspect};
-use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::{
+use tlite::inspect::{Request, inspect};
+use tlite_testing::{self, Device, Text, Traffic, carries};
+use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline};
+use transformer_lite::unstable::graph::text;
+use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::{
     Draft, Generator, KvType, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
-use transformer_lite::plan::text as plan_text;
-use transformer_lite::tensor::DType;
+use transformer_lite::unstable::plan::text as plan_text;
+use transformer_lite::unstable::tensor::DType;
 
 type Run = Box<dyn FnOnce() -> Outcome + Send>;
 /// Whether a layer has a window.
@@ -165,7 +165,7 @@ fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
     let wanted: Vec<u64> = (0..layers)
         .flat_map(|layer| [bytes(family, rows(layer)); 2])
         .collect();
-    for plan in decoder.plans(&support::fake_caps(), &lengths).text()? {
+    for plan in decoder.plans(&tlite_testing::fake_caps(), &lengths).text()? {
         let found: Vec<u64> = plan.states.iter().map(|s| s.bytes).collect();
         if found != wanted || plan.memory.states != wanted.iter().sum::<u64>() {
             return Err(format!("caches of {found:?} bytes, expected {wanted:?}"));
@@ -194,8 +194,7 @@ fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
     };
     let report = inspect(&model.join("model.onnx"), &request).text()?;
     let size = |n: usize| i64::try_from(n).unwrap_or(0);
-    let kept =
-        |s: &&transformer_lite::inspect::StateReport| (s.rows, s.window) == (size(ring), Some(size(window)));
+    let kept = |s: &&tlite::inspect::StateReport| (s.rows, s.window) == (size(ring), Some(size(window)));
     if report.states_bytes != wanted.iter().sum::<u64>()
         || report.states.iter().filter(kept).count() != windows
     {
@@ -389,7 +388,7 @@ fn prompt_caches(family: &Family, window: usize, device: &Device) -> Outcome {
     let Err(error) = prompt_cache::load(&path, &mut small) else {
         return Err("a cache of 60 tokens in a context of 18 is taken".to_owned());
     };
-    support::refusal(&error, ErrorKind::PromptCacheDamaged, &["60", "18"])?;
+    tlite_testing::refusal(&error, ErrorKind::PromptCacheDamaged, &["60", "18"])?;
     if small.len() != 18 {
         return Err("a cache that is refused was filled".to_owned());
     }
@@ -458,7 +457,8 @@ fn many_tokens(family: &Family, window: usize, device: &Device) -> Outcome {
         found.forward(&[*t], &mut logits).text()?;
     }
     let after = found.stats();
-    let counters = |s: &transformer_lite::backend::Stats| (s.allocations, s.bytes, s.compiles, s.recordings);
+    let counters =
+        |s: &transformer_lite::unstable::backend::Stats| (s.allocations, s.bytes, s.compiles, s.recordings);
     if counters(&before) != counters(&after) || after.submits != before.submits + 4000 {
         return Err(format!("{before:?}, after 4000 tokens {after:?}"));
     }

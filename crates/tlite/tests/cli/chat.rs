@@ -1,8 +1,6 @@
 //! `tlite chat` at a terminal: a pseudo-terminal with an emulator behind it.
 #![cfg(target_os = "linux")]
 
-mod support;
-
 use rustix::process::{Pid, Signal, ioctl_tiocsctty, kill_process, setsid};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize};
@@ -16,8 +14,8 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-use support::gguf::{self, Traits};
-use transformer_lite::gguf::Value;
+use tlite_testing::gguf::{self, Traits};
+use transformer_lite_convert::gguf::Value;
 
 /// A machine may be slow; nothing takes that long otherwise.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -41,7 +39,7 @@ fn model() -> &'static Path {
     let (_, model) = MODEL.get_or_init(|| {
         let mut file = gguf::tiny("llama", Traits::default());
         file.set("llama.context_length", Value::U32(4096));
-        let (dir, model) = support::converted(&file);
+        let (dir, model) = tlite_testing::converted(&file);
         let template = "{% for m in messages %}{{ m.role[0] }}{{ m.content | length }}{% endfor %}";
         std::fs::write(model.join("chat_template.jinja"), template).unwrap();
         (dir, model)
@@ -116,7 +114,7 @@ impl Chat {
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, no_tty);
         let terminal = options.read(true).write(true).open(name).unwrap();
         let stream = || Stdio::from(terminal.try_clone().unwrap());
-        let mut command = support::command();
+        let mut command = tlite_testing::command();
         command
             .arg("chat")
             .arg(model())

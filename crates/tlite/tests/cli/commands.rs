@@ -1,24 +1,18 @@
 //! The built command: exit codes, and what goes to which stream.
 
-#[path = "cli/calibration.rs"]
 mod calibration;
-#[path = "cli/device.rs"]
 mod device;
-#[path = "cli/generation.rs"]
 mod generation;
-#[path = "cli/perplexity.rs"]
 mod perplexity;
-#[path = "cli/run.rs"]
 mod run;
-mod support;
 
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use support::hugging_face::{Order, gptq};
-use support::{assert_fails, carries, tlite};
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::hugging_face::{Order, gptq};
+use tlite_testing::{assert_fails, carries, tlite};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn stderr(output: &Output) -> &str {
     std::str::from_utf8(&output.stderr).unwrap()
@@ -347,7 +341,7 @@ fn quantize_writes_a_folder_and_a_table() {
         lines[1].starts_with("first ") && carries(lines[1], "4") && carries(lines[2], "8"),
         "{text}"
     );
-    support::assert_carries(lines[3], &["2"]);
+    tlite_testing::assert_carries(lines[3], &["2"]);
     assert_eq!(names(&out), ["model.onnx", "model.onnx.data", "tokenizer.json"]);
     assert_eq!(names(dir.path()), ["in", "out"]);
 
@@ -403,7 +397,7 @@ fn quantize_reports_and_dequantize_goes_back() {
         html.contains("<svg") && html.contains(">first<") && !html.contains("://"),
         "{html}"
     );
-    support::assert_carries(&html, &["E0M4", "mae"]);
+    tlite_testing::assert_carries(&html, &["E0M4", "mae"]);
     for method in ["rtn", "mse", "mae", "written"] {
         // The head takes 8 bits and is not compared with 4.
         assert_eq!(
@@ -423,7 +417,7 @@ fn quantize_reports_and_dequantize_goes_back() {
     }
     let output = tlite(&["dequantize", path(&out), "-o", path(&back)]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
-    support::assert_carries(String::from_utf8(output.stdout).unwrap(), &["2", "f16"]);
+    tlite_testing::assert_carries(String::from_utf8(output.stdout).unwrap(), &["2", "f16"]);
     assert_eq!(names(&back), ["model.onnx", "model.onnx.data", "tokenizer.json"]);
     fails(
         &["dequantize", path(&input), "-o", path(&dir.path().join("x"))],
@@ -728,7 +722,7 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
         "{text}"
     );
     // What the system calls it.
-    support::assert_carries(text, &["27"]);
+    tlite_testing::assert_carries(text, &["27"]);
     assert_eq!(names(dir.path()), ["in"]);
 }
 
@@ -737,7 +731,7 @@ fn a_full_disk_is_an_error_and_leaves_nothing() {
 fn a_closed_standard_output_is_no_failure() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
-    let output = support::command()
+    let output = tlite_testing::command()
         .args(["devices", "--json"])
         // Without it a library under the Vulkan drivers complains.
         .env("XDG_RUNTIME_DIR", std::env::temp_dir())
@@ -778,7 +772,7 @@ fn interrupted_work_leaves_no_model_and_goes_on() {
     })
     .unwrap();
     w.finish().unwrap();
-    let child = support::command()
+    let child = tlite_testing::command()
         .args([
             "quantize",
             path(&input),
@@ -823,7 +817,7 @@ fn interrupt_exits_130() {
     use std::time::{Duration, Instant};
     const SIGINT: u32 = 2;
     let folder = model_folder();
-    let mut child = support::command()
+    let mut child = tlite_testing::command()
         .args(["generate", path(folder.path()), "--prompt", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())

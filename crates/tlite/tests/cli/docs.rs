@@ -1,11 +1,11 @@
 //! Generated chapters of the documentation are up to date. `UPDATE_DOCS=1` rewrites them.
 
 use std::path::Path;
-use transformer_lite::cli;
+use tlite::cli;
 
 #[track_caller]
 fn is_current(file: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs").join(file);
+    let path = Path::new(tlite_testing::ROOT).join("docs").join(file);
     if std::env::var_os("UPDATE_DOCS").is_some() {
         std::fs::write(&path, text).unwrap();
         return;

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-const ROOT: &str = env!("CARGO_MANIFEST_DIR");
+const ROOT: &str = tlite_testing::ROOT;
 
 /// Columns of prose and of comments.
 const COLUMNS: usize = 100;

@@ -1,17 +1,15 @@
 //! Downloads from a server that speaks the hub's protocol, on this machine.
 
-mod support;
-
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::sync::{Arc, Mutex};
-use support::gguf::{Traits, tiny};
-use support::hugging_face::{Order, gptq};
-use support::{TWO_TOKENS, failed_in_a_line};
-use transformer_lite::models::FOLDER_VARIABLE;
+use tlite_testing::gguf::{Traits, tiny};
+use tlite_testing::hugging_face::{Order, gptq};
+use tlite_testing::{TWO_TOKENS, failed_in_a_line};
+use transformer_lite_convert::models::FOLDER_VARIABLE;
 
 const COMMIT: &str = "0123456789abcdef0123456789abcdef01234567";
 const REPO: &str = "owner/repo";
@@ -239,7 +237,7 @@ impl User {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = support::command();
+        let mut command = tlite_testing::command();
         command.args(args).stdin(Stdio::null());
         for (name, _) in std::env::vars_os() {
             let name = name.to_string_lossy().into_owned();
@@ -249,7 +247,7 @@ impl User {
             }
         }
         command
-            .env("RUST_LOG", support::LOG)
+            .env("RUST_LOG", tlite_testing::LOG)
             .env("HF_ENDPOINT", &self.endpoint)
             .env("HF_HOME", self.dir.path().join("hf"))
             .env(FOLDER_VARIABLE, self.dir.path().join("models"));

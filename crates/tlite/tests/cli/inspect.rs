@@ -1,14 +1,12 @@
 //! `tlite inspect`: its summary, the keys of its JSON, and what it says to wrong questions.
 
-mod support;
-
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use support::{carries, tlite};
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::{carries, tlite};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn inspect(model: &Path, more: &[&str]) -> Output {
     tlite(&[&["inspect", model.to_str().unwrap()], more].concat())
@@ -32,7 +30,7 @@ fn json(model: &Path, more: &[&str]) -> Value {
 #[track_caller]
 fn refused(model: &Path, more: &[&str], values: &[&str]) {
     let args = [&["inspect", model.to_str().unwrap()], more].concat();
-    support::assert_fails(&args, 2, values);
+    tlite_testing::assert_fails(&args, 2, values);
 }
 
 /// `y = relu(x[1..])` joined with its own half, of `x [N, 8]`; without weights.
@@ -74,7 +72,7 @@ fn small(dir: &Path) -> PathBuf {
 
 #[test]
 fn a_decoder_needs_so_many_bytes() {
-    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let all = json(&model, &["--context", "32", "--chunk", "16"]);
     let number = |key: &str| {
         all[key]
@@ -142,7 +140,7 @@ fn a_decoder_needs_so_many_bytes() {
 
 #[test]
 fn a_model_is_summarized() {
-    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let all = json(&model, &[]);
     let summary = &all["model"]["summary"];
     let number = |key: &str| {
@@ -180,7 +178,7 @@ fn a_model_is_summarized() {
 
 #[test]
 fn packed_weights_are_counted() {
-    let mut file = support::gguf::tiny("llama", Default::default());
+    let mut file = tlite_testing::gguf::tiny("llama", Default::default());
     let names: Vec<String> = file.tensors.iter().map(|t| t.name.clone()).collect();
     assert!(names.iter().any(|n| n == "blk.0.ffn_up.weight"));
     let parameters = |model: &Path| {
@@ -188,7 +186,7 @@ fn packed_weights_are_counted() {
             .as_u64()
             .unwrap()
     };
-    let (dir, model) = support::converted(&file);
+    let (dir, model) = tlite_testing::converted(&file);
     let floats = parameters(&model);
     let packed = dir.path().join("e0m4");
     let output = tlite(&[
@@ -217,7 +215,7 @@ fn packed_weights_are_counted() {
     let path = dir.path().join("m.gguf");
     file.set(
         "general.name",
-        transformer_lite::gguf::Value::String("Tiny".to_owned()),
+        transformer_lite_convert::gguf::Value::String("Tiny".to_owned()),
     );
     std::fs::write(&path, file.bytes()).unwrap();
     let header = json(&path, &[]);
@@ -249,7 +247,7 @@ fn packed_weights_are_counted() {
     // Another architecture is shown, with the reason why it does not run.
     file.set(
         "general.architecture",
-        transformer_lite::gguf::Value::String("falco".to_owned()),
+        transformer_lite_convert::gguf::Value::String("falco".to_owned()),
     );
     std::fs::write(&path, file.bytes()).unwrap();
     assert!(
@@ -332,7 +330,7 @@ fn wrong_questions() {
     std::fs::create_dir(&inner).unwrap();
     std::fs::write(inner.join("model.onnx"), "x").unwrap();
     refused(outer.path(), &[], &["MODEL", inner.to_str().unwrap()]);
-    let (_dir, decoder) = support::tiny_model("llama", Default::default());
+    let (_dir, decoder) = tlite_testing::tiny_model("llama", Default::default());
     let symbols = json(&decoder, &[])["model"]["decoder"].clone();
     let past = symbols["past"].as_str().unwrap();
     refused(

@@ -1,16 +1,14 @@
 //! The page that `tlite inspect --html` writes, opened in headless Chromium: its numbers are those
 //! of the library at lengths that neither was printed for, and names from the model stay text.
 
-mod support;
-
 use std::path::Path;
-use support::browser::opened;
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
-use transformer_lite::inspect::{PlanReport, Report, Request, inspect, page};
-use transformer_lite::plan::Padding;
-use transformer_lite::shape::{Bindings, Constraints, Dim, Symbol};
-use transformer_lite::tensor::DType;
+use tlite::inspect::{PlanReport, Report, Request, inspect, page};
+use tlite_testing::browser::opened;
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::plan::Padding;
+use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Symbol};
+use transformer_lite::unstable::tensor::DType;
 
 /// The number of bytes that the element of this id shows.
 fn bytes(dom: &str, id: &str) -> u64 {
@@ -80,7 +78,7 @@ fn agrees(report: &Report, plan: usize, lengths: &[(&str, i64)]) {
 
 #[test]
 fn a_decoder_at_other_lengths() {
-    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let request = Request {
         context: Some(64),
         chunk: 16,
@@ -102,7 +100,7 @@ fn small(dir: &Path, bad: &str) {
     let size = [Size::from("N"), Size::from(16)];
     w.add_input(&format!("x{bad}"), DType::F32, &size).unwrap();
     let weight: Vec<f32> = vec![0.5; 256];
-    let tensor = transformer_lite::tensor::HostTensor::from_f32(&[16, 16], &weight).unwrap();
+    let tensor = transformer_lite::unstable::tensor::HostTensor::from_f32(&[16, 16], &weight).unwrap();
     w.add_external(&format!("w{bad}"), &tensor).unwrap();
     let mut node = |op: &str, inputs: &[String], output: &str| {
         let inputs: Vec<&str> = inputs.iter().map(String::as_str).collect();
@@ -151,7 +149,7 @@ fn names_stay_text() {
 
 #[test]
 fn the_page_asks_for_nothing() {
-    let (_dir, model) = support::tiny_model("qwen2", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("qwen2", Default::default());
     let html = page::render(&inspect(&model, &Request::default()).unwrap());
     for word in [
         "http://",

@@ -24,7 +24,7 @@ fn holds(line: &str, word: &str) -> bool {
 
 #[test]
 fn dependencies_stay_in_their_folders() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let root = Path::new(tlite_testing::ROOT).join("src");
     let mut files = Vec::new();
     sources(&root, &root, &mut files);
     assert!(files.len() > 50, "only {} files found", files.len());

@@ -1,22 +1,20 @@
-//! The wording of the most common messages, in one file: `tests/messages.snap.txt`. Other tests
+//! The wording of the most common messages, in one file: `messages.snap.txt`. Other tests
 //! look at kinds and values only. `UPDATE_GOLDEN=1` writes the file anew; review the difference.
 //!
 //! No driver and no model is needed: all that runs, runs on the host.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use support::gguf::{Traits, tiny};
-use support::tiny_model;
-use transformer_lite::backend::BackendError;
-use transformer_lite::error::{Error, Stage};
-use transformer_lite::gguf::Value;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
-use transformer_lite::note::{Note, Unused};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::gguf::{Traits, tiny};
+use tlite_testing::tiny_model;
+use transformer_lite::unstable::backend::BackendError;
+use transformer_lite::unstable::error::{Error, Stage};
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::note::{Note, Unused};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite_convert::gguf::Value;
 
 /// A folder for models, in which commands run, and what was said so far.
 struct Snapshot {
@@ -37,7 +35,7 @@ impl Snapshot {
 
     /// What a command writes to standard error, and its exit code.
     fn command(&mut self, title: &str, args: &[&str]) {
-        let output = support::command()
+        let output = tlite_testing::command()
             .args(args)
             .current_dir(&self.dir)
             .env_remove("RUST_LOG")
@@ -224,7 +222,7 @@ fn options(s: &mut Snapshot) {
         "--prompt-cache",
         "kept",
     ];
-    let made = support::command()
+    let made = tlite_testing::command()
         .args(with(&cached))
         .current_dir(&s.dir)
         .stdin(Stdio::null())
@@ -304,7 +302,7 @@ fn common_messages_are_worded_as_in_the_snapshot() {
     for part in [folders, gguf_files, onnx_files, options, devices, notes] {
         part(&mut s);
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/messages.snap.txt");
+    let path = Path::new(tlite_testing::ROOT).join("crates/tlite/tests/cli/messages.snap.txt");
     let found = format!("{}\n", s.text.trim_end());
     if std::env::var_os("UPDATE_GOLDEN").is_some() {
         std::fs::write(&path, found).unwrap();

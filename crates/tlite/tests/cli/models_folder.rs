@@ -2,18 +2,16 @@
 //! it.
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
-mod support;
-
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
-use support::gguf::{File, Traits, tiny};
-use support::hugging_face::{Order, gptq};
-use support::{TWO_TOKENS, failed_in_a_line};
-use transformer_lite::error::{Error, ErrorKind, Result};
-use transformer_lite::gguf::Value;
-use transformer_lite::models::{Entry, Event, FOLDER_VARIABLE, LAYOUT, ModelStore};
+use tlite_testing::gguf::{File, Traits, tiny};
+use tlite_testing::hugging_face::{Order, gptq};
+use tlite_testing::{TWO_TOKENS, failed_in_a_line};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result};
+use transformer_lite_convert::gguf::Value;
+use transformer_lite_convert::models::{Entry, Event, FOLDER_VARIABLE, LAYOUT, ModelStore};
 
 /// A folder with a models folder and a GGUF file.
 struct Place {
@@ -36,10 +34,10 @@ impl Place {
     }
 
     fn command(&self, args: &[&str]) -> Command {
-        let mut command = support::command();
+        let mut command = tlite_testing::command();
         command.args(args).stdin(Stdio::null());
         command.env(FOLDER_VARIABLE, self.store.folder());
-        command.env("RUST_LOG", support::LOG);
+        command.env("RUST_LOG", tlite_testing::LOG);
         command.env("HF_HOME", self.path("hub"));
         command.env_remove("HF_HUB_CACHE");
         command
@@ -388,7 +386,7 @@ fn a_full_disk_leaves_nothing() {
     let script = "trap '' XFSZ; ulimit -f 8; exec \"$0\" \"$@\"";
     let mut command = Command::new("sh");
     command.args(["-c", script, tlite, "inspect", text(&place.gguf), "--nodes"]);
-    command.env("RUST_LOG", support::LOG);
+    command.env("RUST_LOG", tlite_testing::LOG);
     command
         .env(FOLDER_VARIABLE, place.store.folder())
         .stdin(Stdio::null());

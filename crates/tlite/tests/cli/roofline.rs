@@ -1,15 +1,13 @@
 //! `tlite devices --probe`, `tlite roofline` and `tlite profile`: what they print, write and
 //! refuse, on each device there is.
 
-mod support;
-
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use transformer_lite::backend::DeviceKind;
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
-use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Runs the command with this folder for what it keeps.
 fn tlite(cache: &Path, args: &[&str]) -> Output {
@@ -33,7 +31,7 @@ fn json(cache: &Path, args: &[&str]) -> Value {
 #[track_caller]
 fn refused(cache: &Path, args: &[&str], values: &[&str]) {
     let output = tlite(cache, args);
-    support::assert_failed(args, &output, 2, values);
+    tlite_testing::assert_failed(args, &output, 2, values);
 }
 
 /// `y = relu(x w)` of `x [N, 64]`, in `folder`.
@@ -70,12 +68,14 @@ fn devices_are_measured_once_and_models_against_them() {
     let cache = tempfile::tempdir().unwrap();
     let models = tempfile::tempdir().unwrap();
     product(models.path());
-    let (_dir, decoder) = support::tiny_model("llama", Default::default());
-    for device in support::present() {
+    let (_dir, decoder) = tlite_testing::tiny_model("llama", Default::default());
+    for device in tlite_testing::present() {
         let _turn = device.turn();
         let backend = device.kind.to_string();
         let on = device.share();
-        let name = transformer_lite::backend::Backend::caps(&on).device.clone();
+        let name = transformer_lite::unstable::backend::Backend::caps(&on)
+            .device
+            .clone();
         let start = std::time::Instant::now();
         let probed = json(cache.path(), &["devices", "--probe", "--device", &name]);
         let seconds = start.elapsed().as_secs_f64();
@@ -170,11 +170,11 @@ fn devices_are_measured_once_and_models_against_them() {
         assert!((0.8e8..1.2e8).contains(&bytes), "{bytes} bytes");
         let dispatches = number(&decoded["whole"], "launches");
         let launches = number(decoded, "launches");
-        let caps = transformer_lite::backend::Backend::caps(&on);
+        let caps = transformer_lite::unstable::backend::Backend::caps(&on);
         let joins = caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
         assert_eq!(launches < dispatches, joins, "{launches} of {dispatches}");
 
-        if !transformer_lite::backend::Backend::caps(&on).profiling {
+        if !transformer_lite::unstable::backend::Backend::caps(&on).profiling {
             refused(
                 cache.path(),
                 &[&["profile", small, "--bind", "N=10"][..], &place].concat(),
@@ -254,7 +254,7 @@ fn devices_are_measured_once_and_models_against_them() {
                 );
             }
         }
-        let dom = support::browser::opened(&html, "");
+        let dom = tlite_testing::browser::opened(&html, "");
         assert_eq!(dom.matches("<circle").count(), html.matches("<circle").count());
         assert_eq!(
             dom.matches("<polyline").count(),
@@ -360,11 +360,11 @@ fn wrong_questions_are_refused() {
         &["profile", small, "--html", "/no/such/folder/x.html"],
         &["--html"],
     );
-    let found = support::present();
+    let found = tlite_testing::present();
     if found.is_empty() {
         return;
     }
-    let _turns: Vec<_> = found.iter().map(support::Device::turn).collect();
+    let _turns: Vec<_> = found.iter().map(tlite_testing::Device::turn).collect();
     at(&["roofline", small], &["--bind", "N=1"]);
     at(&["roofline", small, "--prefill", "8"], &["--prefill"]);
     for option in [
@@ -379,7 +379,7 @@ fn wrong_questions_are_refused() {
         );
     }
     at(&["profile", small], &["--bind", "N="]);
-    let (_dir, decoder) = support::tiny_model("llama", Default::default());
+    let (_dir, decoder) = tlite_testing::tiny_model("llama", Default::default());
     let decoder = decoder.to_str().unwrap();
     at(
         &["roofline", decoder, "--context", "64", "--depth", "64"],

@@ -2,14 +2,14 @@
 //! that are wrong, or the run ends.
 
 use super::play::{self, Outcome, Run};
-use super::support::Text;
 use super::{IMAGES_TRIED, VARIANT, of, refusals, refused_builds};
 use std::path::Path;
 use tlite_standin::{Config, Profile};
-use transformer_lite::cache::{DEFAULT_LIMIT, Store};
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec, Size};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::Text;
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);

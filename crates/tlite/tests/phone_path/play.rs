@@ -1,12 +1,12 @@
 //! Runs of `tlite` as processes that load the stand-in, and what they leave behind.
 
-use super::support::carries;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tlite_standin::{CONFIG, Config};
-use transformer_lite::graph::op::ALL;
+use tlite_testing::carries;
+use transformer_lite::unstable::graph::op::ALL;
 
 /// Result of a trial.
 pub type Outcome = Result<(), String>;
@@ -50,7 +50,7 @@ fn library() -> Result<PathBuf, String> {
 
 /// Warnings; not which kernels take more than a slice: on a busy machine all may. And the variants
 /// of errors, beside their words.
-const LOG: &str = "error,transformer_lite=warn,transformer_lite::note=off,transformer_lite::error=debug";
+const LOG: &str = "error,transformer_lite=warn,transformer_lite::unstable::note=off,transformer_lite::unstable::error=debug";
 
 fn tlite(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tlite"));
@@ -423,5 +423,5 @@ impl Run {
 
 /// The line of standard error that shows an error as the library has it.
 fn is_variant(line: &str) -> bool {
-    carries(line, "DEBUG") && carries(line, "transformer_lite::error")
+    carries(line, "DEBUG") && carries(line, "transformer_lite::unstable::error")
 }

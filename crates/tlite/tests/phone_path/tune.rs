@@ -2,10 +2,10 @@
 //! what is chosen is used.
 
 use super::play::{self, Outcome, Run};
-use super::support::{gguf::Traits, tiny_model};
 use super::{IMAGES_TRIED, of, refusals};
 use tlite_standin::{Config, Profile, Slow};
-use transformer_lite::backend::wave::Wave;
+use tlite_testing::{gguf::Traits, tiny_model};
+use transformer_lite::unstable::backend::wave::Wave;
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);

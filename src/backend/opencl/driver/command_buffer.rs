@@ -29,7 +29,7 @@ type Update = unsafe extern "C" fn(
 
 /// The extensions of one device.
 #[derive(Debug)]
-pub(in crate::backend::opencl) struct CommandBuffers {
+pub(crate) struct CommandBuffers {
     create: api::clCreateCommandBufferKHR_t,
     dispatch: api::clCommandNDRangeKernelKHR_t,
     finalize: api::clFinalizeCommandBufferKHR_t,
@@ -42,7 +42,7 @@ pub(in crate::backend::opencl) struct CommandBuffers {
 impl CommandBuffers {
     /// The extension of `device`; `None` if it is not listed, an error if it is listed but not
     /// usable.
-    pub(in crate::backend::opencl) fn of(device: DeviceHandle) -> Result<Option<Arc<Self>>, String> {
+    pub(crate) fn of(device: DeviceHandle) -> Result<Option<Arc<Self>>, String> {
         let Some(version) = listed_version(device, NAME) else {
             return Ok(None);
         };
@@ -100,19 +100,19 @@ impl CommandBuffers {
     }
 
     /// Whether recorded dispatches can be updated.
-    pub(in crate::backend::opencl) fn are_mutable(&self) -> bool {
+    pub(crate) fn are_mutable(&self) -> bool {
         self.update.is_some()
     }
 
     /// Whether a command buffer can be queued while it runs.
-    pub(in crate::backend::opencl) fn run_again(&self) -> bool {
+    pub(crate) fn run_again(&self) -> bool {
         self.simultaneous
     }
 }
 
 /// A dispatch in a command buffer; valid as long as the buffer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::backend::opencl) struct MutableCommand(api::cl_mutable_command_khr);
+pub(crate) struct MutableCommand(api::cl_mutable_command_khr);
 
 // SAFETY: an identifier that is only passed back to the driver, together with its command buffer.
 unsafe impl Send for MutableCommand {}
@@ -120,18 +120,18 @@ unsafe impl Send for MutableCommand {}
 unsafe impl Sync for MutableCommand {}
 
 /// New values of a recorded dispatch.
-pub(in crate::backend::opencl) struct Change<'a> {
+pub(crate) struct Change<'a> {
     /// The dispatch.
-    pub(in crate::backend::opencl) command: MutableCommand,
+    pub(crate) command: MutableCommand,
     /// Index and bytes of the parameter argument.
-    pub(in crate::backend::opencl) param: (u32, &'a [u8]),
+    pub(crate) param: (u32, &'a [u8]),
     /// Global size.
-    pub(in crate::backend::opencl) global: [usize; 3],
+    pub(crate) global: [usize; 3],
 }
 
 /// A command buffer.
 #[derive(Debug)]
-pub(in crate::backend::opencl) struct CommandBuffer {
+pub(crate) struct CommandBuffer {
     raw: api::cl_command_buffer_khr,
     api: Arc<CommandBuffers>,
 }
@@ -156,7 +156,7 @@ impl Drop for CommandBuffer {
 
 impl CommandBuffer {
     /// Creates an empty one for `queue`.
-    pub(in crate::backend::opencl) fn new(api: &Arc<CommandBuffers>, queue: &Queue) -> Result<Self, Code> {
+    pub(crate) fn new(api: &Arc<CommandBuffers>, queue: &Queue) -> Result<Self, Code> {
         let mut flags = 0;
         if api.simultaneous {
             flags |= api::CL_COMMAND_BUFFER_SIMULTANEOUS_USE_KHR;
@@ -187,7 +187,7 @@ impl CommandBuffer {
 
     /// Records a dispatch of a kernel whose arguments are all set. Returns a handle if it can be
     /// updated.
-    pub(in crate::backend::opencl) fn dispatch(
+    pub(crate) fn dispatch(
         &mut self,
         kernel: &KernelObject,
         offset: [usize; 3],
@@ -224,13 +224,13 @@ impl CommandBuffer {
     }
 
     /// Ends the recording.
-    pub(in crate::backend::opencl) fn finalize(&mut self) -> Result<(), Code> {
+    pub(crate) fn finalize(&mut self) -> Result<(), Code> {
         // SAFETY: the buffer is live.
         done(self.api.finalize.map(|f| unsafe { f(self.raw) }))
     }
 
     /// Queues the recorded commands. Returns an event only if `timed`.
-    pub(in crate::backend::opencl) fn enqueue(&self, timed: bool) -> Result<Option<Event>, Code> {
+    pub(crate) fn enqueue(&self, timed: bool) -> Result<Option<Event>, Code> {
         let mut event: cl_event = ptr::null_mut();
         let place = if timed { &raw mut event } else { ptr::null_mut() };
         let queued = self.api.enqueue.map(|f| {
@@ -242,7 +242,7 @@ impl CommandBuffer {
     }
 
     /// Updates dispatches. The buffer must not be running.
-    pub(in crate::backend::opencl) fn update(&mut self, changes: &[Change<'_>]) -> Result<(), Code> {
+    pub(crate) fn update(&mut self, changes: &[Change<'_>]) -> Result<(), Code> {
         let args: Vec<api::cl_mutable_dispatch_arg_khr> = changes
             .iter()
             .map(|c| api::cl_mutable_dispatch_arg_khr {
@@ -284,7 +284,7 @@ impl CommandBuffer {
 #[cfg(test)]
 impl CommandBuffers {
     /// The same, where a call fails from the start: that which creates, ends or queues a buffer.
-    pub(in crate::backend::opencl) fn failing(&self, call: &str) -> Arc<Self> {
+    pub(crate) fn failing(&self, call: &str) -> Arc<Self> {
         unsafe extern "C" fn create(
             _: api::cl_uint,
             _: *const opencl3::types::cl_command_queue,

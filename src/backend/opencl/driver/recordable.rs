@@ -63,7 +63,7 @@ type Enqueue = unsafe extern "C" fn(
 
 /// The extension of one device, with the queue that records.
 #[derive(Debug)]
-pub(in crate::backend::opencl) struct RecordableQueue {
+pub(crate) struct RecordableQueue {
     queue: Queue,
     new: New,
     end: End,
@@ -80,10 +80,7 @@ fn address(device: DeviceHandle, name: &CStr) -> Option<NonNull<c_void>> {
 impl RecordableQueue {
     /// The extension of `device`; `None` if it is not listed, an error if it is listed but not
     /// usable.
-    pub(in crate::backend::opencl) fn of(
-        context: &Context,
-        device: DeviceHandle,
-    ) -> Result<Option<Arc<Self>>, String> {
+    pub(crate) fn of(context: &Context, device: DeviceHandle) -> Result<Option<Arc<Self>>, String> {
         if listed_version(device, NAME).is_none() {
             return Ok(None);
         }
@@ -117,24 +114,24 @@ impl RecordableQueue {
     }
 
     /// Maximum number of dispatches in a recording.
-    pub(in crate::backend::opencl) fn most(&self) -> usize {
+    pub(crate) fn most(&self) -> usize {
         self.most
     }
 }
 
 /// New values of a recorded dispatch.
-pub(in crate::backend::opencl) struct Change<'a> {
+pub(crate) struct Change<'a> {
     /// Index of the dispatch in the recording.
-    pub(in crate::backend::opencl) dispatch: u32,
+    pub(crate) dispatch: u32,
     /// Index and bytes of the parameter argument.
-    pub(in crate::backend::opencl) param: (u32, &'a [u8]),
+    pub(crate) param: (u32, &'a [u8]),
     /// Global size.
-    pub(in crate::backend::opencl) global: [usize; 3],
+    pub(crate) global: [usize; 3],
 }
 
 /// A recording.
 #[derive(Debug)]
-pub(in crate::backend::opencl) struct QueueRecording {
+pub(crate) struct QueueRecording {
     raw: Raw,
     api: Arc<RecordableQueue>,
 }
@@ -156,7 +153,7 @@ impl Drop for QueueRecording {
 
 impl QueueRecording {
     /// Records what `work` puts into the queue passed to it. An error names the call that failed.
-    pub(in crate::backend::opencl) fn new(
+    pub(crate) fn new(
         api: &Arc<RecordableQueue>,
         work: impl FnOnce(&Queue) -> Result<(), Code>,
     ) -> Result<Self, (&'static str, Code)> {
@@ -182,7 +179,7 @@ impl QueueRecording {
     }
 
     /// Queues the recording with `changes`. Returns an event only if `timed`.
-    pub(in crate::backend::opencl) fn enqueue(
+    pub(crate) fn enqueue(
         &self,
         queue: &Queue,
         changes: &[Change<'_>],

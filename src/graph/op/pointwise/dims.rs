@@ -259,7 +259,7 @@ fn compare(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<bool> {
 }
 
 /// A binary integer function other than a comparison.
-pub(in crate::graph::op) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<Dim> {
+pub(crate) fn arithmetic(known: &Constraints, f: Binary, a: &Dim, b: &Dim) -> Option<Dim> {
     match f {
         Binary::Add => a.add(b).ok(),
         Binary::Sub => a.sub(b).ok(),

@@ -86,22 +86,22 @@ fn boxed(e: Expr) -> Box<Expr> {
 }
 
 /// Operand `i`.
-pub(in crate::graph::op) fn input(i: usize) -> Expr {
+pub(crate) fn input(i: usize) -> Expr {
     Expr::Input(i)
 }
 
 /// A float constant, in the type of the other operand.
-pub(in crate::graph::op) fn number(v: f32) -> Expr {
+pub(crate) fn number(v: f32) -> Expr {
     Expr::Const(f64::from(v), DType::F32)
 }
 
 /// A unary function of an expression.
-pub(in crate::graph::op) fn unary(f: Unary, x: Expr) -> Expr {
+pub(crate) fn unary(f: Unary, x: Expr) -> Expr {
     Expr::Unary(f, boxed(x))
 }
 
 /// A binary function of two expressions.
-pub(in crate::graph::op) fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
+pub(crate) fn binary(f: Binary, a: Expr, b: Expr) -> Expr {
     Expr::Binary(f, boxed(a), boxed(b))
 }
 
@@ -205,12 +205,12 @@ pub(super) fn swish(alpha: f32) -> Expr {
 }
 
 /// A conversion.
-pub(in crate::graph::op) fn cast(to: DType, x: Expr) -> Expr {
+pub(crate) fn cast(to: DType, x: Expr) -> Expr {
     Expr::Cast(to, boxed(x))
 }
 
 /// A selection: condition, value if true, value if false.
-pub(in crate::graph::op) fn select(condition: Expr, yes: Expr, no: Expr) -> Expr {
+pub(crate) fn select(condition: Expr, yes: Expr, no: Expr) -> Expr {
     Expr::Select(boxed(condition), boxed(yes), boxed(no))
 }
 

@@ -173,7 +173,7 @@ fn nearest(rule: Nearest, x: f32, scale: f32, size: usize) -> usize {
 }
 
 /// The cubic convolution kernel with parameter `a` (Keys, 1981).
-pub(in crate::graph::op) fn cubic(a: f32, d: f32) -> f32 {
+pub(crate) fn cubic(a: f32, d: f32) -> f32 {
     if d <= 1.0 {
         ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
     } else if d < 2.0 {

@@ -24,7 +24,7 @@ use crate::tensor::{DType, HostTensor};
 const HIDDEN: f32 = MASK_MIN / 2.0;
 
 /// Reshapes and transposes `[batch, sequence, heads * size]` to `[batch, heads, sequence, size]`.
-pub(in crate::graph::op) fn heads_first(
+pub(crate) fn heads_first(
     cx: &mut Parts<'_, '_>,
     name: &str,
     x: ValueId,
@@ -59,7 +59,7 @@ fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> Op
 }
 
 /// Positions of the rows in `all` that come after those of `past`.
-pub(in crate::graph::op) fn new_places(
+pub(crate) fn new_places(
     cx: &mut Parts<'_, '_>,
     what: &str,
     past: ValueId,
@@ -73,7 +73,7 @@ pub(in crate::graph::op) fn new_places(
 /// A causal mask `[queries, keys]` in the type of the keys. The first of the keys
 /// `[b, heads, keys, size]` are the `past`. A query attends to no key after its own position, and
 /// to none `window` or more positions before it.
-pub(in crate::graph::op) fn causal_mask(
+pub(crate) fn causal_mask(
     cx: &mut Parts<'_, '_>,
     keys: ValueId,
     past: ValueId,
@@ -99,7 +99,7 @@ pub(in crate::graph::op) fn causal_mask(
 }
 
 /// The sum of two masks; `given` may be truth values.
-pub(in crate::graph::op) fn both_masks(
+pub(crate) fn both_masks(
     cx: &mut Parts<'_, '_>,
     added: ValueId,
     given: ValueId,
@@ -137,7 +137,7 @@ impl Sdpa {
 
     /// The parts of attention over past and new keys and values: its result, all keys, all values.
     /// `None` if required sizes are not constant or if a mask is shorter than the keys.
-    pub(in crate::graph::op) fn behind(
+    pub(crate) fn behind(
         &self,
         cx: &mut Parts<'_, '_>,
         new: [ValueId; 3],

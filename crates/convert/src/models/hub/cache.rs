@@ -3,8 +3,8 @@
 use super::super::digest::is_sha256;
 use super::Spec;
 use super::choose::{self, Choice};
-use crate::error::{Error, Result};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result};
 
 /// Folders in folders that are looked through.
 const DEPTH: usize = 8;

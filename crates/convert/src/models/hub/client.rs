@@ -5,13 +5,13 @@ use super::super::{Event, Hear};
 use super::choose::{self, Choice};
 use super::{ATTEMPTS, Fetched, Hub, HubError, PAUSE, Repo, Spec, has_tokenizer, is_file_name};
 use crate::checkpoint::folder::{INDEX, supported};
-use crate::error::{Error, Result, Stage};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
@@ -713,7 +713,7 @@ fn unwritable(path: &Path, e: &std::io::Error) -> Error {
         "cannot write {}: {e}; HF_HOME names another folder for downloads",
         path.display()
     );
-    Error::other(Stage::Download, what).of_kind(crate::error::ErrorKind::Io)
+    Error::other(Stage::Download, what).of_kind(transformer_lite::unstable::error::ErrorKind::Io)
 }
 
 /// Certificates that are trusted in place of the built-in ones.

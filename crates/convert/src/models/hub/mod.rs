@@ -31,13 +31,13 @@ pub use cache::Cached;
 
 use super::Hear;
 use crate::checkpoint::folder::is_checkpoint;
-use crate::error::{Error, Result, Stage};
 use cache::{Cache, Repo};
 use choose::Choice;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
+use transformer_lite::unstable::error::{Error, Result, Stage};
 
 /// How names of models on the hub begin.
 pub const PREFIX: &str = "hf:";

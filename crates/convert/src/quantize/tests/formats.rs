@@ -95,7 +95,12 @@ fn floats_of_all_types_are_read_as_what_they_are() {
         tiny.weight("first", &of(&[HIDDEN, INNER], 2));
         tiny.weight("second", &of(&[VOCAB, INNER], 3));
         let to = |code: i64| [("to", Attr::Int(code))];
-        let (narrow, wide) = (to(i64::from(crate::graph::onnx::type_code(dtype))), to(1));
+        let (narrow, wide) = (
+            to(i64::from(transformer_lite::unstable::graph::onnx::type_code(
+                dtype,
+            ))),
+            to(1),
+        );
         let cast = |attributes, from, to| NodeSpec {
             attributes,
             ..node("Cast", from, to)
@@ -171,7 +176,7 @@ fn the_number_of_threads_changes_nothing() {
             .unwrap()
             .scaled(scaling);
         let mut all = Vec::new();
-        let method = crate::quant::ByGroup::from(Method::Mae);
+        let method = transformer_lite::unstable::quant::ByGroup::from(Method::Mae);
         let losses = panels::panels(threads, elements, &w, &method, &mut |p| {
             all.push((p.first, p.packed));
         });

@@ -1,8 +1,8 @@
 //! Parsing of what is typed into a chat: commands and messages.
 
 use super::input::QUOTES;
-use crate::llm::Message;
 use std::path::PathBuf;
+use transformer_lite::unstable::llm::Message;
 
 /// The commands, as `/help` lists them.
 pub const COMMANDS: [(&str, &str); 9] = [

@@ -1,9 +1,9 @@
 //! The history file, which only its user can read.
 
-use crate::cache::named_folder;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::cache::named_folder;
 
 /// Environment variable that names another folder for the file.
 pub const FOLDER_VARIABLE: &str = "TLITE_HISTORY_DIR";

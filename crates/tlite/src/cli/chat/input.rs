@@ -2,9 +2,9 @@
 
 use super::editor::Editor;
 use crate::cli::interrupt::Interrupt;
-use crate::error::{Error, Result};
 use std::io::{BufRead, Write};
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result};
 
 /// Begins and ends a message of several lines.
 pub const QUOTES: &str = "\"\"\"";

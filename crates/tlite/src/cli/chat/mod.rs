@@ -15,14 +15,6 @@ use super::options::{ExecOptions, ModelArg, Verbosity};
 use super::output::{Sanitized, is_verbose, put};
 use super::sampling::{Chosen, SamplingOptions};
 use super::template::TemplateOptions;
-use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::llm::conversation::MESSAGE;
-use crate::llm::load::Loading;
-use crate::llm::template::Values;
-use crate::llm::{
-    Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
-};
-use crate::units::count_text;
 use command::{COMMANDS, Entry, INPUT};
 use console::{Console, Looks, is_dumb};
 use editor::Editor;
@@ -32,6 +24,14 @@ use saved::Saved;
 use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::Arc;
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::llm::conversation::MESSAGE;
+use transformer_lite::unstable::llm::load::Loading;
+use transformer_lite::unstable::llm::template::Values;
+use transformer_lite::unstable::llm::{
+    Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
+};
+use transformer_lite::unstable::units::count_text;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -1,11 +1,11 @@
 //! Conversations in files.
 
 use crate::cli::options::read_text;
-use crate::error::{Error, Result};
-use crate::files::write_whole;
-use crate::llm::Message;
 use serde_json::{Value, json};
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::llm::Message;
 
 /// Larger files are refused.
 const MOST_BYTES: u64 = 64 << 20;
@@ -99,7 +99,7 @@ fn message(value: Value) -> Option<Message> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::ErrorKind;
+    use transformer_lite::unstable::error::ErrorKind;
 
     #[test]
     fn what_is_written_is_read() {

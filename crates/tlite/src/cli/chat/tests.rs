@@ -1,8 +1,8 @@
 use super::console::Width;
 use super::*;
-use crate::llm::Session;
-use crate::llm::testing::{FakeModel, Lent, byte_codec};
 use std::collections::VecDeque;
+use tlite_testing::llm::testing::{FakeModel, Lent, byte_codec};
+use transformer_lite::unstable::llm::Session;
 
 const TEMPLATE: &str = "{% for m in messages %}\
                         {% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}\

@@ -7,11 +7,11 @@
 
 use super::Report;
 use crate::inspect::page::{document, escaped};
-use crate::plan::Arithmetic;
-use crate::roofline::Peaks;
 use crate::roofline::measured::{Measured, Profile, TimedKind, roof};
-use crate::units::{quantity, size_text};
 use std::fmt::Write;
+use transformer_lite::unstable::plan::Arithmetic;
+use transformer_lite::unstable::probe::Peaks;
+use transformer_lite::unstable::units::{quantity, size_text};
 
 const STYLE: &str = "
 main { display: block; } main .panel { margin-bottom: 18px; }

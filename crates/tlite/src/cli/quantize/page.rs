@@ -2,15 +2,15 @@
 //! layer and kind, the weights with the largest errors, and how methods compare.
 
 use super::{formats_text, shape_text};
-use crate::graph::onnx::quantize::{Options, Quantized, Summary};
 use crate::inspect::model_name;
 use crate::inspect::page::{document, escaped};
-use crate::quant::{Bits, Method, PER_CHANNEL};
-use crate::units::size_text;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use transformer_lite::unstable::quant::{Bits, Method, PER_CHANNEL};
+use transformer_lite::unstable::units::size_text;
+use transformer_lite_convert::quantize::{Options, Quantized, Summary};
 
 /// Text of the last cell of a row.
 type LastColumn<'a> = dyn Fn(&BTreeMap<usize, &Quantized>) -> String + 'a;

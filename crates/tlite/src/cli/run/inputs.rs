@@ -1,15 +1,15 @@
 //! Inputs from files and random ones, and advice if their sizes do not fit.
 
 use super::{Args, picture};
-use crate::error::{Error, Result};
 use crate::files;
 use crate::inspect::parse_bind;
-use crate::llm::sampler::SplitMix64;
-use crate::runner::{Named, Runner, shape_at};
-use crate::shape::{Bindings, Fact, Symbol};
-use crate::tensor::HostTensor;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::runner::{Named, Runner, shape_at};
+use transformer_lite::unstable::shape::{Bindings, Fact, Symbol};
+use transformer_lite::unstable::tensor::HostTensor;
 
 /// The option that gives sizes.
 const BIND: &str = "--bind";

@@ -1,10 +1,10 @@
 //! Names of classes, from a file.
 
 use crate::cli::options::read_text;
-use crate::error::{Error, Result};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result};
 
 /// Names by class number.
 #[derive(Debug, Default, PartialEq, Eq)]

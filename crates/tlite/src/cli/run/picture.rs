@@ -2,10 +2,10 @@
 
 use crate::cli::options::whole;
 use crate::files::picture::{Fit, IMAGENET, PictureOptions};
-use crate::runner::Runner;
-use crate::shape::{Bindings, Dim, Fact, Symbol};
 use clap::ValueEnum;
 use std::collections::BTreeSet;
+use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Symbol};
 
 /// Options that make tensors of pictures.
 #[derive(Debug, Default, clap::Args)]
@@ -211,7 +211,12 @@ mod tests {
 
     #[test]
     fn classifiers_of_imagenet_are_recognized() {
-        let fact = |shape: &[usize]| Fact::new(crate::tensor::DType::F32, crate::shape::Shape::fixed(shape));
+        let fact = |shape: &[usize]| {
+            Fact::new(
+                transformer_lite::unstable::tensor::DType::F32,
+                transformer_lite::unstable::shape::Shape::fixed(shape),
+            )
+        };
         let input = fact(&[1, 3, 224, 224]);
         let none = PictureArgs::default();
         let both = none.suggestion(&input, &[vec![1, 1000]]).unwrap();

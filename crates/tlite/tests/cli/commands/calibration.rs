@@ -1,11 +1,11 @@
 //! `tlite quantize` with methods that run the model over a text.
 
-use crate::support::gguf::{HEADS, Traits, tiny};
-use crate::support::{converted, tiny_model, tlite};
-use crate::{fails, names, onnx_folder, path, stderr};
+use super::{fails, names, onnx_folder, path, stderr};
 use std::path::Path;
-use transformer_lite::cache::FOLDER_VARIABLE;
-use transformer_lite::gguf::Value;
+use tlite_testing::gguf::{HEADS, Traits, tiny};
+use tlite_testing::{converted, tiny_model, tlite};
+use transformer_lite::unstable::cache::FOLDER_VARIABLE;
+use transformer_lite_convert::gguf::Value;
 
 const TEXT: &str = "tests/data/pride_and_prejudice.txt";
 

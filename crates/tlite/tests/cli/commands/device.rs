@@ -1,10 +1,10 @@
 //! `tlite selftest` and `tlite tune`.
 
 use super::{fails, path, stderr};
-use crate::support::gguf::Traits;
-use crate::support::{LOG, assert_carries, assert_failed, carries, present, tiny_model, tlite};
 use std::collections::BTreeSet;
 use std::path::Path;
+use tlite_testing::gguf::Traits;
+use tlite_testing::{LOG, assert_carries, assert_failed, carries, present, tiny_model, tlite};
 
 fn backends() -> Vec<String> {
     let kinds: BTreeSet<String> = present().iter().map(|d| d.kind.to_string()).collect();
@@ -134,7 +134,7 @@ fn what_needs_a_device_says_why_there_is_none() {
     let (dir, model) = tiny_model("llama", Traits::default());
     for command in ["profile", "roofline", "tune"] {
         let args = [command, path(&model), "--no-cache"];
-        let output = crate::support::command()
+        let output = tlite_testing::command()
             .args(args)
             .env("OCL_ICD_VENDORS", dir.path())
             .env("XDG_RUNTIME_DIR", std::env::temp_dir())

@@ -1,11 +1,11 @@
 //! `tlite generate` and `tlite chat`: what they take beside a prompt.
 
-use crate::support::assert_carries;
-use crate::support::gguf::Traits;
-use crate::support::{tiny_model, tlite};
-use crate::{fails, fails_as, path, stderr};
+use super::{fails, fails_as, path, stderr};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use tlite_testing::assert_carries;
+use tlite_testing::gguf::Traits;
+use tlite_testing::{tiny_model, tlite};
 
 /// A prompt without a template, on the host.
 fn raw_prompt(model: &Path) -> [&str; 7] {
@@ -162,7 +162,7 @@ fn texts_end_and_keep_to_a_grammar() {
 /// What has no effect, or cannot be had, is told before anything is loaded.
 #[test]
 fn options_that_do_nothing_are_refused() {
-    let folder = crate::model_folder();
+    let folder = super::model_folder();
     let base = ["generate", path(folder.path()), "--raw", "--prompt", "hello"];
     let refused = |more: &[&str], values: &[&str]| {
         let args = [&base[..], more].concat();
@@ -230,7 +230,7 @@ fn a_draft_model_may_have_a_shorter_context() {
 #[test]
 fn drafts_need_the_same_vocabulary() {
     let (_dir, model) = tiny_model("llama", Traits::default());
-    let other = crate::model_folder();
+    let other = super::model_folder();
     std::fs::write(other.path().join("model.onnx"), "never read").unwrap();
     let base = raw_prompt(&model);
     fails(
@@ -248,7 +248,7 @@ fn drafts_need_the_same_vocabulary() {
 /// What tells an answer's place: before a model is loaded.
 #[test]
 fn caches_that_cannot_be_written_are_refused_at_once() {
-    let folder = crate::model_folder();
+    let folder = super::model_folder();
     let base = [
         "generate",
         path(folder.path()),
@@ -313,7 +313,7 @@ fn templates_take_tools_and_values() {
 /// Starts the command, interrupts it after a time and gives what it left.
 #[cfg(target_os = "linux")]
 pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Output {
-    let child = crate::support::command()
+    let child = tlite_testing::command()
         .args(args)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -390,7 +390,7 @@ fn interrupted_measurements_are_shown() {
 fn an_interrupted_answer_is_shown() {
     use std::io::Read;
     let (_dir, model) = tiny_model("llama", Traits::default());
-    let mut child = crate::support::command()
+    let mut child = tlite_testing::command()
         .args([
             "generate",
             path(&model),

@@ -1,11 +1,11 @@
 //! `tlite perplexity`.
 
-use crate::support::gguf::Traits;
-use crate::support::{tiny_model, tlite};
-use crate::{fails, path};
-use transformer_lite::graph::pass::Pipeline;
-use transformer_lite::llm::engine::{Decoder, HostModel, Logits};
-use transformer_lite::llm::{LanguageModel, Tokenizer};
+use super::{fails, path};
+use tlite_testing::gguf::Traits;
+use tlite_testing::{tiny_model, tlite};
+use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::llm::engine::{Decoder, HostModel, Logits};
+use transformer_lite::unstable::llm::{LanguageModel, Tokenizer};
 
 const TEXT: &str = "It is a truth universally acknowledged, that a single man in possession of a good fortune, \
                     must be in want of a wife.";
@@ -16,7 +16,7 @@ fn json(args: &[&str]) -> serde_json::Value {
         output.status.code(),
         Some(0),
         "{args:?}: {}",
-        crate::stderr(&output)
+        super::stderr(&output)
     );
     serde_json::from_slice(&output.stdout).unwrap()
 }
@@ -83,7 +83,7 @@ fn figures_are_those_of_the_logits() {
     assert!(fewer.get("kl_mean").is_none());
     let output = tlite(&base);
     let text = String::from_utf8(output.stdout).unwrap();
-    crate::support::assert_carries(&text, &[&format!("{perplexity:.4}")]);
+    tlite_testing::assert_carries(&text, &[&format!("{perplexity:.4}")]);
 }
 
 /// Quantized to 8 bits a model stays near, to 4 bits less so.

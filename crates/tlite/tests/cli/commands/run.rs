@@ -2,12 +2,12 @@
 //! decoders as other commands take them.
 
 use super::{fails, onnx_folder, path, stderr};
-use crate::support::{assert_carries, tiny_model, tlite};
 use std::path::{Path, PathBuf};
 use std::process::Output;
-use transformer_lite::error::Stage;
-use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::{assert_carries, tiny_model, tlite};
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Joins pictures with themselves at half size and back: height and width must be even.
 fn even_pictures(dir: &Path) -> PathBuf {
@@ -276,7 +276,7 @@ fn a_missing_driver_is_wrong_usage_and_named() {
     let model = dir.path().join("in");
     std::fs::write(dir.path().join("libOpenCL.so.1"), "not a library").unwrap();
     let run = |backend: &str, named: &str| {
-        crate::support::command()
+        tlite_testing::command()
             .args([
                 "run",
                 path(&model),

@@ -1,0 +1,34 @@
+//! Makes model folders that `transformer-lite` runs: downloads from the Hugging Face Hub, conversion
+//! of GGUF files and checkpoints, and quantization.
+//!
+//! * [`gguf`], [`checkpoint`]: convert GGUF files and Hugging Face checkpoints;
+//! * [`models`]: the models folder, and downloads from the Hub;
+//! * [`quantize`]: quantizes the weights of a model folder; [`calibrate`]: measures the activations
+//!   that some of its methods need;
+//! * [`decoders`]: graphs of known architectures, without weights or with random ones.
+//!
+//! The feature `hub`, on by default, downloads models; without it the crate has no HTTP.
+#![warn(
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    clippy::print_stdout,
+    clippy::unreachable,
+    clippy::unwrap_used
+)]
+#![cfg_attr(
+    not(test),
+    warn(
+        clippy::cast_possible_truncation,
+        clippy::cast_possible_wrap,
+        clippy::cast_sign_loss
+    )
+)]
+pub mod calibrate;
+pub mod checkpoint;
+pub mod decoders;
+pub mod gguf;
+pub mod models;
+pub mod new_folder;
+pub mod products;
+pub mod quantize;

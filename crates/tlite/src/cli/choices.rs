@@ -1,0 +1,111 @@
+//! Options whose values are types of the library: their names on the command line, and a line of
+//! help for each.
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use transformer_lite::unstable::backend::image::ImageKind;
+use transformer_lite::unstable::backend::{ImageUse, Priority, RecordingWay};
+use transformer_lite::unstable::cache::Kind;
+use transformer_lite::unstable::llm::{Activations, KvType};
+use transformer_lite::unstable::placement::BackendChoice;
+
+/// A parser of these values.
+fn values<T: Copy + Send + Sync + 'static>(
+    all: impl IntoIterator<Item = (T, PossibleValue)>,
+) -> impl TypedValueParser<Value = T> {
+    let (values, names): (Vec<T>, Vec<PossibleValue>) = all.into_iter().unzip();
+    PossibleValuesParser::new(names.clone()).try_map(move |name: String| {
+        let given = names.iter().position(|n| n.matches(&name, false));
+        let value = given.and_then(|i| values.get(i)).copied();
+        value.ok_or_else(|| format!("\"{name}\" is not one of the values"))
+    })
+}
+
+/// A value with its name and help.
+fn value<T>(value: T, name: &'static str, help: &'static str) -> (T, PossibleValue) {
+    (value, PossibleValue::new(name).help(help))
+}
+
+pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
+    values(BackendChoice::ALL.map(|v| {
+        let help = match v {
+            BackendChoice::Auto => {
+                "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host"
+            }
+            BackendChoice::Opencl => "OpenCL",
+            BackendChoice::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
+            BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison",
+        };
+        value(v, v.name(), help)
+    }))
+}
+
+pub(super) fn kv() -> impl TypedValueParser<Value = KvType> {
+    let (float, named) = value(KvType::Float, "float", "Same type as activations (see --float)");
+    let q8 = "8-bit values, one scale per head and token: about half the size of f16";
+    values([(float, named.alias("f16")), value(KvType::Q8, "q8", q8)])
+}
+
+pub(super) fn activations() -> impl TypedValueParser<Value = Activations> {
+    values([
+        value(Activations::Auto, "auto", "Currently the same as `float`"),
+        value(
+            Activations::Float,
+            "float",
+            "Keep the stored precision (see --float)",
+        ),
+        value(
+            Activations::Int8,
+            "int8",
+            "Quantized to 8 bits at run time: faster on CPUs, but answers may differ",
+        ),
+    ])
+}
+
+pub(super) fn priority() -> impl TypedValueParser<Value = Priority> {
+    values(Priority::ALL.map(|v| {
+        let help = match v {
+            Priority::Low => "Run after other programs' work, so that the screen stays smooth",
+            Priority::Normal => "The driver's default",
+            Priority::High => "Run before other programs' work, at the highest clock rates",
+        };
+        value(v, v.name(), help)
+    }))
+}
+
+pub(super) fn recording() -> impl TypedValueParser<Value = RecordingWay> {
+    values(RecordingWay::ALL.map(|v| {
+        let help = match v {
+            RecordingWay::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
+            RecordingWay::Persistent => "Run as stages of one long-running kernel; CPUs only",
+            RecordingWay::CommandBuffer => "Record with cl_khr_command_buffer",
+            RecordingWay::Qcom => "Record with cl_qcom_recordable_queues",
+            RecordingWay::Off => "Queue commands one by one",
+        };
+        value(v, v.name(), help)
+    }))
+}
+
+pub(super) fn images() -> impl TypedValueParser<Value = ImageUse> {
+    values(ImageUse::ALL.map(|v| {
+        let help = match v {
+            ImageUse::Auto => "Through images where that is known to be faster (Adreno)",
+            ImageUse::Of(ImageKind::Image1dBuffer) => "Through image1d_buffer_t",
+            ImageUse::Of(ImageKind::Image2d) => "Through image2d_t, with cl_khr_image2d_from_buffer",
+            ImageUse::Off => "Through buffers",
+        };
+        value(v, v.name(), help)
+    }))
+}
+
+pub(super) fn cache_kind() -> impl TypedValueParser<Value = Kind> {
+    values(Kind::ALL.map(|v| {
+        let help = match v {
+            Kind::Program => "Compiled OpenCL programs",
+            Kind::Pipeline => "Pipeline caches of wgpu",
+            Kind::Verdict => "Results of kernel checks",
+            Kind::Tuning => "Settings that `tlite tune` chose",
+            Kind::Probe => "Measurements of `tlite devices --probe`",
+        };
+        value(v, v.name(), help)
+    }))
+}

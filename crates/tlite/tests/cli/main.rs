@@ -1,0 +1,13 @@
+//! The command as a user sees it: its commands, messages, pages and documents.
+
+mod chat;
+mod commands;
+mod docs;
+mod documents;
+mod hub;
+mod inspect;
+mod inspect_page;
+mod layering;
+mod messages;
+mod models_folder;
+mod roofline;
