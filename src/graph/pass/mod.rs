@@ -1,39 +1,14 @@
 //! Graph passes. Each one changes the graph through [`Edit`] and logs why it skips a candidate; the
 //! graph is checked after each.
 
-mod attention;
-mod conv_norm;
-mod decompose;
-mod duplicates;
-mod epilogue;
-mod fold;
+mod cleanup;
+mod decoder;
 mod fuse;
-mod gated_product;
-mod gemm;
-mod greedy;
-mod identity;
-mod inline_if;
-mod int8_activations;
-mod joint_matmul_e0m;
-mod kv_cache;
-mod kv_q8;
-mod last_row;
-mod moves;
-mod neighbours;
-mod norm;
-mod normed_product;
-mod outer;
 pub mod pattern;
-mod pick;
-mod rotary;
-mod rotary_append;
-mod split;
-mod trans_b;
-mod window;
 
-pub(crate) use decompose::keeps_cache;
-pub use greedy::TOKEN;
-pub use last_row::ROWS;
+pub(crate) use cleanup::decompose::keeps_cache;
+pub use decoder::greedy::TOKEN;
+pub use decoder::last_row::ROWS;
 
 use super::{Edit, Graph, derive};
 use crate::backend::Caps;
@@ -51,156 +26,156 @@ pub struct Pass {
 /// Inlines the branch of an `If` whose condition is known.
 pub const INLINE_IF: Pass = Pass {
     name: "inline_if",
-    run: inline_if::run,
+    run: cleanup::inline_if::run,
 };
 /// Computes constants and known shape arithmetic.
 pub const FOLD: Pass = Pass {
     name: "fold",
-    run: fold::run,
+    run: cleanup::fold::run,
 };
 /// Replaces operators by their parts; see [`super::Op::parts`].
 pub const DECOMPOSE: Pass = Pass {
     name: "decompose",
-    run: decompose::run,
+    run: cleanup::decompose::run,
 };
 /// Replaces operators that keep a cache by their parts.
 pub const CACHES: Pass = Pass {
     name: "caches",
-    run: decompose::caches,
+    run: cleanup::decompose::caches,
 };
 /// Replaces a matmul with an inner size of 1 by a multiplication.
 pub const OUTER: Pass = Pass {
     name: "outer",
-    run: outer::run,
+    run: cleanup::outer::run,
 };
 /// Replaces a split by slices.
 pub const SPLIT: Pass = Pass {
     name: "split",
-    run: split::run,
+    run: cleanup::split::run,
 };
 /// Replaces a gather of one known index of an inner axis by a slice.
 pub const PICK: Pass = Pass {
     name: "pick",
-    run: pick::run,
+    run: cleanup::pick::run,
 };
 /// Removes operators that change nothing.
 pub const IDENTITY: Pass = Pass {
     name: "identity",
-    run: identity::run,
+    run: cleanup::identity::run,
 };
 /// Replaces `Gemm` by a matmul with elementwise operators around it.
 pub const GEMM: Pass = Pass {
     name: "gemm",
-    run: gemm::run,
+    run: cleanup::gemm::run,
 };
 /// Merges nodes that compute the same.
 pub const DUPLICATES: Pass = Pass {
     name: "duplicates",
-    run: duplicates::run,
+    run: cleanup::duplicates::run,
 };
 /// Folds a batch normalization into the convolution before it.
 pub const CONV_NORM: Pass = Pass {
     name: "conv_norm",
-    run: conv_norm::run,
+    run: cleanup::conv_norm::run,
 };
 /// Fuses `x / sqrt(mean(x^2) + e) * w` into [`super::op::rms_norm::RmsNorm`], and the same with
 /// `x - mean(x)` into [`super::op::norm::Norm`].
 pub const NORM: Pass = Pass {
     name: "norm",
-    run: norm::run,
+    run: fuse::norm::run,
 };
 /// Fuses `x * cos + rotate_half(x) * sin` into [`super::op::rotary::Rotary`].
 pub const ROTARY: Pass = Pass {
     name: "rotary",
-    run: rotary::run,
+    run: fuse::rotary::run,
 };
 /// Fuses the rotary embedding of interleaved pairs into [`super::op::rotary::Rotary`].
 pub const NEIGHBOURS: Pass = Pass {
     name: "neighbours",
-    run: neighbours::run,
+    run: fuse::neighbours::run,
 };
 /// Cancels or merges transposes, reshapes, slices and concatenations.
 pub const MOVES: Pass = Pass {
     name: "moves",
-    run: moves::run,
+    run: cleanup::moves::run,
 };
 /// Makes matmuls read a transposed operand without the transpose.
 pub const TRANS_B: Pass = Pass {
     name: "trans_b",
-    run: trans_b::run,
+    run: cleanup::trans_b::run,
 };
 /// Turns pairs of past and present into state that is appended to in place.
 pub const KV_CACHE: Pass = Pass {
     name: "kv_cache",
-    run: kv_cache::run,
+    run: decoder::kv_cache::run,
 };
 /// Stores states that only attention reads in 8 bits.
 pub const KV_Q8: Pass = Pass {
     name: "kv_q8",
-    run: kv_q8::run,
+    run: decoder::kv_q8::run,
 };
 /// Makes matmuls with E0M weights use int8 activations.
 pub const INT8_ACTIVATIONS: Pass = Pass {
     name: "int8_activations",
-    run: int8_activations::run,
+    run: decoder::int8_activations::run,
 };
 /// Fuses scores, softmax and weighted sum into [`super::op::attention::Attention`].
 pub const ATTENTION: Pass = Pass {
     name: "attention",
-    run: attention::run,
+    run: fuse::attention::run,
 };
 /// Sets the sliding window of attention from its mask, and limits caches to it.
 pub const WINDOW: Pass = Pass {
     name: "window",
-    run: window::run,
+    run: decoder::window::run,
 };
 /// Fuses elementwise chains into one operator.
 pub const FUSE: Pass = Pass {
     name: "fuse",
-    run: fuse::run,
+    run: fuse::elementwise::run,
 };
 /// Fuses elementwise operators into the operator before them.
 pub const EPILOGUE: Pass = Pass {
     name: "epilogue",
-    run: epilogue::run,
+    run: fuse::epilogue::run,
 };
 /// Fuses matmuls of one operand with E0M weights into one node.
 pub const JOINT_MATMUL_E0M: Pass = Pass {
     name: "joint_matmul_e0m",
-    run: joint_matmul_e0m::run,
+    run: fuse::joint_matmul_e0m::run,
 };
 /// Fuses a gate-up pair (SwiGLU) of matmuls of one row into one node.
 pub const GATED_PRODUCT: Pass = Pass {
     name: "gated_product",
-    run: gated_product::run,
+    run: fuse::gated_product::run,
 };
 /// Fuses a normalization of one row into the matmuls that read it.
 pub const NORMED_PRODUCT: Pass = Pass {
     name: "normed_product",
-    run: normed_product::run,
+    run: fuse::normed_product::run,
 };
 /// Fuses rotary embedding and cache appends before an attention into one node, for devices that
 /// benefit from fewer dispatches.
 pub const ROTARY_APPEND: Pass = Pass {
     name: "rotary_append",
-    run: rotary_append::run,
+    run: fuse::rotary_append::run,
 };
 /// Computes only the last row of the output `logits`.
 pub const LAST_ROW: Pass = Pass {
     name: "last_row",
-    run: last_row::run,
+    run: decoder::last_row::run,
 };
 
 /// Computes only the last rows of the output `logits`, as many as the input [`ROWS`] has elements.
 pub const LAST_ROWS: Pass = Pass {
     name: "last_rows",
-    run: last_row::run_many,
+    run: decoder::last_row::run_many,
 };
 /// Adds an output [`TOKEN`] with the index of the largest element in each row of the output
 /// `logits`.
 pub const GREEDY: Pass = Pass {
     name: "greedy",
-    run: greedy::run,
+    run: decoder::greedy::run,
 };
 
 /// Every pass of [`Pipeline::standard`], in order.

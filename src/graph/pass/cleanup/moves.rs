@@ -10,7 +10,6 @@
 //! * a swap of heads and rows `[b, s, heads, d]` moves below slices of heads and their
 //!   concatenations.
 
-use super::pattern::{input, only_reader, producer, shape};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::Op;
 use crate::graph::op::concat::Concat;
@@ -18,6 +17,7 @@ use crate::graph::op::pointwise::Pointwise;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{input, only_reader, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
@@ -46,7 +46,7 @@ enum Change {
     },
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     loop {
         let before = edit.count();
         let mut consumers = edit.consumers();

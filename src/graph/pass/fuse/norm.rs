@@ -4,16 +4,18 @@
 //! `x * x`, and with operands in either order. Layer normalization is the same on
 //! `x - mean(x, -1)`, with or without a bias.
 
-use super::pattern::{binary, input, only_reader, origin, producer, scalar, shape, unary, with_scalar};
 use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::norm::{Norm, Over};
 use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::reduce::{Kind, Reduce};
 use crate::graph::op::rms_norm::RmsNorm;
+use crate::graph::pass::pattern::{
+    binary, input, only_reader, origin, producer, scalar, shape, unary, with_scalar,
+};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
     for (_, outputs) in ids {

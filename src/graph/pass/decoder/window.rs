@@ -8,15 +8,15 @@
 
 mod seen;
 
-use super::pattern::{input, shape, shape_alone};
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
+use crate::graph::pass::pattern::{input, shape, shape_alone};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
 use seen::Masks;
 use std::collections::BTreeMap;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut masks = Masks::default();
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
     for id in ids {

@@ -7,13 +7,13 @@ use crate::graph::op::OpError;
 use crate::graph::op::parts::Parts;
 use crate::graph::{Edit, Graph, Node, NodeId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let work = edit.nodes().map(|(id, _)| id).collect();
     decompose(edit, work, true)
 }
 
 /// Like [`run`], but only for nodes that keep a cache.
-pub(super) fn caches(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn caches(edit: &mut Edit<'_>) -> Result<()> {
     let work = edit.nodes().filter(|(_, n)| keeps_cache(edit, n));
     let work = work.map(|(id, _)| id).collect();
     decompose(edit, work, false)

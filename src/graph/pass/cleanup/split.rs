@@ -1,9 +1,9 @@
 //! Replaces a `Split` by a slice for each of its parts; slices without readers are removed.
 
-use super::pattern::{all, input};
 use crate::error::Result;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::split::Split;
+use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
 struct Found {
@@ -14,7 +14,7 @@ struct Found {
     parts: Vec<(ValueId, [i64; 2])>,
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());

@@ -2,14 +2,14 @@
 //! only swaps them is removed; one that moves the last axis up by one only moves the other axes, so
 //! rows stay contiguous.
 
-use super::pattern::{input, producer, shape};
 use crate::error::Result;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{all, input, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
-    for found in super::pattern::all(edit, find) {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+    for found in all(edit, find) {
         let Some(node) = edit.node(found.node) else {
             continue;
         };

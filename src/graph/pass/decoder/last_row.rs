@@ -1,13 +1,13 @@
 //! Generation needs only the last logits: the matmul that makes the output `logits` computes the
 //! last row, or the last rows of a number given by the size of an input.
 
-use super::pattern::{input, only_reader, producer, scalar, shape, transposed};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::pointwise::{Expr, Pointwise, Unary};
 use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::slice::Slice;
+use crate::graph::pass::pattern::{input, only_reader, producer, scalar, shape, transposed};
 use crate::graph::{Edit, Graph, Op, ValueId};
 use crate::shape::{Dim, Fact, Shape, Symbol};
 use crate::tensor::DType;
@@ -15,11 +15,11 @@ use crate::tensor::DType;
 /// The input whose size is the number of rows; its elements are not read.
 pub const ROWS: &str = "logits_rows";
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     cut(edit, false)
 }
 
-pub(super) fn run_many(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run_many(edit: &mut Edit<'_>) -> Result<()> {
     cut(edit, true)
 }
 

@@ -2,13 +2,13 @@
 //! [`crate::graph::op::kv_append_q8`]. Runs after the passes `kv_cache` and `attention`; states
 //! that do not qualify stay floats.
 
-use super::pattern::{input, shape_alone};
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::op::dequantize_kv::DequantizeKv;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::kv_append_q8::{KvAppendQ8, words};
+use crate::graph::pass::pattern::{input, shape_alone};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
 use crate::shape::{Fact, Shape};
 use crate::tensor::DType;
@@ -26,7 +26,7 @@ struct Found {
     shapes: Vec<(ValueId, NodeId)>,
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let mut found: BTreeMap<ValueId, Found> = BTreeMap::new();
     for state in edit.states() {

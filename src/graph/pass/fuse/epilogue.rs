@@ -4,13 +4,13 @@
 //! Both sides are general: any elementwise expression, and any operator whose kernels [take an
 //! epilogue](crate::graph::op::Op::takes_epilogue).
 
-use super::pattern::shape;
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::pointwise::{Expr, Pointwise};
+use crate::graph::pass::pattern::shape;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut consumers = edit.consumers();
     for id in edit.order()? {
         let Some(found) = find(edit, &consumers, id) else {

@@ -3,14 +3,14 @@
 //! interleaved again. If `r` is less than `d`, only a slice of each head is rotated and the rest is
 //! appended.
 
-use super::pattern::{along_last, binary, last_slice, origin, reshaped, shape};
 use crate::error::Result;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::rotary::{Pairs, Rotary};
+use crate::graph::pass::pattern::{along_last, binary, last_slice, origin, reshaped, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use std::collections::HashSet;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
     let (mut all, mut parts) = (Vec::new(), HashSet::new());
     // A concatenation of rotated parts comes after them; visiting in reverse matches it first.

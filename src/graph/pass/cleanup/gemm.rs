@@ -1,11 +1,11 @@
 //! Replaces `Gemm` by a matmul, with elementwise operators for its factors and its bias.
 
-use super::pattern::{all, input};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::gemm::Gemm;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise};
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -19,7 +19,7 @@ struct Found {
     dtype: DType,
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());

@@ -2,16 +2,16 @@
 //! attention into one node, [`RotaryAppend`]: one dispatch instead of four. Runs after the passes
 //! `kv_cache` and `attention`, for devices.
 
-use super::pattern::{input, transposed};
 use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::rotary::Rotary;
 use crate::graph::op::rotary_append::RotaryAppend;
+use crate::graph::pass::pattern::{input, transposed};
 use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let attentions: Vec<NodeId> = edit
         .nodes()
         .filter(|(_, n)| n.op.downcast::<Attention>().is_some())

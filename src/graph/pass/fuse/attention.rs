@@ -12,9 +12,6 @@
 //! * Scores may be soft-capped by `c tanh(scores / c)` before the mask.
 //! * The scale may be applied to q and k. There may be two masks; one is then a position bias.
 
-use super::pattern::{
-    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
-};
 use crate::error::Result;
 use crate::graph::op::attention::{Attention, mask_fits, takes_head};
 use crate::graph::op::expand::Expand;
@@ -22,12 +19,15 @@ use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise, Unary};
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{
+    binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
+};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let ids: Vec<_> = edit.nodes().map(|(id, _)| id).collect();
     for id in ids {

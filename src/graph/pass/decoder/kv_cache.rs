@@ -6,12 +6,12 @@
 //! write. A cache with the layout `[batch, heads, sequence, dim]` is transposed; its other readers
 //! get a transpose, which the attention pass removes.
 
-use super::pattern::{input, producer, shape, transposed};
 use crate::error::Result;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{input, producer, shape, transposed};
 use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 use crate::shape::{Fact, Shape, Symbol};
 
@@ -29,7 +29,7 @@ struct Pair {
 
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let mut pairs = Vec::new();
     for past in edit.inputs().iter().copied() {

@@ -2,7 +2,6 @@
 //! work-groups reads the whole row anyway. Used for graphs whose runs have one row: with many rows,
 //! each reader would normalize them all.
 
-use super::pattern::input;
 use crate::error::Result;
 use crate::graph::op::Op;
 use crate::graph::op::fused::Fused;
@@ -10,9 +9,10 @@ use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::rms_norm::RmsNorm;
+use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let norms: Vec<(NodeId, f32)> = edit
         .nodes()
         .filter_map(|(id, n)| Some((id, n.op.downcast::<RmsNorm>()?.epsilon)))

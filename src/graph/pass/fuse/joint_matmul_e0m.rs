@@ -2,15 +2,15 @@
 //! [`JointMatMulE0m`], which devices mostly compute in one dispatch. Examples are query, key and
 //! value of an attention (paper, section 2.2, counts launches among the costs of a decode step).
 
-use super::pattern::input;
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeMap;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for group in find(edit) {
         let nodes = || group.iter().filter_map(|id| edit.node(*id));
         let Some(first) = nodes().next() else { continue };

@@ -3,11 +3,11 @@
 //!
 //! A gather kernel is made for rows of tables; a slice is a strided copy or costs nothing.
 
-use super::pattern::{all, input};
 use crate::error::Result;
 use crate::graph::op::gather::Gather;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
+use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 
 struct Found {
@@ -22,7 +22,7 @@ struct Found {
     exists: bool,
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());

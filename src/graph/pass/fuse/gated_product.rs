@@ -3,14 +3,14 @@
 //! both results. Used for graphs whose runs have one row: kernels for many rows compute the two
 //! matmuls in turn anyway.
 
-use super::pattern::{all, input, producer};
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::pass::pattern::{all, input, producer};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     for found in all(edit, |g, id| find(g, &consumers, id)) {
         let names = [found.id, found.other].map(|id| edit.node(id).map_or("", |n| &n.name).to_owned());

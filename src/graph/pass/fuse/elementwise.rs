@@ -2,16 +2,16 @@
 //! tree (paper, section 2.2: "we automatically fuse the elementary-wise operator with other
 //! operators").
 
-use super::pattern::producer;
 use crate::error::Result;
 use crate::graph::op::pointwise::{Expr, MAX_INPUTS, Pointwise};
+use crate::graph::pass::pattern::producer;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
 /// Maximum size of a fused expression.
 const MAX_SIZE: usize = 24;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in edit.order()? {
         simplify(edit, id);
     }

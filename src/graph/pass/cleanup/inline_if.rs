@@ -7,7 +7,7 @@ use crate::graph::op::{InferCx, OpResult};
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::Fact;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut work: Vec<NodeId> = edit.nodes().filter(|(_, n)| is_if(n)).map(|(id, _)| id).collect();
     while let Some(id) = work.pop() {
         let Some(node) = edit.node(id).cloned() else {

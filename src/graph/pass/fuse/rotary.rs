@@ -3,16 +3,18 @@
 //! each, may also be transposed to `[b, heads, s, d]` with angles `[b, 1, s, d]`; the transpose
 //! then moves after the embedding.
 
-use super::pattern::{along_last, binary, input, last_slice, origin, producer, shape, transposed, unary};
 use crate::error::Result;
 use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{
+    along_last, binary, input, last_slice, origin, producer, shape, transposed, unary,
+};
 use crate::graph::{Edit, Graph, ValueId};
 use std::collections::HashMap;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
     // All layers share the same angles.
     let mut turned: HashMap<ValueId, ValueId> = HashMap::new();

@@ -41,7 +41,7 @@ fn known(g: &Graph) -> HashMap<ValueId, ValueId> {
     out
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     // Merging changes operands, so nodes are visited in topological order.
     let order = edit.order()?;
     let same = known(edit);

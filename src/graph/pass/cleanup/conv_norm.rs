@@ -1,10 +1,10 @@
 //! Folds a `BatchNormalization` into the weights and bias of the convolution before it, if it is
 //! the only reader.
 
-use super::pattern::{all, input, only_reader, producer};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::batch_norm::BatchNorm;
 use crate::graph::op::conv::Conv;
+use crate::graph::pass::pattern::{all, input, only_reader, producer};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::tensor::{HostTensor, TensorError};
 use std::sync::Arc;
@@ -20,7 +20,7 @@ struct Found {
     epsilon: f32,
 }
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     for f in all(edit, |g, id| find(g, &consumers, id)) {
         let (Some(norm), Some(conv)) = (edit.node(f.norm), edit.node(f.conv)) else {

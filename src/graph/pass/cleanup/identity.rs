@@ -2,7 +2,6 @@
 //! same shape, transposes that keep the order of axes, concatenations of one part, and slices that
 //! keep everything.
 
-use super::pattern::{all, input};
 use crate::error::Result;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::expand::Expand;
@@ -10,9 +9,10 @@ use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in all(edit, |g, id| find(g, id).map(|_| id)) {
         // An earlier rewrite may have changed the node's operands.
         let Some((x, y)) = find(edit, id) else { continue };

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::{Edit, NodeId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let found: Vec<(NodeId, MatMulE0m)> = edit
         .nodes()
         .filter_map(|(id, node)| {

@@ -23,7 +23,7 @@ pub const TOKEN: &str = "most_likely_token";
 /// Padding value: the smallest finite `f16`, below every relevant logit.
 const LEAST: f32 = -65504.0;
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let logits = edit.output("logits");
     let shape = logits.and_then(|v| Some(edit.value(v).fact.as_ref()?.shape.0.clone()));
     let (Some(logits), Some([_, _, vocab])) = (logits, shape.as_deref()) else {

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::graph::{Edit, ValueId};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let known: Vec<ValueId> = edit
         .nodes()
         .flat_map(|(_, n)| n.outputs.iter().copied())

@@ -4,13 +4,13 @@
 //! Exporters write the angles of rotary embeddings this way: frequencies times positions. An
 //! elementwise multiplication keeps the precision of positions, while `f16` matmuls do not.
 
-use super::pattern::{input, shape};
 use crate::error::Result;
 use crate::graph::Edit;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise};
+use crate::graph::pass::pattern::{input, shape};
 
-pub(super) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut found = Vec::new();
     for (id, node) in edit.nodes() {
         let (Some(MatMul { trans_b: false }), Some(a), Some(b)) =
