@@ -7,10 +7,10 @@
 
 use std::error::Error;
 use std::path::Path;
-use transformer_lite::unstable::backend::{self, BackendKind};
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::backend::{self, BackendKind};
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths};
 
 const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]";
 
@@ -29,17 +29,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     let path = Path::new(model).join("model.onnx");
     let context = tokens.len().max(2);
     let mut model: Box<dyn LanguageModel> = match backend {
-        "host" => Box::new(HostModel::new(
-            Decoder::load(&path, &Pipeline::host(), Logits::All)?,
-            context,
-        )?),
+        "host" => Box::new(HostModel::new(Decoder::load(&path, &Target::HOST)?, context)?),
         "opencl" | "wgpu" => {
             let kind = if backend == "opencl" {
                 BackendKind::OpenCl
             } else {
                 BackendKind::Wgpu
             };
-            let decoder = Decoder::load(&path, &Pipeline::standard(), Logits::All)?;
+            let decoder = Decoder::load(&path, &Target::DEVICE)?;
             Box::new(DeviceModel::new(
                 decoder,
                 backend::open(kind, &backend::OpenOptions::default())?,

@@ -12,7 +12,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
 use crate::graph::onnx;
-use crate::graph::pass::{KV_CACHE, PassReport, Pipeline};
+use crate::graph::pass::{PassReport, Pipeline, Target};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::note::Note;
@@ -74,12 +74,11 @@ impl Runner {
 
     /// The passes of [`Runner::of`] for the interpreter or a device.
     pub fn pipeline(device: bool) -> Pipeline {
-        let all = if device {
-            Pipeline::standard()
-        } else {
-            Pipeline::host()
-        };
-        all.without(&[KV_CACHE.name])
+        let place = if device { Target::DEVICE } else { Target::HOST };
+        Pipeline::of(&Target {
+            caches: false,
+            ..place
+        })
     }
 
     /// Like [`Runner::of`], with the given passes and kernel validation. The host needs no

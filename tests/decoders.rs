@@ -6,22 +6,22 @@ mod launches;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use tlite_testing::{assert_error, present as devices};
-use transformer_lite::unstable::backend::{Backend, Caps, View};
-use transformer_lite::unstable::error::{Error, ErrorKind};
-use transformer_lite::unstable::executor::WeightSource;
-use transformer_lite::unstable::executor::random::{Numbers, fill};
-use transformer_lite::unstable::graph::ValueId;
-use transformer_lite::unstable::graph::onnx::{ImportOptions, import, import_with};
-use transformer_lite::unstable::graph::pass::{Pipeline, ROTARY_APPEND};
-use transformer_lite::unstable::graph::text;
-use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
-use transformer_lite::unstable::plan::{Bound, Plan, weight_bytes};
-use transformer_lite::unstable::shape::Bindings;
-use transformer_lite::unstable::tensor::DType;
-use transformer_lite_convert::decoders::{self, Form, SPECS, Spec};
-use transformer_lite_convert::quantize::{self, quantize};
+use support::{assert_error, present as devices};
+use transformer_lite::backend::{Backend, Caps, View};
+use transformer_lite::decoders::{self, Form, SPECS, Spec};
+use transformer_lite::error::{Error, ErrorKind};
+use transformer_lite::executor::WeightSource;
+use transformer_lite::executor::random::{Numbers, fill};
+use transformer_lite::graph::ValueId;
+use transformer_lite::graph::onnx::quantize::{self, quantize};
+use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
+use transformer_lite::graph::pass::{Pipeline, Target};
+use transformer_lite::graph::text;
+use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
+use transformer_lite::plan::{Bound, Plan, weight_bytes};
+use transformer_lite::shape::Bindings;
+use transformer_lite::tensor::DType;
 
 const GB: u64 = 1_000_000_000;
 const ABSENT: ImportOptions = ImportOptions { absent_weights: true };
@@ -31,7 +31,7 @@ fn model(folder: &Path) -> std::path::PathBuf {
 }
 
 fn load(folder: &Path) -> Decoder {
-    Decoder::load_with(&model(folder), ABSENT, &Pipeline::standard(), Logits::Last).unwrap()
+    Decoder::load_with(&model(folder), ABSENT, &Target::DEVICE.with(Logits::Last)).unwrap()
 }
 
 /// Number of nodes of each operator.
@@ -211,7 +211,7 @@ fn the_packed_form_is_the_quantizers() {
         decoders::write(&spec, Form::E0m4(128), None, written).unwrap();
         let shown = |folder| {
             let mut graph = import_with(&model(folder), ABSENT).unwrap();
-            Pipeline::host().run(&mut graph).unwrap();
+            Pipeline::of(&Target::HOST).run(&mut graph).unwrap();
             text::print(&graph).unwrap()
         };
         let (found, wanted) = (shown(written), shown(packed));
@@ -271,8 +271,8 @@ fn neighbours_turn_and_are_appended_in_one_dispatch() {
             };
             let dir = tempfile::tempdir().unwrap();
             decoders::write(&spec, Form::E0m4(32), Some(9), dir.path()).unwrap();
-            let run = |pipeline: &Pipeline, float| {
-                let decoder = Decoder::load(&model(dir.path()), pipeline, Logits::Last).unwrap();
+            let run = |target: &Target, float| {
+                let decoder = Decoder::load(&model(dir.path()), &target.with(Logits::Last)).unwrap();
                 let plans = decoder.plans(&device.caps, &Lengths::of(64)).unwrap();
                 let dispatches = plans.map(|p| p.steps.len());
                 let decoder = decoder.stored_in(float);
@@ -285,10 +285,12 @@ fn neighbours_turn_and_are_appended_in_one_dispatch() {
                 }
                 (dispatches, all)
             };
-            let mut joined = Pipeline::standard();
-            joined.passes.push(ROTARY_APPEND);
+            let joined = Target {
+                rotary_append: true,
+                ..Target::DEVICE
+            };
             for float in [DType::F16, DType::F32] {
-                let (apart, wanted) = run(&Pipeline::standard(), float);
+                let (apart, wanted) = run(&Target::DEVICE, float);
                 let (fewer, found) = run(&joined, float);
                 let what = format!("heads of {head_dim} in {float} on {}", device.caps.device);
                 assert_eq!(apart, fewer.map(|n| n + 3 * spec.layers), "{what}");
@@ -367,8 +369,8 @@ fn small_decoders_compute_the_same_fused_and_decomposed() {
         let dir = tempfile::tempdir().unwrap();
         decoders::write(&spec, Form::Float(DType::F32), Some(11), dir.path()).unwrap();
         let tokens: Vec<u32> = (0..9).map(|i| (i * 37 + 5) % spec.vocab as u32).collect();
-        let run = |pipeline: Pipeline| -> Vec<f32> {
-            let decoder = Decoder::load(&model(dir.path()), &pipeline, Logits::Last).unwrap();
+        let run = |target: Target| -> Vec<f32> {
+            let decoder = Decoder::load(&model(dir.path()), &target.with(Logits::Last)).unwrap();
             let mut host = HostModel::new(decoder, spec.context).unwrap();
             let (mut all, mut logits) = (Vec::new(), Vec::new());
             for part in [&tokens[..6], &tokens[6..7], &tokens[7..]] {
@@ -377,7 +379,7 @@ fn small_decoders_compute_the_same_fused_and_decomposed() {
             }
             all
         };
-        let (plain, fused) = (run(Pipeline::host()), run(Pipeline::standard()));
+        let (plain, fused) = (run(Target::HOST), run(Target::DEVICE));
         assert_eq!(plain.len(), 3 * spec.vocab, "{}", spec.name);
         let spread = plain.iter().fold(0f32, |m, v| m.max(v.abs()));
         assert!(spread > 0.1, "{}: logits of {spread}", spec.name);
@@ -408,7 +410,7 @@ fn a_watched_decoder_ends_with_what_is_watched() {
     let watching = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
         let graph = import(&model(&folder)).unwrap();
-        Decoder::watching(graph, &names, &Pipeline::host(), Logits::All).unwrap()
+        Decoder::watching(graph, &names, &Target::HOST).unwrap()
     };
     let size = |d: &Decoder| (d.graph().nodes().count(), d.graph().states().len());
     let sizes = [&[first][..], &[first, last], &[first, last, "logits"]].map(|names| size(&watching(names)));

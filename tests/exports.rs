@@ -8,17 +8,17 @@ use libtest_mimic::{Arguments, Trial};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tlite_testing::{Device, Text, carries};
-use transformer_lite::unstable::error::ErrorKind;
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::graph::{Edit, onnx};
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
-use transformer_lite::unstable::llm::load::{Loaded, Purpose};
-use transformer_lite::unstable::llm::prompt_cache;
-use transformer_lite::unstable::llm::sampler::arg_max;
-use transformer_lite::unstable::llm::{LanguageModel, LoadOptions, ModelFolder};
-use transformer_lite::unstable::note::Note;
-use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use support::{Device, Text, carries};
+use transformer_lite::error::ErrorKind;
+use transformer_lite::graph::pass::Target;
+use transformer_lite::graph::{Edit, onnx};
+use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::llm::load::{Loaded, Purpose};
+use transformer_lite::llm::prompt_cache;
+use transformer_lite::llm::sampler::arg_max;
+use transformer_lite::llm::{LanguageModel, LoadOptions, ModelFolder};
+use transformer_lite::note::Note;
+use transformer_lite::placement::{BackendChoice, Placement};
 
 type Outcome = Result<(), String>;
 
@@ -107,9 +107,9 @@ fn file(name: &str, kind: &str) -> PathBuf {
     folder.join(format!("{name}.{kind}"))
 }
 
-/// The decoder after `pipeline`, with keys and values of each layer as state.
-fn decoder(name: &str, layers: usize, pipeline: &Pipeline) -> Result<Decoder, String> {
-    let decoder = Decoder::load(&file(name, "onnx"), pipeline, Logits::All).text()?;
+/// The decoder for `target`, with keys and values of each layer as state.
+fn decoder(name: &str, layers: usize, target: &Target) -> Result<Decoder, String> {
+    let decoder = Decoder::load(&file(name, "onnx"), target).text()?;
     let graph = decoder.graph();
     if graph.states().len() != 2 * layers || graph.outputs().len() != 1 {
         return Err(format!(
@@ -160,8 +160,8 @@ fn same_rows(name: &str, found: &[f32], vocab: usize, bound: f64) -> Outcome {
 
 /// The interpreter with the host's passes, and with those of devices.
 fn on_host(name: &str, layers: usize) -> Outcome {
-    for pipeline in [Pipeline::host(), Pipeline::standard()] {
-        let decoder = decoder(name, layers, &pipeline)?;
+    for target in [Target::HOST, Target::DEVICE] {
+        let decoder = decoder(name, layers, &target)?;
         compare(name, &mut HostModel::new(decoder, TOKENS.len()).text()?, HOST)?;
     }
     Ok(())
@@ -169,7 +169,7 @@ fn on_host(name: &str, layers: usize) -> Outcome {
 
 fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
     let _turn = device.turn();
-    let decoder = decoder(name, layers, &Pipeline::standard())?;
+    let decoder = decoder(name, layers, &Target::DEVICE)?;
     let count = |op: &str| decoder.graph().nodes().filter(|(_, n)| n.op.name() == op).count();
     let (fused, left, appended) = (count("Attention"), count("Softmax"), count("KvAppend"));
     if (fused, left, appended) != (layers, 0, 2 * layers) {
@@ -285,7 +285,7 @@ fn window_of_mask(device: &Device) -> Outcome {
     let _turn = device.turn();
     for windowed in [true, false] {
         let mut decoder =
-            Decoder::load(&file("llama3-paper", "onnx"), &Pipeline::standard(), Logits::Last).text()?;
+            Decoder::load(&file("llama3-paper", "onnx"), &Target::DEVICE.with(Logits::Last)).text()?;
         if windowed {
             decoder = decoder.with_window(WINDOW).text()?;
         }
@@ -366,8 +366,8 @@ fn kept_in() -> Outcome {
     let mut graph = onnx::import(&file("smollm-optimum", "onnx")).text()?;
     let logits = graph.output("logits");
     Edit::new(&mut graph).keep_outputs(|v| Some(v) == logits);
-    for pipeline in [Pipeline::host(), Pipeline::standard()] {
-        let decoder = Decoder::of(graph.clone(), &pipeline, Logits::All).text()?;
+    for target in [Target::HOST, Target::DEVICE] {
+        let decoder = Decoder::of(graph.clone(), &target).text()?;
         if decoder.keeps_cache() || graph.inputs().len() <= decoder.graph().inputs().len() {
             return Err("the caches are still there".to_owned());
         }

@@ -5,21 +5,20 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
-use tlite_testing::Tier;
-use transformer_lite::unstable::backend::image::{ImageKind, Images};
-use transformer_lite::unstable::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
-use transformer_lite::unstable::backend::phones::Phone;
-use transformer_lite::unstable::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
-use transformer_lite::unstable::error::ErrorKind;
-use transformer_lite::unstable::executor::random;
-use transformer_lite::unstable::graph::op::ALL;
-use transformer_lite::unstable::graph::pass::{Pipeline, ROTARY_APPEND};
-use transformer_lite::unstable::llm::KvType;
-use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
-use transformer_lite::unstable::probe;
-use transformer_lite::unstable::selftest::case::{self, Scenario};
-use transformer_lite::unstable::tensor::DType;
-use transformer_lite_convert::decoders::{self, Form, Spec};
+use support::Tier;
+use transformer_lite::backend::image::{ImageKind, Images};
+use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
+use transformer_lite::backend::phones::Phone;
+use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
+use transformer_lite::decoders::{self, Form, Spec};
+use transformer_lite::error::ErrorKind;
+use transformer_lite::executor::random;
+use transformer_lite::graph::op::ALL;
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::probe;
+use transformer_lite::selftest::case::{self, Scenario};
+use transformer_lite::tensor::DType;
 
 /// Lower tiers test one of this many. The kinds of device repeat in pairs and fours, so this has no
 /// factor in common with them.
@@ -153,18 +152,23 @@ fn specs() -> &'static [KernelSpec] {
             ..Spec::find("chatglm2-6b").unwrap().small()
         };
         decoders::write(&spec, Form::E0m4(32), Some(1), glm.path()).unwrap();
-        let mut eight_bits = Pipeline::standard();
-        KvType::Q8.store(&mut eight_bits);
-        let mut few_dispatches = Pipeline::standard();
-        few_dispatches.passes.push(ROTARY_APPEND);
-        for (folder, logits, pipeline) in [
-            (&*model, Logits::All, Pipeline::standard()),
-            (&model, Logits::Last, Pipeline::standard()),
-            (&model, Logits::Last, eight_bits),
-            (&model, Logits::Last, few_dispatches.clone()),
-            (glm.path(), Logits::Last, few_dispatches),
+        let generates = Target::DEVICE.with(Logits::Last);
+        let eight_bits = Target {
+            kv_q8: true,
+            ..generates
+        };
+        let few_dispatches = Target {
+            rotary_append: true,
+            ..generates
+        };
+        for (folder, target) in [
+            (&*model, Target::DEVICE),
+            (&model, generates),
+            (&model, eight_bits),
+            (&model, few_dispatches),
+            (glm.path(), few_dispatches),
         ] {
-            let decoder = Decoder::load(&folder.join("model.onnx"), &pipeline, logits).unwrap();
+            let decoder = Decoder::load(&folder.join("model.onnx"), &target).unwrap();
             for caps in &kinds {
                 for plan in decoder
                     .plans(

@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
-use transformer_lite::unstable::backend::BackendKind;
-use transformer_lite::unstable::backend::DeviceKind;
-use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
-use transformer_lite::unstable::graph::pass::{Pipeline, ROTARY_APPEND};
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::unstable::llm::{
+use transformer_lite::backend::BackendKind;
+use transformer_lite::backend::DeviceKind;
+use transformer_lite::backend::{Backend as _, OpenOptions};
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::{
     Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
     SamplerConfig, Tokenizer,
 };
@@ -217,24 +217,24 @@ fn tokens(count: usize) -> Vec<u32> {
         .collect()
 }
 
-fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder, String> {
-    Decoder::load(&model.join("model.onnx"), pipeline, logits).text()
+fn decoder(model: &Path, target: &Target, logits: Logits) -> Result<Decoder, String> {
+    Decoder::load(&model.join("model.onnx"), &target.with(logits)).text()
 }
 
 /// A decoder whose activations are halves on every device.
-fn halves(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder, String> {
-    Ok(decoder(model, pipeline, logits)?.stored_in(DType::F16))
+fn halves(model: &Path, target: &Target, logits: Logits) -> Result<Decoder, String> {
+    Ok(decoder(model, target, logits)?.stored_in(DType::F16))
 }
 
 /// A model whose activations are halves, as GPUs store them.
 fn on_device(model: &Path, device: &Device, logits: Logits, context: usize) -> Result<DeviceModel, String> {
-    let decoder = halves(model, &Pipeline::standard(), logits)?;
+    let decoder = halves(model, &Target::DEVICE, logits)?;
     DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(context)).text()
 }
 
 /// Logits after each of `tokens` on the host, row by row.
 fn host_rows(model: &Path, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
-    let mut host = HostModel::new(decoder(model, &Pipeline::host(), Logits::All)?, tokens.len()).text()?;
+    let mut host = HostModel::new(decoder(model, &Target::HOST, Logits::All)?, tokens.len()).text()?;
     let all = host.forward_all(tokens).text()?;
     Ok(all.chunks(host.vocab()).map(<[f32]>::to_vec).collect())
 }
@@ -306,10 +306,10 @@ const CONTEXT: usize = 30;
 fn tiny_host(architecture: &str) -> Outcome {
     let (_dir, model) = tlite_testing::tiny_model(architecture, Traits::default());
     let rows = host_rows(&model, &tokens(29))?;
-    let mut host = HostModel::new(decoder(&model, &Pipeline::host(), Logits::Last)?, CONTEXT).text()?;
+    let mut host = HostModel::new(decoder(&model, &Target::HOST, Logits::Last)?, CONTEXT).text()?;
     any_cut(&mut host, &rows, 1e-10, 1e-10)?;
     // What devices run, on the host: the passes change nothing.
-    let mut passes = HostModel::new(decoder(&model, &Pipeline::standard(), Logits::Last)?, CONTEXT).text()?;
+    let mut passes = HostModel::new(decoder(&model, &Target::DEVICE, Logits::Last)?, CONTEXT).text()?;
     any_cut(&mut passes, &rows, 1e-10, 1e-10)
 }
 
@@ -372,10 +372,12 @@ const EIGHT_BITS: f64 = 1e-3;
 /// A cache of 8 bits: as the interpreter computes it, near to what floats give, and smaller.
 fn caches_of_8_bits(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
-    let mut pipeline = Pipeline::standard();
-    KvType::Q8.store(&mut pipeline);
-    let load = |logits| halves(&model, &pipeline, logits);
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let target = Target {
+        kv_q8: true,
+        ..Target::DEVICE
+    };
+    let load = |logits| halves(&model, &target, logits);
     let long = tokens(300);
     let rows = host_rows(&model, &long)?;
     let mut host = HostModel::new(load(Logits::All)?, 301).text()?;
@@ -404,15 +406,17 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
 /// come, with three dispatches a layer less.
 fn rotary_append(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
-    let mut pipeline = Pipeline::standard();
-    pipeline.passes.push(ROTARY_APPEND);
-    let joined = decoder(&model, &pipeline, Logits::Last)?;
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let target = Target {
+        rotary_append: true,
+        ..Target::DEVICE
+    };
+    let joined = decoder(&model, &target, Logits::Last)?;
     let dispatches = |d: &Decoder| -> Result<Vec<usize>, String> {
         let plans = d.plans(&tlite_testing::fake_caps(), &Lengths::of(64)).text()?;
         Ok(plans.iter().map(|p| p.steps.len()).collect())
     };
-    let apart = dispatches(&decoder(&model, &Pipeline::standard(), Logits::Last)?)?;
+    let apart = dispatches(&decoder(&model, &Target::DEVICE, Logits::Last)?)?;
     let fewer: Vec<usize> = dispatches(&joined)?.iter().map(|n| n + 2 * 3).collect();
     if apart != fewer {
         return Err(format!(
@@ -431,8 +435,8 @@ fn rotary_append(device: &Device) -> Outcome {
 
 /// In every plan, states are written by `kv_append` only, once each.
 fn states_are_appended_in_place() -> Outcome {
-    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
-    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let states = decoder.graph().states().len();
     if states != 4 {
         return Err(format!("{states} states; two layers have four"));
@@ -479,8 +483,8 @@ fn states_are_appended_in_place() -> Outcome {
 fn decode_allocates_nothing(device: &Device) -> Outcome {
     const STEPS: usize = 100;
     let _turn = device.turn();
-    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
-    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let copies = Arc::new(AtomicUsize::new(0));
     let shared = device.share().counting_copies(copies.clone());
     let mut model = DeviceModel::new(decoder, Box::new(shared), &Lengths::of(128)).text()?;
@@ -525,7 +529,7 @@ fn paddings_change_nothing(device: &Device) -> Outcome {
             padding,
             ..Lengths::of(context)
         };
-        let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+        let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
         let [_, plan] = decoder.plans(&device.caps, &lengths_of).text()?;
         let multiple = plan.padding.as_ref().map(|p| p.multiple);
         if multiple != Ok(i64::try_from(padding).text()?) {
@@ -550,7 +554,7 @@ fn split_weights(device: &Device) -> Outcome {
     let count = |name: &str, bytes: u64| -> Result<usize, String> {
         let mut caps = device.caps.clone();
         caps.max_view_bytes = bytes;
-        let decoder = halves(&model, &Pipeline::standard(), Logits::Last)?;
+        let decoder = halves(&model, &Target::DEVICE, Logits::Last)?;
         let [plan, _] = decoder
             .plans(
                 &caps,
@@ -581,7 +585,7 @@ fn split_weights(device: &Device) -> Outcome {
         &[12, 1],
     )?;
     let small = device.share().with_caps(|c| c.max_view_bytes = limit);
-    let decoder = halves(&model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = halves(&model, &Target::DEVICE, Logits::Last)?;
     let mut split = DeviceModel::new(decoder, Box::new(small), &Lengths::of(context)).text()?;
     let found = feed(&mut split, &tokens, &[12, 1])?;
     if whole == found {
@@ -629,10 +633,12 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>, ways: &[Way]) -> 
     }
     let rows = host_rows(dir, &ids)?;
     for &(act, kv, bound, agreeing) in ways {
-        let mut pipeline = Pipeline::standard();
-        act.store(&mut pipeline);
-        kv.store(&mut pipeline);
-        let decoder = decoder(dir, &pipeline, Logits::All)?;
+        let target = Target {
+            int8_activations: act == Activations::Int8,
+            kv_q8: kv == KvType::Q8,
+            ..Target::DEVICE
+        };
+        let decoder = decoder(dir, &target, Logits::All)?;
         let lengths = Lengths::of(ids.len()).on(share().caps());
         let mut model = DeviceModel::new(decoder, Box::new(share()), &lengths).text()?;
         let mut found = Vec::new();

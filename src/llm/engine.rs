@@ -32,7 +32,8 @@ use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::attention::{Attention, UNSPLIT};
 use crate::graph::op::concat::Concat;
 use crate::graph::op::matmul_e0m::FEW_ROWS;
-use crate::graph::pass::{EPILOGUE, LAST_ROW, LAST_ROWS, PassReport, Pipeline, ROWS, TOKEN, keeps_cache};
+pub use crate::graph::pass::Logits;
+use crate::graph::pass::{PassReport, Pipeline, ROWS, TOKEN, Target, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
 use crate::plan::{MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
@@ -94,25 +95,14 @@ impl Lengths {
     }
 }
 
-/// Which rows of the logits are computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Logits {
-    /// The last row of each run, for generation.
-    Last,
-    /// The last rows, as many as a run requests, for speculative decoding.
-    Tail,
-    /// All rows, for evaluation.
-    All,
-}
-
 /// A decoder's graph with identified inputs and outputs.
 #[derive(Debug)]
 pub struct Decoder {
     graph: Arc<Graph>,
     /// The graph for runs of one token, if it differs.
     step: Option<Graph>,
-    /// The passes that made `step`.
-    one_row: Pipeline,
+    /// Selected the passes that made the graphs.
+    target: Target,
     /// True if `step` has no mask input.
     unmasked: bool,
     sequence: Symbol,
@@ -161,12 +151,13 @@ fn vocabulary(graph: &Graph) -> Result<usize> {
     })
 }
 
-/// The graph for runs of one row: `without`, or else `graph`, after the passes of `pipeline`.
-/// `None` if that equals `graph`.
-fn for_one_row(without: Option<Graph>, graph: &Graph, pipeline: &Pipeline) -> Result<Option<Graph>> {
+/// The graph for runs of one row: `without`, or else `graph`, after the passes of `target` for
+/// them. `None` if that equals `graph`.
+fn for_one_row(without: Option<Graph>, graph: &Graph, target: &Target) -> Result<Option<Graph>> {
     let other = without.is_some();
     let mut step = without.unwrap_or_else(|| graph.clone());
-    let joined = pipeline.run(&mut step)?.iter().any(|r| r.edits > 0);
+    let reports = Pipeline::decode_step(target).run(&mut step)?;
+    let joined = reports.iter().any(|r| r.edits > 0);
     Ok((other || joined).then_some(step))
 }
 
@@ -199,40 +190,30 @@ fn end_with(graph: &mut Graph, watched: &[String]) {
 }
 
 impl Decoder {
-    /// Reads a model and runs the passes of `pipeline`.
-    pub fn load(path: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        Self::load_with(path, ImportOptions::default(), pipeline, logits)
+    /// Reads a model and runs the passes of `target`.
+    pub fn load(path: &Path, target: &Target) -> Result<Self> {
+        Self::load_with(path, ImportOptions::default(), target)
     }
 
     /// Like [`Decoder::load`], with import options. A decoder without weights can be planned but
     /// not run.
-    pub fn load_with(
-        path: &Path,
-        options: ImportOptions,
-        pipeline: &Pipeline,
-        logits: Logits,
-    ) -> Result<Self> {
+    pub fn load_with(path: &Path, options: ImportOptions, target: &Target) -> Result<Self> {
         let graph = onnx::import_with(path, options)?;
         if graph.input("input_ids").is_none() {
             return Err(bad(format!("{}: {NO_IDS}", path.display())));
         }
-        Self::of(graph, pipeline, logits)
+        Self::of(graph, target)
     }
 
-    /// Runs the passes of `pipeline` on an imported graph.
-    pub fn of(graph: Graph, pipeline: &Pipeline, logits: Logits) -> Result<Self> {
-        Self::watching(graph, &[], pipeline, logits)
+    /// Runs the passes of `target` on an imported graph.
+    pub fn of(graph: Graph, target: &Target) -> Result<Self> {
+        Self::watching(graph, &[], target)
     }
 
     /// Like [`Decoder::of`]; the values `watched`, by name, are kept unchanged and returned by
     /// [`Watch`]. If there are any, only what they need is computed: logits are available only if
     /// they are watched. An error for a name that no node outputs.
-    pub fn watching(
-        mut graph: Graph,
-        watched: &[String],
-        pipeline: &Pipeline,
-        logits: Logits,
-    ) -> Result<Self> {
+    pub fn watching(mut graph: Graph, watched: &[String], target: &Target) -> Result<Self> {
         let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
         for name in watched {
             let value = graph
@@ -275,14 +256,12 @@ impl Decoder {
             .map_err(|e| bad(e.to_string()))?;
         Edit::new(&mut graph).set_constraints(known);
         let fingerprint = states::fingerprint(&graph);
-        let mut pipeline = pipeline.clone();
-        let one_row = pipeline.take_one_row();
-        match logits {
-            Logits::All => {}
-            _ if graph.output("logits").is_none() => {}
-            Logits::Last => pipeline.insert_before(EPILOGUE.name, LAST_ROW),
-            Logits::Tail => pipeline.insert_before(EPILOGUE.name, LAST_ROWS),
+        let logits = target.logits;
+        let mut target = *target;
+        if graph.output("logits").is_none() {
+            target.logits = Logits::All;
         }
+        let pipeline = Pipeline::of(&target);
         let imported = graph.clone();
         let mut passes = pipeline.run(&mut graph)?;
         if graph.states().is_empty() {
@@ -323,8 +302,8 @@ impl Decoder {
         let unmasked = without.is_some();
         Ok(Self {
             keeps_cache: !graph.states().is_empty(),
-            step: for_one_row(without, &graph, &one_row)?,
-            one_row,
+            step: for_one_row(without, &graph, &target)?,
+            target,
             unmasked,
             graph: Arc::new(graph),
             sequence,
@@ -389,13 +368,13 @@ impl Decoder {
     /// scores.
     pub fn with_window(mut self, window: usize) -> Result<Self> {
         self.window = Some(window);
-        self.step = for_one_row(None, &self.graph, &self.one_row)?;
+        self.step = for_one_row(None, &self.graph, &self.target)?;
         self.unmasked = false;
         self.fingerprint.push_str(&format!(" window {window}"));
         Ok(self)
     }
 
-    /// True if the passes found sliding-window attention. [`Pipeline::host`] does not look for it.
+    /// True if the passes found sliding-window attention. [`Target::HOST`] does not look for it.
     pub fn has_windows(&self) -> bool {
         let windowed = |n: &Node| n.op.downcast::<Attention>().is_some_and(|a| a.window.is_some());
         self.graph.nodes().any(|(_, n)| windowed(n))

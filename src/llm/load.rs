@@ -1,7 +1,7 @@
 //! Loads decoders onto a device or the host.
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, Logits, PADDING, Planned, Tuner,
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, PADDING, Planned, Tuner,
     Uncached, Watch,
 };
 use super::folder::ModelFolder;
@@ -12,7 +12,7 @@ use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
-use crate::graph::pass::{FUSE, GREEDY, INT8_ACTIVATIONS, KV_Q8, Pipeline};
+use crate::graph::pass::{Logits, Target};
 use crate::graph::{Graph, State, onnx};
 use crate::note::{Note, Unused};
 use crate::placement::{BackendChoice, Opened, Placement};
@@ -37,15 +37,6 @@ pub enum KvType {
     Float,
     /// 8 bits, with one scale per head and token.
     Q8,
-}
-
-impl KvType {
-    /// Adds the pass that stores the cache in this type to the passes of a device.
-    pub fn store(self, pipeline: &mut Pipeline) {
-        if self == Self::Q8 {
-            pipeline.insert_before(FUSE.name, KV_Q8);
-        }
-    }
 }
 
 impl FromStr for KvType {
@@ -75,15 +66,6 @@ pub enum Activations {
     /// 8 bits, quantized at run time ("W4A8"). Faster on CPUs with byte dot products; answers can
     /// differ from the float model's.
     Int8,
-}
-
-impl Activations {
-    /// Adds the pass that this precision needs.
-    pub fn store(self, pipeline: &mut Pipeline) {
-        if self == Self::Int8 {
-            pipeline.insert_before(FUSE.name, INT8_ACTIVATIONS);
-        }
-    }
 }
 
 impl FromStr for Activations {
@@ -333,8 +315,9 @@ impl Loaded {
                     notes.push(no_effect("act", "int8", Unused::Host));
                 }
                 let weights = options.import();
-                let how = (&Pipeline::host(), context);
-                let decoder = decoder(&path, weights, how, options, purpose, &mut notes)?;
+                let target = Target::HOST.with(purpose.logits(options));
+                let how = (&target, context);
+                let decoder = decoder(&path, weights, how, purpose, &mut notes)?;
                 let decoder = Arc::new(fitted(decoder, folder, options, &mut notes)?);
                 let engine = Engine::Host { decoder, context };
                 return Ok(Self { engine, notes });
@@ -570,7 +553,8 @@ fn windowed(
     }
     // The host's passes do not look for windows.
     let absent = ImportOptions { absent_weights: true };
-    let planned = Decoder::load_with(&folder.onnx(), absent, &Pipeline::standard(), Logits::Last)?;
+    let target = Target::DEVICE.with(Logits::Last);
+    let planned = Decoder::load_with(&folder.onnx(), absent, &target)?;
     if !planned.has_windows() {
         notes.push(Note::WindowIgnored {
             length: window.length,
@@ -601,14 +585,15 @@ fn prepared(
     notes: &mut Vec<Note>,
 ) -> Result<(Decoder, Planned)> {
     let context = folder.context(options.context)?;
-    let mut pipeline = Pipeline::standard().on(caps);
-    options.kv.store(&mut pipeline);
-    options.act.store(&mut pipeline);
-    if options.greedy && purpose == Purpose::Generation {
-        pipeline.passes.push(GREEDY);
-    }
-    let how = (&pipeline, context);
-    let mut decoder = decoder(&model_file(folder)?, weights, how, options, purpose, notes)?;
+    let target = Target {
+        kv_q8: options.kv == KvType::Q8,
+        int8_activations: options.act == Activations::Int8,
+        logits: purpose.logits(options),
+        greedy: options.greedy && purpose == Purpose::Generation,
+        ..Target::DEVICE.on(caps)
+    };
+    let how = (&target, context);
+    let mut decoder = decoder(&model_file(folder)?, weights, how, purpose, notes)?;
     if let Some(float) = options.float {
         decoder = decoder.stored_in(float);
     }
@@ -677,13 +662,12 @@ fn kept_floats(graph: &Graph) -> Option<Note> {
     (kept > 0).then_some(Note::FloatCaches { kept, all })
 }
 
-/// Reads a decoder and runs the passes of `pipeline`. A usage error with the reason if the model is
+/// Reads a decoder and runs the passes of `target`. A usage error with the reason if the model is
 /// not a decoder.
 fn decoder(
     path: &Path,
     weights: ImportOptions,
-    (pipeline, context): (&Pipeline, usize),
-    options: &LoadOptions,
+    (target, context): (&Target, usize),
     purpose: Purpose<'_>,
     notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
@@ -691,7 +675,7 @@ fn decoder(
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
         notes.push(Note::LongContext { length, context });
     }
-    let decoder = Decoder::watching(graph, purpose.watched(), pipeline, purpose.logits(options));
+    let decoder = Decoder::watching(graph, purpose.watched(), target);
     decoder.map_err(|e| match e {
         // After reading, errors of this stage come from identifying inputs and outputs.
         Error::Other {

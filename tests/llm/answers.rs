@@ -3,11 +3,10 @@
 
 use super::{Outcome, decoder};
 use std::path::Path;
-use tlite_testing::{Device, Text};
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::unstable::llm::template::Values;
-use transformer_lite::unstable::llm::{
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::template::Values;
+use transformer_lite::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
 
@@ -44,11 +43,11 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     let context = 160;
     let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => {
-            let decoder = decoder(dir, &Pipeline::standard(), Logits::Last)?;
+            let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
             let model = DeviceModel::new(decoder, Box::new(d.share()), &Lengths::of(context));
             Box::new(model.text()?)
         }
-        None => Box::new(HostModel::new(decoder(dir, &Pipeline::host(), Logits::Last)?, context).text()?),
+        None => Box::new(HostModel::new(decoder(dir, &Target::HOST, Logits::Last)?, context).text()?),
     };
     let (mut differ, mut loops, mut anew) = (Vec::new(), Vec::new(), String::new());
     for (i, line) in lines[..asked].iter().enumerate() {

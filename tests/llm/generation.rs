@@ -3,16 +3,14 @@
 
 use super::{AGAINST_HOST, Outcome, close, decoder, host_rows, tokens};
 use std::path::Path;
-use tlite_testing::gguf::{Traits, VOCAB};
-use tlite_testing::{self, Device, Text};
-use transformer_lite::unstable::error::{ErrorKind, Stage};
-use transformer_lite::unstable::executor::Executor;
-use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec};
-use transformer_lite::unstable::graph::onnx::{self, ImportOptions};
-use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline, TOKEN};
-use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
-use transformer_lite::unstable::llm::sampler::arg_max;
-use transformer_lite::unstable::llm::{
+use transformer_lite::error::{ErrorKind, Stage};
+use transformer_lite::executor::Executor;
+use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
+use transformer_lite::graph::onnx::{self, ImportOptions};
+use transformer_lite::graph::pass::{Pipeline, TOKEN, Target};
+use transformer_lite::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::llm::sampler::arg_max;
+use transformer_lite::llm::{
     Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::unstable::plan::{Options, Plan};
@@ -73,18 +71,18 @@ fn loaded(
     greedy: bool,
 ) -> Result<Box<dyn LanguageModel + Send>, String> {
     let Some(device) = device else {
-        let decoder = decoder(model, &Pipeline::host(), logits)?;
+        let decoder = decoder(model, &Target::HOST, logits)?;
         return Ok(Box::new(HostModel::new(decoder, CONTEXT).text()?));
     };
-    let mut pipeline = Pipeline::standard();
-    if greedy {
-        pipeline.passes.push(GREEDY);
-    }
+    let target = Target {
+        greedy,
+        ..Target::DEVICE
+    };
     let lengths = Lengths {
         rows: ROWS,
         ..Lengths::of(CONTEXT)
     };
-    let decoder = decoder(model, &pipeline, logits)?.stored_in(DType::F16);
+    let decoder = decoder(model, &target, logits)?.stored_in(DType::F16);
     let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
     match decoder.host_steps() {
         [] => Ok(Box::new(decoder.model().text()?)),
@@ -136,8 +134,8 @@ fn rows_of_short_runs(device: Option<&Device>) -> Outcome {
 fn a_choice_of_rows_changes_no_other_plan() -> Outcome {
     let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let dispatches = |logits: Logits| -> Result<Vec<Vec<String>>, String> {
-        let plans = decoder(&model, &Pipeline::standard(), logits)?
-            .plans(&tlite_testing::fake_caps(), &Lengths::of(CONTEXT))
+        let plans = decoder(&model, &Target::DEVICE, logits)?
+            .plans(&support::fake_caps(), &Lengths::of(CONTEXT))
             .text()?;
         let kernels =
             |p: &Plan| -> Vec<String> { p.steps.iter().map(|s| p.kernels[s.kernel].to_string()).collect() };
@@ -318,9 +316,11 @@ fn logits_of(vocab: usize) -> Result<transformer_lite::unstable::graph::Graph, S
     .text()?;
     w.finish().text()?;
     let mut graph = onnx::import_with(&dir.path().join("model.onnx"), ImportOptions::default()).text()?;
-    let mut pipeline = Pipeline::standard();
-    pipeline.passes.push(GREEDY);
-    pipeline.run(&mut graph).text()?;
+    let target = Target {
+        greedy: true,
+        ..Target::DEVICE
+    };
+    Pipeline::of(&target).run(&mut graph).text()?;
     Ok(graph)
 }
 

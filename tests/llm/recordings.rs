@@ -3,14 +3,11 @@
 
 use super::{Outcome, decoder, tokens};
 use std::path::Path;
-use tlite_testing::{Device, Text};
-use transformer_lite::unstable::backend::{
-    self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats,
-};
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::llm::engine::{DeviceModel, Lengths, Logits};
-use transformer_lite::unstable::llm::sampler::arg_max;
-use transformer_lite::unstable::llm::{Activations, LanguageModel};
+use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats};
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
+use transformer_lite::llm::sampler::arg_max;
 
 /// Tokens that are generated: across a multiple of the padding.
 const STEPS: usize = 80;
@@ -18,18 +15,17 @@ const CONTEXT: usize = 160;
 
 /// Int8 activations on CPUs that have fast kernels for them, whose stages can be joined; else the
 /// default.
-fn passes(caps: &Caps) -> Pipeline {
-    let mut pipeline = Pipeline::standard();
-    if caps.packed_dot == PackedDot::X86 {
-        Activations::Int8.store(&mut pipeline);
+fn target(caps: &Caps) -> Target {
+    Target {
+        int8_activations: caps.packed_dot == PackedDot::X86,
+        ..Target::DEVICE
     }
-    pipeline
 }
 
 /// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
     let backend = backend::open(BackendKind::OpenCl, options).text()?;
-    let decoder = decoder(model, &passes(backend.caps()), Logits::Last)?;
+    let decoder = decoder(model, &target(backend.caps()), Logits::Last)?;
     let mut model = DeviceModel::new(decoder, backend, &Lengths::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
     let vocab = u32::try_from(model.vocab()).text()?;
@@ -83,7 +79,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
             ));
         }
         // Stages are work-items of their own, as products of bytes have them.
-        let bytes = passes(&device.caps).passes.len() > Pipeline::standard().passes.len();
+        let bytes = target(&device.caps).int8_activations;
         let joins = deep && bytes && device.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
         if way == RecordingWay::Persistent && slice_ms == 0 && joins && stats.launches >= plain.launches {
             return Err(format!(

@@ -16,19 +16,18 @@ mod int4_twin;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use tlite::inspect::{Request, model_file, plans};
-use transformer_lite::unstable::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
-use transformer_lite::unstable::backend::phones::PHONES;
-use transformer_lite::unstable::backend::{BackendKind, Caps};
-use transformer_lite::unstable::graph::ValueId;
-use transformer_lite::unstable::graph::derive::derive;
-use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
-use transformer_lite::unstable::graph::op::sizes::Sizes;
-use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline};
-use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, Lengths, Logits};
-use transformer_lite::unstable::llm::{Activations, KvType};
-use transformer_lite::unstable::plan::Plan;
-use transformer_lite::unstable::shape::{Bindings, Dim};
+use transformer_lite::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
+use transformer_lite::backend::phones::PHONES;
+use transformer_lite::backend::{BackendKind, Caps};
+use transformer_lite::graph::ValueId;
+use transformer_lite::graph::derive::derive;
+use transformer_lite::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::graph::op::sizes::Sizes;
+use transformer_lite::graph::pass::Target;
+use transformer_lite::inspect::{Request, model_file, plans};
+use transformer_lite::llm::engine::{CHUNK, Decoder, Lengths, Logits};
+use transformer_lite::plan::Plan;
+use transformer_lite::shape::{Bindings, Dim};
 
 type AnyError = Box<dyn std::error::Error>;
 
@@ -322,23 +321,21 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
         rows: ROWS,
         ..Lengths::of(CONTEXT)
     };
-    let standard = || Pipeline::standard().on(caps);
-    let mut greedy = standard();
-    greedy.passes.push(GREEDY);
-    let mut eight_bits = standard();
-    KvType::Q8.store(&mut eight_bits);
-    // Int8 matmuls, of many rows and of one.
-    let mut bytes = standard();
-    Activations::Int8.store(&mut bytes);
+    let all = Target::DEVICE.on(caps);
+    let last = all.with(Logits::Last);
     let mut found = Vec::new();
-    for (pipeline, logits) in [
-        (standard(), Logits::All),
-        (standard(), Logits::Tail),
-        (greedy, Logits::Last),
-        (eight_bits, Logits::Last),
-        (bytes, Logits::Last),
+    for target in [
+        all,
+        all.with(Logits::Tail),
+        Target { greedy: true, ..last },
+        Target { kv_q8: true, ..last },
+        // Int8 matmuls, of many rows and of one.
+        Target {
+            int8_activations: true,
+            ..last
+        },
     ] {
-        let decoder = Decoder::of(graph.clone(), &pipeline, logits)?;
+        let decoder = Decoder::of(graph.clone(), &target)?;
         found.extend(decoder.every_plan(caps, &lengths)?);
     }
     Ok(found)

@@ -8,13 +8,14 @@ mod c;
 use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
-use tlite_testing::{Device, Text};
-use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
-use transformer_lite::unstable::error::Error;
-use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline};
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
-use transformer_lite::unstable::llm::{
+use support::gguf::{HIDDEN, Traits, VOCAB};
+use support::{Device, Text};
+use transformer_lite::backend::{Backend as _, OpenOptions};
+use transformer_lite::error::Error;
+use transformer_lite::gguf::Value;
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
+use transformer_lite::llm::{
     Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, NgramDraft, Sampler,
     SamplerConfig, Session,
 };
@@ -124,10 +125,12 @@ fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
 /// back.
 fn executors_share_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
-    let mut pipeline = Pipeline::standard();
-    pipeline.passes.push(GREEDY);
-    let decoder = Decoder::load(&model.join("model.onnx"), &pipeline, Logits::Last).text()?;
+    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let target = Target {
+        greedy: true,
+        ..Target::DEVICE.with(Logits::Last)
+    };
+    let decoder = Decoder::load(&model.join("model.onnx"), &target).text()?;
     let backend = device.share();
     let before = device.share().stats();
     let loaded = DeviceDecoder::new(decoder, Box::new(backend), &Lengths::of(48)).text()?;

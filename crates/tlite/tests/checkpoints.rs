@@ -17,19 +17,19 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use tlite_testing::gguf::{File, byte_vocabulary, random};
-use tlite_testing::hugging_face::{self, Folder, Order, f32s};
-use tlite_testing::{Device, Text};
-use transformer_lite::unstable::error::Stage;
-use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::unstable::runner::Runner;
-use transformer_lite::unstable::tensor::{DType, HostTensor};
-use transformer_lite_convert::gguf::{GgmlType, Value};
-use transformer_lite_convert::quantize::{Options, quantize};
-use transformer_lite_convert::{checkpoint, gguf};
+use support::gguf::{File, byte_vocabulary, random};
+use support::hugging_face::{self, Folder, Order, f32s};
+use support::{Device, Text};
+use transformer_lite::error::Stage;
+use transformer_lite::gguf::{GgmlType, Value};
+use transformer_lite::graph::onnx::quantize::{Options, quantize};
+use transformer_lite::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::runner::Runner;
+use transformer_lite::tensor::{DType, HostTensor};
+use transformer_lite::{checkpoint, gguf};
 
 /// Result of a trial.
 type Outcome = Result<(), String>;
@@ -216,7 +216,7 @@ fn from_folder(folder: &Folder) -> Result<(tempfile::TempDir, PathBuf), String> 
 
 /// All logits on the host.
 fn host_logits(model: &Path, tokens: &[u32]) -> Result<Vec<f32>, String> {
-    let all = decoder(model, &Pipeline::host(), Logits::All)?;
+    let all = decoder(model, &Target::HOST, Logits::All)?;
     HostModel::new(all, tokens.len())
         .text()?
         .forward_all(tokens)
@@ -270,8 +270,8 @@ fn close(what: &str, wanted: &[f32], found: &[f32], bound: f32) -> Outcome {
     }
 }
 
-fn decoder(model: &Path, pipeline: &Pipeline, logits: Logits) -> Result<Decoder, String> {
-    Decoder::load(&model.join("model.onnx"), pipeline, logits).text()
+fn decoder(model: &Path, target: &Target, logits: Logits) -> Result<Decoder, String> {
+    Decoder::load(&model.join("model.onnx"), &target.with(logits)).text()
 }
 
 /// The prompt at once, the other tokens one by one.
@@ -294,7 +294,7 @@ fn on_host(case: &Case) -> Outcome {
     for (what, model) in [("folder", &of_folder), ("GGUF", &of_gguf)] {
         close(what, &wanted, &host_logits(model, &case.tokens)?, HOST)?;
         // What devices run, on the host, step by step.
-        let passes = decoder(model, &Pipeline::standard(), Logits::Last)?;
+        let passes = decoder(model, &Target::DEVICE, Logits::Last)?;
         let graph = passes.graph();
         let logits = graph.output("logits").and_then(|v| graph.value(v).fact.clone());
         if logits.is_none_or(|fact| fact.shape.0[1] != 1.into()) {
@@ -390,7 +390,7 @@ fn with_pictures(case: &Case) -> Outcome {
 fn on_device(case: &Case, device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_file, model) = case.family.convert_gguf();
-    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let mut model = DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(64)).text()?;
     steps(case, &mut model, DEVICE)
 }
@@ -399,7 +399,7 @@ fn on_device(case: &Case, device: &Device) -> Outcome {
 fn kept_model(model: &Path, matrices: usize, device: &Device) -> Outcome {
     let _turn = device.turn();
     let tokens: Vec<u32> = (0..21).map(|i| (i * 23 + 5) % 40).collect();
-    let host = decoder(model, &Pipeline::host(), Logits::All)?;
+    let host = decoder(model, &Target::HOST, Logits::All)?;
     let packed = host
         .graph()
         .nodes()
@@ -411,7 +411,7 @@ fn kept_model(model: &Path, matrices: usize, device: &Device) -> Outcome {
     let mut host = HostModel::new(host, tokens.len()).text()?;
     let all = host.forward_all(&tokens).text()?;
     let rows: Vec<&[f32]> = all.chunks(host.vocab()).collect();
-    let decoder = decoder(model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = decoder(model, &Target::DEVICE, Logits::Last)?;
     let mut model = DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(64)).text()?;
     let mut logits = Vec::new();
     model.forward(&tokens[..9], &mut logits).text()?;

@@ -16,17 +16,16 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
-use tlite::inspect::{Request, inspect};
-use tlite_testing::{Device, Text};
-use transformer_lite::unstable::executor::Executor;
-use transformer_lite::unstable::graph::interp::Interpreter;
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::graph::{Edit, Graph, derive, onnx};
-use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::unstable::plan::{Options, Plan};
-use transformer_lite::unstable::shape::{Bindings, Symbol};
-use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite::executor::Executor;
+use transformer_lite::graph::interp::Interpreter;
+use transformer_lite::graph::pass::{Pipeline, Target};
+use transformer_lite::graph::{Edit, Graph, derive, onnx};
+use transformer_lite::inspect::{Request, inspect};
+use transformer_lite::llm::LanguageModel;
+use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::plan::{Options, Plan};
+use transformer_lite::shape::{Bindings, Symbol};
+use transformer_lite::tensor::{DType, HostTensor};
 
 type Outcome = Result<(), String>;
 
@@ -298,12 +297,12 @@ fn greedy_tokens(path: &Path, greedy: &Greedy, device: Option<&Device>) -> Outco
         serde_json::from_value(case[name].clone()).text()
     };
     let copies = Arc::new(AtomicUsize::new(0));
-    let pipeline = if device.is_some() {
-        Pipeline::standard()
+    let target = if device.is_some() {
+        Target::DEVICE
     } else {
-        Pipeline::host()
+        Target::HOST
     };
-    let decoder = Decoder::load(path, &pipeline, Logits::Last).text()?;
+    let decoder = Decoder::load(path, &target.with(Logits::Last)).text()?;
     let graph = decoder.graph();
     // None is passed in or out.
     let states = graph.states().len();
@@ -492,8 +491,8 @@ fn shapes_hold(graph: &Arc<Graph>, given: &[(String, HostTensor)], sizes: &Bindi
 /// Folding and planning of shapes changes no bit; fused operators round otherwise.
 fn on_host(path: &Path, real: &Real) -> Outcome {
     let plain = derived(path, None)?;
-    let folded = derived(path, Some(Pipeline::host().without(&["trans_b"])))?;
-    let fused = derived(path, Some(Pipeline::standard()))?;
+    let folded = derived(path, Some(Pipeline::of(&Target::HOST).without(&["trans_b"])))?;
+    let fused = derived(path, Some(Pipeline::of(&Target::DEVICE)))?;
     for (op, wanted) in real.made {
         // An operator that others joined has a plus behind its name.
         let named = |name: &str| name.strip_suffix('+').unwrap_or(name) == *op;
@@ -540,7 +539,7 @@ fn on_host(path: &Path, real: &Real) -> Outcome {
 /// One load runs every size, within `most` of the interpreter; in `f16` the first size alone.
 fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32) -> Outcome {
     let _turn = device.turn();
-    let graph = derived(path, Some(Pipeline::standard()))?;
+    let graph = derived(path, Some(Pipeline::of(&Target::DEVICE)))?;
     let options = Options {
         bounds: bindings(real.sizes[0]),
         float,
@@ -578,7 +577,7 @@ fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32)
 /// parts.
 fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % VOCABULARY as u32).collect();
-    let load = |pipeline: &Pipeline| Decoder::load(path, pipeline, Logits::All).text();
+    let load = |target: &Target| Decoder::load(path, target).text();
     let lengths = Lengths::of(32);
     let Some(device) = device else {
         let graph = derived(path, None)?;
@@ -595,7 +594,7 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
             *t = HostTensor::from_i64(&[1, tokens.len()], &list).text()?;
         }
         let wanted = interpret(&graph, &given)?.remove("logits").ok_or("no logits")?;
-        let found = HostModel::new(load(&Pipeline::host())?, lengths.context)
+        let found = HostModel::new(load(&Target::HOST)?, lengths.context)
             .text()?
             .forward_all(&tokens)
             .text()?;
@@ -606,8 +605,8 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
         };
     };
     let _turn = device.turn();
-    let mut host = HostModel::new(load(&Pipeline::host())?, lengths.context).text()?;
-    let decoder = load(&Pipeline::standard())?;
+    let mut host = HostModel::new(load(&Target::HOST)?, lengths.context).text()?;
+    let decoder = load(&Target::DEVICE)?;
     let norms = decoder.graph().nodes();
     let norms = norms.filter(|(_, n)| n.op.name() == "RMSNormalization").count();
     if norms != 17 {

@@ -6,6 +6,13 @@ use super::folder::convert;
 use super::gptq::{Gptq, Parts};
 use super::testing::{Folder, HIDDEN, INTERMEDIATE, Order, VOCAB, awq, gptq};
 use super::{Summary, safetensors::Shards};
+use crate::error::{Error, ErrorKind};
+use crate::graph::onnx::write::read_back;
+use crate::graph::pass::Target;
+use crate::llm::LanguageModel as _;
+use crate::llm::engine::{Decoder, HostModel};
+use crate::quant::Bits;
+use crate::testing::{assert_carries, assert_error};
 use half::f16;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
@@ -50,7 +57,7 @@ fn unsupported(f: &Folder, values: &[&str]) {
 }
 
 fn logits(folder: &Path) -> Vec<f32> {
-    let decoder = Decoder::load(&folder.join("model.onnx"), &Pipeline::host(), Logits::All).unwrap();
+    let decoder = Decoder::load(&folder.join("model.onnx"), &Target::HOST).unwrap();
     let tokens: Vec<u32> = (0..9).map(|i| (i * 23 + 5) % VOCAB as u32).collect();
     let mut model = HostModel::new(decoder, tokens.len()).unwrap();
     model.forward_all(&tokens).unwrap()

@@ -15,6 +15,17 @@ pub use plans::{Device, Gains, PaddingReport, PlanReport, SegmentReport, StepRep
 pub use summary::{FileReport, Summary, WeightsReport, operator_counts, parameters_text};
 pub use symbols::{BoundFrom, SymbolReport, parse_bind, parse_bounds};
 
+use crate::backend::Caps;
+use crate::error::{Error, Result, Stage};
+use crate::graph::onnx::{ImportOptions, import_with};
+use crate::graph::pass::{Logits, PassReport, Pipeline, Target};
+use crate::graph::{Edit, Graph, ValueId, class, derive};
+use crate::llm::engine::{CHUNK, Decoder, Lengths, PADDING};
+use crate::llm::folder::check_form;
+use crate::llm::{KvType, ModelFolder};
+use crate::plan::{Options, Plan, weight_bytes};
+use crate::shape::{Bindings, Constraints};
+use crate::tensor::DType;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -477,9 +488,12 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());
-    let mut pipeline = Pipeline::standard();
-    request.kv.store(&mut pipeline);
-    let mut decoder = Decoder::of(graph, &pipeline, Logits::Last)?;
+    let target = Target {
+        kv_q8: request.kv == KvType::Q8,
+        logits: Logits::Last,
+        ..Target::DEVICE
+    };
+    let mut decoder = Decoder::of(graph, &target)?;
     if let Some(float) = request.float {
         decoder = decoder.stored_in(float);
     }
@@ -514,7 +528,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
 
 /// Plans any other model: one plan, with `f32` activations by default.
 fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<Prepared> {
-    let passes = Pipeline::standard().run(&mut graph)?;
+    let passes = Pipeline::of(&Target::DEVICE).run(&mut graph)?;
     symbols.assume_rest(&graph, None)?;
     let mut options = Options {
         float: request.float.unwrap_or(DType::F32),

@@ -6,15 +6,14 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tlite::inspect::{Request, inspect};
-use tlite_testing::{self, Device, Text, Traffic, carries};
-use transformer_lite::unstable::backend::DeviceKind;
-use transformer_lite::unstable::error::ErrorKind;
-use transformer_lite::unstable::graph::pass::{GREEDY, Pipeline};
-use transformer_lite::unstable::graph::text;
-use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::unstable::llm::{
-    Draft, Generator, KvType, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+use transformer_lite::backend::DeviceKind;
+use transformer_lite::error::ErrorKind;
+use transformer_lite::graph::pass::Target;
+use transformer_lite::graph::text;
+use transformer_lite::inspect::{Request, inspect};
+use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::{
+    Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::unstable::plan::text as plan_text;
 use transformer_lite::unstable::tensor::DType;
@@ -108,38 +107,34 @@ fn lengths(context: usize) -> Lengths {
     }
 }
 
-fn q8() -> Pipeline {
-    let mut pipeline = Pipeline::standard();
-    KvType::Q8.store(&mut pipeline);
-    pipeline
+fn q8() -> Target {
+    Target {
+        kv_q8: true,
+        ..Target::DEVICE
+    }
 }
 
-fn on(device: &Device, model: &Path, pipeline: &Pipeline, lengths: &Lengths) -> Result<DeviceModel, String> {
+fn on(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Result<DeviceModel, String> {
     let logits = if lengths.rows > 1 {
         Logits::Tail
     } else {
         Logits::Last
     };
     // As GPUs store them.
-    let decoder = decoder(model, pipeline, logits)?.stored_in(DType::F16);
+    let decoder = decoder(model, target, logits)?.stored_in(DType::F16);
     DeviceModel::new(decoder, Box::new(device.share()), lengths).text()
 }
 
 /// The same with the work-groups that a GPU would get.
-fn as_gpu(
-    device: &Device,
-    model: &Path,
-    pipeline: &Pipeline,
-    lengths: &Lengths,
-) -> Result<DeviceModel, String> {
-    let decoder = decoder(model, pipeline, Logits::Last)?;
+fn as_gpu(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Result<DeviceModel, String> {
+    let decoder = decoder(model, target, Logits::Last)?;
     let backend = device.share().with_caps(|c| c.kind = DeviceKind::Discrete);
     DeviceModel::new(decoder, Box::new(backend), lengths).text()
 }
 
 /// Logits after each token, of the interpreter with all rows in its caches.
-fn host_rows(model: &Path, pipeline: &Pipeline, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
-    let mut host = HostModel::new(decoder(model, pipeline, Logits::All)?, tokens.len()).text()?;
+fn host_rows(model: &Path, target: &Target, tokens: &[u32]) -> Result<Vec<Vec<f32>>, String> {
+    let mut host = HostModel::new(decoder(model, target, Logits::All)?, tokens.len()).text()?;
     let all = host.forward_all(tokens).text()?;
     Ok(all.chunks(host.vocab()).map(<[f32]>::to_vec).collect())
 }
@@ -157,7 +152,7 @@ fn bytes(family: &Family, rows: usize) -> u64 {
 /// chunk; and is shown so.
 fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
     let (_dir, model) = model(family, window)?;
-    let decoder = decoder(&model, &Pipeline::standard(), Logits::Last)?;
+    let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let lengths = Lengths::of(LONG);
     let ring = window + lengths.chunk;
     let rows = |layer| if windowed(layer) { ring } else { LONG };
@@ -233,17 +228,17 @@ fn compare(
 fn steps(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let tokens = tokens(110);
-    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    let rows = host_rows(&model, &Target::HOST, &tokens)?;
     // A chunk that begins and ends anywhere in the ring, a prefill within the window, and one that
     // ends with it.
     for prefill in [60, 3, window + CHUNK, 67] {
-        let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+        let mut found = on(device, &model, &Target::DEVICE, &lengths(CONTEXT))?;
         compare(&mut found, &rows, &tokens[..prefill + 43], prefill, DEVICE)?;
     }
-    let mut found = as_gpu(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    let mut found = as_gpu(device, &model, &Target::DEVICE, &lengths(CONTEXT))?;
     compare(&mut found, &rows, &tokens, 60, DEVICE)?;
     // Pieces of all lengths, one of them as long as a chunk.
-    let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    let mut found = on(device, &model, &Target::DEVICE, &lengths(CONTEXT))?;
     let (mut at, mut logits) = (0, Vec::new());
     for n in [2, 15, 16, 1, 3, 16, 7, 1, 1, 13, 31] {
         found.forward(&tokens[at..at + n], &mut logits).text()?;
@@ -258,7 +253,7 @@ fn steps_of_8_bits(family: &Family, window: usize, device: &Device) -> Outcome {
     let tokens = tokens(110);
     let rows = host_rows(&model, &q8(), &tokens)?;
     let mut found = on(device, &model, &q8(), &lengths(CONTEXT))?;
-    let floats = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    let floats = on(device, &model, &Target::DEVICE, &lengths(CONTEXT))?;
     // Heads of 8 elements: 12 bytes in place of 16.
     let states = |m: &DeviceModel| m.memory()[0].0.states;
     if states(&found) * 4 != states(&floats) * 3 {
@@ -273,13 +268,13 @@ fn steps_of_8_bits(family: &Family, window: usize, device: &Device) -> Outcome {
 fn split(family: &Family, _: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, 300)?;
     let tokens = tokens(800);
-    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    let rows = host_rows(&model, &Target::HOST, &tokens)?;
     let lengths = Lengths {
         chunk: 64,
         ..Lengths::of(1000)
     };
     for open in [on, as_gpu] {
-        let mut found = open(device, &model, &Pipeline::standard(), &lengths)?;
+        let mut found = open(device, &model, &Target::DEVICE, &lengths)?;
         if found.memory()[0].0.states != 4 * bytes(family, 364) {
             return Err(format!("{} bytes of caches", found.memory()[0].0.states));
         }
@@ -293,8 +288,8 @@ fn split(family: &Family, _: usize, device: &Device) -> Outcome {
 fn cuts(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let tokens = tokens(140);
-    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
-    let mut found = on(device, &model, &Pipeline::standard(), &lengths(CONTEXT))?;
+    let rows = host_rows(&model, &Target::HOST, &tokens)?;
+    let mut found = on(device, &model, &Target::DEVICE, &lengths(CONTEXT))?;
     let mut logits = Vec::new();
     found.forward(&tokens[..100], &mut logits).text()?;
     // A token behind n others needs rows from n + 1 - window on; after 101 tokens those before 101
@@ -344,10 +339,10 @@ fn cuts(family: &Family, window: usize, device: &Device) -> Outcome {
 fn prompt_caches(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let tokens = tokens(110);
-    let rows = host_rows(&model, &Pipeline::host(), &tokens)?;
+    let rows = host_rows(&model, &Target::HOST, &tokens)?;
     let dir = tempfile::tempdir().text()?;
     let path = dir.path().join("cache");
-    let of = |context| on(device, &model, &Pipeline::standard(), &lengths(context));
+    let of = |context| on(device, &model, &Target::DEVICE, &lengths(context));
     let mut saved = of(CONTEXT)?;
     let mut logits = Vec::new();
     saved.forward(&tokens[..80], &mut logits).text()?;
@@ -411,7 +406,7 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
             rows,
             ..lengths(CONTEXT)
         };
-        let mut model = on(device, &model, &Pipeline::standard(), &lengths)?;
+        let mut model = on(device, &model, &Target::DEVICE, &lengths)?;
         let config = SamplerConfig {
             temperature: 0.0,
             ..SamplerConfig::default()
@@ -447,7 +442,7 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
 /// these sees what it would see of a prefill.
 fn many_tokens(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
-    let mut found = on(device, &model, &Pipeline::standard(), &Lengths::of(LONG))?;
+    let mut found = on(device, &model, &Target::DEVICE, &Lengths::of(LONG))?;
     let tokens = tokens(4010);
     let mut logits = Vec::new();
     found.forward(&tokens[..9], &mut logits).text()?;
@@ -472,9 +467,11 @@ fn many_tokens(family: &Family, window: usize, device: &Device) -> Outcome {
 /// mask of ones and the live values, down comes the next token.
 fn traffic(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
-    let mut pipeline = Pipeline::standard();
-    pipeline.passes.push(GREEDY);
-    let decoder = decoder(&model, &pipeline, Logits::Last)?;
+    let target = Target {
+        greedy: true,
+        ..Target::DEVICE
+    };
+    let decoder = decoder(&model, &target, Logits::Last)?;
     let (copies, bytes) = (Arc::new(AtomicUsize::new(0)), Arc::new(Traffic::default()));
     let backend = device
         .share()

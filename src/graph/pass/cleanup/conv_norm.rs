@@ -4,10 +4,18 @@
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::batch_norm::BatchNorm;
 use crate::graph::op::conv::Conv;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input, only_reader, producer};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::tensor::{HostTensor, TensorError};
 use std::sync::Arc;
+
+pub const CONV_NORM: Pass = Pass {
+    name: "conv_norm",
+    does: "folds batch normalization into the convolution before it",
+    refuses: "weights or statistics that are data",
+    run,
+};
 
 struct Found {
     norm: NodeId,
@@ -20,7 +28,7 @@ struct Found {
     epsilon: f32,
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     for f in all(edit, |g, id| find(g, &consumers, id)) {
         let (Some(norm), Some(conv)) = (edit.node(f.norm), edit.node(f.conv)) else {

@@ -5,15 +5,30 @@
 use crate::error::{Result, Stage};
 use crate::graph::op::OpError;
 use crate::graph::op::parts::Parts;
+use crate::graph::pass::Pass;
 use crate::graph::{Edit, Graph, Node, NodeId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const DECOMPOSE: Pass = Pass {
+    name: "decompose",
+    does: "replaces operators by their parts; unrolls loops",
+    refuses: "run-time sizes where parts need numbers",
+    run,
+};
+
+pub const CACHES: Pass = Pass {
+    name: "caches",
+    does: "replaces operators that keep a cache by their parts",
+    refuses: "run-time sizes where parts need numbers",
+    run: caches,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let work = edit.nodes().map(|(id, _)| id).collect();
     decompose(edit, work, true)
 }
 
 /// Like [`run`], but only for nodes that keep a cache.
-pub(in crate::graph::pass) fn caches(edit: &mut Edit<'_>) -> Result<()> {
+fn caches(edit: &mut Edit<'_>) -> Result<()> {
     let work = edit.nodes().filter(|(_, n)| keeps_cache(edit, n));
     let work = work.map(|(id, _)| id).collect();
     decompose(edit, work, false)

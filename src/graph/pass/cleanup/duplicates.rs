@@ -3,10 +3,18 @@
 //! sizes as expressions.
 
 use crate::error::Result;
+use crate::graph::pass::Pass;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::{Dim, Fact};
 use crate::tensor::DType;
 use std::collections::HashMap;
+
+pub const DUPLICATES: Pass = Pass {
+    name: "duplicates",
+    does: "merges nodes that compute the same",
+    refuses: "",
+    run,
+};
 
 /// Only constants of up to this many bytes are compared.
 const SMALL: usize = 64;
@@ -41,7 +49,7 @@ fn known(g: &Graph) -> HashMap<ValueId, ValueId> {
     out
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     // Merging changes operands, so nodes are visited in topological order.
     let order = edit.order()?;
     let same = known(edit);

@@ -1,9 +1,17 @@
 //! Turns nodes whose results derivation computed into constants.
 
 use crate::error::Result;
+use crate::graph::pass::Pass;
 use crate::graph::{Edit, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const FOLD: Pass = Pass {
+    name: "fold",
+    does: "turns results that derivation computed into constants",
+    refuses: "results above 1 MiB; nodes that run graphs",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let known: Vec<ValueId> = edit
         .nodes()
         .flat_map(|(_, n)| n.outputs.iter().copied())

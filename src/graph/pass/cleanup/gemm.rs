@@ -5,10 +5,18 @@ use crate::graph::op::gemm::Gemm;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise};
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
+
+pub const GEMM: Pass = Pass {
+    name: "gemm",
+    does: "replaces `Gemm` by a matmul with elementwise operators",
+    refuses: "",
+    run,
+};
 
 struct Found {
     node: NodeId,
@@ -19,7 +27,7 @@ struct Found {
     dtype: DType,
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());

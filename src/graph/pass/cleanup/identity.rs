@@ -9,10 +9,18 @@ use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const IDENTITY: Pass = Pass {
+    name: "identity",
+    does: "removes casts, reshapes, transposes and others that change nothing",
+    refuses: "",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in all(edit, |g, id| find(g, id).map(|_| id)) {
         // An earlier rewrite may have changed the node's operands.
         let Some((x, y)) = find(edit, id) else { continue };

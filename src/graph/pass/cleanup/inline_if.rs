@@ -4,10 +4,18 @@ use crate::error::{Result, Stage};
 use crate::graph::op::if_else::{If, decided};
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::{InferCx, OpResult};
+use crate::graph::pass::Pass;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::Fact;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const INLINE_IF: Pass = Pass {
+    name: "inline_if",
+    does: "replaces an `If` whose condition is known by the chosen branch",
+    refuses: "a condition that depends on the run",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut work: Vec<NodeId> = edit.nodes().filter(|(_, n)| is_if(n)).map(|(id, _)| id).collect();
     while let Some(id) = work.pop() {
         let Some(node) = edit.node(id).cloned() else {

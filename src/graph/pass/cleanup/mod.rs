@@ -1,14 +1,29 @@
 //! Passes that simplify a graph: they remove, merge and rewrite operators.
+#![allow(missing_docs, reason = "`Pass::does` documents each pass")]
 
-pub mod conv_norm;
-pub mod decompose;
-pub mod duplicates;
-pub mod fold;
-pub mod gemm;
-pub mod identity;
-pub mod inline_if;
-pub mod moves;
-pub mod outer;
-pub mod pick;
-pub mod split;
-pub mod trans_b;
+mod conv_norm;
+mod decompose;
+mod duplicates;
+mod fold;
+mod gemm;
+mod identity;
+mod inline_if;
+mod moves;
+mod outer;
+mod pick;
+mod split;
+mod trans_b;
+
+pub use conv_norm::CONV_NORM;
+pub(crate) use decompose::keeps_cache;
+pub use decompose::{CACHES, DECOMPOSE};
+pub use duplicates::DUPLICATES;
+pub use fold::FOLD;
+pub use gemm::GEMM;
+pub use identity::IDENTITY;
+pub use inline_if::INLINE_IF;
+pub use moves::MOVES;
+pub use outer::OUTER;
+pub use pick::PICK;
+pub use split::SPLIT;
+pub use trans_b::TRANS_B;

@@ -17,11 +17,19 @@ use crate::graph::op::pointwise::Pointwise;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, only_reader, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
+
+pub const MOVES: Pass = Pass {
+    name: "moves",
+    does: "cancels and merges transposes, reshapes, slices and concatenations; moves them past elementwise operators",
+    refuses: "operands moved differently; two slices of one axis",
+    run,
+};
 
 /// A rewrite of one node.
 enum Change {
@@ -46,7 +54,7 @@ enum Change {
     },
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     loop {
         let before = edit.count();
         let mut consumers = edit.consumers();

@@ -8,9 +8,17 @@ use crate::error::Result;
 use crate::graph::Edit;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise};
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, shape};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const OUTER: Pass = Pass {
+    name: "outer",
+    does: "replaces a matmul with an inner size of 1 by a multiplication",
+    refuses: "",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut found = Vec::new();
     for (id, node) in edit.nodes() {
         let (Some(MatMul { trans_b: false }), Some(a), Some(b)) =

@@ -7,8 +7,16 @@ use crate::error::Result;
 use crate::graph::op::gather::Gather;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
+
+pub const PICK: Pass = Pass {
+    name: "pick",
+    does: "replaces a `Gather` of one known index on an inner axis by a slice",
+    refuses: "",
+    run,
+};
 
 struct Found {
     node: NodeId,
@@ -22,7 +30,7 @@ struct Found {
     exists: bool,
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());

@@ -3,8 +3,16 @@
 use crate::error::Result;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::split::Split;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+
+pub const SPLIT: Pass = Pass {
+    name: "split",
+    does: "replaces a `Split` by slices",
+    refuses: "symbolic parts; parts that may not add up",
+    run,
+};
 
 struct Found {
     node: NodeId,
@@ -14,7 +22,7 @@ struct Found {
     parts: Vec<(ValueId, [i64; 2])>,
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for f in all(edit, find) {
         let Some(node) = edit.node(f.node) else { continue };
         let (name, origin) = (node.name.clone(), node.origin.clone());

@@ -5,10 +5,18 @@
 use crate::error::Result;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const TRANS_B: Pass = Pass {
+    name: "trans_b",
+    does: "makes a matmul read its transposed operand as stored",
+    refuses: "",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for found in all(edit, find) {
         let Some(node) = edit.node(found.node) else {
             continue;

@@ -12,9 +12,17 @@ use crate::graph::op::pad::{Mode, Pad};
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::reduce::{Kind, Reduce};
 use crate::graph::op::reshape::Reshape;
+use crate::graph::pass::Pass;
 use crate::graph::{Edit, Op, ValueId};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
+
+pub const GREEDY: Pass = Pass {
+    name: "greedy",
+    does: "adds an output with the index of the largest logit",
+    refuses: "a vocabulary of unknown size",
+    run,
+};
 
 /// The output: for each row of the output `logits` the index of its first largest element,
 /// `[batch, rows, 1]`.
@@ -23,7 +31,7 @@ pub const TOKEN: &str = "most_likely_token";
 /// Padding value: the smallest finite `f16`, below every relevant logit.
 const LEAST: f32 = -65504.0;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let logits = edit.output("logits");
     let shape = logits.and_then(|v| Some(edit.value(v).fact.as_ref()?.shape.0.clone()));
     let (Some(logits), Some([_, _, vocab])) = (logits, shape.as_deref()) else {

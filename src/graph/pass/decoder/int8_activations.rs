@@ -3,9 +3,17 @@
 
 use crate::error::Result;
 use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::pass::Pass;
 use crate::graph::{Edit, NodeId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const INT8_ACTIVATIONS: Pass = Pass {
+    name: "int8_activations",
+    does: "makes matmuls with E0M weights use int8 activations",
+    refuses: "weights not of 4 or 8 bits",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let found: Vec<(NodeId, MatMulE0m)> = edit
         .nodes()
         .filter_map(|(id, node)| {

@@ -11,9 +11,17 @@ use crate::graph::op::concat::Concat;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, producer, shape, transposed};
 use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 use crate::shape::{Fact, Shape, Symbol};
+
+pub const KV_CACHE: Pass = Pass {
+    name: "kv_cache",
+    does: "turns pairs of past and present into state that is appended to in place",
+    refuses: "several sequences; unknown layouts; sizes that are not symbols",
+    run,
+};
 
 struct Pair {
     node: NodeId,
@@ -29,7 +37,7 @@ struct Pair {
 
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let mut pairs = Vec::new();
     for past in edit.inputs().iter().copied() {

@@ -8,11 +8,19 @@ use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::op::dequantize_kv::DequantizeKv;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::kv_append_q8::{KvAppendQ8, words};
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, shape_alone};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
 use crate::shape::{Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
+
+pub const KV_Q8: Pass = Pass {
+    name: "kv_q8",
+    does: "stores caches that only attention reads in 8 bits",
+    refuses: "states read by others; a head size that is not a multiple of 4",
+    run,
+};
 
 /// A state that can be stored in 8 bits.
 struct Found {
@@ -26,7 +34,7 @@ struct Found {
     shapes: Vec<(ValueId, NodeId)>,
 }
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let mut found: BTreeMap<ValueId, Found> = BTreeMap::new();
     for state in edit.states() {

@@ -7,19 +7,34 @@ use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::pointwise::{Expr, Pointwise, Unary};
 use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::slice::Slice;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, only_reader, producer, scalar, shape, transposed};
 use crate::graph::{Edit, Graph, Op, ValueId};
 use crate::shape::{Dim, Fact, Shape, Symbol};
 use crate::tensor::DType;
 
+pub const LAST_ROW: Pass = Pass {
+    name: "last_row",
+    does: "computes only the last row of the output `logits`",
+    refuses: "",
+    run,
+};
+
+pub const LAST_ROWS: Pass = Pass {
+    name: "last_rows",
+    does: "computes only as many last rows of the output `logits` as a run requests",
+    refuses: "",
+    run: run_many,
+};
+
 /// The input whose size is the number of rows; its elements are not read.
 pub const ROWS: &str = "logits_rows";
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     cut(edit, false)
 }
 
-pub(in crate::graph::pass) fn run_many(edit: &mut Edit<'_>) -> Result<()> {
+fn run_many(edit: &mut Edit<'_>) -> Result<()> {
     cut(edit, true)
 }
 

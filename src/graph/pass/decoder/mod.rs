@@ -1,8 +1,16 @@
 //! Passes for language models: KV caches, precision, and which logits are computed.
+#![allow(missing_docs, reason = "`Pass::does` documents each pass")]
 
-pub mod greedy;
-pub mod int8_activations;
-pub mod kv_cache;
-pub mod kv_q8;
-pub mod last_row;
-pub mod window;
+mod greedy;
+mod int8_activations;
+mod kv_cache;
+mod kv_q8;
+mod last_row;
+mod window;
+
+pub use greedy::{GREEDY, TOKEN};
+pub use int8_activations::INT8_ACTIVATIONS;
+pub use kv_cache::KV_CACHE;
+pub use kv_q8::KV_Q8;
+pub use last_row::{LAST_ROW, LAST_ROWS, ROWS};
+pub use window::WINDOW;

@@ -11,12 +11,20 @@ mod seen;
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, shape, shape_alone};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
 use seen::Masks;
 use std::collections::BTreeMap;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const WINDOW: Pass = Pass {
+    name: "window",
+    does: "finds the sliding window of attention in its mask and limits caches to it",
+    refuses: "a mask that may show more",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut masks = Masks::default();
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
     for id in ids {

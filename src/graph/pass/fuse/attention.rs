@@ -19,15 +19,23 @@ use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise, Unary};
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{
     binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
 };
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
+pub const ATTENTION: Pass = Pass {
+    name: "attention",
+    does: "fuses scores, soft cap, mask, softmax and weighted sum into `Attention`",
+    refuses: "softmax not over keys; heads not from `[b, s, heads, d]`; odd head sizes",
+    run,
+};
+
 const SWAP: [usize; 4] = [0, 2, 1, 3];
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let ids: Vec<_> = edit.nodes().map(|(id, _)| id).collect();
     for id in ids {

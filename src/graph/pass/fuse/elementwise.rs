@@ -4,14 +4,22 @@
 
 use crate::error::Result;
 use crate::graph::op::pointwise::{Expr, MAX_INPUTS, Pointwise};
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::producer;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::shape::Dim;
 
+pub const FUSE: Pass = Pass {
+    name: "fuse",
+    does: "merges elementwise operators",
+    refuses: "broadcast results; more than 4 operands; large expressions",
+    run,
+};
+
 /// Maximum size of a fused expression.
 const MAX_SIZE: usize = 24;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in edit.order()? {
         simplify(edit, id);
     }

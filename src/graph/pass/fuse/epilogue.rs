@@ -7,10 +7,18 @@
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::pointwise::{Expr, Pointwise};
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::shape;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const EPILOGUE: Pass = Pass {
+    name: "epilogue",
+    does: "fuses an elementwise operator into the operator before it",
+    refuses: "integers; more than 3 additional operands; repeated results",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut consumers = edit.consumers();
     for id in edit.order()? {
         let Some(found) = find(edit, &consumers, id) else {

@@ -7,10 +7,18 @@ use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input, producer};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const GATED_PRODUCT: Pass = Pass {
+    name: "gated_product",
+    does: "fuses a gate-up pair of matmuls (SwiGLU)",
+    refuses: "other sizes, bits or groups; a function of more than the two",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     for found in all(edit, |g, id| find(g, &consumers, id)) {
         let names = [found.id, found.other].map(|id| edit.node(id).map_or("", |n| &n.name).to_owned());

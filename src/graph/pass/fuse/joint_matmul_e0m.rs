@@ -6,11 +6,19 @@ use crate::error::Result;
 use crate::graph::op::fused::Fused;
 use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use std::collections::BTreeMap;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const JOINT_MATMUL_E0M: Pass = Pass {
+    name: "joint_matmul_e0m",
+    does: "fuses E0M matmuls of one operand (QKV)",
+    refuses: "other bits or groups; an epilogue; float weights",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     for group in find(edit) {
         let nodes = || group.iter().filter_map(|id| edit.node(*id));
         let Some(first) = nodes().next() else { continue };

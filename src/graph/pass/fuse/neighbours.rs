@@ -6,11 +6,19 @@
 use crate::error::Result;
 use crate::graph::op::pointwise::Binary;
 use crate::graph::op::rotary::{Pairs, Rotary};
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{along_last, binary, last_slice, origin, reshaped, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use std::collections::HashSet;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const NEIGHBOURS: Pass = Pass {
+    name: "neighbours",
+    does: "recognizes rotary embedding of interleaved pairs",
+    refuses: "heads without four axes; another order of terms",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<NodeId> = edit.nodes().map(|(id, _)| id).collect();
     let (mut all, mut parts) = (Vec::new(), HashSet::new());
     // A concatenation of rotated parts comes after them; visiting in reverse matches it first.

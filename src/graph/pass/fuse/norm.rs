@@ -10,12 +10,20 @@ use crate::graph::op::norm::{Norm, Over};
 use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::reduce::{Kind, Reduce};
 use crate::graph::op::rms_norm::RmsNorm;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{
     binary, input, only_reader, origin, producer, scalar, shape, unary, with_scalar,
 };
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const NORM: Pass = Pass {
+    name: "norm",
+    does: "recognizes decomposed RMSNorm and LayerNorm",
+    refuses: "another axis than the last; another value's mean",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let consumers = edit.consumers();
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
     for (_, outputs) in ids {

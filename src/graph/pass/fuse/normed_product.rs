@@ -9,10 +9,18 @@ use crate::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use crate::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use crate::graph::op::matmul_e0m::MatMulE0m;
 use crate::graph::op::rms_norm::RmsNorm;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const NORMED_PRODUCT: Pass = Pass {
+    name: "normed_product",
+    does: "fuses RMSNorm into the matmuls that read it",
+    refuses: "",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let norms: Vec<(NodeId, f32)> = edit
         .nodes()
         .filter_map(|(id, n)| Some((id, n.op.downcast::<RmsNorm>()?.epsilon)))

@@ -8,13 +8,21 @@ use crate::graph::op::pointwise::{Binary, Unary};
 use crate::graph::op::rotary::{Pairs, Rotary};
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{
     along_last, binary, input, last_slice, origin, producer, shape, transposed, unary,
 };
 use crate::graph::{Edit, Graph, ValueId};
 use std::collections::HashMap;
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const ROTARY: Pass = Pass {
+    name: "rotary",
+    does: "recognizes `x * cos + rotate_half(x) * sin`, on whole heads or their first part",
+    refuses: "angles not `[b, s, 1, d]` or `[b, 1, s, d]`",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let ids: Vec<_> = edit.nodes().map(|(id, n)| (id, n.outputs.clone())).collect();
     // All layers share the same angles.
     let mut turned: HashMap<ValueId, ValueId> = HashMap::new();

@@ -8,10 +8,18 @@ use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::op::rotary::Rotary;
 use crate::graph::op::rotary_append::RotaryAppend;
+use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, transposed};
 use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
 
-pub(in crate::graph::pass) fn run(edit: &mut Edit<'_>) -> Result<()> {
+pub const ROTARY_APPEND: Pass = Pass {
+    name: "rotary_append",
+    does: "fuses rotary embedding and cache appends before an attention",
+    refuses: "different angles; caches with windows or along different axes",
+    run,
+};
+
+fn run(edit: &mut Edit<'_>) -> Result<()> {
     let attentions: Vec<NodeId> = edit
         .nodes()
         .filter(|(_, n)| n.op.downcast::<Attention>().is_some())

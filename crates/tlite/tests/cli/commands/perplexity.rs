@@ -1,11 +1,11 @@
 //! `tlite perplexity`.
 
-use super::{fails, path};
-use tlite_testing::gguf::Traits;
-use tlite_testing::{tiny_model, tlite};
-use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::llm::engine::{Decoder, HostModel, Logits};
-use transformer_lite::unstable::llm::{LanguageModel, Tokenizer};
+use crate::support::gguf::Traits;
+use crate::support::{tiny_model, tlite};
+use crate::{fails, path};
+use transformer_lite::graph::pass::Target;
+use transformer_lite::llm::engine::{Decoder, HostModel};
+use transformer_lite::llm::{LanguageModel, Tokenizer};
 
 const TEXT: &str = "It is a truth universally acknowledged, that a single man in possession of a good fortune, \
                     must be in want of a wife.";
@@ -48,7 +48,7 @@ fn figures_are_those_of_the_logits() {
         &tokens[..]
     };
     assert!(start.len() <= 1 && scored.len() > 40);
-    let decoder = Decoder::load(&model.join("model.onnx"), &Pipeline::host(), Logits::All).unwrap();
+    let decoder = Decoder::load(&model.join("model.onnx"), &Target::HOST).unwrap();
     let mut host = HostModel::new(decoder, 16).unwrap();
     let mut sum = 0.0;
     for (i, part) in scored.chunks(16).enumerate() {

@@ -1,0 +1,266 @@
+//! Which passes a graph goes through, and in which order. [`steps`] is the only place that says so;
+//! `docs/passes.md` is generated from it.
+
+use super::cleanup::{
+    CACHES, CONV_NORM, DECOMPOSE, DUPLICATES, FOLD, GEMM, IDENTITY, INLINE_IF, MOVES, OUTER, PICK, SPLIT,
+    TRANS_B,
+};
+use super::decoder::{GREEDY, INT8_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW};
+use super::fuse::{
+    ATTENTION, EPILOGUE, FUSE, GATED_PRODUCT, JOINT_MATMUL_E0M, NEIGHBOURS, NORM, NORMED_PRODUCT, ROTARY,
+    ROTARY_APPEND,
+};
+use super::{Pass, PassReport};
+use crate::backend::Caps;
+use crate::error::Result;
+use crate::graph::{Edit, Graph, derive};
+use std::fmt;
+
+/// Which rows of the output `logits` a graph computes or a run needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Logits {
+    /// The last row of each run, for generation.
+    Last,
+    /// The last rows, as many as a run requests, for speculative decoding.
+    Tail,
+    /// All rows, for evaluation.
+    All,
+}
+
+/// What a graph is prepared for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// A device; otherwise the host interpreter, which gains nothing from fused operators.
+    pub device: bool,
+    /// KV caches become state.
+    pub caches: bool,
+    /// States that only attention reads are stored in 8 bits.
+    pub kv_q8: bool,
+    /// Quantized matmuls use int8 activations.
+    pub int8_activations: bool,
+    /// Which logits are computed.
+    pub logits: Logits,
+    /// The device finds the largest logit.
+    pub greedy: bool,
+    /// Fewer dispatches per layer are worth kernels that do several things.
+    pub rotary_append: bool,
+    /// Runs of one row get a graph of their own, [`Pipeline::decode_step`].
+    pub one_row: bool,
+}
+
+impl Target {
+    /// The host interpreter.
+    pub const HOST: Self = Self {
+        device: false,
+        caches: true,
+        kv_q8: false,
+        int8_activations: false,
+        logits: Logits::All,
+        greedy: false,
+        rotary_append: false,
+        one_row: false,
+    };
+
+    /// Any device.
+    pub const DEVICE: Self = Self {
+        device: true,
+        ..Self::HOST
+    };
+
+    /// The same with these logits.
+    #[must_use]
+    pub fn with(self, logits: Logits) -> Self {
+        Self { logits, ..self }
+    }
+
+    /// Adds what this device gains from.
+    #[must_use]
+    pub fn on(self, caps: &Caps) -> Self {
+        Self {
+            rotary_append: true,
+            // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
+            // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
+            one_row: caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast(),
+            ..self
+        }
+    }
+}
+
+/// A part of the order with a common purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Fewer kinds of operators, and no superfluous ones.
+    CleanUp,
+    /// Operators that exporters decompose, and KV caches.
+    Structure,
+    /// Types of caches and activations.
+    Precision,
+    /// Fewer kernels.
+    Fuse,
+    /// Additional outputs.
+    Output,
+    /// Runs of one row, on a copy of the graph.
+    DecodeStep,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::CleanUp => "Clean-up",
+            Self::Structure => "Structure",
+            Self::Precision => "Precision",
+            Self::Fuse => "Fuse",
+            Self::Output => "Output",
+            Self::DecodeStep => "Decode step",
+        })
+    }
+}
+
+/// Whether a target needs a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct When {
+    /// The targets that need it.
+    pub targets: &'static str,
+    /// True for the given target.
+    pub holds: bool,
+}
+
+/// A pass at its place in the order.
+#[derive(Clone, Copy, Debug)]
+pub struct Step {
+    /// Its part of the order.
+    pub phase: Phase,
+    /// The pass.
+    pub pass: Pass,
+    /// Whether it runs.
+    pub when: When,
+}
+
+/// All passes in order, with those that `t` needs.
+#[rustfmt::skip]
+pub fn steps(t: &Target) -> Vec<Step> {
+    let when = |targets, holds| When { targets, holds };
+    let always = when("all targets", true);
+    let host = when("host", !t.device);
+    let device = when("devices", t.device);
+    let caches = when("all but `tlite run`", t.caches);
+    let kv_q8 = when("`--kv q8`", t.kv_q8);
+    let int8 = when("`--act int8`", t.int8_activations);
+    let last = when("generation", t.logits == Logits::Last);
+    let tail = when("speculative decoding", t.logits == Logits::Tail);
+    let greedy = when("greedy decoding on devices", t.greedy);
+    let rotary_append = when("language models on devices", t.rotary_append);
+    let one_row = when("GPUs with fast local memory, CPUs", t.one_row);
+    let phases: [(Phase, &[(Pass, When)]); 6] = [
+        (Phase::CleanUp, &[
+            (INLINE_IF, always),
+            (FOLD, always),
+            (DECOMPOSE, device),
+            (CACHES, host),
+            (IDENTITY, device),
+            (DUPLICATES, device),
+            (GEMM, device),
+            (OUTER, device),
+            (PICK, device),
+            (SPLIT, device),
+            (CONV_NORM, device),
+        ]),
+        // Before elementwise operators are fused, which would hide the parts.
+        (Phase::Structure, &[
+            (NORM, device),
+            (ROTARY, device),
+            (NEIGHBOURS, device),
+            (MOVES, device),
+            (TRANS_B, always),
+            (KV_CACHE, caches),
+            (ATTENTION, device),
+            (WINDOW, device),
+        ]),
+        (Phase::Precision, &[
+            (KV_Q8, kv_q8),
+            (INT8_ACTIVATIONS, int8),
+        ]),
+        (Phase::Fuse, &[
+            (FUSE, device),
+            // Before the matmul of the logits has an epilogue.
+            (LAST_ROW, last),
+            (LAST_ROWS, tail),
+            (EPILOGUE, device),
+            (JOINT_MATMUL_E0M, device),
+            (ROTARY_APPEND, rotary_append),
+        ]),
+        (Phase::Output, &[
+            (GREEDY, greedy),
+        ]),
+        (Phase::DecodeStep, &[
+            (GATED_PRODUCT, one_row),
+            (NORMED_PRODUCT, one_row),
+        ]),
+    ];
+    let step = |phase| move |&(pass, when): &(Pass, When)| Step { phase, pass, when };
+    phases.iter().flat_map(|(phase, passes)| passes.iter().map(step(*phase))).collect()
+}
+
+/// Passes in order.
+#[derive(Clone, Debug)]
+pub struct Pipeline {
+    /// The passes.
+    pub passes: Vec<Pass>,
+    /// Limit on rewrites over all passes, for bisecting a wrong result to one rewrite.
+    pub edit_limit: usize,
+}
+
+impl Pipeline {
+    /// The passes of `target` for all runs.
+    pub fn of(target: &Target) -> Self {
+        Self::filtered(target, |phase| phase != Phase::DecodeStep)
+    }
+
+    /// The further passes of `target` for runs of one row.
+    pub fn decode_step(target: &Target) -> Self {
+        Self::filtered(target, |phase| phase == Phase::DecodeStep)
+    }
+
+    fn filtered(target: &Target, in_phase: impl Fn(Phase) -> bool) -> Self {
+        let steps = steps(target).into_iter();
+        Self {
+            passes: steps
+                .filter(|s| s.when.holds && in_phase(s.phase))
+                .map(|s| s.pass)
+                .collect(),
+            edit_limit: usize::MAX,
+        }
+    }
+
+    /// The same passes without the named ones.
+    #[must_use]
+    pub fn without(mut self, names: &[&str]) -> Self {
+        self.passes.retain(|p| !names.contains(&p.name));
+        self
+    }
+
+    /// Runs the passes. Before the first pass and after each, shapes are derived; after each, the
+    /// graph is checked.
+    pub fn run(&self, graph: &mut Graph) -> Result<Vec<PassReport>> {
+        derive::derive(graph)?;
+        let mut reports = Vec::new();
+        let mut left = self.edit_limit;
+        for pass in &self.passes {
+            let nodes_before = graph.nodes().count();
+            let mut edit = Edit::with_limit(graph, left);
+            (pass.run)(&mut edit)?;
+            let edits = edit.count();
+            left -= edits;
+            edit.remove_dead();
+            derive::derive(graph)?;
+            graph.check()?;
+            reports.push(PassReport {
+                pass: pass.name,
+                edits,
+                nodes_before,
+                nodes_after: graph.nodes().count(),
+            });
+        }
+        Ok(reports)
+    }
+}
