@@ -1,7 +1,9 @@
 //! Generated chapters of the documentation are up to date. `UPDATE_DOCS=1` rewrites them.
 
 use std::path::Path;
-use tlite::cli;
+use transformer_lite::cli;
+use transformer_lite::graph::pass::Target;
+use transformer_lite::graph::pass::pipeline::steps;
 
 #[track_caller]
 fn is_current(file: &str, text: &str) {
@@ -39,4 +41,39 @@ fn json_chapter_is_current() {
 #[test]
 fn operators_chapter_is_current() {
     is_current("operators.md", &cli::operators_markdown());
+}
+
+const PASSES: &str = "\
+# Graph passes
+
+<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test docs rewrites it. -->
+
+The order in which passes run. The second column says for which models and devices. Most passes
+also refuse to change values with other readers and outputs of the graph. The comment at the top of
+each pass describes the exact form that it recognizes. See the [design note](design/passes.md).
+";
+
+/// The chapter on passes, `docs/passes.md`.
+fn passes_markdown() -> String {
+    let mut out = PASSES.to_owned();
+    let mut phase = None;
+    for step in steps(&Target::DEVICE) {
+        if phase.replace(step.phase) != Some(step.phase) {
+            out += &format!(
+                "\n## {}\n\n| pass | runs for | does | refuses |\n|---|---|---|---|\n",
+                step.phase
+            );
+        }
+        let (pass, targets) = (step.pass, step.when.targets);
+        out += &format!(
+            "| `{}` | {targets} | {} | {} |\n",
+            pass.name, pass.does, pass.refuses
+        );
+    }
+    out
+}
+
+#[test]
+fn passes_chapter_is_current() {
+    is_current("passes.md", &passes_markdown());
 }
