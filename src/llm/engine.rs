@@ -29,13 +29,12 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Timing, WeightSource};
 use crate::graph::derive::derive;
 use crate::graph::onnx::{self, ImportOptions};
-use crate::graph::op::attention::{Attention, UNSPLIT};
+use crate::graph::op::attention::Attention;
 use crate::graph::op::concat::Concat;
-use crate::graph::op::matmul_e0m::FEW_ROWS;
 pub use crate::graph::pass::Logits;
 use crate::graph::pass::{PassReport, Pipeline, ROWS, TOKEN, Target, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
-use crate::plan::{MemoryReport, Options, Padding, Plan};
+use crate::plan::{Breakpoints, MemoryReport, Options, Padding, Plan};
 use crate::shape::{Bindings, Dim, Symbol};
 use crate::tensor::{DType, HostTensor};
 use ring::Rings;
@@ -46,7 +45,7 @@ use std::sync::Arc;
 /// Maximum tokens per prefill run, unless the device prefers more ([`Lengths::on`]).
 pub const CHUNK: usize = 128;
 
-/// Maximum for devices with tensor cores, which need more rows to be fully used.
+/// Maximum for devices with a breakpoint in rows, which need more of them to be fully used.
 const LONG_CHUNK: usize = 1024;
 
 /// Decode lengths are padded to multiples of this.
@@ -86,9 +85,8 @@ impl Lengths {
     /// Sets the prefill run length that the device prefers.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
-        if caps.matrix_units {
+        if let Some(few) = Breakpoints::on(caps).rows {
             self.chunk = LONG_CHUNK.min(self.context);
-            let few = usize::try_from(FEW_ROWS).unwrap_or(0);
             self.short = if self.chunk > few { few } else { 0 };
         }
         self
@@ -453,7 +451,7 @@ impl Decoder {
     /// if every cache is.
     fn short_decode(&self, caps: &Caps, lengths: &Lengths) -> Option<Options> {
         let [_, mut options] = self.options(caps, lengths);
-        let most = UNSPLIT.min(options.bounds.get(&self.past)?);
+        let most = Breakpoints::on(caps).keys.min(options.bounds.get(&self.past)?);
         let shorter = usize::try_from(most).is_ok_and(|n| n < lengths.context);
         options.bounds.set(&self.past, most - 1);
         shorter.then_some(options)

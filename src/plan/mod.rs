@@ -6,6 +6,7 @@
 
 mod arena;
 pub mod bind;
+mod breakpoints;
 mod compile;
 mod cost;
 pub mod host;
@@ -17,6 +18,7 @@ pub mod text;
 mod views;
 
 pub use bind::Bound;
+pub use breakpoints::Breakpoints;
 pub use cost::{Arithmetic, CommandCost, NodeCost};
 pub use host::{HostRead, HostReason, HostStep, HostWork};
 

@@ -1,0 +1,25 @@
+//! Sizes at which kernels change, for callers that compile several plans of a graph.
+
+use crate::backend::Caps;
+use crate::graph::op::attention::UNSPLIT;
+use crate::graph::op::matmul_e0m::FEW_ROWS;
+
+/// Sizes up to which a device uses other kernels than above, so that separate plans are worth it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Breakpoints {
+    /// Rows of a run. `None` without tensor cores: the same kernels then suit all numbers of rows.
+    pub rows: Option<usize>,
+    /// Keys that a single query reads.
+    pub keys: i64,
+}
+
+impl Breakpoints {
+    /// The breakpoints of a device.
+    pub fn on(caps: &Caps) -> Self {
+        let few = caps.matrix_units.then_some(FEW_ROWS);
+        Self {
+            rows: few.and_then(|n| usize::try_from(n).ok()),
+            keys: UNSPLIT,
+        }
+    }
+}
