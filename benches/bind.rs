@@ -12,7 +12,7 @@ use transformer_lite::backend::Caps;
 use transformer_lite::decoders::{self, Form, SMOLLM2, Spec};
 use transformer_lite::graph::onnx::ImportOptions;
 use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, Lengths, Logits, PADDING};
+use transformer_lite::llm::engine::{DecoderBuilder, Lengths, Logits, PADDING};
 use transformer_lite::plan::{Bound, Plan};
 use transformer_lite::shape::Bindings;
 
@@ -25,7 +25,9 @@ fn write(spec: &Spec) -> tempfile::TempDir {
 fn plan(folder: &Path, context: usize) -> [Plan; 2] {
     let absent = ImportOptions { absent_weights: true };
     let path = folder.join("model.onnx");
-    let decoder = Decoder::load_with(&path, absent, &Target::DEVICE.with(Logits::Last)).expect("a decoder");
+    let decoder = DecoderBuilder::new(&Target::DEVICE.with(Logits::Last))
+        .load(&path, absent)
+        .expect("a decoder");
     decoder
         .plans(&Caps::neutral(), &Lengths::of(context))
         .expect("a plan")

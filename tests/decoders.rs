@@ -18,7 +18,9 @@ use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
 use transformer_lite::graph::pass::{Pipeline, Target};
 use transformer_lite::graph::text;
 use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits, Watch};
+use transformer_lite::llm::engine::{
+    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Lengths, Logits, Watch,
+};
 use transformer_lite::plan::{Bound, Plan, weight_bytes};
 use transformer_lite::shape::Bindings;
 use transformer_lite::tensor::DType;
@@ -30,8 +32,12 @@ fn model(folder: &Path) -> std::path::PathBuf {
     folder.join("model.onnx")
 }
 
+fn builder() -> DecoderBuilder {
+    DecoderBuilder::new(&Target::DEVICE.with(Logits::Last))
+}
+
 fn load(folder: &Path) -> Decoder {
-    Decoder::load_with(&model(folder), ABSENT, &Target::DEVICE.with(Logits::Last)).unwrap()
+    builder().load(&model(folder), ABSENT).unwrap()
 }
 
 /// Number of nodes of each operator.
@@ -232,7 +238,10 @@ fn made_up_weights_compute_numbers() {
             let dir = tempfile::tempdir().unwrap();
             decoders::write(&small, Form::E0m4(32), None, dir.path()).unwrap();
             let new = |source| {
-                let decoder = load(dir.path()).with_weights(source);
+                let decoder = builder()
+                    .with_weights(source)
+                    .load(&model(dir.path()), ABSENT)
+                    .unwrap();
                 DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(small.context))
             };
             let logits = |seed| {
@@ -272,10 +281,12 @@ fn neighbours_turn_and_are_appended_in_one_dispatch() {
             let dir = tempfile::tempdir().unwrap();
             decoders::write(&spec, Form::E0m4(32), Some(9), dir.path()).unwrap();
             let run = |target: &Target, float| {
-                let decoder = Decoder::load(&model(dir.path()), &target.with(Logits::Last)).unwrap();
+                let builder = DecoderBuilder::new(&target.with(Logits::Last)).stored_in(float);
+                let decoder = builder
+                    .load(&model(dir.path()), ImportOptions::default())
+                    .unwrap();
                 let plans = decoder.plans(&device.caps, &Lengths::of(64)).unwrap();
                 let dispatches = plans.map(|p| p.steps.len());
-                let decoder = decoder.stored_in(float);
                 let loaded = DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(64)).unwrap();
                 let mut model = loaded.model().unwrap();
                 let (mut all, mut logits) = (Vec::new(), Vec::new());
@@ -410,7 +421,10 @@ fn a_watched_decoder_ends_with_what_is_watched() {
     let watching = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
         let graph = import(&model(&folder)).unwrap();
-        Decoder::watching(graph, &names, &Target::HOST).unwrap()
+        DecoderBuilder::new(&Target::HOST)
+            .watching(&names)
+            .build(graph)
+            .unwrap()
     };
     let size = |d: &Decoder| (d.graph().nodes().count(), d.graph().states().len());
     let sizes = [&[first][..], &[first, last], &[first, last, "logits"]].map(|names| size(&watching(names)));

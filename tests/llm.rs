@@ -23,8 +23,9 @@ use tlite_testing::{Device, Text, Tier};
 use transformer_lite::backend::BackendKind;
 use transformer_lite::backend::DeviceKind;
 use transformer_lite::backend::{Backend as _, OpenOptions};
+use transformer_lite::graph::onnx::ImportOptions;
 use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{Decoder, DecoderBuilder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
     Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
     SamplerConfig, Tokenizer,
@@ -223,7 +224,9 @@ fn decoder(model: &Path, target: &Target, logits: Logits) -> Result<Decoder, Str
 
 /// A decoder whose activations are halves on every device.
 fn halves(model: &Path, target: &Target, logits: Logits) -> Result<Decoder, String> {
-    Ok(decoder(model, target, logits)?.stored_in(DType::F16))
+    let builder = DecoderBuilder::new(&target.with(logits)).stored_in(DType::F16);
+    let path = model.join("model.onnx");
+    builder.load(&path, ImportOptions::default()).text()
 }
 
 /// A model whose activations are halves, as GPUs store them.

@@ -1,8 +1,8 @@
 //! Loads decoders onto a device or the host.
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, PADDING, Planned, Tuner,
-    Uncached, Watch,
+    Decoder, DecoderBuilder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Lengths, PADDING, Planned,
+    Tuner, Uncached, Watch,
 };
 use super::folder::ModelFolder;
 use super::roles;
@@ -316,7 +316,7 @@ impl Loaded {
                 }
                 let weights = options.import();
                 let target = Target::HOST.with(purpose.logits(options));
-                let how = (&target, context);
+                let how = (DecoderBuilder::new(&target), context);
                 let decoder = decoder(&path, weights, how, purpose, &mut notes)?;
                 let decoder = Arc::new(fitted(decoder, folder, options, &mut notes)?);
                 let engine = Engine::Host { decoder, context };
@@ -554,7 +554,7 @@ fn windowed(
     // The host's passes do not look for windows.
     let absent = ImportOptions { absent_weights: true };
     let target = Target::DEVICE.with(Logits::Last);
-    let planned = Decoder::load_with(&folder.onnx(), absent, &target)?;
+    let planned = DecoderBuilder::new(&target).load(&folder.onnx(), absent)?;
     if !planned.has_windows() {
         notes.push(Note::WindowIgnored {
             length: window.length,
@@ -592,15 +592,16 @@ fn prepared(
         greedy: options.greedy && purpose == Purpose::Generation,
         ..Target::DEVICE.on(caps)
     };
-    let how = (&target, context);
-    let mut decoder = decoder(&model_file(folder)?, weights, how, purpose, notes)?;
+    let mut builder = DecoderBuilder::new(&target).with_weights(options.weights);
     if let Some(float) = options.float {
-        decoder = decoder.stored_in(float);
+        builder = builder.stored_in(float);
     }
+    let how = (builder, context);
+    let decoder = decoder(&model_file(folder)?, weights, how, purpose, notes)?;
     if options.kv == KvType::Q8 {
         notes.extend(kept_floats(decoder.graph()));
     }
-    let decoder = fitted(decoder, folder, options, notes)?.with_weights(options.weights);
+    let decoder = fitted(decoder, folder, options, notes)?;
     let drafts = purpose == Purpose::Generation && options.drafts > 0;
     if drafts && !decoder.keeps_cache() {
         notes.push(no_effect("drafts", options.drafts, Unused::NoCache));
@@ -662,12 +663,12 @@ fn kept_floats(graph: &Graph) -> Option<Note> {
     (kept > 0).then_some(Note::FloatCaches { kept, all })
 }
 
-/// Reads a decoder and runs the passes of `target`. A usage error with the reason if the model is
+/// Reads a decoder. A usage error with the reason if the model is
 /// not a decoder.
 fn decoder(
     path: &Path,
     weights: ImportOptions,
-    (target, context): (&Target, usize),
+    (builder, context): (DecoderBuilder, usize),
     purpose: Purpose<'_>,
     notes: &mut Vec<Note>,
 ) -> Result<Decoder> {
@@ -675,7 +676,7 @@ fn decoder(
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
         notes.push(Note::LongContext { length, context });
     }
-    let decoder = Decoder::watching(graph, purpose.watched(), target);
+    let decoder = builder.watching(purpose.watched()).build(graph);
     decoder.map_err(|e| match e {
         // After reading, errors of this stage come from identifying inputs and outputs.
         Error::Other {

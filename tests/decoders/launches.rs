@@ -15,7 +15,9 @@ fn launches(caps: &Caps) -> [usize; 2] {
         let dir = tempfile::tempdir().unwrap();
         decoders::write(&spec, Form::E0m4(128), None, dir.path()).unwrap();
         let target = Target::DEVICE.with(Logits::Last).on(caps);
-        let decoder = Decoder::load_with(&model(dir.path()), ABSENT, &target).unwrap();
+        let decoder = DecoderBuilder::new(&target)
+            .load(&model(dir.path()), ABSENT)
+            .unwrap();
         let lengths = Lengths::of(1024).on(caps);
         let plans = decoder.every_plan(caps, &lengths).unwrap();
         let [_, many, few, ..] = plans.as_slice() else {

@@ -1,7 +1,9 @@
 //! What generation asks of a decoder beyond the last row of logits: rows of short runs, the most
 //! likely token, drafts, and caches that are saved and restored.
 
-use super::{AGAINST_HOST, Outcome, close, decoder, host_rows, tokens};
+use super::{AGAINST_HOST, Outcome, close, decoder, halves, host_rows, tokens};
+use crate::support::gguf::{Traits, VOCAB};
+use crate::support::{self, Device, Text};
 use std::path::Path;
 use transformer_lite::error::{ErrorKind, Stage};
 use transformer_lite::executor::Executor;
@@ -82,7 +84,7 @@ fn loaded(
         rows: ROWS,
         ..Lengths::of(CONTEXT)
     };
-    let decoder = decoder(model, &target, logits)?.stored_in(DType::F16);
+    let decoder = halves(model, &target, logits)?;
     let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
     match decoder.host_steps() {
         [] => Ok(Box::new(decoder.model().text()?)),

@@ -2,13 +2,13 @@
 //! [`selftest::first_use`](crate::selftest::first_use) compares the results of new kernels with the
 //! reference.
 
-use super::{DECODE, Decoder, DeviceDecoder, DeviceModel, PREFILL, Planned};
+use super::plans::RunKind;
+use super::{Decoder, DeviceDecoder, DeviceModel, Planned};
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::Result;
 use crate::note::Note;
 use crate::selftest::first_use::{self, FirstUse, Watch};
-use crate::shape::Bindings;
 use std::sync::Arc;
 
 /// Prefill tokens for validation: more than one row tile of most kernels.
@@ -18,7 +18,7 @@ impl Planned {
     /// Number of kernels without results in `store` for this device; loading compiles and validates
     /// them.
     pub fn new_kernels(&self, caps: &Caps, store: Option<&Store>) -> usize {
-        first_use::new_kernels(&self.plans.plans, caps, store)
+        first_use::new_kernels(&self.plans, caps, store)
     }
 }
 
@@ -36,8 +36,8 @@ impl DeviceDecoder {
         let (decoder, mut backend) = (Arc::new(decoder), SharedBackend::new(backend));
         let mut first = FirstUse::new(backend.caps(), store);
         loop {
-            let lengths = planned.lengths;
-            if !first.leaves_unbuilt(&mut backend, &planned.plans.plans) {
+            let lengths = planned.lengths();
+            if !first.leaves_unbuilt(&mut backend, &planned.plans) {
                 let mut loaded = Self::load(decoder.clone(), backend.clone(), planned, hear)?;
                 if first.is_right(&mut backend, &loaded.program, &mut |watch| loaded.observe(watch))? {
                     loaded.checked = first.checked();
@@ -72,45 +72,30 @@ impl DeviceDecoder {
 impl DeviceModel {
     /// Runs each plan that `watch` needs over a few tokens. The cache is empty afterwards.
     fn observe(&mut self, watch: &mut Watch<'_>) -> Result<()> {
-        let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let (context, rows) = (self.lengths.context, self.lengths.rows.max(1));
-        let first = TOKENS
-            .min(self.lengths.chunk)
-            .min(context.saturating_sub(rows))
-            .max(1);
+        let lengths = self.set.lengths;
+        let (context, rows) = (lengths.context, lengths.rows.max(1));
+        let first = TOKENS.min(lengths.chunk).min(context.saturating_sub(rows)).max(1);
         // Runs after these tokens have room for their own.
         let past = first.min(context.saturating_sub(rows));
-        let mut runs: Vec<(usize, usize, usize, Bindings)> =
-            vec![(PREFILL, first, 0, self.decoder.bindings(first, 0))];
-        if self.decoder.keeps_cache {
-            let one = |plan: usize, model: &Self| {
-                let mut bindings = model.decoder.bindings(1, past);
-                bindings.remove(&model.decoder.sequence);
-                (plan, 1, past, bindings)
+        let mut kinds: Vec<_> = self.set.kinds().collect();
+        kinds.sort_by_key(|(_, kind)| *kind);
+        for (plan, kind) in kinds {
+            let (count, past) = match kind {
+                RunKind::Prefill => (first, 0),
+                RunKind::ShortPrefill { tokens } => (first.min(tokens), 0),
+                RunKind::Decode | RunKind::ShortDecode { .. } => (1, past),
+                RunKind::Verify { .. } => (rows, past),
             };
-            runs.push(one(DECODE, self));
-            runs.extend(self.short.decode.map(|(plan, _)| one(plan, self)));
-            let few = |(plan, most): (usize, usize)| {
-                let count = first.min(most);
-                (plan, count, 0, self.decoder.bindings(count, 0))
-            };
-            runs.extend(self.short.prefill.map(few));
-            if let (Some(plan), Some(symbol)) = (self.verify, &self.decoder.rows) {
-                let mut bindings = self.decoder.bindings(rows, past);
-                bindings.set(symbol, number(rows));
-                runs.push((plan, rows, past, bindings));
-            }
-        }
-        for (plan, count, past, bindings) in runs {
+            let bindings = self.decoder.bindings(kind, count, past);
             let wanted = self.executor.plan(plan).map(|p| watch.wants(p));
             // Later runs read the cache that the first run writes.
-            if wanted.is_none_or(|any| !any && plan != PREFILL) {
+            if wanted.is_none_or(|any| !any && kind != RunKind::Prefill) {
                 continue;
             }
             let vocab = self.decoder.vocab.max(1);
             let tokens = (0..count).map(|i| u32::try_from((i * 37 + 5) % vocab).unwrap_or(0));
             let tokens: Vec<u32> = tokens.collect();
-            let inputs = self.decoder.inputs_of(plan, &tokens, past)?;
+            let inputs = self.decoder.inputs(&tokens, past, kind.decodes())?;
             loop {
                 for (name, tensor) in &inputs {
                     self.executor.write(plan, name, tensor)?;

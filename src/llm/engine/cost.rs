@@ -1,35 +1,28 @@
 //! Cost of running a decoder, from its plans; see [`crate::plan::NodeCost`].
 
-use super::{Decoder, Planned, ShortRuns, check_room};
+use super::plans::PlanSet;
+use super::{Decoder, Planned};
 use crate::backend::kernel::KernelSpec;
 use crate::error::{Error, Result, Stage};
 use crate::plan::{NodeCost, Plan};
-use crate::shape::Bindings;
+
+fn found<'p>(plan: &dyn Fn(usize) -> Option<&'p Plan>, at: usize) -> Result<&'p Plan> {
+    plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("plan {at} does not exist")))
+}
 
 impl Decoder {
-    /// The runs that feed `tokens` tokens after `past` cached ones: plans and bindings.
-    pub(super) fn runs<'p>(
+    /// See [`Planned::costs`].
+    pub(super) fn costs<'p>(
         &self,
+        set: &PlanSet,
         plan: &dyn Fn(usize) -> Option<&'p Plan>,
-        (chunk, context): (usize, usize),
-        short: ShortRuns,
         tokens: usize,
         past: usize,
-    ) -> Result<Vec<(&'p Plan, Bindings)>> {
-        check_room(past, tokens, context)?;
-        let (tokens, past) = if self.keeps_cache {
-            (tokens, past)
-        } else {
-            (past + tokens, 0)
-        };
-        let mut runs = Vec::new();
-        for first in (0..tokens).step_by(chunk.max(1)) {
-            let (at, bindings) = self.run_of(short, chunk.min(tokens - first), past + first);
-            let plan =
-                plan(at).ok_or_else(|| Error::other(Stage::Plan, format!("plan {at} does not exist")))?;
-            runs.push((plan, bindings));
-        }
-        Ok(runs)
+    ) -> Result<Vec<Vec<NodeCost>>> {
+        let runs = self.runs(set, tokens, past)?;
+        runs.iter()
+            .map(|run| found(plan, run.plan)?.costs(&run.bindings))
+            .collect()
     }
 }
 
@@ -37,8 +30,7 @@ impl Planned {
     /// Cost of feeding `tokens` (at least one) to `decoder` after `past` cached tokens: a list per
     /// run. These must be the decoder's plans. An error if the tokens exceed the context.
     pub fn costs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
-        let runs = self.runs(decoder, tokens, past)?;
-        runs.iter().map(|(plan, bindings)| plan.costs(bindings)).collect()
+        decoder.costs(&self.set, &|i| self.plans.get(i), tokens, past)
     }
 
     /// Number of launches of these runs, by [`Plan::launches`].
@@ -49,13 +41,10 @@ impl Planned {
         tokens: usize,
         past: usize,
     ) -> Result<usize> {
-        let runs = self.runs(decoder, tokens, past)?;
-        Ok(runs.iter().map(|(plan, _)| plan.launches(of)).sum())
-    }
-
-    fn runs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<(&Plan, Bindings)>> {
-        let lengths = (self.lengths.chunk, self.lengths.context);
-        let plans = &self.plans;
-        decoder.runs(&|i| plans.plans.get(i), lengths, plans.short, tokens, past)
+        let mut all = 0;
+        for run in decoder.runs(&self.set, tokens, past)? {
+            all += found(&|i| self.plans.get(i), run.plan)?.launches(of);
+        }
+        Ok(all)
     }
 }

@@ -1,9 +1,10 @@
 //! Decoders in the interpreter.
 
-use super::{Decoder, ROWS, Rows, Watch, check_room, check_rows};
+use super::{Decoder, Logits, Watch, check_room, check_rows};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
 use crate::graph::interp::Interpreter;
+use crate::graph::pass::ROWS;
 use crate::llm::LanguageModel;
 use crate::llm::prompt_cache::States;
 use crate::tensor::{DType, HostTensor};
@@ -37,7 +38,7 @@ impl HostModel {
     }
 
     fn clear(&mut self) -> Result<()> {
-        let none = self.decoder.bindings(0, 0);
+        let none = self.decoder.sizes(0, 0);
         for s in self.decoder.graph.states() {
             let fact = self.decoder.graph.fact(s.input)?;
             let shape = fact
@@ -53,15 +54,15 @@ impl HostModel {
     }
 
     /// Appends `tokens` and returns the graph's outputs.
-    fn results(&mut self, tokens: &[u32], wanted: Rows) -> Result<HashMap<ValueId, HostTensor>> {
+    fn results(&mut self, tokens: &[u32], wanted: Logits) -> Result<HashMap<ValueId, HostTensor>> {
         check_room(self.len, tokens.len(), self.context)?;
         let mut given = self.states.clone();
         if let Some(v) = self.decoder.graph.input(ROWS) {
-            let rows = if wanted == Rows::All { tokens.len() } else { 1 };
+            let rows = if wanted == Logits::All { tokens.len() } else { 1 };
             let counted = HostTensor::zeros(DType::I64, &[rows]);
             given.insert(v, counted.map_err(|e| Error::other(Stage::Run, e.to_string()))?);
         }
-        for (name, tensor) in self.decoder.inputs(tokens, self.len, true)? {
+        for (name, tensor) in self.decoder.inputs(tokens, self.len, false)? {
             if let Some(id) = self.decoder.graph.input(name) {
                 given.insert(id, tensor);
             }
@@ -88,7 +89,7 @@ impl HostModel {
     }
 
     /// Appends `tokens` and returns the computed logits: of all rows or the last.
-    fn run(&mut self, tokens: &[u32], wanted: Rows) -> Result<Vec<f32>> {
+    fn run(&mut self, tokens: &[u32], wanted: Logits) -> Result<Vec<f32>> {
         let mut results = self.results(tokens, wanted)?;
         self.taken(&mut results, "logits")
     }
@@ -108,14 +109,14 @@ impl LanguageModel for HostModel {
     }
 
     fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
-        let all = self.run(tokens, Rows::Last)?;
+        let all = self.run(tokens, Logits::Last)?;
         logits.clear();
         logits.extend_from_slice(&all[all.len() - self.decoder.vocab..]);
         Ok(())
     }
 
     fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
-        let all = self.run(tokens, Rows::All)?;
+        let all = self.run(tokens, Logits::All)?;
         check_rows(tokens.len(), all.len() / self.decoder.vocab.max(1))?;
         Ok(all)
     }
@@ -158,7 +159,7 @@ impl LanguageModel for HostModel {
 
 impl Watch for HostModel {
     fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
-        let mut results = self.results(tokens, Rows::Last)?;
+        let mut results = self.results(tokens, Logits::Last)?;
         for (i, name) in self.decoder.watched.clone().iter().enumerate() {
             take(i, &self.taken(&mut results, name)?)?;
         }

@@ -1,8 +1,9 @@
 //! A decoder on a device, for any number of sequences.
 
 use super::memory::{DecoderMemory, Planned};
+use super::plans::{PlanSet, RunKind};
 use super::ring::Rings;
-use super::{DECODE, Decoder, DeviceModel, DevicePlans, Lengths, PREFILL, ShortRuns};
+use super::{Decoder, DeviceModel, Lengths};
 use crate::backend::{Backend, Caps, RecordingWay, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
@@ -18,10 +19,7 @@ pub struct DeviceDecoder {
     /// Number of kernels validated while loading.
     pub(super) checked: usize,
     memory: DecoderMemory,
-    lengths: Lengths,
-    /// See [`DeviceModel`].
-    verify: Option<usize>,
-    short: ShortRuns,
+    set: PlanSet,
 }
 
 impl DeviceDecoder {
@@ -53,9 +51,7 @@ impl DeviceDecoder {
         beside: Option<&Self>,
         hear: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
-        let memory = planned.memory();
-        let Planned { plans, lengths, .. } = planned;
-        let DevicePlans { plans, verify, short } = plans;
+        let Planned { plans, set, memory } = planned;
         let beside = beside.map(|other| other.program.clone());
         let program = Program::load_beside(backend, decoder.graph(), plans, decoder.weights, beside, hear)?;
         Ok(Self {
@@ -63,9 +59,7 @@ impl DeviceDecoder {
             checked: 0,
             program: Arc::new(program),
             memory,
-            lengths,
-            verify,
-            short,
+            set,
         })
     }
 
@@ -80,19 +74,15 @@ impl DeviceDecoder {
             rings: Rings::new(self.states()),
             decoder: self.decoder.clone(),
             executor: Executor::of(&self.program)?,
-            lengths: self.lengths,
-            verify: self.verify,
-            short: self.short,
+            set: self.set.clone(),
             len: 0,
         })
     }
 
     /// See [`Planned::costs`].
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
-        let lengths = (self.lengths.chunk, self.lengths.context);
-        let plan = |i| self.program.plan(i);
-        let runs = self.decoder.runs(&plan, lengths, self.short, tokens, past)?;
-        runs.iter().map(|(plan, bindings)| plan.costs(bindings)).collect()
+        self.decoder
+            .costs(&self.set, &|i| self.program.plan(i), tokens, past)
     }
 
     /// Capabilities of the device.
@@ -107,9 +97,9 @@ impl DeviceDecoder {
 
     /// States of the cache.
     pub fn states(&self) -> &[StateSlot] {
-        self.program
-            .plan(PREFILL)
-            .map_or(&[][..], |p| p.states.as_slice())
+        let plan = self.set.plan(RunKind::Prefill);
+        let plan = plan.and_then(|i| self.program.plan(i));
+        plan.map_or(&[][..], |p| p.states.as_slice())
     }
 
     /// Running totals of the backend over all models.
@@ -125,13 +115,12 @@ impl DeviceDecoder {
     /// Steps that a decode step (or else the verification of a draft) runs on the host, between
     /// device segments.
     pub fn host_steps(&self) -> &[HostStep] {
-        let steps = |plan| self.program.plan(plan).map_or(&[][..], |p| p.host.as_slice());
-        if !self.decoder.keeps_cache {
-            return steps(PREFILL);
-        }
-        match self.verify {
-            Some(plan) if steps(DECODE).is_empty() => steps(plan),
-            _ => steps(DECODE),
-        }
+        let kinds = self.set.kinds().filter(|(_, kind)| match kind {
+            RunKind::Decode | RunKind::Verify { .. } => true,
+            RunKind::Prefill => !self.decoder.keeps_cache,
+            RunKind::ShortDecode { .. } | RunKind::ShortPrefill { .. } => false,
+        });
+        let mut steps = kinds.filter_map(|(i, _)| Some(self.program.plan(i)?.host.as_slice()));
+        steps.find(|steps| !steps.is_empty()).unwrap_or(&[])
     }
 }

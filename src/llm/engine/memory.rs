@@ -1,9 +1,10 @@
 //! Device memory of a decoder, computed before allocation, and the context length that fits.
 
-use super::{Decoder, DevicePlans, Lengths};
+use super::plans::PlanSet;
+use super::{Decoder, Lengths};
 use crate::backend::Caps;
 use crate::error::{Error, ErrorKind, Result};
-use crate::plan::weight_bytes;
+use crate::plan::{MemoryReport, Plan, weight_bytes};
 use crate::units::size_text;
 use std::fmt;
 
@@ -82,15 +83,15 @@ impl fmt::Display for DecoderMemory {
 /// A decoder's plans for a device on which they fit.
 #[derive(Debug)]
 pub struct Planned {
-    pub(super) plans: DevicePlans,
-    pub(super) lengths: Lengths,
-    memory: DecoderMemory,
+    pub(super) plans: Vec<Plan>,
+    pub(super) set: PlanSet,
+    pub(super) memory: DecoderMemory,
 }
 
 impl Planned {
     /// The lengths of the plans.
     pub fn lengths(&self) -> Lengths {
-        self.lengths
+        self.set.lengths
     }
 
     /// Memory of the plans.
@@ -105,22 +106,17 @@ impl Decoder {
         if !self.keeps_cache {
             lengths.chunk = lengths.context;
         }
-        let plans = self.device_plans(caps, &lengths)?;
-        let sizes = |of: fn(&crate::plan::MemoryReport) -> u64| {
-            plans.plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0)
-        };
+        let set = self.plan_set(caps, &lengths);
+        let plans = self.compile(caps, &set)?;
+        let sizes = |of: fn(&MemoryReport) -> u64| plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0);
         let memory = DecoderMemory {
-            weights: weight_bytes(&self.graph, &plans.plans)?,
+            weights: weight_bytes(&self.graph, &plans)?,
             cache: sizes(|m| m.states),
             activations: sizes(|m| m.arena),
             context: lengths.context,
             device: caps.memory_bytes,
         };
-        Ok(Planned {
-            lengths,
-            plans,
-            memory,
-        })
+        Ok(Planned { plans, set, memory })
     }
 
     /// Plans for `caps` and `lengths`; without a cache one run covers the whole context. If this
@@ -156,7 +152,9 @@ impl Decoder {
             Some(found) => {
                 let what = format!(
                     "{} tokens need {}; at most about {} tokens fit",
-                    lengths.context, wanted.memory, found.lengths.context
+                    lengths.context,
+                    wanted.memory,
+                    found.lengths().context
                 );
                 Err(Error::usage("context", what).of_kind(ErrorKind::OutOfMemory))
             }

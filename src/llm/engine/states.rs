@@ -1,6 +1,7 @@
 //! Caches as bytes, and the identity of their model.
 
-use super::{DeviceModel, HostModel, PREFILL};
+use super::plans::RunKind;
+use super::{DeviceModel, HostModel};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, State};
@@ -76,9 +77,9 @@ fn identity(
 impl DeviceModel {
     /// Capacity of a state in rows; row `n` is stored at `n` modulo the capacity.
     fn room(&self, index: usize) -> usize {
-        let slot = self.executor.plan(PREFILL).and_then(|p| p.states.get(index));
+        let slot = self.plan(RunKind::Prefill).and_then(|p| p.states.get(index));
         let rows = slot.and_then(|s| usize::try_from(s.rows).ok());
-        rows.unwrap_or(self.lengths.context).max(1)
+        rows.unwrap_or(self.set.lengths.context).max(1)
     }
 }
 
@@ -149,7 +150,7 @@ impl States for HostModel {
         let mut new = Vec::with_capacity(states.len());
         for (s, bytes) in self.decoder.graph.states().iter().zip(states) {
             let fact = self.decoder.graph.fact(s.input)?;
-            let shape = fact.shape.eval(&self.decoder.bindings(0, tokens));
+            let shape = fact.shape.eval(&self.decoder.sizes(0, tokens));
             let shape = shape.map_err(|e| failed(e.to_string()))?;
             let tensor = HostTensor::from_bytes(fact.dtype, &shape, bytes);
             new.push((s.input, tensor.map_err(|e| failed(e.to_string()))?));

@@ -5,7 +5,7 @@
 //! dispatch of a prefill and of a decode step is timed, alternating between the defaults and the
 //! set. For each kernel and shape, the fastest set is kept if its gain exceeds measurement noise.
 
-use super::{Decoder, DeviceDecoder, DeviceModel, Lengths, Rows};
+use super::{Decoder, DeviceDecoder, DeviceModel, Lengths, Logits};
 use crate::backend::tunable::{ANY, Tunable, Tuned, Tuning};
 use crate::backend::{Backend, BackendError, SharedBackend, verdicts};
 use crate::cache::Store;
@@ -422,7 +422,7 @@ impl Runs {
         let short = self.prompt.get(..self.few).unwrap_or(&one);
         for (model, _) in &mut *models {
             model.truncate(0);
-            model.advance(short, Rows::Last)?;
+            model.advance(short, Logits::Last)?;
         }
         if differs(models, &one) {
             in_turn(models, &one, short.len(), DECODES)?;
@@ -495,7 +495,7 @@ fn kept(stored: &[Tuned], again: &dyn Fn(&Tuned) -> bool, best: Vec<Tuned>) -> V
 impl DeviceModel {
     /// Times of the tunable dispatches in a run over `tokens`.
     fn times(&mut self, tokens: &[u32]) -> Result<BTreeMap<Key, (Tuning, u64)>> {
-        let plan = self.next_plan(tokens);
+        let plan = self.next_run(tokens, Logits::Last).plan;
         let timings = self.profile(tokens)?;
         let steps = self.executor.plan(plan).map_or(&[][..], |p| p.steps.as_slice());
         let mut times = BTreeMap::new();
@@ -511,14 +511,9 @@ impl DeviceModel {
         Ok(times)
     }
 
-    /// The plan for a run over `tokens`.
-    fn next_plan(&self, tokens: &[u32]) -> usize {
-        self.decoder.run_of(self.short, tokens.len(), self.len).0
-    }
-
     /// True if a dispatch of a run over `tokens` uses non-default parameters.
     fn is_tuned(&self, tokens: &[u32]) -> bool {
-        let plan = self.executor.plan(self.next_plan(tokens));
+        let plan = self.executor.plan(self.next_run(tokens, Logits::Last).plan);
         let mut steps = plan.iter().flat_map(|p| &p.steps);
         steps.any(|s| s.tuning.as_ref().is_some_and(|t| !t.is_default))
     }

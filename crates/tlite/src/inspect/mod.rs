@@ -20,7 +20,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::{ImportOptions, import_with};
 use crate::graph::pass::{Logits, PassReport, Pipeline, Target};
 use crate::graph::{Edit, Graph, ValueId, class, derive};
-use crate::llm::engine::{CHUNK, Decoder, Lengths, PADDING};
+use crate::llm::engine::{CHUNK, Decoder, DecoderBuilder, Lengths, PADDING};
 use crate::llm::folder::check_form;
 use crate::llm::{KvType, ModelFolder};
 use crate::plan::{Options, Plan, weight_bytes};
@@ -493,10 +493,11 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
         logits: Logits::Last,
         ..Target::DEVICE
     };
-    let mut decoder = Decoder::of(graph, &target)?;
+    let mut builder = DecoderBuilder::new(&target);
     if let Some(float) = request.float {
-        decoder = decoder.stored_in(float);
+        builder = builder.stored_in(float);
     }
+    let decoder = builder.build(graph)?;
     if let Some(batch) = batch {
         symbols.decide(&batch, 1, BoundFrom::OneSequence)?;
     }

@@ -8,10 +8,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use transformer_lite::backend::DeviceKind;
 use transformer_lite::error::ErrorKind;
+use transformer_lite::graph::onnx::ImportOptions;
 use transformer_lite::graph::pass::Target;
 use transformer_lite::graph::text;
 use transformer_lite::inspect::{Request, inspect};
-use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::llm::engine::{DecoderBuilder, DeviceModel, HostModel, Lengths, Logits};
 use transformer_lite::llm::{
     Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
@@ -121,7 +122,9 @@ fn on(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Resu
         Logits::Last
     };
     // As GPUs store them.
-    let decoder = decoder(model, target, logits)?.stored_in(DType::F16);
+    let builder = DecoderBuilder::new(&target.with(logits)).stored_in(DType::F16);
+    let path = model.join("model.onnx");
+    let decoder = builder.load(&path, ImportOptions::default()).text()?;
     DeviceModel::new(decoder, Box::new(device.share()), lengths).text()
 }
 

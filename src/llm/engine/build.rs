@@ -1,0 +1,311 @@
+//! Makes a [`Decoder`] of an ONNX graph: finds its inputs and sizes, runs the passes, and checks that
+//! nothing is left that a run could not provide.
+
+use super::{Decoder, Logits, states};
+use crate::error::{Error, Result, Stage};
+use crate::executor::WeightSource;
+use crate::graph::derive::derive;
+use crate::graph::onnx::{self, ImportOptions};
+use crate::graph::op::concat::Concat;
+use crate::graph::pass::{PassReport, Pipeline, ROWS, Target, keeps_cache};
+use crate::graph::{Edit, Graph, Node, ValueId};
+use crate::llm::roles;
+use crate::shape::{Dim, Symbol};
+use crate::tensor::DType;
+use std::collections::{BTreeMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+
+const NO_IDS: &str = "the model has no input \"input_ids\"";
+
+fn bad(what: impl Into<String>) -> Error {
+    Error::other(Stage::Import, what)
+}
+
+/// Makes a [`Decoder`].
+#[derive(Clone, Debug)]
+pub struct DecoderBuilder {
+    target: Target,
+    watched: Vec<String>,
+    float: Option<DType>,
+    weights: WeightSource,
+}
+
+impl DecoderBuilder {
+    /// A decoder after the passes of `target`.
+    pub fn new(target: &Target) -> Self {
+        Self {
+            target: *target,
+            watched: Vec::new(),
+            float: None,
+            weights: WeightSource::default(),
+        }
+    }
+
+    /// Keeps the values `names` unchanged, for [`Watch`](super::Watch). If there are any, only what
+    /// they need is computed: logits are available only if they are watched. Building fails for a
+    /// name that no node outputs.
+    #[must_use]
+    pub fn watching(mut self, names: &[String]) -> Self {
+        self.watched = names.to_vec();
+        self
+    }
+
+    /// Sets the element type of activations and cache on a device, `f16` or `f32`. The default is
+    /// `f16` on GPUs, and `f32` on CPUs or if the model quantizes operands at run time.
+    #[must_use]
+    pub fn stored_in(mut self, float: DType) -> Self {
+        self.float = Some(float);
+        self
+    }
+
+    /// Sets the source of the weights on a device.
+    #[must_use]
+    pub fn with_weights(mut self, source: WeightSource) -> Self {
+        self.weights = source;
+        self
+    }
+
+    /// Reads a model. A decoder without weights can be planned but not run.
+    pub fn load(self, path: &Path, options: ImportOptions) -> Result<Decoder> {
+        let graph = onnx::import_with(path, options)?;
+        if graph.input(roles::IDS).is_none() {
+            return Err(bad(format!("{}: {NO_IDS}", path.display())));
+        }
+        self.build(graph)
+    }
+
+    /// Makes a decoder of an imported graph.
+    pub fn build(self, mut graph: Graph) -> Result<Decoder> {
+        let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
+        let watched_vocab = watch(&mut graph, &self.watched)?;
+        let sequence = name_sizes(&mut graph, ids)?;
+        let fingerprint = states::fingerprint(&graph);
+        let mut target = self.target;
+        if graph.output("logits").is_none() {
+            target.logits = Logits::All;
+        }
+        let passes = run_passes(&mut graph, &Pipeline::of(&target))?;
+        check_inputs(&graph)?;
+        let past = past(&graph, &sequence)?;
+        let rows = logits_rows(&graph, self.target.logits)?;
+        let vocab = watched_vocab.map_or_else(|| vocabulary(&graph), Ok)?;
+        let without_mask = roles::unmasked(&graph);
+        Ok(Decoder {
+            keeps_cache: !graph.states().is_empty(),
+            unmasked: without_mask.is_some(),
+            step: for_one_row(without_mask, &graph, &target)?,
+            target,
+            float: self.float.or_else(|| float_of(&graph)),
+            graph: Arc::new(graph),
+            sequence,
+            past,
+            // If the pass cannot handle the model, every run computes all rows too.
+            all_rows: match self.target.logits {
+                Logits::All => true,
+                Logits::Tail => rows.is_none(),
+                Logits::Last => false,
+            },
+            rows,
+            vocab,
+            fingerprint,
+            weights: self.weights,
+            window: None,
+            watched: self.watched,
+            passes,
+        })
+    }
+}
+
+/// Makes the values `watched` the only outputs, if there are any; returns the columns of the logits
+/// then.
+fn watch(graph: &mut Graph, watched: &[String]) -> Result<Option<usize>> {
+    for name in watched {
+        let value = graph
+            .find(name)
+            .filter(|v| graph.value(*v).producer.is_some())
+            .ok_or_else(|| bad(format!("no node outputs a value \"{name}\"")))?;
+        if !graph.outputs().contains(&value) {
+            Edit::new(graph).add_output(value);
+        }
+    }
+    if watched.is_empty() {
+        return Ok(None);
+    }
+    derive(graph)?;
+    let vocab = vocabulary(graph)?;
+    end_with(graph, watched);
+    Ok(Some(vocab))
+}
+
+/// Removes outputs that the values `watched`, themselves outputs, do not need. Keeps the caches
+/// that they depend on, or the first cache if there are none, since a decoder has one.
+fn end_with(graph: &mut Graph, watched: &[String]) {
+    let name = |v: ValueId| graph.value(v).name.as_str();
+    let mut needed = HashSet::new();
+    let wanted = |v: &ValueId| watched.iter().any(|w| w == name(*v));
+    let mut work: Vec<ValueId> = graph.outputs().iter().copied().filter(wanted).collect();
+    let is_cache = |v: ValueId| {
+        let node = graph.producer(v).map(|(_, n)| n);
+        let past = node
+            .filter(|n| n.op.downcast::<Concat>().is_some())
+            .and_then(|n| n.inputs.first().copied().flatten());
+        past.is_some_and(|p| graph.inputs().contains(&p))
+    };
+    while let Some(v) = work.pop() {
+        if needed.insert(v)
+            && let Some((_, node)) = graph.producer(v)
+        {
+            work.extend(node.inputs.iter().flatten());
+        }
+    }
+    let caches: Vec<ValueId> = graph.outputs().iter().copied().filter(|v| is_cache(*v)).collect();
+    if !caches.iter().any(|v| needed.contains(v)) {
+        needed.extend(caches.first());
+    }
+    Edit::new(graph).keep_outputs(|v| needed.contains(&v));
+}
+
+/// Expresses all sizes by the tokens of a run, whose symbol is returned, and those in the cache; one
+/// sequence is run.
+fn name_sizes(graph: &mut Graph, ids: ValueId) -> Result<Symbol> {
+    Decoder::name_lengths(graph)?;
+    let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
+        return Err(bad(format!(
+            "input_ids: expected [batch, sequence], found {}",
+            graph.fact(ids)?
+        )));
+    };
+    let sequence = sequence.as_symbol().cloned().ok_or_else(|| {
+        bad(format!(
+            "input_ids: the sequence length {sequence} is fixed; expected a symbol"
+        ))
+    })?;
+    if let Some(batch) = batch.as_symbol().cloned() {
+        let one = BTreeMap::from([(batch, Dim::from(1))]);
+        Edit::new(graph)
+            .replace_symbols(&one)
+            .map_err(|e| bad(e.to_string()))?;
+    }
+    roles::check(graph)?;
+    // Every run has at least one token, so there is a last one.
+    let mut known = graph.constraints().clone();
+    known
+        .bound(&sequence, Some(1), None)
+        .map_err(|e| bad(e.to_string()))?;
+    Edit::new(graph).set_constraints(known);
+    Ok(sequence)
+}
+
+/// Runs the passes. If no cache became state, the model runs without: its cache inputs become empty.
+fn run_passes(graph: &mut Graph, pipeline: &Pipeline) -> Result<Vec<PassReport>> {
+    let imported = graph.clone();
+    let reports = pipeline.run(graph)?;
+    if graph.states().is_empty() {
+        let mut without = imported;
+        if roles::empty_caches(&mut without)? {
+            *graph = without;
+            return pipeline.run(graph);
+        }
+    }
+    Ok(reports)
+}
+
+/// An error for an input that no run could provide.
+fn check_inputs(graph: &Graph) -> Result<()> {
+    let names = graph.inputs().iter().map(|v| graph.value(*v).name.as_str());
+    let mut unknown = names.filter(|n| *n != ROWS && !roles::KNOWN.contains(n));
+    match unknown.next() {
+        None => Ok(()),
+        Some(name) => Err(bad(format!(
+            "unexpected input \"{name}\": it is neither {} nor a KV cache",
+            roles::KNOWN.join(", ")
+        ))),
+    }
+}
+
+/// The symbol for the tokens in the cache; an unused one without a cache.
+fn past(graph: &Graph, sequence: &Symbol) -> Result<Symbol> {
+    let past = match graph.states().first() {
+        Some(s) if graph.states().iter().all(|o| o.past == s.past) => s.past.clone(),
+        Some(_) => return Err(bad("the KV caches have different lengths")),
+        None => roles::unused(graph, "past"),
+    };
+    if past == *sequence {
+        return Err(bad(format!(
+            "the new tokens and the KV cache have the same length, {past}; expected two different symbols"
+        )));
+    }
+    Ok(past)
+}
+
+/// The symbol for the number of logits rows that a run requests, if there is one.
+fn logits_rows(graph: &Graph, logits: Logits) -> Result<Option<Symbol>> {
+    let chosen = graph.input(ROWS).filter(|_| logits == Logits::Tail);
+    let fact = chosen.map(|v| graph.fact(v)).transpose()?;
+    Ok(fact.and_then(|f| f.shape.0.first()?.as_symbol().cloned()))
+}
+
+/// Columns of the logits.
+fn vocabulary(graph: &Graph) -> Result<usize> {
+    let out = graph
+        .output("logits")
+        .ok_or_else(|| bad("the model has no output \"logits\""))?;
+    let fact = graph.fact(out)?;
+    let last = match fact.shape.0.as_slice() {
+        [_, _, last] => last.as_const().and_then(|v| usize::try_from(v).ok()),
+        _ => None,
+    };
+    last.ok_or_else(|| {
+        bad(format!(
+            "logits: expected [batch, sequence, vocabulary], found {fact}"
+        ))
+    })
+}
+
+/// The element type that the graph demands on every device. Quantizing operands at run time turns a
+/// rounding to f16 into whole quantization steps.
+fn float_of(graph: &Graph) -> Option<DType> {
+    let quantizes = |n: &Node| n.op.name() == "DynamicQuantizeLinear";
+    graph.nodes().any(|(_, n)| quantizes(n)).then_some(DType::F32)
+}
+
+/// The graph for runs of one row: `without_mask`, or else `graph`, after the passes of `target` for
+/// them. `None` if that equals `graph`.
+pub(super) fn for_one_row(
+    without_mask: Option<Graph>,
+    graph: &Graph,
+    target: &Target,
+) -> Result<Option<Graph>> {
+    let other = without_mask.is_some();
+    let mut step = without_mask.unwrap_or_else(|| graph.clone());
+    let reports = Pipeline::decode_step(target).run(&mut step)?;
+    let fused = reports.iter().any(|r| r.edits > 0);
+    Ok((other || fused).then_some(step))
+}
+
+impl Decoder {
+    /// True if an unprocessed graph looks like a decoder: it takes tokens and returns logits, and
+    /// an input is concatenated with new values or used as a cache by an operator, and the whole or
+    /// the new part is returned.
+    pub fn is_form_of(graph: &Graph) -> bool {
+        let is_output = |v: Option<&ValueId>| v.is_some_and(|v| graph.outputs().contains(v));
+        let grows = |node: &Node| {
+            let operand = |i: usize| node.inputs.get(i).copied().flatten();
+            let joins = node.op.downcast::<Concat>().is_some()
+                && operand(0).is_some_and(|v| graph.inputs().contains(&v))
+                && (is_output(node.outputs.first()) || is_output(operand(1).as_ref()));
+            joins || keeps_cache(graph, node)
+        };
+        let ids = graph.input(roles::IDS).and_then(|v| graph.fact(v).ok());
+        ids.is_some_and(|f| f.shape.rank() == 2)
+            && graph.output("logits").is_some()
+            && graph.nodes().any(|(_, n)| grows(n))
+    }
+
+    /// Expresses the sizes of a decoder's inputs by the tokens of a run and the tokens in the
+    /// cache, where their roles allow it. Loading does this too.
+    pub fn name_lengths(graph: &mut Graph) -> Result<()> {
+        roles::name_lengths(graph).map_err(|e| bad(e.to_string()))
+    }
+}

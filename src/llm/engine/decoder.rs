@@ -1,0 +1,144 @@
+//! A decoder's graph, and the inputs of its runs.
+
+use super::DecoderBuilder;
+use super::build::for_one_row;
+use crate::backend::{Caps, DeviceKind};
+use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::executor::WeightSource;
+use crate::graph::onnx::ImportOptions;
+use crate::graph::op::attention::Attention;
+use crate::graph::pass::{PassReport, Target};
+use crate::graph::{Graph, Node};
+use crate::llm::roles;
+use crate::shape::Symbol;
+use crate::tensor::{DType, HostTensor};
+use std::path::Path;
+use std::sync::Arc;
+
+/// A decoder's graph with identified inputs and outputs.
+#[derive(Debug)]
+pub struct Decoder {
+    pub(super) graph: Arc<Graph>,
+    /// The graph for runs of one token, if it differs.
+    pub(super) step: Option<Graph>,
+    /// Selected the passes that made the graphs.
+    pub(super) target: Target,
+    /// True if `step` has no mask input.
+    pub(super) unmasked: bool,
+    pub(super) sequence: Symbol,
+    pub(super) past: Symbol,
+    /// True if the model has a KV cache.
+    pub(super) keeps_cache: bool,
+    /// The number of logits rows that a run computes, if it is variable.
+    pub(super) rows: Option<Symbol>,
+    /// True if every run computes all rows of logits.
+    pub(super) all_rows: bool,
+    pub(super) vocab: usize,
+    /// Identifies the model.
+    pub(super) fingerprint: String,
+    /// Activation type on a device; `None` for the device's default.
+    pub(super) float: Option<DType>,
+    /// Source of the weights on a device.
+    pub(super) weights: WeightSource,
+    /// Sliding-window size of masks that are made per run, if any.
+    pub(super) window: Option<usize>,
+    /// Names of the watched intermediate values.
+    pub(super) watched: Vec<String>,
+    /// Reports of the passes.
+    pub passes: Vec<PassReport>,
+}
+
+impl Decoder {
+    /// Reads a model and runs the passes of `target`.
+    pub fn load(path: &Path, target: &Target) -> Result<Self> {
+        DecoderBuilder::new(target).load(path, ImportOptions::default())
+    }
+
+    /// Runs the passes of `target` on an imported graph.
+    pub fn of(graph: Graph, target: &Target) -> Result<Self> {
+        DecoderBuilder::new(target).build(graph)
+    }
+
+    /// True if the mask is an input that is added to scores. [`Decoder::with_window`] can then
+    /// apply a window that the graph does not have.
+    pub fn adds_mask(&self) -> bool {
+        roles::adds_mask(&self.graph)
+    }
+
+    /// Limits queries to the latest `window` keys, their own included, if the mask is added to
+    /// scores.
+    pub fn with_window(mut self, window: usize) -> Result<Self> {
+        self.window = Some(window);
+        self.step = for_one_row(None, &self.graph, &self.target)?;
+        self.unmasked = false;
+        self.fingerprint.push_str(&format!(" window {window}"));
+        Ok(self)
+    }
+
+    /// True if the passes found sliding-window attention. [`Target::HOST`] does not look for it.
+    pub fn has_windows(&self) -> bool {
+        let windowed = |n: &Node| n.op.downcast::<Attention>().is_some_and(|a| a.window.is_some());
+        self.graph.nodes().any(|(_, n)| windowed(n))
+    }
+
+    /// The graph after the passes.
+    pub fn graph(&self) -> &Graph {
+        &self.graph
+    }
+
+    /// The graph of decode plans. Its values, weights and states are those of [`Decoder::graph`].
+    pub(super) fn step_graph(&self) -> &Graph {
+        self.step.as_ref().unwrap_or(&self.graph)
+    }
+
+    /// The symbol for the tokens of a run.
+    pub fn sequence(&self) -> &Symbol {
+        &self.sequence
+    }
+
+    /// The symbol for the tokens in the cache before a run. Without a cache, no size contains it.
+    pub fn past(&self) -> &Symbol {
+        &self.past
+    }
+
+    /// False if the model has no KV cache: every run then starts at position 0.
+    pub fn keeps_cache(&self) -> bool {
+        self.keeps_cache
+    }
+
+    /// The element type of activations and cache on a device. CPUs compute in `f32`: `f16` would
+    /// cost them conversions as well as accuracy.
+    pub(super) fn float_on(&self, caps: &Caps) -> DType {
+        let usual = match caps.kind {
+            DeviceKind::Cpu => DType::F32,
+            DeviceKind::Discrete | DeviceKind::Integrated | DeviceKind::Other => DType::F16,
+        };
+        self.float.unwrap_or(usual)
+    }
+
+    /// The graph's inputs for `tokens` after `past` cached tokens, with a mask unless the graph is
+    /// that of decode plans and has none.
+    pub(super) fn inputs(
+        &self,
+        tokens: &[u32],
+        past: usize,
+        decodes: bool,
+    ) -> Result<Vec<(&'static str, HostTensor)>> {
+        if past > 0 && !self.keeps_cache {
+            let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
+            return Err(Error::other(Stage::Run, what));
+        }
+        if let Some(t) = tokens
+            .iter()
+            .find(|t| usize::try_from(**t).map_or(true, |t| t >= self.vocab))
+        {
+            let what = format!(
+                "token ID {t} is out of range; the vocabulary has {} tokens",
+                self.vocab
+            );
+            return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
+        }
+        let masked = !(decodes && self.unmasked);
+        roles::inputs(&self.graph, tokens, past, self.window, masked)
+    }
+}

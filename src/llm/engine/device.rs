@@ -1,0 +1,260 @@
+//! Decoders on a device.
+
+use super::plans::{PlanSet, Run, RunKind};
+use super::ring::Rings;
+use super::{Decoder, DeviceDecoder, Lengths, Logits, Watch, check_room, check_rows};
+use crate::backend::{Backend, Caps, Stats};
+use crate::error::{Error, Result, Stage};
+use crate::executor::{Executor, Timing};
+use crate::graph::pass::TOKEN;
+use crate::llm::LanguageModel;
+use crate::llm::prompt_cache::States;
+use crate::llm::sampler::arg_max;
+use crate::plan::{MemoryReport, Plan};
+use crate::shape::Bindings;
+use std::sync::Arc;
+
+/// A decoder on a device.
+#[derive(Debug)]
+pub struct DeviceModel {
+    pub(super) decoder: Arc<Decoder>,
+    pub(super) executor: Executor,
+    pub(super) set: PlanSet,
+    pub(super) rings: Rings,
+    pub(super) len: usize,
+}
+
+/// The plan of a finished run, and its number of logits rows (1 if only the last is computed).
+#[derive(Clone, Copy)]
+struct Ran {
+    plan: usize,
+    rows: usize,
+}
+
+impl DeviceModel {
+    /// Plans `decoder` for `backend`, which must be unused, and for `lengths`, and uploads the
+    /// weights.
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+        DeviceDecoder::new(decoder, backend, lengths)?.model()
+    }
+
+    /// Capabilities of the device.
+    pub fn caps(&self) -> &Caps {
+        self.executor.caps()
+    }
+
+    /// Running totals of the backend.
+    pub fn stats(&self) -> Stats {
+        self.executor.stats()
+    }
+
+    /// The plan for a kind of runs.
+    pub(super) fn plan(&self, kind: RunKind) -> Option<&Plan> {
+        self.executor.plan(self.set.plan(kind)?)
+    }
+
+    /// Memory and number of dispatches of the prefill plan and of the decode plan.
+    pub fn memory(&self) -> [(MemoryReport, usize); 2] {
+        [RunKind::Prefill, RunKind::Decode].map(|kind| {
+            self.plan(kind)
+                .map_or_else(Default::default, |p| (p.memory.clone(), p.steps.len()))
+        })
+    }
+
+    /// The next run, over `tokens`.
+    pub(super) fn next_run(&self, tokens: &[u32], wanted: Logits) -> Run {
+        self.decoder.run_of(&self.set, tokens.len(), self.len, wanted)
+    }
+
+    /// Uploads the inputs of the next run, over `tokens`.
+    fn prepare(&mut self, tokens: &[u32], wanted: Logits) -> Result<Run> {
+        let run = self.next_run(tokens, wanted);
+        let inputs = self.decoder.inputs(tokens, self.len, run.kind.decodes())?;
+        for (name, tensor) in inputs {
+            self.executor.write(run.plan, name, &tensor)?;
+        }
+        Ok(run)
+    }
+
+    /// Queues one run over `tokens`, at most a chunk.
+    pub(super) fn advance(&mut self, tokens: &[u32], wanted: Logits) -> Result<Run> {
+        let run = self.prepare(tokens, wanted)?;
+        self.rings.grow(self.len + tokens.len());
+        self.executor.run(run.plan, &run.bindings)?;
+        self.len += tokens.len();
+        Ok(run)
+    }
+
+    /// Shape of an output of a plan; none if the plan lacks it.
+    fn shape(&self, plan: usize, output: &str, bindings: &Bindings) -> Result<Vec<usize>> {
+        let port = self.executor.plan(plan).and_then(|p| p.output(output));
+        let shape = port.map(|p| p.shape.eval(bindings)).transpose();
+        let shape = shape.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
+        Ok(shape.unwrap_or_default())
+    }
+
+    /// Like [`DeviceModel::advance`], for runs with logits.
+    fn step(&mut self, tokens: &[u32], wanted: Logits) -> Result<Ran> {
+        let Run { plan, bindings, .. } = self.advance(tokens, wanted)?;
+        let shape = self.shape(plan, "logits", &bindings)?;
+        let rows = shape.iter().product::<usize>() / self.decoder.vocab.max(1);
+        if rows == 0 {
+            return Err(Error::other(
+                Stage::Run,
+                format!("logits of shape {shape:?} have no rows"),
+            ));
+        }
+        if wanted != Logits::Last {
+            check_rows(tokens.len(), rows)?;
+        }
+        Ok(Ran { plan, rows })
+    }
+
+    /// Runs `tokens` in chunks; returns the last run.
+    fn run_last(&mut self, tokens: &[u32]) -> Result<Ran> {
+        check_room(self.len, tokens.len(), self.set.lengths.context)?;
+        let mut last = None;
+        for part in tokens.chunks(self.set.lengths.chunk) {
+            last = Some(self.step(part, Logits::Last)?);
+        }
+        last.ok_or_else(|| Error::other(Stage::Run, "a run needs at least one token"))
+    }
+
+    /// Runs `tokens` in chunks with all their logits, and passes each run to `take`.
+    fn run_all(&mut self, tokens: &[u32], take: &mut dyn FnMut(&mut Self, Ran) -> Result<()>) -> Result<()> {
+        check_room(self.len, tokens.len(), self.set.lengths.context)?;
+        for part in tokens.chunks(self.set.lengths.chunk) {
+            let ran = self.step(part, Logits::All)?;
+            take(self, ran)?;
+        }
+        Ok(())
+    }
+
+    /// True if the device finds the largest logit itself.
+    fn tells_tokens(&self) -> bool {
+        self.decoder.graph.output(TOKEN).is_some()
+    }
+
+    /// IDs of the largest logits of the last run.
+    fn chosen(&mut self, Ran { plan, rows }: Ran) -> Result<Vec<u32>> {
+        let wrong = |what: String| Error::other(Stage::Run, format!("output \"{TOKEN}\": {what}"));
+        let ids = self.executor.read(plan, TOKEN)?.to_i64();
+        let ids = ids.map_err(|e| wrong(e.to_string()))?;
+        if ids.len() != rows {
+            return Err(wrong(format!("found {} tokens, expected {rows}", ids.len())));
+        }
+        let id = |i: &i64| u32::try_from(*i).map_err(|_| wrong(format!("invalid token ID {i}")));
+        ids.iter().map(id).collect()
+    }
+
+    /// Runs one chunk of `tokens` and returns the time of each step.
+    pub fn profile(&mut self, tokens: &[u32]) -> Result<Vec<Timing>> {
+        check_room(self.len, tokens.len(), self.set.lengths.context)?;
+        let run = self.prepare(tokens, Logits::Last)?;
+        self.rings.grow(self.len + tokens.len());
+        let times = self.executor.profile(run.plan, &run.bindings)?;
+        self.len += tokens.len();
+        Ok(times)
+    }
+}
+
+impl LanguageModel for DeviceModel {
+    fn vocab(&self) -> usize {
+        self.decoder.vocab
+    }
+
+    fn context(&self) -> usize {
+        self.set.lengths.context
+    }
+
+    fn run_length(&self) -> usize {
+        self.set.lengths.chunk
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn forward(&mut self, tokens: &[u32], logits: &mut Vec<f32>) -> Result<()> {
+        let Ran { plan, rows } = self.run_last(tokens)?;
+        let vocab = self.decoder.vocab;
+        logits.resize(vocab, 0.0);
+        self.executor.read_f32(plan, "logits", (rows - 1) * vocab, logits)
+    }
+
+    fn forward_all(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
+        let vocab = self.decoder.vocab;
+        let mut all = vec![0f32; tokens.len() * vocab];
+        let mut done = 0;
+        self.run_all(tokens, &mut |model, Ran { plan, rows }| {
+            let end = done + rows * vocab;
+            let data = all.get_mut(done..end).unwrap_or_default();
+            done = end;
+            model.executor.read_f32(plan, "logits", 0, data)
+        })?;
+        Ok(all)
+    }
+
+    fn most_rows(&self) -> usize {
+        if self.set.verifies() {
+            self.set.lengths.rows
+        } else if self.decoder.all_rows {
+            usize::MAX
+        } else {
+            1
+        }
+    }
+
+    fn most_likely(&mut self, tokens: &[u32]) -> Result<u32> {
+        if !self.tells_tokens() {
+            let mut logits = Vec::new();
+            self.forward(tokens, &mut logits)?;
+            return arg_max(&logits);
+        }
+        let ran = self.run_last(tokens)?;
+        let last = self.chosen(ran)?.last().copied();
+        last.ok_or_else(|| Error::other(Stage::Run, "the device returned no token"))
+    }
+
+    fn most_likely_all(&mut self, tokens: &[u32]) -> Result<Vec<u32>> {
+        if !self.tells_tokens() {
+            let rows = self.forward_all(tokens)?;
+            return rows.chunks(self.decoder.vocab.max(1)).map(arg_max).collect();
+        }
+        let mut all = Vec::with_capacity(tokens.len());
+        self.run_all(tokens, &mut |model, ran| {
+            all.extend(model.chosen(ran)?);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    fn states(&mut self) -> Option<&mut dyn States> {
+        Some(self)
+    }
+
+    fn truncate(&mut self, len: usize) -> usize {
+        if len < self.len {
+            self.len = self.rings.cut(len);
+        }
+        self.len
+    }
+}
+
+impl Watch for DeviceModel {
+    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+        check_room(self.len, tokens.len(), self.set.lengths.context)?;
+        let mut data = Vec::new();
+        for part in tokens.chunks(self.set.lengths.chunk) {
+            let sizes = self.decoder.sizes(part.len(), self.len);
+            let plan = self.advance(part, Logits::Last)?.plan;
+            for (i, name) in self.decoder.watched.iter().enumerate() {
+                let shape = self.shape(plan, name, &sizes)?;
+                data.resize(shape.iter().product(), 0.0);
+                self.executor.read_f32(plan, name, 0, &mut data)?;
+                take(i, &data)?;
+            }
+        }
+        Ok(())
+    }
+}
