@@ -99,6 +99,54 @@ pub struct Placement {
     pub options: OpenOptions,
 }
 
+/// A value of an option that the host does not support.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceOnly {
+    option: &'static str,
+    value: &'static str,
+    /// What the host does instead.
+    instead: &'static str,
+}
+
+impl DeviceOnly {
+    /// Halves as activations.
+    pub const F16: Self = Self {
+        option: "float",
+        value: "f16",
+        instead: "keeps the model's own types",
+    };
+    /// A KV cache of 8 bits.
+    pub const Q8: Self = Self {
+        option: "kv",
+        value: "q8",
+        instead: "keeps the model's own types",
+    };
+    /// Activations of 8 bits.
+    pub const INT8: Self = Self {
+        option: "act",
+        value: "int8",
+        instead: "multiplies floats",
+    };
+
+    /// The usage error if the host was requested.
+    pub fn refusal(&self) -> Error {
+        let what = format!(
+            "{} applies to devices only; the host {}",
+            self.value, self.instead
+        );
+        Error::usage(self.option, what)
+    }
+
+    /// The note if the host is used because there is no device.
+    pub fn note(&self) -> Note {
+        Note::NoEffect {
+            option: self.option,
+            value: self.value.to_owned(),
+            reason: Unused::Host,
+        }
+    }
+}
+
 /// The result of [`Placement::open`].
 pub enum Opened {
     /// A device, open for work.

@@ -3,6 +3,14 @@
 use super::cache::CacheOptions;
 use super::choices;
 use super::output::{self, Level, note};
+use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
+use crate::error::{Error, Result};
+use crate::executor::WeightSource;
+use crate::graph::pass::Pipeline;
+use crate::llm::engine::PADDING;
+use crate::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
+use crate::placement::{BackendChoice, DeviceOnly, Placement};
+use crate::tensor::DType;
 use clap::ValueEnum;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -138,10 +146,7 @@ impl DeviceOptions {
     /// keeps the model's types.
     pub fn storage(&self, float: Option<Float>) -> Result<Option<DType>> {
         match (float, self.backend) {
-            (Some(Float::F16), BackendChoice::Host) => Err(Error::usage(
-                "--float",
-                "f16 is stored on devices only; the host keeps the model's own types",
-            )),
+            (Some(Float::F16), BackendChoice::Host) => Err(DeviceOnly::F16.refusal()),
             _ => Ok(float.map(Float::dtype)),
         }
     }
@@ -150,7 +155,7 @@ impl DeviceOptions {
 /// Notes that `--float f16` has no effect when `auto` chose the host.
 pub fn note_unused(float: Option<DType>) {
     if float == Some(DType::F16) {
-        note(&mut std::io::stderr(), "--float f16 has no effect on the host");
+        note(&mut std::io::stderr(), &DeviceOnly::F16.note().to_string());
     }
 }
 
