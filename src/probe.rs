@@ -6,7 +6,7 @@
 
 pub mod store;
 
-use crate::backend::image::{ImageKind, Images, Pixel};
+use crate::backend::kernel::image::{ImageKind, Images, Pixel};
 use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, View,

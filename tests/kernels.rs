@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use support::Tier;
-use transformer_lite::backend::image::{ImageKind, Images};
+use transformer_lite::backend::kernel::image::{ImageKind, Images};
 use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};

@@ -1,9 +1,9 @@
 //! Device capabilities that planning and kernel selection depend on.
 
-use super::image::{ImageKind, Images};
+use super::kernel::image::{ImageKind, Images};
+use super::kernel::wave::Wave;
 use super::kernel::{self, Kernel};
 use super::tunable::Tuned;
-use super::wave::Wave;
 
 /// Kind of processor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]

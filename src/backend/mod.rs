@@ -21,9 +21,7 @@
 #![warn(missing_docs)]
 
 mod caps;
-pub mod epilogue;
 mod error;
-pub mod image;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
@@ -33,7 +31,6 @@ pub mod phones;
 mod shared;
 pub mod tunable;
 pub mod verdicts;
-pub mod wave;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 
@@ -47,8 +44,8 @@ pub(crate) use caps::{Maker, fast_local};
 use crate::cache::Store;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use crate::parallel;
-use image::ImageKind;
 use kernel::KernelSpec;
+use kernel::image::ImageKind;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use std::convert::Infallible;
 use std::fmt;

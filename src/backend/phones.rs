@@ -5,7 +5,7 @@
 //! vendors' drivers offer at least as much, except OpenCL subgroups, which they have and rusticl
 //! lacks.
 
-use super::image::{ImageKind, Images};
+use super::kernel::image::{ImageKind, Images};
 use super::{BackendKind, Caps, DeviceKind, PackedDot};
 
 /// A family of GPUs with common properties.

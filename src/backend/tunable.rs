@@ -7,7 +7,7 @@
 
 use super::Caps;
 use super::kernel::Kernel;
-use super::wave::Wave;
+use super::kernel::wave::Wave;
 use std::fmt;
 
 /// A kernel with settings that can be tuned.

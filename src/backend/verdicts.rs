@@ -166,7 +166,7 @@ pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_ri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::image::ImageKind;
+    use crate::backend::kernel::image::ImageKind;
     use crate::backend::kernel::{Form, Kernel};
     use crate::tensor::DType;
     use std::collections::{BTreeMap, BTreeSet};

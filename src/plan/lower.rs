@@ -2,11 +2,11 @@
 
 use super::{Condition, Options, views};
 use crate::backend::Caps;
-use crate::backend::epilogue::{Beside, Epilogue};
-use crate::backend::image::{ImageKind, Pixel};
+use crate::backend::kernel::epilogue::{Beside, Epilogue};
+use crate::backend::kernel::image::{ImageKind, Pixel};
+use crate::backend::kernel::wave::WAVE;
 use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Ty};
 use crate::backend::tunable::Tuning;
-use crate::backend::wave::WAVE;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -369,7 +369,7 @@ impl Call {
     }
 
     /// Declares that the kernel reads operand `i` only in aligned vectors of four (`x_at4`). It can
-    /// then be read through an image if plans use images ([`crate::backend::image`]), or in WGSL
+    /// then be read through an image if plans use images ([`crate::backend::kernel::image`]), or in WGSL
     /// from a buffer of vectors if that is faster ([`Caps::lane_vectors`]).
     #[must_use]
     pub fn reads_by_fours(mut self, i: usize) -> Self {

@@ -1,7 +1,7 @@
 //! Runs one operator case on a device: its plan in several forms, compared with the reference, with
 //! guard zones around the memory that it may write.
 
-use crate::backend::image::{ImageKind, Images};
+use crate::backend::kernel::image::{ImageKind, Images};
 use crate::backend::kernel::{Arg, KernelSpec};
 use crate::backend::tunable::Tunable;
 use crate::backend::{Backend, BackendError, Caps, DeviceKind, SharedBackend, View};

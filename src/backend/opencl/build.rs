@@ -2,7 +2,7 @@
 
 use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
-use crate::backend::image::{ImageKind, Pixel};
+use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language};
 use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts};
 use crate::cache::{Key, Kind, Store};

@@ -3,7 +3,7 @@
 use super::driver::{Code, DeviceHandle, number, text};
 use super::image;
 use super::priority::Hints;
-use crate::backend::wave::{self, Wave};
+use crate::backend::kernel::wave::{self, Wave};
 use crate::backend::{BackendError, Caps, DeviceKind, Maker, PackedDot, fast_local};
 use dlopen2::raw::Library;
 use opencl3::device as api;

@@ -20,8 +20,8 @@ pub(super) mod command_buffer;
 pub(super) mod recordable;
 
 use crate::backend::BackendError;
-use crate::backend::image::{ImageKind, ImageShape, Pixel};
 use crate::backend::kernel::BUILD_OPTIONS;
+use crate::backend::kernel::image::{ImageKind, ImageShape, Pixel};
 use opencl3::command_queue as queue_api;
 use opencl3::context::context as context_api;
 use opencl3::device as device_api;

@@ -8,8 +8,8 @@
 use super::driver::{Context, DeviceHandle, Mem, number};
 use super::record::Block;
 use super::{OpenCl, unknown};
-use crate::backend::image::{ImageKind, Images, Pixel, ROW_PIXELS};
 use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::image::{ImageKind, Images, Pixel, ROW_PIXELS};
 use crate::backend::{Backend, BackendError, Caps, ImageUse, KernelId, View};
 use opencl3::device as api;
 use std::sync::Arc;

@@ -22,8 +22,8 @@ mod slice;
 mod tests;
 mod units;
 
-use super::image::{ImageKind, Pixel};
 use super::kernel::KernelSpec;
+use super::kernel::image::{ImageKind, Pixel};
 use super::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
     RecordingId, Stats, View, build_ahead, choose, verdicts,

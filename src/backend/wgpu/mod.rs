@@ -13,7 +13,7 @@ mod record;
 mod tests;
 mod units;
 
-use super::image::Images;
+use super::kernel::image::Images;
 use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
 use super::{
     Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, verdicts,

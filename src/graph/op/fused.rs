@@ -11,7 +11,7 @@ use super::pointwise::{self, Binary, Expr, Pointwise, Unary};
 use super::sizes::Sizes;
 use super::window::{AutoPad, Window};
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::backend::epilogue::MAX_OPERANDS;
+use crate::backend::kernel::epilogue::MAX_OPERANDS;
 use crate::plan::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};

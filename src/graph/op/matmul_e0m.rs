@@ -20,7 +20,8 @@ use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::{Form, Kernel};
-use crate::backend::{Caps, DeviceKind, wave};
+use crate::backend::kernel::wave;
+use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -360,7 +361,7 @@ pub(super) struct Weights {
     /// First element of the result of each matrix.
     pub starts: Vec<u64>,
     /// Operand of the quantized weights of a second matrix with the size of the first. Its results
-    /// are passed to the epilogue as [second results](crate::backend::epilogue::Argument::Other).
+    /// are passed to the epilogue as [second results](crate::backend::kernel::epilogue::Argument::Other).
     pub second: Option<usize>,
     /// Operand of the scale of [`MatMulE0m::norm`], if set.
     pub gain: usize,

@@ -444,7 +444,7 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// True if an elementwise function can be applied to result 0 before it is stored. Requires
     /// that kernels write each element of result 0 exactly once, through the accessors of their
     /// only result, and never read it; that the result is a float; and that it is neither a view
-    /// nor part of another value. See [`crate::backend::epilogue`].
+    /// nor part of another value. See [`crate::backend::kernel::epilogue`].
     fn takes_epilogue(&self) -> bool {
         false
     }

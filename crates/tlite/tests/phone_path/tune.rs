@@ -4,8 +4,7 @@
 use super::play::{self, Outcome, Run};
 use super::{IMAGES_TRIED, of, refusals};
 use tlite_standin::{Config, Profile, Slow};
-use tlite_testing::{gguf::Traits, tiny_model};
-use transformer_lite::unstable::backend::wave::Wave;
+use transformer_lite::backend::kernel::wave::Wave;
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);

@@ -4,7 +4,7 @@
 use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
 use crate::backend::kernel::Kernel;
 use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
-use crate::backend::wave::{WAVE, Wave};
+use crate::backend::kernel::wave::{WAVE, Wave};
 use crate::backend::{Caps, DeviceKind};
 
 static VECTOR_TUNABLE: Tunable = Tunable {

@@ -2,7 +2,7 @@
 
 use super::functions::{self, Binary};
 use super::{Expr, MAX_INPUTS, NAMES, join_axes};
-use crate::backend::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
+use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
 use crate::backend::kernel::{Kernel, Snippet};
 use crate::graph::op::{OpError, OpResult};
 use crate::plan::lower::{Call, Field, LowerCx, Operand, WithOperands};

@@ -18,7 +18,7 @@
 //! | [`Beside::Plane`] | `i / n % m` | `n`, `m` |
 //! | [`Beside::Apart`] | result index split by sizes, one stride per part | the strides; sizes and count once for all |
 
-use super::kernel::{Arg, FieldTy, Role, Snippet, Ty};
+use super::{Arg, FieldTy, Role, Snippet, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
 
@@ -115,7 +115,7 @@ pub struct Epilogue {
     pub vectors: bool,
     /// Its arguments.
     pub arguments: Vec<Argument>,
-    /// Its operands; their types come last in [`super::kernel::KernelSpec::operands`].
+    /// Its operands; their types come last in [`super::KernelSpec::operands`].
     pub operands: Vec<Further>,
     /// Number of axes of [`Beside::Apart`], shared by all such operands.
     pub axes: usize,

@@ -1,8 +1,8 @@
 //! Subgroup widths ("waves" on AMD and Qualcomm GPUs) that OpenCL C kernels request by an
 //! attribute, if the driver supports one. Without a request the compiler chooses.
 
-use super::Caps;
-use super::kernel::Form;
+use super::Form;
+use crate::backend::Caps;
 use std::fmt;
 
 /// The define by which a kernel requests a subgroup width: its [`Wave::number`]. It is a

@@ -5,11 +5,11 @@
 //! serve the loads (paper, section 2.1), and halves arrive as floats without conversion
 //! instructions. The image is another name for the memory: created once, never copied.
 //!
-//! [`KernelSpec::images`](super::kernel::KernelSpec::images) lists the operands that a kernel reads
+//! [`KernelSpec::images`](super::KernelSpec::images) lists the operands that a kernel reads
 //! this way; only the generated accessors differ. The width, height and pitch of an image follow
 //! from its kind and the length of the view ([`Images::shape`]).
 
-use super::kernel::Ty;
+use super::Ty;
 use crate::tensor::DType;
 use serde::Serialize;
 use std::fmt;
@@ -149,7 +149,7 @@ impl Images {
     }
 
     /// Alignment that the offset of a view needs besides
-    /// [`Caps::view_align`](super::Caps::view_align), in bytes.
+    /// [`Caps::view_align`](crate::backend::Caps::view_align), in bytes.
     pub fn align(&self, kind: ImageKind, pixel: Pixel) -> u64 {
         match kind {
             ImageKind::Image1dBuffer => pixel.bytes(),

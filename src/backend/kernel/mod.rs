@@ -1,0 +1,379 @@
+//! Kernels as data: descriptors, specialisation, and expansion of the source in both languages.
+//!
+//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The parameter
+//! struct, operand declarations and accessors of both languages are generated from the descriptor,
+//! so the two texts cannot disagree about them:
+//!
+//! | operand type | OpenCL C | WGSL | in the kernel text |
+//! |---|---|---|---|
+//! | [`Ty::Elem`] `f16` | `half *` | `array<u32>` | `x_at(i)`, `x_at2(i)`, `x_at4(i)`, `y_put2(i, v)`, `y_put4(i, v)` in `f32` |
+//! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
+//! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
+//! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and `y_put(i, v)` |
+//! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
+//! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
+//! | [`Ty::Halves4`] | `uint2 *` | `array<vec4<f16>>` | `w[i]` |
+//!
+//! `at2(i)` reads elements `2i` and `2i + 1`; `at4(i)` reads `4i ..= 4i + 3`. In OpenCL C each is
+//! one access, because views are aligned to 16 bytes. WGSL has no 16-bit store without an
+//! extension, so a work-item always owns an aligned pair of halves. A [`Ty::Single`] result can be
+//! stored one element at a time; in WGSL a single half takes two atomic operations on its word. A
+//! tensor with an odd number of elements is padded to a multiple of 4 bytes.
+//!
+//! OpenCL C also has `x_run(n, i)` and `y_put_run(n, i, v)`, which access the elements `i .. i + n`
+//! at any `i` as a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers do not
+//! vectorize single accesses as well.
+//!
+//! In WGSL an operand may be [bound as vectors of four](KernelSpec::fours); then it has only
+//! `x_at4(i)`.
+//!
+//! In OpenCL C an operand that is [read through an image](KernelSpec::images) has only `x_at4(i)`,
+//! and its kernel sees the define `IMAGE_X`. For [`Ty::Words4`] this accessor exists only with
+//! images.
+//!
+//! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, a float or an
+//! `int`; without a result it is that of the first element operand. `LEAST` is the initial value of
+//! its running maxima.
+//!
+//! The preprocessor knows `#ifdef`, `#ifndef`, `#else`, `#endif` and `#include "common/<file>"`.
+//! Numeric defines become `#define` and `const`; `#ifdef` sees them too. An optional operand `b`
+//! that is bound defines `HAS_B`; an output that shares the binding of input `x` defines
+//! `IN_PLACE`.
+
+pub mod epilogue;
+pub mod image;
+mod opencl_c;
+mod preprocess;
+mod spec;
+pub mod wave;
+mod wgsl;
+
+pub use opencl_c::{BUILD_OPTIONS, free_axes, in_parts};
+pub use preprocess::excerpt;
+pub use spec::{ExpandError, KernelSpec, Snippet};
+
+#[cfg(feature = "opencl")]
+pub(super) use opencl_c::{CAT, DOT, HALF, MMA};
+
+use super::Caps;
+use crate::tensor::DType;
+use epilogue::Epilogue;
+use image::{ImageKind, Pixel};
+use preprocess::included;
+use std::collections::BTreeMap;
+use wave::{WAVE, Wave};
+use wgsl::LINEAR;
+
+/// Type of a parameter field; each is 4 bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FieldTy {
+    /// `uint` and `u32`.
+    U32,
+    /// `int` and `i32`.
+    I32,
+    /// `float` and `f32`.
+    F32,
+}
+
+/// The fields of a kernel's parameter struct, in order.
+#[derive(Debug)]
+pub struct Params {
+    /// Name and type of each field.
+    pub fields: &'static [(&'static str, FieldTy)],
+}
+
+/// How a kernel uses an operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Read; in the arena, state or constants.
+    In,
+    /// Read; optional.
+    OptionalIn,
+    /// Read-only; its buffer has no other binding in the dispatch.
+    Weight,
+    /// Like [`Role::Weight`]; optional.
+    OptionalWeight,
+    /// Written completely.
+    Out,
+    /// Written partly; not read.
+    Part,
+    /// Read and partly written.
+    InOut,
+    /// Read and partly written; optional.
+    OptionalInOut,
+}
+
+impl Role {
+    /// Whether the kernel writes the operand.
+    pub fn writes(self) -> bool {
+        matches!(self, Self::Out | Self::Part | Self::InOut | Self::OptionalInOut)
+    }
+
+    /// Whether the kernel reads the operand.
+    pub fn reads(self) -> bool {
+        !matches!(self, Self::Out | Self::Part)
+    }
+
+    /// Whether the kernel may read what it has written.
+    pub fn rereads(self) -> bool {
+        matches!(self, Self::InOut | Self::OptionalInOut)
+    }
+
+    /// Whether the operand is optional.
+    pub fn is_optional(self) -> bool {
+        matches!(
+            self,
+            Self::OptionalIn | Self::OptionalWeight | Self::OptionalInOut
+        )
+    }
+
+    /// Whether the operand's buffer is bound read-only.
+    pub fn is_weight(self) -> bool {
+        matches!(self, Self::Weight | Self::OptionalWeight)
+    }
+}
+
+/// How a kernel sees an operand's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ty {
+    /// Elements of the operand's data type through accessors.
+    Elem,
+    /// A result that is stored one or several elements at a time. It is not read and never aliases
+    /// an operand.
+    Single,
+    /// 32-bit words.
+    Words,
+    /// Vectors of four 32-bit words.
+    Words4,
+    /// Vectors of four halves, for tensor cores.
+    Halves4,
+}
+
+impl Ty {
+    /// Whether elements are read and written through accessors.
+    pub fn has_accessors(self) -> bool {
+        matches!(self, Self::Elem | Self::Single)
+    }
+}
+
+/// One operand of a kernel.
+#[derive(Debug)]
+pub struct Arg {
+    /// Name in the kernel text.
+    pub name: &'static str,
+    /// How the kernel uses it.
+    pub role: Role,
+    /// How the kernel sees its bytes.
+    pub ty: Ty,
+}
+
+/// A kernel in both languages.
+#[derive(Debug)]
+pub struct Kernel {
+    /// File stem and entry point.
+    pub name: &'static str,
+    /// OpenCL C text before expansion.
+    pub cl: &'static str,
+    /// WGSL text before expansion.
+    pub wgsl: &'static str,
+    /// Parameters, `p` in the text.
+    pub params: Params,
+    /// Operands in order.
+    pub args: &'static [Arg],
+    /// What it needs from a device, and the fallback for other devices; `None` for a generic
+    /// kernel.
+    pub variant: Option<Variant>,
+    /// Defines that turn the kernel into a variant of itself.
+    pub forms: &'static [Form],
+}
+
+/// A define that adapts a kernel to some devices; without it the kernel runs on any device. See
+/// [`Caps::takes_form`].
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    /// The define.
+    pub define: &'static str,
+    /// What it needs from a device, whatever the sizes.
+    pub needs: fn(&Caps) -> bool,
+}
+
+/// Restricts a kernel to some devices. See [`Caps::takes`].
+#[derive(Clone, Copy, Debug)]
+pub struct Variant {
+    /// The kernel that computes the same on any device (the fallback).
+    pub twin: &'static Kernel,
+    /// What it needs from a device, whatever the sizes.
+    pub needs: fn(&Caps) -> bool,
+}
+
+/// Declares a kernel: `kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])`. A
+/// missing source file is a compile error.
+#[macro_export]
+macro_rules! kernel {
+    ($name:ident { $($field:ident : $fty:ident),* $(,)? } [ $($arg:ident : $role:ident $ty:ident),* $(,)? ]) => {
+        $crate::backend::kernel::Kernel {
+            name: stringify!($name),
+            cl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", stringify!($name), ".cl")),
+            wgsl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", stringify!($name), ".wgsl")),
+            params: $crate::backend::kernel::Params {
+                fields: &[$((stringify!($field), $crate::backend::kernel::FieldTy::$fty)),*],
+            },
+            args: &[$($crate::backend::kernel::Arg {
+                name: stringify!($arg),
+                role: $crate::backend::kernel::Role::$role,
+                ty: $crate::backend::kernel::Ty::$ty,
+            }),*],
+            variant: None,
+            forms: &[],
+        }
+    };
+}
+
+/// A source language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Language {
+    /// OpenCL C 1.2.
+    OpenCl,
+    /// WGSL; a text that needs an extension enables it.
+    Wgsl,
+}
+
+impl Language {
+    /// The language of a device's kernels.
+    pub fn of(caps: &Caps) -> Self {
+        match caps.backend {
+            "wgpu" => Self::Wgsl,
+            _ => Self::OpenCl,
+        }
+    }
+}
+
+/// A finite value that acts as minus infinity in a softmax and fits binary16.
+pub const MASK_MIN: f32 = -65504.0;
+
+/// The define that folds a long grid over two axes.
+pub const FOLDED: &str = "FOLDED";
+
+impl Kernel {
+    /// Makes the kernel a variant of `twin` for devices that have what it `needs`.
+    #[must_use]
+    pub const fn variant_of(mut self, twin: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
+        self.variant = Some(Variant { twin, needs });
+        self
+    }
+
+    /// Adds forms for devices that have what they need.
+    #[must_use]
+    pub const fn with_forms(mut self, forms: &'static [Form]) -> Self {
+        self.forms = forms;
+        self
+    }
+
+    /// Checksum of everything its programs are made of in both languages: source, included files,
+    /// generated accessors and compiler options.
+    pub fn checksum(&'static self) -> u32 {
+        let mut sum = crc32fast::Hasher::new();
+        sum.update(BUILD_OPTIONS.to_bytes());
+        for (language, text) in [(Language::OpenCl, self.cl), (Language::Wgsl, self.wgsl)] {
+            sum.update(text.as_bytes());
+            for included in included(text, language) {
+                sum.update(included.as_bytes());
+            }
+        }
+        for spec in self.samples() {
+            sum.update(spec.prelude_cl(&[], None).as_bytes());
+            sum.update(spec.prelude_wgsl().as_bytes());
+        }
+        sum.finalize()
+    }
+
+    /// Specs that together use all accessors: each element type, images of each kind, vectors of
+    /// four, and subgroup requests.
+    fn samples(&'static self) -> Vec<KernelSpec> {
+        let of = |dtype: DType, kind: Option<ImageKind>, fours: bool| {
+            let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
+            let args = self.args.iter().enumerate().filter(|(_, a)| fits(a));
+            let read = |(_, a): &(usize, &Arg)| fours && a.ty == Ty::Elem;
+            let fours = args.clone().filter(read).map(|(i, _)| i).collect();
+            KernelSpec {
+                kernel: self,
+                workgroup: 1,
+                defines: BTreeMap::new(),
+                operands: vec![Some(dtype); self.args.len()],
+                in_place: None,
+                epilogue: None,
+                images: kind.map_or_else(BTreeMap::new, |kind| args.map(|(i, _)| (i, kind)).collect()),
+                fours,
+            }
+        };
+        let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
+        let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
+        let by_fours = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
+        let waves = [Wave::Half, Wave::Full, Wave::Lanes(wave::MOST)].map(|wave| KernelSpec {
+            defines: BTreeMap::from([(WAVE, i64::from(wave.number()))]),
+            ..of(DType::F16, None, false)
+        });
+        let waves = waves.into_iter().filter(|_| self.may_ask_for_waves());
+        let plain = types.into_iter().chain(by_image).chain(by_fours);
+        plain.chain(waves).collect()
+    }
+
+    /// Whether it has a form that requests a subgroup width.
+    fn may_ask_for_waves(&self) -> bool {
+        self.forms.iter().any(|f| f.define == WAVE)
+    }
+
+    /// Whether its text in this language uses tensor cores ([`super::Caps::matrix_units`]) and
+    /// compiles only for devices that have them.
+    pub fn needs_matrix_units(&self, language: Language) -> bool {
+        match language {
+            Language::OpenCl => self.cl.contains("#include \"common/mma\""),
+            Language::Wgsl => self.wgsl.contains("enable wgpu_cooperative_matrix;"),
+        }
+    }
+
+    /// Whether it multiplies 8-bit values as [`super::PackedDot`] selects.
+    pub fn multiplies_bytes(&self) -> bool {
+        self.wgsl.contains("#include \"common/dot\"")
+    }
+
+    /// Whether its work-items are numbered along one axis and surplus ones do nothing. A long grid
+    /// may then be folded over two axes with the define [`FOLDED`].
+    pub fn is_linear(&self) -> bool {
+        self.wgsl.contains(LINEAR)
+    }
+}
+
+/// Name of the form of a kernel that reads operands through images. Its fallback is the same kernel
+/// without images.
+const IMAGES: &str = "images";
+
+/// Name of the image form of a kernel, as [`KernelSpec::variants`] lists it.
+pub fn image_form(kernel: &Kernel) -> String {
+    form_name(kernel, IMAGES)
+}
+
+/// Name of a form of a kernel, as [`KernelSpec::variants`] lists it.
+pub fn form_name(kernel: &Kernel, define: &str) -> String {
+    format!("{} {define}", kernel.name)
+}
+
+/// The operands of a kernel with an epilogue.
+pub fn args<'a>(
+    kernel: &'static Kernel,
+    epilogue: Option<&'a Epilogue>,
+) -> impl Iterator<Item = &'static Arg> + use<'a> {
+    kernel
+        .args
+        .iter()
+        .chain(epilogue.into_iter().flat_map(Epilogue::args))
+}
+
+/// The parameters of a kernel with an epilogue: name and type of each field.
+pub fn fields<'a>(
+    kernel: &'static Kernel,
+    epilogue: Option<&'a Epilogue>,
+) -> impl Iterator<Item = (&'static str, FieldTy)> + use<'a> {
+    let own = kernel.params.fields.iter().copied();
+    own.chain(epilogue.into_iter().flat_map(Epilogue::fields))
+}

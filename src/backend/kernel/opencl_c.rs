@@ -1,0 +1,196 @@
+//! The generated parts of OpenCL C sources.
+
+use super::image::{ImageKind, Pixel, ROW_PIXELS};
+use super::wave::Wave;
+use super::{FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
+use crate::tensor::DType;
+use std::ffi::CStr;
+use std::fmt::Write as _;
+
+/// Compiler options for OpenCL C. Phone drivers support 1.2; math stays exact except for fused
+/// multiply-add.
+pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
+
+/// Tensor core functions in OpenCL C.
+pub(in crate::backend) const MMA: &str = include_str!("../../../cl/common/mma.cl");
+
+/// Token pasting in OpenCL C.
+pub(in crate::backend) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
+
+/// Packed dot products in OpenCL C.
+pub(in crate::backend) const DOT: &str = include_str!("../../../cl/common/dot.cl");
+
+/// Loads and stores of halves in OpenCL C, used by the accessors.
+pub(in crate::backend) const HALF: &str = include_str!("../../../cl/common/half.cl");
+
+/// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
+/// one queued.
+pub fn in_parts(text: &str) -> String {
+    format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
+}
+
+/// The grid axes along which OpenCL C source can run in parts, because it does not query their
+/// number of work-groups.
+pub fn free_axes(text: &str) -> [bool; 3] {
+    let asks = |axis: usize| text.contains(&format!("get_num_groups({axis})"));
+    [0, 1, 2].map(|axis| !text.contains("get_global_size(") && !asks(axis))
+}
+
+impl KernelSpec {
+    pub(super) fn elem_cl(&self) -> &'static str {
+        if self.elem_is_float() { "float" } else { "int" }
+    }
+
+    /// The operands as OpenCL C declares them; `restrict` qualifies operands that do not alias.
+    pub(in crate::backend) fn signature_cl(&self, restrict: &str) -> Vec<String> {
+        let mut signature = Vec::new();
+        for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
+            if let Some((kind, _)) = image {
+                signature.push(format!("read_only {kind} {}", arg.name));
+                continue;
+            }
+            let base = match (arg.ty, dtype) {
+                (Ty::Words, _) => "uint",
+                (Ty::Words4, _) => "uint4",
+                (Ty::Halves4, _) => "uint2",
+                (_, DType::F16) => "half",
+                (_, DType::F32) => "float",
+                (_, _) => "int",
+            };
+            let shared = self.shared().is_some_and(|a| a.name == arg.name);
+            let writes = arg.role.writes() || shared;
+            let constant = if writes { "" } else { "const " };
+            signature.push(format!("__global {constant}{base} *{restrict}{}", arg.name));
+        }
+        signature
+    }
+
+    pub(super) fn prelude_cl(&self, names: &[String], stage: Option<&str>) -> String {
+        let mut s = String::new();
+        let wave = self.wave().filter(|_| stage.is_none());
+        s.push_str(wave.map_or("", Wave::pragma));
+        let _ = writeln!(s, "#define WG {}", self.workgroup);
+        s.push_str(CAT);
+        let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
+        for (k, v) in &self.defines {
+            let _ = writeln!(s, "#define {k} {v}");
+        }
+        if self.defines.contains_key(FOLDED) {
+            s.push_str(
+                "#define get_global_id(axis) (get_global_id(0) + get_global_id(1) * get_global_size(0))\n",
+            );
+        }
+        for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
+            let _ = writeln!(s, "#define {n}");
+        }
+        let elem = self.elem_cl();
+        let _ = writeln!(
+            s,
+            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
+            if elem == "float" {
+                "(-3.4028235e38f)"
+            } else {
+                "(-2147483647 - 1)"
+            }
+        );
+        s.push_str("typedef struct {");
+        for (name, ty) in self.fields() {
+            let ty = match ty {
+                FieldTy::U32 => "uint",
+                FieldTy::I32 => "int",
+                FieldTy::F32 => "float",
+            };
+            let _ = write!(s, " {ty} {name};");
+        }
+        s.push_str(" } Params;\n");
+        if stage.is_none() && self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+            s.push_str(HALF);
+        }
+        let mut by_image = Vec::new();
+        for ((arg, _), image) in self.bound().zip(self.bound_images()) {
+            let Some((kind, pixel)) = image else { continue };
+            let n = arg.name;
+            by_image.push(n);
+            let read = if pixel == Pixel::Words {
+                "read_imageui"
+            } else {
+                "read_imagef"
+            };
+            let place = match kind {
+                ImageKind::Image1dBuffer => "(int)(i)".to_owned(),
+                ImageKind::Image2d => {
+                    format!("(int2)((uint)(i) % {ROW_PIXELS}u, (uint)(i) / {ROW_PIXELS}u)")
+                }
+            };
+            let _ = writeln!(s, "#define {n}_at4(i) {read}({n}, {place})");
+        }
+        let put = self.store();
+        for (arg, dtype) in self.args().zip(&self.operands) {
+            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name))
+            else {
+                continue;
+            };
+            let n = arg.name;
+            let m = self.storage_of(arg);
+            // Views are aligned for vector access. `vload` and `vstore` do not assume that, and GPU
+            // compilers then move single elements.
+            let t = if dtype.is_float() { "float" } else { "int" };
+            if arg.role.writes() {
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "#define {n}_{put}2(i, v) half_store_pair(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) half_store_four(v, (size_t)(i), {m})"
+                    ),
+                    _ => writeln!(
+                        s,
+                        "#define {n}_{put}2(i, v) (((__global {t}2 *){m})[i] = (v))\n#define {n}_{put}4(i, v) (((__global {t}4 *){m})[i] = (v))"
+                    ),
+                };
+            }
+            if arg.role.writes() {
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "#define {n}_{put}(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_{put}_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
+                    ),
+                    _ => writeln!(
+                        s,
+                        "#define {n}_{put}(i, v) ({m}[i] = (v))\n#define {n}_{put}_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
+                    ),
+                };
+            }
+            if arg.role.reads() && arg.ty == Ty::Elem {
+                let _ = match dtype {
+                    DType::F16 => writeln!(s, "#define {n}_run(n, i) CAT(half_load, n)(0, {m} + (i))"),
+                    _ => writeln!(s, "#define {n}_run(n, i) CAT(vload, n)(0, {m} + (i))"),
+                };
+                let _ = match dtype {
+                    DType::F16 => writeln!(
+                        s,
+                        "#define {n}_at(i) half_load((size_t)(i), {m})\n#define {n}_at2(i) half_load_pair((size_t)(i), {m})\n#define {n}_at4(i) half_load_four((size_t)(i), {m})"
+                    ),
+                    _ => writeln!(
+                        s,
+                        "#define {n}_at(i) ({m}[i])\n#define {n}_at2(i) (((const __global {t}2 *){m})[i])\n#define {n}_at4(i) (((const __global {t}4 *){m})[i])"
+                    ),
+                };
+            }
+        }
+        let mut signature = self.signature_cl("restrict ");
+        signature.push("const Params p".to_owned());
+        let signature = signature.join(", ");
+        let wave = wave.map_or_else(String::new, Wave::attribute);
+        let _ = match stage {
+            None => writeln!(
+                s,
+                "#define KERNEL __kernel {wave}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})",
+                self.kernel.name
+            ),
+            Some(name) => writeln!(
+                s,
+                "#define KERNEL static void {name}({signature}, const uint4 group_at)"
+            ),
+        };
+        s
+    }
+}

@@ -1,0 +1,325 @@
+//! A kernel with everything that its compilation depends on, and the expansion of its source.
+
+use super::epilogue::Epilogue;
+use super::image::{ImageKind, Pixel};
+use super::preprocess::{lines, preprocess};
+use super::wave::{WAVE, Wave};
+use super::wgsl::{FOLDED_ENTRY, LINEAR};
+use super::{Arg, FOLDED, FieldTy, Kernel, Language, Role, Ty, args, fields, form_name, image_form};
+use crate::tensor::DType;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Generated source that a kernel calls: the function of an [`Epilogue`].
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Snippet {
+    /// OpenCL C.
+    pub cl: String,
+    /// WGSL.
+    pub wgsl: String,
+}
+
+/// A kernel with everything that its compilation depends on.
+#[derive(Clone, Debug)]
+pub struct KernelSpec {
+    /// The kernel.
+    pub kernel: &'static Kernel,
+    /// Work-items in a work-group (one-dimensional).
+    pub workgroup: u32,
+    /// Numeric constants by name.
+    pub defines: BTreeMap<&'static str, i64>,
+    /// Data types of the descriptor's operands, then of the epilogue's; `None` omits an optional
+    /// operand.
+    pub operands: Vec<Option<DType>>,
+    /// Index of the operand whose binding the [`Role::Out`] operand shares; the output then has no
+    /// view.
+    pub in_place: Option<usize>,
+    /// What is applied to each result before it is stored.
+    pub epilogue: Option<Epilogue>,
+    /// Indices of the descriptor's operands that OpenCL C reads through images. They are only read,
+    /// and only through `at4`.
+    pub images: BTreeMap<usize, ImageKind>,
+    /// Indices of the descriptor's operands that WGSL binds as vectors of four elements. They are
+    /// only read, and only through `at4`.
+    pub fours: BTreeSet<usize>,
+}
+
+impl PartialEq for KernelSpec {
+    fn eq(&self, o: &Self) -> bool {
+        self.kernel.name == o.kernel.name
+            && self.workgroup == o.workgroup
+            && self.defines == o.defines
+            && self.operands == o.operands
+            && self.in_place == o.in_place
+            && self.epilogue == o.epilogue
+            && self.images == o.images
+            && self.fours == o.fours
+    }
+}
+
+impl Eq for KernelSpec {}
+
+impl std::hash::Hash for KernelSpec {
+    fn hash<H: std::hash::Hasher>(&self, h: &mut H) {
+        self.kernel.name.hash(h);
+        self.workgroup.hash(h);
+        self.defines.hash(h);
+        self.operands.hash(h);
+        self.in_place.hash(h);
+        self.epilogue.hash(h);
+        self.images.hash(h);
+        self.fours.hash(h);
+    }
+}
+
+impl fmt::Display for KernelSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}<WG={}", self.kernel.name, self.workgroup)?;
+        for (k, v) in &self.defines {
+            write!(f, " {k}={v}")?;
+        }
+        for (arg, dtype) in self.bound() {
+            if arg.ty.has_accessors() {
+                write!(f, " {}:{dtype}", arg.name)?;
+            }
+        }
+        if let Some(i) = self.shared() {
+            write!(f, " in place of {}", i.name)?;
+        }
+        for (i, kind) in &self.images {
+            let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
+            write!(f, " {name} by {kind}")?;
+        }
+        for i in &self.fours {
+            let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
+            write!(f, " {name} by fours")?;
+        }
+        f.write_str(">")
+    }
+}
+
+/// A kernel's source cannot be expanded: a mistake in the source or its spec.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("kernel {kernel}: {why}")]
+pub struct ExpandError {
+    /// Kernel name.
+    pub kernel: &'static str,
+    /// What is wrong.
+    pub why: String,
+}
+
+impl KernelSpec {
+    /// Whether it multiplies halves without tensor cores, which takes weights in pairs.
+    pub fn multiplies_halves(&self) -> bool {
+        self.defines.contains_key("PAIRS")
+    }
+
+    /// Names of the variants and forms in this spec that some devices cannot run: first those for
+    /// subgroups and images, then the kernel itself if it is a variant, else its forms.
+    pub fn variants(&self) -> Vec<String> {
+        let mut all: Vec<String> = self.outer_forms().collect();
+        if self.kernel.variant.is_some() {
+            all.push(self.kernel.name.to_owned());
+            return all;
+        }
+        let forms = self.kernel.forms.iter();
+        let active = forms.filter(|f| f.define != WAVE && self.defines.contains_key(f.define));
+        all.extend(active.map(|f| form_name(self.kernel, f.define)));
+        all
+    }
+
+    /// The first of [`KernelSpec::variants`]: forms that change only attributes and accessors. The
+    /// subgroup form comes first because few kernels of a device request one, while many read
+    /// images.
+    pub fn outer_forms(&self) -> impl Iterator<Item = String> + use<> {
+        let images = (!self.images.is_empty()).then(|| image_form(self.kernel));
+        let wave = self.wave().map(|_| form_name(self.kernel, WAVE));
+        wave.into_iter().chain(images)
+    }
+
+    /// The subgroup width that it requests in OpenCL C.
+    pub fn wave(&self) -> Option<Wave> {
+        let number = self.defines.get(WAVE).and_then(|n| u32::try_from(*n).ok());
+        number.and_then(Wave::of)
+    }
+
+    /// Its operands; those of the epilogue come last.
+    pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
+        args(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// The fields of its parameter struct, in order.
+    pub fn fields(&self) -> impl Iterator<Item = (&'static str, FieldTy)> + '_ {
+        fields(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// The operand whose binding the result shares.
+    pub fn shared(&self) -> Option<&'static Arg> {
+        self.in_place.and_then(|i| self.args().nth(i))
+    }
+
+    /// Operands with a view of their own, in binding order, with their data types.
+    pub fn bound(&self) -> impl Iterator<Item = (&'static Arg, DType)> + '_ {
+        self.args().zip(&self.operands).filter_map(|(arg, dtype)| {
+            let shared = self.in_place.is_some() && arg.role == Role::Out;
+            dtype.filter(|_| !shared).map(|d| (arg, d))
+        })
+    }
+
+    /// The image through which each of [`KernelSpec::bound`] is read.
+    pub fn bound_images(&self) -> impl Iterator<Item = Option<(ImageKind, Pixel)>> + '_ {
+        self.bound().map(|(arg, dtype)| {
+            let index = self.kernel.args.iter().position(|a| a.name == arg.name)?;
+            Some((*self.images.get(&index)?, Pixel::of(arg.ty, dtype)?))
+        })
+    }
+
+    /// Whether its WGSL source uses subgroups. Devices with cooperative matrices or
+    /// [`crate::backend::Caps::lane_broadcast`] have them.
+    pub fn needs_sub_groups(&self) -> bool {
+        self.expand(Language::Wgsl)
+            .is_ok_and(|text| text.contains("subgroup"))
+    }
+
+    /// Whether WGSL binds this operand as vectors of four elements.
+    pub fn is_by_fours(&self, arg: &Arg) -> bool {
+        let named = |i: &usize| self.kernel.args.get(*i).is_some_and(|a| a.name == arg.name);
+        self.fours.iter().any(named)
+    }
+
+    /// The same kernel reading all operands from their buffers.
+    #[must_use]
+    pub fn without_images(&self) -> Self {
+        Self {
+            images: BTreeMap::new(),
+            ..self.clone()
+        }
+    }
+
+    /// Size of the parameter struct in bytes.
+    pub fn params_bytes(&self) -> u32 {
+        u32::try_from(self.fields().count() * 4).unwrap_or(u32::MAX)
+    }
+
+    /// Expands the source for the compiler.
+    pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
+        self.expand_as(language, None)
+    }
+
+    /// The OpenCL C source as a function of this name that does the work of one work-group, to be
+    /// placed after `HALF`. `group_at` is its position in the grid ([`crate::backend::persistent`]).
+    #[cfg(feature = "opencl")]
+    pub(in crate::backend) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
+        self.expand_as(Language::OpenCl, Some(name))
+    }
+
+    fn expand_as(&self, language: Language, stage: Option<&str>) -> Result<String, ExpandError> {
+        let error = |why: String| ExpandError {
+            kernel: self.kernel.name,
+            why,
+        };
+        let declared = self.args().count();
+        if self.operands.len() != declared {
+            return Err(error(format!(
+                "{declared} operands declared, {} data types given",
+                self.operands.len()
+            )));
+        }
+        let mut names: Vec<String> = self.defines.keys().map(|k| (*k).to_owned()).collect();
+        for (arg, dtype) in self.args().zip(&self.operands) {
+            match (dtype, arg.role.is_optional()) {
+                (Some(_), true) => names.push(format!("HAS_{}", arg.name.to_uppercase())),
+                (None, true) | (Some(_), false) => {}
+                (None, false) => return Err(error(format!("operand `{}` is missing", arg.name))),
+            }
+        }
+        if self.in_place.is_some() {
+            names.push("IN_PLACE".to_owned());
+        }
+        if language == Language::OpenCl {
+            for (i, kind) in &self.images {
+                let arg = self.kernel.args.get(*i);
+                let dtype = self.operands.get(*i).copied().flatten();
+                let pixel = arg.zip(dtype).and_then(|(a, d)| Pixel::of(a.ty, d));
+                let reads = arg.is_some_and(|a| !a.role.writes());
+                match (arg, pixel) {
+                    (Some(arg), Some(_)) if reads && self.in_place != Some(*i) => {
+                        names.push(format!("IMAGE_{}", arg.name.to_uppercase()));
+                    }
+                    _ => return Err(error(format!("operand {i} cannot be read through {kind}"))),
+                }
+            }
+        }
+        let mut out = match language {
+            Language::OpenCl => self.prelude_cl(&names, stage),
+            Language::Wgsl => self.prelude_wgsl(),
+        };
+        let text = match language {
+            Language::OpenCl => self.kernel.cl,
+            Language::Wgsl => self.kernel.wgsl,
+        };
+        if let Some(epilogue) = &self.epilogue {
+            let result = self
+                .result()
+                .ok_or_else(|| error("the kernel has no result to apply the epilogue to".to_owned()))?;
+            let types: Vec<DType> = self
+                .operands
+                .iter()
+                .skip(self.kernel.args.len())
+                .flatten()
+                .copied()
+                .collect();
+            let (y, single) = (result.name, result.ty == Ty::Single);
+            out.push_str(&match language {
+                Language::OpenCl => {
+                    epilogue.function.cl.clone() + &epilogue.accessors_cl(y, &types, self.elem_cl())
+                }
+                Language::Wgsl => {
+                    epilogue.function.wgsl.clone() + &epilogue.accessors_wgsl(y, self.elem_wgsl(), single)
+                }
+            });
+        }
+        let mut body = String::new();
+        preprocess(text, language, &names, 0, &mut body).map_err(error)?;
+        if language == Language::Wgsl {
+            // WGSL extensions must come first.
+            let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
+            out.insert_str(0, &lines(&enabled));
+            body = lines(&rest);
+        }
+        out.push_str(&body);
+        if language == Language::Wgsl && self.defines.contains_key(FOLDED) {
+            out = out.replace(LINEAR, FOLDED_ENTRY);
+        }
+        Ok(out)
+    }
+
+    /// The result that is written through accessors.
+    fn result(&self) -> Option<&'static Arg> {
+        let mut results = self.kernel.args.iter();
+        results.find(|a| a.ty.has_accessors() && a.role.writes())
+    }
+
+    /// Name of the storing accessors: those that the kernel calls, or the raw ones below an
+    /// epilogue.
+    pub(super) fn store(&self) -> &'static str {
+        if self.epilogue.is_some() { "raw" } else { "put" }
+    }
+
+    /// Whether the result's (or first element operand's) accessors work in floats.
+    pub(super) fn elem_is_float(&self) -> bool {
+        let args = self.kernel.args.iter().zip(&self.operands);
+        let elems = || args.clone().filter(|(a, _)| a.ty.has_accessors());
+        let result = elems().find(|(a, _)| a.role.writes());
+        let elem = result.or_else(|| elems().find(|(_, d)| d.is_some()));
+        elem.and_then(|(_, d)| *d).is_none_or(DType::is_float)
+    }
+
+    /// Name of the variable that holds `arg`'s bytes.
+    pub(super) fn storage_of(&self, arg: &'static Arg) -> &'static str {
+        match self.shared() {
+            Some(shared) if arg.role == Role::Out => shared.name,
+            _ => arg.name,
+        }
+    }
+}
