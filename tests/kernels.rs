@@ -288,10 +288,10 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
             let ty = match (arg.ty, dtype) {
                 (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => "vec2<u32>",
                 (Ty::Elem, DType::F32) if spec.is_by_fours(arg) => "vec4<f32>",
-                (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
+                (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic u32",
-                (Ty::Words4, _) => "vec4<u32>",
-                (Ty::Halves4, _) => "vec4<f16>",
+                (Ty::Uint4, _) => "vec4<u32>",
+                (Ty::Half4, _) => "vec4<f16>",
                 (_, DType::F32) => "f32",
                 (_, _) => "i32",
             };
@@ -452,9 +452,9 @@ fn opencl_arguments_are_the_descriptors() {
             .map(|((arg, dtype), image)| {
                 let ty = match (image, arg.ty, dtype) {
                     (Some((kind, _)), _, _) => kind.name(),
-                    (None, Ty::Words, _) => "uint*",
-                    (None, Ty::Words4, _) => "uint4*",
-                    (None, Ty::Halves4, _) => "uint2*",
+                    (None, Ty::Uint, _) => "uint*",
+                    (None, Ty::Uint4, _) => "uint4*",
+                    (None, Ty::Half4, _) => "uint2*",
                     (None, _, DType::F16) => "half*",
                     (None, _, DType::F32) => "float*",
                     (None, _, _) => "int*",
@@ -684,7 +684,7 @@ fn kernel_texts_hold_no_forbidden_words() {
 fn operands_that_are_parts_are_not_read() {
     let all = kernels();
     for kernel in all.values() {
-        for part in kernel.args.iter().filter(|a| a.role == Role::Part) {
+        for part in kernel.args.iter().filter(|a| a.role == Role::PartialOut) {
             for text in [kernel.cl, kernel.wgsl] {
                 let code = text
                     .lines()

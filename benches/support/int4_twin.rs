@@ -1,7 +1,7 @@
 //! Kernels of E0M4 weights with the conversion of classic INT4 weights instead, from integers to
 //! floats.
 
-use transformer_lite::unstable::backend::kernel::{Kernel, Params};
+use transformer_lite::backend::kernel::Kernel;
 
 /// How one conversion becomes the other in a text: what is replaced, and by what.
 type Changes<'a> = &'a [(&'a str, &'a str)];
@@ -90,9 +90,7 @@ fn changed(kernel: &'static Kernel, cl: Changes<'_>, wgsl: Changes<'_>) -> Resul
         name: kernel.name,
         cl: replaced(kernel, kernel.cl, cl)?,
         wgsl: replaced(kernel, kernel.wgsl, wgsl)?,
-        params: Params {
-            fields: kernel.params.fields,
-        },
+        params: kernel.params,
         args: kernel.args,
         variant: kernel.variant,
         forms: kernel.forms,

@@ -127,7 +127,7 @@ impl fmt::Display for Tuning {
 mod tests {
     use super::*;
 
-    static KERNEL: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
+    static KERNEL: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
     static TUNABLE: Tunable = Tunable {
         kernel: &KERNEL,
         names: &["rows", "items"],

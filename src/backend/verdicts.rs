@@ -171,9 +171,9 @@ mod tests {
     use crate::tensor::DType;
     use std::collections::{BTreeMap, BTreeSet};
 
-    static TWIN: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
-    static FAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
-        .variant_of(&TWIN, |c| c.fast_local);
+    static TWIN: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
+    static FAST: Kernel =
+        crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]).variant_of(&TWIN, |c| c.fast_local);
 
     fn spec(rows: i64) -> KernelSpec {
         KernelSpec {
@@ -260,8 +260,8 @@ mod tests {
 
     #[test]
     fn a_checksum_is_of_all_that_a_program_is_made_of() {
-        static SINGLE: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Single]);
-        static FIELDS: Kernel = crate::kernel!(softmax { rows: U32 } [x: In Elem, y: Out Elem]);
+        static SINGLE: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out Single]);
+        static FIELDS: Kernel = crate::kernel!("softmax" { rows: U32 } [x: In, y: Out]);
         assert_eq!(TWIN.checksum(), FAST.checksum(), "the same programs");
         for other in [&SINGLE, &FIELDS] {
             assert_ne!(
@@ -344,17 +344,16 @@ mod tests {
 
     #[test]
     fn a_form_is_taken_or_left_by_itself() {
-        static FORMS: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])
-            .with_forms(&[
-                Form {
-                    define: "WIDE",
-                    needs: |c| c.fast_local,
-                },
-                Form {
-                    define: "ROWS",
-                    needs: |_| true,
-                },
-            ]);
+        static FORMS: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]).with_forms(&[
+            Form {
+                define: "WIDE",
+                needs: |c| c.fast_local,
+            },
+            Form {
+                define: "ROWS",
+                needs: |_| true,
+            },
+        ]);
         let able = Caps {
             fast_local: true,
             ..Caps::neutral()

@@ -9,9 +9,8 @@ use crate::plan::lower::WeightKey;
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
-static KERNEL: Kernel = crate::kernel!(random {
-    pairs: U32, next: U32, seed: U32, center: F32, spread: F32, center_odd: F32, spread_odd: F32,
-} [y: Out Elem]);
+static KERNEL: Kernel =
+    crate::kernel!("random" { pairs, next, seed: U32; center, spread, center_odd, spread_odd: F32 } [y: Out]);
 
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&KERNEL];

@@ -1,7 +1,7 @@
 //! Arena contents: lifetimes, views, in-place results, and the resulting offsets.
 
 use super::compile::{Compiler, Item};
-use super::lower::{Call, Home, Operand};
+use super::lower::{Dispatch, Home, Operand};
 use super::memory::{self, Slot};
 use super::{MemoryReport, Open, Place, Shared, Tensor, dim_error};
 use crate::backend::kernel::{Role, Ty};
@@ -183,7 +183,7 @@ impl Records<'_, '_> {
     }
 
     /// An operand that the result of `call` may overwrite: same size and type, and not read later.
-    fn candidate(&self, call: &Call, at: usize) -> Option<(usize, usize, usize)> {
+    fn candidate(&self, call: &Dispatch, at: usize) -> Option<(usize, usize, usize)> {
         let args: Vec<_> = call.args().collect();
         let out = args
             .iter()

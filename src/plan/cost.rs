@@ -253,7 +253,7 @@ impl Run<'_> {
                         }
                         Role::Out => written = bytes,
                         // Commands that write parts of one result share it.
-                        Role::Part | Role::InOut | Role::OptionalInOut => {
+                        Role::PartialOut | Role::InOut | Role::OptionalInOut => {
                             written = bytes / self.writers(*tensor).max(1);
                         }
                     }

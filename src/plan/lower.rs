@@ -5,13 +5,14 @@ use crate::backend::Caps;
 use crate::backend::kernel::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::wave::WAVE;
-use crate::backend::kernel::{self, Arg, FieldTy, Kernel, Ty};
+use crate::backend::kernel::{self, Arg, Kernel, OperandOf, Signature, Ty, TypedKernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::marker::PhantomData;
 
 /// The packed form of a constant, or a part of it, that a kernel wants. The constant is seen as a
 /// matrix with all axes but the last as rows. The items of a packed tensor are 4-byte words,
@@ -235,30 +236,65 @@ impl From<f32> for Field {
     }
 }
 
-/// One dispatch under construction.
-#[derive(Clone, Debug)]
-pub struct Call {
-    pub(super) kernel: &'static Kernel,
-    pub(super) workgroup: u32,
-    pub(super) defines: BTreeMap<&'static str, i64>,
-    pub(super) operands: Vec<Option<Operand>>,
-    pub(super) grid: [Dim; 3],
-    pub(super) fields: Vec<Field>,
-    pub(super) epilogue: Option<Epilogue>,
-    pub(super) in_place: bool,
-    pub(super) padded: bool,
-    pub(super) tuning: Option<Tuning>,
-    /// Operands that the kernel reads only in vectors of four.
-    by_fours: Vec<usize>,
-    pub(super) images: BTreeMap<usize, ImageKind>,
-    pub(super) fours: BTreeSet<usize>,
+/// The arguments of a kernel: a structure that [`kernel!`](crate::kernel) declares, with a field for
+/// each operand and parameter.
+pub trait Arguments: Signature {
+    /// The operands and the values of the parameters, each in the order of the declaration.
+    fn into_parts(self) -> (Vec<Option<Operand>>, Vec<Field>);
 }
 
-impl Call {
+/// A dispatch of a kernel with arguments `A`, under construction.
+#[derive(Debug)]
+pub struct Call<A> {
+    dispatch: Dispatch,
+    epilogue: Option<WithOperands>,
+    /// Operands that the kernel reads only in vectors of four.
+    vec4: Vec<usize>,
+    args: PhantomData<fn(A)>,
+}
+
+/// A dispatch. Operands and fields of the epilogue come last.
+#[derive(Debug)]
+pub(super) struct Dispatch {
+    pub kernel: &'static Kernel,
+    pub workgroup: u32,
+    pub defines: BTreeMap<&'static str, i64>,
+    pub operands: Vec<Option<Operand>>,
+    pub grid: [Dim; 3],
+    pub fields: Vec<Field>,
+    pub epilogue: Option<Epilogue>,
+    pub in_place: bool,
+    pub padded: bool,
+    pub tuning: Option<Tuning>,
+    pub images: BTreeMap<usize, ImageKind>,
+    pub fours: BTreeSet<usize>,
+}
+
+impl Dispatch {
+    /// The operands as the kernel declares them; those of the epilogue come last.
+    pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
+        kernel::args(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// Whether the output may alias operand `i`: each element is read by the same work-item before
+    /// it is written.
+    pub fn reads_what_it_writes(&self, i: usize) -> bool {
+        match i.checked_sub(self.kernel.args.len()) {
+            None => self.in_place,
+            Some(further) => self
+                .epilogue
+                .as_ref()
+                .and_then(|e| e.operands.get(further))
+                .is_some_and(|o| o.beside == Beside::Same),
+        }
+    }
+}
+
+impl<A> Call<A> {
     /// A dispatch of `kernel` in work-groups of `workgroup` work-items, by default over one
     /// work-group.
-    pub fn new(kernel: &'static Kernel, workgroup: u32) -> Self {
-        Self {
+    pub fn new(kernel: &'static TypedKernel<A>, workgroup: u32) -> Self {
+        let dispatch = Dispatch {
             kernel,
             workgroup,
             defines: BTreeMap::new(),
@@ -269,16 +305,21 @@ impl Call {
             in_place: false,
             padded: false,
             tuning: None,
-            by_fours: Vec::new(),
             images: BTreeMap::new(),
             fours: BTreeSet::new(),
+        };
+        Self {
+            dispatch,
+            epilogue: None,
+            vec4: Vec::new(),
+            args: PhantomData,
         }
     }
 
     /// Sets the number of work-items of a work-group.
     #[must_use]
     pub fn workgroup(mut self, items: u32) -> Self {
-        self.workgroup = items;
+        self.dispatch.workgroup = items;
         self
     }
 
@@ -287,93 +328,52 @@ impl Call {
     #[must_use]
     pub fn tuned_by(mut self, tuning: Tuning) -> Self {
         if let Some(wave) = tuning.tunable.wave(&tuning.choice) {
-            self.defines.insert(WAVE, i64::from(wave.number()));
+            self.dispatch.defines.insert(WAVE, i64::from(wave.number()));
         }
-        self.tuning = Some(tuning);
+        self.dispatch.tuning = Some(tuning);
         self
     }
 
     /// Sets a numeric constant of the kernel's source.
     #[must_use]
     pub fn define(mut self, name: &'static str, value: i64) -> Self {
-        self.defines.insert(name, value);
+        self.dispatch.defines.insert(name, value);
         self
     }
 
     /// Whether a constant of the kernel's source is set.
     pub fn is_defined(&self, name: &str) -> bool {
-        self.defines.contains_key(name)
-    }
-
-    /// Adds the next operand of the descriptor.
-    #[must_use]
-    pub fn operand(mut self, operand: Operand) -> Self {
-        self.operands.push(Some(operand));
-        self
-    }
-
-    /// Adds the next operand; `None` omits an optional one.
-    #[must_use]
-    pub fn optional(mut self, operand: Option<Operand>) -> Self {
-        self.operands.push(operand);
-        self
+        self.dispatch.defines.contains_key(name)
     }
 
     /// Sets the number of work-groups on each axis.
     #[must_use]
     pub fn grid(mut self, x: impl Into<Dim>, y: impl Into<Dim>, z: impl Into<Dim>) -> Self {
-        self.grid = [x.into(), y.into(), z.into()];
-        self
-    }
-
-    /// Adds the next field of the parameter struct.
-    #[must_use]
-    pub fn field(mut self, field: impl Into<Field>) -> Self {
-        self.fields.push(field.into());
+        self.dispatch.grid = [x.into(), y.into(), z.into()];
         self
     }
 
     /// Sets what is applied to each result before it is stored.
     #[must_use]
-    pub fn epilogue(mut self, with: &WithOperands) -> Self {
-        self.operands.extend(with.operands.iter().copied().map(Some));
-        self.fields.extend(with.fields.iter().cloned());
-        self.epilogue = Some(with.epilogue.clone());
+    pub fn epilogue(mut self, with: WithOperands) -> Self {
+        self.epilogue = Some(with);
         self
-    }
-
-    /// The operands as the kernel declares them; those of the epilogue come last.
-    pub(super) fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
-        kernel::args(self.kernel, self.epilogue.as_ref())
-    }
-
-    /// Whether the output may alias operand `i`: each element is read by the same work-item before
-    /// it is written.
-    pub(super) fn reads_what_it_writes(&self, i: usize) -> bool {
-        match i.checked_sub(self.kernel.args.len()) {
-            None => self.in_place,
-            Some(further) => self
-                .epilogue
-                .as_ref()
-                .and_then(|e| e.operands.get(further))
-                .is_some_and(|o| o.beside == Beside::Same),
-        }
     }
 
     /// Declares that the kernel reads element `i` of its inputs only to compute element `i` of its
     /// output, so that the output may overwrite an input that is not read later.
     #[must_use]
     pub fn may_work_in_place(mut self) -> Self {
-        self.in_place = true;
+        self.dispatch.in_place = true;
         self
     }
 
-    /// Declares that the kernel reads operand `i` only in aligned vectors of four (`x_at4`). It can
-    /// then be read through an image if plans use images ([`crate::backend::kernel::image`]), or in WGSL
-    /// from a buffer of vectors if that is faster ([`Caps::lane_vectors`]).
+    /// Declares that the kernel reads an operand only in aligned vectors of four (`x_at4`). It can
+    /// then be read through an image if plans use images ([`crate::backend::kernel::image`]), or in
+    /// WGSL from a buffer of vectors if that is faster ([`Caps::lane_vectors`]).
     #[must_use]
-    pub fn reads_by_fours(mut self, i: usize) -> Self {
-        self.by_fours.push(i);
+    pub fn reads_vec4(mut self, operand: OperandOf<A>) -> Self {
+        self.vec4.push(operand.index);
         self
     }
 
@@ -382,7 +382,7 @@ impl Call {
     /// plan pads a length only if every dispatch that depends on it declares this.
     #[must_use]
     pub fn may_be_padded(mut self) -> Self {
-        self.padded = true;
+        self.dispatch.padded = true;
         self
     }
 }
@@ -401,7 +401,7 @@ pub struct WithOperands {
 /// An emitted dispatch with the node that it belongs to.
 #[derive(Debug)]
 pub(super) struct Emitted {
-    pub call: Call,
+    pub call: Dispatch,
     pub node: NodeId,
 }
 
@@ -965,7 +965,7 @@ impl LowerCx<'_> {
     }
 
     /// The images through which the operands of a call are read.
-    fn images(&self, call: &Call) -> BTreeMap<usize, ImageKind> {
+    fn images(&self, call: &Dispatch, vec4: &[usize]) -> BTreeMap<usize, ImageKind> {
         let images = &self.caps.images;
         let Some(kind) = self.caps.images_of(call.kernel) else {
             return BTreeMap::new();
@@ -976,7 +976,7 @@ impl LowerCx<'_> {
             let bytes = self.most_bytes(operand)?.checked_next_multiple_of(8)?;
             images.shape(kind, pixel, bytes).map(|_| *i)
         };
-        let found = call.by_fours.iter().filter_map(|i| {
+        let found = vec4.iter().filter_map(|i| {
             let fitting = fits(i);
             if fitting.is_none() {
                 log::debug!(
@@ -991,24 +991,34 @@ impl LowerCx<'_> {
     }
 
     /// The operands of a call that are bound as vectors of four elements.
-    fn fours(&self, call: &Call) -> BTreeSet<usize> {
+    fn fours(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
         let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
         let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
-        let wanted = if self.caps.lane_vectors() {
-            call.by_fours.as_slice()
-        } else {
-            &[]
-        };
+        let wanted = if self.caps.lane_vectors() { vec4 } else { &[] };
         wanted.iter().filter(elements).copied().collect()
     }
 
-    /// Emits a dispatch.
-    pub fn emit(&mut self, mut call: Call) -> OpResult<()> {
+    /// Emits a dispatch with these arguments.
+    pub fn emit<A: Arguments>(&mut self, call: Call<A>, args: A) -> OpResult<()> {
+        let mut dispatch = call.dispatch;
+        (dispatch.operands, dispatch.fields) = args.into_parts();
+        self.emit_dispatch(dispatch, call.epilogue, &call.vec4)
+    }
+
+    fn emit_dispatch(
+        &mut self,
+        mut call: Dispatch,
+        mut epilogue: Option<WithOperands>,
+        vec4: &[usize],
+    ) -> OpResult<()> {
         let k = call.kernel;
         if let Some(with) = self.epilogue {
             let result = self.output(0)?;
             let stores = |(arg, o): (&Arg, &Option<Operand>)| arg.role.writes() && *o == Some(result);
             if k.args.iter().zip(&call.operands).any(stores) {
+                if epilogue.is_some() {
+                    return Err(OpError::Unsupported("nested epilogues".to_owned()));
+                }
                 let mut with = with.clone();
                 // If a kernel binds weights read-only, all operands in their buffer must be bound
                 // that way.
@@ -1016,8 +1026,13 @@ impl LowerCx<'_> {
                 for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
                     further.weight = weights && matches!(operand.home, Home::Weight(_));
                 }
-                call = call.epilogue(&with);
+                epilogue = Some(with);
             }
+        }
+        if let Some(with) = epilogue {
+            call.operands.extend(with.operands.into_iter().map(Some));
+            call.fields.extend(with.fields);
+            call.epilogue = Some(with.epilogue);
         }
         let most = i64::from(self.caps.max_grid);
         let [x, y, z] = &call.grid;
@@ -1025,38 +1040,11 @@ impl LowerCx<'_> {
         // arithmetic.
         let too_long = x.upper_bound(self.limits).map_or(most < 1 << 19, |n| n > most);
         if k.is_linear() && y.is(1) && z.is(1) && too_long {
-            let (x, y) = (x.minimum(&most.into())?, x.ceil_div(most)?);
-            call = call.define(kernel::FOLDED, 1).grid(x, y, 1);
+            call.grid = [x.minimum(&most.into())?, x.ceil_div(most)?, 1.into()];
+            call.defines.insert(kernel::FOLDED, 1);
         }
-        let fields: Vec<_> = kernel::fields(k, call.epilogue.as_ref()).collect();
-        let args: Vec<_> = call.args().collect();
-        if call.operands.len() != args.len() || call.fields.len() != fields.len() {
-            return Err(OpError::expected(
-                format!("call of kernel {}", k.name),
-                format!("{} operands and {} fields", args.len(), fields.len()),
-                format!("{} and {}", call.operands.len(), call.fields.len()),
-            ));
-        }
-        for (field, (name, ty)) in call.fields.iter().zip(fields) {
-            if matches!(field, Field::F32(_)) != (ty == FieldTy::F32) {
-                return Err(OpError::expected(
-                    format!("field {name} of kernel {}", k.name),
-                    format!("{ty:?}"),
-                    format!("{field:?}"),
-                ));
-            }
-        }
-        for (operand, arg) in call.operands.iter().zip(args) {
-            if operand.is_none() && !arg.role.is_optional() {
-                return Err(OpError::expected(
-                    format!("operand {} of kernel {}", arg.name, k.name),
-                    "a view",
-                    "nothing",
-                ));
-            }
-        }
-        call.images = self.images(&call);
-        call.fours = self.fours(&call);
+        call.images = self.images(&call, vec4);
+        call.fours = self.fours(&call, vec4);
         self.out.calls.push(Emitted { call, node: self.id });
         Ok(())
     }

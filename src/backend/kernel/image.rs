@@ -66,7 +66,7 @@ impl Pixel {
     /// The pixels of an operand; `None` if images do not support them.
     pub fn of(ty: Ty, dtype: DType) -> Option<Self> {
         match (ty, dtype) {
-            (Ty::Words4, _) => Some(Self::Words),
+            (Ty::Uint4, _) => Some(Self::Words),
             (Ty::Elem, DType::F16) => Some(Self::Halves),
             (Ty::Elem, DType::F32) => Some(Self::Floats),
             _ => None,
@@ -226,9 +226,9 @@ mod tests {
     #[test]
     fn pixels_are_fours_of_what_accessors_read() {
         assert_eq!(Pixel::of(Ty::Elem, DType::F16), Some(Pixel::Halves));
-        assert_eq!(Pixel::of(Ty::Words4, DType::U32), Some(Pixel::Words));
+        assert_eq!(Pixel::of(Ty::Uint4, DType::U32), Some(Pixel::Words));
         assert_eq!(Pixel::of(Ty::Elem, DType::I32), None);
-        assert_eq!(Pixel::of(Ty::Words, DType::U32), None);
+        assert_eq!(Pixel::of(Ty::Uint, DType::U32), None);
         assert_eq!(Pixel::ALL.map(Pixel::bytes), [8, 16, 16]);
     }
 }

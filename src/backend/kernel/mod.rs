@@ -10,9 +10,9 @@
 //! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
 //! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
 //! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and `y_put(i, v)` |
-//! | [`Ty::Words`] | `uint *` | `array<u32>` | `w[i]` |
-//! | [`Ty::Words4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
-//! | [`Ty::Halves4`] | `uint2 *` | `array<vec4<f16>>` | `w[i]` |
+//! | [`Ty::Uint`] | `uint *` | `array<u32>` | `w[i]` |
+//! | [`Ty::Uint4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
+//! | [`Ty::Half4`] | `uint2 *` | `array<vec4<f16>>` | `w[i]` |
 //!
 //! `at2(i)` reads elements `2i` and `2i + 1`; `at4(i)` reads `4i ..= 4i + 3`. In OpenCL C each is
 //! one access, because views are aligned to 16 bytes. WGSL has no 16-bit store without an
@@ -28,7 +28,7 @@
 //! `x_at4(i)`.
 //!
 //! In OpenCL C an operand that is [read through an image](KernelSpec::images) has only `x_at4(i)`,
-//! and its kernel sees the define `IMAGE_X`. For [`Ty::Words4`] this accessor exists only with
+//! and its kernel sees the define `IMAGE_X`. For [`Ty::Uint4`] this accessor exists only with
 //! images.
 //!
 //! `ELEM` (in OpenCL C also `ELEM2` and `ELEM4`) is the accessor type of the result, a float or an
@@ -61,6 +61,8 @@ use epilogue::Epilogue;
 use image::{ImageKind, Pixel};
 use preprocess::included;
 use std::collections::BTreeMap;
+use std::marker::PhantomData;
+use std::ops::Deref;
 use wave::{WAVE, Wave};
 use wgsl::LINEAR;
 
@@ -73,13 +75,6 @@ pub enum FieldTy {
     I32,
     /// `float` and `f32`.
     F32,
-}
-
-/// The fields of a kernel's parameter struct, in order.
-#[derive(Debug)]
-pub struct Params {
-    /// Name and type of each field.
-    pub fields: &'static [(&'static str, FieldTy)],
 }
 
 /// How a kernel uses an operand.
@@ -96,7 +91,7 @@ pub enum Role {
     /// Written completely.
     Out,
     /// Written partly; not read.
-    Part,
+    PartialOut,
     /// Read and partly written.
     InOut,
     /// Read and partly written; optional.
@@ -106,12 +101,15 @@ pub enum Role {
 impl Role {
     /// Whether the kernel writes the operand.
     pub fn writes(self) -> bool {
-        matches!(self, Self::Out | Self::Part | Self::InOut | Self::OptionalInOut)
+        matches!(
+            self,
+            Self::Out | Self::PartialOut | Self::InOut | Self::OptionalInOut
+        )
     }
 
     /// Whether the kernel reads the operand.
     pub fn reads(self) -> bool {
-        !matches!(self, Self::Out | Self::Part)
+        !matches!(self, Self::Out | Self::PartialOut)
     }
 
     /// Whether the kernel may read what it has written.
@@ -142,11 +140,11 @@ pub enum Ty {
     /// an operand.
     Single,
     /// 32-bit words.
-    Words,
+    Uint,
     /// Vectors of four 32-bit words.
-    Words4,
+    Uint4,
     /// Vectors of four halves, for tensor cores.
-    Halves4,
+    Half4,
 }
 
 impl Ty {
@@ -157,7 +155,7 @@ impl Ty {
 }
 
 /// One operand of a kernel.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Arg {
     /// Name in the kernel text.
     pub name: &'static str,
@@ -176,8 +174,8 @@ pub struct Kernel {
     pub cl: &'static str,
     /// WGSL text before expansion.
     pub wgsl: &'static str,
-    /// Parameters, `p` in the text.
-    pub params: Params,
+    /// Parameters, `p` in the text: name and type of each, in order.
+    pub params: &'static [(&'static str, FieldTy)],
     /// Operands in order.
     pub args: &'static [Arg],
     /// What it needs from a device, and the fallback for other devices; `None` for a generic
@@ -206,27 +204,229 @@ pub struct Variant {
     pub needs: fn(&Caps) -> bool,
 }
 
-/// Declares a kernel: `kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem])`. A
-/// missing source file is a compile error.
+/// What a kernel takes. [`kernel!`](crate::kernel) implements it for the arguments that it
+/// generates.
+pub trait Signature {
+    /// Name and type of each parameter, in order.
+    const PARAMS: &'static [(&'static str, FieldTy)];
+    /// The operands, in order.
+    const OPERANDS: &'static [Arg];
+}
+
+/// A kernel and the type of its arguments.
+#[derive(Debug)]
+pub struct TypedKernel<A> {
+    /// The kernel.
+    pub kernel: Kernel,
+    args: PhantomData<fn(A)>,
+}
+
+impl<A> TypedKernel<A> {
+    /// A kernel whose signature is that of `A`; [`kernel!`](crate::kernel) calls it.
+    pub const fn new(kernel: Kernel) -> Self {
+        Self {
+            kernel,
+            args: PhantomData,
+        }
+    }
+}
+
+impl<A> Deref for TypedKernel<A> {
+    type Target = Kernel;
+
+    fn deref(&self) -> &Kernel {
+        &self.kernel
+    }
+}
+
+/// An operand of the kernels with arguments `A`, by index.
+#[derive(Debug)]
+pub struct OperandOf<A> {
+    /// Its index.
+    pub index: usize,
+    args: PhantomData<fn(A)>,
+}
+
+impl<A: Signature> OperandOf<A> {
+    /// The operand with this name, which must exist.
+    pub const fn named(name: &str) -> Self {
+        Self {
+            index: position(A::OPERANDS, name),
+            args: PhantomData,
+        }
+    }
+}
+
+/// Index of an operand; the number of operands if there is none of this name.
+const fn position(operands: &[Arg], name: &str) -> usize {
+    let mut i = 0;
+    while i < operands.len() && !is_same(operands[i].name, name) {
+        i += 1;
+    }
+    i
+}
+
+const fn is_same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// The operands of `A` with others in place of those with the same names. It does not compile if
+/// there is none of that name.
+pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg; N] {
+    let mut all = [A::OPERANDS[0]; N];
+    let mut i = 0;
+    while i < N {
+        all[i] = A::OPERANDS[i];
+        i += 1;
+    }
+    let mut i = 0;
+    while i < others.len() {
+        all[position(A::OPERANDS, others[i].name)] = others[i];
+        i += 1;
+    }
+    all
+}
+
+/// Declares a kernel, with the parameters in braces and the operands in brackets:
+///
+/// ```ignore
+/// kernel! {
+///     static KERNEL: TypedKernel<Args> = "trilu" {
+///         count, rows, cols: U32; diagonal: I32
+///     } [x: In, y: Out]
+/// }
+/// ```
+///
+/// The name is that of the source files, and of the function in them. An operand has a [`Role`] and
+/// a [`Ty`], [`Ty::Elem`] by default. The macro also declares `Args`, a structure with a field for
+/// each operand and parameter. [`LowerCx::emit`](crate::plan::lower::LowerCx::emit) takes it, and
+/// `Args::x` names operand `x` to [`Call`](crate::plan::lower::Call).
+///
+/// A kernel with the same arguments as another one names their type and, after `with`, the operands
+/// with another role or type: `static TILED: TypedKernel<Args> = "matmul_tiled" with [y: PartialOut
+/// Single]`. Methods of [`Kernel`] may follow, such as [`Kernel::variant_of`].
+///
+/// `kernel!("softmax" { rows, cols: U32 } [x: In, y: Out])` is a [`Kernel`] without a type of
+/// arguments, for code that does not use a `Call`.
+///
+/// A missing source file is a compile error.
 #[macro_export]
 macro_rules! kernel {
-    ($name:ident { $($field:ident : $fty:ident),* $(,)? } [ $($arg:ident : $role:ident $ty:ident),* $(,)? ]) => {
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        { $($($param:ident),+: $param_ty:ident);* $(;)? }
+        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+        $($methods:tt)*
+    ) => {
+        #[doc = concat!("Arguments of the kernel `", $name, "`.")]
+        #[derive(Clone, Debug)]
+        #[allow(missing_docs, reason = "the names are those of the kernel's source")]
+        $vis struct $args {
+            $(pub $operand: $crate::kernel!(@operand $role),)*
+            $($(pub $param: $crate::kernel!(@param $param_ty),)+)*
+        }
+
+        #[allow(dead_code, missing_docs, non_upper_case_globals, reason = "the names of the operands")]
+        impl $args {
+            $(pub const $operand: $crate::backend::kernel::OperandOf<Self> =
+                $crate::backend::kernel::OperandOf::named(stringify!($operand));)*
+        }
+
+        impl $crate::backend::kernel::Signature for $args {
+            const PARAMS: &'static [(&'static str, $crate::backend::kernel::FieldTy)] =
+                $crate::kernel!(@params $($($param: $param_ty,)+)*);
+            const OPERANDS: &'static [$crate::backend::kernel::Arg] =
+                $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
+        }
+
+        impl $crate::plan::lower::Arguments for $args {
+            fn into_parts(
+                self,
+            ) -> (Vec<Option<$crate::plan::lower::Operand>>, Vec<$crate::plan::lower::Field>) {
+                (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
+            }
+        }
+
+        $(#[$meta])*
+        $vis static $kernel: $crate::backend::kernel::TypedKernel<$args> =
+            $crate::backend::kernel::TypedKernel::new($crate::kernel!(
+                @kernel $name,
+                <$args as $crate::backend::kernel::Signature>::PARAMS,
+                <$args as $crate::backend::kernel::Signature>::OPERANDS
+            )$($methods)*);
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        with [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+        $($methods:tt)*
+    ) => {
+        $(#[$meta])*
+        $vis static $kernel: $crate::backend::kernel::TypedKernel<$args> = {
+            const COUNT: usize = <$args as $crate::backend::kernel::Signature>::OPERANDS.len();
+            static OPERANDS: [$crate::backend::kernel::Arg; COUNT] =
+                $crate::backend::kernel::with_operands::<$args, COUNT>(
+                    $crate::kernel!(@operands $($operand: $role $($ty)?,)*),
+                );
+            $crate::backend::kernel::TypedKernel::new($crate::kernel!(
+                @kernel $name,
+                <$args as $crate::backend::kernel::Signature>::PARAMS,
+                &OPERANDS
+            )$($methods)*)
+        };
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        $($methods:tt)*
+    ) => {
+        $crate::kernel! {
+            $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name with [] $($methods)*
+        }
+    };
+    (
+        $name:literal
+        { $($($param:ident),+: $param_ty:ident);* $(;)? }
+        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+    ) => {
+        $crate::kernel!(
+            @kernel $name,
+            $crate::kernel!(@params $($($param: $param_ty,)+)*),
+            $crate::kernel!(@operands $($operand: $role $($ty)?,)*)
+        )
+    };
+    (@kernel $name:literal, $params:expr, $operands:expr) => {
         $crate::backend::kernel::Kernel {
-            name: stringify!($name),
-            cl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", stringify!($name), ".cl")),
-            wgsl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", stringify!($name), ".wgsl")),
-            params: $crate::backend::kernel::Params {
-                fields: &[$((stringify!($field), $crate::backend::kernel::FieldTy::$fty)),*],
-            },
-            args: &[$($crate::backend::kernel::Arg {
-                name: stringify!($arg),
-                role: $crate::backend::kernel::Role::$role,
-                ty: $crate::backend::kernel::Ty::$ty,
-            }),*],
+            name: $name,
+            cl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl")),
+            wgsl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl")),
+            params: $params,
+            args: $operands,
             variant: None,
             forms: &[],
         }
     };
+    (@params $($param:ident: $ty:ident,)*) => {
+        &[$((stringify!($param), $crate::backend::kernel::FieldTy::$ty)),*]
+    };
+    (@operands $($operand:ident: $role:ident $($ty:ident)?,)*) => {
+        &[$($crate::backend::kernel::Arg {
+            name: stringify!($operand),
+            role: $crate::backend::kernel::Role::$role,
+            ty: $crate::kernel!(@ty $($ty)?),
+        }),*]
+    };
+    (@ty) => { $crate::backend::kernel::Ty::Elem };
+    (@ty $ty:ident) => { $crate::backend::kernel::Ty::$ty };
+    (@operand OptionalIn) => { Option<$crate::plan::lower::Operand> };
+    (@operand OptionalWeight) => { Option<$crate::plan::lower::Operand> };
+    (@operand OptionalInOut) => { Option<$crate::plan::lower::Operand> };
+    (@operand $role:ident) => { $crate::plan::lower::Operand };
+    (@param F32) => { f32 };
+    (@param $ty:ident) => { $crate::shape::Dim };
 }
 
 /// A source language.
@@ -374,6 +574,6 @@ pub fn fields<'a>(
     kernel: &'static Kernel,
     epilogue: Option<&'a Epilogue>,
 ) -> impl Iterator<Item = (&'static str, FieldTy)> + use<'a> {
-    let own = kernel.params.fields.iter().copied();
+    let own = kernel.params.iter().copied();
     own.chain(epilogue.into_iter().flat_map(Epilogue::fields))
 }

@@ -50,9 +50,9 @@ impl KernelSpec {
                 continue;
             }
             let base = match (arg.ty, dtype) {
-                (Ty::Words, _) => "uint",
-                (Ty::Words4, _) => "uint4",
-                (Ty::Halves4, _) => "uint2",
+                (Ty::Uint, _) => "uint",
+                (Ty::Uint4, _) => "uint4",
+                (Ty::Half4, _) => "uint2",
                 (_, DType::F16) => "half",
                 (_, DType::F32) => "float",
                 (_, _) => "int",

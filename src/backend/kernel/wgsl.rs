@@ -49,10 +49,10 @@ impl KernelSpec {
                 (Ty::Elem, DType::F16) if self.is_by_fours(arg) => "vec2<u32>",
                 (Ty::Elem, DType::F32) if self.is_by_fours(arg) => "vec4<f32>",
                 (Ty::Elem, _) if self.is_by_fours(arg) => "vec4<i32>",
-                (Ty::Words, _) | (Ty::Elem, DType::F16) => "u32",
+                (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic<u32>",
-                (Ty::Words4, _) => "vec4<u32>",
-                (Ty::Halves4, _) => "vec4<f16>",
+                (Ty::Uint4, _) => "vec4<u32>",
+                (Ty::Half4, _) => "vec4<f16>",
                 (_, DType::F32) => "f32",
                 (_, _) => "i32",
             };

@@ -5,7 +5,7 @@ mod persistent;
 mod recordings;
 
 use super::*;
-use crate::backend::kernel::{Arg, Kernel as Text, Params, Role, Ty};
+use crate::backend::kernel::{Arg, Kernel as Text, Role, Ty};
 use crate::backend::{BackendKind, DeviceKind, RecordingWay};
 use crate::kernel;
 use crate::tensor::DType;
@@ -14,8 +14,7 @@ use half::f16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::{Command as Process, Output};
 
-static RMS_NORM: Text =
-    kernel!(norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: OptionalIn Elem, y: Out Elem]);
+static RMS_NORM: Text = kernel!("norm" { rows, cols: U32; epsilon: F32 } [x: In, scale: OptionalIn, y: Out]);
 
 fn open() -> OpenCl {
     OpenCl::open(&OpenOptions::default()).unwrap()
@@ -498,13 +497,11 @@ const fn text(name: &'static str, cl: &'static str) -> Text {
         wgsl: "",
         variant: None,
         forms: &[],
-        params: Params {
-            fields: &[("n", crate::backend::kernel::FieldTy::U32)],
-        },
+        params: &[("n", crate::backend::kernel::FieldTy::U32)],
         args: &[Arg {
             name: "x",
             role: Role::Out,
-            ty: Ty::Words,
+            ty: Ty::Uint,
         }],
     }
 }

@@ -161,8 +161,8 @@ impl Wgpu {
             },
             has_dynamic_offset: false,
             min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
-                (Ty::Words4, _) => 16,
-                (Ty::Halves4, _) => 8,
+                (Ty::Uint4, _) => 16,
+                (Ty::Half4, _) => 8,
                 (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => 8,
                 (Ty::Elem, _) if spec.is_by_fours(arg) => 16,
                 _ => 4,

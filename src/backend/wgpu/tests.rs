@@ -1,6 +1,6 @@
 //! Runs on whatever adapter there is; a machine without one fails, with the remedy in the message.
 
-use super::super::kernel::{Arg, FieldTy, Kernel, Params, Role, Ty};
+use super::super::kernel::{Arg, FieldTy, Kernel, Role, Ty};
 use super::*;
 use crate::backend::BackendKind;
 use crate::kernel;
@@ -10,7 +10,7 @@ use half::f16;
 use std::collections::{BTreeMap, BTreeSet};
 
 static RMS_NORM: Kernel =
-    kernel!(norm { rows: U32, cols: U32, epsilon: F32 } [x: In Elem, scale: OptionalIn Elem, y: Out Elem]);
+    kernel!("norm" { rows, cols: U32; epsilon: F32 } [x: In, scale: OptionalIn, y: Out]);
 
 /// `y[i] = x[i] * factor + y[i]` over words, one group of 8 work-items for 8 words.
 static SCALE: Kernel = Kernel {
@@ -20,19 +20,17 @@ static SCALE: Kernel = Kernel {
            fn scale(@builtin(global_invocation_id) id: vec3<u32>) { y[id.x] = w[id.x] * p.factor + y[id.x]; }",
     variant: None,
     forms: &[],
-    params: Params {
-        fields: &[("factor", FieldTy::U32)],
-    },
+    params: &[("factor", FieldTy::U32)],
     args: &[
         Arg {
             name: "w",
             role: Role::Weight,
-            ty: Ty::Words,
+            ty: Ty::Uint,
         },
         Arg {
             name: "y",
             role: Role::InOut,
-            ty: Ty::Words,
+            ty: Ty::Uint,
         },
     ],
 };
@@ -476,13 +474,11 @@ fn a_broken_kernel_names_itself_and_the_line() {
         wgsl: "@compute @workgroup_size(WG)\nfn broken_syntax() {\n  y[0] = nonsense;\n}",
         variant: None,
         forms: &[],
-        params: Params {
-            fields: &[("n", FieldTy::U32)],
-        },
+        params: &[("n", FieldTy::U32)],
         args: &[Arg {
             name: "y",
             role: Role::Out,
-            ty: Ty::Words,
+            ty: Ty::Uint,
         }],
     };
     static TYPES: Kernel = Kernel {
@@ -495,13 +491,11 @@ fn a_broken_kernel_names_itself_and_the_line() {
         wgsl: "@compute @workgroup_size(WG)\nfn another_name() { y[0] = p.n; }",
         variant: None,
         forms: &[],
-        params: Params {
-            fields: &[("n", FieldTy::U32)],
-        },
+        params: &[("n", FieldTy::U32)],
         args: &[Arg {
             name: "y",
             role: Role::Out,
-            ty: Ty::Words,
+            ty: Ty::Uint,
         }],
     };
     static DIRECTIVE: Kernel = Kernel {

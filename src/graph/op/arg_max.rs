@@ -8,13 +8,13 @@ use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
     operand, split_at,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel =
-    crate::kernel!(arg_max { count: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "arg_max" { count, cols, inner: U32 } [x: In, y: Out]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -101,13 +101,7 @@ impl Op for ArgMax {
             &format!("a search among {cols} elements; kernels support at most {MOST_LOOPS}"),
         );
         let count = outer.mul(&inner)?;
-        let mut call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(&cols)
-            .field(&inner);
+        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
         for (name, set) in [
             ("SMALLEST", self.min),
             ("LAST", self.last),
@@ -115,7 +109,17 @@ impl Op for ArgMax {
         ] {
             call = if set { call.define(name, 1) } else { call };
         }
-        cx.emit(call)
+        let (x, y) = (cx.input(0)?, cx.output(0)?);
+        cx.emit(
+            call,
+            Args {
+                x,
+                y,
+                count,
+                cols,
+                inner,
+            },
+        )
     }
 }
 
@@ -132,7 +136,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -12,52 +12,59 @@
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::{Form, Kernel, MASK_MIN};
+use crate::backend::kernel::{Form, MASK_MIN};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(attention {
-    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
-    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
-    softcap: F32, parts: U32,
-} [q: In Elem, k: In Elem, v: In Elem, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem])
-.with_forms(&[Form {
-    // Each lane of a subgroup has one query vector and loads different keys and values for all
-    // lanes.
-    define: "BROADCAST",
-    needs: Caps::lane_broadcast,
-}]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "attention" {
+        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
+        scale, softcap: F32;
+        parts: U32
+    } [q: In, k: In, v: In, mask: OptionalIn, live: Weight, y: Out]
+    .with_forms(&[Form {
+        // Each lane of a subgroup has one query vector and loads different keys and values for all
+        // lanes.
+        define: "BROADCAST",
+        needs: Caps::lane_broadcast,
+    }])
+}
 
-/// Many rows, on tensor cores.
-static UNITS: Kernel = crate::kernel!(attention_mma {
-    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
-    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
-    softcap: F32,
-} [q: In Halves4, k: In Halves4, v: In Halves4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem])
-.variant_of(&KERNEL, |caps| {
-    caps.matrix_units && caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1
-});
+crate::kernel! {
+    /// Many rows, on tensor cores.
+    static UNITS: TypedKernel<UnitsArgs> = "attention_mma" {
+        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
+        scale, softcap: F32
+    } [q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, live: Weight, y: Out]
+    .variant_of(&KERNEL.kernel, |caps| {
+        caps.matrix_units && caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1
+    })
+}
 
-/// One row, on large GPUs: one work-group per head.
-static ROW: Kernel = crate::kernel!(attention_row {
-    heads: U32, kv_heads: U32, rows: U32, keys: U32, live_keys: U32,
-    mask_b: U32, mask_h: U32, mask_s: U32, mask_t: U32, scale: F32,
-    softcap: F32, splits: U32,
-} [
-    q: In Words4, k: In Words4, v: In Words4, mask: OptionalIn Elem, live: Weight Elem, y: Out Elem,
-    found: OptionalInOut Words, counts: OptionalInOut Words
-])
-.variant_of(&KERNEL, |caps| {
-    // In OpenCL C with PTX; in WGSL wherever local memory is fast.
-    let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
-    able && caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10
-});
+crate::kernel! {
+    /// One row, on large GPUs: one work-group per head.
+    static ROW: TypedKernel<RowArgs> = "attention_row" {
+        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
+        scale, softcap: F32;
+        splits: U32
+    } [
+        q: In Uint4, k: In Uint4, v: In Uint4, mask: OptionalIn, live: Weight, y: Out,
+        found: OptionalInOut Uint, counts: OptionalInOut Uint
+    ]
+    .variant_of(&KERNEL.kernel, |caps| {
+        // In OpenCL C with PTX; in WGSL wherever local memory is fast.
+        let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
+        able && caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10
+    })
+}
 
-static MERGE: Kernel = crate::kernel!(attention_merge {
-    vectors: U32, splits: U32,
-} [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    static MERGE: TypedKernel<MergeArgs> = "attention_merge" {
+        vectors, splits: U32
+    } [x: In, y: Out]
+}
 
 /// Maximum query rows per work-group; keys and values are read once for all of them.
 const ROWS: i64 = 4;
@@ -87,8 +94,8 @@ const UNITS_TAKE: (u32, u32) = (128, 46 << 10);
 const SIZES: [i64; 3] = [64, 128, 256];
 
 /// Specializes a kernel for large GPUs to a head size.
-fn with_size(call: Call, dim: i64) -> Call {
-    let from = |call: Call, least, name| if dim >= least { call.define(name, 1) } else { call };
+fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
+    let from = |call: Call<A>, least, name| if dim >= least { call.define(name, 1) } else { call };
     from(from(call.define("DIM", dim), 128, "FROM128"), 256, "FROM256")
 }
 
@@ -471,7 +478,7 @@ impl Node {
     }
 
     /// Specializes `call` to the vector width.
-    fn wide(&self, call: Call) -> Call {
+    fn wide<A>(&self, call: Call<A>) -> Call<A> {
         if self.vector() == 4 {
             call.define("WIDE", 1)
         } else {
@@ -486,7 +493,7 @@ impl Node {
 
     /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
     /// vector.
-    fn cut(&self, cut: &Cut, items: u32, parts: Dim) -> OpResult<Call> {
+    fn cut(&self, cut: &Cut, items: u32, parts: Dim) -> OpResult<Call<Args>> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);
         let heads = self.heads.exact_div(&together);
@@ -502,7 +509,7 @@ impl Node {
                 self.queries.ceil_div(cut.rows)?,
                 parts,
             );
-        let with = |call: Call, name, number: Option<i64>| match number {
+        let with = |call: Call<Args>, name, number: Option<i64>| match number {
             Some(n) => call.define(name, n),
             None => call,
         };
@@ -519,7 +526,7 @@ impl Node {
         splits.unwrap_or(&self.batch).clone()
     }
 
-    fn by_row(&self, split: Option<i64>, splits: Option<&Dim>) -> Call {
+    fn by_row(&self, split: Option<i64>, splits: Option<&Dim>) -> Call<RowArgs> {
         let call = with_size(Call::new(&ROW, ROW_ITEMS), self.dim)
             // As many keys at once as a split work-group processes or registers hold.
             .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
@@ -530,16 +537,18 @@ impl Node {
         }
     }
 
-    fn by_lanes(&self, shared: i64) -> OpResult<Call> {
+    fn by_lanes(&self, shared: i64) -> OpResult<Call<Args>> {
         let vectors = self.queries.mul(&shared.into())?;
         let call = Call::new(&KERNEL, 8)
             .define("BROADCAST", 1)
-            .define("DIM", self.dim);
-        let call = (0..3).fold(call, Call::reads_by_fours);
+            .define("DIM", self.dim)
+            .reads_vec4(Args::q)
+            .reads_vec4(Args::k)
+            .reads_vec4(Args::v);
         Ok(call.grid(self.kv_heads.clone(), vectors.ceil_div(8)?, self.batch.clone()))
     }
 
-    fn on_units(&self) -> OpResult<Call> {
+    fn on_units(&self) -> OpResult<Call<UnitsArgs>> {
         // Local memory holds fewer keys of large heads.
         let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
         let rows = self.queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?;
@@ -547,7 +556,7 @@ impl Node {
         Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
     }
 
-    fn by_item(&self) -> OpResult<Call> {
+    fn by_item(&self) -> OpResult<Call<Args>> {
         let most = self.most.unwrap_or(ITEM).clamp(1, ITEM);
         let together = Self::dividing(self.group.unwrap_or(1), ITEM / most);
         let cut = Cut {
@@ -560,7 +569,7 @@ impl Node {
         Ok(self.cut(&cut, 1, self.batch.clone())?.define("ITEM", 1))
     }
 
-    fn by_line(&self, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call> {
+    fn by_line(&self, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call<Args>> {
         // Heads share keys if the keys are split; otherwise there are too few heads to share the
         // cores.
         let most = if self.many { LINE } else { 1 };
@@ -579,7 +588,7 @@ impl Node {
         })
     }
 
-    fn by_groups(&self, caps: &Caps, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call> {
+    fn by_groups(&self, caps: &Caps, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call<Args>> {
         let (one, cpu) = (self.one(), caps.kind == DeviceKind::Cpu);
         // On CPUs a work-item is a loop iteration: use just enough to own a result row. Elsewhere a
         // single query needs as many loads in flight as possible.
@@ -623,7 +632,7 @@ impl Node {
     }
 
     /// Merges the partial results of one query.
-    fn merge(&self, way: Way, cpu: bool, splits: &Dim, parts: Operand, result: Operand) -> Call {
+    fn merge(&self, way: Way, cpu: bool) -> Call<MergeArgs> {
         let pieces = self.dim / self.vector();
         let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
         let call = if way == Way::Line {
@@ -633,11 +642,7 @@ impl Node {
         };
         let call = call
             .define("DIM", self.dim)
-            .operand(parts)
-            .operand(result)
             .grid(self.heads.clone(), 1, 1)
-            .field(&self.heads)
-            .field(splits)
             .may_be_padded();
         self.wide(call)
     }
@@ -668,65 +673,92 @@ impl Attention {
             Some(found) if !meet => found,
             _ => cx.output(0)?,
         };
-        let call = match way {
-            Way::Row => node.by_row(split, splits.as_ref()),
-            Way::Lanes(shared) => node.by_lanes(shared)?,
-            Way::Units => node.on_units()?,
-            Way::Item => node.by_item()?,
-            Way::Line => node.by_line(split, splits.as_ref())?,
-            Way::Groups => node.by_groups(cx.caps(), split, splits.as_ref())?,
-        };
-        let call = node.operands.into_iter().fold(call, Call::operand);
-        let call = call.optional(node.mask).operand(live).operand(result);
-        let call = if way == Way::Row {
-            let counters = node.heads.as_const().and_then(|n| u64::try_from(n).ok());
-            let counted = found.zip(counters).filter(|_| meet);
-            call.optional(counted.map(|(found, _)| found))
-                .optional(counted.map(|(_, n)| cx.counters(n)))
-        } else {
-            call
-        };
-        let call = call
-            .field(&node.heads)
-            .field(&node.kv_heads)
-            .field(&node.queries)
-            .field(&node.keys)
-            .field(live_keys);
-        let call = node.strides.iter().fold(call, Call::field).field(self.scale);
-        let call = call.field(self.softcap);
-        let call = match way {
-            Way::Row => call.field(node.parts(splits.as_ref())),
-            Way::Units => call,
+        let [q, k, v] = node.operands;
+        let [mask_b, mask_h, mask_s, mask_t] = node.strides.clone();
+        /// The arguments of a kernel: those that all kernels have, and its own.
+        macro_rules! args {
+            ($Args:ident { $($own:tt)* }) => {
+                $Args {
+                    q,
+                    k,
+                    v,
+                    mask: node.mask,
+                    live,
+                    y: result,
+                    heads: node.heads.clone(),
+                    kv_heads: node.kv_heads.clone(),
+                    rows: node.queries.clone(),
+                    keys: node.keys.clone(),
+                    live_keys,
+                    mask_b,
+                    mask_h,
+                    mask_s,
+                    mask_t,
+                    scale: self.scale,
+                    softcap: self.softcap,
+                    $($own)*
+                }
+            };
+        }
+        match way {
+            Way::Row => {
+                let counters = node.heads.as_const().and_then(|n| u64::try_from(n).ok());
+                let counted = found.zip(counters).filter(|_| meet);
+                let args = args!(RowArgs {
+                    found: counted.map(|(found, _)| found),
+                    counts: counted.map(|(_, n)| cx.counters(n)),
+                    splits: node.parts(splits.as_ref()),
+                });
+                cx.emit(self.finish(&node, node.by_row(split, splits.as_ref())), args)?;
+            }
+            Way::Units => cx.emit(self.finish(&node, node.on_units()?), args!(UnitsArgs {}))?,
             Way::Lanes(_) | Way::Item | Way::Line | Way::Groups => {
-                let call = call.field(Dim::from(node.dim / node.vector()));
-                if cpu || cx.caps().fast_local {
+                let call = match way {
+                    Way::Lanes(shared) => node.by_lanes(shared)?,
+                    Way::Item => node.by_item()?,
+                    Way::Line => node.by_line(split, splits.as_ref())?,
+                    _ => node.by_groups(cx.caps(), split, splits.as_ref())?,
+                };
+                let call = if cpu || cx.caps().fast_local {
                     call
                 } else {
                     call.define("ROLLED", 1)
-                }
+                };
+                let args = args!(Args {
+                    parts: Dim::from(node.dim / node.vector()),
+                });
+                cx.emit(self.finish(&node, call), args)?;
             }
-        };
+        }
+        match splits {
+            Some(splits) if !meet => {
+                let args = MergeArgs {
+                    x: result,
+                    y: cx.output(0)?,
+                    vectors: node.heads.clone(),
+                    splits,
+                };
+                cx.emit(node.merge(way, cpu), args)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds to a call what depends on the attributes and the batch.
+    fn finish<A>(&self, node: &Node, call: Call<A>) -> Call<A> {
         let call = if self.softcap == 0.0 {
             call
         } else {
             call.define("CAPPED", 1)
         };
         // Rows of a second sequence would be at other offsets.
-        cx.emit(if node.batch.is(1) {
+        if node.batch.is(1) {
             call.may_be_padded()
         } else {
             call
-        })?;
-        match splits {
-            Some(splits) if !meet => {
-                let y = cx.output(0)?;
-                cx.emit(node.merge(way, cpu, &splits, result, y))
-            }
-            _ => Ok(()),
         }
     }
 }
-
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let window = a.int("window")?;
     if let Some(w) = window.filter(|w| *w < 1) {
@@ -743,7 +775,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,
-    kernels: &[&KERNEL, &UNITS, &ROW, &MERGE],
+    kernels: &[&KERNEL.kernel, &UNITS.kernel, &ROW.kernel, &MERGE.kernel],
     cases,
 };
 

@@ -194,7 +194,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MeanVarianceNormalization", 9), onnx("LpNormalization", 1)],
     import,
-    kernels: &[&norm::KERNEL],
+    kernels: &[&norm::KERNEL.kernel],
     cases,
 };
 

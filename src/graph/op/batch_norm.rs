@@ -125,7 +125,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("BatchNormalization", 6)],
     import,
-    kernels: &[&norm::KERNEL],
+    kernels: &[&norm::KERNEL.kernel],
     cases,
 };
 

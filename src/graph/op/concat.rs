@@ -6,13 +6,13 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel =
-    crate::kernel!(concat { count: U32, a_len: U32, b_len: U32 } [a: In Elem, b: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "concat" { count, a_len, b_len: U32 } [a: In, b: In, y: Out]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,15 +106,16 @@ impl Op for Concat {
             } else {
                 cx.temp(out.dtype, count.clone())
             };
-            let call = Call::new(&KERNEL, 64)
-                .operand(joined)
-                .operand(b)
-                .operand(y)
-                .grid(count.ceil_div(2 * 64)?, 1, 1)
-                .field(&count)
-                .field(have.mul(&inner)?)
-                .field(add.mul(&inner)?);
-            cx.emit(call)?;
+            let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
+            let args = Args {
+                a: joined,
+                b,
+                y,
+                count,
+                a_len: have.mul(&inner)?,
+                b_len: add.mul(&inner)?,
+            };
+            cx.emit(call, args)?;
             (joined, have) = (y, both);
         }
         Ok(())
@@ -162,7 +163,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Concat", 4)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -81,7 +81,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConstantOfShape", 9)],
     import,
-    kernels: &[&pointwise::KERNEL],
+    kernels: &[&pointwise::KERNEL.kernel],
     cases,
 };
 

@@ -10,22 +10,24 @@ use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::Form;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, product};
 
-/// Convolution and transposed convolution.
-pub(super) static KERNEL: Kernel = crate::kernel!(conv {
-    in_h: U32, in_w: U32, out_h: U32, out_w: U32, channels: U32, rows: U32, outputs: U32, tiles: U32, first: U32, parts: U32,
-    image: U32, total: I32, pad_h: I32, pad_w: I32,
-} [x: In Elem, w: In Elem, bias: OptionalIn Elem, y: Part Single])
-.with_forms(&[Form {
-    // Each lane of a subgroup loads different weights for all lanes.
-    define: "BROADCAST",
-    needs: Caps::lane_broadcast,
-}]);
+crate::kernel! {
+    /// Convolution and transposed convolution.
+    pub(super) static KERNEL: TypedKernel<Args> = "conv" {
+        in_h, in_w, out_h, out_w, channels, rows, outputs, tiles, first, parts, image: U32;
+        total, pad_h, pad_w: I32
+    } [x: In, w: In, bias: OptionalIn, y: PartialOut Single]
+    .with_forms(&[Form {
+        // Each lane of a subgroup loads different weights for all lanes.
+        define: "BROADCAST",
+        needs: Caps::lane_broadcast,
+    }])
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -282,11 +284,27 @@ pub(super) fn emit(
     }
     for (weights, first, count) in dispatches {
         let grid = h.out.mul(&each.ceil_div(run)?)?.mul(&step.into())?;
+        let args = Args {
+            x: cx.input(0)?,
+            w: weights,
+            bias: if cx.has(2) { Some(cx.input(2)?) } else { None },
+            y: cx.output(0)?,
+            in_h: h.size.clone(),
+            in_w: v.size.clone(),
+            out_h: h.out.clone(),
+            out_w: v.out.clone(),
+            channels: channels.clone(),
+            rows: Dim::from_usize(rows),
+            outputs: Dim::from_usize(rows * groups),
+            tiles: Dim::from_usize(tiles),
+            first: Dim::from_usize(first),
+            parts: Dim::from_usize(count),
+            image: image.clone(),
+            total: n.mul(&image)?,
+            pad_h: h.before.clone(),
+            pad_w: v.before.clone(),
+        };
         let mut call = Call::new(&KERNEL, items)
-            .operand(cx.input(0)?)
-            .operand(weights)
-            .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
-            .operand(cx.output(0)?)
             .define("TILE", i64::try_from(tile).unwrap_or(1))
             .define("RUN", run);
         call = window::define(call, lines);
@@ -316,23 +334,9 @@ pub(super) fn emit(
             call = call.define(name, 1);
         }
         if broadcast {
-            call = call.reads_by_fours(1);
+            call = call.reads_vec4(Args::w);
         }
-        call = call
-            .field(&h.size)
-            .field(&v.size)
-            .field(&h.out)
-            .field(&v.out)
-            .field(channels);
-        for d in [rows, rows * groups, tiles, first, count] {
-            call = call.field(Dim::from_usize(d));
-        }
-        cx.emit(
-            call.field(&image)
-                .field(n.mul(&image)?)
-                .field(&h.before)
-                .field(&v.before),
-        )?;
+        cx.emit(call, args)?;
     }
     Ok(())
 }
@@ -487,7 +491,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Conv", 1)],
     import,
-    kernels: &[&KERNEL, &tiled::KERNEL],
+    kernels: &[&KERNEL.kernel, &tiled::KERNEL.kernel],
     cases,
 };
 

@@ -235,7 +235,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConvTranspose", 1)],
     import,
-    kernels: &[&conv::KERNEL],
+    kernels: &[&conv::KERNEL.kernel],
     cases,
 };
 

@@ -7,13 +7,15 @@ use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
     operand, split_at,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel =
-    crate::kernel!(cumulative { lines: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "cumulative" {
+        lines, cols, inner: U32
+    } [x: In, y: Out Single]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,13 +132,7 @@ impl Op for Cumulative {
         );
         cx.require(rest, &what);
         let lines = outer.mul(&inner)?;
-        let mut call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .grid(lines.ceil_div(64)?, 1, 1)
-            .field(&lines)
-            .field(&cols)
-            .field(&inner);
+        let mut call = Call::new(&KERNEL, 64).grid(lines.ceil_div(64)?, 1, 1);
         for (name, set) in [
             ("PRODUCT", self.product),
             ("EXCLUSIVE", self.exclusive),
@@ -146,7 +142,18 @@ impl Op for Cumulative {
         }
         // For a single line, padding comes after its current elements.
         let behind = outer.is(1) && !self.reverse;
-        cx.emit(if behind { call.may_be_padded() } else { call })
+        call = if behind { call.may_be_padded() } else { call };
+        let (x, y) = (cx.input(0)?, cx.output(0)?);
+        cx.emit(
+            call,
+            Args {
+                x,
+                y,
+                lines,
+                cols,
+                inner,
+            },
+        )
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -166,7 +173,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

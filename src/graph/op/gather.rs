@@ -9,14 +9,15 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx,
     operand, room, split_at,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(gather {
-    count: U32, row: U32, indices: U32, table_rows: I32, first: I32, part_rows: I32,
-} [table: In Elem, index: In Elem, y: InOut Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "gather" {
+        count, row, indices: U32; table_rows, first, part_rows: I32
+    } [table: In, index: In, y: InOut]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,18 +96,19 @@ impl Op for Gather {
         }
         let (count, indices) = (out.count()?, cx.shape(1)?.count()?);
         for (part, first, part_rows) in parts {
-            let call = Call::new(&KERNEL, 64)
-                .operand(part)
-                .operand(cx.input(1)?)
-                .operand(cx.output(0)?)
-                .grid(count.ceil_div(2 * 64)?, 1, 1)
-                .field(&count)
-                .field(&row)
-                .field(&indices)
-                .field(&rows)
-                .field(first)
-                .field(part_rows);
-            cx.emit(call)?;
+            let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
+            let args = Args {
+                table: part,
+                index: cx.input(1)?,
+                y: cx.output(0)?,
+                count: count.clone(),
+                row: row.clone(),
+                indices: indices.clone(),
+                table_rows: rows.clone(),
+                first,
+                part_rows,
+            };
+            cx.emit(call, args)?;
         }
         Ok(())
     }
@@ -131,7 +133,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Gather", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

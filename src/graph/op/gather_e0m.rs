@@ -9,15 +9,16 @@ use super::matmul_e0m::{
 };
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::quant::{Bits, code_at, decode};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(gather_e0m {
-    count: U32, k: U32, panel: U32, table_rows: I32, first: I32, part_rows: I32,
-} [codes: Weight Words4, scales: Weight Words4, index: In Elem, y: Part Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "gather_e0m" {
+        count, k, panel: U32; table_rows, first, part_rows: I32
+    } [codes: Weight Uint4, scales: Weight Uint4, index: In, y: PartialOut]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,19 +69,24 @@ impl Op for GatherE0m {
         let count = cx.out_fact(0)?.shape.count()?;
         // Split like the matmul, so that a tied head shares the parts.
         for part in packed_parts(cx, &[1], self.bits, k, n)? {
-            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, STRETCH)
-                .operand(part.codes)
-                .operand(part.scales)
-                .operand(cx.input(0)?)
-                .operand(cx.output(0)?)
-                .grid(count.ceil_div(2 * 64)?, 1, 1)
-                .field(&count)
-                .field(Dim::from_usize(k))
-                .field(Dim::from_usize(part.panel))
-                .field(Dim::from_usize(n))
-                .field(Dim::from_usize(part.first))
-                .field(Dim::from_usize(part.count));
-            cx.emit(call)?;
+            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, STRETCH).grid(
+                count.ceil_div(2 * 64)?,
+                1,
+                1,
+            );
+            let args = Args {
+                codes: part.codes,
+                scales: part.scales,
+                index: cx.input(0)?,
+                y: cx.output(0)?,
+                count: count.clone(),
+                k: Dim::from_usize(k),
+                panel: Dim::from_usize(part.panel),
+                table_rows: Dim::from_usize(n),
+                first: Dim::from_usize(part.first),
+                part_rows: Dim::from_usize(part.count),
+            };
+            cx.emit(call, args)?;
         }
         Ok(())
     }
@@ -109,7 +115,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("GatherE0M")],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -5,16 +5,19 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose,
 };
-use crate::backend::kernel::Kernel;
-use crate::plan::lower::{Call, LowerCx};
+use crate::backend::kernel::TypedKernel;
+use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
-/// Gathers the elements that indices point to.
-pub(super) static KERNEL: Kernel = crate::kernel!(gather_places {
-    count: U32, row: U32, n0: I32, n1: I32, n2: I32, n3: I32, s0: U32, s1: U32, s2: U32, s3: U32,
-    m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
-} [x: In Elem, index: In Elem, y: Out Elem]);
+crate::kernel! {
+    /// Gathers the elements that indices point to.
+    pub(super) static KERNEL: TypedKernel<Args> = "gather_places" {
+        count, row: U32;
+        n0, n1, n2, n3: I32;
+        s0, s1, s2, s3, m1, m2, m3, m4, t0, t1, t2, t3, t4: U32
+    } [x: In, index: In, y: Out]
+}
 
 /// How indices address a tensor, in the form that kernels use.
 pub(super) struct Places {
@@ -78,32 +81,38 @@ impl Places {
         })
     }
 
-    /// Sets the parameters that the kernels share, including the first field.
-    pub fn describe(&self, call: Call) -> Call {
-        let mut call = match self.tuple {
+    /// Emits `kernel`, whose work-items process `each` elements, from `x` to `y`.
+    pub fn emit(
+        self,
+        cx: &mut LowerCx<'_>,
+        kernel: &'static TypedKernel<Args>,
+        each: i64,
+        [x, index, y]: [Operand; 3],
+    ) -> OpResult<()> {
+        let call = Call::new(kernel, 64).grid(self.count.ceil_div(each * 64)?, 1, 1);
+        let call = match self.tuple {
             Some(n) => call.define("TUPLE", i64::try_from(n).unwrap_or(0)),
             None => call,
         };
-        call = call.field(&self.count).field(&self.row);
-        let size =
-            |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(1), |(n, _)| n.clone());
-        let step =
-            |list: &[(Dim, Dim)], i: usize| list.get(i).map_or_else(|| Dim::from(0), |(_, s)| s.clone());
-        call = (0..4).fold(call, |c, i| c.field(size(&self.along, i)));
-        call = (0..4).fold(call, |c, i| c.field(step(&self.along, i)));
-        call = (0..4).fold(call, |c, i| c.field(size(&self.others, i)));
-        (0..5).fold(call, |c, i| c.field(step(&self.others, i)))
+        let size = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or(Dim::from(1), |(n, _)| n.clone());
+        let step = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or(Dim::from(0), |(_, s)| s.clone());
+        let [n0, n1, n2, n3] = std::array::from_fn(|i| size(&self.along, i));
+        let [s0, s1, s2, s3] = std::array::from_fn(|i| step(&self.along, i));
+        let [m1, m2, m3, m4] = std::array::from_fn(|i| size(&self.others, i));
+        let [t0, t1, t2, t3, t4] = std::array::from_fn(|i| step(&self.others, i));
+        let (count, row) = (self.count, self.row);
+        #[rustfmt::skip]
+        let args = Args {
+            x, index, y, count, row, n0, n1, n2, n3, s0, s1, s2, s3, m1, m2, m3, m4, t0, t1, t2, t3, t4,
+        };
+        cx.emit(call, args)
     }
 }
 
 /// Emits a gather of the elements of operand 0 that operand 1 points to.
-pub(super) fn emit(cx: &mut LowerCx<'_>, places: &Places) -> OpResult<()> {
-    let call = Call::new(&KERNEL, 64)
-        .operand(cx.input(0)?)
-        .operand(cx.input(1)?)
-        .operand(cx.output(0)?)
-        .grid(places.count.ceil_div(2 * 64)?, 1, 1);
-    cx.emit(places.describe(call))
+pub(super) fn emit(cx: &mut LowerCx<'_>, places: Places) -> OpResult<()> {
+    let operands = [cx.input(0)?, cx.input(1)?, cx.output(0)?];
+    places.emit(cx, &KERNEL, 2, operands)
 }
 
 /// See the module documentation.
@@ -192,7 +201,7 @@ impl Op for GatherElements {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (x, index) = (cx.shape(0)?, cx.shape(1)?);
         let places = Places::along(&x, &index, axis(self.axis, x.rank())?)?;
-        emit(cx, &places)
+        emit(cx, places)
     }
 
     fn moves(&self, input: usize) -> bool {
@@ -210,7 +219,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherElements", 11)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

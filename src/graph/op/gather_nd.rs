@@ -109,7 +109,7 @@ impl Op for GatherNd {
             )));
         }
         let places = Places::tuples(&cx.shape(0)?, &cx.shape(1)?)?;
-        gather_elements::emit(cx, &places)
+        gather_elements::emit(cx, places)
     }
 
     fn moves(&self, input: usize) -> bool {
@@ -129,7 +129,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherND", 11)],
     import,
-    kernels: &[&gather_elements::KERNEL],
+    kernels: &[&gather_elements::KERNEL.kernel],
     cases,
 };
 

@@ -8,14 +8,15 @@ use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::resize::cubic;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(grid_sample {
-    count: U32, places: U32, channels: U32, in_h: U32, in_w: U32,
-} [x: In Elem, grid: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "grid_sample" {
+        count, places, channels, in_h, in_w: U32
+    } [x: In, grid: In, y: Out]
+}
 
 /// Interpolation between elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,16 +169,7 @@ impl Op for GridSample {
             )));
         };
         let count = out.count()?;
-        let call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.input(1)?)
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(h.mul(w)?)
-            .field(c)
-            .field(in_h)
-            .field(in_w);
+        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
         let flags = [
             ("NEAREST", self.mode == Mode::Nearest),
             ("CUBIC", self.mode == Mode::Cubic),
@@ -185,12 +177,20 @@ impl Op for GridSample {
             ("REFLECTION", self.padding == Padding::Reflection),
             ("CORNERS", self.align_corners),
         ];
-        cx.emit(
-            flags
-                .iter()
-                .filter(|(_, set)| *set)
-                .fold(call, |c, (name, _)| c.define(name, 1)),
-        )
+        for (name, _) in flags.iter().filter(|(_, set)| *set) {
+            call = call.define(name, 1);
+        }
+        let args = Args {
+            x: cx.input(0)?,
+            grid: cx.input(1)?,
+            y: cx.output(0)?,
+            count,
+            places: h.mul(w)?,
+            channels: c.clone(),
+            in_h: in_h.clone(),
+            in_w: in_w.clone(),
+        };
+        cx.emit(call, args)
     }
 }
 
@@ -294,7 +294,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GridSample", 16)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

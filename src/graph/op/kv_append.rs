@@ -9,13 +9,15 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel =
-    crate::kernel!(kv_append { count: U32, start: U32 } [x: In Elem, live: Weight Elem, state: Part Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "kv_append" {
+        count, start: U32
+    } [x: In, live: Weight, state: PartialOut]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,15 +67,15 @@ impl Op for KvAppend {
             Some(elements) => call.define("RING", elements),
             None => call,
         };
-        let call = call
-            .operand(cx.input(1)?)
-            .operand(live)
-            .operand(target)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(start)
-            .may_be_padded();
-        cx.emit(call)
+        let call = call.grid(count.ceil_div(2 * 64)?, 1, 1).may_be_padded();
+        let args = Args {
+            x: cx.input(1)?,
+            live,
+            state: target,
+            count,
+            start,
+        };
+        cx.emit(call, args)
     }
 
     fn flops(&self, _sizes: &Sizes) -> u64 {
@@ -116,7 +118,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("KvAppend")],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -11,15 +11,16 @@ use super::case::{Case, given, input};
 use super::kv_append::ring;
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
 use crate::quant::to_bytes;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(kv_append_q8 {
-    rows: U32, start: U32,
-} [x: In Elem, live: Weight Elem, state: Part Words]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "kv_append_q8" {
+        rows, start: U32
+    } [x: In, live: Weight, state: PartialOut Uint]
+}
 
 /// Work-items per row of a head.
 const ITEMS: u32 = 16;
@@ -114,16 +115,15 @@ impl Op for KvAppendQ8 {
             Some(rows) => call.define("RING", rows),
             None => call,
         };
-        let call = call
-            .define("DIM", d)
-            .operand(cx.input(1)?)
-            .operand(live)
-            .operand(target)
-            .grid(rows.clone(), 1, 1)
-            .field(&rows)
-            .field(start)
-            .may_be_padded();
-        cx.emit(call)
+        let call = call.define("DIM", d).grid(rows.clone(), 1, 1).may_be_padded();
+        let args = Args {
+            x: cx.input(1)?,
+            live,
+            state: target,
+            rows,
+            start,
+        };
+        cx.emit(call, args)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -144,7 +144,7 @@ impl Op for KvAppendQ8 {
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

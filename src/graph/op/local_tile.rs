@@ -115,7 +115,7 @@ impl LocalTile {
     /// Specializes a kernel for this tile and for vector access: rows of the left operand have
     /// `depth` elements, rows of the right one `stride` (if it is stored by rows), rows of results
     /// `all`.
-    pub fn define(&self, call: Call, depth: &Dim, stride: Option<&Dim>, all: &Dim) -> Call {
+    pub fn define<A>(&self, call: Call<A>, depth: &Dim, stride: Option<&Dim>, all: &Dim) -> Call<A> {
         let whole = |d: &Dim, by: i64| d.exact_div(&by.into()).is_some();
         let flags = [
             ("A4", whole(depth, 4)),

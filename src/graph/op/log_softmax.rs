@@ -69,7 +69,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)],
     import,
-    kernels: &[&softmax::LAST, &softmax::INNER],
+    kernels: &[&softmax::LAST.kernel, &softmax::INNER.kernel],
     cases,
 };
 

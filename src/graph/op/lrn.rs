@@ -5,14 +5,15 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(lrn {
-    count: U32, channels: U32, plane: U32, before: U32, after: U32, factor: F32, bias: F32, beta: F32,
-} [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "lrn" {
+        count, channels, plane, before, after: U32; factor, bias, beta: F32
+    } [x: In, y: Out]
+}
 
 /// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,19 +85,20 @@ impl Op for Lrn {
         if self.size > MOST_LOOPS {
             return Err(OpError::NoKernel(format!("sums over {} channels", self.size)));
         }
-        let call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(&channels)
-            .field(&plane)
-            .field(Dim::from((self.size - 1) / 2))
-            .field(Dim::from(self.size / 2))
-            .field(self.alpha / self.size as f32)
-            .field(self.bias)
-            .field(self.beta);
-        cx.emit(call)
+        let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
+        let args = Args {
+            x: cx.input(0)?,
+            y: cx.output(0)?,
+            count,
+            channels,
+            plane,
+            before: Dim::from((self.size - 1) / 2),
+            after: Dim::from(self.size / 2),
+            factor: self.alpha / self.size as f32,
+            bias: self.bias,
+            beta: self.beta,
+        };
+        cx.emit(call, args)
     }
 }
 
@@ -117,7 +119,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("LRN", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -14,34 +14,28 @@ use super::{
     pointwise,
 };
 use crate::backend::Caps;
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::Form;
 use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(matmul {
-    m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
-    n1: U32, n2: U32,
-    a0: U32, a1: U32, a2: U32,
-    b0: U32, b1: U32, b2: U32,
-    batches: U32,
-} [a: In Elem, b: In Elem, y: Part Elem])
-.with_forms(&[Form {
-    // Each lane of a subgroup loads a different row for all lanes.
-    define: "BROADCAST",
-    needs: Caps::lane_broadcast,
-}]);
-/// The variant tiled in local memory.
-pub(super) static TILED: Kernel = crate::kernel!(matmul_tiled {
-    m: U32, n: U32, k: U32, b_stride: U32, y_stride: U32, column: U32,
-    n1: U32, n2: U32,
-    a0: U32, a1: U32, a2: U32,
-    b0: U32, b1: U32, b2: U32,
-    batches: U32,
-} [a: In Elem, b: In Elem, y: Part Single])
-.variant_of(&KERNEL, |caps| caps.fast_local);
+crate::kernel! {
+    pub(super) static KERNEL: TypedKernel<Args> = "matmul" {
+        m, n, k, b_stride, y_stride, column, n1, n2, a0, a1, a2, b0, b1, b2, batches: U32
+    } [a: In, b: In, y: PartialOut]
+    .with_forms(&[Form {
+        // Each lane of a subgroup loads a different row for all lanes.
+        define: "BROADCAST",
+        needs: Caps::lane_broadcast,
+    }])
+}
+crate::kernel! {
+    /// The variant tiled in local memory.
+    pub(super) static TILED: TypedKernel<Args> = "matmul_tiled" with [y: PartialOut Single]
+    .variant_of(&KERNEL.kernel, |caps| caps.fast_local)
+}
 
 /// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
@@ -310,7 +304,6 @@ impl Op for MatMul {
         cx.countable("result", &out.count()?)?;
         for (weight, first, count, stride) in parts {
             let turned = self.trans_b && !constant;
-            let fields = [&rows, &count, k, &stride, n, &Dim::from_usize(first)];
             let cut = Cut {
                 rows: &rows,
                 columns: &count,
@@ -325,19 +318,39 @@ impl Op for MatMul {
                 None if by_vectors && !turned => cut.by_vectors(cx)?,
                 None => cut.plain(cx)?,
             };
-            call = call.operand(cx.input(0)?).operand(weight).operand(cx.output(0)?);
-            let steps = walk.sizes.iter().chain(&walk.a).chain(&walk.b);
-            for d in fields.into_iter().chain(steps) {
-                call = call.field(d);
-            }
-            call = call.field(&walk.count);
             if turned {
                 call = call.define("TRANS_B", 1);
                 if call.is_defined("BY4") {
-                    call = call.reads_by_fours(1);
+                    call = call.reads_vec4(Args::b);
                 }
             }
-            cx.emit(call)?;
+            let BatchWalk {
+                count: batches,
+                sizes: [n1, n2],
+                a: [a0, a1, a2],
+                b: [b0, b1, b2],
+            } = walk.clone();
+            let args = Args {
+                a: cx.input(0)?,
+                b: weight,
+                y: cx.output(0)?,
+                m: rows.clone(),
+                n: count,
+                k: k.clone(),
+                b_stride: stride,
+                y_stride: n.clone(),
+                column: Dim::from_usize(first),
+                n1,
+                n2,
+                a0,
+                a1,
+                a2,
+                b0,
+                b1,
+                b2,
+                batches,
+            };
+            cx.emit(call, args)?;
         }
         Ok(())
     }
@@ -361,7 +374,7 @@ struct Cut<'a> {
 
 impl Cut<'_> {
     /// Work-groups share blocks of both operands in local memory.
-    fn tiled(&self, cx: &LowerCx<'_>, tile: LocalTile) -> OpResult<Call> {
+    fn tiled(&self, cx: &LowerCx<'_>, tile: LocalTile) -> OpResult<Call<Args>> {
         let call = tile.define(
             Call::new(&TILED, tile.items),
             self.depth,
@@ -376,7 +389,7 @@ impl Cut<'_> {
     }
 
     /// Work-items compute rows of vectors, for CPUs.
-    fn by_vectors(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
+    fn by_vectors(&self, cx: &LowerCx<'_>) -> OpResult<Call<Args>> {
         let whole = |n: i64| self.columns.exact_div(&n.into()).is_some();
         let rows = if self.rows.is(1) { 1 } else { VECTOR_ROWS };
         // Vectors of 16 columns per work-item.
@@ -391,21 +404,21 @@ impl Cut<'_> {
 
     /// Work-items compute many rows of a few columns, and load one or two of the rows for their
     /// subgroup.
-    fn by_broadcast(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
+    fn by_broadcast(&self, cx: &LowerCx<'_>) -> OpResult<Call<Args>> {
         let tall = cx.upper_bound(self.rows).is_none_or(|n| n > BROADCAST_ROWS);
         let rows = if tall { 2 * BROADCAST_ROWS } else { BROADCAST_ROWS };
         let call = Call::new(&KERNEL, 8)
             .define("BROADCAST", 1)
             .define("ROWS", rows)
-            .reads_by_fours(0)
-            .reads_by_fours(1);
+            .reads_vec4(Args::a)
+            .reads_vec4(Args::b);
         let columns = self.columns.ceil_div(BROADCAST_COLUMNS * 8)?;
         let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
         Ok(if tall { call.define("TALL", 1) } else { call })
     }
 
     /// Work-items compute a few rows of two columns; if the number of columns is odd, two results.
-    fn plain(&self, cx: &LowerCx<'_>) -> OpResult<Call> {
+    fn plain(&self, cx: &LowerCx<'_>) -> OpResult<Call<Args>> {
         let odd = self.all.exact_div(&2.into()).is_none();
         let rows = if odd || self.rows.is(1) { 1 } else { ROWS };
         let call = Call::new(&KERNEL, 64).define("ROWS", rows);
@@ -416,7 +429,7 @@ impl Cut<'_> {
         let columns = self.columns.ceil_div(2 * 64)?;
         let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
         Ok(if self.depth.exact_div(&4.into()).is_some() {
-            call.define("BY4", 1).reads_by_fours(0)
+            call.define("BY4", 1).reads_vec4(Args::a)
         } else {
             call
         })
@@ -425,13 +438,13 @@ impl Cut<'_> {
 
 /// A grid over `batches`. If these may exceed the device limit of an axis, each work-group loops
 /// over batches with the length of that axis as its step.
-pub(super) fn over_batches(
+pub(super) fn over_batches<A>(
     cx: &LowerCx<'_>,
-    call: Call,
+    call: Call<A>,
     columns: Dim,
     rows: Dim,
     batches: &Dim,
-) -> OpResult<Call> {
+) -> OpResult<Call<A>> {
     let most = i64::from(cx.caps().max_grid);
     if cx.upper_bound(batches).is_some_and(|n| n <= most) {
         return Ok(call.grid(columns, rows, batches.clone()));
@@ -452,6 +465,7 @@ fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut 
 }
 
 /// How the batch index addresses both operands: up to three merged batch axes.
+#[derive(Clone)]
 pub(super) struct BatchWalk {
     /// Number of matrices.
     pub count: Dim,
@@ -509,7 +523,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMul", 1)],
     import,
-    kernels: &[&KERNEL, &TILED],
+    kernels: &[&KERNEL.kernel, &TILED.kernel],
     cases,
 };
 

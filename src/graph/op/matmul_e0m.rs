@@ -19,7 +19,7 @@ use super::norm;
 use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::Form;
 use crate::backend::kernel::wave;
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
@@ -29,57 +29,54 @@ use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 
-/// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS.
-static VECTOR: Kernel = crate::kernel!(matvec_e0m {
-    n: U32, steps: U32, panel: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
-} [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
-   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
-.with_forms(&[
-    Form {
-        // Loads a k-block in one run, which needs registers that compilers may not have.
-        define: "WHOLE",
-        needs: |caps| caps.kind != DeviceKind::Cpu,
-    },
-    Form {
-        // Weights as pairs of halves.
-        define: "PAIRS",
-        needs: Caps::fast_half,
-    },
-    Form {
-        // Each lane of a subgroup loads different elements of the row for all lanes.
-        define: "BROADCAST",
-        needs: Caps::lane_broadcast,
-    },
-    wave::FORM,
-]);
+crate::kernel! {
+    /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS.
+    static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m" {
+        n, steps, panel, column, end0, end1, start1, start2: U32; epsilon: F32
+    } [
+        x: In, gain: OptionalIn, codes: Weight Uint4, scales: Weight Uint4,
+        codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
+    ]
+    .with_forms(&[
+        Form {
+            // Loads a k-block in one run, which needs registers that compilers may not have.
+            define: "WHOLE",
+            needs: |caps| caps.kind != DeviceKind::Cpu,
+        },
+        Form {
+            // Weights as pairs of halves.
+            define: "PAIRS",
+            needs: Caps::fast_half,
+        },
+        Form {
+            // Each lane of a subgroup loads different elements of the row for all lanes.
+            define: "BROADCAST",
+            needs: Caps::lane_broadcast,
+        },
+        wave::FORM,
+    ])
+}
 
-/// Index of its operand of quantized weights.
-const VECTOR_CODES: usize = 2;
+crate::kernel! {
+    /// Kernel for many rows.
+    static MATRIX: TypedKernel<MatrixArgs> = "matmul_e0m" {
+        m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
+    } [x: In, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
+    .with_forms(&[
+        Form {
+            // Each lane of a subgroup loads a different row for all lanes.
+            define: "BROADCAST",
+            needs: Caps::lane_broadcast,
+        },
+        wave::FORM,
+    ])
+}
 
-/// Kernel for many rows.
-static MATRIX: Kernel = crate::kernel!(matmul_e0m {
-    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
-.with_forms(&[
-    Form {
-        // Each lane of a subgroup loads a different row for all lanes.
-        define: "BROADCAST",
-        needs: Caps::lane_broadcast,
-    },
-    wave::FORM,
-]);
-
-/// Index of its operand of quantized weights.
-const MATRIX_CODES: usize = 1;
-
-/// Kernel for many rows in halves, 2 columns per work-item.
-static PAIRS: Kernel = crate::kernel!(matmul_e0m_pairs {
-    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Elem, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
-.variant_of(&MATRIX, |caps| caps.fast_half() && caps.few_registers());
+crate::kernel! {
+    /// Kernel for many rows in halves, 2 columns per work-item.
+    static PAIRS: TypedKernel<MatrixArgs> = "matmul_e0m_pairs"
+    .variant_of(&MATRIX.kernel, |caps| caps.fast_half() && caps.few_registers())
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
@@ -158,7 +155,7 @@ pub const ACTIVATIONS: usize = 128;
 
 /// Sets the defines of `common/e0m`: width, bit planes, groups. Kernels walk k-blocks of at most
 /// `most` weights, so a larger group consists of several.
-pub(super) fn format_defines(call: Call, bits: Bits, group: usize, most: usize) -> Call {
+pub(super) fn format_defines<A>(call: Call<A>, bits: Bits, group: usize, most: usize) -> Call<A> {
     let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let stretch = stretch(group, most);
     let mut call = call
@@ -392,23 +389,16 @@ impl Weights {
             .next())
     }
 
-    /// Adds the fields that locate a column (`common/parts`). Kernels read them only if results are
-    /// `in_parts`.
-    fn place(&self, call: Call, in_parts: bool) -> Call {
+    /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column (`common/parts`).
+    /// Kernels read them only with the define `PARTS`.
+    fn places(&self) -> [Dim; 4] {
         let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
         let start = |i: usize| {
             let start = self.starts.get(i).copied().unwrap_or(0);
             Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
         };
-        let call = call.field(end(0)).field(end(1)).field(start(1)).field(start(2));
-        if in_parts { call.define("PARTS", 1) } else { call }
+        [end(0), end(1), start(1), start(2)]
     }
-}
-
-/// Adds the operands of a second matrix to the call of a vector kernel.
-fn with_second(call: Call, second: Option<&Part>) -> Call {
-    call.optional(second.map(|s| s.codes))
-        .optional(second.map(|s| s.scales))
 }
 
 /// Operand of the scale of [`MatMulE0m::norm`] in a single matmul.
@@ -489,53 +479,70 @@ impl MatMulE0m {
         let in_parts = weights.ends.len() > 1 && (!vector || gaps);
         // Rows of results start at multiples of four elements.
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
+        let [end0, end1, start1, start2] = weights.places();
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let caps = cx.caps();
-            let call = if vector {
-                self.vector_on_units(caps, [x.dtype, y.dtype], [k, part.count], second.is_some())
-            } else if by_fours {
-                self.matrix_on_units(caps, [x.dtype, y.dtype], k, part.count, &rows, most)
-            } else {
-                None
-            };
-            let mut call = match call {
+            let types = [x.dtype, y.dtype];
+            let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
+            if vector {
+                let call = self.vector_on_units(caps, types, [k, part.count], second.is_some());
+                let mut call = match call {
+                    Some(call) => call,
+                    None => self.generic_vector(caps, types, [k, part.count], second.is_some())?,
+                };
+                if gain.is_some() {
+                    call = call.define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX));
+                }
+                if in_parts {
+                    call = call.define("PARTS", 1);
+                }
+                let args = VectorArgs {
+                    x,
+                    gain,
+                    codes: part.codes,
+                    scales: part.scales,
+                    codes2: second.as_ref().map(|s| s.codes),
+                    scales2: second.as_ref().map(|s| s.scales),
+                    y,
+                    n: Dim::from_usize(part.count),
+                    steps: Dim::from_usize(k / step),
+                    panel: Dim::from_usize(part.panel),
+                    column: Dim::from_usize(part.first),
+                    end0,
+                    end1,
+                    start1,
+                    start2,
+                    epsilon: self.norm.unwrap_or(0.0),
+                };
+                cx.emit(call, args)?;
+                continue;
+            }
+            let on_units = by_fours.then(|| self.matrix_on_units(caps, types, k, part.count, &rows, most));
+            let mut call = match on_units.flatten() {
                 Some(call) => call,
-                None if vector => {
-                    self.generic_vector(caps, [x.dtype, y.dtype], [k, part.count], second.is_some())?
-                }
-                None if self.matrix_pairs(caps, [x.dtype, y.dtype]) => {
-                    self.matrix_in_pairs(part.count, &rows)?
-                }
+                None if self.matrix_pairs(caps, types) => self.matrix_in_pairs(part.count, &rows)?,
                 None => self.generic_matrix(caps, k, part.count, &rows, most)?,
             };
-            call = call.operand(x);
-            if vector {
-                call = call.optional(gain);
+            if in_parts {
+                call = call.define("PARTS", 1);
             }
-            call = call.operand(part.codes).operand(part.scales);
-            if vector {
-                call = with_second(call, second.as_ref());
-            }
-            if gain.is_some() {
-                call = call.define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX));
-            }
-            call = call.operand(y);
-            let (panel, count) = (Dim::from_usize(part.panel), Dim::from_usize(part.count));
-            let call = if vector {
-                call.field(count).field(Dim::from_usize(k / step)).field(panel)
-            } else {
-                call.field(&rows)
-                    .field(count)
-                    .field(Dim::from_usize(k))
-                    .field(panel)
-                    .field(Dim::from_usize(n))
+            let args = MatrixArgs {
+                x,
+                codes: part.codes,
+                scales: part.scales,
+                y,
+                m: rows.clone(),
+                n: Dim::from_usize(part.count),
+                k: Dim::from_usize(k),
+                panel: Dim::from_usize(part.panel),
+                y_stride: Dim::from_usize(n),
+                column: Dim::from_usize(part.first),
+                end0,
+                end1,
+                start1,
+                start2,
             };
-            let call = weights.place(call.field(Dim::from_usize(part.first)), in_parts);
-            cx.emit(if vector {
-                call.field(self.norm.unwrap_or(0.0))
-            } else {
-                call
-            })?;
+            cx.emit(call, args)?;
         }
         Ok(())
     }
@@ -565,7 +572,7 @@ impl MatMulE0m {
         types: [DType; 2],
         [k, n]: [usize; 2],
         two: bool,
-    ) -> OpResult<Call> {
+    ) -> OpResult<Call<VectorArgs>> {
         if let Some(call) = self.vector_by_broadcast(caps, [k, n])? {
             return Ok(call);
         }
@@ -586,10 +593,10 @@ impl MatMulE0m {
         let call = if pairs {
             call.define("PAIRS", 1)
         } else {
-            call.reads_by_fours(0)
+            call.reads_vec4(VectorArgs::x)
         };
         let call = if by_image {
-            call.reads_by_fours(VECTOR_CODES)
+            call.reads_vec4(VectorArgs::codes)
         } else {
             call
         };
@@ -621,7 +628,7 @@ impl MatMulE0m {
 
     /// The vector kernel with broadcasts within a subgroup for a `k x n` weight; `None` if device
     /// or weight do not suit it.
-    fn vector_by_broadcast(&self, caps: &Caps, [k, n]: [usize; 2]) -> OpResult<Option<Call>> {
+    fn vector_by_broadcast(&self, caps: &Caps, [k, n]: [usize; 2]) -> OpResult<Option<Call<VectorArgs>>> {
         /// Row elements that the eight lanes load together.
         const TOGETHER: usize = 32;
         let whole = [k, stretch(self.group, STRETCH)]
@@ -631,8 +638,8 @@ impl MatMulE0m {
             return Ok(None);
         }
         let call = Call::new(&VECTOR, BROADCAST_ITEMS)
-            .reads_by_fours(0)
-            .reads_by_fours(1);
+            .reads_vec4(VectorArgs::x)
+            .reads_vec4(VectorArgs::gain);
         let call = format_defines(call, self.bits, self.group, STRETCH)
             .define("BROADCAST", 1)
             .define("LANES", i64::from(BROADCAST_ITEMS))
@@ -643,10 +650,10 @@ impl MatMulE0m {
 
     /// The matrix kernel with broadcasts within a subgroup, for at most `most` rows and `n`
     /// columns.
-    fn matrix_by_broadcast(&self, n: usize, rows: &Dim, most: Option<i64>) -> OpResult<Call> {
+    fn matrix_by_broadcast(&self, n: usize, rows: &Dim, most: Option<i64>) -> OpResult<Call<MatrixArgs>> {
         let tall = most.is_none_or(|n| n > 8);
         let each = if tall { 16 } else { 8 };
-        let call = Call::new(&MATRIX, BROADCAST_ITEMS).reads_by_fours(0);
+        let call = Call::new(&MATRIX, BROADCAST_ITEMS).reads_vec4(MatrixArgs::x);
         let call = format_defines(call, self.bits, self.group, STRETCH)
             .define("BROADCAST", 1)
             .define("ROWS", each)
@@ -664,7 +671,7 @@ impl MatMulE0m {
         n: usize,
         rows: &Dim,
         most: Option<i64>,
-    ) -> OpResult<Call> {
+    ) -> OpResult<Call<MatrixArgs>> {
         if caps.takes_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
             return self.matrix_by_broadcast(n, rows, most);
         }
@@ -674,11 +681,11 @@ impl MatMulE0m {
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
         let call = match tuning.tunable.is_by_image(&tuning.choice) {
-            true => call.reads_by_fours(MATRIX_CODES),
+            true => call.reads_vec4(MatrixArgs::codes),
             false => call,
         };
         let call = format_defines(call, self.bits, self.group, STRETCH)
-            .reads_by_fours(0)
+            .reads_vec4(MatrixArgs::x)
             .define("ROWS", tile.rows)
             .define("COLS", i64::from(tile.matrix_columns))
             .grid(groups, rows.ceil_div(tile.rows)?, 1)
@@ -691,7 +698,7 @@ impl MatMulE0m {
     }
 
     /// The matrix kernel in halves, for a weight of `n` columns.
-    fn matrix_in_pairs(&self, n: usize, rows: &Dim) -> OpResult<Call> {
+    fn matrix_in_pairs(&self, n: usize, rows: &Dim) -> OpResult<Call<MatrixArgs>> {
         const ITEMS: u32 = 32;
         /// Rows per work-item, limited by registers.
         const ROWS: i64 = 6;
@@ -817,14 +824,14 @@ pub static DEF: OpDef = OpDef {
     onnx: &[own("MatMulE0M")],
     import,
     kernels: &[
-        &VECTOR,
-        &MATRIX,
-        &PAIRS,
-        &units::VECTOR,
-        &units::MATRIX,
-        &int8::QUANTIZE,
-        &int8::VECTOR,
-        &int8::PRODUCT,
+        &VECTOR.kernel,
+        &MATRIX.kernel,
+        &PAIRS.kernel,
+        &units::VECTOR.kernel,
+        &units::MATRIX.kernel,
+        &int8::QUANTIZE.kernel,
+        &int8::VECTOR.kernel,
+        &int8::PRODUCT.kernel,
     ],
     cases,
 };

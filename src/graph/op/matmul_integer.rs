@@ -12,16 +12,16 @@ use super::pointwise::import::{binary, cast, input as arg};
 use super::quantize_linear::{quantize, quantized};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room};
-use crate::backend::kernel::Kernel;
 use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(matmul_integer {
-    m: U32, n: U32, k: U32, za_step: U32, zb_step: U32, batches: U32, n1: U32, n2: U32,
-    a0: U32, a1: U32, a2: U32, b0: U32, b1: U32, b2: U32,
-} [a: In Elem, b: OptionalIn Elem, w: OptionalIn Words, za: OptionalIn Elem, zb: OptionalIn Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "matmul_integer" {
+        m, n, k, za_step, zb_step, batches, n1, n2, a0, a1, a2, b0, b1, b2: U32
+    } [a: In, b: OptionalIn, w: OptionalIn Uint, za: OptionalIn, zb: OptionalIn, y: Out]
+}
 
 /// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
@@ -274,27 +274,33 @@ impl Op for MatMulInteger {
             None
         };
         let matrix = if whole { None } else { Some(cx.input(1)?) };
-        let mut call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .optional(matrix)
-            .optional(bytes);
-        for i in [2, 3] {
-            call = call.optional(if cx.has(i) { Some(cx.input(i)?) } else { None });
-        }
-        call = call
-            .operand(cx.output(0)?)
-            .field(&rows)
-            .field(n)
-            .field(k)
-            .field(Dim::from(za))
-            .field(Dim::from(zb))
-            .field(&walk.count);
-        for d in walk.sizes.iter().chain(&walk.a).chain(&walk.b) {
-            call = call.field(d);
-        }
+        let ([n1, n2], [a0, a1, a2], [b0, b1, b2]) = (walk.sizes, walk.a, walk.b);
+        let args = Args {
+            a: cx.input(0)?,
+            b: matrix,
+            w: bytes,
+            za: if cx.has(2) { Some(cx.input(2)?) } else { None },
+            zb: if cx.has(3) { Some(cx.input(3)?) } else { None },
+            y: cx.output(0)?,
+            m: rows.clone(),
+            n: n.clone(),
+            k: k.clone(),
+            za_step: za.into(),
+            zb_step: zb.into(),
+            batches: walk.count,
+            n1,
+            n2,
+            a0,
+            a1,
+            a2,
+            b0,
+            b1,
+            b2,
+        };
+        let mut call = Call::new(&KERNEL, 64);
         if !whole {
-            let pairs = walk.count.mul(&rows)?.mul(n)?.ceil_div(2 * 64)?;
-            return cx.emit(call.grid(pairs, 1, 1));
+            let pairs = args.batches.mul(&rows)?.mul(n)?.ceil_div(2 * 64)?;
+            return cx.emit(call.grid(pairs, 1, 1), args);
         }
         if b.dtype == DType::I8 {
             call = call.define("SIGNED", 1);
@@ -314,7 +320,7 @@ impl Op for MatMulInteger {
             }
             None => call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1),
         };
-        cx.emit(call.may_be_padded())
+        cx.emit(call.may_be_padded(), args)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -334,7 +340,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMulInteger", 10), onnx("QLinearMatMul", 10)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

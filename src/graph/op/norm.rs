@@ -13,22 +13,25 @@ use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
 use crate::backend::Caps;
-use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
-/// Kernel for all normalizations of rows.
-pub(super) static KERNEL: Kernel = crate::kernel!(norm {
-    rows: U32, cols: U32, sets: U32, per: U32, run: U32, epsilon: F32,
-} [x: In Elem, scale: OptionalIn Elem, bias: OptionalIn Elem, mean: OptionalIn Elem, variance: OptionalIn Elem, y: Out Elem]);
+crate::kernel! {
+    /// Kernel for all normalizations of rows.
+    pub(super) static KERNEL: TypedKernel<Args> = "norm" {
+        rows, cols, sets, per, run: U32; epsilon: F32
+    } [x: In, scale: OptionalIn, bias: OptionalIn, mean: OptionalIn, variance: OptionalIn, y: Out]
+}
 
-/// Kernel for rows without mean and bias, with work-groups of [`ROW_ITEMS`].
-pub(super) static ROW: Kernel = crate::kernel!(norm_row {
-    cols: U32, epsilon: F32,
-} [x: In Elem, scale: In Elem, y: Out Elem])
-.variant_of(&KERNEL, |caps| caps.fast_local && caps.max_workgroup >= ROW_ITEMS);
+crate::kernel! {
+    /// Kernel for rows without mean and bias, with work-groups of [`ROW_ITEMS`].
+    pub(super) static ROW: TypedKernel<RowArgs> = "norm_row" {
+        cols: U32; epsilon: F32
+    } [x: In, scale: In, y: Out]
+    .variant_of(&KERNEL.kernel, |caps| caps.fast_local && caps.max_workgroup >= ROW_ITEMS)
+}
 /// Work-items per work-group of [`ROW`].
 const ROW_ITEMS: u32 = 256;
 const MOST_HELD: i64 = 16;
@@ -94,13 +97,16 @@ pub(super) fn emit_to(
     {
         let call = Call::new(&ROW, ROW_ITEMS)
             .define("EACH", held)
-            .operand(x)
-            .operand(scale)
-            .operand(y)
             .grid(count.clone(), 1, 1)
-            .field(cols)
-            .field(rows.epsilon);
-        return cx.emit(call.may_work_in_place());
+            .may_work_in_place();
+        let args = RowArgs {
+            x,
+            scale,
+            y,
+            cols: cols.clone(),
+            epsilon: rows.epsilon,
+        };
+        return cx.emit(call, args);
     }
     let tile = if count.is(1) || cols.exact_div(&2.into()).is_some() {
         1
@@ -116,22 +122,34 @@ pub(super) fn emit_to(
         Call::new(&KERNEL, 64)
             .define("ROWS", tile)
             .grid(count.ceil_div(tile)?, 1, 1)
-    }
-    .operand(x);
-    call = others.into_iter().fold(call, Call::optional);
-    call = call.operand(y).field(count).field(cols);
-    call = match &rows.place {
-        Place::Column => call
-            .define("EACH", 1)
-            .field(Dim::from(1))
-            .field(cols)
-            .field(Dim::from(1)),
-        Place::Set { sets, per, run } => call.field(sets).field(per).field(run),
+    };
+    let one = Dim::from(1);
+    let (sets, per, run) = match &rows.place {
+        Place::Column => {
+            call = call.define("EACH", 1);
+            (&one, cols, &one)
+        }
+        Place::Set { sets, per, run } => (sets, per, run),
     };
     if rows.center {
         call = call.define("CENTER", 1);
     }
-    cx.emit(call.field(rows.epsilon).may_work_in_place())
+    let [scale, bias, mean, variance] = others;
+    let args = Args {
+        x,
+        scale,
+        bias,
+        mean,
+        variance,
+        y,
+        rows: count.clone(),
+        cols: cols.clone(),
+        sets: sets.clone(),
+        per: per.clone(),
+        run: run.clone(),
+        epsilon: rows.epsilon,
+    };
+    cx.emit(call.may_work_in_place(), args)
 }
 
 /// Vectors that a work-item of [`ROW`] holds for rows of `cols` elements; `None` if device or rows
@@ -490,7 +508,7 @@ pub static DEF: OpDef = OpDef {
         onnx("GroupNormalization", 18),
     ],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

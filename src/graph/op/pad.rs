@@ -7,15 +7,15 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(pad {
-    count: U32, n0: U32, n1: U32, n2: U32, n3: U32, m0: I32, m1: I32, m2: I32, m3: I32, m4: I32,
-    b0: I32, b1: I32, b2: I32, b3: I32, b4: I32, fill: F32,
-} [x: In Elem, value: OptionalIn Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "pad" {
+        count, n0, n1, n2, n3: U32; m0, m1, m2, m3, m4, b0, b1, b2, b3, b4: I32; fill: F32
+    } [x: In, value: OptionalIn, y: Out]
+}
 
 /// Contents of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -238,24 +238,27 @@ impl Op for Pad {
         let count = out.count()?;
         let mut call = Call::new(&KERNEL, 64)
             .define("RANK", i64::try_from(lines.len().max(1)).unwrap_or(1))
-            .operand(cx.input(0)?)
-            .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count);
+            .grid(count.ceil_div(2 * 64)?, 1, 1);
         let part = |i: usize, of: fn(&(Dim, Dim, Dim)) -> &Dim, or: i64| {
             lines.get(i).map_or_else(|| Dim::from(or), |l| of(l).clone())
         };
-        call = (0..4).fold(call, |c, i| c.field(part(i, |l| &l.0, 1)));
-        call = (0..5).fold(call, |c, i| c.field(part(i, |l| &l.1, 1)));
-        call = (0..5).fold(call, |c, i| c.field(part(i, |l| &l.2, 0)));
+        let [n0, n1, n2, n3] = std::array::from_fn(|i| part(i, |l| &l.0, 1));
+        let [m0, m1, m2, m3, m4] = std::array::from_fn(|i| part(i, |l| &l.1, 1));
+        let [b0, b1, b2, b3, b4] = std::array::from_fn(|i| part(i, |l| &l.2, 0));
         call = match self.mode {
             Mode::Constant => call,
             Mode::Edge => call.define("EDGE", 1),
             Mode::Reflect => call.define("REFLECT", 1),
             Mode::Wrap => call.define("WRAP", 1),
         };
-        cx.emit(call.field(self.value))
+        let x = cx.input(0)?;
+        let value = if cx.has(2) { Some(cx.input(2)?) } else { None };
+        let (y, fill) = (cx.output(0)?, self.value);
+        #[rustfmt::skip]
+        let args = Args {
+            x, value, y, count, n0, n1, n2, n3, m0, m1, m2, m3, m4, b0, b1, b2, b3, b4, fill,
+        };
+        cx.emit(call, args)
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -332,7 +335,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Pad", 2)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

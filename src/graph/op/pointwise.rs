@@ -652,6 +652,6 @@ impl Op for Pointwise {
 pub static DEF: OpDef = OpDef {
     onnx: import::ONNX,
     import: import::import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases: cases::cases,
 };

@@ -10,14 +10,15 @@ use super::conv::{parts, sizes};
 use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-static KERNEL: Kernel = crate::kernel!(pool {
-    count: U32, in_h: U32, in_w: U32, out_h: U32, out_w: U32, pad_h: I32, pad_w: I32, end_h: I32, end_w: I32,
-} [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "pool" {
+        count, in_h, in_w, out_h, out_w: U32; pad_h, pad_w, end_h, end_w: I32
+    } [x: In, y: Out]
+}
 
 /// Reduction over a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -160,20 +161,20 @@ impl Op for Pool {
             Kind::Lp { p } => call.define("NORM", p),
         };
         let (count, [h, w]) = (out.count()?, &lines);
-        let call = call
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(&h.size)
-            .field(&w.size)
-            .field(&h.out)
-            .field(&w.out)
-            .field(&h.before)
-            .field(&w.before)
-            .field(h.size.add(&h.after)?)
-            .field(w.size.add(&w.after)?);
-        cx.emit(call)
+        let args = Args {
+            x: cx.input(0)?,
+            y: cx.output(0)?,
+            in_h: h.size.clone(),
+            in_w: w.size.clone(),
+            out_h: h.out.clone(),
+            out_w: w.out.clone(),
+            pad_h: h.before.clone(),
+            pad_w: w.before.clone(),
+            end_h: h.size.add(&h.after)?,
+            end_w: w.size.add(&w.after)?,
+            count,
+        };
+        cx.emit(call.grid(args.count.ceil_div(2 * 64)?, 1, 1), args)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -304,7 +305,7 @@ pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

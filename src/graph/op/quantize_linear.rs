@@ -12,7 +12,6 @@ use super::pointwise::{Binary, Expr, Unary};
 use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
 };
-use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
 use crate::plan::lower::{Call, LowerCx};
@@ -20,9 +19,11 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::mini::Rounding;
 use crate::tensor::{DType, HostTensor};
 
-static DYNAMIC: Kernel = crate::kernel!(dynamic_quantize { count: U32 } [
-    x: In Elem, y: Out Elem, scale: Out Elem, zero: Out Elem,
-]);
+crate::kernel! {
+    static DYNAMIC: TypedKernel<DynamicArgs> = "dynamic_quantize" {
+        count: U32
+    } [x: In, y: Out, scale: Out, zero: Out]
+}
 
 /// Work-items of the single work-group that finds a range.
 const WORK_GROUP: u32 = 64;
@@ -466,11 +467,14 @@ impl Op for DynamicQuantizeLinear {
             rest,
             &format!("the range of {count} elements; kernels support at most {most}"),
         );
-        let mut call = Call::new(&DYNAMIC, WORK_GROUP).operand(cx.input(0)?);
-        for (i, dtype) in [(0, DType::I32), (1, DType::F32), (2, DType::I32)] {
-            call = call.operand(cx.result(i, dtype, &count)?);
-        }
-        cx.emit(call.field(&count))
+        let args = DynamicArgs {
+            x: cx.input(0)?,
+            y: cx.result(0, DType::I32, &count)?,
+            scale: cx.result(1, DType::F32, &count)?,
+            zero: cx.result(2, DType::I32, &count)?,
+            count,
+        };
+        cx.emit(Call::new(&DYNAMIC, WORK_GROUP), args)
     }
 }
 
@@ -520,7 +524,7 @@ pub static DEF: OpDef = OpDef {
         onnx("DynamicQuantizeLinear", 11),
     ],
     import,
-    kernels: &[&DYNAMIC],
+    kernels: &[&DYNAMIC.kernel],
     cases,
 };
 

@@ -4,13 +4,15 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
-pub(super) static KERNEL: Kernel =
-    crate::kernel!(range { count: U32, start: U32, delta: I32 } [live: Weight Elem, y: Out Elem]);
+crate::kernel! {
+    pub(super) static KERNEL: TypedKernel<Args> = "range" {
+        count, start: U32; delta: I32
+    } [live: Weight, y: Out]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -167,14 +169,16 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, start: &Dim, step: i64) -> OpResult<()>
     let count = cx.out_fact(0)?.shape.count()?;
     let (live, start) = cx.live(start);
     let call = Call::new(&KERNEL, 64)
-        .operand(live)
-        .operand(cx.output(0)?)
         .grid(count.ceil_div(2 * 64)?, 1, 1)
-        .field(&count)
-        .field(start)
-        .field(Dim::from(step))
         .may_be_padded();
-    cx.emit(call)
+    let args = Args {
+        live,
+        y: cx.output(0)?,
+        count,
+        start,
+        delta: step.into(),
+    };
+    cx.emit(call, args)
 }
 
 fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -185,7 +189,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Range", 11)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -10,16 +10,17 @@ use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     onnx, operand, places, transpose,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
 
 mod dims;
 
-static KERNEL: Kernel = crate::kernel!(reduce {
-    rows: U32, cols: U32, n1: U32, n2: U32, k0: U32, k1: U32, k2: U32, m1: U32, m2: U32, r0: U32, r1: U32, r2: U32,
-} [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "reduce" {
+        rows, cols, n1, n2, k0, k1, k2, m1, m2, r0, r1, r2: U32
+    } [x: In, y: Out]
+}
 
 /// The reduction function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,9 +280,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
             x.dtype
         )));
     }
-    let mut call = Call::new(&KERNEL, 64)
-        .operand(cx.input(0)?)
-        .operand(cx.output(0)?);
+    let mut call = Call::new(&KERNEL, 64);
     let names: &[&str] = match kind {
         Kind::Sum => &[],
         Kind::Mean => &["MEAN"],
@@ -308,16 +307,16 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
     } else {
         call.grid(rows.ceil_div(2)?, 1, 1)
     };
-    call = call.field(&rows).field(&cols);
-    for list in [&kept, &reduced] {
-        for i in 0..2 {
-            call = call.field(list.get(i).map_or_else(|| 1.into(), |(n, _)| n.clone()));
-        }
-        for i in 0..3 {
-            call = call.field(list.get(i).map_or_else(|| 0.into(), |(_, s)| s.clone()));
-        }
-    }
-    cx.emit(call)
+    let size = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or(Dim::from(1), |(n, _)| n.clone());
+    let step = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or(Dim::from(0), |(_, s)| s.clone());
+    let [n1, n2] = std::array::from_fn(|i| size(&kept, i));
+    let [k0, k1, k2] = std::array::from_fn(|i| step(&kept, i));
+    let [m1, m2] = std::array::from_fn(|i| size(&reduced, i));
+    let [r0, r1, r2] = std::array::from_fn(|i| step(&reduced, i));
+    let (x, y) = (cx.input(0)?, cx.output(0)?);
+    #[rustfmt::skip]
+    let args = Args { x, y, rows, cols, n1, n2, k0, k1, k2, m1, m2, r0, r1, r2 };
+    cx.emit(call, args)
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -356,7 +355,7 @@ pub static DEF: OpDef = OpDef {
         onnx("ReduceSumSquare", 1),
     ],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -520,7 +520,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Upsample", 7), onnx("Resize", 10)],
     import,
-    kernels: &[&lower::KERNEL],
+    kernels: &[&lower::KERNEL.kernel],
     cases,
 };
 

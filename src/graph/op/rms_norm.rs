@@ -151,7 +151,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RMSNormalization", 23)],
     import,
-    kernels: &[&norm::KERNEL, &norm::ROW],
+    kernels: &[&norm::KERNEL.kernel, &norm::ROW.kernel],
     cases,
 };
 

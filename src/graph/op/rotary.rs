@@ -9,12 +9,15 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(rotary { count: U32, heads: U32, dim: U32, angles: U32 } [x: In Elem, cosine: In Elem, sine: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "rotary" {
+        count, heads, dim, angles: U32
+    } [x: In, cosine: In, sine: In, y: Out]
+}
 
 /// Which elements of a head form a pair to rotate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,21 +107,21 @@ impl Op for Rotary {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
         let count = x.count()?;
-        let mut call = Call::new(&KERNEL, 64);
+        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
         if self.pairs == Pairs::Neighbours {
             call = call.define("NEIGHBOURS", 1);
         }
-        let call = call
-            .operand(cx.input(0)?)
-            .operand(cx.input(1)?)
-            .operand(cx.input(2)?)
-            .operand(cx.output(0)?)
-            .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(&x.0[2])
-            .field(&x.0[3])
-            .field(&cx.shape(1)?.0[3]);
-        cx.emit(call)
+        let args = Args {
+            x: cx.input(0)?,
+            cosine: cx.input(1)?,
+            sine: cx.input(2)?,
+            y: cx.output(0)?,
+            count,
+            heads: x.0[2].clone(),
+            dim: x.0[3].clone(),
+            angles: cx.shape(1)?.0[3].clone(),
+        };
+        cx.emit(call, args)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -138,7 +141,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Rotary")],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -13,17 +13,18 @@ use super::kv_append::KvAppend;
 use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, Home, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(rotary_append {
-    queries: U32, count: U32, heads: U32, kv_heads: U32, dim: U32, angles: U32, start: U32,
-} [
-    q: In Elem, k: In Elem, v: In Elem, cosine: In Elem, sine: In Elem, live: Weight Elem,
-    y: Out Elem, keys: Part Elem, values: Part Elem
-]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "rotary_append" {
+        queries, count, heads, kv_heads, dim, angles, start: U32
+    } [
+        q: In, k: In, v: In, cosine: In, sine: In, live: Weight, y: Out, keys: PartialOut,
+        values: PartialOut
+    ]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,24 +107,25 @@ impl Op for RotaryAppend {
         if self.pairs == Pairs::Neighbours {
             call = call.define("NEIGHBOURS", 1);
         }
-        for i in 0..5 {
-            call = call.operand(cx.input(i)?);
-        }
-        let call = call
-            .operand(live)
-            .operand(cx.output(0)?)
-            .operand(states[0])
-            .operand(states[1])
-            .grid(all.ceil_div(each)?, 1, 1)
-            .field(&queries)
-            .field(&count)
-            .field(heads)
-            .field(kv_heads)
-            .field(dim)
-            .field(angles)
-            .field(start)
-            .may_be_padded();
-        cx.emit(call)
+        let args = Args {
+            q: cx.input(0)?,
+            k: cx.input(1)?,
+            v: cx.input(2)?,
+            cosine: cx.input(3)?,
+            sine: cx.input(4)?,
+            live,
+            y: cx.output(0)?,
+            keys: states[0],
+            values: states[1],
+            queries,
+            count,
+            heads: heads.clone(),
+            kv_heads: kv_heads.clone(),
+            dim: dim.clone(),
+            angles: angles.clone(),
+            start,
+        };
+        cx.emit(call.grid(all.ceil_div(each)?, 1, 1).may_be_padded(), args)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -140,7 +142,7 @@ impl Op for RotaryAppend {
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -5,21 +5,19 @@
 //! from the end.
 
 use super::case::{Case, input};
-use super::gather_elements::{Places, targets};
+use super::gather_elements::{Args, Places, targets};
 use super::gather_nd::starts;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
     operand, transpose,
 };
-use crate::backend::kernel::Kernel;
-use crate::plan::lower::{Call, LowerCx};
+use crate::plan::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(scatter {
-    count: U32, row: U32, n0: I32, n1: I32, n2: I32, n3: I32, s0: U32, s1: U32, s2: U32, s3: U32,
-    m1: U32, m2: U32, m3: U32, m4: U32, t0: U32, t1: U32, t2: U32, t3: U32, t4: U32,
-} [x: In Elem, index: In Elem, y: Part Single]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "scatter" with [y: PartialOut Single]
+}
 
 /// How an update is combined with the old element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,12 +165,8 @@ impl Op for Scatter {
         };
         let (from, to, count) = (cx.input(0)?, cx.output(0)?, x.count()?);
         transpose::emit_copy(cx, from, to, &[count], &transpose::Start::first(), &[1.into()])?;
-        let call = Call::new(&KERNEL, 64)
-            .operand(cx.input(2)?)
-            .operand(cx.input(1)?)
-            .operand(to)
-            .grid(places.count.ceil_div(64)?, 1, 1);
-        cx.emit(places.describe(call))
+        let (updates, index) = (cx.input(2)?, cx.input(1)?);
+        places.emit(cx, &KERNEL, 1, [updates, index, to])
     }
 
     fn moves(&self, input: usize) -> bool {
@@ -213,7 +207,7 @@ pub static DEF: OpDef = OpDef {
         onnx("Scatter", 9),
     ],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

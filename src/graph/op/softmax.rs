@@ -7,16 +7,20 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
-/// Kernel for the last axes.
-pub(super) static LAST: Kernel = crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
-/// Kernel for an inner axis.
-pub(super) static INNER: Kernel =
-    crate::kernel!(softmax_axis { outer: U32, cols: U32, inner: U32 } [x: In Elem, y: Out Single]);
+crate::kernel! {
+    /// Kernel for the last axes.
+    pub(super) static LAST: TypedKernel<Args> = "softmax" { rows, cols: U32 } [x: In, y: Out]
+}
+crate::kernel! {
+    /// Kernel for an inner axis.
+    pub(super) static INNER: TypedKernel<InnerArgs> = "softmax_axis" {
+        outer, cols, inner: U32
+    } [x: In, y: Out Single]
+}
 
 /// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,14 +116,11 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
                 .define("ROWS", tile)
                 .grid(outer.ceil_div(tile)?, 1, 1)
         };
-        call = call
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .field(&outer)
-            .field(&cols)
-            .may_work_in_place();
-        call = form.into_iter().fold(call, |c, f| c.define(f, 1));
-        return cx.emit(call);
+        call = form
+            .into_iter()
+            .fold(call.may_work_in_place(), |c, f| c.define(f, 1));
+        let (x, y, rows) = (cx.input(0)?, cx.output(0)?, outer);
+        return cx.emit(call, Args { x, y, rows, cols });
     }
     if cols.as_const().is_some_and(|n| n > MOST_LOOPS / 6) {
         return Err(OpError::NoKernel(format!(
@@ -131,19 +132,17 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
     } else {
         (64, 2)
     };
-    let call = Call::new(&INNER, items)
-        .operand(cx.input(0)?)
-        .operand(cx.output(0)?)
-        .define("RUN", run)
-        .grid(
-            outer.mul(&inner.ceil_div(run)?)?.ceil_div(i64::from(items))?,
-            1,
-            1,
-        )
-        .field(&outer)
-        .field(&cols)
-        .field(&inner);
-    cx.emit(form.into_iter().fold(call, |c, f| c.define(f, 1)))
+    let groups = outer.mul(&inner.ceil_div(run)?)?.ceil_div(i64::from(items))?;
+    let call = Call::new(&INNER, items).define("RUN", run).grid(groups, 1, 1);
+    let call = form.into_iter().fold(call, |c, f| c.define(f, 1));
+    let args = InnerArgs {
+        x: cx.input(0)?,
+        y: cx.output(0)?,
+        outer,
+        cols,
+        inner,
+    };
+    cx.emit(call, args)
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -158,7 +157,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Softmax", 1)],
     import,
-    kernels: &[&LAST, &INNER],
+    kernels: &[&LAST.kernel, &INNER.kernel],
     cases,
 };
 

@@ -7,15 +7,16 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
 
-static KERNEL: Kernel = crate::kernel!(top_k {
-    count: U32, n: U32, inner: U32, kept: U32,
-} [x: In Elem, y: Out Single, at: Out Single]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "top_k" {
+        count, n, inner, kept: U32
+    } [x: In, y: Out Single, at: Out Single]
+}
 
 /// Maximum number of elements for kernels: each one is compared with all others.
 const MOST: i64 = 8192;
@@ -135,19 +136,20 @@ impl Op for TopK {
         }
         let count = outer.mul(&n)?.mul(&inner)?;
         let at = cx.result(1, DType::I32, &outer.mul(&kept)?.mul(&inner)?)?;
-        let mut call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
-            .operand(at)
-            .grid(count.ceil_div(64)?, 1, 1)
-            .field(&count)
-            .field(&n)
-            .field(&inner)
-            .field(&kept);
+        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(64)?, 1, 1);
         if self.largest {
             call = call.define("LARGEST", 1);
         }
-        cx.emit(call)
+        let args = Args {
+            x: cx.input(0)?,
+            y: cx.output(0)?,
+            at,
+            count,
+            n,
+            inner,
+            kept,
+        };
+        cx.emit(call, args)
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -173,7 +175,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("TopK", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

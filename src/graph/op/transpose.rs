@@ -6,15 +6,15 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
 };
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(strided {
-    count: U32, start: I32, n1: U32, n2: U32, n3: U32, n4: U32, n5: U32,
-    s0: I32, s1: I32, s2: I32, s3: I32, s4: I32, s5: I32,
-} [x: In Elem, live: OptionalIn Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "strided" {
+        count: U32; start: I32; n1, n2, n3, n4, n5: U32; s0, s1, s2, s3, s4, s5: I32
+    } [x: In, live: OptionalIn, y: Out]
+}
 
 const MAX_RANK: usize = 6;
 
@@ -70,22 +70,18 @@ pub(super) fn emit_copy(
     };
     let mut call = Call::new(&KERNEL, 64)
         .define("RANK", i64::try_from(joined.len().max(1)).unwrap_or(1))
-        .operand(from)
-        .optional(live)
-        .operand(to)
-        .grid(count.ceil_div(2 * 64)?, 1, 1)
-        .field(&count)
-        .field(at);
+        .grid(count.ceil_div(2 * 64)?, 1, 1);
     if start.padded {
         call = call.may_be_padded();
     }
-    for i in 0..MAX_RANK - 1 {
-        call = call.field(joined.get(i).map_or_else(|| 1.into(), |(n, _)| n.clone()));
-    }
-    for i in 0..MAX_RANK {
-        call = call.field(joined.get(i).map_or_else(|| 0.into(), |(_, s)| s.clone()));
-    }
-    cx.emit(call)
+    let [n1, n2, n3, n4, n5, _] =
+        std::array::from_fn(|i| joined.get(i).map_or(Dim::from(1), |(n, _)| n.clone()));
+    let [s0, s1, s2, s3, s4, s5]: [Dim; MAX_RANK] =
+        std::array::from_fn(|i| joined.get(i).map_or(Dim::from(0), |(_, s)| s.clone()));
+    let (x, y, start) = (from, to, at);
+    #[rustfmt::skip]
+    let args = Args { x, live, y, count, start, n1, n2, n3, n4, n5, s0, s1, s2, s3, s4, s5 };
+    cx.emit(call, args)
 }
 
 /// Sizes and strides with neighbouring axes merged where they are walked as one, innermost first.
@@ -196,7 +192,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Transpose", 1)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

@@ -3,14 +3,15 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
-use crate::backend::kernel::Kernel;
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
-static KERNEL: Kernel = crate::kernel!(trilu {
-    count: U32, rows: U32, cols: U32, diagonal: I32,
-} [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    static KERNEL: TypedKernel<Args> = "trilu" {
+        count, rows, cols: U32; diagonal: I32
+    } [x: In, y: Out]
+}
 
 /// A diagonal outside every matrix.
 const FAR: i64 = 1 << 30;
@@ -71,18 +72,20 @@ impl Op for Trilu {
         }
         let count = shape.count()?;
         let mut call = Call::new(&KERNEL, 64)
-            .operand(cx.input(0)?)
-            .operand(cx.output(0)?)
             .grid(count.ceil_div(2 * 64)?, 1, 1)
-            .field(&count)
-            .field(rows)
-            .field(cols)
-            .field(&diagonal)
             .may_work_in_place();
         if self.upper {
             call = call.define("UPPER", 1);
         }
-        cx.emit(call)
+        let args = Args {
+            x: cx.input(0)?,
+            y: cx.output(0)?,
+            count,
+            rows: rows.clone(),
+            cols: cols.clone(),
+            diagonal,
+        };
+        cx.emit(call, args)
     }
 
     fn reads(&self, input: usize) -> bool {
@@ -104,7 +107,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Trilu", 14)],
     import,
-    kernels: &[&KERNEL],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 

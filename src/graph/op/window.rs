@@ -94,7 +94,7 @@ impl Line {
 }
 
 /// Sets the constants shared by window kernels: sizes, strides and dilations of rows and columns.
-pub(super) fn define(call: Call, [h, w]: &[Line; 2]) -> Call {
+pub(super) fn define<A>(call: Call<A>, [h, w]: &[Line; 2]) -> Call<A> {
     call.define("KH", h.kernel)
         .define("SH", h.stride)
         .define("DH", h.dilation)

@@ -560,7 +560,7 @@ mod tests {
     }
 
     static KERNEL: crate::backend::kernel::Kernel =
-        crate::kernel!(softmax { rows: U32, cols: U32 } [x: In Elem, y: Out Elem]);
+        crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
 
     #[test]
     fn what_was_not_measured_again_stays() {

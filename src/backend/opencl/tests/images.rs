@@ -20,9 +20,7 @@ const TEXT: Text = Text {
     wgsl: "",
     variant: None,
     forms: &[],
-    params: Params {
-        fields: &[("n", crate::backend::kernel::FieldTy::U32)],
-    },
+    params: &[("n", crate::backend::kernel::FieldTy::U32)],
     args: &[
         Arg {
             name: "x",

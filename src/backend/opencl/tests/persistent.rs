@@ -36,7 +36,7 @@ static COUNT: Text = Text {
     ..PLAIN
 };
 
-const PLAIN: Text = kernel!(norm { plus: F32 } [x: In Elem, y: Out Elem]);
+const PLAIN: Text = kernel!("norm" { plus: F32 } [x: In, y: Out]);
 
 const COUNTED: usize = 80;
 

@@ -1,7 +1,6 @@
 //! Convolution as matmul of weights and windows, tiled in local memory.
 
 use super::{Line, parts, window};
-use crate::backend::kernel::Kernel;
 use crate::graph::op::OpResult;
 use crate::graph::op::local_tile::{Extent, LocalTile};
 use crate::graph::op::matmul::over_batches;
@@ -9,13 +8,15 @@ use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-/// The kernel; its operands have the names of the tiled matmul.
-pub(super) static KERNEL: Kernel = crate::kernel!(conv_tiled {
-    m: U32, n: U32, k: U32, b_stride: U32,
-    in_h: U32, in_w: U32, out_w: U32, pad_h: I32, pad_w: I32,
-    outputs: U32, first: U32, groups: U32, first_group: U32, all_groups: U32, batches: U32,
-} [a: In Elem, b: In Elem, bias: OptionalIn Elem, y: Part Single])
-.variant_of(&super::KERNEL, |caps| caps.fast_local);
+crate::kernel! {
+    /// The kernel; its operands have the names of the tiled matmul.
+    pub(super) static KERNEL: TypedKernel<Args> = "conv_tiled" {
+        m, n, k, b_stride, in_h, in_w, out_w: U32;
+        pad_h, pad_w: I32;
+        outputs, first, groups, first_group, all_groups, batches: U32
+    } [a: In, b: In, bias: OptionalIn, y: PartialOut Single]
+    .variant_of(&super::KERNEL.kernel, |caps| caps.fast_local)
+}
 
 /// Minimum output channels per group, and minimum terms per sum, for which tiling pays off.
 const LEAST: [usize; 2] = [8, 16];
@@ -88,25 +89,29 @@ pub(super) fn emit(
         if windows {
             call = call.define("WINDOWS", 1);
         }
-        call = call
-            .operand(weights)
-            .operand(cx.input(0)?)
-            .optional(if cx.has(2) { Some(cx.input(2)?) } else { None })
-            .operand(cx.output(0)?)
-            .field(Dim::from_usize(rows))
-            .field(&columns)
-            .field(&depth)
-            .field(&stride)
-            .field(&h.size)
-            .field(&v.size)
-            .field(&v.out)
-            .field(&h.before)
-            .field(&v.before);
         let first_group = if group == 1 { 0 } else { first / rows.max(1) };
-        for d in [outputs, first, groups, first_group, group] {
-            call = call.field(Dim::from_usize(d));
-        }
-        cx.emit(call.field(&batches))?;
+        let args = Args {
+            a: weights,
+            b: cx.input(0)?,
+            bias: if cx.has(2) { Some(cx.input(2)?) } else { None },
+            y: cx.output(0)?,
+            m: Dim::from_usize(rows),
+            n: columns.clone(),
+            k: depth.clone(),
+            b_stride: stride.clone(),
+            in_h: h.size.clone(),
+            in_w: v.size.clone(),
+            out_w: v.out.clone(),
+            pad_h: h.before.clone(),
+            pad_w: v.before.clone(),
+            outputs: Dim::from_usize(outputs),
+            first: Dim::from_usize(first),
+            groups: Dim::from_usize(groups),
+            first_group: Dim::from_usize(first_group),
+            all_groups: Dim::from_usize(group),
+            batches,
+        };
+        cx.emit(call, args)?;
     }
     Ok(true)
 }

@@ -6,7 +6,6 @@
 
 use super::{
     MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
-    with_second,
 };
 use crate::backend::kernel::{Form, Kernel};
 use crate::backend::tunable::Tuning;
@@ -18,10 +17,12 @@ use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-/// Quantizes activations to 8 bits.
-pub(super) static QUANTIZE: Kernel = crate::kernel!(quantize_rows {
-    rows: U32, k: U32,
-} [x: In Elem, y: Out Words, factors: Out Words]);
+crate::kernel! {
+    /// Quantizes activations to 8 bits.
+    pub(super) static QUANTIZE: TypedKernel<QuantizeArgs> = "quantize_rows" {
+        rows, k: U32
+    } [x: In, y: Out Uint, factors: Out Uint]
+}
 
 /// Declares a way to compute 8-bit dot products.
 macro_rules! dots {
@@ -41,19 +42,24 @@ const FORMS: &[Form] = &[
     dots!("X86_BYTES", X86),
 ];
 
-/// Kernel for one row, which it quantizes itself. Reads the fields from `end0` on only with PARTS.
-pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_int8 {
-    n: U32, panel: U32, column: U32, end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
-} [x: In Elem, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
-   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
-.with_forms(FORMS);
+crate::kernel! {
+    /// Kernel for one row, which it quantizes itself. Reads the fields from `end0` on only with PARTS.
+    pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_int8" {
+        n, panel, column, end0, end1, start1, start2: U32; epsilon: F32
+    } [
+        x: In, gain: OptionalIn, codes: Weight Uint4, scales: Weight Uint4,
+        codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
+    ]
+    .with_forms(FORMS)
+}
 
-/// Kernel for any number of rows.
-pub(super) static PRODUCT: Kernel = crate::kernel!(matmul_e0m_int8 {
-    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Words, factors: In Words, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
-.with_forms(FORMS);
+crate::kernel! {
+    /// Kernel for any number of rows.
+    pub(super) static PRODUCT: TypedKernel<MatrixArgs> = "matmul_e0m_int8" {
+        m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
+    } [x: In Uint, factors: In Uint, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
+    .with_forms(FORMS)
+}
 
 /// Quantizes `data`, rows of `k` activations, in blocks of `block` and decodes it again.
 pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
@@ -108,44 +114,73 @@ impl MatMulE0m {
             let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
             let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
             let call = self.quantize(cx.caps(), block, &blocks)?;
-            let call = call.operand(x).operand(bytes).operand(factors);
-            cx.emit(call.field(&rows).field(Dim::from_usize(k)))?;
+            let args = QuantizeArgs {
+                x,
+                y: bytes,
+                factors,
+                rows: rows.clone(),
+                k: Dim::from_usize(k),
+            };
+            cx.emit(call, args)?;
             Some((bytes, factors))
         };
         let second = weights.second_part(cx, self.bits, k)?;
+        let [end0, end1, start1, start2] = weights.places();
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
-            let (count, panel, first) = (
-                Dim::from_usize(part.count),
-                Dim::from_usize(part.panel),
-                Dim::from_usize(part.first),
-            );
-            let call = match bytes {
-                None => {
-                    let call = self.vector(cx.caps(), block, k, part.count)?;
-                    let call = call.operand(x).optional(gain);
-                    let call = call.operand(part.codes).operand(part.scales);
-                    let call = with_second(call, second.as_ref()).operand(y);
-                    let call = call.field(count).field(panel).field(first);
-                    weights.place(call, in_parts).field(self.norm.unwrap_or(0.0))
+            let caps = cx.caps();
+            let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
+            let Some((bytes, factors)) = bytes else {
+                let mut call = self.vector(caps, block, k, part.count)?;
+                if in_parts {
+                    call = call.define("PARTS", 1);
                 }
-                Some((bytes, factors)) => {
-                    let call = self.product(cx.caps(), block, [k, part.count], (&rows, most))?;
-                    let call = call.operand(bytes).operand(factors);
-                    let call = call.operand(part.codes).operand(part.scales).operand(y);
-                    let call = call
-                        .field(&rows)
-                        .field(count)
-                        .field(Dim::from_usize(k))
-                        .field(panel);
-                    weights.place(call.field(Dim::from_usize(n)).field(first), in_parts)
-                }
+                let args = VectorArgs {
+                    x,
+                    gain,
+                    codes: part.codes,
+                    scales: part.scales,
+                    codes2: second.as_ref().map(|s| s.codes),
+                    scales2: second.as_ref().map(|s| s.scales),
+                    y,
+                    n: Dim::from_usize(part.count),
+                    panel: Dim::from_usize(part.panel),
+                    column: Dim::from_usize(part.first),
+                    end0,
+                    end1,
+                    start1,
+                    start2,
+                    epsilon: self.norm.unwrap_or(0.0),
+                };
+                cx.emit(call, args)?;
+                continue;
             };
-            cx.emit(call)?;
+            let mut call = self.product(caps, block, [k, part.count], (&rows, most))?;
+            if in_parts {
+                call = call.define("PARTS", 1);
+            }
+            let args = MatrixArgs {
+                x: bytes,
+                factors,
+                codes: part.codes,
+                scales: part.scales,
+                y,
+                m: rows.clone(),
+                n: Dim::from_usize(part.count),
+                k: Dim::from_usize(k),
+                panel: Dim::from_usize(part.panel),
+                y_stride: Dim::from_usize(n),
+                column: Dim::from_usize(part.first),
+                end0,
+                end1,
+                start1,
+                start2,
+            };
+            cx.emit(call, args)?;
         }
         Ok(())
     }
 
-    fn quantize(&self, caps: &Caps, block: usize, blocks: &Dim) -> OpResult<Call> {
+    fn quantize(&self, caps: &Caps, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
         const ITEMS: u32 = 16;
         let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", i64::try_from(block).unwrap_or(i64::MAX));
         let call = if self.bits == Bits::Eight {
@@ -162,7 +197,7 @@ impl MatMulE0m {
     }
 
     /// The kernel for one row and a `k x n` weight.
-    fn vector(&self, caps: &Caps, block: usize, k: usize, n: usize) -> OpResult<Call> {
+    fn vector(&self, caps: &Caps, block: usize, k: usize, n: usize) -> OpResult<Call<VectorArgs>> {
         let tuning = tune::bytes_vector(self, caps, k, n);
         let shape = VectorShape::of(caps, n, &tuning);
         let columns = i64::from(shape.lanes * shape.columns) * shape.panels;
@@ -188,7 +223,7 @@ impl MatMulE0m {
         block: usize,
         [k, n]: [usize; 2],
         (rows, most): (&Dim, Option<i64>),
-    ) -> OpResult<Call> {
+    ) -> OpResult<Call<MatrixArgs>> {
         let tuning = tune::bytes_matrix(self, caps, k, n, most);
         let [items, each] = match tuning.choice.as_slice() {
             &[items, each] => [items, each],
@@ -241,7 +276,7 @@ pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
 }
 
 /// Selects the dot products of the device: single words on GPUs, vectors of sixteen on CPUs.
-fn written(caps: &Caps, kernel: &'static Kernel, call: Call) -> Call {
+fn written<A>(caps: &Caps, kernel: &'static Kernel, call: Call<A>) -> Call<A> {
     let cpu = caps.explicit_vectors();
     let call = if cpu { call.define("WIDE", 1) } else { call };
     // OpenCL compilers for phones move all loads of an unrolled loop to its front and run out of

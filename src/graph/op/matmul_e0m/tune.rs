@@ -3,30 +3,30 @@
 
 use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
 use crate::backend::kernel::Kernel;
-use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
 use crate::backend::kernel::wave::{WAVE, Wave};
+use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
 use crate::backend::{Caps, DeviceKind};
 
 static VECTOR_TUNABLE: Tunable = Tunable {
-    kernel: &VECTOR,
+    kernel: &VECTOR.kernel,
     names: &["items", "lanes", "columns", ASKED_WAVE, BY_IMAGE],
     choices: vectors,
 };
 
 static MATRIX_TUNABLE: Tunable = Tunable {
-    kernel: &MATRIX,
+    kernel: &MATRIX.kernel,
     names: &["items", "columns", "rows", ASKED_WAVE, BY_IMAGE],
     choices: matrices,
 };
 
 static BYTES_VECTOR: Tunable = Tunable {
-    kernel: &int8::VECTOR,
+    kernel: &int8::VECTOR.kernel,
     names: &["items", "lanes", "groups per core"],
     choices: byte_vectors,
 };
 
 static BYTES_MATRIX: Tunable = Tunable {
-    kernel: &int8::PRODUCT,
+    kernel: &int8::PRODUCT.kernel,
     names: &["items", "rows"],
     choices: byte_matrices,
 };

@@ -3,34 +3,31 @@
 //! precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel multiplies by
 //! halves derived from `w1` and scales its sums. Results of 4-bit weights are halves too.
 
-use super::{E0mShape, MatMulE0m, STRETCH, format_defines, stretch, tune};
+use super::{E0mShape, MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
 use crate::backend::Caps;
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::Form;
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::plan::lower::Call;
 use crate::quant::Bits;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
-/// Kernel for one row; a work-group computes 32 columns.
-pub(super) static VECTOR: Kernel = crate::kernel!(matvec_e0m_mma {
-    n: U32, steps: U32, panel: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32, epsilon: F32,
-} [x: In Words4, gain: OptionalIn Elem, codes: Weight Words4, scales: Weight Words4,
-   codes2: OptionalWeight Words4, scales2: OptionalWeight Words4, y: Part Elem])
-.variant_of(&super::VECTOR, able)
-.with_forms(&[Form {
-    // Weights as pairs of halves, if there is no tensor core kernel.
-    define: "PAIRS",
-    needs: |caps| caps.backend == "wgpu" && caps.f16_math,
-}]);
+crate::kernel! {
+    /// Kernel for one row; a work-group computes 32 columns.
+    pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_mma" with [x: In Uint4]
+    .variant_of(&super::VECTOR.kernel, able)
+    .with_forms(&[Form {
+        // Weights as pairs of halves, if there is no tensor core kernel.
+        define: "PAIRS",
+        needs: |caps| caps.backend == "wgpu" && caps.f16_math,
+    }])
+}
 
-/// Kernel for many rows.
-pub(super) static MATRIX: Kernel = crate::kernel!(matmul_e0m_mma {
-    m: U32, n: U32, k: U32, panel: U32, y_stride: U32, column: U32,
-    end0: U32, end1: U32, start1: U32, start2: U32,
-} [x: In Halves4, codes: Weight Words4, scales: Weight Words4, y: Part Elem])
-.variant_of(&super::MATRIX, able);
+crate::kernel! {
+    /// Kernel for many rows.
+    pub(super) static MATRIX: TypedKernel<MatrixArgs> = "matmul_e0m_mma" with [x: In Half4]
+    .variant_of(&super::MATRIX.kernel, able)
+}
 
 /// Device features that both kernels require.
 fn able(caps: &Caps) -> bool {
@@ -144,7 +141,7 @@ fn last_too(groups: usize, units: usize) -> bool {
 const BY_RULE: [u32; 5] = [0; 5];
 
 static MATRIX_TUNABLE: Tunable = Tunable {
-    kernel: &MATRIX,
+    kernel: &MATRIX.kernel,
     names: &["warps down", "warps across", "tiles", "stages", "warps per sum"],
     choices: tiles,
 };
@@ -208,7 +205,7 @@ impl MatMulE0m {
         [x, y]: [DType; 2],
         [k, n]: [usize; 2],
         two: bool,
-    ) -> Option<Call> {
+    ) -> Option<Call<VectorArgs>> {
         let block = self.block(x, k).filter(|_| caps.takes(&VECTOR))?;
         // Sums of undecoded 4-bit weights are precise enough for half results, not for single
         // precision.
@@ -265,7 +262,7 @@ impl MatMulE0m {
         n: usize,
         rows: &Dim,
         most: Option<i64>,
-    ) -> Option<Call> {
+    ) -> Option<Call<MatrixArgs>> {
         self.block(x, k).filter(|_| caps.takes(&MATRIX))?;
         // Weights are rounded to halves, which is invisible in half results.
         if y != DType::F16 {
@@ -289,7 +286,7 @@ impl MatMulE0m {
             call
         };
         // Kernels with a variable for each sum are specialized to these numbers of tiles.
-        let from = |call: Call, name, least| {
+        let from = |call: Call<MatrixArgs>, name, least| {
             if tile.tiles >= least {
                 call.define(name, 1)
             } else {

@@ -2,14 +2,16 @@
 
 use super::functions::{self, Binary};
 use super::{Expr, MAX_INPUTS, NAMES, join_axes};
+use crate::backend::kernel::Snippet;
 use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
-use crate::backend::kernel::{Kernel, Snippet};
 use crate::graph::op::{OpError, OpResult};
 use crate::plan::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
 use crate::tensor::DType;
 
-pub static KERNEL: Kernel = crate::kernel!(pointwise { count: U32 } [y: Out Elem]);
+crate::kernel! {
+    pub static KERNEL: TypedKernel<Args> = "pointwise" { count: U32 } [y: Out]
+}
 
 /// Source of an operand of an expression in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,13 +47,14 @@ pub fn fill(cx: &mut LowerCx<'_>, value: f64) -> OpResult<()> {
 fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<()> {
     let with = epilogue(expr, cx, places)?;
     let count = cx.out_fact(0)?.shape.count()?;
-    let mut call = Call::new(&KERNEL, 64).operand(cx.output(0)?).field(&count);
+    let mut call = Call::new(&KERNEL, 64).may_be_padded().epilogue(with);
     call = if cx.caps().explicit_vectors() {
         call.define("RUN", 16).grid(count.ceil_div(16 * 64)?, 1, 1)
     } else {
         call.grid(count.ceil_div(2 * 64)?, 1, 1)
     };
-    cx.emit(call.may_be_padded().epilogue(&with))
+    let y = cx.output(0)?;
+    cx.emit(call, Args { y, count })
 }
 
 /// Builds an epilogue for result 0 of the node: `expr` over operands at `places`.

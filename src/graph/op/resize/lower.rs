@@ -1,15 +1,16 @@
 //! Resampling along one or two axes on a device.
 
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
-use crate::backend::kernel::Kernel;
 use crate::graph::op::{OpError, OpResult};
 use crate::plan::lower::{Call, LowerCx};
 use crate::shape::{Dim, product};
 
-pub(super) static KERNEL: Kernel = crate::kernel!(resize {
-    count: U32, in_h: U32, out_h: U32, mid: U32, in_w: U32, out_w: U32, inner: U32,
-    scale_h: F32, scale_w: F32, start_h: F32, end_h: F32, start_w: F32, end_w: F32, cubic: F32, outside: F32,
-} [x: In Elem, y: Out Elem]);
+crate::kernel! {
+    pub(super) static KERNEL: TypedKernel<Args> = "resize" {
+        count, in_h, out_h, mid, in_w, out_w, inner: U32;
+        scale_h, scale_w, start_h, end_h, start_w, end_w, cubic, outside: F32
+    } [x: In, y: Out]
+}
 
 /// An axis that is resized.
 #[derive(Clone, Copy)]
@@ -106,23 +107,13 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     };
     let count = out.count()?;
     let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
-    let call = if cx.caps().explicit_vectors() {
+    let mut call = if cx.caps().explicit_vectors() {
         Call::new(&KERNEL, 4)
             .define("ITEM", 1)
             .grid(rows.ceil_div(4)?, 1, 1)
     } else {
         Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1)
     };
-    let mut call = call
-        .operand(cx.input(0)?)
-        .operand(cx.output(0)?)
-        .field(&count)
-        .field(in_h)
-        .field(out_h)
-        .field(mid)
-        .field(size(&x, wide.axis))
-        .field(size(&out, wide.axis))
-        .field(part(wide.axis + 1..x.rank())?);
     let names: &[&str] = match op.coordinates {
         Coordinates::HalfPixel => &["CENTRES", "MOVED_BACK"],
         Coordinates::PytorchHalfPixel => &["CENTRES", "MOVED_BACK", "ONE_AT_ZERO"],
@@ -151,16 +142,24 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         call = call.define(name, 1);
     }
     let high = high.unwrap_or(unchanged);
-    let fields = [
-        high.scale.unwrap_or(1.0),
-        wide.scale.unwrap_or(1.0),
-        high.region.0,
-        high.region.1,
-        wide.region.0,
-        wide.region.1,
-    ];
-    for f in fields.into_iter().chain([op.cubic, op.outside]) {
-        call = call.field(f);
-    }
-    cx.emit(call)
+    let args = Args {
+        x: cx.input(0)?,
+        y: cx.output(0)?,
+        count,
+        in_h,
+        out_h,
+        mid,
+        in_w: size(&x, wide.axis),
+        out_w: size(&out, wide.axis),
+        inner: part(wide.axis + 1..x.rank())?,
+        scale_h: high.scale.unwrap_or(1.0),
+        scale_w: wide.scale.unwrap_or(1.0),
+        start_h: high.region.0,
+        end_h: high.region.1,
+        start_w: wide.region.0,
+        end_w: wide.region.1,
+        cubic: op.cubic,
+        outside: op.outside,
+    };
+    cx.emit(call, args)
 }
