@@ -253,7 +253,7 @@ fn spec(kernel: &'static Kernel, items: u32, defines: &[(&'static str, i64)]) ->
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     }
 }
 

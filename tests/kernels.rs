@@ -286,8 +286,8 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
                 "read_write"
             };
             let ty = match (arg.ty, dtype) {
-                (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => "vec2<u32>",
-                (Ty::Elem, DType::F32) if spec.is_by_fours(arg) => "vec4<f32>",
+                (Ty::Elem, DType::F16) if spec.is_vec4(arg) => "vec2<u32>",
+                (Ty::Elem, DType::F32) if spec.is_vec4(arg) => "vec4<f32>",
                 (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic u32",
                 (Ty::Uint4, _) => "vec4<u32>",

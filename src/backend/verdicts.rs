@@ -184,7 +184,7 @@ mod tests {
             in_place: None,
             epilogue: None,
             images: BTreeMap::new(),
-            fours: BTreeSet::new(),
+            vec4: BTreeSet::new(),
         }
     }
 

@@ -118,7 +118,7 @@ fn spec(numbers: Numbers) -> KernelSpec {
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     }
 }
 

@@ -267,7 +267,7 @@ pub(super) struct Dispatch {
     pub padded: bool,
     pub tuning: Option<Tuning>,
     pub images: BTreeMap<usize, ImageKind>,
-    pub fours: BTreeSet<usize>,
+    pub vec4: BTreeSet<usize>,
 }
 
 impl Dispatch {
@@ -306,7 +306,7 @@ impl<A> Call<A> {
             padded: false,
             tuning: None,
             images: BTreeMap::new(),
-            fours: BTreeSet::new(),
+            vec4: BTreeSet::new(),
         };
         Self {
             dispatch,
@@ -991,7 +991,7 @@ impl LowerCx<'_> {
     }
 
     /// The operands of a call that are bound as vectors of four elements.
-    fn fours(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
+    fn vec4(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
         let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
         let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
         let wanted = if self.caps.lane_vectors() { vec4 } else { &[] };
@@ -1044,7 +1044,7 @@ impl LowerCx<'_> {
             call.defines.insert(kernel::FOLDED, 1);
         }
         call.images = self.images(&call, vec4);
-        call.fours = self.fours(&call, vec4);
+        call.vec4 = self.vec4(&call, vec4);
         self.out.calls.push(Emitted { call, node: self.id });
         Ok(())
     }

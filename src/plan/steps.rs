@@ -141,7 +141,7 @@ impl<'a, 'b> Build<'a, 'b> {
             in_place,
             epilogue: call.epilogue.clone(),
             images: call.images.clone(),
-            fours: call.fours.clone(),
+            vec4: call.vec4.clone(),
         };
         let operands = spec.args().zip(&call.operands);
         let bound = operands

@@ -24,7 +24,7 @@
 //! at any `i` as a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers do not
 //! vectorize single accesses as well.
 //!
-//! In WGSL an operand may be [bound as vectors of four](KernelSpec::fours); then it has only
+//! In WGSL an operand may be [bound as vectors of four](KernelSpec::vec4); then it has only
 //! `x_at4(i)`.
 //!
 //! In OpenCL C an operand that is [read through an image](KernelSpec::images) has only `x_at4(i)`,
@@ -198,8 +198,8 @@ pub struct Form {
 /// Restricts a kernel to some devices. See [`Caps::takes`].
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
-    /// The kernel that computes the same on any device (the fallback).
-    pub twin: &'static Kernel,
+    /// The kernel that computes the same on any device.
+    pub fallback: &'static Kernel,
     /// What it needs from a device, whatever the sizes.
     pub needs: fn(&Caps) -> bool,
 }
@@ -455,10 +455,10 @@ pub const MASK_MIN: f32 = -65504.0;
 pub const FOLDED: &str = "FOLDED";
 
 impl Kernel {
-    /// Makes the kernel a variant of `twin` for devices that have what it `needs`.
+    /// Makes the kernel a variant of `fallback` for devices that have what it `needs`.
     #[must_use]
-    pub const fn variant_of(mut self, twin: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
-        self.variant = Some(Variant { twin, needs });
+    pub const fn variant_of(mut self, fallback: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
+        self.variant = Some(Variant { fallback, needs });
         self
     }
 
@@ -490,11 +490,11 @@ impl Kernel {
     /// Specs that together use all accessors: each element type, images of each kind, vectors of
     /// four, and subgroup requests.
     fn samples(&'static self) -> Vec<KernelSpec> {
-        let of = |dtype: DType, kind: Option<ImageKind>, fours: bool| {
+        let of = |dtype: DType, kind: Option<ImageKind>, vec4: bool| {
             let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
             let args = self.args.iter().enumerate().filter(|(_, a)| fits(a));
-            let read = |(_, a): &(usize, &Arg)| fours && a.ty == Ty::Elem;
-            let fours = args.clone().filter(read).map(|(i, _)| i).collect();
+            let read = |(_, a): &(usize, &Arg)| vec4 && a.ty == Ty::Elem;
+            let vec4 = args.clone().filter(read).map(|(i, _)| i).collect();
             KernelSpec {
                 kernel: self,
                 workgroup: 1,
@@ -503,18 +503,18 @@ impl Kernel {
                 in_place: None,
                 epilogue: None,
                 images: kind.map_or_else(BTreeMap::new, |kind| args.map(|(i, _)| (i, kind)).collect()),
-                fours,
+                vec4,
             }
         };
         let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
         let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
-        let by_fours = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
+        let by_vec4 = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
         let waves = [Wave::Half, Wave::Full, Wave::Lanes(wave::MOST)].map(|wave| KernelSpec {
             defines: BTreeMap::from([(WAVE, i64::from(wave.number()))]),
             ..of(DType::F16, None, false)
         });
         let waves = waves.into_iter().filter(|_| self.may_ask_for_waves());
-        let plain = types.into_iter().chain(by_image).chain(by_fours);
+        let plain = types.into_iter().chain(by_image).chain(by_vec4);
         plain.chain(waves).collect()
     }
 

@@ -41,7 +41,7 @@ pub struct KernelSpec {
     pub images: BTreeMap<usize, ImageKind>,
     /// Indices of the descriptor's operands that WGSL binds as vectors of four elements. They are
     /// only read, and only through `at4`.
-    pub fours: BTreeSet<usize>,
+    pub vec4: BTreeSet<usize>,
 }
 
 impl PartialEq for KernelSpec {
@@ -53,7 +53,7 @@ impl PartialEq for KernelSpec {
             && self.in_place == o.in_place
             && self.epilogue == o.epilogue
             && self.images == o.images
-            && self.fours == o.fours
+            && self.vec4 == o.vec4
     }
 }
 
@@ -68,7 +68,7 @@ impl std::hash::Hash for KernelSpec {
         self.in_place.hash(h);
         self.epilogue.hash(h);
         self.images.hash(h);
-        self.fours.hash(h);
+        self.vec4.hash(h);
     }
 }
 
@@ -90,7 +90,7 @@ impl fmt::Display for KernelSpec {
             let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
             write!(f, " {name} by {kind}")?;
         }
-        for i in &self.fours {
+        for i in &self.vec4 {
             let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
             write!(f, " {name} by fours")?;
         }
@@ -182,9 +182,9 @@ impl KernelSpec {
     }
 
     /// Whether WGSL binds this operand as vectors of four elements.
-    pub fn is_by_fours(&self, arg: &Arg) -> bool {
+    pub fn is_vec4(&self, arg: &Arg) -> bool {
         let named = |i: &usize| self.kernel.args.get(*i).is_some_and(|a| a.name == arg.name);
-        self.fours.iter().any(named)
+        self.vec4.iter().any(named)
     }
 
     /// The same kernel reading all operands from their buffers.

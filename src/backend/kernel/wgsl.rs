@@ -46,9 +46,9 @@ impl KernelSpec {
         s.push_str(" }\n@group(0) @binding(0) var<uniform> p: Params;\n");
         for (i, (arg, dtype)) in self.bound().enumerate() {
             let ty = match (arg.ty, dtype) {
-                (Ty::Elem, DType::F16) if self.is_by_fours(arg) => "vec2<u32>",
-                (Ty::Elem, DType::F32) if self.is_by_fours(arg) => "vec4<f32>",
-                (Ty::Elem, _) if self.is_by_fours(arg) => "vec4<i32>",
+                (Ty::Elem, DType::F16) if self.is_vec4(arg) => "vec2<u32>",
+                (Ty::Elem, DType::F32) if self.is_vec4(arg) => "vec4<f32>",
+                (Ty::Elem, _) if self.is_vec4(arg) => "vec4<i32>",
                 (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
                 (Ty::Single, DType::F16) => "atomic<u32>",
                 (Ty::Uint4, _) => "vec4<u32>",
@@ -76,7 +76,7 @@ impl KernelSpec {
             let n = arg.name;
             let m = self.storage_of(arg);
             let t = if dtype.is_float() { "f32" } else { "i32" };
-            if self.is_by_fours(arg) {
+            if self.is_vec4(arg) {
                 let _ = match dtype {
                     DType::F16 => writeln!(
                         s,

@@ -38,7 +38,7 @@ fn spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
         in_place: in_place.then_some(0),
         epilogue: None,
         images: BTreeMap::new(),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     }
 }
 
@@ -521,7 +521,7 @@ fn broken(kernel: &'static Text, workgroup: u32) -> KernelSpec {
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     }
 }
 

@@ -163,8 +163,8 @@ impl Wgpu {
             min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
                 (Ty::Uint4, _) => 16,
                 (Ty::Half4, _) => 8,
-                (Ty::Elem, DType::F16) if spec.is_by_fours(arg) => 8,
-                (Ty::Elem, _) if spec.is_by_fours(arg) => 16,
+                (Ty::Elem, DType::F16) if spec.is_vec4(arg) => 8,
+                (Ty::Elem, _) if spec.is_vec4(arg) => 16,
                 _ => 4,
             }),
         });

@@ -44,7 +44,7 @@ fn spec(kernel: &'static Kernel, workgroup: u32, operands: &[DType], rows: i64) 
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     }
 }
 

@@ -44,7 +44,7 @@ fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec 
         in_place: None,
         epilogue: None,
         images: BTreeMap::from([(0, kind)]),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     }
 }
 

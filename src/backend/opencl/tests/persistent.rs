@@ -52,7 +52,7 @@ fn specs(last: &'static Text) -> [KernelSpec; 2] {
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        fours: BTreeSet::new(),
+        vec4: BTreeSet::new(),
     })
 }
 
