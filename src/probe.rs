@@ -7,7 +7,7 @@
 pub mod store;
 
 use crate::backend::kernel::image::{ImageKind, Images, Pixel};
-use crate::backend::kernel::{Kernel, KernelSpec};
+use crate::backend::kernel::{Feature, Features, Kernel, KernelSpec};
 use crate::backend::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, View,
 };
@@ -19,12 +19,21 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Instant;
 
-static COPY: Kernel = crate::kernel!("probe_copy" { count, each, next: U32 } [x: In Uint4, y: Out Uint4]);
-static READ: Kernel = crate::kernel!("probe_read" { count, each, next: U32 } [x: In Uint4, y: Out Uint]);
-static SINGLE: Kernel = crate::kernel!("probe_f32" { rounds: U32; factor, addend: F32 } [y: Out Single]);
-static HALF: Kernel = crate::kernel!("probe_f16" { rounds: U32; factor, addend: F32 } [y: Out Single]);
-static DOT: Kernel = crate::kernel!("probe_dot" { rounds, factor: U32 } [y: Out Single]);
-static MATRIX: Kernel = crate::kernel!("probe_matrix" { rounds: U32; factor, addend: F32 } [y: Out Single]);
+static COPY: Kernel =
+    crate::kernel!("probe_copy" { count, each, next: U32 } [x: In Uint4, y: Out Uint4]).linear();
+static READ: Kernel =
+    crate::kernel!("probe_read" { count, each, next: U32 } [x: In Uint4, y: Out Uint]).linear();
+static SINGLE: Kernel =
+    crate::kernel!("probe_f32" { rounds: U32; factor, addend: F32 } [y: Out Single]).linear();
+static HALF: Kernel = crate::kernel!("probe_f16" { rounds: U32; factor, addend: F32 } [y: Out Single])
+    .linear()
+    .with_features(Features::all(&[Feature::F16]));
+static DOT: Kernel = crate::kernel!("probe_dot" { rounds, factor: U32 } [y: Out Single]).linear();
+static MATRIX: Kernel = crate::kernel!("probe_matrix" { rounds: U32; factor, addend: F32 } [y: Out Single])
+    .with_features(Features {
+        opencl_c: &[Feature::TensorCores],
+        wgsl: &[Feature::TensorCores, Feature::F16],
+    });
 
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];

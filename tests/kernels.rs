@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 use support::Tier;
 use transformer_lite::backend::kernel::image::{ImageKind, Images};
-use transformer_lite::backend::kernel::{FieldTy, Kernel, KernelSpec, Language, Role, Ty};
+use transformer_lite::backend::kernel::{Feature, FieldTy, Kernel, KernelSpec, LINEAR, Language, Role, Ty};
 use transformer_lite::backend::phones::Phone;
 use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
 use transformer_lite::decoders::{self, Form, Spec};
@@ -258,15 +258,13 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
             .unwrap_or_else(|e| panic!("{spec}: {}", e.emit_to_string(&text)));
         // `unpack2x16float` is core WGSL; naga counts it apart for the sake of old OpenGL.
         let mut capabilities = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
-        let on_units = spec.kernel.needs_matrix_units(Language::Wgsl);
-        if on_units {
-            capabilities |= Capabilities::COOPERATIVE_MATRIX;
-        }
-        if spec.needs_sub_groups() {
-            capabilities |= Capabilities::SUBGROUP;
-        }
-        if on_units || case::in_pairs(spec) || is_probe(spec.kernel) && text.contains("enable f16;") {
-            capabilities |= Capabilities::SHADER_FLOAT16;
+        let on_units = spec.uses(Language::Wgsl, Feature::TensorCores);
+        for (feature, capability) in [
+            (Feature::TensorCores, Capabilities::COOPERATIVE_MATRIX),
+            (Feature::Subgroups, Capabilities::SUBGROUP),
+            (Feature::F16, Capabilities::SHADER_FLOAT16),
+        ] {
+            capabilities.set(capability, spec.uses(Language::Wgsl, feature));
         }
         Validator::new(ValidationFlags::all(), capabilities)
             .validate(&module)
@@ -383,11 +381,11 @@ fn specialisations_compile_on_the_device() {
                 let sub_groups = units || backend.caps().lane_broadcast();
                 let able = |s: &&KernelSpec| {
                     !is_probe(s.kernel)
-                        && (units || !s.kernel.needs_matrix_units(language))
-                        && (sub_groups || language != Language::Wgsl || !s.needs_sub_groups())
+                        && (units || !s.uses(language, Feature::TensorCores))
+                        && (sub_groups || !s.uses(language, Feature::Subgroups))
                         // A form of WGSL alone, whose defines the text in OpenCL C does not know.
                         && (language == Language::Wgsl || !s.defines.contains_key("BROADCAST"))
-                        && (halves || !case::in_pairs(s))
+                        && (halves || !s.multiplies_halves())
                 };
                 for spec in all.iter().filter(able).step_by(step) {
                     let id = match backend.compile(spec) {
@@ -433,11 +431,11 @@ fn opencl_arguments_are_the_descriptors() {
             spec.kernel.name,
             spec.operands.clone(),
             spec.in_place,
-            case::in_pairs(spec),
+            spec.multiplies_halves(),
             spec.images.clone(),
         );
-        let able = halves || !case::in_pairs(spec);
-        let left_out = spec.kernel.needs_matrix_units(Language::OpenCl) || is_probe(spec.kernel);
+        let able = halves || !spec.multiplies_halves();
+        let left_out = spec.uses(Language::OpenCl, Feature::TensorCores) || is_probe(spec.kernel);
         if left_out || !able || !checked.insert(key) {
             continue;
         }
@@ -627,10 +625,10 @@ fn kernel_texts_hold_no_forbidden_words() {
             let warps = stem == Some("attention_lanes")
                 || specs()
                     .iter()
-                    .any(|s| Some(s.kernel.name) == stem && s.needs_sub_groups());
+                    .any(|s| Some(s.kernel.name) == stem && s.uses(Language::Wgsl, Feature::Subgroups));
             let pairs = specs()
                 .iter()
-                .any(|s| case::in_pairs(s) && Some(s.kernel.name) == stem);
+                .any(|s| s.multiplies_halves() && Some(s.kernel.name) == stem);
             let of_halves = ["#pragma", "enable f16", "half2", "cl_khr_"];
             // Each form of a packed product is asked for on devices that list its extension.
             let packed = stem == Some("dot");
@@ -665,16 +663,71 @@ fn kernel_texts_hold_no_forbidden_words() {
     for spec in specs().iter().filter(|s| !is_probe(s.kernel)) {
         for language in [Language::OpenCl, Language::Wgsl] {
             let text = without_comments(&spec.expand(language).unwrap());
-            let units = spec.kernel.needs_matrix_units(language);
+            let units = spec.uses(language, Feature::TensorCores);
             for word in ["INFINITY", "NAN", "NaN", "inff", "#pragma", "enable "] {
-                let allowed = (units || case::in_pairs(spec)) && word == "enable "
-                    || case::in_pairs(spec) && word == "#pragma";
+                let allowed = (units || spec.multiplies_halves()) && word == "enable "
+                    || spec.multiplies_halves() && word == "#pragma";
                 assert!(
                     allowed || !text.contains(word),
                     "{spec}: {word} in the generated text"
                 );
             }
         }
+    }
+}
+
+/// What descriptors declare of their sources is what the sources hold.
+#[test]
+fn declarations_match_the_sources() {
+    for kernel in kernels().values() {
+        assert_eq!(kernel.is_linear, kernel.wgsl.contains(LINEAR), "{}", kernel.name);
+    }
+    for spec in specs() {
+        let [cl, wgsl] = Language::ALL.map(|l| without_comments(&spec.expand(l).unwrap()));
+        let includes = |text: &str, name: &str| text.contains(&format!("#include \"common/{name}\""));
+        let mut found = vec![
+            (
+                Language::OpenCl,
+                Feature::TensorCores,
+                includes(spec.kernel.cl, "mma"),
+            ),
+            (
+                Language::Wgsl,
+                Feature::TensorCores,
+                wgsl.contains("enable wgpu_cooperative_matrix;"),
+            ),
+            (Language::OpenCl, Feature::Subgroups, cl.contains("sub_group_")),
+            (Language::Wgsl, Feature::Subgroups, wgsl.contains("subgroup")),
+        ];
+        // A measurement of halves or bytes that PTX or a built-in function makes uses no other.
+        if !is_probe(spec.kernel) {
+            found.extend([
+                (Language::OpenCl, Feature::F16, cl.contains("cl_khr_fp16")),
+                (Language::Wgsl, Feature::F16, wgsl.contains("enable f16;")),
+                (
+                    Language::OpenCl,
+                    Feature::PackedDot,
+                    includes(spec.kernel.cl, "dot"),
+                ),
+                (
+                    Language::Wgsl,
+                    Feature::PackedDot,
+                    includes(spec.kernel.wgsl, "dot"),
+                ),
+            ]);
+        }
+        for (language, feature, holds) in found {
+            assert_eq!(
+                spec.uses(language, feature),
+                holds,
+                "{spec}: {language:?}, {feature:?}"
+            );
+        }
+        let axes = [0, 1, 2].map(|axis| {
+            let read = cl.contains("get_global_size(") || cl.contains(&format!("get_num_groups({axis})"));
+            !read
+        });
+        assert_eq!(spec.free_axes(), axes, "{spec}");
     }
 }
 

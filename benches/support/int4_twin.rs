@@ -87,13 +87,9 @@ fn replaced(kernel: &Kernel, text: &str, changes: Changes<'_>) -> Result<&'stati
 
 fn changed(kernel: &'static Kernel, cl: Changes<'_>, wgsl: Changes<'_>) -> Result<&'static Kernel, String> {
     Ok(Box::leak(Box::new(Kernel {
-        name: kernel.name,
         cl: replaced(kernel, kernel.cl, cl)?,
         wgsl: replaced(kernel, kernel.wgsl, wgsl)?,
-        params: kernel.params,
-        args: kernel.args,
-        variant: kernel.variant,
-        forms: kernel.forms,
+        ..*kernel
     })))
 }
 

@@ -167,7 +167,7 @@ pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_ri
 mod tests {
     use super::*;
     use crate::backend::kernel::image::ImageKind;
-    use crate::backend::kernel::{Form, Kernel};
+    use crate::backend::kernel::{Features, Form, Kernel};
     use crate::tensor::DType;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -348,10 +348,12 @@ mod tests {
             Form {
                 define: "WIDE",
                 needs: |c| c.fast_local,
+                features: Features::NONE,
             },
             Form {
                 define: "ROWS",
                 needs: |_| true,
+                features: Features::NONE,
             },
         ]);
         let able = Caps {

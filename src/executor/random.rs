@@ -10,7 +10,8 @@ use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
 static KERNEL: Kernel =
-    crate::kernel!("random" { pairs, next, seed: U32; center, spread, center_odd, spread_odd: F32 } [y: Out]);
+    crate::kernel!("random" { pairs, next, seed: U32; center, spread, center_odd, spread_odd: F32 } [y: Out])
+        .linear();
 
 /// The kernels of this module.
 pub const KERNELS: &[&Kernel] = &[&KERNEL];

@@ -10,7 +10,7 @@
 use super::arena::Arena;
 use super::compile::Compiler;
 use super::{Place, Plan, Segment, Step, dim_error};
-use crate::backend::kernel::{KernelSpec, Language, Role};
+use crate::backend::kernel::{Feature, KernelSpec, Language, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
 use crate::graph::{NodeId, Op, ValueId};
@@ -123,8 +123,7 @@ impl Work {
         let mut index: HashMap<NodeId, usize> = HashMap::new();
         for (at, step) in steps.iter().enumerate() {
             let spec = kernels.get(step.kernel);
-            let kernel = spec.map(|k| k.kernel);
-            let on_units = kernel.is_some_and(|k| k.needs_matrix_units(language));
+            let uses = |feature| spec.is_some_and(|spec| spec.uses(language, feature));
             let known = index.get(&step.node).and_then(|i| nodes.get_mut(*i));
             let work = match (known, c.graph.node(step.node)) {
                 (Some(work), _) => work,
@@ -146,11 +145,11 @@ impl Work {
                 }
             };
             work.steps.push(at);
-            if on_units {
+            if uses(Feature::TensorCores) {
                 work.arithmetic = Arithmetic::MatrixUnits;
-            } else if kernel.is_some_and(|k| k.multiplies_bytes()) {
+            } else if uses(Feature::PackedDot) {
                 work.arithmetic = Arithmetic::Bytes;
-            } else if spec.is_some_and(KernelSpec::multiplies_halves) {
+            } else if uses(Feature::F16) {
                 work.arithmetic = Arithmetic::F16;
             }
         }

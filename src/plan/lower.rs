@@ -1039,7 +1039,7 @@ impl LowerCx<'_> {
         // If an axis can hold nearly every grid, an axis without a bound is not worth the extra
         // arithmetic.
         let too_long = x.upper_bound(self.limits).map_or(most < 1 << 19, |n| n > most);
-        if k.is_linear() && y.is(1) && z.is(1) && too_long {
+        if k.is_linear && y.is(1) && z.is(1) && too_long {
             call.grid = [x.minimum(&most.into())?, x.ceil_div(most)?, 1.into()];
             call.defines.insert(kernel::FOLDED, 1);
         }

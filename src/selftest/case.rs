@@ -2,7 +2,7 @@
 //! guard zones around the memory that it may write.
 
 use crate::backend::kernel::image::{ImageKind, Images};
-use crate::backend::kernel::{Arg, KernelSpec};
+use crate::backend::kernel::{Arg, Feature, KernelSpec, Language};
 use crate::backend::tunable::Tunable;
 use crate::backend::{Backend, BackendError, Caps, DeviceKind, SharedBackend, View};
 use crate::error::{Error, ErrorKind, Result as LibResult};
@@ -419,11 +419,6 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
 /// Numbers of compute units for which matmuls use the largest, medium and smallest tiles.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// Whether the kernel takes E0M weights in pairs and computes in halves.
-pub fn in_pairs(spec: &KernelSpec) -> bool {
-    spec.defines.contains_key("PAIRS") || spec.kernel.name.ends_with("_pairs")
-}
-
 /// Whether the kernel normalises a row to halves.
 fn norms_halves(spec: &KernelSpec) -> bool {
     let mut bound = spec.bound();
@@ -722,16 +717,25 @@ fn one_form(
         results.push((name.clone(), stored, (!is_part).then_some(offset)));
     }
     let any = |of: fn(&KernelSpec) -> bool| plan.kernels.iter().any(of);
-    let pairs = if any(in_pairs) { PAIRS } else { 0.0 };
+    let pairs = if any(KernelSpec::multiplies_halves) {
+        PAIRS
+    } else {
+        0.0
+    };
     let normed = if any(norms_halves) { NORMED } else { 0.0 };
-    let ties = if any(|spec| spec.kernel.multiplies_bytes()) {
+    let inputs = plan.inputs.clone();
+    let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
+    let (backend, guards) = device.share(align);
+    let language = Language::of(backend.caps());
+    let ties = if plan
+        .kernels
+        .iter()
+        .any(|spec| spec.uses(language, Feature::PackedDot))
+    {
         TIES
     } else {
         0.0
     };
-    let inputs = plan.inputs.clone();
-    let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
-    let (backend, guards) = device.share(align);
     let images = backend.stats().images;
     let mut executor = Executor::new(backend, graph, vec![plan])?;
     let stats = executor.stats();

@@ -16,7 +16,7 @@ mod int4_twin;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
-use transformer_lite::backend::kernel::{KernelSpec, Language, free_axes, in_parts};
+use transformer_lite::backend::kernel::{KernelSpec, Language, in_parts};
 use transformer_lite::backend::phones::PHONES;
 use transformer_lite::backend::{BackendKind, Caps};
 use transformer_lite::graph::ValueId;
@@ -133,7 +133,7 @@ impl Writer {
         phone: &'static str,
     ) -> Result<(), AnyError> {
         self.add(spec, language, phone, Form::Plain)?;
-        if language != Language::OpenCl || !free_axes(&spec.expand(language)?).contains(&true) {
+        if language != Language::OpenCl || !spec.free_axes().contains(&true) {
             return Ok(());
         }
         let KernelSpec {

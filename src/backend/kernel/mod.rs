@@ -48,9 +48,10 @@ mod spec;
 pub mod wave;
 mod wgsl;
 
-pub use opencl_c::{BUILD_OPTIONS, free_axes, in_parts};
+pub use opencl_c::{BUILD_OPTIONS, in_parts};
 pub use preprocess::excerpt;
 pub use spec::{ExpandError, KernelSpec, Snippet};
+pub use wgsl::LINEAR;
 
 #[cfg(feature = "opencl")]
 pub(super) use opencl_c::{CAT, DOT, HALF, MMA};
@@ -64,7 +65,6 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use wave::{WAVE, Wave};
-use wgsl::LINEAR;
 
 /// Type of a parameter field; each is 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -183,6 +183,57 @@ pub struct Kernel {
     pub variant: Option<Variant>,
     /// Defines that turn the kernel into a variant of itself.
     pub forms: &'static [Form],
+    /// What it uses of a device, whatever the defines.
+    pub features: Features,
+    /// Its work-items are numbered along one axis and surplus ones do nothing. A long grid may then
+    /// be folded over two axes with the define [`FOLDED`].
+    pub is_linear: bool,
+    /// The axes of the grid whose number of work-groups it reads, whatever the defines.
+    pub grid_axes_read: &'static [usize],
+}
+
+/// Something that only some devices offer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Feature {
+    /// Tensor cores ([`Caps::matrix_units`]); in OpenCL C other instructions of PTX too.
+    TensorCores,
+    /// Functions of subgroups ([`Caps::subgroup`]).
+    Subgroups,
+    /// Arithmetic of halves ([`Caps::f16_math`]).
+    F16,
+    /// Dot products of 8-bit values, as [`super::PackedDot`] selects. Without them, the source
+    /// multiplies single values.
+    PackedDot,
+}
+
+/// The [`Feature`]s that a source uses, by language.
+#[derive(Clone, Copy, Debug)]
+pub struct Features {
+    /// In OpenCL C.
+    pub opencl_c: &'static [Feature],
+    /// In WGSL.
+    pub wgsl: &'static [Feature],
+}
+
+impl Features {
+    /// None.
+    pub const NONE: Self = Self::all(&[]);
+
+    /// The same features in all languages.
+    pub const fn all(features: &'static [Feature]) -> Self {
+        Self {
+            opencl_c: features,
+            wgsl: features,
+        }
+    }
+
+    /// The features in a language.
+    pub fn of(&self, language: Language) -> &'static [Feature] {
+        match language {
+            Language::OpenCl => self.opencl_c,
+            Language::Wgsl => self.wgsl,
+        }
+    }
 }
 
 /// A define that adapts a kernel to some devices; without it the kernel runs on any device. See
@@ -193,6 +244,8 @@ pub struct Form {
     pub define: &'static str,
     /// What it needs from a device, whatever the sizes.
     pub needs: fn(&Caps) -> bool,
+    /// What it uses of a device besides the kernel's own features.
+    pub features: Features,
 }
 
 /// Restricts a kernel to some devices. See [`Caps::takes`].
@@ -400,13 +453,9 @@ macro_rules! kernel {
     };
     (@kernel $name:literal, $params:expr, $operands:expr) => {
         $crate::backend::kernel::Kernel {
-            name: $name,
             cl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl")),
             wgsl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl")),
-            params: $params,
-            args: $operands,
-            variant: None,
-            forms: &[],
+            ..$crate::backend::kernel::Kernel::new($name, $params, $operands)
         }
     };
     (@params $($param:ident: $ty:ident,)*) => {
@@ -439,6 +488,9 @@ pub enum Language {
 }
 
 impl Language {
+    /// All languages.
+    pub const ALL: [Self; 2] = [Self::OpenCl, Self::Wgsl];
+
     /// The language of a device's kernels.
     pub fn of(caps: &Caps) -> Self {
         match caps.backend {
@@ -453,12 +505,56 @@ pub const MASK_MIN: f32 = -65504.0;
 
 /// The define that folds a long grid over two axes.
 pub const FOLDED: &str = "FOLDED";
+/// The define with which each work-group loops over batches, with the length of the third axis of
+/// the grid as its step.
+pub const ROUNDS: &str = "ROUNDS";
 
 impl Kernel {
+    /// A kernel without source.
+    pub const fn new(
+        name: &'static str,
+        params: &'static [(&'static str, FieldTy)],
+        args: &'static [Arg],
+    ) -> Self {
+        Self {
+            name,
+            cl: "",
+            wgsl: "",
+            params,
+            args,
+            variant: None,
+            forms: &[],
+            features: Features::NONE,
+            is_linear: false,
+            grid_axes_read: &[],
+        }
+    }
+
     /// Makes the kernel a variant of `fallback` for devices that have what it `needs`.
     #[must_use]
     pub const fn variant_of(mut self, fallback: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
         self.variant = Some(Variant { fallback, needs });
+        self
+    }
+
+    /// Declares what the kernel uses of a device.
+    #[must_use]
+    pub const fn with_features(mut self, features: Features) -> Self {
+        self.features = features;
+        self
+    }
+
+    /// Declares that work-items are numbered along one axis; see [`Kernel::is_linear`].
+    #[must_use]
+    pub const fn linear(mut self) -> Self {
+        self.is_linear = true;
+        self
+    }
+
+    /// Declares the axes of the grid whose number of work-groups the kernel reads.
+    #[must_use]
+    pub const fn reads_grid_axes(mut self, axes: &'static [usize]) -> Self {
+        self.grid_axes_read = axes;
         self
     }
 
@@ -521,26 +617,6 @@ impl Kernel {
     /// Whether it has a form that requests a subgroup width.
     fn may_ask_for_waves(&self) -> bool {
         self.forms.iter().any(|f| f.define == WAVE)
-    }
-
-    /// Whether its text in this language uses tensor cores ([`super::Caps::matrix_units`]) and
-    /// compiles only for devices that have them.
-    pub fn needs_matrix_units(&self, language: Language) -> bool {
-        match language {
-            Language::OpenCl => self.cl.contains("#include \"common/mma\""),
-            Language::Wgsl => self.wgsl.contains("enable wgpu_cooperative_matrix;"),
-        }
-    }
-
-    /// Whether it multiplies 8-bit values as [`super::PackedDot`] selects.
-    pub fn multiplies_bytes(&self) -> bool {
-        self.wgsl.contains("#include \"common/dot\"")
-    }
-
-    /// Whether its work-items are numbered along one axis and surplus ones do nothing. A long grid
-    /// may then be folded over two axes with the define [`FOLDED`].
-    pub fn is_linear(&self) -> bool {
-        self.wgsl.contains(LINEAR)
     }
 }
 

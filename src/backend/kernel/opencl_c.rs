@@ -29,13 +29,6 @@ pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
 
-/// The grid axes along which OpenCL C source can run in parts, because it does not query their
-/// number of work-groups.
-pub fn free_axes(text: &str) -> [bool; 3] {
-    let asks = |axis: usize| text.contains(&format!("get_num_groups({axis})"));
-    [0, 1, 2].map(|axis| !text.contains("get_global_size(") && !asks(axis))
-}
-
 impl KernelSpec {
     pub(super) fn elem_cl(&self) -> &'static str {
         if self.elem_is_float() { "float" } else { "int" }

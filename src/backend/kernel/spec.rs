@@ -5,7 +5,10 @@ use super::image::{ImageKind, Pixel};
 use super::preprocess::{lines, preprocess};
 use super::wave::{WAVE, Wave};
 use super::wgsl::{FOLDED_ENTRY, LINEAR};
-use super::{Arg, FOLDED, FieldTy, Kernel, Language, Role, Ty, args, fields, form_name, image_form};
+use super::{
+    Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, Ty, args, fields,
+    form_name, image_form,
+};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -109,9 +112,31 @@ pub struct ExpandError {
 }
 
 impl KernelSpec {
-    /// Whether it multiplies halves without tensor cores, which takes weights in pairs.
+    /// The forms of its kernel that its defines select.
+    fn forms(&self) -> impl Iterator<Item = &'static Form> + '_ {
+        let forms = self.kernel.forms.iter();
+        forms.filter(|f| self.defines.contains_key(f.define))
+    }
+
+    /// Whether its source in this language uses a feature of the device.
+    pub fn uses(&self, language: Language, feature: Feature) -> bool {
+        let features = |f: &Features| f.of(language).contains(&feature);
+        features(&self.kernel.features) || self.forms().any(|f| features(&f.features))
+    }
+
+    /// Whether it multiplies halves without tensor cores in some language.
     pub fn multiplies_halves(&self) -> bool {
-        self.defines.contains_key("PAIRS")
+        let uses = |language| self.uses(language, Feature::F16) && !self.uses(language, Feature::TensorCores);
+        Language::ALL.into_iter().any(uses)
+    }
+
+    /// The axes of the grid along which it can run in parts, because it does not read the number of
+    /// work-groups on them.
+    pub fn free_axes(&self) -> [bool; 3] {
+        let folded = self.defines.contains_key(FOLDED);
+        let rounds = self.defines.contains_key(ROUNDS);
+        let reads = |axis: &usize| self.kernel.grid_axes_read.contains(axis) || *axis == 2 && rounds;
+        [0, 1, 2].map(|axis| !folded && !reads(&axis))
     }
 
     /// Names of the variants and forms in this spec that some devices cannot run: first those for
@@ -122,8 +147,7 @@ impl KernelSpec {
             all.push(self.kernel.name.to_owned());
             return all;
         }
-        let forms = self.kernel.forms.iter();
-        let active = forms.filter(|f| f.define != WAVE && self.defines.contains_key(f.define));
+        let active = self.forms().filter(|f| f.define != WAVE);
         all.extend(active.map(|f| form_name(self.kernel, f.define)));
         all
     }
@@ -172,13 +196,6 @@ impl KernelSpec {
             let index = self.kernel.args.iter().position(|a| a.name == arg.name)?;
             Some((*self.images.get(&index)?, Pixel::of(arg.ty, dtype)?))
         })
-    }
-
-    /// Whether its WGSL source uses subgroups. Devices with cooperative matrices or
-    /// [`crate::backend::Caps::lane_broadcast`] have them.
-    pub fn needs_sub_groups(&self) -> bool {
-        self.expand(Language::Wgsl)
-            .is_ok_and(|text| text.contains("subgroup"))
     }
 
     /// Whether WGSL binds this operand as vectors of four elements.

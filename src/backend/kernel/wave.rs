@@ -1,7 +1,7 @@
 //! Subgroup widths ("waves" on AMD and Qualcomm GPUs) that OpenCL C kernels request by an
 //! attribute, if the driver supports one. Without a request the compiler chooses.
 
-use super::Form;
+use super::{Features, Form};
 use crate::backend::Caps;
 use std::fmt;
 
@@ -13,6 +13,7 @@ pub const WAVE: &str = "WAVE";
 pub const FORM: Form = Form {
     define: WAVE,
     needs: |caps: &Caps| !caps.waves.is_empty(),
+    features: Features::NONE,
 };
 
 /// Largest subgroup width, in work-items, that is requested by number.

@@ -5,7 +5,7 @@ use crate::tensor::DType;
 use std::fmt::Write as _;
 
 /// The entry point of a WGSL text whose work-items are numbered along one axis.
-pub(super) const LINEAR: &str = "(@builtin(global_invocation_id) id: vec3<u32>) {";
+pub const LINEAR: &str = "(@builtin(global_invocation_id) id: vec3<u32>) {";
 /// The entry point for a grid too long for one axis, folded over two.
 pub(super) const FOLDED_ENTRY: &str =
     "(@builtin(global_invocation_id) folded: vec3<u32>, @builtin(num_workgroups) folds: vec3<u32>) {

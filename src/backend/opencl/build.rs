@@ -3,7 +3,7 @@
 use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::kernel::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, BUILD_OPTIONS, KernelSpec, Language};
+use crate::backend::kernel::{self, BUILD_OPTIONS, Feature, KernelSpec, Language};
 use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
@@ -379,7 +379,7 @@ impl Builder<'_> {
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
         // For kernels with many registers, NVIDIA's driver reports the limit that would apply if
         // the source did not require a work-group size, which it does.
-        if !spec.kernel.needs_matrix_units(Language::OpenCl) {
+        if !spec.uses(Language::OpenCl, Feature::TensorCores) {
             self.check_workgroup(spec, name, limit)?;
         }
         let local_bytes = object
@@ -396,7 +396,7 @@ impl Builder<'_> {
         Ok(Compiled {
             program,
             in_parts: None,
-            free_axes: kernel::free_axes(source),
+            free_axes: spec.free_axes(),
             told: false,
             entry: job.entry.clone(),
             name: name.as_str().into(),

@@ -5,7 +5,7 @@ mod persistent;
 mod recordings;
 
 use super::*;
-use crate::backend::kernel::{Arg, Kernel as Text, Role, Ty};
+use crate::backend::kernel::{Arg, FieldTy, Kernel as Text, Role, Ty};
 use crate::backend::{BackendKind, DeviceKind, RecordingWay};
 use crate::kernel;
 use crate::tensor::DType;
@@ -491,18 +491,14 @@ fn profile_times_each_command() {
 }
 
 const fn text(name: &'static str, cl: &'static str) -> Text {
+    const OPERANDS: &[Arg] = &[Arg {
+        name: "x",
+        role: Role::Out,
+        ty: Ty::Uint,
+    }];
     Text {
-        name,
         cl,
-        wgsl: "",
-        variant: None,
-        forms: &[],
-        params: &[("n", crate::backend::kernel::FieldTy::U32)],
-        args: &[Arg {
-            name: "x",
-            role: Role::Out,
-            ty: Ty::Uint,
-        }],
+        ..Text::new(name, &[("n", FieldTy::U32)], OPERANDS)
     }
 }
 

@@ -14,25 +14,24 @@ static RMS_NORM: Kernel =
 
 /// `y[i] = x[i] * factor + y[i]` over words, one group of 8 work-items for 8 words.
 static SCALE: Kernel = Kernel {
-    name: "scale",
-    cl: "",
     wgsl: "@compute @workgroup_size(WG)\n\
            fn scale(@builtin(global_invocation_id) id: vec3<u32>) { y[id.x] = w[id.x] * p.factor + y[id.x]; }",
-    variant: None,
-    forms: &[],
-    params: &[("factor", FieldTy::U32)],
-    args: &[
-        Arg {
-            name: "w",
-            role: Role::Weight,
-            ty: Ty::Uint,
-        },
-        Arg {
-            name: "y",
-            role: Role::InOut,
-            ty: Ty::Uint,
-        },
-    ],
+    ..Kernel::new(
+        "scale",
+        &[("factor", FieldTy::U32)],
+        &[
+            Arg {
+                name: "w",
+                role: Role::Weight,
+                ty: Ty::Uint,
+            },
+            Arg {
+                name: "y",
+                role: Role::InOut,
+                ty: Ty::Uint,
+            },
+        ],
+    )
 };
 
 fn spec(kernel: &'static Kernel, workgroup: u32, operands: &[DType], rows: i64) -> KernelSpec {
@@ -468,41 +467,26 @@ fn a_broken_kernel_names_itself_and_the_line() {
     if !has_device(BackendKind::Wgpu) {
         return;
     }
-    static SYNTAX: Kernel = Kernel {
-        name: "broken_syntax",
-        cl: "",
-        wgsl: "@compute @workgroup_size(WG)\nfn broken_syntax() {\n  y[0] = nonsense;\n}",
-        variant: None,
-        forms: &[],
-        params: &[("n", FieldTy::U32)],
-        args: &[Arg {
+    const fn broken(name: &'static str, wgsl: &'static str) -> Kernel {
+        const OPERANDS: &[Arg] = &[Arg {
             name: "y",
             role: Role::Out,
             ty: Ty::Uint,
-        }],
-    };
-    static TYPES: Kernel = Kernel {
-        name: "broken_entry",
-        ..SYNTAX_COPY
-    };
-    const SYNTAX_COPY: Kernel = Kernel {
-        name: "",
-        cl: "",
-        wgsl: "@compute @workgroup_size(WG)\nfn another_name() { y[0] = p.n; }",
-        variant: None,
-        forms: &[],
-        params: &[("n", FieldTy::U32)],
-        args: &[Arg {
-            name: "y",
-            role: Role::Out,
-            ty: Ty::Uint,
-        }],
-    };
-    static DIRECTIVE: Kernel = Kernel {
-        name: "broken_directive",
-        wgsl: "#ifdef A\n",
-        ..SYNTAX_COPY
-    };
+        }];
+        Kernel {
+            wgsl,
+            ..Kernel::new(name, &[("n", FieldTy::U32)], OPERANDS)
+        }
+    }
+    static SYNTAX: Kernel = broken(
+        "broken_syntax",
+        "@compute @workgroup_size(WG)\nfn broken_syntax() {\n  y[0] = nonsense;\n}",
+    );
+    static TYPES: Kernel = broken(
+        "broken_entry",
+        "@compute @workgroup_size(WG)\nfn another_name() { y[0] = p.n; }",
+    );
+    static DIRECTIVE: Kernel = broken("broken_directive", "#ifdef A\n");
     let mut w = open();
     for (kernel, hint) in [(&SYNTAX, "nonsense"), (&TYPES, "broken_entry"), (&DIRECTIVE, "")] {
         match w.compile(&spec(kernel, 8, &[DType::U32], 1)).unwrap_err() {

@@ -14,6 +14,7 @@ use crate::tensor::{DType, HostTensor};
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "arg_max" { count, cols, inner: U32 } [x: In, y: Out]
+    .linear()
 }
 
 /// See the module documentation.

@@ -12,7 +12,7 @@
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::{Form, MASK_MIN};
+use crate::backend::kernel::{Feature, Features, Form, MASK_MIN};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
@@ -29,6 +29,10 @@ crate::kernel! {
         // lanes.
         define: "BROADCAST",
         needs: Caps::lane_broadcast,
+        features: Features {
+            wgsl: &[Feature::Subgroups],
+            ..Features::NONE
+        },
     }])
 }
 
@@ -38,6 +42,11 @@ crate::kernel! {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32
     } [q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, live: Weight, y: Out]
+    .reads_grid_axes(&[1])
+    .with_features(Features {
+        opencl_c: &[Feature::TensorCores],
+        wgsl: &[Feature::TensorCores, Feature::F16],
+    })
     .variant_of(&KERNEL.kernel, |caps| {
         caps.matrix_units && caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1
     })
@@ -53,6 +62,10 @@ crate::kernel! {
         q: In Uint4, k: In Uint4, v: In Uint4, mask: OptionalIn, live: Weight, y: Out,
         found: OptionalInOut Uint, counts: OptionalInOut Uint
     ]
+    .with_features(Features {
+        opencl_c: &[Feature::TensorCores],
+        ..Features::NONE
+    })
     .variant_of(&KERNEL.kernel, |caps| {
         // In OpenCL C with PTX; in WGSL wherever local memory is fast.
         let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;

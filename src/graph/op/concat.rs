@@ -12,6 +12,7 @@ use crate::tensor::HostTensor;
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "concat" { count, a_len, b_len: U32 } [a: In, b: In, y: Out]
+    .linear()
 }
 
 /// See the module documentation.

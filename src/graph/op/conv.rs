@@ -10,7 +10,7 @@ use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::backend::kernel::Form;
+use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
@@ -26,6 +26,10 @@ crate::kernel! {
         // Each lane of a subgroup loads different weights for all lanes.
         define: "BROADCAST",
         needs: Caps::lane_broadcast,
+        features: Features {
+            wgsl: &[Feature::Subgroups],
+            ..Features::NONE
+        },
     }])
 }
 

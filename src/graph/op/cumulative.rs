@@ -15,6 +15,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "cumulative" {
         lines, cols, inner: U32
     } [x: In, y: Out Single]
+    .linear()
 }
 
 /// See the module documentation.

@@ -17,6 +17,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "gather" {
         count, row, indices: U32; table_rows, first, part_rows: I32
     } [table: In, index: In, y: InOut]
+    .linear()
 }
 
 /// See the module documentation.

@@ -18,6 +18,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "gather_e0m" {
         count, k, panel: U32; table_rows, first, part_rows: I32
     } [codes: Weight Uint4, scales: Weight Uint4, index: In, y: PartialOut]
+    .linear()
 }
 
 /// See the module documentation.

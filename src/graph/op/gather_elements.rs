@@ -17,6 +17,7 @@ crate::kernel! {
         n0, n1, n2, n3: I32;
         s0, s1, s2, s3, m1, m2, m3, m4, t0, t1, t2, t3, t4: U32
     } [x: In, index: In, y: Out]
+    .linear()
 }
 
 /// How indices address a tensor, in the form that kernels use.

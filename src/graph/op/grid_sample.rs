@@ -16,6 +16,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "grid_sample" {
         count, places, channels, in_h, in_w: U32
     } [x: In, grid: In, y: Out]
+    .linear()
 }
 
 /// Interpolation between elements.

@@ -17,6 +17,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "kv_append" {
         count, start: U32
     } [x: In, live: Weight, state: PartialOut]
+    .linear()
 }
 
 /// See the module documentation.

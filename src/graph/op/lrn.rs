@@ -13,6 +13,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "lrn" {
         count, channels, plane, before, after: U32; factor, bias, beta: F32
     } [x: In, y: Out]
+    .linear()
 }
 
 /// See the module documentation.

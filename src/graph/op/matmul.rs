@@ -14,7 +14,7 @@ use super::{
     pointwise,
 };
 use crate::backend::Caps;
-use crate::backend::kernel::Form;
+use crate::backend::kernel::{Feature, Features, Form, ROUNDS};
 use crate::graph::{ValueId, rules};
 use crate::plan::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
@@ -29,6 +29,10 @@ crate::kernel! {
         // Each lane of a subgroup loads a different row for all lanes.
         define: "BROADCAST",
         needs: Caps::lane_broadcast,
+        features: Features {
+            wgsl: &[Feature::Subgroups],
+            ..Features::NONE
+        },
     }])
 }
 crate::kernel! {
@@ -450,7 +454,7 @@ pub(super) fn over_batches<A>(
         return Ok(call.grid(columns, rows, batches.clone()));
     }
     let rounds = batches.minimum(&most.into())?;
-    Ok(call.define("ROUNDS", 1).grid(columns, rows, rounds))
+    Ok(call.define(ROUNDS, 1).grid(columns, rows, rounds))
 }
 
 /// Like [`gemm`], for integers; the result type keeps the low bits.

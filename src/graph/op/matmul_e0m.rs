@@ -19,8 +19,8 @@ use super::norm;
 use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::Form;
 use crate::backend::kernel::wave;
+use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::{Caps, DeviceKind};
 use crate::plan::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
@@ -42,16 +42,22 @@ crate::kernel! {
             // Loads a k-block in one run, which needs registers that compilers may not have.
             define: "WHOLE",
             needs: |caps| caps.kind != DeviceKind::Cpu,
+            features: Features::NONE,
         },
         Form {
             // Weights as pairs of halves.
             define: "PAIRS",
             needs: Caps::fast_half,
+            features: Features::all(&[Feature::F16]),
         },
         Form {
             // Each lane of a subgroup loads different elements of the row for all lanes.
             define: "BROADCAST",
             needs: Caps::lane_broadcast,
+            features: Features {
+                wgsl: &[Feature::Subgroups],
+                ..Features::NONE
+            },
         },
         wave::FORM,
     ])
@@ -67,6 +73,10 @@ crate::kernel! {
             // Each lane of a subgroup loads a different row for all lanes.
             define: "BROADCAST",
             needs: Caps::lane_broadcast,
+            features: Features {
+                wgsl: &[Feature::Subgroups],
+                ..Features::NONE
+            },
         },
         wave::FORM,
     ])
@@ -75,6 +85,7 @@ crate::kernel! {
 crate::kernel! {
     /// Kernel for many rows in halves, 2 columns per work-item.
     static PAIRS: TypedKernel<MatrixArgs> = "matmul_e0m_pairs"
+    .with_features(Features::all(&[Feature::F16]))
     .variant_of(&MATRIX.kernel, |caps| caps.fast_half() && caps.few_registers())
 }
 

@@ -18,6 +18,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "pool" {
         count, in_h, in_w, out_h, out_w: U32; pad_h, pad_w, end_h, end_w: I32
     } [x: In, y: Out]
+    .linear()
 }
 
 /// Reduction over a window.

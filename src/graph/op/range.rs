@@ -12,6 +12,7 @@ crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "range" {
         count, start: U32; delta: I32
     } [live: Weight, y: Out]
+    .linear()
 }
 
 /// See the module documentation.

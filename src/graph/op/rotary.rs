@@ -17,6 +17,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "rotary" {
         count, heads, dim, angles: U32
     } [x: In, cosine: In, sine: In, y: Out]
+    .linear()
 }
 
 /// Which elements of a head form a pair to rotate.

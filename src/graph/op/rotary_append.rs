@@ -24,6 +24,7 @@ crate::kernel! {
         q: In, k: In, v: In, cosine: In, sine: In, live: Weight, y: Out, keys: PartialOut,
         values: PartialOut
     ]
+    .linear()
 }
 
 /// See the module documentation.

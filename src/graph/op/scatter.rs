@@ -17,6 +17,7 @@ use crate::tensor::HostTensor;
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "scatter" with [y: PartialOut Single]
+    .linear()
 }
 
 /// How an update is combined with the old element.

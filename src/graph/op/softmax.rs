@@ -20,6 +20,7 @@ crate::kernel! {
     pub(super) static INNER: TypedKernel<InnerArgs> = "softmax_axis" {
         outer, cols, inner: U32
     } [x: In, y: Out Single]
+    .linear()
 }
 
 /// See the module documentation.

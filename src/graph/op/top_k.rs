@@ -16,6 +16,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "top_k" {
         count, n, inner, kept: U32
     } [x: In, y: Out Single, at: Out Single]
+    .linear()
 }
 
 /// Maximum number of elements for kernels: each one is compared with all others.

@@ -14,6 +14,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "strided" {
         count: U32; start: I32; n1, n2, n3, n4, n5: U32; s0, s1, s2, s3, s4, s5: I32
     } [x: In, live: OptionalIn, y: Out]
+    .linear()
 }
 
 const MAX_RANK: usize = 6;

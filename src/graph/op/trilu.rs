@@ -11,6 +11,7 @@ crate::kernel! {
     static KERNEL: TypedKernel<Args> = "trilu" {
         count, rows, cols: U32; diagonal: I32
     } [x: In, y: Out]
+    .linear()
 }
 
 /// A diagonal outside every matrix.

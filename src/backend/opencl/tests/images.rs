@@ -14,14 +14,10 @@ static NO_IMAGES: Text = Text {
     cl: "#ifdef IMAGE_X\n#error no images\n#endif\nKERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n",
     ..TEXT
 };
-const TEXT: Text = Text {
-    name: "",
-    cl: "",
-    wgsl: "",
-    variant: None,
-    forms: &[],
-    params: &[("n", crate::backend::kernel::FieldTy::U32)],
-    args: &[
+const TEXT: Text = Text::new(
+    "",
+    &[("n", FieldTy::U32)],
+    &[
         Arg {
             name: "x",
             role: Role::In,
@@ -33,7 +29,7 @@ const TEXT: Text = Text {
             ty: Ty::Elem,
         },
     ],
-};
+);
 
 fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec {
     KernelSpec {

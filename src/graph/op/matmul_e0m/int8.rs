@@ -7,7 +7,7 @@
 use super::{
     MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
 };
-use crate::backend::kernel::{Form, Kernel};
+use crate::backend::kernel::{Feature, Features, Form, Kernel};
 use crate::backend::tunable::Tuning;
 use crate::backend::{Caps, PackedDot};
 use crate::graph::op::OpResult;
@@ -22,6 +22,7 @@ crate::kernel! {
     pub(super) static QUANTIZE: TypedKernel<QuantizeArgs> = "quantize_rows" {
         rows, k: U32
     } [x: In, y: Out Uint, factors: Out Uint]
+    .linear()
 }
 
 /// Declares a way to compute 8-bit dot products.
@@ -30,6 +31,7 @@ macro_rules! dots {
         Form {
             define: $define,
             needs: |caps| caps.packed_dot == PackedDot::$dot,
+            features: Features::NONE,
         }
     };
 }
@@ -50,6 +52,7 @@ crate::kernel! {
         x: In, gain: OptionalIn, codes: Weight Uint4, scales: Weight Uint4,
         codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
     ]
+    .with_features(Features::all(&[Feature::PackedDot]))
     .with_forms(FORMS)
 }
 
@@ -58,6 +61,7 @@ crate::kernel! {
     pub(super) static PRODUCT: TypedKernel<MatrixArgs> = "matmul_e0m_int8" {
         m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
     } [x: In Uint, factors: In Uint, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
+    .with_features(Features::all(&[Feature::PackedDot]))
     .with_forms(FORMS)
 }
 

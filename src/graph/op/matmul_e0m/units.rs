@@ -5,7 +5,7 @@
 
 use super::{E0mShape, MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
 use crate::backend::Caps;
-use crate::backend::kernel::Form;
+use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::plan::lower::Call;
 use crate::quant::Bits;
@@ -15,17 +15,29 @@ use crate::tensor::DType;
 crate::kernel! {
     /// Kernel for one row; a work-group computes 32 columns.
     pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_mma" with [x: In Uint4]
+    .with_features(Features {
+        opencl_c: &[Feature::TensorCores],
+        wgsl: &[Feature::Subgroups],
+    })
     .variant_of(&super::VECTOR.kernel, able)
     .with_forms(&[Form {
         // Weights as pairs of halves, if there is no tensor core kernel.
         define: "PAIRS",
         needs: |caps| caps.backend == "wgpu" && caps.f16_math,
+        features: Features {
+            wgsl: &[Feature::F16],
+            ..Features::NONE
+        },
     }])
 }
 
 crate::kernel! {
     /// Kernel for many rows.
     pub(super) static MATRIX: TypedKernel<MatrixArgs> = "matmul_e0m_mma" with [x: In Half4]
+    .with_features(Features {
+        opencl_c: &[Feature::TensorCores],
+        wgsl: &[Feature::TensorCores, Feature::F16],
+    })
     .variant_of(&super::MATRIX.kernel, able)
 }
 
@@ -331,7 +343,7 @@ mod tests {
             let scenario = Scenario::of(&case).unwrap();
             for spec in case::kernels(&scenario, &caps, DType::F16).unwrap() {
                 let numbers = ["BITS", "WARPS_K"].map(|name| spec.defines.get(name).copied().unwrap_or(1));
-                if spec.kernel.needs_matrix_units(Language::OpenCl) {
+                if spec.uses(Language::OpenCl, Feature::TensorCores) {
                     found.insert((spec.kernel.name, numbers[0], numbers[1] > 1));
                 }
             }

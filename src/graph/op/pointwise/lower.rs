@@ -11,6 +11,7 @@ use crate::tensor::DType;
 
 crate::kernel! {
     pub static KERNEL: TypedKernel<Args> = "pointwise" { count: U32 } [y: Out]
+    .linear()
 }
 
 /// Source of an operand of an expression in a kernel.

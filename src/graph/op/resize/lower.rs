@@ -10,6 +10,7 @@ crate::kernel! {
         count, in_h, out_h, mid, in_w, out_w, inner: U32;
         scale_h, scale_w, start_h, end_h, start_w, end_w, cubic, outside: F32
     } [x: In, y: Out]
+    .linear()
 }
 
 /// An axis that is resized.
