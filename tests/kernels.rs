@@ -194,6 +194,11 @@ fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     operators.chain(others).map(|k| (k.name, *k)).collect()
 }
 
+/// The source of a kernel in a language before expansion; each has one in both.
+fn source(kernel: &Kernel, language: Language) -> &'static str {
+    kernel.sources.of(language).unwrap()
+}
+
 /// It measures devices, and is compiled only where it is run: some ask for what other kernels do
 /// without.
 fn is_probe(kernel: &Kernel) -> bool {
@@ -527,9 +532,9 @@ fn files_and_descriptors_pair_up() {
     assert_eq!(cl, wgsl);
     for name in cl {
         let line = format!("#include \"common/{name}\"");
-        for text in [|k: &Kernel| k.cl, |k: &Kernel| k.wgsl] {
+        for language in Language::ALL {
             assert!(
-                kernels().values().any(|k| text(k).contains(&line)),
+                kernels().values().any(|k| source(k, language).contains(&line)),
                 "no kernel includes common/{name}"
             );
         }
@@ -680,16 +685,23 @@ fn kernel_texts_hold_no_forbidden_words() {
 #[test]
 fn declarations_match_the_sources() {
     for kernel in kernels().values() {
-        assert_eq!(kernel.is_linear, kernel.wgsl.contains(LINEAR), "{}", kernel.name);
+        assert_eq!(
+            kernel.is_linear,
+            source(kernel, Language::Wgsl).contains(LINEAR),
+            "{}",
+            kernel.name
+        );
     }
     for spec in specs() {
         let [cl, wgsl] = Language::ALL.map(|l| without_comments(&spec.expand(l).unwrap()));
-        let includes = |text: &str, name: &str| text.contains(&format!("#include \"common/{name}\""));
+        let includes = |language, name: &str| {
+            source(spec.kernel, language).contains(&format!("#include \"common/{name}\""))
+        };
         let mut found = vec![
             (
                 Language::OpenCl,
                 Feature::TensorCores,
-                includes(spec.kernel.cl, "mma"),
+                includes(Language::OpenCl, "mma"),
             ),
             (
                 Language::Wgsl,
@@ -707,12 +719,12 @@ fn declarations_match_the_sources() {
                 (
                     Language::OpenCl,
                     Feature::PackedDot,
-                    includes(spec.kernel.cl, "dot"),
+                    includes(Language::OpenCl, "dot"),
                 ),
                 (
                     Language::Wgsl,
                     Feature::PackedDot,
-                    includes(spec.kernel.wgsl, "dot"),
+                    includes(Language::Wgsl, "dot"),
                 ),
             ]);
         }
@@ -738,7 +750,7 @@ fn operands_that_are_parts_are_not_read() {
     let all = kernels();
     for kernel in all.values() {
         for part in kernel.args.iter().filter(|a| a.role == Role::PartialOut) {
-            for text in [kernel.cl, kernel.wgsl] {
+            for text in Language::ALL.map(|l| source(kernel, l)) {
                 let code = text
                     .lines()
                     .map(|line| line.split("//").next().unwrap_or_default());

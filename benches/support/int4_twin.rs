@@ -1,7 +1,7 @@
 //! Kernels of E0M4 weights with the conversion of classic INT4 weights instead, from integers to
 //! floats.
 
-use transformer_lite::backend::kernel::Kernel;
+use transformer_lite::backend::kernel::{ByLanguage, Kernel};
 
 /// How one conversion becomes the other in a text: what is replaced, and by what.
 type Changes<'a> = &'a [(&'a str, &'a str)];
@@ -87,8 +87,18 @@ fn replaced(kernel: &Kernel, text: &str, changes: Changes<'_>) -> Result<&'stati
 
 fn changed(kernel: &'static Kernel, cl: Changes<'_>, wgsl: Changes<'_>) -> Result<&'static Kernel, String> {
     Ok(Box::leak(Box::new(Kernel {
-        cl: replaced(kernel, kernel.cl, cl)?,
-        wgsl: replaced(kernel, kernel.wgsl, wgsl)?,
+        sources: ByLanguage {
+            opencl_c: kernel
+                .sources
+                .opencl_c
+                .map(|text| replaced(kernel, text, cl))
+                .transpose()?,
+            wgsl: kernel
+                .sources
+                .wgsl
+                .map(|text| replaced(kernel, text, wgsl))
+                .transpose()?,
+        },
         ..*kernel
     })))
 }

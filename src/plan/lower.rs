@@ -5,7 +5,7 @@ use crate::backend::Caps;
 use crate::backend::kernel::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::wave::WAVE;
-use crate::backend::kernel::{self, Arg, Kernel, OperandOf, Signature, Ty, TypedKernel};
+use crate::backend::kernel::{self, Arg, Kernel, Language, OperandOf, Signature, Ty, TypedKernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::graph::{Graph, NodeId, ValueId};
@@ -1012,6 +1012,13 @@ impl LowerCx<'_> {
         vec4: &[usize],
     ) -> OpResult<()> {
         let k = call.kernel;
+        let language = Language::of(self.caps);
+        if k.sources.of(language).is_none() {
+            return Err(OpError::NoKernel(format!(
+                "kernel {} has no source in {language}",
+                k.name
+            )));
+        }
         if let Some(with) = self.epilogue {
             let result = self.output(0)?;
             let stores = |(arg, o): (&Arg, &Option<Operand>)| arg.role.writes() && *o == Some(result);

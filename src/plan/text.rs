@@ -119,7 +119,10 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
             })
             .collect();
         let _ = writeln!(out, "  {}", fields.join(", "));
-        let function = spec.epilogue.as_ref().map_or("", |e| e.function.cl.as_str());
+        let function = spec
+            .epilogue
+            .as_ref()
+            .map_or("", |e| e.function.opencl_c.as_str());
         for line in function.lines().filter(|l| l.contains(" apply(")) {
             let _ = writeln!(out, "  {line}");
         }

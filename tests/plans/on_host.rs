@@ -1,7 +1,11 @@
 //! Results of nodes on the host that kernels read through views, or that are parts of something.
 
 use super::*;
-use transformer_lite::unstable::graph::op::split::Split;
+use transformer_lite::backend::Caps;
+use transformer_lite::backend::kernel::{ByLanguage, ExpandReason, Kernel, Language, Signature, TypedKernel};
+use transformer_lite::graph::op::split::Split;
+use transformer_lite::kernel;
+use transformer_lite::plan::lower::{Call, LowerCx};
 
 fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
     for device in devices() {
@@ -91,4 +95,63 @@ fn outputs_that_are_views_of_inputs_and_of_host_results() {
             HostTensor::from_f32(&[9], &[0., 1., 0., 2., 3., 0., 0., 4., 0.]).unwrap(),
         )],
     );
+}
+
+kernel! {
+    static IN_BOTH: TypedKernel<Args> = "pointwise" { count: U32 } [y: Out]
+}
+static IN_OPENCL_C: TypedKernel<Args> = TypedKernel::new(Kernel {
+    sources: ByLanguage {
+        wgsl: None,
+        ..IN_BOTH.kernel.sources
+    },
+    ..Kernel::new("pointwise", Args::PARAMS, Args::OPERANDS)
+});
+
+/// An operator whose kernel exists in OpenCL C only.
+#[derive(Clone, Debug, PartialEq)]
+struct InOneLanguage;
+
+impl Op for InOneLanguage {
+    fn name(&self) -> &str {
+        "InOneLanguage"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> Result<Vec<Fact>, OpError> {
+        OnHost.infer(cx)
+    }
+
+    fn eval(&self, inputs: &[Option<&HostTensor>]) -> Result<Vec<HostTensor>, OpError> {
+        OnHost.eval(inputs)
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> Result<(), OpError> {
+        let (y, count) = (cx.output(0)?, 8.into());
+        cx.emit(Call::new(&IN_OPENCL_C, 8), Args { y, count })
+    }
+}
+
+#[test]
+fn kernel_without_source_runs_on_the_host() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "8");
+    let y = b.node(InOneLanguage, &[x]);
+    let graph = b.finish(&[y]);
+    let plan = |backend| {
+        let caps = Caps {
+            backend,
+            ..fake_caps()
+        };
+        Plan::compile(&graph, &caps, &options(&[])).unwrap()
+    };
+    let (opencl, wgpu) = (plan("opencl"), plan("wgpu"));
+    assert_eq!((opencl.host.len(), opencl.steps.len()), (0, 1));
+    assert_eq!((wgpu.host.len(), wgpu.steps.len()), (1, 0));
+    assert!(
+        matches!(&wgpu.host[0].why, HostReason::Kernel(why) if why.contains("WGSL")),
+        "{:?}",
+        wgpu.host[0].why
+    );
+    let error = opencl.kernels[0].expand(Language::Wgsl).unwrap_err();
+    assert_eq!(error.reason, ExpandReason::NoSource(Language::Wgsl));
 }

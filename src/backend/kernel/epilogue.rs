@@ -18,7 +18,7 @@
 //! | [`Beside::Plane`] | `i / n % m` | `n`, `m` |
 //! | [`Beside::Apart`] | result index split by sizes, one stride per part | the strides; sizes and count once for all |
 
-use super::{Arg, FieldTy, Role, Snippet, Ty};
+use super::{Arg, ByLanguage, FieldTy, Role, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
 
@@ -109,8 +109,8 @@ pub enum Argument {
 /// An elementwise function with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
-    /// The function in both languages.
-    pub function: Snippet,
+    /// The source of the function.
+    pub function: ByLanguage<String>,
     /// The function also exists for vectors in OpenCL C.
     pub vectors: bool,
     /// Its arguments.

@@ -50,7 +50,7 @@ mod wgsl;
 
 pub use opencl_c::{BUILD_OPTIONS, in_parts};
 pub use preprocess::excerpt;
-pub use spec::{ExpandError, KernelSpec, Snippet};
+pub use spec::{ExpandError, ExpandReason, KernelSpec};
 pub use wgsl::LINEAR;
 
 #[cfg(feature = "opencl")]
@@ -62,6 +62,7 @@ use epilogue::Epilogue;
 use image::{ImageKind, Pixel};
 use preprocess::included;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::ops::Deref;
 use wave::{WAVE, Wave};
@@ -165,15 +166,13 @@ pub struct Arg {
     pub ty: Ty,
 }
 
-/// A kernel in both languages.
+/// A kernel in all its languages.
 #[derive(Debug)]
 pub struct Kernel {
     /// File stem and entry point.
     pub name: &'static str,
-    /// OpenCL C text before expansion.
-    pub cl: &'static str,
-    /// WGSL text before expansion.
-    pub wgsl: &'static str,
+    /// Sources before expansion. A kernel may lack some.
+    pub sources: ByLanguage<Option<&'static str>>,
     /// Parameters, `p` in the text: name and type of each, in order.
     pub params: &'static [(&'static str, FieldTy)],
     /// Operands in order.
@@ -206,14 +205,8 @@ pub enum Feature {
     PackedDot,
 }
 
-/// The [`Feature`]s that a source uses, by language.
-#[derive(Clone, Copy, Debug)]
-pub struct Features {
-    /// In OpenCL C.
-    pub opencl_c: &'static [Feature],
-    /// In WGSL.
-    pub wgsl: &'static [Feature],
-}
+/// The [`Feature`]s that the source in each language uses.
+pub type Features = ByLanguage<&'static [Feature]>;
 
 impl Features {
     /// None.
@@ -224,14 +217,6 @@ impl Features {
         Self {
             opencl_c: features,
             wgsl: features,
-        }
-    }
-
-    /// The features in a language.
-    pub fn of(&self, language: Language) -> &'static [Feature] {
-        match language {
-            Language::OpenCl => self.opencl_c,
-            Language::Wgsl => self.wgsl,
         }
     }
 }
@@ -453,8 +438,10 @@ macro_rules! kernel {
     };
     (@kernel $name:literal, $params:expr, $operands:expr) => {
         $crate::backend::kernel::Kernel {
-            cl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl")),
-            wgsl: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl")),
+            sources: $crate::backend::kernel::ByLanguage {
+                opencl_c: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl"))),
+                wgsl: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl"))),
+            },
             ..$crate::backend::kernel::Kernel::new($name, $params, $operands)
         }
     };
@@ -485,6 +472,34 @@ pub enum Language {
     OpenCl,
     /// WGSL; a text that needs an extension enables it.
     Wgsl,
+}
+
+impl fmt::Display for Language {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::OpenCl => "OpenCL C",
+            Self::Wgsl => "WGSL",
+        })
+    }
+}
+
+/// Something for each source language.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct ByLanguage<T> {
+    /// OpenCL C.
+    pub opencl_c: T,
+    /// WGSL.
+    pub wgsl: T,
+}
+
+impl<T> ByLanguage<T> {
+    /// That of a language.
+    pub fn of(&self, language: Language) -> &T {
+        match language {
+            Language::OpenCl => &self.opencl_c,
+            Language::Wgsl => &self.wgsl,
+        }
+    }
 }
 
 impl Language {
@@ -518,8 +533,10 @@ impl Kernel {
     ) -> Self {
         Self {
             name,
-            cl: "",
-            wgsl: "",
+            sources: ByLanguage {
+                opencl_c: None,
+                wgsl: None,
+            },
             params,
             args,
             variant: None,
@@ -570,7 +587,8 @@ impl Kernel {
     pub fn checksum(&'static self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
         sum.update(BUILD_OPTIONS.to_bytes());
-        for (language, text) in [(Language::OpenCl, self.cl), (Language::Wgsl, self.wgsl)] {
+        let text = |language| Some((language, (*self.sources.of(language))?));
+        for (language, text) in Language::ALL.into_iter().filter_map(text) {
             sum.update(text.as_bytes());
             for included in included(text, language) {
                 sum.update(included.as_bytes());

@@ -1,65 +1,109 @@
 //! The preprocessor of kernel sources: conditionals and shared files.
 
-use super::Language;
 use super::opencl_c::{DOT, MMA};
+use super::{ByLanguage, Language};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
-/// Shared helper files: name, OpenCL C, WGSL.
-const COMMON: &[(&str, &str, &str)] = &[
+/// Shared helper files by name; empty in a language that does not have one.
+const COMMON: &[(&str, ByLanguage<&str>)] = &[
     (
         "reduce",
-        include_str!("../../../cl/common/reduce.cl"),
-        include_str!("../../../shaders/common/reduce.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/reduce.cl"),
+            wgsl: include_str!("../../../shaders/common/reduce.wgsl"),
+        },
     ),
     (
         "places",
-        include_str!("../../../cl/common/places.cl"),
-        include_str!("../../../shaders/common/places.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/places.cl"),
+            wgsl: include_str!("../../../shaders/common/places.wgsl"),
+        },
     ),
     (
         "batches",
-        include_str!("../../../cl/common/batches.cl"),
-        include_str!("../../../shaders/common/batches.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/batches.cl"),
+            wgsl: include_str!("../../../shaders/common/batches.wgsl"),
+        },
     ),
     (
         "tile",
-        include_str!("../../../cl/common/tile.cl"),
-        include_str!("../../../shaders/common/tile.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/tile.cl"),
+            wgsl: include_str!("../../../shaders/common/tile.wgsl"),
+        },
     ),
-    ("mma", MMA, ""),
-    ("lanes", include_str!("../../../cl/common/lanes.cl"), ""),
+    (
+        "mma",
+        ByLanguage {
+            opencl_c: MMA,
+            wgsl: "",
+        },
+    ),
+    (
+        "lanes",
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/lanes.cl"),
+            wgsl: "",
+        },
+    ),
     (
         "e0m",
-        include_str!("../../../cl/common/e0m.cl"),
-        include_str!("../../../shaders/common/e0m.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/e0m.cl"),
+            wgsl: include_str!("../../../shaders/common/e0m.wgsl"),
+        },
     ),
     (
         "parts",
-        include_str!("../../../cl/common/parts.cl"),
-        include_str!("../../../shaders/common/parts.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/parts.cl"),
+            wgsl: include_str!("../../../shaders/common/parts.wgsl"),
+        },
     ),
-    ("dot", DOT, include_str!("../../../shaders/common/dot.wgsl")),
-    ("pairs", "", include_str!("../../../shaders/common/pairs.wgsl")),
+    (
+        "dot",
+        ByLanguage {
+            opencl_c: DOT,
+            wgsl: include_str!("../../../shaders/common/dot.wgsl"),
+        },
+    ),
+    (
+        "pairs",
+        ByLanguage {
+            opencl_c: "",
+            wgsl: include_str!("../../../shaders/common/pairs.wgsl"),
+        },
+    ),
     (
         "attention_lanes",
-        "",
-        include_str!("../../../shaders/common/attention_lanes.wgsl"),
+        ByLanguage {
+            opencl_c: "",
+            wgsl: include_str!("../../../shaders/common/attention_lanes.wgsl"),
+        },
     ),
     (
         "attention_scores",
-        "",
-        include_str!("../../../shaders/common/attention_scores.wgsl"),
+        ByLanguage {
+            opencl_c: "",
+            wgsl: include_str!("../../../shaders/common/attention_scores.wgsl"),
+        },
     ),
     (
         "bytes",
-        include_str!("../../../cl/common/bytes.cl"),
-        include_str!("../../../shaders/common/bytes.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/bytes.cl"),
+            wgsl: include_str!("../../../shaders/common/bytes.wgsl"),
+        },
     ),
     (
         "chains",
-        include_str!("../../../cl/common/chains.cl"),
-        include_str!("../../../shaders/common/chains.wgsl"),
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/chains.cl"),
+            wgsl: include_str!("../../../shaders/common/chains.wgsl"),
+        },
     ),
 ];
 
@@ -75,17 +119,16 @@ pub(super) fn included(text: &str, language: Language) -> Vec<&'static str> {
     while let Some(text) = left.pop() {
         for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
             let all = COMMON.iter().enumerate();
-            let file = all.filter(|(_, (name, ..))| line.contains(&format!("\"common/{name}\"")));
-            for (i, (_, cl, wgsl)) in file {
+            let file = all.filter(|(_, (name, _))| line.contains(&format!("\"common/{name}\"")));
+            for (i, (_, sources)) in file {
                 if found.insert(i) {
-                    left.push(if language == Language::OpenCl { cl } else { wgsl });
+                    left.push(*sources.of(language));
                 }
             }
         }
     }
     let files = found.into_iter().filter_map(|i| COMMON.get(i));
-    let texts = files.map(|(_, cl, wgsl)| if language == Language::OpenCl { *cl } else { *wgsl });
-    texts.collect()
+    files.map(|(_, sources)| *sources.of(language)).collect()
 }
 
 pub(super) fn preprocess(
@@ -124,12 +167,11 @@ pub(super) fn preprocess(
                     .next()
                     .and_then(|w| w.trim_matches('"').strip_prefix("common/"))
                     .ok_or_else(|| at("expected \"common/<file>\""))?;
-                let (_, cl, wgsl) = COMMON
+                let (_, sources) = COMMON
                     .iter()
-                    .find(|(n, _, _)| *n == name)
+                    .find(|(n, _)| *n == name)
                     .ok_or_else(|| at("no such file"))?;
-                let text = if language == Language::OpenCl { cl } else { wgsl };
-                preprocess(text, language, names, depth + 1, out)?;
+                preprocess(sources.of(language), language, names, depth + 1, out)?;
             }
             _ if live => {
                 out.push_str(line);

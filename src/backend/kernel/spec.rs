@@ -13,15 +13,6 @@ use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// Generated source that a kernel calls: the function of an [`Epilogue`].
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
-pub struct Snippet {
-    /// OpenCL C.
-    pub cl: String,
-    /// WGSL.
-    pub wgsl: String,
-}
-
 /// A kernel with everything that its compilation depends on.
 #[derive(Clone, Debug)]
 pub struct KernelSpec {
@@ -101,14 +92,25 @@ impl fmt::Display for KernelSpec {
     }
 }
 
-/// A kernel's source cannot be expanded: a mistake in the source or its spec.
+/// A kernel's source cannot be expanded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("kernel {kernel}: {why}")]
+#[error("kernel {kernel}: {reason}")]
 pub struct ExpandError {
     /// Kernel name.
     pub kernel: &'static str,
-    /// What is wrong.
-    pub why: String,
+    /// The reason.
+    pub reason: ExpandReason,
+}
+
+/// Why a kernel's source cannot be expanded.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExpandReason {
+    /// The kernel lacks this language.
+    #[error("it has no source in {0}")]
+    NoSource(Language),
+    /// A mistake in the source or its spec.
+    #[error("{0}")]
+    Mistake(String),
 }
 
 impl KernelSpec {
@@ -231,10 +233,13 @@ impl KernelSpec {
     }
 
     fn expand_as(&self, language: Language, stage: Option<&str>) -> Result<String, ExpandError> {
-        let error = |why: String| ExpandError {
+        let failed = |reason| ExpandError {
             kernel: self.kernel.name,
-            why,
+            reason,
         };
+        let error = |why: String| failed(ExpandReason::Mistake(why));
+        let source = self.kernel.sources.of(language);
+        let text = source.ok_or_else(|| failed(ExpandReason::NoSource(language)))?;
         let declared = self.args().count();
         if self.operands.len() != declared {
             return Err(error(format!(
@@ -271,10 +276,6 @@ impl KernelSpec {
             Language::OpenCl => self.prelude_cl(&names, stage),
             Language::Wgsl => self.prelude_wgsl(),
         };
-        let text = match language {
-            Language::OpenCl => self.kernel.cl,
-            Language::Wgsl => self.kernel.wgsl,
-        };
         if let Some(epilogue) = &self.epilogue {
             let result = self
                 .result()
@@ -289,7 +290,7 @@ impl KernelSpec {
             let (y, single) = (result.name, result.ty == Ty::Single);
             out.push_str(&match language {
                 Language::OpenCl => {
-                    epilogue.function.cl.clone() + &epilogue.accessors_cl(y, &types, self.elem_cl())
+                    epilogue.function.opencl_c.clone() + &epilogue.accessors_cl(y, &types, self.elem_cl())
                 }
                 Language::Wgsl => {
                     epilogue.function.wgsl.clone() + &epilogue.accessors_wgsl(y, self.elem_wgsl(), single)

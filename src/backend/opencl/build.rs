@@ -276,8 +276,10 @@ impl Builder<'_> {
         }
         self.check_workgroup(spec, &name, u64::from(self.caps.max_workgroup))?;
         let source = self.source(spec);
-        let source =
-            source.map_err(|error| self.failed(&name, error.why, kernel::excerpt(spec.kernel.cl, None)))?;
+        let source = source.map_err(|error| {
+            let text = spec.kernel.sources.opencl_c.unwrap_or_default();
+            self.failed(&name, error.reason.to_string(), kernel::excerpt(text, None))
+        })?;
         let entry = CString::new(spec.kernel.name)
             .map_err(|_| refused(&name, "the kernel's name contains a zero byte".to_owned()))?;
         let text = Text { name, source };

@@ -5,7 +5,7 @@ mod persistent;
 mod recordings;
 
 use super::*;
-use crate::backend::kernel::{Arg, FieldTy, Kernel as Text, Role, Ty};
+use crate::backend::kernel::{Arg, ByLanguage, FieldTy, Kernel as Text, Role, Ty};
 use crate::backend::{BackendKind, DeviceKind, RecordingWay};
 use crate::kernel;
 use crate::tensor::DType;
@@ -497,7 +497,10 @@ const fn text(name: &'static str, cl: &'static str) -> Text {
         ty: Ty::Uint,
     }];
     Text {
-        cl,
+        sources: ByLanguage {
+            opencl_c: Some(cl),
+            wgsl: None,
+        },
         ..Text::new(name, &[("n", FieldTy::U32)], OPERANDS)
     }
 }

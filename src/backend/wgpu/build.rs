@@ -113,9 +113,12 @@ impl Wgpu {
             log,
             source_excerpt,
         };
-        let source = spec
-            .expand(Language::Wgsl)
-            .map_err(|e| failed(e.to_string(), excerpt(spec.kernel.wgsl, None)))?;
+        let source = spec.expand(Language::Wgsl).map_err(|e| {
+            failed(
+                e.to_string(),
+                excerpt(spec.kernel.sources.wgsl.unwrap_or_default(), None),
+            )
+        })?;
 
         let descriptor = ::wgpu::ShaderModuleDescriptor {
             label: Some(spec.kernel.name),

@@ -1,6 +1,6 @@
 //! Runs on whatever adapter there is; a machine without one fails, with the remedy in the message.
 
-use super::super::kernel::{Arg, FieldTy, Kernel, Role, Ty};
+use super::super::kernel::{Arg, ByLanguage, FieldTy, Kernel, Role, Ty};
 use super::*;
 use crate::backend::BackendKind;
 use crate::kernel;
@@ -14,8 +14,13 @@ static RMS_NORM: Kernel =
 
 /// `y[i] = x[i] * factor + y[i]` over words, one group of 8 work-items for 8 words.
 static SCALE: Kernel = Kernel {
-    wgsl: "@compute @workgroup_size(WG)\n\
+    sources: ByLanguage {
+        opencl_c: None,
+        wgsl: Some(
+            "@compute @workgroup_size(WG)\n\
            fn scale(@builtin(global_invocation_id) id: vec3<u32>) { y[id.x] = w[id.x] * p.factor + y[id.x]; }",
+        ),
+    },
     ..Kernel::new(
         "scale",
         &[("factor", FieldTy::U32)],
@@ -474,7 +479,10 @@ fn a_broken_kernel_names_itself_and_the_line() {
             ty: Ty::Uint,
         }];
         Kernel {
-            wgsl,
+            sources: ByLanguage {
+                opencl_c: None,
+                wgsl: Some(wgsl),
+            },
             ..Kernel::new(name, &[("n", FieldTy::U32)], OPERANDS)
         }
     }

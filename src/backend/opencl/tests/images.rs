@@ -5,13 +5,21 @@ use crate::backend::ImageUse;
 
 static FOURS: Text = Text {
     name: "fours",
-    cl: "KERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n",
+    sources: ByLanguage {
+        opencl_c: Some("KERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n"),
+        wgsl: None,
+    },
     ..TEXT
 };
 /// The same, which no compiler takes with an image.
 static NO_IMAGES: Text = Text {
     name: "fours",
-    cl: "#ifdef IMAGE_X\n#error no images\n#endif\nKERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n",
+    sources: ByLanguage {
+        opencl_c: Some(
+            "#ifdef IMAGE_X\n#error no images\n#endif\nKERNEL {\n  uint i = get_global_id(0);\n  if (i < p.n) y_put4(i, x_at4(i));\n}\n",
+        ),
+        wgsl: None,
+    },
     ..TEXT
 };
 const TEXT: Text = Text::new(

@@ -5,7 +5,9 @@ use super::*;
 /// Turns each 16 elements around by way of local memory, and adds `plus`.
 static TURN: Text = Text {
     name: "turn",
-    cl: "inline float with_plus(float v, float plus) { return v + plus; }
+    sources: ByLanguage {
+        opencl_c: Some(
+            "inline float with_plus(float v, float plus) { return v + plus; }
 KERNEL {
   __local float held[16];
   uint first = get_group_id(0) * 16;
@@ -13,16 +15,22 @@ KERNEL {
   barrier(CLK_LOCAL_MEM_FENCE);
   for (uint i = 0; i < 16; i++) y_put(first + i, with_plus(held[15 - i], p.plus));
 }",
+        ),
+        wgsl: None,
+    },
     ..PLAIN
 };
 
 /// Another, with names that are those of the first.
 static TIMES: Text = Text {
     name: "times",
-    cl: "inline float with_plus(float v, float plus) { return v * plus; }
+    sources: ByLanguage {
+        opencl_c: Some("inline float with_plus(float v, float plus) { return v * plus; }
 KERNEL {
   for (uint i = get_global_id(0) * 8 + get_local_id(0); i < get_global_id(0) * 8 + 8; i += get_local_size(0)) y_put(i, with_plus(x_at(i), p.plus));
-}",
+}"),
+        wgsl: None,
+    },
     ..PLAIN
 };
 
@@ -30,9 +38,12 @@ KERNEL {
 /// another.
 static COUNT: Text = Text {
     name: "count",
-    cl: "KERNEL {
+    sources: ByLanguage {
+        opencl_c: Some("KERNEL {
   for (uint i = get_global_id(0) * 8; i < get_global_id(0) * 8 + 8; i++) y_put(i, x_at(i) + p.plus + (float)get_num_groups (0));
-}",
+}"),
+        wgsl: None,
+    },
     ..PLAIN
 };
 

@@ -2,7 +2,7 @@
 
 use super::functions::{self, Binary};
 use super::{Expr, MAX_INPUTS, NAMES, join_axes};
-use crate::backend::kernel::Snippet;
+use crate::backend::kernel::ByLanguage;
 use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
 use crate::graph::op::{OpError, OpResult};
 use crate::plan::lower::{Call, Field, LowerCx, Operand, WithOperands};
@@ -219,7 +219,7 @@ impl Expr {
 }
 
 /// The `apply` functions in both languages.
-fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpResult<Snippet> {
+fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpResult<ByLanguage<String>> {
     let dtype = expr.dtype(types)?;
     let body = |wgsl| -> OpResult<String> {
         let body = expr.print(types, wgsl)?;
@@ -275,5 +275,5 @@ fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpRe
         arguments.collect::<Vec<_>>().join(", "),
         name(dtype)
     );
-    Ok(Snippet { cl, wgsl })
+    Ok(ByLanguage { opencl_c: cl, wgsl })
 }
