@@ -491,8 +491,8 @@ fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
         let path = entry.unwrap().path();
         if path.is_dir() {
             assert!(
-                path.ends_with("common"),
-                "{} is a folder of no kernel",
+                path.ends_with("common") || path.ends_with("variants"),
+                "{} is not a folder of kernels",
                 path.display()
             );
             continue;
@@ -510,9 +510,13 @@ fn stems(folder: &str, extension: &str) -> BTreeSet<String> {
 
 #[test]
 fn files_and_descriptors_pair_up() {
-    let declared: BTreeSet<String> = kernels().keys().map(|k| (*k).to_owned()).collect();
-    assert_eq!(stems("cl", "cl"), declared);
-    assert_eq!(stems("shaders", "wgsl"), declared);
+    for (folder, is_variant) in [("", false), ("/variants", true)] {
+        let all = kernels();
+        let declared = all.values().filter(|k| k.variant.is_some() == is_variant);
+        let declared: BTreeSet<String> = declared.map(|k| k.name.to_owned()).collect();
+        assert_eq!(stems(&format!("cl{folder}"), "cl"), declared);
+        assert_eq!(stems(&format!("shaders{folder}"), "wgsl"), declared);
+    }
     let (mut cl, mut wgsl) = (stems("cl/common", "cl"), stems("shaders/common", "wgsl"));
     let one = [
         ("cl", "cl", Language::OpenCl),
@@ -610,7 +614,10 @@ const FORBIDDEN: &[&str] = &[
 #[test]
 fn kernel_texts_hold_no_forbidden_words() {
     let mut files = 0;
-    for folder in ["cl", "cl/common", "shaders", "shaders/common"] {
+    for folder in ["", "/common", "/variants"]
+        .map(|f| ["cl", "shaders"].map(|l| format!("{l}{f}")))
+        .concat()
+    {
         for entry in std::fs::read_dir(root().join(folder))
             .unwrap()
             .map(|e| e.unwrap().path())

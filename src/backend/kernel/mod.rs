@@ -1,6 +1,7 @@
 //! Kernels as data: descriptors, specialisation, and expansion of the source in both languages.
 //!
-//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor. The parameter
+//! A kernel is a pair `cl/<name>.cl` and `shaders/<name>.wgsl` with one descriptor; the sources of
+//! variants for some devices are in the folders `variants/`. The parameter
 //! struct, operand declarations and accessors of both languages are generated from the descriptor,
 //! so the two texts cannot disagree about them:
 //!
@@ -304,6 +305,16 @@ const fn position(operands: &[Arg], name: &str) -> usize {
     i
 }
 
+/// What follows the folder in a path.
+const fn file_stem(path: &'static str) -> &'static str {
+    let bytes = path.as_bytes();
+    let mut start = bytes.len();
+    while start > 0 && bytes[start - 1] != b'/' {
+        start -= 1;
+    }
+    path.split_at(start).1
+}
+
 const fn is_same(a: &str, b: &str) -> bool {
     let (a, b) = (a.as_bytes(), b.as_bytes());
     let mut i = 0;
@@ -340,14 +351,14 @@ pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg
 /// }
 /// ```
 ///
-/// The name is that of the source files, and of the function in them. An operand has a [`Role`] and
-/// a [`Ty`], [`Ty::Elem`] by default. The macro also declares `Args`, a structure with a field for
+/// The name is that of the source files, and of the function in them; those of a variant are in
+/// `variants/`. An operand has a [`Role`] and a [`Ty`], [`Ty::Elem`] by default. The macro also declares `Args`, a structure with a field for
 /// each operand and parameter. [`LowerCx::emit`](crate::plan::lower::LowerCx::emit) takes it, and
 /// `Args::x` names operand `x` to [`Call`](crate::plan::lower::Call).
 ///
 /// A kernel with the same arguments as another one names their type and, after `with`, the operands
-/// with another role or type: `static TILED: TypedKernel<Args> = "matmul_tiled" with [y: PartialOut
-/// Single]`. Methods of [`Kernel`] may follow, such as [`Kernel::variant_of`].
+/// with another role or type: `static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y:
+/// PartialOut Single]`. Methods of [`Kernel`] may follow, such as [`Kernel::variant_of`].
 ///
 /// `kernel!("softmax" { rows, cols: U32 } [x: In, y: Out])` is a [`Kernel`] without a type of
 /// arguments, for code that does not use a `Call`.
@@ -525,14 +536,14 @@ pub const FOLDED: &str = "FOLDED";
 pub const ROUNDS: &str = "ROUNDS";
 
 impl Kernel {
-    /// A kernel without source.
+    /// A kernel without source; `name` may begin with a folder.
     pub const fn new(
         name: &'static str,
         params: &'static [(&'static str, FieldTy)],
         args: &'static [Arg],
     ) -> Self {
         Self {
-            name,
+            name: file_stem(name),
             sources: ByLanguage {
                 opencl_c: None,
                 wgsl: None,

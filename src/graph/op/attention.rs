@@ -38,7 +38,7 @@ crate::kernel! {
 
 crate::kernel! {
     /// Many rows, on tensor cores.
-    static UNITS: TypedKernel<UnitsArgs> = "attention_mma" {
+    static UNITS: TypedKernel<UnitsArgs> = "variants/attention_mma" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32
     } [q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, live: Weight, y: Out]
@@ -54,7 +54,7 @@ crate::kernel! {
 
 crate::kernel! {
     /// One row, on large GPUs: one work-group per head.
-    static ROW: TypedKernel<RowArgs> = "attention_row" {
+    static ROW: TypedKernel<RowArgs> = "variants/attention_row" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32;
         splits: U32

@@ -37,7 +37,7 @@ crate::kernel! {
 }
 crate::kernel! {
     /// The variant tiled in local memory.
-    pub(super) static TILED: TypedKernel<Args> = "matmul_tiled" with [y: PartialOut Single]
+    pub(super) static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y: PartialOut Single]
     .variant_of(&KERNEL.kernel, |caps| caps.fast_local)
 }
 

@@ -84,7 +84,7 @@ crate::kernel! {
 
 crate::kernel! {
     /// Kernel for many rows in halves, 2 columns per work-item.
-    static PAIRS: TypedKernel<MatrixArgs> = "matmul_e0m_pairs"
+    static PAIRS: TypedKernel<MatrixArgs> = "variants/matmul_e0m_pairs"
     .with_features(Features::all(&[Feature::F16]))
     .variant_of(&MATRIX.kernel, |caps| caps.fast_half() && caps.few_registers())
 }

@@ -27,7 +27,7 @@ crate::kernel! {
 
 crate::kernel! {
     /// Kernel for rows without mean and bias, with work-groups of [`ROW_ITEMS`].
-    pub(super) static ROW: TypedKernel<RowArgs> = "norm_row" {
+    pub(super) static ROW: TypedKernel<RowArgs> = "variants/norm_row" {
         cols: U32; epsilon: F32
     } [x: In, scale: In, y: Out]
     .variant_of(&KERNEL.kernel, |caps| caps.fast_local && caps.max_workgroup >= ROW_ITEMS)

@@ -10,7 +10,7 @@ use crate::tensor::DType;
 
 crate::kernel! {
     /// The kernel; its operands have the names of the tiled matmul.
-    pub(super) static KERNEL: TypedKernel<Args> = "conv_tiled" {
+    pub(super) static KERNEL: TypedKernel<Args> = "variants/conv_tiled" {
         m, n, k, b_stride, in_h, in_w, out_w: U32;
         pad_h, pad_w: I32;
         outputs, first, groups, first_group, all_groups, batches: U32

@@ -14,7 +14,7 @@ use crate::tensor::DType;
 
 crate::kernel! {
     /// Kernel for one row; a work-group computes 32 columns.
-    pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_mma" with [x: In Uint4]
+    pub(super) static VECTOR: TypedKernel<VectorArgs> = "variants/matvec_e0m_mma" with [x: In Uint4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
         wgsl: &[Feature::Subgroups],
@@ -33,7 +33,7 @@ crate::kernel! {
 
 crate::kernel! {
     /// Kernel for many rows.
-    pub(super) static MATRIX: TypedKernel<MatrixArgs> = "matmul_e0m_mma" with [x: In Half4]
+    pub(super) static MATRIX: TypedKernel<MatrixArgs> = "variants/matmul_e0m_mma" with [x: In Half4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
         wgsl: &[Feature::TensorCores, Feature::F16],
