@@ -78,6 +78,20 @@ const COMMON: &[(&str, ByLanguage<&str>)] = &[
         },
     ),
     (
+        "attention_item",
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/attention_item.cl"),
+            wgsl: "",
+        },
+    ),
+    (
+        "attention_line",
+        ByLanguage {
+            opencl_c: include_str!("../../../cl/common/attention_line.cl"),
+            wgsl: "",
+        },
+    ),
+    (
         "attention_lanes",
         ByLanguage {
             opencl_c: "",
