@@ -804,8 +804,8 @@ const MANY_FLAGS: &[(&str, usize, &str)] = &[
     ),
 ];
 
-/// Flags are the names that a file tests. Those of the framework (`HAS_B`, `IMAGE_X`, `IN_PLACE`, and
-/// grids), of CPU forms and numbers do not count.
+/// Flags are the names that a file tests. Those of the framework (`HAS_B`, `IMAGE_X`, `IN_PLACE`,
+/// and grids), of CPU forms and numbers do not count.
 #[test]
 fn generic_kernels_have_few_flags() {
     let mut flags: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();

@@ -236,8 +236,8 @@ impl From<f32> for Field {
     }
 }
 
-/// The arguments of a kernel: a structure that [`kernel!`](crate::kernel) declares, with a field for
-/// each operand and parameter.
+/// The arguments of a kernel: a structure that [`kernel!`](crate::kernel) declares, with a field
+/// for each operand and parameter.
 pub trait Arguments: Signature {
     /// The operands and the values of the parameters, each in the order of the declaration.
     fn into_parts(self) -> (Vec<Option<Operand>>, Vec<Field>);

@@ -226,7 +226,8 @@ impl KernelSpec {
     }
 
     /// The OpenCL C source as a function of this name that does the work of one work-group, to be
-    /// placed after `HALF`. `group_at` is its position in the grid ([`crate::backend::persistent`]).
+    /// placed after `HALF`. `group_at` is its position in the grid
+    /// ([`crate::backend::persistent`]).
     #[cfg(feature = "opencl")]
     pub(in crate::backend) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
         self.expand_as(Language::OpenCl, Some(name))

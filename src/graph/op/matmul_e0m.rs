@@ -369,7 +369,8 @@ pub(super) struct Weights {
     /// First element of the result of each matrix.
     pub starts: Vec<u64>,
     /// Operand of the quantized weights of a second matrix with the size of the first. Its results
-    /// are passed to the epilogue as [second results](crate::backend::kernel::epilogue::Argument::Other).
+    /// are passed to the epilogue as [second
+    /// results](crate::backend::kernel::epilogue::Argument::Other).
     pub second: Option<usize>,
     /// Operand of the scale of [`MatMulE0m::norm`], if set.
     pub gain: usize,
@@ -400,8 +401,8 @@ impl Weights {
             .next())
     }
 
-    /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column (`common/parts`).
-    /// Kernels read them only with the define `PARTS`.
+    /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column
+    /// (`common/parts`). Kernels read them only with the define `PARTS`.
     fn places(&self) -> [Dim; 4] {
         let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
         let start = |i: usize| {

@@ -45,7 +45,7 @@ const FORMS: &[Form] = &[
 ];
 
 crate::kernel! {
-    /// Kernel for one row, which it quantizes itself. Reads the fields from `end0` on only with PARTS.
+    /// Kernel for one row, which it quantizes itself. Reads `end0` to `start2` only with PARTS.
     pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_int8" {
         n, panel, column, end0, end1, start1, start2: U32; epsilon: F32
     } [

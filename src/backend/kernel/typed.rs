@@ -1,0 +1,231 @@
+//! Declaration of kernels with named arguments.
+
+use super::{Arg, FieldTy, Kernel};
+use std::marker::PhantomData;
+use std::ops::Deref;
+
+/// What a kernel takes. [`kernel!`](crate::kernel) implements it for the arguments that it
+/// generates.
+pub trait Signature {
+    /// Name and type of each parameter, in order.
+    const PARAMS: &'static [(&'static str, FieldTy)];
+    /// The operands, in order.
+    const OPERANDS: &'static [Arg];
+}
+
+/// A kernel and the type of its arguments.
+#[derive(Debug)]
+pub struct TypedKernel<A> {
+    /// The kernel.
+    pub kernel: Kernel,
+    args: PhantomData<fn(A)>,
+}
+
+impl<A> TypedKernel<A> {
+    /// A kernel whose signature is that of `A`; [`kernel!`](crate::kernel) calls it.
+    pub const fn new(kernel: Kernel) -> Self {
+        Self {
+            kernel,
+            args: PhantomData,
+        }
+    }
+}
+
+impl<A> Deref for TypedKernel<A> {
+    type Target = Kernel;
+
+    fn deref(&self) -> &Kernel {
+        &self.kernel
+    }
+}
+
+/// An operand of the kernels with arguments `A`, by index.
+#[derive(Debug)]
+pub struct OperandOf<A> {
+    /// Its index.
+    pub index: usize,
+    args: PhantomData<fn(A)>,
+}
+
+impl<A: Signature> OperandOf<A> {
+    /// The operand with this name, which must exist.
+    pub const fn named(name: &str) -> Self {
+        Self {
+            index: position(A::OPERANDS, name),
+            args: PhantomData,
+        }
+    }
+}
+
+/// Index of an operand; the number of operands if there is none of this name.
+const fn position(operands: &[Arg], name: &str) -> usize {
+    let mut i = 0;
+    while i < operands.len() && !is_same(operands[i].name, name) {
+        i += 1;
+    }
+    i
+}
+
+const fn is_same(a: &str, b: &str) -> bool {
+    let (a, b) = (a.as_bytes(), b.as_bytes());
+    let mut i = 0;
+    while i < a.len() && i < b.len() && a[i] == b[i] {
+        i += 1;
+    }
+    i == a.len() && i == b.len()
+}
+
+/// The operands of `A` with others in place of those with the same names. It does not compile if
+/// there is none of that name.
+pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg; N] {
+    let mut all = [A::OPERANDS[0]; N];
+    let mut i = 0;
+    while i < N {
+        all[i] = A::OPERANDS[i];
+        i += 1;
+    }
+    let mut i = 0;
+    while i < others.len() {
+        all[position(A::OPERANDS, others[i].name)] = others[i];
+        i += 1;
+    }
+    all
+}
+
+/// Declares a kernel, with the parameters in braces and the operands in brackets:
+///
+/// ```ignore
+/// kernel! {
+///     static KERNEL: TypedKernel<Args> = "trilu" {
+///         count, rows, cols: U32; diagonal: I32
+///     } [x: In, y: Out]
+/// }
+/// ```
+///
+/// The name is that of the source files, and of the function in them; those of a variant are in
+/// `variants/`. An operand has a [`Role`](crate::backend::kernel::Role) and a
+/// [`Ty`](crate::backend::kernel::Ty), `Elem` by default.
+///
+/// The macro also declares `Args`, a structure with a field for each operand and parameter.
+/// [`LowerCx::emit`](crate::plan::lower::LowerCx::emit) takes it, and `Args::x` names operand `x`
+/// to [`Call`](crate::plan::lower::Call).
+///
+/// A kernel with the same arguments as another one names their type and, after `with`, the operands
+/// with another role or type: `static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y:
+/// PartialOut Single]`. Methods of `Kernel` may follow, such as `variant_of`.
+///
+/// `kernel!("softmax" { rows, cols: U32 } [x: In, y: Out])` is a `Kernel` without a type of
+/// arguments, for code that does not use a `Call`.
+///
+/// A missing source file is a compile error.
+#[macro_export]
+macro_rules! kernel {
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        { $($($param:ident),+: $param_ty:ident);* $(;)? }
+        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+        $($methods:tt)*
+    ) => {
+        #[doc = concat!("Arguments of the kernel `", $name, "`.")]
+        #[derive(Clone, Debug)]
+        #[allow(missing_docs, reason = "the names are those of the kernel's source")]
+        $vis struct $args {
+            $(pub $operand: $crate::kernel!(@operand $role),)*
+            $($(pub $param: $crate::kernel!(@param $param_ty),)+)*
+        }
+
+        #[allow(dead_code, missing_docs, non_upper_case_globals, reason = "the names of the operands")]
+        impl $args {
+            $(pub const $operand: $crate::backend::kernel::OperandOf<Self> =
+                $crate::backend::kernel::OperandOf::named(stringify!($operand));)*
+        }
+
+        impl $crate::backend::kernel::Signature for $args {
+            const PARAMS: &'static [(&'static str, $crate::backend::kernel::FieldTy)] =
+                $crate::kernel!(@params $($($param: $param_ty,)+)*);
+            const OPERANDS: &'static [$crate::backend::kernel::Arg] =
+                $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
+        }
+
+        impl $crate::plan::lower::Arguments for $args {
+            fn into_parts(
+                self,
+            ) -> (Vec<Option<$crate::plan::lower::Operand>>, Vec<$crate::plan::lower::Field>) {
+                (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
+            }
+        }
+
+        $(#[$meta])*
+        $vis static $kernel: $crate::backend::kernel::TypedKernel<$args> =
+            $crate::backend::kernel::TypedKernel::new($crate::kernel!(
+                @kernel $name,
+                <$args as $crate::backend::kernel::Signature>::PARAMS,
+                <$args as $crate::backend::kernel::Signature>::OPERANDS
+            )$($methods)*);
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        with [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+        $($methods:tt)*
+    ) => {
+        $(#[$meta])*
+        $vis static $kernel: $crate::backend::kernel::TypedKernel<$args> = {
+            const COUNT: usize = <$args as $crate::backend::kernel::Signature>::OPERANDS.len();
+            static OPERANDS: [$crate::backend::kernel::Arg; COUNT] =
+                $crate::backend::kernel::with_operands::<$args, COUNT>(
+                    $crate::kernel!(@operands $($operand: $role $($ty)?,)*),
+                );
+            $crate::backend::kernel::TypedKernel::new($crate::kernel!(
+                @kernel $name,
+                <$args as $crate::backend::kernel::Signature>::PARAMS,
+                &OPERANDS
+            )$($methods)*)
+        };
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        $($methods:tt)*
+    ) => {
+        $crate::kernel! {
+            $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name with [] $($methods)*
+        }
+    };
+    (
+        $name:literal
+        { $($($param:ident),+: $param_ty:ident);* $(;)? }
+        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+    ) => {
+        $crate::kernel!(
+            @kernel $name,
+            $crate::kernel!(@params $($($param: $param_ty,)+)*),
+            $crate::kernel!(@operands $($operand: $role $($ty)?,)*)
+        )
+    };
+    (@kernel $name:literal, $params:expr, $operands:expr) => {
+        $crate::backend::kernel::Kernel {
+            sources: $crate::backend::kernel::ByLanguage {
+                opencl_c: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl"))),
+                wgsl: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl"))),
+            },
+            ..$crate::backend::kernel::Kernel::new($name, $params, $operands)
+        }
+    };
+    (@params $($param:ident: $ty:ident,)*) => {
+        &[$((stringify!($param), $crate::backend::kernel::FieldTy::$ty)),*]
+    };
+    (@operands $($operand:ident: $role:ident $($ty:ident)?,)*) => {
+        &[$($crate::backend::kernel::Arg {
+            name: stringify!($operand),
+            role: $crate::backend::kernel::Role::$role,
+            ty: $crate::kernel!(@ty $($ty)?),
+        }),*]
+    };
+    (@ty) => { $crate::backend::kernel::Ty::Elem };
+    (@ty $ty:ident) => { $crate::backend::kernel::Ty::$ty };
+    (@operand OptionalIn) => { Option<$crate::plan::lower::Operand> };
+    (@operand OptionalWeight) => { Option<$crate::plan::lower::Operand> };
+    (@operand OptionalInOut) => { Option<$crate::plan::lower::Operand> };
+    (@operand $role:ident) => { $crate::plan::lower::Operand };
+    (@param F32) => { f32 };
+    (@param $ty:ident) => { $crate::shape::Dim };
+}
