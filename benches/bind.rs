@@ -8,13 +8,13 @@
 use criterion::{Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::path::Path;
-use transformer_lite::backend::Caps;
-use transformer_lite::decoders::{self, Form, SMOLLM2, Spec};
-use transformer_lite::graph::onnx::ImportOptions;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{DecoderBuilder, Lengths, Logits, PADDING};
-use transformer_lite::plan::{Bound, Plan};
-use transformer_lite::shape::Bindings;
+use transformer_lite::unstable::backend::Caps;
+use transformer_lite::unstable::graph::onnx::ImportOptions;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{DecoderBuilder, Lengths, Logits, PADDING};
+use transformer_lite::unstable::plan::{Bound, Plan};
+use transformer_lite::unstable::shape::Bindings;
+use transformer_lite_convert::decoders::{self, Form, SMOLLM2, Spec};
 
 fn write(spec: &Spec) -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a folder for temporary files");

@@ -10,15 +10,15 @@ mod devices;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
-use transformer_lite::backend::{BackendKind, OpenOptions};
-use transformer_lite::cache::{DEFAULT_LIMIT, Store};
-use transformer_lite::decoders::{self, Form, SMOLLM2, Spec};
-use transformer_lite::graph::onnx;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, Logits};
-use transformer_lite::llm::folder::ModelFolder;
-use transformer_lite::llm::load::{LoadOptions, Loaded, Purpose};
-use transformer_lite::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::unstable::graph::onnx;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{Decoder, Logits};
+use transformer_lite::unstable::llm::folder::ModelFolder;
+use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, Purpose};
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite_convert::decoders::{self, Form, SMOLLM2, Spec};
 
 fn load(c: &mut Criterion) {
     let dir = tempfile::tempdir().expect("a folder for temporary files");

@@ -7,10 +7,10 @@
 
 use std::error::Error;
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind};
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths};
+use transformer_lite::unstable::backend::{self, BackendKind};
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths};
 
 const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]";
 

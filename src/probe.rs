@@ -19,6 +19,58 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Instant;
 
+/// Peak rates of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
+pub struct Peaks {
+    /// Bytes of memory traffic per second.
+    pub bytes_per_s: f64,
+    /// Operations per second in single precision.
+    pub f32_flops_per_s: f64,
+    /// Operations per second in half precision; `None` if the device has no such arithmetic.
+    pub f16_flops_per_s: Option<f64>,
+    /// Operations per second of tensor cores or cooperative matrices; `None` if there are none that
+    /// kernels use.
+    pub matrix_flops_per_s: Option<f64>,
+    /// Operations per second of dot products of 8-bit integers; `None` if the device has no
+    /// instruction for them.
+    pub int8_ops_per_s: Option<f64>,
+    /// Launch overhead in seconds.
+    pub launch_s: f64,
+}
+
+impl fmt::Display for Peaks {
+    /// For people.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (memory, single) = (
+            quantity(self.bytes_per_s, "B/s"),
+            quantity(self.f32_flops_per_s, "FLOP/s"),
+        );
+        write!(f, "memory {memory}, f32 {single}")?;
+        if let Some(rate) = self.f16_flops_per_s {
+            write!(f, ", f16 {}", quantity(rate, "FLOP/s"))?;
+        }
+        if let Some(rate) = self.matrix_flops_per_s {
+            write!(f, ", tensor cores {}", quantity(rate, "FLOP/s"))?;
+        }
+        if let Some(rate) = self.int8_ops_per_s {
+            write!(f, ", int8 {}", quantity(rate, "OP/s"))?;
+        }
+        write!(f, ", launch {}", quantity(self.launch_s, "s"))
+    }
+}
+
+impl Peaks {
+    /// Operations per second; infinite if not measured.
+    pub fn rate(&self, arithmetic: Arithmetic) -> f64 {
+        match arithmetic {
+            Arithmetic::F32 => self.f32_flops_per_s,
+            Arithmetic::F16 => self.f16_flops_per_s.unwrap_or(self.f32_flops_per_s),
+            Arithmetic::MatrixUnits => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
+            Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(self.f32_flops_per_s),
+        }
+    }
+}
+
 static COPY: Kernel =
     crate::kernel!("probe_copy" { count, each, next: U32 } [x: In Uint4, y: Out Uint4]).linear();
 static READ: Kernel =

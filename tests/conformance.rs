@@ -1,7 +1,7 @@
 //! Every case of every operator on every device, against `Op::eval`.
 //!
 //! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the
-//! cases; what is added to each of them says [`transformer_lite::unstable::selftest::case`]. Here buffers
+//! cases; what is added to each of them says the engine's module `selftest::case`. Here buffers
 //! have guard zones besides, and kernels by way of local memory run in each size of their tiles.
 //!
 //! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names
@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
         let mut log = env_logger::Builder::new();
-        log.filter_module("transformer_lite::unstable::selftest", log::LevelFilter::Debug)
+        log.filter_module("transformer_lite::internal::selftest", log::LevelFilter::Debug)
             .init();
     }
     let (devices, missing) = tlite_testing::devices();

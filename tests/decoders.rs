@@ -6,24 +6,24 @@ mod launches;
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
-use support::{assert_error, present as devices};
-use transformer_lite::backend::{Backend, Caps, View};
-use transformer_lite::decoders::{self, Form, SPECS, Spec};
-use transformer_lite::error::{Error, ErrorKind};
-use transformer_lite::executor::WeightSource;
-use transformer_lite::executor::random::{Numbers, fill};
-use transformer_lite::graph::ValueId;
-use transformer_lite::graph::onnx::quantize::{self, quantize};
-use transformer_lite::graph::onnx::{ImportOptions, import, import_with};
-use transformer_lite::graph::pass::{Pipeline, Target};
-use transformer_lite::graph::text;
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{
+use tlite_testing::{assert_error, present as devices};
+use transformer_lite::unstable::backend::{Backend, Caps, View};
+use transformer_lite::unstable::error::{Error, ErrorKind};
+use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite::unstable::executor::random::{Numbers, fill};
+use transformer_lite::unstable::graph::ValueId;
+use transformer_lite::unstable::graph::onnx::{ImportOptions, import, import_with};
+use transformer_lite::unstable::graph::pass::{Pipeline, Target};
+use transformer_lite::unstable::graph::text;
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{
     Decoder, DecoderBuilder, DeviceDecoder, HostModel, Lengths, Logits, Watch,
 };
-use transformer_lite::plan::{Bound, Plan, weight_bytes};
-use transformer_lite::shape::Bindings;
-use transformer_lite::tensor::DType;
+use transformer_lite::unstable::plan::{Bound, Plan, weight_bytes};
+use transformer_lite::unstable::shape::Bindings;
+use transformer_lite::unstable::tensor::DType;
+use transformer_lite_convert::decoders::{self, Form, SPECS, Spec};
+use transformer_lite_convert::quantize::{self, quantize};
 
 const GB: u64 = 1_000_000_000;
 const ABSENT: ImportOptions = ImportOptions { absent_weights: true };

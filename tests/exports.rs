@@ -8,17 +8,17 @@ use libtest_mimic::{Arguments, Trial};
 use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use support::{Device, Text, carries};
-use transformer_lite::error::ErrorKind;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::graph::{Edit, onnx};
-use transformer_lite::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
-use transformer_lite::llm::load::{Loaded, Purpose};
-use transformer_lite::llm::prompt_cache;
-use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::{LanguageModel, LoadOptions, ModelFolder};
-use transformer_lite::note::Note;
-use transformer_lite::placement::{BackendChoice, Placement};
+use tlite_testing::{Device, Text, carries};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::graph::{Edit, onnx};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::load::{Loaded, Purpose};
+use transformer_lite::unstable::llm::prompt_cache;
+use transformer_lite::unstable::llm::sampler::arg_max;
+use transformer_lite::unstable::llm::{LanguageModel, LoadOptions, ModelFolder};
+use transformer_lite::unstable::note::Note;
+use transformer_lite::unstable::placement::{BackendChoice, Placement};
 
 type Outcome = Result<(), String>;
 

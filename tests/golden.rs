@@ -6,13 +6,13 @@
 mod tiny;
 
 use std::path::Path;
-use transformer_lite::graph::onnx::{ImportOptions, import_with};
-use transformer_lite::graph::pass::{Pipeline, Target};
-use transformer_lite::graph::text;
-use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
-use transformer_lite::plan::{self, Options, Plan};
-use transformer_lite::shape::Bindings;
-use transformer_lite::tensor::DType;
+use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::unstable::graph::pass::{Pipeline, Target};
+use transformer_lite::unstable::graph::text;
+use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::unstable::plan::{self, Options, Plan};
+use transformer_lite::unstable::shape::Bindings;
+use transformer_lite::unstable::tensor::DType;
 
 /// Compares `found` with `tests/golden/<name>`.
 fn golden(name: &str, found: &str) {
@@ -40,7 +40,7 @@ fn golden(name: &str, found: &str) {
 
 #[test]
 fn graph_and_plans_of_a_tiny_llama() {
-    let (_dir, model) = support::tiny_model("llama", Default::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let decoder = Decoder::load(&model.join("model.onnx"), &Target::DEVICE.with(Logits::Last)).unwrap();
     golden("tiny_llama.graph.txt", &text::print(decoder.graph()).unwrap());
     let [prefill, decode] = decoder
@@ -107,7 +107,7 @@ fn graph_and_plan_of_a_tiny_encoder() {
 #[test]
 fn every_pass_fires() {
     for architecture in ["llama", "qwen2"] {
-        let (_dir, model) = support::tiny_model(architecture, Default::default());
+        let (_dir, model) = tlite_testing::tiny_model(architecture, Default::default());
         let decoder = Decoder::load(&model.join("model.onnx"), &Target::DEVICE.with(Logits::Last)).unwrap();
         let edits = |name| decoder.passes.iter().find(|p| p.pass == name).map(|p| p.edits);
         // Two layers: two normalisations each and one at the end, queries and keys, keys and

@@ -5,20 +5,22 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
-use support::Tier;
-use transformer_lite::backend::kernel::image::{ImageKind, Images};
-use transformer_lite::backend::kernel::{Feature, FieldTy, Kernel, KernelSpec, LINEAR, Language, Role, Ty};
-use transformer_lite::backend::phones::Phone;
-use transformer_lite::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
-use transformer_lite::decoders::{self, Form, Spec};
-use transformer_lite::error::ErrorKind;
-use transformer_lite::executor::random;
-use transformer_lite::graph::op::ALL;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, Lengths, Logits};
-use transformer_lite::probe;
-use transformer_lite::selftest::case::{self, Scenario};
-use transformer_lite::tensor::DType;
+use tlite_testing::Tier;
+use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images};
+use transformer_lite::unstable::backend::kernel::{
+    Feature, FieldTy, Kernel, KernelSpec, LINEAR, Language, Role, Ty,
+};
+use transformer_lite::unstable::backend::phones::Phone;
+use transformer_lite::unstable::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::executor::random;
+use transformer_lite::unstable::graph::op::ALL;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::unstable::probe;
+use transformer_lite::unstable::selftest::case::{self, Scenario};
+use transformer_lite::unstable::tensor::DType;
+use transformer_lite_convert::decoders::{self, Form, Spec};
 
 /// Lower tiers test one of this many. The kinds of device repeat in pairs and fours, so this has no
 /// factor in common with them.

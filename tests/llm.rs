@@ -20,13 +20,15 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
-use transformer_lite::backend::BackendKind;
-use transformer_lite::backend::DeviceKind;
-use transformer_lite::backend::{Backend as _, OpenOptions};
-use transformer_lite::graph::onnx::ImportOptions;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, DecoderBuilder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::{
+use transformer_lite::unstable::backend::BackendKind;
+use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
+use transformer_lite::unstable::graph::onnx::ImportOptions;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{
+    Decoder, DecoderBuilder, DeviceModel, HostModel, Lengths, Logits,
+};
+use transformer_lite::unstable::llm::{
     Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
     SamplerConfig, Tokenizer,
 };
@@ -375,7 +377,7 @@ const EIGHT_BITS: f64 = 1e-3;
 /// A cache of 8 bits: as the interpreter computes it, near to what floats give, and smaller.
 fn caches_of_8_bits(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let target = Target {
         kv_q8: true,
         ..Target::DEVICE
@@ -409,7 +411,7 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
 /// come, with three dispatches a layer less.
 fn rotary_append(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let target = Target {
         rotary_append: true,
         ..Target::DEVICE
@@ -438,7 +440,7 @@ fn rotary_append(device: &Device) -> Outcome {
 
 /// In every plan, states are written by `kv_append` only, once each.
 fn states_are_appended_in_place() -> Outcome {
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let states = decoder.graph().states().len();
     if states != 4 {
@@ -486,7 +488,7 @@ fn states_are_appended_in_place() -> Outcome {
 fn decode_allocates_nothing(device: &Device) -> Outcome {
     const STEPS: usize = 100;
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let copies = Arc::new(AtomicUsize::new(0));
     let shared = device.share().counting_copies(copies.clone());

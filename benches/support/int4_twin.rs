@@ -1,7 +1,7 @@
 //! Kernels of E0M4 weights with the conversion of classic INT4 weights instead, from integers to
 //! floats.
 
-use transformer_lite::backend::kernel::{ByLanguage, Kernel};
+use transformer_lite::unstable::backend::kernel::{ByLanguage, Kernel};
 
 /// How one conversion becomes the other in a text: what is replaced, and by what.
 type Changes<'a> = &'a [(&'a str, &'a str)];

@@ -2,13 +2,14 @@
 //! that another program runs for.
 
 use std::collections::BTreeSet;
-use transformer_lite::backend::kernel::KernelSpec;
-use transformer_lite::backend::kernel::image::{ImageKind, Images};
-use transformer_lite::backend::tunable::{ANY, Tunable};
-use transformer_lite::backend::{Caps, DeviceKind};
-use transformer_lite::graph::op::{ALL, case::Case};
-use transformer_lite::selftest::case::{self, Scenario};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite_testing::Device;
+use transformer_lite::unstable::backend::kernel::KernelSpec;
+use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images};
+use transformer_lite::unstable::backend::tunable::{ANY, Tunable};
+use transformer_lite::unstable::backend::{Caps, DeviceKind};
+use transformer_lite::unstable::graph::op::{ALL, case::Case};
+use transformer_lite::unstable::selftest::case::{self, Scenario};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// A case, what its kernels are chosen for, and a name.
 pub struct Tuned {

@@ -3,10 +3,11 @@
 
 use super::{Outcome, decoder};
 use std::path::Path;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::template::Values;
-use transformer_lite::llm::{
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::template::Values;
+use transformer_lite::unstable::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
 };
 

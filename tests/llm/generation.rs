@@ -2,17 +2,17 @@
 //! likely token, drafts, and caches that are saved and restored.
 
 use super::{AGAINST_HOST, Outcome, close, decoder, halves, host_rows, tokens};
-use crate::support::gguf::{Traits, VOCAB};
-use crate::support::{self, Device, Text};
 use std::path::Path;
-use transformer_lite::error::{ErrorKind, Stage};
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::onnx::write::{ModelWriter, NodeSpec};
-use transformer_lite::graph::onnx::{self, ImportOptions};
-use transformer_lite::graph::pass::{Pipeline, TOKEN, Target};
-use transformer_lite::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
-use transformer_lite::llm::sampler::arg_max;
-use transformer_lite::llm::{
+use tlite_testing::gguf::{Traits, VOCAB};
+use tlite_testing::{self, Device, Text};
+use transformer_lite::unstable::error::{ErrorKind, Stage};
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec};
+use transformer_lite::unstable::graph::onnx::{self, ImportOptions};
+use transformer_lite::unstable::graph::pass::{Pipeline, TOKEN, Target};
+use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::sampler::arg_max;
+use transformer_lite::unstable::llm::{
     Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::unstable::plan::{Options, Plan};
@@ -137,7 +137,7 @@ fn a_choice_of_rows_changes_no_other_plan() -> Outcome {
     let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let dispatches = |logits: Logits| -> Result<Vec<Vec<String>>, String> {
         let plans = decoder(&model, &Target::DEVICE, logits)?
-            .plans(&support::fake_caps(), &Lengths::of(CONTEXT))
+            .plans(&tlite_testing::fake_caps(), &Lengths::of(CONTEXT))
             .text()?;
         let kernels =
             |p: &Plan| -> Vec<String> { p.steps.iter().map(|s| p.kernels[s.kernel].to_string()).collect() };

@@ -3,11 +3,14 @@
 
 use super::{Outcome, decoder, tokens};
 use std::path::Path;
-use transformer_lite::backend::{self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats};
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{DeviceModel, Lengths, Logits};
-use transformer_lite::llm::sampler::arg_max;
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::backend::{
+    self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats,
+};
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{DeviceModel, Lengths, Logits};
+use transformer_lite::unstable::llm::sampler::arg_max;
 
 /// Tokens that are generated: across a multiple of the padding.
 const STEPS: usize = 80;

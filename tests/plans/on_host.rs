@@ -1,11 +1,13 @@
 //! Results of nodes on the host that kernels read through views, or that are parts of something.
 
 use super::*;
-use transformer_lite::backend::Caps;
-use transformer_lite::backend::kernel::{ByLanguage, ExpandReason, Kernel, Language, Signature, TypedKernel};
-use transformer_lite::graph::op::split::Split;
 use transformer_lite::kernel;
-use transformer_lite::plan::lower::{Call, LowerCx};
+use transformer_lite::unstable::backend::Caps;
+use transformer_lite::unstable::backend::kernel::{
+    ByLanguage, ExpandReason, Kernel, Language, Signature, TypedKernel,
+};
+use transformer_lite::unstable::graph::op::split::Split;
+use transformer_lite::unstable::plan::lower::{Call, LowerCx};
 
 fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
     for device in devices() {

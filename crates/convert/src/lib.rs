@@ -1,5 +1,5 @@
-//! Makes model folders that `transformer-lite` runs: downloads from the Hugging Face Hub, conversion
-//! of GGUF files and checkpoints, and quantization.
+//! Makes model folders that `transformer-lite` runs: downloads from the Hugging Face Hub,
+//! conversion of GGUF files and checkpoints, and quantization.
 //!
 //! * [`gguf`], [`checkpoint`]: convert GGUF files and Hugging Face checkpoints;
 //! * [`models`]: the models folder, and downloads from the Hub;

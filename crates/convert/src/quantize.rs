@@ -58,7 +58,8 @@ pub const GROUP_SIZES: std::ops::RangeInclusive<usize> = 16..=256;
 /// Options of [`quantize`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// Number of weights per group; see [`GROUP_SIZES`] and [`transformer_lite::unstable::quant::group_size`].
+    /// Number of weights per group; see [`GROUP_SIZES`] and
+    /// [`transformer_lite::unstable::quant::group_size`].
     pub group_size: usize,
     /// Format of the output head and of embedding tables.
     pub head_bits: Bits,
@@ -116,7 +117,8 @@ pub struct Quantized {
     /// Mean absolute error.
     pub mae: f64,
     /// Mean absolute error of min-max asymmetric INT4 with the same groups
-    /// ([`transformer_lite::unstable::quant::int4_error`]); `None` for a weight that was already quantized.
+    /// ([`transformer_lite::unstable::quant::int4_error`]); `None` for a weight that was already
+    /// quantized.
     pub mae_int4: Option<f64>,
     /// Mean squared error.
     pub mse: f64,

@@ -78,8 +78,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug` shows its
-/// variants and fields too.
+/// The error and its causes on standard error. `RUST_LOG=transformer_lite::error=debug`
+/// shows its variants and fields too.
 fn report(error: &Error) {
     log::debug!(target: "transformer_lite::error", "{error:?}");
     let text = format!("error: {}\n", error.lines().join("\n  caused by: "));

@@ -8,14 +8,13 @@ mod c;
 use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use support::gguf::{HIDDEN, Traits, VOCAB};
-use support::{Device, Text};
-use transformer_lite::backend::{Backend as _, OpenOptions};
-use transformer_lite::error::Error;
-use transformer_lite::gguf::Value;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
-use transformer_lite::llm::{
+use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
+use transformer_lite::unstable::error::Error;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
+use transformer_lite::unstable::llm::{
     Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, NgramDraft, Sampler,
     SamplerConfig, Session,
 };
@@ -125,7 +124,7 @@ fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
 /// back.
 fn executors_share_weights(device: &Device) -> Outcome {
     let _turn = device.turn();
-    let (_dir, model) = support::tiny_model("llama", Traits::default());
+    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let target = Target {
         greedy: true,
         ..Target::DEVICE.with(Logits::Last)

@@ -16,16 +16,17 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
-use transformer_lite::executor::Executor;
-use transformer_lite::graph::interp::Interpreter;
-use transformer_lite::graph::pass::{Pipeline, Target};
-use transformer_lite::graph::{Edit, Graph, derive, onnx};
-use transformer_lite::inspect::{Request, inspect};
-use transformer_lite::llm::LanguageModel;
-use transformer_lite::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::plan::{Options, Plan};
-use transformer_lite::shape::{Bindings, Symbol};
-use transformer_lite::tensor::{DType, HostTensor};
+use tlite::inspect::{Request, inspect};
+use tlite_testing::{Device, Text};
+use transformer_lite::unstable::executor::Executor;
+use transformer_lite::unstable::graph::interp::Interpreter;
+use transformer_lite::unstable::graph::pass::{Pipeline, Target};
+use transformer_lite::unstable::graph::{Edit, Graph, derive, onnx};
+use transformer_lite::unstable::llm::LanguageModel;
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::plan::{Options, Plan};
+use transformer_lite::unstable::shape::{Bindings, Symbol};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 type Outcome = Result<(), String>;
 

@@ -12,16 +12,16 @@ use std::fmt::Write as _;
 pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
 
 /// Tensor core functions in OpenCL C.
-pub(in crate::backend) const MMA: &str = include_str!("../../../cl/common/mma.cl");
+pub(crate) const MMA: &str = include_str!("../../../cl/common/mma.cl");
 
 /// Token pasting in OpenCL C.
-pub(in crate::backend) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
+pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
 
 /// Packed dot products in OpenCL C.
-pub(in crate::backend) const DOT: &str = include_str!("../../../cl/common/dot.cl");
+pub(crate) const DOT: &str = include_str!("../../../cl/common/dot.cl");
 
 /// Loads and stores of halves in OpenCL C, used by the accessors.
-pub(in crate::backend) const HALF: &str = include_str!("../../../cl/common/half.cl");
+pub(crate) const HALF: &str = include_str!("../../../cl/common/half.cl");
 
 /// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
 /// one queued.
@@ -35,7 +35,7 @@ impl KernelSpec {
     }
 
     /// The operands as OpenCL C declares them; `restrict` qualifies operands that do not alias.
-    pub(in crate::backend) fn signature_cl(&self, restrict: &str) -> Vec<String> {
+    pub(crate) fn signature_cl(&self, restrict: &str) -> Vec<String> {
         let mut signature = Vec::new();
         for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
             if let Some((kind, _)) = image {

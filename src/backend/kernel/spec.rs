@@ -229,7 +229,7 @@ impl KernelSpec {
     /// placed after `HALF`. `group_at` is its position in the grid
     /// ([`crate::backend::persistent`]).
     #[cfg(feature = "opencl")]
-    pub(in crate::backend) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
+    pub(crate) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
         self.expand_as(Language::OpenCl, Some(name))
     }
 

@@ -136,31 +136,31 @@ macro_rules! kernel {
 
         #[allow(dead_code, missing_docs, non_upper_case_globals, reason = "the names of the operands")]
         impl $args {
-            $(pub const $operand: $crate::backend::kernel::OperandOf<Self> =
-                $crate::backend::kernel::OperandOf::named(stringify!($operand));)*
+            $(pub const $operand: $crate::unstable::backend::kernel::OperandOf<Self> =
+                $crate::unstable::backend::kernel::OperandOf::named(stringify!($operand));)*
         }
 
-        impl $crate::backend::kernel::Signature for $args {
-            const PARAMS: &'static [(&'static str, $crate::backend::kernel::FieldTy)] =
+        impl $crate::unstable::backend::kernel::Signature for $args {
+            const PARAMS: &'static [(&'static str, $crate::unstable::backend::kernel::FieldTy)] =
                 $crate::kernel!(@params $($($param: $param_ty,)+)*);
-            const OPERANDS: &'static [$crate::backend::kernel::Arg] =
+            const OPERANDS: &'static [$crate::unstable::backend::kernel::Arg] =
                 $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
         }
 
-        impl $crate::plan::lower::Arguments for $args {
+        impl $crate::unstable::plan::lower::Arguments for $args {
             fn into_parts(
                 self,
-            ) -> (Vec<Option<$crate::plan::lower::Operand>>, Vec<$crate::plan::lower::Field>) {
+            ) -> (Vec<Option<$crate::unstable::plan::lower::Operand>>, Vec<$crate::unstable::plan::lower::Field>) {
                 (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
             }
         }
 
         $(#[$meta])*
-        $vis static $kernel: $crate::backend::kernel::TypedKernel<$args> =
-            $crate::backend::kernel::TypedKernel::new($crate::kernel!(
+        $vis static $kernel: $crate::unstable::backend::kernel::TypedKernel<$args> =
+            $crate::unstable::backend::kernel::TypedKernel::new($crate::kernel!(
                 @kernel $name,
-                <$args as $crate::backend::kernel::Signature>::PARAMS,
-                <$args as $crate::backend::kernel::Signature>::OPERANDS
+                <$args as $crate::unstable::backend::kernel::Signature>::PARAMS,
+                <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS
             )$($methods)*);
     };
     (
@@ -169,15 +169,15 @@ macro_rules! kernel {
         $($methods:tt)*
     ) => {
         $(#[$meta])*
-        $vis static $kernel: $crate::backend::kernel::TypedKernel<$args> = {
-            const COUNT: usize = <$args as $crate::backend::kernel::Signature>::OPERANDS.len();
-            static OPERANDS: [$crate::backend::kernel::Arg; COUNT] =
-                $crate::backend::kernel::with_operands::<$args, COUNT>(
+        $vis static $kernel: $crate::unstable::backend::kernel::TypedKernel<$args> = {
+            const COUNT: usize = <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS.len();
+            static OPERANDS: [$crate::unstable::backend::kernel::Arg; COUNT] =
+                $crate::unstable::backend::kernel::with_operands::<$args, COUNT>(
                     $crate::kernel!(@operands $($operand: $role $($ty)?,)*),
                 );
-            $crate::backend::kernel::TypedKernel::new($crate::kernel!(
+            $crate::unstable::backend::kernel::TypedKernel::new($crate::kernel!(
                 @kernel $name,
-                <$args as $crate::backend::kernel::Signature>::PARAMS,
+                <$args as $crate::unstable::backend::kernel::Signature>::PARAMS,
                 &OPERANDS
             )$($methods)*)
         };
@@ -202,30 +202,30 @@ macro_rules! kernel {
         )
     };
     (@kernel $name:literal, $params:expr, $operands:expr) => {
-        $crate::backend::kernel::Kernel {
-            sources: $crate::backend::kernel::ByLanguage {
+        $crate::unstable::backend::kernel::Kernel {
+            sources: $crate::unstable::backend::kernel::ByLanguage {
                 opencl_c: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/cl/", $name, ".cl"))),
                 wgsl: Some(include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl"))),
             },
-            ..$crate::backend::kernel::Kernel::new($name, $params, $operands)
+            ..$crate::unstable::backend::kernel::Kernel::new($name, $params, $operands)
         }
     };
     (@params $($param:ident: $ty:ident,)*) => {
-        &[$((stringify!($param), $crate::backend::kernel::FieldTy::$ty)),*]
+        &[$((stringify!($param), $crate::unstable::backend::kernel::FieldTy::$ty)),*]
     };
     (@operands $($operand:ident: $role:ident $($ty:ident)?,)*) => {
-        &[$($crate::backend::kernel::Arg {
+        &[$($crate::unstable::backend::kernel::Arg {
             name: stringify!($operand),
-            role: $crate::backend::kernel::Role::$role,
+            role: $crate::unstable::backend::kernel::Role::$role,
             ty: $crate::kernel!(@ty $($ty)?),
         }),*]
     };
-    (@ty) => { $crate::backend::kernel::Ty::Elem };
-    (@ty $ty:ident) => { $crate::backend::kernel::Ty::$ty };
-    (@operand OptionalIn) => { Option<$crate::plan::lower::Operand> };
-    (@operand OptionalWeight) => { Option<$crate::plan::lower::Operand> };
-    (@operand OptionalInOut) => { Option<$crate::plan::lower::Operand> };
-    (@operand $role:ident) => { $crate::plan::lower::Operand };
+    (@ty) => { $crate::unstable::backend::kernel::Ty::Elem };
+    (@ty $ty:ident) => { $crate::unstable::backend::kernel::Ty::$ty };
+    (@operand OptionalIn) => { Option<$crate::unstable::plan::lower::Operand> };
+    (@operand OptionalWeight) => { Option<$crate::unstable::plan::lower::Operand> };
+    (@operand OptionalInOut) => { Option<$crate::unstable::plan::lower::Operand> };
+    (@operand $role:ident) => { $crate::unstable::plan::lower::Operand };
     (@param F32) => { f32 };
-    (@param $ty:ident) => { $crate::shape::Dim };
+    (@param $ty:ident) => { $crate::unstable::shape::Dim };
 }

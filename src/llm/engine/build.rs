@@ -1,5 +1,5 @@
-//! Makes a [`Decoder`] of an ONNX graph: finds its inputs and sizes, runs the passes, and checks that
-//! nothing is left that a run could not provide.
+//! Makes a [`Decoder`] of an ONNX graph: finds its inputs and sizes, runs the passes, and checks
+//! that nothing is left that a run could not provide.
 
 use super::{Decoder, Logits, states};
 use crate::error::{Error, Result, Stage};
@@ -166,8 +166,8 @@ fn end_with(graph: &mut Graph, watched: &[String]) {
     Edit::new(graph).keep_outputs(|v| needed.contains(&v));
 }
 
-/// Expresses all sizes by the tokens of a run, whose symbol is returned, and those in the cache; one
-/// sequence is run.
+/// Expresses all sizes by the tokens of a run, whose symbol is returned, and those in the cache;
+/// one sequence is run.
 fn name_sizes(graph: &mut Graph, ids: ValueId) -> Result<Symbol> {
     Decoder::name_lengths(graph)?;
     let [batch, sequence] = graph.fact(ids)?.shape.0.as_slice() else {
@@ -197,7 +197,8 @@ fn name_sizes(graph: &mut Graph, ids: ValueId) -> Result<Symbol> {
     Ok(sequence)
 }
 
-/// Runs the passes. If no cache became state, the model runs without: its cache inputs become empty.
+/// Runs the passes. If no cache became state, the model runs without: its cache inputs become
+/// empty.
 fn run_passes(graph: &mut Graph, pipeline: &Pipeline) -> Result<Vec<PassReport>> {
     let imported = graph.clone();
     let reports = pipeline.run(graph)?;

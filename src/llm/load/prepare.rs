@@ -14,8 +14,8 @@ use crate::note::{Note, Unused};
 use crate::plan::NodeCost;
 use std::path::PathBuf;
 
-/// A decoder planned like [`Loaded::new`](super::Loaded::new) would, without weights and without the device, for
-/// reports.
+/// A decoder planned like [`Loaded::new`](super::Loaded::new) would, without weights and without
+/// the device, for reports.
 #[derive(Debug)]
 pub struct PlannedDecoder {
     decoder: Decoder,

@@ -6,22 +6,15 @@ use super::folder::convert;
 use super::gptq::{Gptq, Parts};
 use super::testing::{Folder, HIDDEN, INTERMEDIATE, Order, VOCAB, awq, gptq};
 use super::{Summary, safetensors::Shards};
-use crate::error::{Error, ErrorKind};
-use crate::graph::onnx::write::read_back;
-use crate::graph::pass::Target;
-use crate::llm::LanguageModel as _;
-use crate::llm::engine::{Decoder, HostModel};
-use crate::quant::Bits;
-use crate::testing::{assert_carries, assert_error};
 use half::f16;
 use serde_json::{Value, json};
 use std::path::{Path, PathBuf};
 use tlite_testing::onnx::read_back;
 use tlite_testing::{assert_carries, assert_error};
 use transformer_lite::unstable::error::{Error, ErrorKind};
-use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel as _;
-use transformer_lite::unstable::llm::engine::{Decoder, HostModel, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, HostModel};
 use transformer_lite::unstable::quant::Bits;
 
 /// Converts the folder; the temporary one, the result, the summary.

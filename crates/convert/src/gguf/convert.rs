@@ -25,8 +25,8 @@ use transformer_lite::unstable::error::Result;
 /// is left.
 ///
 /// Errors: an unsupported architecture, tensor type, tokenizer or other trait of the model; a
-/// damaged or contradictory file; an existing output ([`transformer_lite::unstable::error::Error::is_usage`]); a failure
-/// to write.
+/// damaged or contradictory file; an existing output
+/// ([`transformer_lite::unstable::error::Error::is_usage`]); a failure to write.
 pub fn convert(
     input: &Path,
     output: &Path,

@@ -804,9 +804,9 @@ fn of_blocks(kind: GgmlType, architecture: &str) -> File {
 }
 
 fn logits(model: &Path) -> Vec<f32> {
-    use crate::graph::pass::Target;
-    use crate::llm::LanguageModel as _;
-    use crate::llm::engine::{Decoder, HostModel};
+    use transformer_lite::unstable::graph::pass::Target;
+    use transformer_lite::unstable::llm::LanguageModel as _;
+    use transformer_lite::unstable::llm::engine::{Decoder, HostModel};
     let decoder = Decoder::load(&model.join("model.onnx"), &Target::HOST).unwrap();
     let tokens: Vec<u32> = (0..9).map(|i| (i * 89 + 5) % VOCAB as u32).collect();
     HostModel::new(decoder, tokens.len())

@@ -2,7 +2,7 @@
 //! help for each.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
-use transformer_lite::unstable::backend::image::ImageKind;
+use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::{ImageUse, Priority, RecordingWay};
 use transformer_lite::unstable::cache::Kind;
 use transformer_lite::unstable::llm::{Activations, KvType};

@@ -2,17 +2,11 @@
 
 use super::cache::CacheOptions;
 use super::output::{note, put, put_json, text_output};
-use crate::backend::kernel::image::{ImageKind, Images, ROW_PIXELS};
-use crate::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
-use crate::cache::Store;
-use crate::error::{Error, Result, Stage};
-use crate::probe::{self, Probe, store};
-use crate::units::{quantity, size_text};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use transformer_lite::unstable::backend::image::{ImageKind, Images, ROW_PIXELS};
+use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images, ROW_PIXELS};
 use transformer_lite::unstable::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
 use transformer_lite::unstable::cache::Store;
 use transformer_lite::unstable::error::{Error, Result, Stage};

@@ -1,5 +1,5 @@
-//! Chapters of the documentation that are generated from the code. `crates/tlite/tests/cli/docs.rs` keeps them up to
-//! date.
+//! Chapters of the documentation that are generated from the code. `crates/tlite/tests/cli/docs.rs`
+//! keeps them up to date.
 
 use super::{
     GROUPS, bench, cache, command, convert, devices, generate, list, perplexity, profile, quantize, roofline,
@@ -239,7 +239,7 @@ pub fn markdown() -> String {
         }
     }
     let mut out = "# Command line\n\n".to_owned();
-    out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test docs rewrites it. -->\n\n";
+    out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->\n\n";
     out += &wrapped(
         "",
         "",
@@ -465,7 +465,7 @@ fn keys(schema: &Schema) -> Vec<Key> {
 /// The chapter on JSON output, `docs/json.md`.
 pub fn json_markdown() -> String {
     let mut out = "# JSON output\n\n".to_owned();
-    out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test docs rewrites it. -->\n\n";
+    out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->\n\n";
     out += &wrapped(
         "",
         "",
@@ -589,7 +589,7 @@ pub fn operators_markdown() -> String {
         }
     }
     let mut out = "# ONNX operators\n\n".to_owned();
-    out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test docs rewrites it. -->\n\n";
+    out += "<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->\n\n";
     out += &wrapped(
         "",
         "",

@@ -145,8 +145,8 @@ fn plain(mut error: clap::Error) -> clap::Error {
     error
 }
 
-/// Runs the command. Errors for which [`transformer_lite::unstable::error::Error::is_usage`] holds are wrong usage,
-/// others are failures.
+/// Runs the command. Errors for which [`transformer_lite::unstable::error::Error::is_usage`] holds
+/// are wrong usage, others are failures.
 pub fn run(cli: Cli) -> Result<()> {
     let interrupt = Interrupt::install()?;
     let done = match cli.command {

@@ -3,14 +3,6 @@
 use super::cache::CacheOptions;
 use super::choices;
 use super::output::{self, Level, note};
-use crate::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
-use crate::error::{Error, Result};
-use crate::executor::WeightSource;
-use crate::graph::pass::Pipeline;
-use crate::llm::engine::PADDING;
-use crate::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
-use crate::placement::{BackendChoice, DeviceOnly, Placement};
-use crate::tensor::DType;
 use clap::ValueEnum;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
@@ -21,7 +13,7 @@ use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::graph::pass::Pipeline;
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
-use transformer_lite::unstable::placement::{BackendChoice, Placement};
+use transformer_lite::unstable::placement::{BackendChoice, DeviceOnly, Placement};
 use transformer_lite::unstable::tensor::DType;
 
 /// Heading of the options about where and how a model runs.
@@ -80,104 +72,6 @@ impl Verbosity {
             _ => Level::Normal,
         };
         output::set_level(level, !json);
-    }
-}
-
-impl ValueEnum for BackendChoice {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Auto => {
-                "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host"
-            }
-            Self::Opencl => "OpenCL",
-            Self::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
-            Self::Host => "Reference interpreter on the CPU: slow, for comparison",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
-impl ValueEnum for KvType {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Float, Self::Q8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Self::Float => PossibleValue::new("float")
-                .alias("f16")
-                .help("Same type as activations (see --float)"),
-            Self::Q8 => PossibleValue::new("q8")
-                .help("8-bit values, one scale per head and token: about half the size of f16"),
-        })
-    }
-}
-
-impl ValueEnum for Activations {
-    fn value_variants<'a>() -> &'a [Self] {
-        &[Self::Auto, Self::Float, Self::Int8]
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        Some(match self {
-            Self::Auto => PossibleValue::new("auto").help("Currently the same as `float`"),
-            Self::Float => PossibleValue::new("float").help("Keep the stored precision (see --float)"),
-            Self::Int8 => PossibleValue::new("int8")
-                .help("Quantized to 8 bits at run time: faster on CPUs, but answers may differ"),
-        })
-    }
-}
-
-impl ValueEnum for Priority {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Low => "Run after other programs' work, so that the screen stays smooth",
-            Self::Normal => "The driver's default",
-            Self::High => "Run before other programs' work, at the highest clock rates",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
-impl ValueEnum for RecordingWay {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        let help = match self {
-            Self::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
-            Self::Persistent => "Run as stages of one long-running kernel; CPUs only",
-            Self::CommandBuffer => "Record with cl_khr_command_buffer",
-            Self::Qcom => "Record with cl_qcom_recordable_queues",
-            Self::Off => "Queue commands one by one",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
-    }
-}
-
-impl ValueEnum for ImageUse {
-    fn value_variants<'a>() -> &'a [Self] {
-        &Self::ALL
-    }
-
-    fn to_possible_value(&self) -> Option<PossibleValue> {
-        use crate::backend::kernel::image::ImageKind;
-        let help = match self {
-            Self::Auto => "Through images where that is known to be faster (Adreno)",
-            Self::Of(ImageKind::Image1dBuffer) => "Through image1d_buffer_t",
-            Self::Of(ImageKind::Image2d) => "Through image2d_t, with cl_khr_image2d_from_buffer",
-            Self::Off => "Through buffers",
-        };
-        Some(PossibleValue::new(self.name()).help(help))
     }
 }
 

@@ -15,17 +15,6 @@ pub use plans::{Device, Gains, PaddingReport, PlanReport, SegmentReport, StepRep
 pub use summary::{FileReport, Summary, WeightsReport, operator_counts, parameters_text};
 pub use symbols::{BoundFrom, SymbolReport, parse_bind, parse_bounds};
 
-use crate::backend::Caps;
-use crate::error::{Error, Result, Stage};
-use crate::graph::onnx::{ImportOptions, import_with};
-use crate::graph::pass::{Logits, PassReport, Pipeline, Target};
-use crate::graph::{Edit, Graph, ValueId, class, derive};
-use crate::llm::engine::{CHUNK, Decoder, DecoderBuilder, Lengths, PADDING};
-use crate::llm::folder::check_form;
-use crate::llm::{KvType, ModelFolder};
-use crate::plan::{Options, Plan, weight_bytes};
-use crate::shape::{Bindings, Constraints};
-use crate::tensor::DType;
 use serde::Serialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -33,9 +22,9 @@ use symbols::Symbols;
 use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
-use transformer_lite::unstable::graph::pass::{PassReport, Pipeline};
+use transformer_lite::unstable::graph::pass::{Logits, PassReport, Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
-use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, Lengths, Logits, PADDING};
+use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, DecoderBuilder, Lengths, PADDING};
 use transformer_lite::unstable::llm::folder::check_form;
 use transformer_lite::unstable::llm::{KvType, ModelFolder};
 use transformer_lite::unstable::plan::{Options, Plan, weight_bytes};
@@ -80,7 +69,8 @@ impl Default for Request {
 }
 
 /// The result of [`inspect`]. Sizes are bytes for the largest values of the symbols. Shapes and
-/// formulas are expressions of the symbols, which [`transformer_lite::unstable::shape::Dim::parse`] reads.
+/// formulas are expressions of the symbols, which [`transformer_lite::unstable::shape::Dim::parse`]
+/// reads.
 #[derive(Clone, Debug, Serialize, schemars::JsonSchema)]
 pub struct Report {
     /// The model.

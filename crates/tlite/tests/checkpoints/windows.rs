@@ -6,14 +6,15 @@ use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use transformer_lite::backend::DeviceKind;
-use transformer_lite::error::ErrorKind;
-use transformer_lite::graph::onnx::ImportOptions;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::graph::text;
-use transformer_lite::inspect::{Request, inspect};
-use transformer_lite::llm::engine::{DecoderBuilder, DeviceModel, HostModel, Lengths, Logits};
-use transformer_lite::llm::{
+use tlite::inspect::{Request, inspect};
+use tlite_testing::{self, Device, Text, Traffic, carries};
+use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::onnx::ImportOptions;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::graph::text;
+use transformer_lite::unstable::llm::engine::{DecoderBuilder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::{
     Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::unstable::plan::text as plan_text;

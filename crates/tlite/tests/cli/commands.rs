@@ -671,7 +671,8 @@ fn files_of_a_model_may_be_links_and_folders_in_it_may_not() {
 fn damaged_gguf_files_are_named_and_leave_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("m.gguf"), dir.path().join("out"));
-    let golden = std::fs::read("tests/golden/gguf/dequant.gguf").unwrap();
+    let golden =
+        std::fs::read(Path::new(tlite_testing::ROOT).join("tests/golden/gguf/dequant.gguf")).unwrap();
     for (bytes, values) in [
         (&golden[..], &["m.gguf", "llama"][..]),
         (&golden[..golden.len() - 1], &["m.gguf"]),

@@ -1,9 +1,9 @@
 //! Generated chapters of the documentation are up to date. `UPDATE_DOCS=1` rewrites them.
 
 use std::path::Path;
-use transformer_lite::cli;
-use transformer_lite::graph::pass::Target;
-use transformer_lite::graph::pass::pipeline::steps;
+use tlite::cli;
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::graph::pass::pipeline::steps;
 
 #[track_caller]
 fn is_current(file: &str, text: &str) {
@@ -21,7 +21,7 @@ fn is_current(file: &str, text: &str) {
     let line = |text: &str| text.lines().nth(same).unwrap_or("(end)").to_owned();
     assert!(
         found == text,
-        "docs/{file} is stale from line {}: it has {:?}, the code gives {:?}; run UPDATE_DOCS=1 cargo test --test docs",
+        "docs/{file} is stale from line {}: it has {:?}, the code gives {:?}; run UPDATE_DOCS=1 cargo test --test cli docs",
         same + 1,
         line(&found),
         line(text)
@@ -46,7 +46,7 @@ fn operators_chapter_is_current() {
 const PASSES: &str = "\
 # Graph passes
 
-<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test docs rewrites it. -->
+<!-- Generated from the code; UPDATE_DOCS=1 cargo test --test cli docs rewrites it. -->
 
 The order in which passes run. The second column says for which models and devices. Most passes
 also refuse to change values with other readers and outputs of the graph. The comment at the top of

@@ -433,7 +433,7 @@ fn wait(until: impl Fn() -> bool) {
 /// Starts [`child`] and returns when it is in the middle of a conversion.
 fn start_child(place: &Place) -> Child {
     let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--ignored"])
+        .args(["--exact", "models_folder::child", "--ignored"])
         .env(FOLDER_VARIABLE, place.store.folder())
         .env("CHILD_SOURCE", &place.gguf)
         .env("CHILD_REACHED", place.path("reached"))

@@ -50,7 +50,7 @@ fn library() -> Result<PathBuf, String> {
 
 /// Warnings; not which kernels take more than a slice: on a busy machine all may. And the variants
 /// of errors, beside their words.
-const LOG: &str = "error,transformer_lite=warn,transformer_lite::unstable::note=off,transformer_lite::unstable::error=debug";
+const LOG: &str = "error,transformer_lite=warn,transformer_lite::note=off,transformer_lite::error=debug";
 
 fn tlite(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tlite"));
@@ -264,7 +264,7 @@ impl Run {
 
     /// How many warnings of this module of the library carry each of `values`.
     pub fn warnings(&self, module: &str, values: &[&str]) -> usize {
-        let target = format!("transformer_lite::{module}");
+        let target = format!("transformer_lite::internal::{module}");
         let warnings = self.errors.lines().filter(|l| carries(l, "WARN"));
         let of_module = warnings.filter(|l| carries(l, &target));
         of_module.filter(|l| values.iter().all(|v| carries(l, v))).count()
@@ -423,5 +423,5 @@ impl Run {
 
 /// The line of standard error that shows an error as the library has it.
 fn is_variant(line: &str) -> bool {
-    carries(line, "DEBUG") && carries(line, "transformer_lite::unstable::error")
+    carries(line, "DEBUG") && carries(line, "transformer_lite::error")
 }

@@ -4,7 +4,8 @@
 use super::play::{self, Outcome, Run};
 use super::{IMAGES_TRIED, of, refusals};
 use tlite_standin::{Config, Profile, Slow};
-use transformer_lite::backend::kernel::wave::Wave;
+use tlite_testing::{gguf::Traits, tiny_model};
+use transformer_lite::unstable::backend::kernel::wave::Wave;
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);

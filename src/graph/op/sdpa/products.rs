@@ -99,11 +99,7 @@ pub(crate) fn causal_mask(
 }
 
 /// The sum of two masks; `given` may be truth values.
-pub(crate) fn both_masks(
-    cx: &mut Parts<'_, '_>,
-    added: ValueId,
-    given: ValueId,
-) -> OpResult<ValueId> {
+pub(crate) fn both_masks(cx: &mut Parts<'_, '_>, added: ValueId, given: ValueId) -> OpResult<ValueId> {
     let dtype = cx.fact(added)?.dtype;
     let hidden = Expr::Const(f64::from(HIDDEN), dtype);
     let both = if cx.fact(given)?.dtype == DType::Bool {

@@ -7,7 +7,10 @@ use tlite_testing::{converted, tiny_model, tlite};
 use transformer_lite::unstable::cache::FOLDER_VARIABLE;
 use transformer_lite_convert::gguf::Value;
 
-const TEXT: &str = "tests/data/pride_and_prejudice.txt";
+const TEXT: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/../../tests/data/pride_and_prejudice.txt"
+);
 
 fn quantized(model: &Path, out: &Path, more: &[&str]) -> serde_json::Value {
     let base = [

@@ -1,11 +1,11 @@
 //! `tlite perplexity`.
 
-use crate::support::gguf::Traits;
-use crate::support::{tiny_model, tlite};
-use crate::{fails, path};
-use transformer_lite::graph::pass::Target;
-use transformer_lite::llm::engine::{Decoder, HostModel};
-use transformer_lite::llm::{LanguageModel, Tokenizer};
+use super::{fails, path};
+use tlite_testing::gguf::Traits;
+use tlite_testing::{tiny_model, tlite};
+use transformer_lite::unstable::graph::pass::Target;
+use transformer_lite::unstable::llm::engine::{Decoder, HostModel};
+use transformer_lite::unstable::llm::{LanguageModel, Tokenizer};
 
 const TEXT: &str = "It is a truth universally acknowledged, that a single man in possession of a good fortune, \
                     must be in want of a wife.";
