@@ -1,124 +1,55 @@
 //! The preprocessor of kernel sources: conditionals and shared files.
 
-use super::opencl_c::{DOT, MMA};
 use super::{ByLanguage, Language};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+/// An entry of [`COMMON`]: a file in both languages, or in the one named.
+macro_rules! shared {
+    (@cl $name:literal) => {
+        include_str!(concat!("../../../cl/common/", $name, ".cl"))
+    };
+    (@wgsl $name:literal) => {
+        include_str!(concat!("../../../shaders/common/", $name, ".wgsl"))
+    };
+    (@entry $name:literal, $opencl_c:expr, $wgsl:expr) => {
+        (
+            $name,
+            ByLanguage {
+                opencl_c: $opencl_c,
+                wgsl: $wgsl,
+            },
+        )
+    };
+    ($name:literal) => {
+        shared!(@entry $name, shared!(@cl $name), shared!(@wgsl $name))
+    };
+    ($name:literal, opencl_c) => {
+        shared!(@entry $name, shared!(@cl $name), "")
+    };
+    ($name:literal, wgsl) => {
+        shared!(@entry $name, "", shared!(@wgsl $name))
+    };
+}
+
 /// Shared helper files by name; empty in a language that does not have one.
 const COMMON: &[(&str, ByLanguage<&str>)] = &[
-    (
-        "reduce",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/reduce.cl"),
-            wgsl: include_str!("../../../shaders/common/reduce.wgsl"),
-        },
-    ),
-    (
-        "places",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/places.cl"),
-            wgsl: include_str!("../../../shaders/common/places.wgsl"),
-        },
-    ),
-    (
-        "batches",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/batches.cl"),
-            wgsl: include_str!("../../../shaders/common/batches.wgsl"),
-        },
-    ),
-    (
-        "tile",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/tile.cl"),
-            wgsl: include_str!("../../../shaders/common/tile.wgsl"),
-        },
-    ),
-    (
-        "mma",
-        ByLanguage {
-            opencl_c: MMA,
-            wgsl: "",
-        },
-    ),
-    (
-        "lanes",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/lanes.cl"),
-            wgsl: "",
-        },
-    ),
-    (
-        "e0m",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/e0m.cl"),
-            wgsl: include_str!("../../../shaders/common/e0m.wgsl"),
-        },
-    ),
-    (
-        "parts",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/parts.cl"),
-            wgsl: include_str!("../../../shaders/common/parts.wgsl"),
-        },
-    ),
-    (
-        "dot",
-        ByLanguage {
-            opencl_c: DOT,
-            wgsl: include_str!("../../../shaders/common/dot.wgsl"),
-        },
-    ),
-    (
-        "pairs",
-        ByLanguage {
-            opencl_c: "",
-            wgsl: include_str!("../../../shaders/common/pairs.wgsl"),
-        },
-    ),
-    (
-        "attention_item",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/attention_item.cl"),
-            wgsl: "",
-        },
-    ),
-    (
-        "attention_line",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/attention_line.cl"),
-            wgsl: "",
-        },
-    ),
-    (
-        "attention_lanes",
-        ByLanguage {
-            opencl_c: "",
-            wgsl: include_str!("../../../shaders/common/attention_lanes.wgsl"),
-        },
-    ),
-    (
-        "attention_scores",
-        ByLanguage {
-            opencl_c: "",
-            wgsl: include_str!("../../../shaders/common/attention_scores.wgsl"),
-        },
-    ),
-    (
-        "bytes",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/bytes.cl"),
-            wgsl: include_str!("../../../shaders/common/bytes.wgsl"),
-        },
-    ),
-    (
-        "chains",
-        ByLanguage {
-            opencl_c: include_str!("../../../cl/common/chains.cl"),
-            wgsl: include_str!("../../../shaders/common/chains.wgsl"),
-        },
-    ),
+    shared!("reduce"),
+    shared!("places"),
+    shared!("batches"),
+    shared!("tile"),
+    shared!("mma", opencl_c),
+    shared!("lanes", opencl_c),
+    shared!("e0m"),
+    shared!("parts"),
+    shared!("dot"),
+    shared!("pairs", wgsl),
+    shared!("attention_item", opencl_c),
+    shared!("attention_line", opencl_c),
+    shared!("attention_lanes", wgsl),
+    shared!("attention_scores", wgsl),
+    shared!("bytes"),
+    shared!("chains"),
 ];
 
 /// Joins lines into a text.
