@@ -3,11 +3,14 @@
 use std::io::Read as _;
 use std::path::Path;
 
+/// The first bytes of a GGUF file.
+pub const GGUF_MAGIC: [u8; 4] = *b"GGUF";
+
 /// True if the file begins with the magic number of GGUF.
 pub fn is_gguf(path: &Path) -> bool {
-    let mut magic = [0; 4];
+    let mut magic = [0; GGUF_MAGIC.len()];
     let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
-    read.is_ok() && magic == *b"GGUF"
+    read.is_ok() && magic == GGUF_MAGIC
 }
 
 /// What a file that begins with `start` seems to be, as the end of a sentence, if that is known.
@@ -28,7 +31,7 @@ pub fn guess(start: &[u8]) -> Option<&'static str> {
         () if begins("<!doctype") || begins("<html") => {
             "it is a web page, as a failed download leaves; download the file again"
         }
-        () if start.starts_with(b"GGUF") => "it is a GGUF file",
+        () if start.starts_with(&GGUF_MAGIC) => "it is a GGUF file",
         () if header => "it is a safetensors file; give the folder that holds it and its config.json",
         () if start.starts_with(b"PK\x03\x04") => "it is a ZIP archive or a PyTorch file",
         () if start.starts_with(b"\x89PNG") || start.starts_with(b"\xff\xd8\xff") => "it is a picture",

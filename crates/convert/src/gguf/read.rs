@@ -6,11 +6,9 @@ use std::fmt;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::files::kind;
+use transformer_lite::unstable::files::kind::{self, GGUF_MAGIC as MAGIC};
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::tensor::Bytes;
-
-const MAGIC: [u8; 4] = *b"GGUF";
 
 /// Bytes of magic number, version and two counts.
 const HEADER: u64 = 24;
