@@ -5,8 +5,6 @@
 //! `Shape`, `Gather`, `Unsqueeze` and `Concat`. Weights are inputs of a fixed shape, so no bytes
 //! are needed. Importing a file is not measured.
 
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
-
 use criterion::{BatchSize, Criterion, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;

@@ -230,7 +230,6 @@ fn the_packed_form_is_the_quantizers() {
 
 /// Of each family, on each device: the same numbers of the same seed.
 #[test]
-#[expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 fn made_up_weights_compute_numbers() {
     for device in devices() {
         for spec in SPECS {
@@ -413,7 +412,6 @@ fn weights_that_are_absent_are_named_and_never_zeros() {
 }
 
 #[test]
-#[expect(clippy::result_large_err, reason = "the library's error, on no hot path")]
 fn a_watched_decoder_ends_with_what_is_watched() {
     let (_dir, folder) = tlite_testing::tiny_model("llama", tlite_testing::gguf::Traits::default());
     let first = "/model/layers.0/input_layernorm/Mul_1_output_0";

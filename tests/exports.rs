@@ -2,7 +2,6 @@
 //! operator, and logits are those of ONNX Runtime.
 //!
 //! The files and what they should compute stand in `golden/decoders`, made by the script there.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use libtest_mimic::{Arguments, Trial};
 use serde_json::json;

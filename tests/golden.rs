@@ -1,11 +1,8 @@
 //! Texts that change on purpose only: the graph after the standard passes and the plans of a tiny
 //! model. Set `UPDATE_GOLDEN` to write them anew and review the difference.
 
-#[path = "support/tiny.rs"]
-#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
-mod tiny;
-
 use std::path::Path;
+use tlite_testing::tiny;
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
 use transformer_lite::unstable::graph::text;

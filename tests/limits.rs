@@ -1,5 +1,4 @@
 //! What a plan or an import refuses instead of computing something else.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use std::sync::Arc;
 use tlite_testing::assert_carries;

@@ -2,7 +2,6 @@
 //!
 //! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model.
 //! Without the variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "llm/answers.rs"]
 mod answers;

@@ -11,8 +11,6 @@
 //! and the host nothing. With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each
 //! case.
 
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
-
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
 use std::error::Error as _;

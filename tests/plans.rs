@@ -1,6 +1,5 @@
 //! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells,
 //! wrong input.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "plans/costs.rs"]
 mod costs;

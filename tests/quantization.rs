@@ -2,7 +2,6 @@
 //!
 //! The weights are those of the first layers of stories15M and `MiniLM`, in the folder that
 //! `TLITE_TEST_MODELS` names. With `PRINT_TABLE=1` the table is printed.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use libtest_mimic::{Arguments, Trial};
 use std::path::Path;

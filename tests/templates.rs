@@ -4,7 +4,6 @@
 //! of them. The other templates lie in the folder that `TLITE_TEST_MODELS` names, as
 //! `tools/fetch_model.py` makes it. Without the variable one ignored trial says so, which fails
 //! when `REQUIRE_BACKENDS` is set.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use libtest_mimic::{Arguments, Trial};
 use serde_json::{Map, Value, json};

@@ -3,7 +3,6 @@
 //! `TLITE_TEST_MODELS` names a folder with one folder for each model, as `tools/fetch_model.py`
 //! makes them; that of `vocabularies` holds these. Without the variable one ignored trial says so,
 //! which fails when `REQUIRE_BACKENDS` is set.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};

@@ -2,7 +2,6 @@
 //! a backend that several executors use one after another.
 
 pub mod browser;
-#[allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 pub mod gguf;
 pub mod hugging_face;
 pub mod llm;

@@ -1,6 +1,5 @@
 //! The interfaces of programs: sessions over one model, on the host and on every device; and that
 //! of C, whose program is compiled and run here.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "api/c.rs"]
 mod c;

@@ -4,7 +4,6 @@
 //!
 //! `tests/data/decoders/make.py` made the logits, and says how weights follow from nothing but
 //! their names and shapes.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 #[path = "checkpoints/windows.rs"]
 mod windows;

@@ -5,7 +5,6 @@
 //! fails when `REQUIRE_BACKENDS` is set. CLIP and what Optimum exports are no package's: they are
 //! tested where `tools/setup.sh` has put them into that folder, and an ignored trial says where it
 //! has not.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use libtest_mimic::{Arguments, Trial};
 use serde_json::Value;

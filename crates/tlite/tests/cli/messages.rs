@@ -2,7 +2,6 @@
 //! look at kinds and values only. `UPDATE_GOLDEN=1` writes the file anew; review the difference.
 //!
 //! No driver and no model is needed: all that runs, runs on the host.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use std::fmt::{Display, Write as _};
 use std::path::{Path, PathBuf};

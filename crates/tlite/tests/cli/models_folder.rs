@@ -1,6 +1,5 @@
 //! The models folder: conversions on first use, by this process and others, and the commands about
 //! it.
-#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
