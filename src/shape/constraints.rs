@@ -114,7 +114,7 @@ const MAX_RELATIONS: usize = 256;
 /// Bounds and equations of symbols, and the questions they decide.
 ///
 /// ```
-/// use transformer_lite::shape::{Constraints, Dim};
+/// use transformer_lite::unstable::shape::{Constraints, Dim};
 ///
 /// let known = Constraints::parse("1 <= N <= 2048, sumN == past + N, N % 64 == 0")?;
 /// let d = |text| Dim::parse(text).unwrap();
@@ -122,7 +122,7 @@ const MAX_RELATIONS: usize = 256;
 /// assert_eq!(known.le(&d("N*N"), &d("2048*N")), Some(true));
 /// assert_eq!(known.le(&d("N*4096"), &d("sumN*256")), None);
 /// assert_eq!(known.divide(&d("N*3"), &d("32")), Some(d("3*(N/32)")));
-/// # Ok::<(), transformer_lite::shape::constraints::ConstraintError>(())
+/// # Ok::<(), transformer_lite::unstable::shape::constraints::ConstraintError>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Constraints {

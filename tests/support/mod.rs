@@ -101,7 +101,7 @@ pub fn not_set(why: &'static str) -> Trial {
 }
 
 /// Shows errors of the command as the library has them, on a line of their own, see [`Failure`].
-pub const LOG: &str = "error,transformer_lite=warn,transformer_lite::unstable::error=debug";
+pub const LOG: &str = "error,transformer_lite=warn,transformer_lite::error=debug";
 
 /// What a command that failed wrote to standard error.
 pub struct Failure {
@@ -115,8 +115,7 @@ pub struct Failure {
 impl Failure {
     fn of(output: &Output) -> Self {
         let text = String::from_utf8(output.stderr.clone()).unwrap();
-        let shown =
-            |line: &&str| carries(line, "DEBUG") && carries(line, "transformer_lite::unstable::error");
+        let shown = |line: &&str| carries(line, "DEBUG") && carries(line, "transformer_lite::error");
         let (error, message): (Vec<&str>, Vec<&str>) = text.lines().partition(shown);
         Self {
             message: message.join("\n"),

@@ -226,7 +226,7 @@ fn list_elsewhere(set: impl FnOnce(&mut Process)) -> String {
     let mut process = Process::new(std::env::current_exe().unwrap());
     process.args([
         "--exact",
-        "backend::opencl::tests::print_list",
+        "internal::backend::opencl::tests::print_list",
         "--ignored",
         "--nocapture",
     ]);
