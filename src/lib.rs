@@ -85,6 +85,7 @@ mod internal {
     pub mod files;
     pub mod graph;
     pub mod llm;
+    pub mod lower;
     pub mod mapped;
     pub mod note;
     pub mod parallel;
@@ -102,8 +103,8 @@ mod internal {
 mod testing;
 
 use internal::{
-    backend, cache, error, executor, files, graph, llm, mapped, note, parallel, placement, plan, quant,
-    runner, selftest, shape, tensor, units,
+    backend, cache, error, executor, files, graph, llm, lower, mapped, note, parallel, placement, plan,
+    quant, runner, selftest, shape, tensor, units,
 };
 
 pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
@@ -125,8 +126,8 @@ pub use tensor::{DType, HostTensor};
 #[doc(hidden)]
 pub mod unstable {
     pub use crate::internal::{
-        backend, cache, capi, error, executor, files, graph, llm, mapped, note, parallel, placement, plan,
-        probe, quant, runner, selftest, shape, tensor, units,
+        backend, cache, capi, error, executor, files, graph, llm, lower, mapped, note, parallel, placement,
+        plan, probe, quant, runner, selftest, shape, tensor, units,
     };
 }
 

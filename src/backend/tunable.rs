@@ -1,7 +1,7 @@
 //! Kernel settings, such as tile sizes, that can be chosen by measurement on a device.
 //!
 //! A kernel family takes part with a [`Tunable`] and by calling [`Tunable::of`] in `lower`, whose
-//! answer is passed to the call ([`crate::plan::lower::Call::tuned_by`]). A choice applies only to
+//! answer is passed to the call ([`crate::lower::Call::tuned_by`]). A choice applies only to
 //! what it was measured for, as named by the text of the shape (including bounds of symbols).
 //! Everything else uses the default.
 

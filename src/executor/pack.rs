@@ -1,7 +1,7 @@
 //! Converts tensors to the form that a device stores: activations, constants, and weights packed
 //! for their kernels.
 
-use crate::plan::lower::Pack;
+use crate::lower::Pack;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;

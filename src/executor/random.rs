@@ -5,7 +5,7 @@ use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
 use crate::graph::op::gather_e0m::GatherE0m;
 use crate::graph::{Graph, ValueId};
-use crate::plan::lower::WeightKey;
+use crate::lower::WeightKey;
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
     use crate::graph::op::matmul_e0m::MatMulE0m;
     use crate::graph::{Edit, Op};
-    use crate::plan::lower::Pack;
+    use crate::lower::Pack;
     use crate::quant::Bits;
     use crate::shape::{Fact, Shape};
 

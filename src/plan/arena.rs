@@ -1,12 +1,13 @@
 //! Arena contents: lifetimes, views, in-place results, and the resulting offsets.
 
 use super::compile::{Compiler, Item};
-use super::lower::{Dispatch, Home, Operand};
+
 use super::memory::{self, Slot};
 use super::{MemoryReport, Open, Place, Shared, Tensor, dim_error};
 use crate::backend::kernel::{Role, Ty};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
+use crate::lower::{Dispatch, Home, Operand};
 use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;

@@ -4,13 +4,13 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::cost::Work;
 use super::host::HostReason;
-use super::lower::{Collected, Field, LowerCx};
 use super::steps::Build;
 use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSlot, dim_error, order};
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, Part, State, ValueId};
+use crate::lower::{Collected, Field, LowerCx, Scope};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape, Symbol, product};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -46,6 +46,8 @@ pub(super) struct Compiler<'a> {
     /// The largest values of symbols: the bounds, and the operators' limits for symbols that data
     /// defines.
     pub limits: Bindings,
+    /// [`Options::ring`] of each state.
+    rings: Vec<Option<i64>>,
     /// Symbols without a bound that are not defined by data.
     pub open: BTreeSet<Symbol>,
     /// Nodes that run on the host, with the reason.
@@ -126,6 +128,7 @@ impl<'a> Compiler<'a> {
             options,
             facts,
             limits,
+            rings: graph.states().iter().map(|s| options.ring(s)).collect(),
             open: BTreeSet::new(),
             host: BTreeMap::new(),
             needed_nodes: Vec::new(),
@@ -421,19 +424,15 @@ impl<'a> Compiler<'a> {
             self.collected.temps.len(),
             self.collected.conditions.len(),
         );
-        let mut cx = LowerCx {
+        let scope = Scope {
             graph: self.graph,
-            name: &node.name,
-            inputs: &node.inputs,
-            outputs: &node.outputs,
-            id,
-            epilogue: None,
             facts: &self.facts,
             limits: &self.limits,
             caps: self.caps,
-            options: self.options,
-            out: &mut self.collected,
+            float: self.options.float,
+            rings: &self.rings,
         };
+        let mut cx = LowerCx::new(scope, id, node, &mut self.collected);
         let result = node.op.lower(&mut cx);
         if result.is_err() {
             // Undo what a failed lowering left behind. Packed weights and live values without users
@@ -706,7 +705,7 @@ impl<'a> Compiler<'a> {
         for s in self.graph.states() {
             let fact = self.graph.fact(s.input)?;
             let rows = self.options.rows(s);
-            if rows < self.options.state_rows {
+            if self.options.ring(s).is_some() {
                 self.check_ring(s)?;
             }
             let dtype = device_dtype(fact.dtype, self.options.float);

@@ -14,7 +14,7 @@ use crate::backend::kernel::{Feature, KernelSpec, Language, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
 use crate::graph::{NodeId, Op, ValueId};
-use crate::plan::lower::Home;
+use crate::lower::Home;
 use crate::shape::{Bindings, Dim, Shape};
 use std::collections::HashMap;
 

@@ -10,13 +10,12 @@ mod breakpoints;
 mod compile;
 mod cost;
 pub mod host;
-pub mod lower;
 pub mod memory;
 mod order;
 mod steps;
 pub mod text;
-mod views;
 
+pub use crate::lower::Condition;
 pub use bind::Bound;
 pub use breakpoints::Breakpoints;
 pub use cost::{Arithmetic, CommandCost, NodeCost};
@@ -26,9 +25,10 @@ use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::backend::tunable::Tuning;
 use crate::error::{Error, Result, Stage};
 use crate::graph::{Graph, NodeId, State};
+use crate::lower::WeightKey;
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
-use lower::WeightKey;
+
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
@@ -83,11 +83,17 @@ impl Options {
             w.saturating_add(new).min(self.state_rows)
         })
     }
+
+    /// The capacity of a state that is a ring buffer, because it keeps fewer than
+    /// [`Options::state_rows`] rows.
+    pub fn ring(&self, state: &State) -> Option<i64> {
+        Some(self.rows(state)).filter(|rows| *rows < self.state_rows)
+    }
 }
 
 /// Padding of a length: sizes are computed as if `symbol + beyond` were the next multiple (paper,
 /// section 2.1, "Reduce shape updating time consumption"). Kernels read the exact value from the
-/// table of [`lower::LowerCx::live`].
+/// table of [`LowerCx::live`](crate::lower::LowerCx::live).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Padding {
     /// The symbol, a number of tokens.
@@ -305,19 +311,6 @@ pub enum NoPadding {
         /// That of its source.
         source_shape: Shape,
     },
-}
-
-/// A condition that must hold in every run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Condition {
-    /// Must be 0 or more; exactly 0 if `equal`.
-    pub dim: Dim,
-    /// The expression before symbols were fixed.
-    pub given: Dim,
-    /// The expression must be 0.
-    pub equal: bool,
-    /// The error if it does not hold.
-    pub meaning: String,
 }
 
 /// Placement of an open plan.

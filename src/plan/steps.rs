@@ -4,13 +4,13 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
 use super::host::{HostRead, HostReason, HostStep, HostWork, HostWrite};
-use super::lower::{Field, Home, LiveTable, Operand};
 use super::{Place, Port, Sample, Step, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::{NodeId, Part, ValueId};
+use crate::lower::{Field, Home, LiveTable, Operand};
 use crate::shape::{Dim, Quotient, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 

@@ -1,8 +1,8 @@
 //! Stable text form of a plan, for golden tests and `inspect`.
 
-use super::lower::Pack;
 use super::{MemoryReport, Place, Plan, Port, Value};
 use crate::graph::Graph;
+use crate::lower::Pack;
 use std::fmt::Write as _;
 
 fn place(p: Place) -> String {

@@ -7,7 +7,7 @@ use transformer_lite::unstable::backend::kernel::{
     ByLanguage, ExpandReason, Kernel, Language, Signature, TypedKernel,
 };
 use transformer_lite::unstable::graph::op::split::Split;
-use transformer_lite::unstable::plan::lower::{Call, LowerCx};
+use transformer_lite::unstable::lower::{Call, LowerCx};
 
 fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
     for device in devices() {

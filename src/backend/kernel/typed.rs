@@ -107,8 +107,8 @@ pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg
 /// [`Ty`](crate::backend::kernel::Ty), `Elem` by default.
 ///
 /// The macro also declares `Args`, a structure with a field for each operand and parameter.
-/// [`LowerCx::emit`](crate::plan::lower::LowerCx::emit) takes it, and `Args::x` names operand `x`
-/// to [`Call`](crate::plan::lower::Call).
+/// [`LowerCx::emit`](crate::lower::LowerCx::emit) takes it, and `Args::x` names operand `x`
+/// to [`Call`](crate::lower::Call).
 ///
 /// A kernel with the same arguments as another one names their type and, after `with`, the operands
 /// with another role or type: `static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y:
@@ -147,10 +147,10 @@ macro_rules! kernel {
                 $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
         }
 
-        impl $crate::unstable::plan::lower::Arguments for $args {
+        impl $crate::unstable::lower::Arguments for $args {
             fn into_parts(
                 self,
-            ) -> (Vec<Option<$crate::unstable::plan::lower::Operand>>, Vec<$crate::unstable::plan::lower::Field>) {
+            ) -> (Vec<Option<$crate::unstable::lower::Operand>>, Vec<$crate::unstable::lower::Field>) {
                 (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
             }
         }
@@ -222,10 +222,10 @@ macro_rules! kernel {
     };
     (@ty) => { $crate::unstable::backend::kernel::Ty::Elem };
     (@ty $ty:ident) => { $crate::unstable::backend::kernel::Ty::$ty };
-    (@operand OptionalIn) => { Option<$crate::unstable::plan::lower::Operand> };
-    (@operand OptionalWeight) => { Option<$crate::unstable::plan::lower::Operand> };
-    (@operand OptionalInOut) => { Option<$crate::unstable::plan::lower::Operand> };
-    (@operand $role:ident) => { $crate::unstable::plan::lower::Operand };
+    (@operand OptionalIn) => { Option<$crate::unstable::lower::Operand> };
+    (@operand OptionalWeight) => { Option<$crate::unstable::lower::Operand> };
+    (@operand OptionalInOut) => { Option<$crate::unstable::lower::Operand> };
+    (@operand $role:ident) => { $crate::unstable::lower::Operand };
     (@param F32) => { f32 };
     (@param $ty:ident) => { $crate::unstable::shape::Dim };
 }

@@ -14,7 +14,7 @@ use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::{Feature, Features, Form, MASK_MIN};
 use crate::backend::{Caps, DeviceKind};
-use crate::plan::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 

@@ -7,7 +7,7 @@ use super::case::{Case, given, input};
 use super::kv_append_q8::{KvAppendQ8, decode, words};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 

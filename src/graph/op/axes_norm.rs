@@ -12,7 +12,7 @@ use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, places};
 use crate::graph::ValueId;
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 

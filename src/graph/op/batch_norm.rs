@@ -8,7 +8,7 @@
 use super::case::{Case, input};
 use super::norm::{self, Place, Rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 

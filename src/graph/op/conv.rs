@@ -12,7 +12,7 @@ use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::{Caps, DeviceKind};
-use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, product};
 

@@ -10,7 +10,7 @@ use super::conv::{self, add_bias, floats, group, kernel, parts, sizes};
 use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window, list};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{HostTensor, product};
 

@@ -7,7 +7,7 @@ use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
     operand, split_at,
 };
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known};
 use crate::tensor::HostTensor;
 

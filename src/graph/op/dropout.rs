@@ -10,7 +10,7 @@ use super::pointwise::Expr;
 use super::reshape::Reshape;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::graph::ValueId;
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 

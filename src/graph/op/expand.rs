@@ -6,7 +6,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes, transpose,
 };
 use crate::graph::rules;
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

@@ -12,7 +12,7 @@ use super::sizes::Sizes;
 use super::window::{AutoPad, Window};
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::backend::kernel::epilogue::MAX_OPERANDS;
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 

@@ -13,7 +13,7 @@ use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
 use super::pointwise::{self, Binary, Expr, Place, Pointwise, Unary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::quant::Bits;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;

@@ -9,7 +9,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, device_dtype, onnx,
     operand, room, split_at,
 };
-use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 

@@ -9,7 +9,7 @@ use super::matmul_e0m::{
 };
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::quant::{Bits, code_at, decode};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};

@@ -6,7 +6,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, transpose,
 };
 use crate::backend::kernel::TypedKernel;
-use crate::plan::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 

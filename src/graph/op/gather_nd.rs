@@ -6,7 +6,7 @@ use super::gather_elements::{self, Places, wrap};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
 };
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

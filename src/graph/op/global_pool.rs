@@ -6,7 +6,7 @@ use super::pool::{power, root};
 use super::reduce::{self, Kind};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

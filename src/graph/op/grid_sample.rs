@@ -8,7 +8,7 @@ use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::resize::cubic;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand, strides};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

@@ -11,7 +11,7 @@ use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::plan::lower::{LowerCx, Operand};
+use crate::lower::{LowerCx, Operand};
 use crate::quant::Bits;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;

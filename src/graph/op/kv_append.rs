@@ -9,7 +9,7 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
-use crate::plan::lower::{Call, Home, LowerCx};
+use crate::lower::{Call, Home, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 

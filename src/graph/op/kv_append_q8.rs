@@ -11,7 +11,7 @@ use super::case::{Case, given, input};
 use super::kv_append::ring;
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::plan::lower::{Call, Home, LowerCx};
+use crate::lower::{Call, Home, LowerCx};
 use crate::quant::to_bytes;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};

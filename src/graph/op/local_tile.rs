@@ -2,7 +2,7 @@
 
 use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
-use crate::plan::lower::Call;
+use crate::lower::Call;
 use crate::shape::Dim;
 
 /// Tile of a work-group. Each work-item computes 4 x 4 results; additional work-items split the

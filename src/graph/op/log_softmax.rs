@@ -6,7 +6,7 @@
 use super::case::{Case, input};
 use super::softmax::{self, eval_rows, infer_rows};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 

@@ -5,7 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 

@@ -16,7 +16,7 @@ use super::{
 use crate::backend::Caps;
 use crate::backend::kernel::{Feature, Features, Form, ROUNDS};
 use crate::graph::{ValueId, rules};
-use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};

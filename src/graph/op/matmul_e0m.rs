@@ -22,7 +22,7 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, 
 use crate::backend::kernel::wave;
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::{Caps, DeviceKind};
-use crate::plan::lower::{Call, LowerCx, Operand, Pack};
+use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;

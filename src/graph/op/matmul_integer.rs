@@ -13,7 +13,7 @@ use super::quantize_linear::{quantize, quantized};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room};
 use crate::graph::{ValueId, rules};
-use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 

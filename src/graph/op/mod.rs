@@ -6,7 +6,7 @@ use crate::backend::kernel::Kernel;
 use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::graph::rules;
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
 use parts::Parts;

@@ -14,7 +14,7 @@ use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
 use crate::backend::Caps;
 use crate::graph::ValueId;
-use crate::plan::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 

@@ -10,7 +10,7 @@ use super::conv::{parts, sizes};
 use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::mini::Rounding;
 use crate::tensor::{DType, HostTensor};

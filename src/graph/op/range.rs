@@ -4,7 +4,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 

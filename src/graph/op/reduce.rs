@@ -10,7 +10,7 @@ use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     onnx, operand, places, transpose,
 };
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
 

@@ -6,7 +6,7 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand};
 use crate::graph::rules::{self, Same};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape, product};
 use crate::tensor::HostTensor;
 

@@ -8,7 +8,7 @@ use super::case::{Case, Input, constant, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window,
 };
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 use taps::Taps;

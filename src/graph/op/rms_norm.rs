@@ -7,7 +7,7 @@
 use super::case::{Case, input};
 use super::pointwise::broadcast_to;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, norm, onnx, operand};
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 

@@ -9,7 +9,7 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

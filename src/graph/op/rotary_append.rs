@@ -13,7 +13,7 @@ use super::kv_append::KvAppend;
 use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::plan::lower::{Call, Home, LowerCx};
+use crate::lower::{Call, Home, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 

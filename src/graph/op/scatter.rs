@@ -11,7 +11,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
     operand, transpose,
 };
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 

@@ -9,7 +9,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand,
     strides, transpose,
 };
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

@@ -9,7 +9,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, onnx, operand, room,
     split_at, transpose,
 };
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 

@@ -5,7 +5,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes,
     transpose,
 };
-use crate::plan::lower::LowerCx;
+use crate::lower::LowerCx;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, TensorError};
 

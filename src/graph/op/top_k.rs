@@ -7,7 +7,7 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;

@@ -6,7 +6,7 @@ use super::case::{Case, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
 };
-use crate::plan::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 

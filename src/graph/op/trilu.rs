@@ -3,7 +3,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 

@@ -1,7 +1,7 @@
 //! Sliding windows over spatial axes: sizes and traversal shared by convolution and pooling.
 
 use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
-use crate::plan::lower::Call;
+use crate::lower::Call;
 use crate::shape::Dim;
 use std::ops::Range;
 

@@ -4,7 +4,7 @@ use super::{Line, parts, window};
 use crate::graph::op::OpResult;
 use crate::graph::op::local_tile::{Extent, LocalTile};
 use crate::graph::op::matmul::over_batches;
-use crate::plan::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, LowerCx, Pack};
 use crate::shape::Dim;
 use crate::tensor::DType;
 

@@ -12,7 +12,7 @@ use crate::backend::tunable::Tuning;
 use crate::backend::{Caps, PackedDot};
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
-use crate::plan::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, LowerCx, Operand};
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
 use crate::tensor::DType;

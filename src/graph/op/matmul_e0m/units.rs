@@ -7,7 +7,7 @@ use super::{E0mShape, MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines
 use crate::backend::Caps;
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
-use crate::plan::lower::Call;
+use crate::lower::Call;
 use crate::quant::Bits;
 use crate::shape::Dim;
 use crate::tensor::DType;

@@ -5,7 +5,7 @@ use super::{Expr, MAX_INPUTS, NAMES, join_axes};
 use crate::backend::kernel::ByLanguage;
 use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
 use crate::graph::op::{OpError, OpResult};
-use crate::plan::lower::{Call, Field, LowerCx, Operand, WithOperands};
+use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
 use crate::tensor::DType;
 

@@ -2,7 +2,7 @@
 
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
 use crate::graph::op::{OpError, OpResult};
-use crate::plan::lower::{Call, LowerCx};
+use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, product};
 
 crate::kernel! {

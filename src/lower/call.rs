@@ -1,0 +1,238 @@
+//! A dispatch and its operands.
+
+use crate::backend::kernel::epilogue::{Beside, Epilogue};
+use crate::backend::kernel::image::ImageKind;
+use crate::backend::kernel::wave::WAVE;
+use crate::backend::kernel::{self, Arg, Kernel, OperandOf, Signature, TypedKernel};
+use crate::backend::tunable::Tuning;
+use crate::graph::ValueId;
+use crate::shape::Dim;
+use crate::tensor::DType;
+use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
+
+/// Where an operand is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Home {
+    /// An activation: a slot of the arena.
+    Value(ValueId),
+    /// Scratch memory of one node.
+    Temp(usize),
+    /// A packed constant, by index into the plan's weights.
+    Weight(usize),
+    /// A state, by index into the graph's states.
+    State(usize),
+    /// The plan's table of values that change at every step; see [`LowerCx::live`].
+    Live,
+    /// A tensor whose elements are known as expressions: a range of that table, by index.
+    Known(usize),
+    /// Words that are zero between dispatches; see [`LowerCx::counters`].
+    Counters,
+}
+
+/// An operand of a dispatch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Place.
+    pub home: Home,
+    /// Element type on the device.
+    pub dtype: DType,
+}
+
+/// Several results in one range of memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Block {
+    /// The whole range.
+    pub operand: Operand,
+    /// First element of each result.
+    pub starts: Vec<u64>,
+}
+
+/// The value of a field in a kernel's parameter struct.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Field {
+    /// An integer, evaluated at each bind.
+    Dim(Dim),
+    /// A constant float.
+    F32(f32),
+}
+
+impl From<Dim> for Field {
+    fn from(d: Dim) -> Self {
+        Self::Dim(d)
+    }
+}
+
+impl From<&Dim> for Field {
+    fn from(d: &Dim) -> Self {
+        Self::Dim(d.clone())
+    }
+}
+
+impl From<f32> for Field {
+    fn from(v: f32) -> Self {
+        Self::F32(v)
+    }
+}
+
+/// The arguments of a kernel: a structure that [`kernel!`](crate::kernel) declares, with a field
+/// for each operand and parameter.
+pub trait Arguments: Signature {
+    /// The operands and the values of the parameters, each in the order of the declaration.
+    fn into_parts(self) -> (Vec<Option<Operand>>, Vec<Field>);
+}
+
+/// A dispatch of a kernel with arguments `A`, under construction.
+#[derive(Debug)]
+pub struct Call<A> {
+    pub(super) dispatch: Dispatch,
+    pub(super) epilogue: Option<WithOperands>,
+    /// Operands that the kernel reads only in vectors of four.
+    pub(super) vec4: Vec<usize>,
+    args: PhantomData<fn(A)>,
+}
+
+/// A dispatch. Operands and fields of the epilogue come last.
+#[derive(Debug)]
+pub(crate) struct Dispatch {
+    pub kernel: &'static Kernel,
+    pub workgroup: u32,
+    pub defines: BTreeMap<&'static str, i64>,
+    pub operands: Vec<Option<Operand>>,
+    pub grid: [Dim; 3],
+    pub fields: Vec<Field>,
+    pub epilogue: Option<Epilogue>,
+    pub in_place: bool,
+    pub padded: bool,
+    pub tuning: Option<Tuning>,
+    pub images: BTreeMap<usize, ImageKind>,
+    pub vec4: BTreeSet<usize>,
+}
+
+impl Dispatch {
+    /// The operands as the kernel declares them; those of the epilogue come last.
+    pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
+        kernel::args(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// Whether the output may alias operand `i`: each element is read by the same work-item before
+    /// it is written.
+    pub fn reads_what_it_writes(&self, i: usize) -> bool {
+        match i.checked_sub(self.kernel.args.len()) {
+            None => self.in_place,
+            Some(further) => self
+                .epilogue
+                .as_ref()
+                .and_then(|e| e.operands.get(further))
+                .is_some_and(|o| o.beside == Beside::Same),
+        }
+    }
+}
+
+impl<A> Call<A> {
+    /// A dispatch of `kernel` in work-groups of `workgroup` work-items, by default over one
+    /// work-group.
+    pub fn new(kernel: &'static TypedKernel<A>, workgroup: u32) -> Self {
+        let dispatch = Dispatch {
+            kernel,
+            workgroup,
+            defines: BTreeMap::new(),
+            operands: Vec::new(),
+            grid: [1.into(), 1.into(), 1.into()],
+            fields: Vec::new(),
+            epilogue: None,
+            in_place: false,
+            padded: false,
+            tuning: None,
+            images: BTreeMap::new(),
+            vec4: BTreeSet::new(),
+        };
+        Self {
+            dispatch,
+            epilogue: None,
+            vec4: Vec::new(),
+            args: PhantomData,
+        }
+    }
+
+    /// Sets the number of work-items of a work-group.
+    #[must_use]
+    pub fn workgroup(mut self, items: u32) -> Self {
+        self.dispatch.workgroup = items;
+        self
+    }
+
+    /// Sets the tuning that determined how the dispatch is cut. Measurement may choose another one.
+    /// Also requests the subgroup width in it.
+    #[must_use]
+    pub fn tuned_by(mut self, tuning: Tuning) -> Self {
+        if let Some(wave) = tuning.tunable.wave(&tuning.choice) {
+            self.dispatch.defines.insert(WAVE, i64::from(wave.number()));
+        }
+        self.dispatch.tuning = Some(tuning);
+        self
+    }
+
+    /// Sets a numeric constant of the kernel's source.
+    #[must_use]
+    pub fn define(mut self, name: &'static str, value: i64) -> Self {
+        self.dispatch.defines.insert(name, value);
+        self
+    }
+
+    /// Whether a constant of the kernel's source is set.
+    pub fn is_defined(&self, name: &str) -> bool {
+        self.dispatch.defines.contains_key(name)
+    }
+
+    /// Sets the number of work-groups on each axis.
+    #[must_use]
+    pub fn grid(mut self, x: impl Into<Dim>, y: impl Into<Dim>, z: impl Into<Dim>) -> Self {
+        self.dispatch.grid = [x.into(), y.into(), z.into()];
+        self
+    }
+
+    /// Sets what is applied to each result before it is stored.
+    #[must_use]
+    pub fn epilogue(mut self, with: WithOperands) -> Self {
+        self.epilogue = Some(with);
+        self
+    }
+
+    /// Declares that the kernel reads element `i` of its inputs only to compute element `i` of its
+    /// output, so that the output may overwrite an input that is not read later.
+    #[must_use]
+    pub fn may_work_in_place(mut self) -> Self {
+        self.dispatch.in_place = true;
+        self
+    }
+
+    /// Declares that the kernel reads an operand only in aligned vectors of four (`x_at4`). It can
+    /// then be read through an image if plans use images ([`crate::backend::kernel::image`]), or in
+    /// WGSL from a buffer of vectors if that is faster ([`Caps::lane_vectors`](crate::backend::Caps::lane_vectors)).
+    #[must_use]
+    pub fn reads_vec4(mut self, operand: OperandOf<A>) -> Self {
+        self.vec4.push(operand.index);
+        self
+    }
+
+    /// Declares that the dispatch stays correct if a length in its sizes is padded: elements after
+    /// the live ones of its operands affect only elements after the live ones of its results. A
+    /// plan pads a length only if every dispatch that depends on it declares this.
+    #[must_use]
+    pub fn may_be_padded(mut self) -> Self {
+        self.dispatch.padded = true;
+        self
+    }
+}
+
+/// An epilogue with its operands and the values of its parameters.
+#[derive(Clone, Debug)]
+pub struct WithOperands {
+    /// The function and the layouts of its operands.
+    pub epilogue: Epilogue,
+    /// The operands.
+    pub operands: Vec<Operand>,
+    /// Values of [`Epilogue::fields`].
+    pub fields: Vec<Field>,
+}

@@ -1,0 +1,94 @@
+//! What lowering collects for the planner.
+
+use super::{Dispatch, Home, WeightKey};
+use crate::graph::{NodeId, ValueId};
+use crate::shape::Dim;
+use crate::tensor::DType;
+use std::collections::HashMap;
+
+/// A condition that must hold in every run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Condition {
+    /// Must be 0 or more; exactly 0 if `equal`.
+    pub dim: Dim,
+    /// The expression before symbols were fixed.
+    pub given: Dim,
+    /// The expression must be 0.
+    pub equal: bool,
+    /// The error if it does not hold.
+    pub meaning: String,
+}
+
+/// The position of something inside something else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The container, which may itself be a part.
+    pub of: Home,
+    /// Byte offset from its start.
+    pub offset: u64,
+}
+
+/// An emitted dispatch with the node that it belongs to.
+#[derive(Debug)]
+pub(crate) struct Emitted {
+    pub call: Dispatch,
+    pub node: NodeId,
+}
+
+/// What lowering collects over all nodes.
+#[derive(Debug, Default)]
+pub(crate) struct Collected {
+    /// Element type of each value on the device, set when its producer is lowered.
+    pub storage: HashMap<ValueId, DType>,
+    /// Values that are only other names for the bytes of earlier ones.
+    pub alias: HashMap<ValueId, ValueId>,
+    /// Values that are stored inside others.
+    pub parts: HashMap<Home, Part>,
+    pub calls: Vec<Emitted>,
+    pub weights: Vec<WeightKey>,
+    pub temps: Vec<(DType, Dim)>,
+    /// What operators assume about the symbols.
+    pub conditions: Vec<Condition>,
+    /// The table of [`LowerCx::live`].
+    pub live: Vec<Dim>,
+    /// Tensors known as expressions that kernels read, with their elements.
+    pub known: Vec<(ValueId, Vec<Dim>)>,
+    /// Maximum number of words that a dispatch counts in.
+    pub counters: u64,
+}
+
+/// Memory layout of the table of live values: numbers that kernels read by position, then whole
+/// tensors.
+#[derive(Debug, Default)]
+pub(crate) struct LiveTable {
+    /// Positions of 32-bit integers, and their expressions.
+    pub values: Vec<(usize, Dim)>,
+    /// First byte and length of each tensor of [`Collected::known`].
+    pub known: Vec<(u64, u64)>,
+}
+
+impl Collected {
+    pub fn root(&self, mut id: ValueId) -> ValueId {
+        while let Some(next) = self.alias.get(&id) {
+            id = *next;
+        }
+        id
+    }
+
+    /// Lays out the table; tensors begin at multiples of `align`, where a view can begin.
+    pub fn live_table(&self, align: u64) -> LiveTable {
+        let align = usize::try_from(align.div_ceil(4)).unwrap_or(usize::MAX).max(2);
+        let mut table = LiveTable {
+            values: self.live.iter().cloned().enumerate().collect(),
+            known: Vec::with_capacity(self.known.len()),
+        };
+        let mut end = self.live.len();
+        for (_, elements) in &self.known {
+            let first = end.next_multiple_of(align);
+            end = first + elements.len().next_multiple_of(2).max(2);
+            table.values.extend((first..).zip(elements.iter().cloned()));
+            table.known.push((first as u64 * 4, (end - first) as u64 * 4));
+        }
+        table
+    }
+}

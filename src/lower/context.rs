@@ -1,0 +1,312 @@
+//! What an operator sees of its node, and the operands that it can request.
+
+use super::{Collected, Condition, Home, Operand, Pack, WeightKey, WithOperands};
+use crate::backend::Caps;
+use crate::graph::op::{OpError, OpResult, device_dtype};
+use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
+use crate::tensor::DType;
+
+/// What lowering knows besides the node: the same for all nodes of a plan.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scope<'a> {
+    pub graph: &'a Graph,
+    /// Facts with the plan's fixed symbols replaced, by value.
+    pub facts: &'a [Option<Fact>],
+    /// The largest values of symbols.
+    pub limits: &'a Bindings,
+    pub caps: &'a Caps,
+    /// The plan's storage type of floats.
+    pub float: DType,
+    /// The capacity in rows of each of the graph's states that is a ring buffer.
+    pub rings: &'a [Option<i64>],
+}
+
+/// What lowering sees of one node.
+#[derive(Debug)]
+pub struct LowerCx<'a> {
+    pub(super) scope: Scope<'a>,
+    /// Name of the node.
+    pub(super) name: &'a str,
+    /// Its operands and results.
+    pub(super) inputs: &'a [Option<ValueId>],
+    pub(super) outputs: &'a [ValueId],
+    pub(super) id: NodeId,
+    /// What is applied to result 0 before it is stored.
+    pub(super) epilogue: Option<&'a WithOperands>,
+    pub(super) out: &'a mut Collected,
+}
+
+impl<'a> LowerCx<'a> {
+    pub(crate) fn new(scope: Scope<'a>, id: NodeId, node: &'a Node, out: &'a mut Collected) -> Self {
+        Self {
+            scope,
+            name: &node.name,
+            inputs: &node.inputs,
+            outputs: &node.outputs,
+            id,
+            epilogue: None,
+            out,
+        }
+    }
+}
+
+impl LowerCx<'_> {
+    /// Number of operands, including omitted ones.
+    pub fn input_count(&self) -> usize {
+        self.inputs.len()
+    }
+
+    /// Number of results.
+    pub fn output_count(&self) -> usize {
+        self.outputs.len()
+    }
+
+    /// Name of the node.
+    pub fn name(&self) -> &str {
+        self.name
+    }
+
+    /// The device.
+    pub fn caps(&self) -> &Caps {
+        self.scope.caps
+    }
+
+    /// The largest value of `dim` in any run, if the plan bounds its symbols.
+    pub fn upper_bound(&self, dim: &Dim) -> Option<i64> {
+        dim.upper_bound(self.scope.limits).ok()
+    }
+
+    /// The known constraints on the symbols.
+    pub fn constraints(&self) -> &Constraints {
+        self.scope.graph.constraints()
+    }
+
+    /// The plan's storage type of floats.
+    pub fn float(&self) -> DType {
+        self.scope.float
+    }
+
+    pub(super) fn input_id(&self, i: usize) -> OpResult<ValueId> {
+        self.inputs
+            .get(i)
+            .copied()
+            .flatten()
+            .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "nothing"))
+    }
+
+    pub(super) fn output_id(&self, i: usize) -> OpResult<ValueId> {
+        self.outputs
+            .get(i)
+            .copied()
+            .ok_or_else(|| OpError::expected(format!("output {i}"), "a value", "nothing"))
+    }
+
+    pub(super) fn fact_of(&self, id: ValueId) -> OpResult<&Fact> {
+        self.scope
+            .facts
+            .get(id.index())
+            .and_then(Option::as_ref)
+            .ok_or_else(|| OpError::expected("shape", "derived", "unknown"))
+    }
+
+    /// Whether operand `i` is given.
+    pub fn has(&self, i: usize) -> bool {
+        self.input_id(i).is_ok()
+    }
+
+    /// The fact of operand `i` with the plan's fixed symbols replaced.
+    pub fn fact(&self, i: usize) -> OpResult<&Fact> {
+        self.fact_of(self.input_id(i)?)
+    }
+
+    /// The fact of result `i` with the plan's fixed symbols replaced.
+    pub fn out_fact(&self, i: usize) -> OpResult<&Fact> {
+        self.fact_of(self.output_id(i)?)
+    }
+
+    /// The shape of operand `i`.
+    pub fn shape(&self, i: usize) -> OpResult<Shape> {
+        Ok(self.fact(i)?.shape.clone())
+    }
+
+    /// The integer elements of operand `i` as expressions. Fails if they are not known.
+    pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
+        self.fact(i)?
+            .as_dims()
+            .ok_or_else(|| OpError::NoKernel(format!("input {i} depends on data")))
+    }
+
+    pub(super) fn root(&self, id: ValueId) -> ValueId {
+        self.out.root(id)
+    }
+
+    /// The capacity in rows of the state behind operand `i` if it is a ring buffer; row `n` is then
+    /// stored at `n` modulo the capacity.
+    pub fn ring(&self, i: usize) -> OpResult<Option<i64>> {
+        let root = self.root(self.input_id(i)?);
+        let mut states = self.scope.graph.states().iter().zip(self.scope.rings);
+        let state = states.find(|(s, _)| s.input == root || s.output == root);
+        Ok(state.and_then(|(_, rows)| *rows))
+    }
+
+    /// Where a kernel reads the value.
+    pub(super) fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
+        let root = self.root(id);
+        let fact = self.fact_of(root)?;
+        if let (Some(elements), None, Some(_)) =
+            (fact.as_dims(), fact.as_const(), self.scope.graph.producer(root))
+        {
+            let at = self.out.known.iter().position(|(v, _)| *v == root);
+            let at = at.unwrap_or_else(|| {
+                self.out.known.push((root, elements));
+                self.out.known.len() - 1
+            });
+            return Ok(Operand {
+                home: Home::Known(at),
+                dtype: DType::I32,
+            });
+        }
+        self.stored(root)
+    }
+
+    /// Where a kernel writes the value, or reads what a kernel or the caller wrote.
+    pub(super) fn stored(&mut self, root: ValueId) -> OpResult<Operand> {
+        if let Some(i) = self
+            .scope
+            .graph
+            .states()
+            .iter()
+            .position(|s| s.input == root || s.output == root)
+        {
+            let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.float);
+            return Ok(Operand {
+                home: Home::State(i),
+                dtype,
+            });
+        }
+        let fact = self.fact_of(root)?;
+        if fact.as_const().is_some() {
+            let dtype = device_dtype(fact.dtype, DType::F32);
+            return Ok(self.packed(vec![root], Pack::Plain { dtype }, dtype));
+        }
+        let dtype =
+            self.out.storage.get(&root).copied().ok_or_else(|| {
+                OpError::Unsupported("a value that is known only as expressions".to_owned())
+            })?;
+        Ok(Operand {
+            home: Home::Value(root),
+            dtype,
+        })
+    }
+
+    fn packed(&mut self, values: Vec<ValueId>, pack: Pack, dtype: DType) -> Operand {
+        let key = WeightKey { values, pack };
+        let i = self
+            .out
+            .weights
+            .iter()
+            .position(|w| *w == key)
+            .unwrap_or_else(|| {
+                self.out.weights.push(key);
+                self.out.weights.len() - 1
+            });
+        Operand {
+            home: Home::Weight(i),
+            dtype,
+        }
+    }
+
+    /// Operand `i` as stored in memory. Constants are uploaded whole, floats in `f32`. Values known
+    /// as expressions are a range of the table of live values, exact at every step.
+    pub fn input(&mut self, i: usize) -> OpResult<Operand> {
+        let id = self.input_id(i)?;
+        self.resolve(id)
+    }
+
+    /// Result `i`.
+    pub fn output(&mut self, i: usize) -> OpResult<Operand> {
+        let root = self.root(self.output_id(i)?);
+        self.stored(root)
+    }
+
+    /// Result `i`, or scratch memory of `count` elements if the node has no such result.
+    pub fn result(&mut self, i: usize, dtype: DType, count: &Dim) -> OpResult<Operand> {
+        if i < self.output_count() {
+            return self.output(i);
+        }
+        Ok(self.temp(dtype, count.clone()))
+    }
+
+    /// Constant operand `i` in packed form.
+    pub fn weight(&mut self, i: usize, pack: Pack) -> OpResult<Operand> {
+        self.weights(&[i], pack)
+    }
+
+    /// Constant operands in packed form with their columns side by side; see [`WeightKey::values`].
+    pub fn weights(&mut self, operands: &[usize], pack: Pack) -> OpResult<Operand> {
+        let mut values = Vec::with_capacity(operands.len());
+        for i in operands {
+            let root = self.root(self.input_id(*i)?);
+            if self.fact_of(root)?.as_const().is_none() {
+                return Err(OpError::expected(
+                    format!("input {i}"),
+                    "a constant",
+                    "a computed value",
+                ));
+            }
+            values.push(root);
+        }
+        let dtype = pack.dtype();
+        Ok(self.packed(values, pack, dtype))
+    }
+
+    /// Scratch memory of this node.
+    pub fn temp(&mut self, dtype: DType, count: Dim) -> Operand {
+        self.out.temps.push((dtype, count));
+        Operand {
+            home: Home::Temp(self.out.temps.len() - 1),
+            dtype,
+        }
+    }
+
+    /// Requires that `dim` is not negative in any run. Binding refuses a run that violates this,
+    /// with `meaning` and the node's name.
+    pub fn require(&mut self, dim: Dim, meaning: &str) {
+        if dim.as_const().is_none_or(|v| v < 0) {
+            let meaning = format!("node \"{}\": {meaning}", self.name);
+            self.out.conditions.push(Condition {
+                given: dim.clone(),
+                dim,
+                equal: false,
+                meaning,
+            });
+        }
+    }
+
+    /// An integer that the kernel reads from a small buffer, exact at every step, and its position
+    /// there. For values such as a write position or the live length, which change with every token
+    /// while padded sizes do not.
+    pub fn live(&mut self, dim: &Dim) -> (Operand, Dim) {
+        let at = self.out.live.iter().position(|d| d == dim).unwrap_or_else(|| {
+            self.out.live.push(dim.clone());
+            self.out.live.len() - 1
+        });
+        let operand = Operand {
+            home: Home::Live,
+            dtype: DType::I32,
+        };
+        (operand, Dim::from_usize(at))
+    }
+
+    /// Words that are zero when the dispatch begins and that it must leave at zero, so that
+    /// work-groups can determine which of them finishes last. All dispatches share them, since they
+    /// run one after another.
+    pub fn counters(&mut self, count: u64) -> Operand {
+        self.out.counters = self.out.counters.max(count);
+        Operand {
+            home: Home::Counters,
+            dtype: DType::U32,
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! Emits dispatches.
+
+use super::collected::Emitted;
+use super::{Arguments, Call, Dispatch, Home, LowerCx, Operand, WithOperands};
+use crate::backend::kernel::image::{ImageKind, Pixel};
+use crate::backend::kernel::{self, Arg, Language, Ty};
+use crate::graph::ValueId;
+use crate::graph::op::{Op, OpError, OpResult};
+use crate::tensor::DType;
+use std::collections::{BTreeMap, BTreeSet};
+
+impl LowerCx<'_> {
+    /// The same context with other operands, results and epilogue.
+    fn with<'s>(
+        &'s mut self,
+        inputs: &'s [Option<ValueId>],
+        outputs: &'s [ValueId],
+        epilogue: Option<&'s WithOperands>,
+    ) -> LowerCx<'s> {
+        LowerCx {
+            scope: self.scope,
+            name: self.name,
+            inputs,
+            outputs,
+            id: self.id,
+            epilogue,
+            out: self.out,
+        }
+    }
+
+    /// Lowers `op` over these operands of the node, with result `o` as its only result.
+    pub fn part(&mut self, op: &dyn Op, operands: &[usize], o: usize) -> OpResult<()> {
+        let inputs: Vec<Option<ValueId>> = operands
+            .iter()
+            .map(|i| self.input_id(*i).map(Some))
+            .collect::<OpResult<_>>()?;
+        let output = self.output_id(o)?;
+        op.lower(&mut self.with(&inputs, &[output], None))
+    }
+
+    /// Lowers `op` over the first `inputs` operands of the node and applies `epilogue` to its
+    /// result. `op` must [support that](Op::takes_epilogue).
+    pub fn with_epilogue(&mut self, op: &dyn Op, inputs: usize, epilogue: &WithOperands) -> OpResult<()> {
+        let operands = self.inputs.get(..inputs).unwrap_or(self.inputs);
+        self.storing(epilogue, op.name(), |cx| {
+            let (outputs, epilogue) = (cx.outputs, cx.epilogue);
+            op.lower(&mut cx.with(operands, outputs, epilogue))
+        })
+    }
+
+    /// Runs `emit` for the operator `name` and applies `epilogue` to result 0 of the node.
+    pub fn storing(
+        &mut self,
+        epilogue: &WithOperands,
+        name: &str,
+        emit: impl FnOnce(&mut LowerCx<'_>) -> OpResult<()>,
+    ) -> OpResult<()> {
+        if self.epilogue.is_some() {
+            return Err(OpError::Unsupported("nested epilogues".to_owned()));
+        }
+        let result = self.output(0)?;
+        let before = self.out.calls.len();
+        emit(&mut self.with(self.inputs, self.outputs, Some(epilogue)))?;
+        let mut emitted = self.out.calls.iter().skip(before);
+        let applied = |e: &Emitted| e.call.epilogue.is_some() && e.call.operands.contains(&Some(result));
+        if emitted.any(applied) {
+            return Ok(());
+        }
+        Err(OpError::Unsupported(format!(
+            "an epilogue of {name}, which does not store the result"
+        )))
+    }
+
+    /// Maximum number of bytes of an operand in any run, if known.
+    fn most_bytes(&self, operand: Operand) -> Option<u64> {
+        let count = match operand.home {
+            Home::Value(v) => self.fact_of(v).ok()?.shape.count().ok()?,
+            Home::Temp(i) => self.out.temps.get(i)?.1.clone(),
+            Home::Weight(i) => return self.out.weights.get(i)?.bytes(self.scope.graph),
+            Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => return None,
+        };
+        let count = u64::try_from(self.upper_bound(&count)?).ok()?;
+        count.checked_mul(if operand.dtype == DType::F16 { 2 } else { 4 })
+    }
+
+    /// The images through which the operands of a call are read.
+    fn images(&self, call: &Dispatch, vec4: &[usize]) -> BTreeMap<usize, ImageKind> {
+        let images = &self.scope.caps.images;
+        let Some(kind) = self.scope.caps.images_of(call.kernel) else {
+            return BTreeMap::new();
+        };
+        let fits = |i: &usize| {
+            let (arg, operand) = (call.kernel.args.get(*i)?, (*call.operands.get(*i)?)?);
+            let pixel = Pixel::of(arg.ty, operand.dtype)?;
+            let bytes = self.most_bytes(operand)?.checked_next_multiple_of(8)?;
+            images.shape(kind, pixel, bytes).map(|_| *i)
+        };
+        let found = vec4.iter().filter_map(|i| {
+            let fitting = fits(i);
+            if fitting.is_none() {
+                log::debug!(
+                    "\"{}\": operand {i} of kernel {} is read from its buffer: it does not fit {kind}",
+                    self.name,
+                    call.kernel.name
+                );
+            }
+            fitting
+        });
+        found.map(|i| (i, kind)).collect()
+    }
+
+    /// The operands of a call that are bound as vectors of four elements.
+    fn vec4(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
+        let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
+        let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
+        let wanted = if self.scope.caps.lane_vectors() { vec4 } else { &[] };
+        wanted.iter().filter(elements).copied().collect()
+    }
+
+    /// Emits a dispatch with these arguments.
+    pub fn emit<A: Arguments>(&mut self, call: Call<A>, args: A) -> OpResult<()> {
+        let mut dispatch = call.dispatch;
+        (dispatch.operands, dispatch.fields) = args.into_parts();
+        self.emit_dispatch(dispatch, call.epilogue, &call.vec4)
+    }
+
+    fn emit_dispatch(
+        &mut self,
+        mut call: Dispatch,
+        mut epilogue: Option<WithOperands>,
+        vec4: &[usize],
+    ) -> OpResult<()> {
+        let k = call.kernel;
+        let language = Language::of(self.scope.caps);
+        if k.sources.of(language).is_none() {
+            return Err(OpError::NoKernel(format!(
+                "kernel {} has no source in {language}",
+                k.name
+            )));
+        }
+        if let Some(with) = self.epilogue {
+            let result = self.output(0)?;
+            let stores = |(arg, o): (&Arg, &Option<Operand>)| arg.role.writes() && *o == Some(result);
+            if k.args.iter().zip(&call.operands).any(stores) {
+                if epilogue.is_some() {
+                    return Err(OpError::Unsupported("nested epilogues".to_owned()));
+                }
+                let mut with = with.clone();
+                // If a kernel binds weights read-only, all operands in their buffer must be bound
+                // that way.
+                let weights = k.args.iter().any(|a| a.role.is_weight());
+                for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
+                    further.weight = weights && matches!(operand.home, Home::Weight(_));
+                }
+                epilogue = Some(with);
+            }
+        }
+        if let Some(with) = epilogue {
+            call.operands.extend(with.operands.into_iter().map(Some));
+            call.fields.extend(with.fields);
+            call.epilogue = Some(with.epilogue);
+        }
+        let most = i64::from(self.scope.caps.max_grid);
+        let [x, y, z] = &call.grid;
+        // If an axis can hold nearly every grid, an axis without a bound is not worth the extra
+        // arithmetic.
+        let too_long = x
+            .upper_bound(self.scope.limits)
+            .map_or(most < 1 << 19, |n| n > most);
+        if k.is_linear && y.is(1) && z.is(1) && too_long {
+            call.grid = [x.minimum(&most.into())?, x.ceil_div(most)?, 1.into()];
+            call.defines.insert(kernel::FOLDED, 1);
+        }
+        call.images = self.images(&call, vec4);
+        call.vec4 = self.vec4(&call, vec4);
+        self.out.calls.push(Emitted { call, node: self.id });
+        Ok(())
+    }
+}

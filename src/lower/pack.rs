@@ -1,0 +1,153 @@
+//! Packed constants.
+
+use crate::graph::{Graph, ValueId};
+use crate::tensor::DType;
+
+/// The packed form of a constant, or a part of it, that a kernel wants. The constant is seen as a
+/// matrix with all axes but the last as rows. The items of a packed tensor are 4-byte words,
+/// whatever its element type.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Pack {
+    /// The whole tensor, row-major.
+    Plain {
+        /// Element type on the device.
+        dtype: DType,
+    },
+    /// Slices `first .. first + count` along the first axis.
+    Rows {
+        /// Element type on the device.
+        dtype: DType,
+        /// First row.
+        first: usize,
+        /// Number of rows.
+        count: usize,
+    },
+    /// Columns `first .. first + count`, zero-padded to `stride` and cut into panels of `panel`
+    /// columns. The panels are contiguous, each row-major. With `panel == stride` the result is one
+    /// row-major matrix.
+    Columns {
+        /// Element type on the device; [`DType::U32`] takes 4-byte items as they are.
+        dtype: DType,
+        /// Transpose the matrix first.
+        transpose: bool,
+        /// First column.
+        first: usize,
+        /// Number of columns.
+        count: usize,
+        /// Number of columns with padding, a multiple of `panel`.
+        stride: usize,
+        /// Columns of a panel.
+        panel: usize,
+    },
+    /// The bytes without conversion, padded to a whole number of words.
+    Bytes,
+    /// Slices along the first axis in groups of `rows`, each group cut into tiles of `tile` slices
+    /// and zero-padded to a whole number of tiles. Within a tile, the `tile` elements at the same
+    /// position of the slices are adjacent. Selects the tiles `first .. first + count`, counted
+    /// over all groups.
+    Tiles {
+        /// Element type on the device.
+        dtype: DType,
+        /// Slices in a group.
+        rows: usize,
+        /// Slices in a tile.
+        tile: usize,
+        /// First tile.
+        first: usize,
+        /// Number of tiles.
+        count: usize,
+    },
+}
+
+impl Pack {
+    /// Element type on the device.
+    pub fn dtype(&self) -> DType {
+        match self {
+            Self::Bytes => DType::U32,
+            Self::Plain { dtype }
+            | Self::Rows { dtype, .. }
+            | Self::Columns { dtype, .. }
+            | Self::Tiles { dtype, .. } => *dtype,
+        }
+    }
+
+    /// Bytes on the device of a constant with this shape and host type; `None` on overflow.
+    pub fn bytes(&self, shape: &[usize], host: DType) -> Option<u64> {
+        let count = |sizes: &[usize]| {
+            sizes
+                .iter()
+                .try_fold(1u64, |n, d| n.checked_mul(u64::try_from(*d).ok()?))
+        };
+        let (last, before) = match shape.split_last() {
+            Some((last, before)) => (u64::try_from(*last).ok()?, count(before)?),
+            None => (1, 1),
+        };
+        let size = |dtype: DType| if dtype == DType::F16 { 2 } else { 4 };
+        let bytes = match self {
+            Self::Plain { dtype } => count(shape)?.checked_mul(size(*dtype))?,
+            Self::Bytes => count(shape)?.checked_mul(u64::try_from(host.size()).ok()?)?,
+            Self::Rows {
+                dtype, count: rows, ..
+            } => {
+                let row = count(shape.get(1..)?)?;
+                row.checked_mul(u64::try_from(*rows).ok()?)?
+                    .checked_mul(size(*dtype))?
+            }
+            Self::Tiles {
+                dtype,
+                tile,
+                count: tiles,
+                ..
+            } => count(&[*tiles, *tile])?
+                .checked_mul(count(shape.get(1..)?)?)?
+                .checked_mul(size(*dtype))?,
+            Self::Columns {
+                dtype: device,
+                transpose,
+                stride,
+                ..
+            } => {
+                let rows = match (*device, *transpose) {
+                    // The items of a packed tensor have 4 bytes, whatever its last axis says.
+                    (DType::U32, _) => u64::try_from(*shape.first().unwrap_or(&1)).ok()?.max(1),
+                    (_, true) => last,
+                    (_, false) => before,
+                };
+                rows.checked_mul(u64::try_from(*stride).ok()?)?
+                    .checked_mul(size(*device))?
+            }
+        };
+        Some(bytes.checked_next_multiple_of(8)?.max(8))
+    }
+}
+
+/// A packed constant. Equal keys share one device buffer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct WeightKey {
+    /// The constant, or several whose columns are placed side by side ([`Pack::Columns`] of 4-byte
+    /// items).
+    pub values: Vec<ValueId>,
+    /// Its form.
+    pub pack: Pack,
+}
+
+impl WeightKey {
+    /// Bytes on the device; `None` if shapes are unknown, do not fit or overflow.
+    pub fn bytes(&self, graph: &Graph) -> Option<u64> {
+        let (first, more) = self.values.split_first()?;
+        let fact = |v: &ValueId| graph.fact(*v).ok();
+        let mut shape = fact(first)?.shape.as_fixed()?;
+        for v in more {
+            let columns = *fact(v)?.shape.as_fixed()?.get(1)?;
+            let all = shape.get_mut(1)?;
+            *all = all.checked_add(columns)?;
+        }
+        self.pack.bytes(&shape, fact(first)?.dtype)
+    }
+
+    /// Names of the constants.
+    pub fn names<'g>(&self, graph: &'g Graph) -> Vec<&'g str> {
+        let name = |v: &ValueId| graph.value(*v).name.as_str();
+        self.values.iter().map(name).collect()
+    }
+}

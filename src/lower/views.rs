@@ -1,0 +1,231 @@
+//! Operands as views of memory: the bytes that a device binds, the elements that kernels can count,
+//! and values that are stored inside others.
+
+use super::collected::Part;
+use super::{Block, Home, LowerCx, Operand};
+use crate::backend::Caps;
+use crate::graph::op::{OpError, OpResult};
+use crate::shape::Dim;
+use crate::tensor::DType;
+
+/// Maximum number of elements in an operand or result; kernels count them in 32 bits.
+const MOST_ELEMENTS: u32 = u32::MAX;
+
+/// Maximum number of bytes that a kernel can bind and index, with elements of `size` bytes.
+fn largest(caps: &Caps, size: u64) -> u64 {
+    caps.max_view_bytes
+        .min(u64::from(MOST_ELEMENTS).saturating_mul(size))
+}
+
+/// Ranges (first, count) of `count` items, each of `elements` elements of `size` bytes, that fit in
+/// a view. Each range but the last is a multiple of `unit` items.
+fn split(
+    caps: &Caps,
+    count: usize,
+    (elements, size): (usize, usize),
+    unit: usize,
+) -> OpResult<Vec<(usize, usize)>> {
+    let wide = u64::try_from(size).unwrap_or(u64::MAX);
+    let limit = usize::try_from(largest(caps, wide)).unwrap_or(usize::MAX);
+    let bytes = elements.saturating_mul(size);
+    let most = (limit / bytes.max(1) / unit).saturating_mul(unit);
+    if most == 0 {
+        return Err(OpError::Unsupported(format!(
+            "{unit} items of {bytes} bytes exceed the largest view of {limit} bytes that a kernel can bind and index"
+        )));
+    }
+    Ok((0..count.div_ceil(most))
+        .map(|i| (i * most, most.min(count - i * most)))
+        .collect())
+}
+
+impl LowerCx<'_> {
+    /// Splits `count` items, each of `elements` elements of `size` bytes, into ranges (first,
+    /// count) that a kernel can bind and index. Each range but the last is a multiple of `unit`
+    /// items.
+    pub fn split(
+        &self,
+        count: usize,
+        (elements, size): (usize, usize),
+        unit: usize,
+    ) -> OpResult<Vec<(usize, usize)>> {
+        split(self.scope.caps, count, (elements, size), unit)
+    }
+
+    /// Requires that a kernel can count the `count` elements of an operand or result; `what` names
+    /// it in errors.
+    pub fn countable(&mut self, what: &str, count: &Dim) -> OpResult<()> {
+        let most = i64::from(MOST_ELEMENTS);
+        if self.upper_bound(count).is_some_and(|n| n <= most) {
+            return Ok(());
+        }
+        let room = Dim::from(most).sub(count)?;
+        self.require(
+            room,
+            &format!("kernels count the elements of the {what} in 32 bits"),
+        );
+        Ok(())
+    }
+
+    /// Byte offset of element `start` in a tensor of `dtype` on the device, if it is constant and a
+    /// view can begin there.
+    fn view_offset(&self, dtype: DType, start: &Dim) -> Option<u64> {
+        let size = if dtype == DType::F16 { 2 } else { 4 };
+        let bytes = u64::try_from(start.as_const()?).ok()?.checked_mul(size)?;
+        bytes
+            .is_multiple_of(self.scope.caps.view_align.max(8))
+            .then_some(bytes)
+    }
+
+    /// Whether a view can begin at element `start` of result `o` in all runs.
+    pub fn is_view_start(&mut self, o: usize, start: &Dim) -> OpResult<bool> {
+        let to = self.output(o)?;
+        Ok(matches!(to.home, Home::Value(_)) && self.view_offset(to.dtype, start).is_some())
+    }
+
+    /// Declares that result `o` consists of the contiguous elements of operand `i` from `start` on.
+    /// Returns `false` without effect if a view cannot begin there; then the elements must be
+    /// copied.
+    pub fn view(&mut self, o: usize, i: usize, start: &Dim) -> OpResult<bool> {
+        let (out, input) = (self.output_id(o)?, self.input_id(i)?);
+        let from = self.resolve(input)?;
+        if !matches!(from.home, Home::Value(_)) {
+            return Ok(false);
+        }
+        let Some(offset) = self.view_offset(from.dtype, start) else {
+            return Ok(false);
+        };
+        if self.scope.graph.outputs().contains(&out) && self.out.storage.get(&out) != Some(&from.dtype) {
+            return Ok(false);
+        }
+        let of = from.home;
+        self.out.parts.insert(Home::Value(out), Part { of, offset });
+        self.out.storage.insert(out, from.dtype);
+        Ok(true)
+    }
+
+    /// Requests that operand `i` be written directly to the elements of result `o` from `start` on.
+    /// Returns `false` if that is not possible; then the elements must be copied. Nothing emitted
+    /// later may read operand `i` at another place.
+    pub fn join(&mut self, i: usize, o: usize, start: &Dim) -> OpResult<bool> {
+        let (out, input) = (self.output_id(o)?, self.input_id(i)?);
+        let to = self.stored(self.root(out))?;
+        let from = self.resolve(input)?;
+        let (Home::Value(_), Home::Value(root)) = (to.home, from.home) else {
+            return Ok(false);
+        };
+        let Some(offset) = self.view_offset(to.dtype, start) else {
+            return Ok(false);
+        };
+        let given = self.scope.graph.inputs().contains(&root) || self.scope.graph.outputs().contains(&root);
+        if given || from.dtype != to.dtype || self.out.parts.contains_key(&from.home) {
+            return Ok(false);
+        }
+        let of = to.home;
+        self.out.parts.insert(from.home, Part { of, offset });
+        Ok(true)
+    }
+
+    /// The `count` elements of result `o` from `start` on, as an operand to write. `None` if a view
+    /// cannot begin there.
+    pub fn window(&mut self, o: usize, start: &Dim, count: Dim) -> OpResult<Option<Operand>> {
+        let to = self.output(o)?;
+        let (Home::Value(_), Some(offset)) = (to.home, self.view_offset(to.dtype, start)) else {
+            return Ok(None);
+        };
+        let window = self.temp(to.dtype, count);
+        self.out.parts.insert(window.home, Part { of: to.home, offset });
+        Ok(Some(window))
+    }
+
+    /// Scratch memory that holds all results one after another, each with room for its number of
+    /// elements and aligned for a view. The inner error is the reason, without effect, if they
+    /// cannot share one range that a kernel can bind.
+    pub fn block(&mut self, room: &[u64]) -> OpResult<Result<Block, String>> {
+        let mut homes = Vec::with_capacity(room.len());
+        let mut stored = None;
+        for o in 0..self.output_count() {
+            let out = self.output(o)?;
+            if !matches!(out.home, Home::Value(_)) {
+                return Ok(Err(format!("result {o} is already placed")));
+            }
+            if *stored.get_or_insert(out.dtype) != out.dtype {
+                return Ok(Err("the results have different storage types".to_owned()));
+            }
+            homes.push(out.home);
+        }
+        let (Some(dtype), true) = (stored, homes.len() == room.len()) else {
+            return Err(OpError::expected("results", room.len(), homes.len()));
+        };
+        let size = if dtype == DType::F16 { 2 } else { 4 };
+        let align = self.scope.caps.view_align.max(8);
+        let mut starts = Vec::with_capacity(room.len());
+        let end = room.iter().try_fold(0u64, |end, count| {
+            let start = end.checked_next_multiple_of(align)?;
+            starts.push(start / size);
+            start.checked_add(count.checked_mul(size)?)
+        });
+        let most = largest(self.scope.caps, size);
+        let end = end.and_then(|n| n.checked_next_multiple_of(8));
+        let Some(bytes) = end.filter(|n| *n <= most) else {
+            let bytes = end.map_or_else(|| "too many bytes".to_owned(), |n| format!("{n} bytes"));
+            return Ok(Err(format!("the results take {bytes}, a kernel can bind {most}")));
+        };
+        let operand = self.temp(dtype, i64::try_from(bytes / size).unwrap_or(i64::MAX).into());
+        for (home, start) in homes.into_iter().zip(&starts) {
+            let (of, offset) = (operand.home, start * size);
+            self.out.parts.insert(home, Part { of, offset });
+        }
+        Ok(Ok(Block { operand, starts }))
+    }
+
+    /// Declares that result `o` is the bytes of operand `i` with another shape. No dispatch is
+    /// emitted.
+    pub fn alias(&mut self, o: usize, i: usize) -> OpResult<()> {
+        let (out, input) = (self.output_id(o)?, self.input_id(i)?);
+        let root = self.root(input);
+        self.out.alias.insert(out, root);
+        self.out.storage.remove(&out);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn caps(max_view_bytes: u64) -> Caps {
+        Caps {
+            max_view_bytes,
+            ..Caps::neutral()
+        }
+    }
+
+    /// The head of a model with a large vocabulary, on a server that binds all its memory at once.
+    #[test]
+    fn a_part_has_no_more_elements_than_kernels_count() {
+        let (columns, depth) = (256_000, 18_432);
+        for size in [2, 4] {
+            let parts = split(&caps(35 << 30), columns, (depth, size), 2).unwrap();
+            assert!(parts.len() > 1, "{parts:?}");
+            let mut end = 0;
+            for (first, count) in parts {
+                assert_eq!((first, first % 2), (end, 0));
+                assert!(u32::try_from(count * depth).is_ok(), "{count} columns");
+                end = first + count;
+            }
+            assert_eq!(end, columns);
+        }
+    }
+
+    #[test]
+    fn bytes_bound_parts_where_they_are_fewer() {
+        assert_eq!(split(&caps(1000), 10, (25, 4), 4).unwrap(), [(0, 8), (8, 2)]);
+        assert_eq!(split(&caps(1000), 0, (25, 4), 4).unwrap(), []);
+        assert!(split(&caps(1000), 10, (100, 4), 4).is_err());
+        // One column with as many elements as there are numbers is one too many.
+        let all = 1 << 32;
+        assert!(split(&caps(u64::MAX), 2, (all, 2), 1).is_err());
+        assert_eq!(split(&caps(u64::MAX), 2, (all - 1, 2), 1).unwrap().len(), 2);
+    }
+}
