@@ -9,7 +9,8 @@ pub mod store;
 use crate::backend::kernel::image::{ImageKind, Images, Pixel};
 use crate::backend::kernel::{Feature, Features, Kernel, KernelSpec};
 use crate::backend::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, View,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, TensorCores,
+    View, x86,
 };
 use crate::plan::Arithmetic;
 use crate::tensor::DType;
@@ -191,9 +192,9 @@ struct Shape {
 
 impl Shape {
     fn of(caps: &Caps) -> Self {
-        let explicit = caps.explicit_vectors();
-        let units = caps.assumed_units().max(1);
-        let gpu = caps.kind != DeviceKind::Cpu;
+        let explicit = caps.profile.explicit_vectors();
+        let units = caps.profile.assumed_compute_units().max(1);
+        let gpu = !caps.profile.is_cpu();
         // More than the caches hold, if there is room.
         let wanted = if caps.kind == DeviceKind::Discrete {
             256 << 20
@@ -205,15 +206,15 @@ impl Shape {
         } else {
             u64::MAX
         };
-        let most = caps.max_view_bytes.min(caps.max_buffer_bytes).min(memory);
+        let most = caps.profile.max_view_bytes.min(caps.max_buffer_bytes).min(memory);
         let (items, groups) = match (explicit, gpu) {
             (true, _) => (1, units.saturating_mul(8)),
             (false, false) => (64, 256),
-            (false, true) => (256.min(caps.max_workgroup), units.saturating_mul(16)),
+            (false, true) => (256.min(caps.profile.max_workgroup), units.saturating_mul(16)),
         };
         Self {
             items,
-            groups: groups.clamp(1, caps.max_grid),
+            groups: groups.clamp(1, caps.profile.max_grid),
             explicit,
             bytes: wanted.min(most) / 4096 * 4096,
         }
@@ -245,11 +246,11 @@ impl Shape {
         if by_ptx(caps) {
             return Some(spec(&HALF, self.items, &[("PTX", 1)]));
         }
-        caps.f16_math.then(|| self.walk(&HALF, "WIDE"))
+        caps.profile.f16_math.then(|| self.walk(&HALF, "WIDE"))
     }
 
     fn dot(&self, caps: &Caps) -> Option<KernelSpec> {
-        let form = match caps.packed_dot {
+        let form = match caps.profile.packed_dot {
             PackedDot::None => return None,
             other => other.define().map(|define| (define, 1)),
         };
@@ -259,12 +260,15 @@ impl Shape {
 
 /// Whether arithmetic that OpenCL C cannot express is written in PTX.
 fn by_ptx(caps: &Caps) -> bool {
-    caps.matrix_units && caps.backend == "opencl"
+    caps.profile.tensor_cores == Some(TensorCores::Ptx)
 }
 
 fn matrix(caps: &Caps) -> Option<KernelSpec> {
-    let items = if by_ptx(caps) { 256 } else { 32 };
-    caps.matrix_units.then(|| spec(&MATRIX, items, &[]))
+    let items = match caps.profile.tensor_cores? {
+        TensorCores::Ptx => 256,
+        TensorCores::CooperativeMatrix => 32,
+    };
+    Some(spec(&MATRIX, items, &[]))
 }
 
 /// The kernels that measure a device.
@@ -276,7 +280,7 @@ pub fn specs(caps: &Caps) -> Vec<KernelSpec> {
         shape.walk(&SINGLE, "WIDE"),
     ];
     let offered = [
-        shape.read_image(&caps.images),
+        shape.read_image(&caps.profile.images),
         shape.half(caps),
         shape.dot(caps),
         matrix(caps),
@@ -418,7 +422,7 @@ impl Bench<'_> {
 
     /// Bytes per second through an image; the inner error is the reason why it was not measured.
     fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
-        let Some(spec) = self.shape.read_image(&self.caps.images) else {
+        let Some(spec) = self.shape.read_image(&self.caps.profile.images) else {
             return Ok(Err(
                 "not supported: the driver cannot create images of that size over parts of buffers",
             ));
@@ -538,7 +542,7 @@ impl Bench<'_> {
         };
         let dot = match self.shape.dot(&self.caps) {
             None => {
-                let lacks = PackedDot::x86_refusal(&self.caps);
+                let lacks = x86::refusal(&self.caps);
                 let why = lacks.unwrap_or_else(|| "the driver lists no packed dot product".to_owned());
                 without("int8_ops_per_s", &format!("not supported: {why}"));
                 None
@@ -547,7 +551,7 @@ impl Bench<'_> {
                 // Eight chains of dot products of four pairs; with vectors of sixteen columns, four
                 // steps each.
                 let factor = [0x0102_0301u32.to_le_bytes()];
-                let vector = if self.caps.packed_dot == PackedDot::X86 {
+                let vector = if self.caps.profile.packed_dot == PackedDot::X86 {
                     16 * 4
                 } else {
                     1
@@ -620,28 +624,28 @@ fn offered(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Simd;
 
     #[test]
     fn buffers_fit_the_device_and_loops_the_driver() {
         for (max, memory) in [(1 << 27, 0), (1 << 20, 0), (1 << 40, 1 << 28)] {
             for kind in [DeviceKind::Cpu, DeviceKind::Discrete, DeviceKind::Integrated] {
-                for backend in ["opencl", "wgpu"] {
+                for simd in [Simd::Gpu, Simd::CpuLoop, Simd::CpuLanes] {
                     let caps = Caps {
-                        max_view_bytes: max,
                         memory_bytes: memory,
                         kind,
-                        backend,
                         ..Caps::neutral()
                     };
+                    let caps = caps.with(|device| (device.max_view_bytes, device.simd) = (max, simd));
                     let shape = Shape::of(&caps);
                     assert!(
                         shape.bytes > 0 && shape.bytes <= max && (memory == 0 || shape.bytes <= memory / 8)
                     );
                     let each = shape.bytes / 16 / u64::from(shape.work_items());
-                    let explicit = caps.explicit_vectors();
+                    let explicit = caps.profile.explicit_vectors();
                     assert!(
                         explicit || each < u64::from(MOST_ROUNDS),
-                        "{kind:?} {backend}: {each}"
+                        "{kind:?} {simd:?}: {each}"
                     );
                 }
             }

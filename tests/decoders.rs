@@ -319,7 +319,7 @@ fn made_up_numbers_are_spread_evenly() {
     for device in devices() {
         let mut backend = device.share();
         // More than the largest grid has work-items for.
-        let len = 8 * (64 * u64::from(device.caps.max_grid.min(65_535)) + 77);
+        let len = 8 * (64 * u64::from(device.caps.profile.max_grid.min(65_535)) + 77);
         let buffer = backend.create_buffer("numbers", len).unwrap();
         let view = View {
             buffer,

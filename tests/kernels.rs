@@ -6,12 +6,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use tlite_testing::Tier;
-use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images};
+use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::kernel::{
     Feature, FieldTy, Kernel, KernelSpec, LINEAR, Language, Role, Ty,
 };
-use transformer_lite::unstable::backend::phones::Phone;
-use transformer_lite::unstable::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot};
+use transformer_lite::unstable::backend::phones::{Family, Phone};
+use transformer_lite::unstable::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot, TensorCores};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;
 use transformer_lite::unstable::graph::op::ALL;
@@ -22,95 +22,73 @@ use transformer_lite::unstable::selftest::case::{self, Scenario};
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite_convert::decoders::{self, Form, Spec};
 
-/// Lower tiers test one of this many. The kinds of device repeat in pairs and fours, so this has no
-/// factor in common with them.
+/// Lower tiers test one of this many. The kinds of device repeat in pairs and threes, so this has
+/// no factor in common with them.
 const SPARSE: usize = 5;
 
 /// Devices that planning may tell apart.
 fn kinds_of_device() -> Vec<Caps> {
     let base = tlite_testing::fake_caps();
+    let languages = [Language::OpenCl, Language::Wgsl];
     let mut all = Vec::new();
-    for backend in ["opencl", "wgpu"] {
-        for kind in [
-            DeviceKind::Cpu,
-            DeviceKind::Integrated,
-            DeviceKind::Discrete,
-            DeviceKind::Other,
-        ] {
-            all.push(Caps {
-                backend,
-                kind,
-                ..base.clone()
-            });
-            all.push(Caps {
-                backend,
-                kind,
-                subgroup: Some(32),
-                f16_math: true,
-                profiling: true,
-                ..base.clone()
-            });
+    for language in languages {
+        for kind in [DeviceKind::Cpu, DeviceKind::Integrated, DeviceKind::Discrete] {
+            let caps = tlite_testing::fake_caps_of(language, kind);
+            all.push(caps.clone());
+            all.push(caps.with(|device| {
+                device.subgroup = Some(32);
+                device.f16_math = true;
+            }));
         }
     }
-    for backend in ["opencl", "wgpu"] {
-        all.push(Caps {
-            backend,
-            kind: DeviceKind::Discrete,
-            fast_local: true,
-            matrix_units: true,
-            local_bytes: 48 << 10,
-            max_workgroup: 1024,
-            subgroup: Some(32),
-            f16_math: true,
-            ..base.clone()
-        });
-        for units in case::UNITS {
-            all.push(Caps {
-                backend,
-                kind: DeviceKind::Discrete,
-                fast_local: true,
-                units,
-                ..base.clone()
+    for language in languages {
+        let discrete = tlite_testing::fake_caps_of(language, DeviceKind::Discrete);
+        all.push(discrete.clone().with(|device| {
+            device.fast_local = true;
+            device.tensor_cores = Some(match language {
+                Language::OpenCl => TensorCores::Ptx,
+                Language::Wgsl => TensorCores::CooperativeMatrix,
             });
+            device.local_bytes = 48 << 10;
+            device.max_workgroup = 1024;
+            device.subgroup = Some(32);
+            device.f16_math = true;
+        }));
+        for units in case::UNITS {
+            all.push(discrete.clone().with(|device| {
+                device.fast_local = true;
+                device.compute_units = units;
+            }));
         }
     }
     // With images in buffers, through which some kernels read operands.
-    let phone = Phone::find("adreno-750").unwrap().caps(BackendKind::OpenCl);
-    for reads in ImageKind::ALL.map(Some) {
-        all.push(Caps {
-            images: Images {
-                reads,
-                ..phone.images
-            },
-            view_align: phone.view_align,
-            kind: DeviceKind::Integrated,
-            ..base.clone()
-        });
+    let phone = Phone::find("adreno-750")
+        .unwrap()
+        .caps(BackendKind::OpenCl)
+        .profile;
+    for reads in ImageKind::ALL {
+        all.push(base.clone().with(|device| {
+            device.images = phone.images;
+            device.images.reads = Some(reads);
+            device.view_align = phone.view_align;
+        }));
     }
     // CPUs that multiply bytes by vectors.
-    all.push(Caps {
-        kind: DeviceKind::Cpu,
-        packed_dot: PackedDot::X86,
-        ..tlite_testing::fake_caps()
-    });
-    for (backend, name) in ["opencl", "wgpu"].into_iter().zip(case::PHONES) {
-        all.push(Caps {
-            backend,
-            device: name.to_owned(),
-            f16_math: true,
-            ..base.clone()
-        });
+    let cpu = tlite_testing::fake_caps_of(Language::OpenCl, DeviceKind::Cpu);
+    all.push(cpu.with(|device| device.packed_dot = PackedDot::X86));
+    for (language, family) in languages.into_iter().zip(Family::ALL) {
+        let caps = tlite_testing::fake_caps_of(language, DeviceKind::Integrated);
+        all.push(caps.with(|device| {
+            device.f16_math = true;
+            device.set_family(Some(family));
+        }));
     }
-    all.push(Caps {
-        local_bytes: 1 << 14,
-        max_workgroup: 128,
-        ..base.clone()
-    });
+    all.push(base.clone().with(|device| {
+        device.local_bytes = 1 << 14;
+        device.max_workgroup = 128;
+    }));
     // Small views split weights; too small ones are refused, which conformance looks at.
-    all.push(Caps {
-        max_view_bytes: 20_000,
-        ..base
-    });
+    all.push(base.with(|device| device.max_view_bytes = 20_000));
     all
 }
 
@@ -135,7 +113,10 @@ fn specs() -> &'static [KernelSpec] {
             for caps in kinds.iter().skip(i % step).step_by(step) {
                 match case::specs(&scenario, caps) {
                     Ok(found) => add(found),
-                    Err(e) if caps.max_view_bytes < tlite_testing::fake_caps().max_view_bytes => {
+                    Err(e)
+                        if caps.profile.max_view_bytes
+                            < tlite_testing::fake_caps().profile.max_view_bytes =>
+                    {
                         assert_eq!(e.kind(), ErrorKind::Unsupported, "{}: {e}", case.name());
                     }
                     Err(e) => panic!("{}: {e}", case.name()),
@@ -384,8 +365,11 @@ fn specialisations_compile_on_the_device() {
                     BackendKind::OpenCl => Language::OpenCl,
                     BackendKind::Wgpu => Language::Wgsl,
                 };
-                let (units, halves) = (backend.caps().matrix_units, backend.caps().f16_math);
-                let sub_groups = units || backend.caps().lane_broadcast();
+                let (units, halves) = (
+                    backend.caps().profile.tensor_cores.is_some(),
+                    backend.caps().profile.f16_math,
+                );
+                let sub_groups = units || backend.caps().profile.lane_broadcast();
                 let able = |s: &&KernelSpec| {
                     !is_probe(s.kernel)
                         && (units || !s.uses(language, Feature::TensorCores))

@@ -21,33 +21,17 @@ use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn caps() -> Caps {
-    Caps {
-        backend: "none",
-        device: "none".to_owned(),
-        driver: "none".to_owned(),
+    let caps = Caps {
         kind: DeviceKind::Discrete,
-        view_align: 256,
         params_align: 256,
-        max_view_bytes: 1 << 27,
         max_buffer_bytes: 1 << 30,
-        memory_bytes: 0,
-        local_bytes: 1 << 15,
-        fast_local: false,
-        units: 0,
-        max_workgroup: 256,
-        max_grid: 65_535,
-        subgroup: None,
-        waves: Vec::new(),
-        f16_math: false,
-        matrix_units: false,
-        packed_dot: transformer_lite::unstable::backend::PackedDot::None,
-        profiling: false,
-        quarantined: Vec::new(),
-        tuned: Vec::new(),
-        priorities: false,
-        images: Default::default(),
-        refused: Vec::new(),
-    }
+        ..Caps::neutral()
+    };
+    caps.with(|device| {
+        device.dedicated_memory = true;
+        device.view_align = 256;
+        device.max_workgroup = 256;
+    })
 }
 
 fn list(edit: &mut Edit<'_>, name: &str, data: &[i64]) -> ValueId {
@@ -212,7 +196,7 @@ fn planned(op: impl Op + 'static, shapes: &[&[Dim]], bounds: &[(&str, i64)], fas
     edit.add_node("node", Vec::new(), Box::new(op), inputs, vec![y]);
     edit.add_output(y);
     derive::derive(&mut graph).unwrap();
-    let caps = Caps { fast_local, ..caps() };
+    let caps = caps().with(|device| device.fast_local = fast_local);
     Plan::compile(&graph, &caps, &options(bounds)).unwrap()
 }
 
@@ -228,7 +212,7 @@ fn batches_beyond_a_grid_are_computed_in_rounds() {
                 plan.bind(&Bindings::new(), &mut bound).unwrap();
                 let grids = &bound.launch.grids;
                 assert!(
-                    grids.iter().flatten().all(|n| *n <= caps().max_grid),
+                    grids.iter().flatten().all(|n| *n <= caps().profile.max_grid),
                     "{z} batches of {columns} columns, fast local memory {fast_local}: {grids:?}"
                 );
             }

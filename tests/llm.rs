@@ -20,8 +20,8 @@ use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::BackendKind;
-use transformer_lite::unstable::backend::DeviceKind;
-use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
+use transformer_lite::unstable::backend::phones::Family;
+use transformer_lite::unstable::backend::{Backend as _, DeviceKind, OpenOptions};
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{
@@ -33,7 +33,7 @@ use transformer_lite::unstable::llm::{
 };
 use transformer_lite::unstable::placement::Placement;
 use transformer_lite::unstable::plan::Place;
-use transformer_lite::unstable::selftest::case::PHONES;
+use transformer_lite::unstable::selftest::case::as_gpu;
 use transformer_lite::unstable::tensor::DType;
 
 /// Result of a trial.
@@ -137,14 +137,14 @@ fn main() -> ExitCode {
                 );
                 // All phones that matter here have half arithmetic.
                 #[cfg(feature = "opencl")]
-                for phone in PHONES
-                    .iter()
-                    .filter(|_| d.kind == BackendKind::OpenCl && d.caps.f16_math)
+                for family in Family::ALL
+                    .into_iter()
+                    .filter(|_| d.kind == BackendKind::OpenCl && d.caps.profile.f16_math)
                 {
                     let (model, device) = (dir.clone(), d.clone());
                     add(
-                        format!("real/agreement_as_{phone}@{name}"),
-                        Box::new(move || agreement(&model, &device, Some(phone), &WAYS)),
+                        format!("real/agreement_as_{family:?}@{name}"),
+                        Box::new(move || agreement(&model, &device, Some(family), &WAYS)),
                     );
                 }
                 let (model, device) = (dir.clone(), d.clone());
@@ -557,7 +557,7 @@ fn split_weights(device: &Device) -> Outcome {
     let limit = 6 << 10;
     let count = |name: &str, bytes: u64| -> Result<usize, String> {
         let mut caps = device.caps.clone();
-        caps.max_view_bytes = bytes;
+        caps.profile.max_view_bytes = bytes;
         let decoder = halves(&model, &Target::DEVICE, Logits::Last)?;
         let [plan, _] = decoder
             .plans(
@@ -576,7 +576,10 @@ fn split_weights(device: &Device) -> Outcome {
     };
     for name in ["gather", "matmul"] {
         // 270 rows or columns of 32 halves: 17 280 bytes.
-        let (whole, parts) = (count(name, device.caps.max_view_bytes)?, count(name, limit)?);
+        let (whole, parts) = (
+            count(name, device.caps.profile.max_view_bytes)?,
+            count(name, limit)?,
+        );
         if parts != whole + 2 {
             return Err(format!(
                 "{whole} dispatches of {name}, {parts} with small views; expected 2 more"
@@ -588,7 +591,7 @@ fn split_weights(device: &Device) -> Outcome {
         &tokens,
         &[12, 1],
     )?;
-    let small = device.share().with_caps(|c| c.max_view_bytes = limit);
+    let small = device.share().with_caps(|c| c.profile.max_view_bytes = limit);
     let decoder = halves(&model, &Target::DEVICE, Logits::Last)?;
     let mut split = DeviceModel::new(decoder, Box::new(small), &Lengths::of(context)).text()?;
     let found = feed(&mut split, &tokens, &[12, 1])?;
@@ -616,14 +619,16 @@ const WAYS: [Way; 3] = [
 ];
 
 /// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed
-/// tokens, and agreement of the best token. With a phone's name in its place the device has the
-/// kernels of that.
-fn agreement(dir: &Path, device: &Device, phone: Option<&str>, ways: &[Way]) -> Outcome {
+/// tokens, and agreement of the best token. As a GPU of a family the device has the kernels
+/// for that.
+fn agreement(dir: &Path, device: &Device, family: Option<Family>, ways: &[Way]) -> Outcome {
     let _turn = device.turn();
     let share = || {
         device.share().with_caps(|caps| {
-            if let Some(name) = phone {
-                (caps.device, caps.kind) = (name.to_owned(), DeviceKind::Integrated);
+            if family.is_some() {
+                caps.kind = DeviceKind::Integrated;
+                as_gpu(&mut caps.profile);
+                caps.profile.set_family(family);
             }
         })
     };
@@ -667,7 +672,7 @@ fn agreement(dir: &Path, device: &Device, phone: Option<&str>, ways: &[Way]) -> 
         #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
         let share = of.iter().filter(|(_, agrees)| *agrees).count() as f64 / of.len() as f64;
         let parts = [&of[..early], &of[early..many], &of[many..few], &of[few..]].map(mean);
-        let what = phone.map_or(String::new(), |name| format!(" as {name}"));
+        let what = family.map_or(String::new(), |family| format!(" as {family:?}"));
         eprintln!(
             "{}{what}, {act:?}, cache {kv:?}: mean divergence {:.2e}, by parts {parts:.5?}, best token agrees at {:.1} % of {}",
             device.kind,

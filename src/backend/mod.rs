@@ -9,7 +9,8 @@
 //! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees
 //!   all writes of earlier submissions. There is no barrier command.
 //! * **Views** are one level deep: a range of a buffer, `offset` a multiple of
-//!   [`Caps::view_align`], `len` a multiple of 4 and at most [`Caps::max_view_bytes`].
+//!   [`DeviceProfile::view_align`], `len` a multiple of 4 and at most
+//!   [`DeviceProfile::max_view_bytes`].
 //! * **Access.** Within one dispatch a buffer is bound either only through [`kernel::Role::Weight`]
 //!   operands (read only) or only through the others. Two operands of one dispatch never overlap: a
 //!   kernel that works in place has one binding for both.
@@ -28,18 +29,21 @@ pub mod opencl;
 #[cfg(feature = "opencl")]
 pub mod persistent;
 pub mod phones;
+mod profile;
 mod shared;
 pub mod tunable;
 pub mod verdicts;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
+pub(crate) mod x86;
 
-pub use caps::{Caps, DeviceKind, PackedDot, Quarantined};
+pub use caps::{Caps, DeviceKind};
 pub use error::BackendError;
+pub use profile::{DeviceProfile, PackedDot, Quarantined, Simd, TensorCores};
 pub use shared::SharedBackend;
 
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
-pub(crate) use caps::{Maker, fast_local};
+pub(crate) use profile::{Maker, fast_local};
 
 use crate::cache::Store;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]

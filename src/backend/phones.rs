@@ -5,14 +5,33 @@
 //! vendors' drivers offer at least as much, except OpenCL subgroups, which they have and rusticl
 //! lacks.
 
+use super::kernel::Language;
 use super::kernel::image::{ImageKind, Images};
-use super::{BackendKind, Caps, DeviceKind, PackedDot};
+use super::{BackendKind, Caps, DeviceKind, DeviceProfile, PackedDot, Simd, is_called};
 
-/// A family of GPUs with common properties.
+/// A family of GPUs with common properties that drivers do not report
+/// ([`DeviceProfile::set_family`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Family {
+pub enum Family {
+    /// Qualcomm's GPUs.
     Adreno,
+    /// Arm's GPUs. A work-item has 64 registers of 32 bits, and threads that use more than half of
+    /// them leave half of a core idle.
     Mali,
+}
+
+impl Family {
+    /// All values.
+    pub const ALL: [Self; 2] = [Self::Adreno, Self::Mali];
+
+    /// The family of a GPU, by the names that its driver reports. Arm's drivers and Mesa both
+    /// report "Mali" as the device.
+    pub fn named(device: &str, driver: &str) -> Option<Self> {
+        if is_called([device, driver], "adreno") {
+            return Some(Self::Adreno);
+        }
+        device.contains("Mali").then_some(Self::Mali)
+    }
 }
 
 /// A phone's GPU.
@@ -91,44 +110,55 @@ impl Phone {
     /// these GPUs.
     pub fn caps(&self, backend: BackendKind) -> Caps {
         let adreno = self.family == Family::Adreno;
-        let base = Caps {
-            device: self.device.to_owned(),
-            driver: "none".to_owned(),
-            kind: DeviceKind::Integrated,
-            max_buffer_bytes: (1 << 31) - 4,
+        let profile = DeviceProfile {
+            simd: Simd::Gpu,
+            dedicated_memory: false,
             local_bytes: 1 << 15,
             fast_local: false,
-            units: self.units,
+            compute_units: self.units,
             max_workgroup: 1024,
             max_grid: 65_535,
-            profiling: true,
-            ..Caps::neutral()
+            ..DeviceProfile::neutral()
         };
-        match backend {
-            BackendKind::OpenCl => Caps {
-                backend: "opencl",
+        let mut profile = match backend {
+            BackendKind::OpenCl => DeviceProfile {
+                language: Language::OpenCl,
                 view_align: 128,
-                params_align: 4,
                 max_view_bytes: (1 << 31) - 4,
                 max_workgroup: if adreno { 1024 } else { 256 },
                 subgroup: None,
                 f16_math: true,
                 images: if adreno { ADRENO_IMAGES } else { Images::default() },
                 packed_dot: PackedDot::Khr,
-                ..base
+                ..profile
             },
-            BackendKind::Wgpu => Caps {
-                backend: "wgpu",
+            BackendKind::Wgpu => DeviceProfile {
+                language: Language::Wgsl,
                 view_align: if adreno { 32 } else { 64 },
-                params_align: 64,
                 max_view_bytes: if adreno { 1 << 27 } else { (1 << 31) - 4 },
                 subgroup: Some(if adreno { 64 } else { 16 }),
                 // Turnip has the arithmetic, but not the 16-bit uniforms that wgpu requests with
                 // it.
                 f16_math: !adreno,
                 packed_dot: PackedDot::Wgsl,
-                ..base
+                ..profile
             },
+        };
+        profile.set_family(Some(self.family));
+        let (backend, params_align) = match backend {
+            BackendKind::OpenCl => ("opencl", 4),
+            BackendKind::Wgpu => ("wgpu", 64),
+        };
+        Caps {
+            backend,
+            device: self.device.to_owned(),
+            driver: "none".to_owned(),
+            kind: DeviceKind::Integrated,
+            profile,
+            params_align,
+            max_buffer_bytes: (1 << 31) - 4,
+            profiling: true,
+            ..Caps::neutral()
         }
     }
 }
@@ -145,11 +175,14 @@ mod tests {
             for backend in [BackendKind::OpenCl, BackendKind::Wgpu] {
                 let caps = phone.caps(backend);
                 assert_eq!(caps.backend, backend.to_string());
-                assert!(caps.view_align.is_power_of_two() && caps.view_align >= 16);
                 assert!(caps.params_align.is_power_of_two());
-                assert!(caps.max_view_bytes % 4 == 0 && caps.max_view_bytes <= caps.max_buffer_bytes);
-                assert_eq!(caps.few_registers(), phone.name.starts_with("mali"));
-                assert!(!caps.explicit_vectors() && !caps.fast_local);
+                let device = &caps.profile;
+                assert!(device.view_align.is_power_of_two() && device.view_align >= 16);
+                assert!(device.max_view_bytes % 4 == 0 && device.max_view_bytes <= caps.max_buffer_bytes);
+                assert_eq!(device.few_registers, phone.name.starts_with("mali"));
+                assert_eq!(device.fast_f16, device.f16_math);
+                assert!(!device.explicit_vectors() && !device.fast_local);
+                assert_eq!(Family::named(&caps.device, &caps.driver), Some(phone.family));
             }
         }
         assert_eq!(Phone::find("adreno"), None);

@@ -3,7 +3,8 @@
 use super::kernel::{Kernel, KernelSpec};
 use super::tunable::Tuned;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, RecordingWay, Stats, View,
+    Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, RecordingId,
+    RecordingWay, Stats, View,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,39 +29,31 @@ impl SharedBackend {
     /// A handle to the same device with one more variant quarantined.
     #[must_use]
     pub fn without(&self, kernel: &'static Kernel, variant: &str, why: &str) -> Self {
-        self.with(Caps::clone(&self.caps).without(kernel, variant, why))
+        self.with(|device| device.quarantine(kernel, variant, why))
     }
 
     /// A handle to the same device whose plans use no images.
     #[must_use]
     pub fn without_images(&self) -> Self {
-        let mut caps = Caps::clone(&self.caps);
-        caps.images.reads = None;
-        self.with(caps)
+        self.with(|device| device.images.reads = None)
     }
 
     /// A handle to the same device with these measured settings.
     #[must_use]
     pub fn tuned(&self, tuned: Vec<Tuned>) -> Self {
-        self.with(Caps {
-            tuned,
-            ..Caps::clone(&self.caps)
-        })
+        self.with(|device| device.tuned = tuned)
     }
 
     /// A handle to the same device whose plans align views to `align`, a multiple of what the
     /// device needs.
     pub(crate) fn aligned(&self, align: u64) -> Self {
-        self.with(Caps {
-            view_align: align,
-            ..Caps::clone(&self.caps)
-        })
+        self.with(|device| device.view_align = align)
     }
 
-    fn with(&self, caps: Caps) -> Self {
+    fn with(&self, change: impl FnOnce(&mut DeviceProfile)) -> Self {
         Self {
             backend: Arc::clone(&self.backend),
-            caps: Arc::new(caps),
+            caps: Arc::new(Caps::clone(&self.caps).with(change)),
         }
     }
 

@@ -5,7 +5,7 @@
 //! what it was measured for, as named by the text of the shape (including bounds of symbols).
 //! Everything else uses the default.
 
-use super::Caps;
+use super::DeviceProfile;
 use super::kernel::Kernel;
 use super::kernel::wave::Wave;
 use std::fmt;
@@ -19,7 +19,7 @@ pub struct Tunable {
     /// or 0.
     pub names: &'static [&'static str],
     /// The valid settings on a device, the default first.
-    pub choices: fn(&Caps) -> Vec<Vec<u32>>,
+    pub choices: fn(&DeviceProfile) -> Vec<Vec<u32>>,
 }
 
 /// The settings chosen for a kernel and a shape.
@@ -59,11 +59,11 @@ pub struct Tuning {
 
 impl Tunable {
     /// The settings of a dispatch for `shape` on a device.
-    pub fn of(&'static self, caps: &Caps, shape: String) -> Tuning {
-        let choices = (self.choices)(caps);
+    pub fn of(&'static self, device: &DeviceProfile, shape: String) -> Tuning {
+        let choices = (self.choices)(device);
         let entry = |shape: &str| {
             let of = |t: &&Tuned| t.kernel == self.kernel.name && t.shape == shape;
-            let found = caps.tuned.iter().find(of)?;
+            let found = device.tuned.iter().find(of)?;
             let right = found.checksum == self.kernel.checksum() && choices.contains(&found.choice);
             right.then(|| found.choice.clone())
         };
@@ -77,7 +77,7 @@ impl Tunable {
         }
     }
 
-    /// An entry for [`Caps::tuned`].
+    /// An entry for [`DeviceProfile::tuned`].
     pub fn entry(&self, shape: &str, choice: &[u32]) -> Tuned {
         Tuned {
             kernel: self.kernel.name.to_owned(),
@@ -131,17 +131,21 @@ mod tests {
     static TUNABLE: Tunable = Tunable {
         kernel: &KERNEL,
         names: &["rows", "items"],
-        choices: |caps| [[1, 64], [2, 64], [4, caps.max_workgroup]].map(Vec::from).into(),
+        choices: |device| {
+            [[1, 64], [2, 64], [4, device.max_workgroup]]
+                .map(Vec::from)
+                .into()
+        },
     };
 
     #[test]
     fn what_is_chosen_is_taken_where_it_is_right() {
         let of = |tuned: Vec<Tuned>, shape: &str| {
-            let caps = Caps {
+            let device = DeviceProfile {
                 tuned,
-                ..Caps::neutral()
+                ..DeviceProfile::neutral()
             };
-            let tuning = TUNABLE.of(&caps, shape.to_owned());
+            let tuning = TUNABLE.of(&device, shape.to_owned());
             (tuning.choice, tuning.is_default)
         };
         let default = (vec![1, 64], true);

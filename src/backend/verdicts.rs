@@ -29,7 +29,7 @@ fn key(caps: &Caps, subject: String, text: &str) -> Key {
 
 /// `None` if the text cannot be expanded; compiling reports that.
 fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
-    let language = Language::of(caps);
+    let language = caps.profile.language;
     let text = spec.expand(language).ok()?;
     let options = match language {
         Language::OpenCl => BUILD_OPTIONS.to_string_lossy(),
@@ -49,8 +49,8 @@ fn tuned_key(caps: &Caps) -> Key {
 /// Applies the stored results to a device that was just opened: quarantined variants and measured
 /// settings.
 pub fn apply(store: Option<&Store>, caps: &mut Caps) {
-    caps.quarantined = quarantined(store, caps);
-    caps.tuned = tuned(store, caps);
+    caps.profile.quarantined = quarantined(store, caps);
+    caps.profile.tuned = tuned(store, caps);
 }
 
 /// The stored kernel settings.
@@ -67,9 +67,9 @@ fn tuned(store: Option<&Store>, caps: &Caps) -> Vec<Tuned> {
     })
 }
 
-/// Stores [`Caps::tuned`] for later starts.
+/// Stores [`DeviceProfile::tuned`](super::DeviceProfile::tuned) for later starts.
 pub fn keep_tuned(store: &Store, caps: &Caps) {
-    match serde_json::to_vec(&caps.tuned) {
+    match serde_json::to_vec(&caps.profile.tuned) {
         Ok(bytes) => store.put(Kind::Tuning, &tuned_key(caps), &bytes),
         Err(e) => log::warn!("cannot save the tuned kernel settings: {e}"),
     }
@@ -93,12 +93,18 @@ fn list(store: &Store, caps: &Caps) -> Option<Vec<Quarantined>> {
     .ok()
 }
 
-/// Adds [`Caps::quarantined`] to the stored list. Another process may have extended that list in
-/// the meantime.
+/// Adds [`DeviceProfile::quarantined`](super::DeviceProfile::quarantined) to the stored list.
+/// Another process may have extended that list in the meantime.
 pub fn keep_quarantined(store: &Store, caps: &Caps) {
     let mut all = quarantined(Some(store), caps);
-    all.retain(|q| !caps.quarantined.iter().any(|own| own.variant == q.variant));
-    all.extend(caps.quarantined.iter().cloned());
+    all.retain(|q| {
+        !caps
+            .profile
+            .quarantined
+            .iter()
+            .any(|own| own.variant == q.variant)
+    });
+    all.extend(caps.profile.quarantined.iter().cloned());
     match serde_json::to_vec(&all) {
         Ok(bytes) => store.put(Kind::Verdict, &list_key(caps), &bytes),
         Err(e) => log::warn!("cannot save the list of quarantined kernels: {e}"),
@@ -166,6 +172,7 @@ pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_ri
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::DeviceProfile;
     use crate::backend::kernel::image::ImageKind;
     use crate::backend::kernel::{Features, Form, Kernel};
     use crate::tensor::DType;
@@ -196,6 +203,12 @@ mod tests {
         Right::new(store, caps).keep(std::iter::once(spec));
     }
 
+    /// The device with this variant of `kernel` quarantined.
+    fn without(caps: &Caps, kernel: &'static Kernel, variant: &str) -> Caps {
+        let caps = caps.clone();
+        caps.with(|device| device.quarantine(kernel, variant, "wrong"))
+    }
+
     #[test]
     fn without_the_list_variants_are_checked_again() {
         let dir = tempfile::tempdir().unwrap();
@@ -208,7 +221,7 @@ mod tests {
         keep_right(&store, &caps, &spec(1));
         keep_right(&store, &caps, &plain);
         // Cases find a fault of it, and the list is lost.
-        keep_quarantined(&store, &caps.clone().without(&FAST, "softmax", "wrong"));
+        keep_quarantined(&store, &without(&caps, &FAST, "softmax"));
         assert_eq!(quarantined(Some(&store), &caps).len(), 1);
         for damage in [None, Some(&b"{"[..])] {
             match damage {
@@ -224,7 +237,7 @@ mod tests {
     fn what_two_processes_find_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let of = |variant: &str| Caps::neutral().without(&FAST, variant, "wrong");
+        let of = |variant: &str| without(&Caps::neutral(), &FAST, variant);
         for variant in ["softmax", "softmax WIDE", "softmax"] {
             keep_quarantined(&store, &of(variant));
         }
@@ -289,10 +302,13 @@ mod tests {
     fn what_is_damaged_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = Caps::neutral().without(&FAST, "softmax", "slow");
+        let caps = without(&Caps::neutral(), &FAST, "softmax");
         keep_right(&store, &caps, &spec(1));
         keep_quarantined(&store, &caps);
-        assert_eq!(quarantined(Some(&store), &Caps::neutral()), caps.quarantined);
+        assert_eq!(
+            quarantined(Some(&store), &Caps::neutral()),
+            caps.profile.quarantined
+        );
         for file in store.entries().unwrap() {
             let mut bytes = std::fs::read(&file.path).unwrap();
             if let Some(last) = bytes.last_mut() {
@@ -310,26 +326,25 @@ mod tests {
 
     #[test]
     fn a_variant_is_taken_where_it_can_be_and_is_not_quarantined() {
-        let able = Caps {
+        let neutral = DeviceProfile::neutral();
+        let mut device = DeviceProfile {
             fast_local: true,
-            ..Caps::neutral()
+            ..neutral.clone()
         };
-        assert!(able.takes(&FAST) && able.takes(&TWIN));
-        assert!(!Caps::neutral().takes(&FAST) && Caps::neutral().takes(&TWIN));
-        let mut without =
-            able.clone()
-                .without(&FAST, "softmax", "wrong")
-                .without(&FAST, "softmax", "wrong again");
-        assert_eq!(without.quarantined.len(), 1);
-        assert!(!without.takes(&FAST));
-        without.quarantined[0].checksum ^= 1;
-        assert!(without.takes(&FAST), "another text is tried anew");
+        assert!(device.takes(&FAST) && device.takes(&TWIN));
+        assert!(!neutral.takes(&FAST) && neutral.takes(&TWIN));
+        device.quarantine(&FAST, "softmax", "wrong");
+        device.quarantine(&FAST, "softmax", "wrong again");
+        assert_eq!(device.quarantined.len(), 1);
+        assert!(!device.takes(&FAST));
+        device.quarantined[0].checksum ^= 1;
+        assert!(device.takes(&FAST), "another text is tried anew");
     }
 
     #[test]
     fn a_kernel_that_reads_images_is_a_form_of_itself() {
-        let mut caps = Caps::neutral();
-        caps.images.reads = Some(ImageKind::Image1dBuffer);
+        let mut device = DeviceProfile::neutral();
+        device.images.reads = Some(ImageKind::Image1dBuffer);
         let spec = KernelSpec {
             kernel: &TWIN,
             images: BTreeMap::from([(0, ImageKind::Image1dBuffer)]),
@@ -337,9 +352,9 @@ mod tests {
         };
         assert_eq!(spec.variants(), ["softmax images"]);
         assert_eq!(spec.without_images().variants(), Vec::<String>::new());
-        assert_eq!(caps.images_of(&TWIN), Some(ImageKind::Image1dBuffer));
-        let without = caps.without(&TWIN, "softmax images", "wrong");
-        assert!(without.images_of(&TWIN).is_none() && without.takes(&TWIN));
+        assert_eq!(device.images_of(&TWIN), Some(ImageKind::Image1dBuffer));
+        device.quarantine(&TWIN, "softmax images", "wrong");
+        assert!(device.images_of(&TWIN).is_none() && device.takes(&TWIN));
     }
 
     #[test]
@@ -356,22 +371,19 @@ mod tests {
                 features: Features::NONE,
             },
         ]);
-        let able = Caps {
+        let neutral = DeviceProfile::neutral();
+        let mut able = DeviceProfile {
             fast_local: true,
-            ..Caps::neutral()
+            ..neutral.clone()
         };
-        assert!(able.takes_form(&FORMS, "WIDE") && !Caps::neutral().takes_form(&FORMS, "WIDE"));
+        assert!(able.takes_form(&FORMS, "WIDE") && !neutral.takes_form(&FORMS, "WIDE"));
         assert!(!able.takes_form(&FORMS, "OTHER") && !able.takes_form(&TWIN, "ROWS"));
         let spec = KernelSpec {
             kernel: &FORMS,
             ..spec(4)
         };
         assert_eq!(spec.variants(), ["softmax ROWS"]);
-        let without = able.without(&FORMS, "softmax ROWS", "wrong");
-        assert!(
-            without.takes(&FORMS)
-                && without.takes_form(&FORMS, "WIDE")
-                && !without.takes_form(&FORMS, "ROWS")
-        );
+        able.quarantine(&FORMS, "softmax ROWS", "wrong");
+        assert!(able.takes(&FORMS) && able.takes_form(&FORMS, "WIDE") && !able.takes_form(&FORMS, "ROWS"));
     }
 }

@@ -110,8 +110,8 @@ impl Executor {
             }
             for ((view, (arg, _)), image) in views.iter().zip(spec.bound()).zip(spec.bound_images()) {
                 let Some((kind, pixel)) = image else { continue };
-                let fits = caps.images.shape(kind, pixel, view.len).is_some();
-                if !fits || !view.offset.is_multiple_of(caps.images.align(kind, pixel)) {
+                let fits = caps.profile.images.shape(kind, pixel, view.len).is_some();
+                if !fits || !view.offset.is_multiple_of(caps.profile.images.align(kind, pixel)) {
                     return Err(wrong(format!(
                         "operand {} at {view:?} does not fit in {kind}",
                         arg.name
@@ -119,19 +119,19 @@ impl Executor {
                 }
             }
             for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {
-                if !view.offset.is_multiple_of(caps.view_align)
+                if !view.offset.is_multiple_of(caps.profile.view_align)
                     || !view.len.is_multiple_of(4)
                     || view.len == 0
                 {
                     return Err(wrong(format!(
                         "operand {} at {view:?} is not aligned to {} bytes",
-                        arg.name, caps.view_align
+                        arg.name, caps.profile.view_align
                     )));
                 }
-                if view.len > caps.max_view_bytes {
+                if view.len > caps.profile.max_view_bytes {
                     return Err(wrong(format!(
                         "operand {} has {} bytes, the device binds at most {}",
-                        arg.name, view.len, caps.max_view_bytes
+                        arg.name, view.len, caps.profile.max_view_bytes
                     )));
                 }
                 if view.buffer == self.arena.buffer && view.offset + view.len > self.arena.len {

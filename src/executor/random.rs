@@ -2,7 +2,7 @@
 //! files.
 
 use crate::backend::kernel::{Kernel, KernelSpec};
-use crate::backend::{Backend, BackendError, Caps, Command, Launch, View};
+use crate::backend::{Backend, BackendError, Command, Launch, View};
 use crate::graph::op::gather_e0m::GatherE0m;
 use crate::graph::{Graph, ValueId};
 use crate::lower::WeightKey;
@@ -140,7 +140,7 @@ pub fn specs() -> Vec<KernelSpec> {
 pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) -> Result<(), BackendError> {
     let size = if numbers.dtype() == DType::F16 { 2 } else { 4 };
     let pairs = view.len / (2 * size);
-    let Caps { max_grid, .. } = *backend.caps();
+    let max_grid = backend.caps().profile.max_grid;
     let groups = pairs.div_ceil(u64::from(WORKGROUP)).min(u64::from(max_grid));
     // Views are shorter than 32 bits can count.
     let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);

@@ -89,7 +89,7 @@ impl Executor {
 
     /// Checks the grids and writes the table of live values, if they changed.
     fn refresh(&mut self, plan: usize) -> Result<()> {
-        let max_grid = self.backend.caps().max_grid;
+        let max_grid = self.backend.caps().profile.max_grid;
         let Some(loaded) = self.plans.get_mut(plan) else {
             return Ok(());
         };

@@ -22,11 +22,12 @@ pub enum Home {
     Weight(usize),
     /// A state, by index into the graph's states.
     State(usize),
-    /// The plan's table of values that change at every step; see [`LowerCx::live`].
+    /// The plan's table of values that change at every step; see
+    /// [`LowerCx::live`](super::LowerCx::live).
     Live,
     /// A tensor whose elements are known as expressions: a range of that table, by index.
     Known(usize),
-    /// Words that are zero between dispatches; see [`LowerCx::counters`].
+    /// Words that are zero between dispatches; see [`LowerCx::counters`](super::LowerCx::counters).
     Counters,
 }
 
@@ -209,7 +210,8 @@ impl<A> Call<A> {
 
     /// Declares that the kernel reads an operand only in aligned vectors of four (`x_at4`). It can
     /// then be read through an image if plans use images ([`crate::backend::kernel::image`]), or in
-    /// WGSL from a buffer of vectors if that is faster ([`Caps::lane_vectors`](crate::backend::Caps::lane_vectors)).
+    /// WGSL from a buffer of vectors if that is faster
+    /// ([`DeviceProfile::lane_vectors`](super::DeviceProfile::lane_vectors)).
     #[must_use]
     pub fn reads_vec4(mut self, operand: OperandOf<A>) -> Self {
         self.vec4.push(operand.index);

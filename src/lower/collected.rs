@@ -49,7 +49,7 @@ pub(crate) struct Collected {
     pub temps: Vec<(DType, Dim)>,
     /// What operators assume about the symbols.
     pub conditions: Vec<Condition>,
-    /// The table of [`LowerCx::live`].
+    /// The table of [`LowerCx::live`](super::LowerCx::live).
     pub live: Vec<Dim>,
     /// Tensors known as expressions that kernels read, with their elements.
     pub known: Vec<(ValueId, Vec<Dim>)>,

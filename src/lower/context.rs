@@ -1,7 +1,7 @@
 //! What an operator sees of its node, and the operands that it can request.
 
 use super::{Collected, Condition, Home, Operand, Pack, WeightKey, WithOperands};
-use crate::backend::Caps;
+use crate::backend::DeviceProfile;
 use crate::graph::op::{OpError, OpResult, device_dtype};
 use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
@@ -15,7 +15,7 @@ pub(crate) struct Scope<'a> {
     pub facts: &'a [Option<Fact>],
     /// The largest values of symbols.
     pub limits: &'a Bindings,
-    pub caps: &'a Caps,
+    pub device: &'a DeviceProfile,
     /// The plan's storage type of floats.
     pub float: DType,
     /// The capacity in rows of each of the graph's states that is a ring buffer.
@@ -67,9 +67,9 @@ impl LowerCx<'_> {
         self.name
     }
 
-    /// The device.
-    pub fn caps(&self) -> &Caps {
-        self.scope.caps
+    /// What is known about the device.
+    pub fn device(&self) -> &DeviceProfile {
+        self.scope.device
     }
 
     /// The largest value of `dim` in any run, if the plan bounds its symbols.

@@ -3,7 +3,7 @@
 use super::collected::Emitted;
 use super::{Arguments, Call, Dispatch, Home, LowerCx, Operand, WithOperands};
 use crate::backend::kernel::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, Arg, Language, Ty};
+use crate::backend::kernel::{self, Arg, Ty};
 use crate::graph::ValueId;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::tensor::DType;
@@ -85,8 +85,8 @@ impl LowerCx<'_> {
 
     /// The images through which the operands of a call are read.
     fn images(&self, call: &Dispatch, vec4: &[usize]) -> BTreeMap<usize, ImageKind> {
-        let images = &self.scope.caps.images;
-        let Some(kind) = self.scope.caps.images_of(call.kernel) else {
+        let images = &self.scope.device.images;
+        let Some(kind) = self.scope.device.images_of(call.kernel) else {
             return BTreeMap::new();
         };
         let fits = |i: &usize| {
@@ -113,7 +113,11 @@ impl LowerCx<'_> {
     fn vec4(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
         let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
         let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
-        let wanted = if self.scope.caps.lane_vectors() { vec4 } else { &[] };
+        let wanted = if self.scope.device.lane_vectors() {
+            vec4
+        } else {
+            &[]
+        };
         wanted.iter().filter(elements).copied().collect()
     }
 
@@ -131,7 +135,7 @@ impl LowerCx<'_> {
         vec4: &[usize],
     ) -> OpResult<()> {
         let k = call.kernel;
-        let language = Language::of(self.scope.caps);
+        let language = self.scope.device.language;
         if k.sources.of(language).is_none() {
             return Err(OpError::NoKernel(format!(
                 "kernel {} has no source in {language}",
@@ -160,7 +164,7 @@ impl LowerCx<'_> {
             call.fields.extend(with.fields);
             call.epilogue = Some(with.epilogue);
         }
-        let most = i64::from(self.scope.caps.max_grid);
+        let most = i64::from(self.scope.device.max_grid);
         let [x, y, z] = &call.grid;
         // If an axis can hold nearly every grid, an axis without a bound is not worth the extra
         // arithmetic.

@@ -1,9 +1,9 @@
 //! Lowering: what an operator uses to choose its kernels.
 //!
 //! An operator gets a [`LowerCx`] for one node ([`Op::lower`](crate::graph::op::Op::lower)). It
-//! looks at shapes and at the device, requests operands ([`Pack`] is the packed form of a constant),
-//! and emits one [`Call`] per dispatch. The planner then orders the calls and places their operands
-//! in memory. This module knows nothing about plans.
+//! looks at shapes and at the [`DeviceProfile`], requests operands ([`Pack`] is the packed form of
+//! a constant), and emits one [`Call`] per dispatch. The planner then orders the calls and places
+//! their operands in memory. This module knows nothing about plans.
 
 mod call;
 mod collected;
@@ -12,6 +12,7 @@ mod emit;
 mod pack;
 mod views;
 
+pub use crate::backend::{DeviceProfile, Simd, TensorCores};
 pub(crate) use call::Dispatch;
 pub use call::{Arguments, Block, Call, Field, Home, Operand, WithOperands};
 pub use collected::Condition;

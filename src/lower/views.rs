@@ -3,7 +3,7 @@
 
 use super::collected::Part;
 use super::{Block, Home, LowerCx, Operand};
-use crate::backend::Caps;
+use crate::backend::DeviceProfile;
 use crate::graph::op::{OpError, OpResult};
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -12,21 +12,22 @@ use crate::tensor::DType;
 const MOST_ELEMENTS: u32 = u32::MAX;
 
 /// Maximum number of bytes that a kernel can bind and index, with elements of `size` bytes.
-fn largest(caps: &Caps, size: u64) -> u64 {
-    caps.max_view_bytes
+fn largest(device: &DeviceProfile, size: u64) -> u64 {
+    device
+        .max_view_bytes
         .min(u64::from(MOST_ELEMENTS).saturating_mul(size))
 }
 
 /// Ranges (first, count) of `count` items, each of `elements` elements of `size` bytes, that fit in
 /// a view. Each range but the last is a multiple of `unit` items.
 fn split(
-    caps: &Caps,
+    device: &DeviceProfile,
     count: usize,
     (elements, size): (usize, usize),
     unit: usize,
 ) -> OpResult<Vec<(usize, usize)>> {
     let wide = u64::try_from(size).unwrap_or(u64::MAX);
-    let limit = usize::try_from(largest(caps, wide)).unwrap_or(usize::MAX);
+    let limit = usize::try_from(largest(device, wide)).unwrap_or(usize::MAX);
     let bytes = elements.saturating_mul(size);
     let most = (limit / bytes.max(1) / unit).saturating_mul(unit);
     if most == 0 {
@@ -49,7 +50,7 @@ impl LowerCx<'_> {
         (elements, size): (usize, usize),
         unit: usize,
     ) -> OpResult<Vec<(usize, usize)>> {
-        split(self.scope.caps, count, (elements, size), unit)
+        split(self.scope.device, count, (elements, size), unit)
     }
 
     /// Requires that a kernel can count the `count` elements of an operand or result; `what` names
@@ -73,7 +74,7 @@ impl LowerCx<'_> {
         let size = if dtype == DType::F16 { 2 } else { 4 };
         let bytes = u64::try_from(start.as_const()?).ok()?.checked_mul(size)?;
         bytes
-            .is_multiple_of(self.scope.caps.view_align.max(8))
+            .is_multiple_of(self.scope.device.view_align.max(8))
             .then_some(bytes)
     }
 
@@ -158,14 +159,14 @@ impl LowerCx<'_> {
             return Err(OpError::expected("results", room.len(), homes.len()));
         };
         let size = if dtype == DType::F16 { 2 } else { 4 };
-        let align = self.scope.caps.view_align.max(8);
+        let align = self.scope.device.view_align.max(8);
         let mut starts = Vec::with_capacity(room.len());
         let end = room.iter().try_fold(0u64, |end, count| {
             let start = end.checked_next_multiple_of(align)?;
             starts.push(start / size);
             start.checked_add(count.checked_mul(size)?)
         });
-        let most = largest(self.scope.caps, size);
+        let most = largest(self.scope.device, size);
         let end = end.and_then(|n| n.checked_next_multiple_of(8));
         let Some(bytes) = end.filter(|n| *n <= most) else {
             let bytes = end.map_or_else(|| "too many bytes".to_owned(), |n| format!("{n} bytes"));
@@ -194,10 +195,10 @@ impl LowerCx<'_> {
 mod tests {
     use super::*;
 
-    fn caps(max_view_bytes: u64) -> Caps {
-        Caps {
+    fn device(max_view_bytes: u64) -> DeviceProfile {
+        DeviceProfile {
             max_view_bytes,
-            ..Caps::neutral()
+            ..DeviceProfile::neutral()
         }
     }
 
@@ -206,7 +207,7 @@ mod tests {
     fn a_part_has_no_more_elements_than_kernels_count() {
         let (columns, depth) = (256_000, 18_432);
         for size in [2, 4] {
-            let parts = split(&caps(35 << 30), columns, (depth, size), 2).unwrap();
+            let parts = split(&device(35 << 30), columns, (depth, size), 2).unwrap();
             assert!(parts.len() > 1, "{parts:?}");
             let mut end = 0;
             for (first, count) in parts {
@@ -220,12 +221,12 @@ mod tests {
 
     #[test]
     fn bytes_bound_parts_where_they_are_fewer() {
-        assert_eq!(split(&caps(1000), 10, (25, 4), 4).unwrap(), [(0, 8), (8, 2)]);
-        assert_eq!(split(&caps(1000), 0, (25, 4), 4).unwrap(), []);
-        assert!(split(&caps(1000), 10, (100, 4), 4).is_err());
+        assert_eq!(split(&device(1000), 10, (25, 4), 4).unwrap(), [(0, 8), (8, 2)]);
+        assert_eq!(split(&device(1000), 0, (25, 4), 4).unwrap(), []);
+        assert!(split(&device(1000), 10, (100, 4), 4).is_err());
         // One column with as many elements as there are numbers is one too many.
         let all = 1 << 32;
-        assert!(split(&caps(u64::MAX), 2, (all, 2), 1).is_err());
-        assert_eq!(split(&caps(u64::MAX), 2, (all - 1, 2), 1).unwrap().len(), 2);
+        assert!(split(&device(u64::MAX), 2, (all, 2), 1).is_err());
+        assert_eq!(split(&device(u64::MAX), 2, (all - 1, 2), 1).unwrap().len(), 2);
     }
 }

@@ -294,7 +294,7 @@ impl Arena {
                 });
             }
         }
-        let align = c.caps.view_align.max(8);
+        let align = c.caps.profile.view_align.max(8);
         let constraints = c.bounded(c.graph.constraints().clone(), &c.limits)?;
         let aligned = |sum: u64, s: &Slot| sum.checked_add(s.bytes)?.checked_add(align);
         if slots.iter().try_fold(0u64, aligned).is_none_or(|sum| sum > MOST) {

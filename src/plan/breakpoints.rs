@@ -16,7 +16,7 @@ pub struct Breakpoints {
 impl Breakpoints {
     /// The breakpoints of a device.
     pub fn on(caps: &Caps) -> Self {
-        let few = caps.matrix_units.then_some(FEW_ROWS);
+        let few = caps.profile.tensor_cores.and(Some(FEW_ROWS));
         Self {
             rows: few.and_then(|n| usize::try_from(n).ok()),
             keys: UNSPLIT,

@@ -428,7 +428,7 @@ impl<'a> Compiler<'a> {
             graph: self.graph,
             facts: &self.facts,
             limits: &self.limits,
-            caps: self.caps,
+            device: &self.caps.profile,
             float: self.options.float,
             rings: &self.rings,
         };

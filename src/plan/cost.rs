@@ -10,7 +10,7 @@
 use super::arena::Arena;
 use super::compile::Compiler;
 use super::{Place, Plan, Segment, Step, dim_error};
-use crate::backend::kernel::{Feature, KernelSpec, Language, Role};
+use crate::backend::kernel::{Feature, KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
 use crate::graph::{NodeId, Op, ValueId};
@@ -109,7 +109,7 @@ pub(super) struct Work {
 impl Work {
     /// Collects the work of the steps; their kernels are those of `kernels`.
     pub fn new(c: &Compiler<'_>, arena: &Arena, steps: &[Step], kernels: &[KernelSpec]) -> Self {
-        let language = Language::of(c.caps);
+        let language = c.caps.profile.language;
         let operand = |v: ValueId| {
             let root = c.collected.root(v);
             let tensor = match arena.place_of(Home::Value(root)) {

@@ -125,7 +125,7 @@ pub enum Place {
     Arena {
         /// The tensor, by index into [`Plan::tensors`].
         tensor: usize,
-        /// First byte, aligned to [`crate::backend::Caps::view_align`].
+        /// First byte, aligned to [`crate::backend::DeviceProfile::view_align`].
         offset: u64,
         /// Length.
         len: u64,
@@ -140,7 +140,7 @@ pub enum Place {
     Counters,
     /// A range of that table: a tensor whose elements are expressions.
     Known {
-        /// First byte, aligned to [`crate::backend::Caps::view_align`].
+        /// First byte, aligned to [`crate::backend::DeviceProfile::view_align`].
         offset: u64,
         /// Length.
         len: u64,

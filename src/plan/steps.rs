@@ -33,7 +33,7 @@ impl<'a, 'b> Build<'a, 'b> {
             c,
             arena,
             formulas,
-            live: c.collected.live_table(c.caps.view_align),
+            live: c.collected.live_table(c.caps.profile.view_align),
             host_index: HashMap::new(),
             kernels: Vec::new(),
             kernel_index: HashMap::new(),

@@ -1,10 +1,11 @@
 //! Runs one operator case on a device: its plan in several forms, compared with the reference, with
 //! guard zones around the memory that it may write.
 
-use crate::backend::kernel::image::{ImageKind, Images};
-use crate::backend::kernel::{Arg, Feature, KernelSpec, Language};
+use crate::backend::kernel::image::ImageKind;
+use crate::backend::kernel::{Arg, Feature, KernelSpec};
+use crate::backend::phones::Family;
 use crate::backend::tunable::Tunable;
-use crate::backend::{Backend, BackendError, Caps, DeviceKind, SharedBackend, View};
+use crate::backend::{Backend, BackendError, Caps, DeviceProfile, SharedBackend, Simd, View};
 use crate::error::{Error, ErrorKind, Result as LibResult};
 use crate::executor::Executor;
 use crate::graph::derive::derive;
@@ -425,37 +426,40 @@ fn norms_halves(spec: &KernelSpec) -> bool {
     spec.kernel.name == "matvec_e0m_mma" && bound.any(|(arg, _)| arg.name == "gain")
 }
 
-/// Names of phone GPUs that kernel selection looks for.
-pub const PHONES: [&str; 2] = ["Adreno", "Mali"];
+/// Describes the device as a GPU that shares the host's memory.
+pub fn as_gpu(device: &mut DeviceProfile) {
+    (device.simd, device.dedicated_memory) = (Simd::Gpu, false);
+}
 
 /// The device as kernel selection sees it: unchanged, with each number of compute `units` if local
-/// memory is fast, and reading images of each kind that it has; with `phones` also under the names
-/// of those.
+/// memory is fast, and reading images of each kind that it has; with `phones` also as a GPU of each
+/// family.
 fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
-    let shared = units.iter().map(|units| Caps {
-        fast_local: true,
-        units: *units,
-        ..device.caps().clone()
+    let caps = device.caps();
+    let shared = units.iter().map(|units| {
+        caps.clone().with(|device| {
+            device.fast_local = true;
+            device.compute_units = *units;
+        })
     });
-    let offered = device.caps().images;
+    let offered = caps.profile.images;
     let kinds = ImageKind::ALL.into_iter().filter(|kind| offered.offers(*kind));
-    let by_image = kinds.map(|kind| Caps {
-        images: Images {
-            reads: Some(kind),
-            ..offered
-        },
-        kind: DeviceKind::Integrated,
-        view_align: device.caps().view_align.max(offered.view_align(kind)),
-        ..device.caps().clone()
+    let by_image = kinds.map(|kind| {
+        caps.clone().with(|device| {
+            as_gpu(device);
+            device.images.reads = Some(kind);
+            device.view_align = device.view_align.max(offered.view_align(kind));
+        })
     });
-    let whole = std::iter::once(device.caps().clone());
     // All relevant phone GPUs have half arithmetic.
-    let able = phones && device.caps().f16_math;
-    let phones = PHONES.iter().filter(|_| able).map(|name| Caps {
-        device: (*name).to_owned(),
-        kind: DeviceKind::Integrated,
-        ..device.caps().clone()
+    let able = phones && caps.profile.f16_math;
+    let phones = Family::ALL.into_iter().filter(|_| able).map(|family| {
+        caps.clone().with(|device| {
+            as_gpu(device);
+            device.set_family(Some(family));
+        })
     });
+    let whole = std::iter::once(caps.clone());
     whole.chain(shared).chain(by_image).chain(phones).collect()
 }
 
@@ -524,10 +528,10 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
     let mut seen: Vec<String> = Vec::new();
     for (form, limit, mut caps) in variants {
         let graph = scenario.parts(*form, storage)?;
-        caps.max_view_bytes = limit.unwrap_or(caps.max_view_bytes);
+        caps.profile.max_view_bytes = limit.unwrap_or(caps.profile.max_view_bytes);
         if storage == DType::F32 {
             // Long grids along one axis are folded.
-            caps.max_grid = 3;
+            caps.profile.max_grid = 3;
         }
         let plan = match Plan::compile(&graph, &caps, &scenario.options(storage)) {
             // The smallest part that a kernel accepts is larger.
@@ -562,7 +566,7 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
             storage,
             &graph,
             plan,
-            (form.inner, caps.view_align),
+            (form.inner, caps.profile.view_align),
         )
         .map_err(|e| CaseError {
             why: format!("{form:?}, views of {limit:?} bytes, {what}: {e}"),
@@ -615,7 +619,7 @@ pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Ca
         storage,
         &graph,
         plan,
-        (form.inner, caps.view_align),
+        (form.inner, caps.profile.view_align),
     )
     .map_err(|e| CaseError { kernels, ..e })
 }
@@ -726,7 +730,7 @@ fn one_form(
     let inputs = plan.inputs.clone();
     let by_image = plan.kernels.iter().any(|k| !k.images.is_empty());
     let (backend, guards) = device.share(align);
-    let language = Language::of(backend.caps());
+    let language = backend.caps().profile.language;
     let ties = if plan
         .kernels
         .iter()

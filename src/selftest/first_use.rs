@@ -147,7 +147,7 @@ impl FirstUse {
         for (spec, why) in bad {
             for variant in to_leave(&spec) {
                 let caps = backend.caps();
-                if caps.is_quarantined(spec.kernel, &variant) {
+                if caps.profile.is_quarantined(spec.kernel, &variant) {
                     continue;
                 }
                 self.notes.push(Note::KernelLeft {
@@ -375,6 +375,7 @@ fn to_leave(spec: &KernelSpec) -> Vec<String> {
 /// A note about the variants quarantined in earlier starts.
 fn known(caps: &Caps) -> Option<Note> {
     let left = caps
+        .profile
         .quarantined
         .iter()
         .map(|q| (q.variant.clone(), q.why.clone()));

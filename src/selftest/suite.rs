@@ -190,7 +190,7 @@ pub fn run(
     Outcome {
         passed,
         failed,
-        quarantined: Backend::caps(&device).quarantined.clone(),
+        quarantined: Backend::caps(&device).profile.quarantined.clone(),
         took: start.elapsed(),
     }
 }
@@ -203,10 +203,7 @@ mod tests {
     fn quick_cases_have_every_kernel_of_a_device_and_are_few() {
         for caps in [
             Caps::neutral(),
-            Caps {
-                fast_local: true,
-                ..Caps::neutral()
-            },
+            Caps::neutral().with(|device| device.fast_local = true),
         ] {
             let of = |quick| {
                 let trials = trials(&caps, quick);
@@ -225,7 +222,7 @@ mod tests {
                 "{few} of {many} cases, {} kernels",
                 all.len()
             );
-            assert_eq!(all.contains("matmul_tiled"), caps.fast_local);
+            assert_eq!(all.contains("matmul_tiled"), caps.profile.fast_local);
         }
     }
 }

@@ -3,10 +3,10 @@
 
 use std::collections::BTreeSet;
 use tlite_testing::Device;
+use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::backend::kernel::KernelSpec;
-use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images};
+use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::tunable::{ANY, Tunable};
-use transformer_lite::unstable::backend::{Caps, DeviceKind};
 use transformer_lite::unstable::graph::op::{ALL, case::Case};
 use transformer_lite::unstable::selftest::case::{self, Scenario};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -32,19 +32,10 @@ impl Tuned {
 /// Every set but the defaults, on the device as it is and as a GPU; and those that read weights
 /// through images on one that has some.
 pub fn trials(device: &Device) -> Vec<Tuned> {
-    let gpu = Caps {
-        kind: DeviceKind::Integrated,
-        ..device.caps.clone()
-    };
-    let offered = device.caps.images;
+    let gpu = device.caps.clone().with(case::as_gpu);
+    let offered = device.caps.profile.images;
     let kind = ImageKind::ALL.into_iter().find(|kind| offered.offers(*kind));
-    let by_image = Caps {
-        images: Images {
-            reads: kind,
-            ..offered
-        },
-        ..gpu.clone()
-    };
+    let by_image = gpu.clone().with(|device| device.images.reads = kind);
     let all: Vec<(Case, Scenario)> = ALL
         .iter()
         .flat_map(|def| (def.cases)())
@@ -57,7 +48,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
         ("gpu by image", &by_image),
     ] {
         let known = match what {
-            "gpu" => caps.kind == device.caps.kind,
+            "gpu" => *caps == device.caps,
             "gpu by image" => kind.is_none(),
             _ => false,
         };
@@ -72,12 +63,11 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
                 Some(_) => own.iter().map(|own| own.width()).collect(),
                 None => BTreeSet::from([None]),
             };
-            let choices = (tunable.choices)(caps).into_iter().skip(1);
+            let choices = (tunable.choices)(&caps.profile).into_iter().skip(1);
             for choice in choices.filter(|c| what != "gpu by image" || tunable.is_by_image(c)) {
-                let tuned = Caps {
-                    tuned: vec![tunable.entry(ANY, &choice)],
-                    ..caps.clone()
-                };
+                let tuned = caps
+                    .clone()
+                    .with(|device| device.tuned = vec![tunable.entry(ANY, &choice)]);
                 // Of small cases the cut is often the same by any set.
                 let differs = |own: &&Own<'_>| {
                     case::kernels(own.scenario, &tuned, storage).is_ok_and(|found| found != own.kernels)

@@ -2,8 +2,9 @@
 //! kernels tell apart: what a token waits for besides its bytes.
 
 use super::*;
+use transformer_lite::unstable::backend::kernel::Language;
 use transformer_lite::unstable::backend::phones::Phone;
-use transformer_lite::unstable::backend::{BackendKind, DeviceKind, PackedDot};
+use transformer_lite::unstable::backend::{BackendKind, DeviceKind, PackedDot, TensorCores};
 
 /// Launches of a layer behind up to 256 tokens, and behind more.
 fn launches(caps: &Caps) -> [usize; 2] {
@@ -30,46 +31,45 @@ fn launches(caps: &Caps) -> [usize; 2] {
 }
 
 /// A GPU of NVIDIA as the drivers of both backends list it.
-fn nvidia(backend: &'static str) -> Caps {
-    let opencl = backend == "opencl";
-    Caps {
-        backend,
-        kind: DeviceKind::Discrete,
-        view_align: if opencl { 512 } else { 32 },
+fn nvidia(language: Language) -> Caps {
+    let opencl = language == Language::OpenCl;
+    let caps = Caps {
         params_align: if opencl { 4 } else { 64 },
-        max_view_bytes: if opencl { 20 << 30 } else { (1 << 31) - 4 },
         max_buffer_bytes: 20 << 30,
-        local_bytes: 48 << 10,
-        fast_local: true,
-        units: if opencl { 132 } else { 0 },
-        subgroup: Some(32),
-        f16_math: !opencl,
-        matrix_units: true,
-        packed_dot: if opencl { PackedDot::Ptx } else { PackedDot::Wgsl },
-        ..tlite_testing::fake_caps()
-    }
+        ..tlite_testing::fake_caps_of(language, DeviceKind::Discrete)
+    };
+    caps.with(|device| {
+        device.view_align = if opencl { 512 } else { 32 };
+        device.max_view_bytes = if opencl { 20 << 30 } else { (1 << 31) - 4 };
+        device.local_bytes = 48 << 10;
+        device.fast_local = true;
+        device.compute_units = if opencl { 132 } else { 0 };
+        device.subgroup = Some(32);
+        device.f16_math = !opencl;
+        (device.tensor_cores, device.packed_dot) = match language {
+            Language::OpenCl => (Some(TensorCores::Ptx), PackedDot::Ptx),
+            Language::Wgsl => (Some(TensorCores::CooperativeMatrix), PackedDot::Wgsl),
+        };
+    })
 }
 
 #[test]
 fn a_layer_has_so_many_launches_for_a_token() {
     let lavapipe = Caps {
-        backend: "wgpu",
-        kind: DeviceKind::Cpu,
-        view_align: 16,
         params_align: 64,
-        subgroup: Some(8),
-        packed_dot: PackedDot::Wgsl,
-        ..tlite_testing::fake_caps()
+        ..tlite_testing::fake_caps_of(Language::Wgsl, DeviceKind::Cpu)
     };
-    let cpu = Caps {
-        kind: DeviceKind::Cpu,
-        ..tlite_testing::fake_caps()
-    };
+    let lavapipe = lavapipe.with(|device| {
+        device.view_align = 16;
+        device.subgroup = Some(8);
+        device.packed_dot = PackedDot::Wgsl;
+    });
+    let cpu = tlite_testing::fake_caps_of(Language::OpenCl, DeviceKind::Cpu);
     let phone = |name, backend| Phone::find(name).unwrap().caps(backend);
     let (opencl, wgpu) = (BackendKind::OpenCl, BackendKind::Wgpu);
     let cases = [
-        ("NVIDIA through OpenCL", nvidia("opencl"), [6, 6]),
-        ("NVIDIA through wgpu", nvidia("wgpu"), [6, 7]),
+        ("NVIDIA through OpenCL", nvidia(Language::OpenCl), [6, 6]),
+        ("NVIDIA through wgpu", nvidia(Language::Wgsl), [6, 7]),
         ("a CPU through OpenCL", cpu, [6, 7]),
         ("lavapipe", lavapipe, [6, 6]),
         ("Adreno through OpenCL", phone("adreno-750", opencl), [9, 10]),

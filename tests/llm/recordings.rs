@@ -20,7 +20,7 @@ const CONTEXT: usize = 160;
 /// default.
 fn target(caps: &Caps) -> Target {
     Target {
-        int8_activations: caps.packed_dot == PackedDot::X86,
+        int8_activations: caps.profile.packed_dot == PackedDot::X86,
         ..Target::DEVICE
     }
 }

@@ -29,7 +29,7 @@ fn what_no_half_holds_is_the_last_one_in_all_columns_where_a_cpu_stores_it() {
         let found = executor.read(0, &name).unwrap();
         let found = found.to_f32().unwrap();
         assert_eq!(found.len(), 55);
-        if device.caps.explicit_vectors() {
+        if device.caps.profile.explicit_vectors() {
             assert!(
                 found.iter().all(|v| *v == 65504.0),
                 "on {}: {found:?}",

@@ -2,7 +2,6 @@
 //! their own.
 
 use super::*;
-use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
@@ -58,10 +57,9 @@ fn joint_products_are_one_dispatch_where_a_kernel_binds_all_results() {
         for device in devices() {
             let _turn = device.turn();
             let bounds: Vec<_> = most.map(|m| ("n", m)).into_iter().collect();
-            let caps = Caps {
-                max_view_bytes: view.unwrap_or(device.caps.max_view_bytes),
-                ..device.caps.clone()
-            };
+            let caps = device.caps.clone().with(|device| {
+                device.max_view_bytes = view.unwrap_or(device.max_view_bytes);
+            });
             let plan = Plan::compile(&graph, &caps, &options(&bounds)).unwrap();
             assert_eq!(
                 dispatches(&plan),
@@ -85,10 +83,7 @@ fn plans_of_one_row_and_of_many_share_joint_weights() {
     let graph = products(&[144, 66, 10]);
     for view_align in [8, 32, 256, 512, 4096] {
         for float in [DType::F16, DType::F32] {
-            let caps = Caps {
-                view_align,
-                ..fake_caps()
-            };
+            let caps = fake_caps().with(|device| device.view_align = view_align);
             let plan =
                 |options: Options| Plan::compile(&graph, &caps, &Options { float, ..options }).unwrap();
             let many = plan(options(&[("n", 32)]));
@@ -107,10 +102,7 @@ fn plans_of_one_row_and_of_many_share_joint_weights() {
 fn joint_products_beyond_a_view_are_apart() {
     // 16384 rows of 3072 results in f32 are 201 MB.
     let graph = products(&[1024, 1024, 1024]);
-    let caps = Caps {
-        max_view_bytes: 1 << 27,
-        ..fake_caps()
-    };
+    let caps = fake_caps().with(|device| device.max_view_bytes = 1 << 27);
     let plan = |most| {
         let options = Options {
             float: DType::F32,

@@ -169,7 +169,7 @@ fn a_grid_beyond_the_device_is_refused_each_time() {
     let _turn = device.turn();
     let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 400), ("m", 4)])).unwrap();
     let plan_nodes: Vec<String> = plan.steps.iter().flat_map(|s| s.nodes.clone()).collect();
-    let small = device.share().with_caps(|c| c.max_grid = 2);
+    let small = device.share().with_caps(|c| c.profile.max_grid = 2);
     let mut executor = Executor::new(Box::new(small), &graph, vec![plan]).unwrap();
     for (name, t) in [("x", random(&[1, 400, 8], 1)), ("y", random(&[1, 2, 8], 2))] {
         executor.write(0, name, &t).unwrap();

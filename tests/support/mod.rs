@@ -19,10 +19,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use transformer_lite::unstable::backend::kernel::KernelSpec;
+use transformer_lite::unstable::backend::kernel::{KernelSpec, Language};
 use transformer_lite::unstable::backend::{
-    self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, KernelId, Launch,
-    RecordingId, Stats, View,
+    self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, DeviceKind, KernelId,
+    Launch, RecordingId, Simd, Stats, View,
 };
 
 use transformer_lite::unstable::cache::FOLDER_VARIABLE;
@@ -351,7 +351,7 @@ impl Bench for Device {
     }
 
     fn share(&self, align: u64) -> (Box<dyn Backend>, Guard) {
-        let shared = Device::share(self).with_caps(|caps| caps.view_align = align);
+        let shared = Device::share(self).with_caps(|caps| caps.profile.view_align = align);
         let (shared, guards) = shared.guarded();
         (Box::new(shared), Box::new(move || guards.check()))
     }
@@ -417,7 +417,7 @@ impl Shared {
     /// Puts a guard zone before and after each buffer, so that every view has an offset, and
     /// poisons new buffers.
     pub fn guarded(mut self) -> (Self, Guards) {
-        self.shift = self.caps.view_align.max(64);
+        self.shift = self.caps.profile.view_align.max(64);
         let guards = Guards {
             inner: self.inner.clone(),
             shift: self.shift,
@@ -578,6 +578,28 @@ impl Drop for Shared {
 /// Capabilities of a device that does not exist, for planning without a driver.
 pub fn fake_caps() -> Caps {
     Caps::neutral()
+}
+
+/// The same for a device of this kind, with kernels in this language.
+pub fn fake_caps_of(language: Language, kind: DeviceKind) -> Caps {
+    let backend = match language {
+        Language::OpenCl => "opencl",
+        Language::Wgsl => "wgpu",
+    };
+    let caps = Caps {
+        backend,
+        kind,
+        ..fake_caps()
+    };
+    caps.with(|device| {
+        device.language = language;
+        device.dedicated_memory = kind == DeviceKind::Discrete;
+        device.simd = match (kind, language) {
+            (DeviceKind::Cpu, Language::OpenCl) => Simd::CpuLoop,
+            (DeviceKind::Cpu, Language::Wgsl) => Simd::CpuLanes,
+            _ => Simd::Gpu,
+        };
+    })
 }
 
 /// The converted folder of a tiny random model; it lives as long as the returned value.

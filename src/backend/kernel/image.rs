@@ -149,7 +149,7 @@ impl Images {
     }
 
     /// Alignment that the offset of a view needs besides
-    /// [`Caps::view_align`](crate::backend::Caps::view_align), in bytes.
+    /// [`DeviceProfile::view_align`](crate::backend::DeviceProfile::view_align), in bytes.
     pub fn align(&self, kind: ImageKind, pixel: Pixel) -> u64 {
         match kind {
             ImageKind::Image1dBuffer => pixel.bytes(),

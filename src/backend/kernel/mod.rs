@@ -59,7 +59,7 @@ pub use wgsl::LINEAR;
 #[cfg(feature = "opencl")]
 pub(super) use opencl_c::{CAT, DOT, HALF, MMA};
 
-use super::Caps;
+use super::DeviceProfile;
 use crate::tensor::DType;
 use epilogue::Epilogue;
 use image::{ImageKind, Pixel};
@@ -195,11 +195,11 @@ pub struct Kernel {
 /// Something that only some devices offer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Feature {
-    /// Tensor cores ([`Caps::matrix_units`]); in OpenCL C other instructions of PTX too.
+    /// Tensor cores ([`DeviceProfile::tensor_cores`]); in OpenCL C other instructions of PTX too.
     TensorCores,
-    /// Functions of subgroups ([`Caps::subgroup`]).
+    /// Functions of subgroups ([`DeviceProfile::subgroup`]).
     Subgroups,
-    /// Arithmetic of halves ([`Caps::f16_math`]).
+    /// Arithmetic of halves ([`DeviceProfile::f16_math`]).
     F16,
     /// Dot products of 8-bit values, as [`super::PackedDot`] selects. Without them, the source
     /// multiplies single values.
@@ -223,24 +223,24 @@ impl Features {
 }
 
 /// A define that adapts a kernel to some devices; without it the kernel runs on any device. See
-/// [`Caps::takes_form`].
+/// [`DeviceProfile::takes_form`].
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     /// The define.
     pub define: &'static str,
     /// What it needs from a device, whatever the sizes.
-    pub needs: fn(&Caps) -> bool,
+    pub needs: fn(&DeviceProfile) -> bool,
     /// What it uses of a device besides the kernel's own features.
     pub features: Features,
 }
 
-/// Restricts a kernel to some devices. See [`Caps::takes`].
+/// Restricts a kernel to some devices. See [`DeviceProfile::takes`].
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     /// The kernel that computes the same on any device.
     pub fallback: &'static Kernel,
     /// What it needs from a device, whatever the sizes.
-    pub needs: fn(&Caps) -> bool,
+    pub needs: fn(&DeviceProfile) -> bool,
 }
 
 /// What follows the folder in a path.
@@ -293,14 +293,6 @@ impl<T> ByLanguage<T> {
 impl Language {
     /// All languages.
     pub const ALL: [Self; 2] = [Self::OpenCl, Self::Wgsl];
-
-    /// The language of a device's kernels.
-    pub fn of(caps: &Caps) -> Self {
-        match caps.backend {
-            "wgpu" => Self::Wgsl,
-            _ => Self::OpenCl,
-        }
-    }
 }
 
 /// A finite value that acts as minus infinity in a softmax and fits binary16.
@@ -337,7 +329,7 @@ impl Kernel {
 
     /// Makes the kernel a variant of `fallback` for devices that have what it `needs`.
     #[must_use]
-    pub const fn variant_of(mut self, fallback: &'static Kernel, needs: fn(&Caps) -> bool) -> Self {
+    pub const fn variant_of(mut self, fallback: &'static Kernel, needs: fn(&DeviceProfile) -> bool) -> Self {
         self.variant = Some(Variant { fallback, needs });
         self
     }

@@ -2,7 +2,7 @@
 //! attribute, if the driver supports one. Without a request the compiler chooses.
 
 use super::{Features, Form};
-use crate::backend::Caps;
+use crate::backend::DeviceProfile;
 use std::fmt;
 
 /// The define by which a kernel requests a subgroup width: its [`Wave::number`]. It is a
@@ -12,7 +12,7 @@ pub const WAVE: &str = "WAVE";
 /// The form of kernels that request a subgroup width.
 pub const FORM: Form = Form {
     define: WAVE,
-    needs: |caps: &Caps| !caps.waves.is_empty(),
+    needs: |device: &DeviceProfile| !device.waves.is_empty(),
     features: Features::NONE,
 };
 

@@ -1,10 +1,9 @@
 //! Builds kernels from their source, or loads the programs that an earlier start has stored.
 
-use super::device::x86_vectors;
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, Feature, KernelSpec, Language};
-use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts};
+use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts, x86};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
@@ -259,8 +258,8 @@ impl Builder<'_> {
     /// Defines that select how the source converts halves: some compilers do it in software, one at
     /// a time (cl/common/half.cl).
     fn halves(&self) -> String {
-        let soft = self.caps.kind == DeviceKind::Cpu && !self.caps.f16_math;
-        match (soft, x86_vectors(self.caps)) {
+        let soft = self.caps.kind == DeviceKind::Cpu && !self.caps.profile.f16_math;
+        match (soft, x86::vectors(self.caps)) {
             (true, true) => "#define X86_HALF\n#define SOFT_HALF\n".to_owned(),
             (true, false) => "#define SOFT_HALF\n".to_owned(),
             (false, _) => String::new(),
@@ -274,7 +273,7 @@ impl Builder<'_> {
             let why = "a work-group and the parameter struct must not be empty";
             return Err(refused(&name, why.to_owned()));
         }
-        self.check_workgroup(spec, &name, u64::from(self.caps.max_workgroup))?;
+        self.check_workgroup(spec, &name, u64::from(self.caps.profile.max_workgroup))?;
         let source = self.source(spec);
         let source = source.map_err(|error| {
             let text = spec.kernel.sources.opencl_c.unwrap_or_default();
@@ -387,10 +386,10 @@ impl Builder<'_> {
         let local_bytes = object
             .local_bytes(self.device)
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_LOCAL_MEM_SIZE)")))?;
-        if local_bytes > u64::from(self.caps.local_bytes) {
+        if local_bytes > u64::from(self.caps.profile.local_bytes) {
             let why = format!(
                 "it needs {local_bytes} bytes of local memory, the device has {}",
-                self.caps.local_bytes
+                self.caps.profile.local_bytes
             );
             return Err(self.unsuited(name, why));
         }

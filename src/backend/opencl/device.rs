@@ -3,8 +3,12 @@
 use super::driver::{Code, DeviceHandle, number, text};
 use super::image;
 use super::priority::Hints;
+use crate::backend::kernel::Language;
 use crate::backend::kernel::wave::{self, Wave};
-use crate::backend::{BackendError, Caps, DeviceKind, Maker, PackedDot, fast_local};
+use crate::backend::phones::Family;
+use crate::backend::{
+    BackendError, Caps, DeviceKind, DeviceProfile, Maker, PackedDot, Simd, TensorCores, fast_local, x86,
+};
 use dlopen2::raw::Library;
 use opencl3::device as api;
 use opencl3::error_codes as codes;
@@ -325,22 +329,22 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
                 .info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS)
                 .is_ok_and(|b| number(&b) != 0));
 
-    let mut caps = Caps {
-        backend: "opencl",
-        device: name.clone(),
-        driver: driver_name(platform, platform_version, &version, &driver),
-        kind,
+    let driver = driver_name(platform, platform_version, &version, &driver);
+    let mut profile = DeviceProfile {
+        language: Language::OpenCl,
+        simd: match kind {
+            DeviceKind::Cpu => Simd::CpuLoop,
+            _ => Simd::Gpu,
+        },
+        dedicated_memory: kind == DeviceKind::Discrete,
         view_align: view_align(value(
             "CL_DEVICE_MEM_BASE_ADDR_ALIGN",
             api::CL_DEVICE_MEM_BASE_ADDR_ALIGN,
         )?),
-        params_align: 4,
         max_view_bytes: max_bytes,
-        max_buffer_bytes: max_bytes,
-        memory_bytes: value("CL_DEVICE_GLOBAL_MEM_SIZE", api::CL_DEVICE_GLOBAL_MEM_SIZE)?,
         local_bytes: clamp(value("CL_DEVICE_LOCAL_MEM_SIZE", api::CL_DEVICE_LOCAL_MEM_SIZE)?),
         fast_local: fast_local(kind, maker),
-        units: clamp(value(
+        compute_units: clamp(value(
             "CL_DEVICE_MAX_COMPUTE_UNITS",
             api::CL_DEVICE_MAX_COMPUTE_UNITS,
         )?),
@@ -354,29 +358,34 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         },
         waves: waves(has, device),
         f16_math: has("cl_khr_fp16"),
-        matrix_units: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device),
-        packed_dot: PackedDot::None,
+        tensor_cores: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device)
+            .then_some(TensorCores::Ptx),
+        images: image::listed(device, number_of_version, has),
+        ..DeviceProfile::neutral()
+    };
+    profile.set_family(Family::named(&name, &driver));
+    let mut caps = Caps {
+        backend: "opencl",
+        profile,
+        device: name.clone(),
+        driver,
+        kind,
+        params_align: 4,
+        max_buffer_bytes: max_bytes,
+        memory_bytes: value("CL_DEVICE_GLOBAL_MEM_SIZE", api::CL_DEVICE_GLOBAL_MEM_SIZE)?,
         profiling: true,
         priorities: Hints::of(device).any_priority(),
-        quarantined: Vec::new(),
-        tuned: Vec::new(),
-        images: image::listed(device, number_of_version, has),
         refused: Vec::new(),
     };
-    caps.packed_dot = if caps.matrix_units {
+    caps.profile.packed_dot = if caps.profile.tensor_cores.is_some() {
         PackedDot::Ptx
-    } else if x86_vectors(&caps) {
+    } else if x86::vectors(&caps) {
         PackedDot::X86
     } else {
         PackedDot::listed(has)
     };
-    caps.images.reads = image::preferred(&caps);
+    caps.profile.images.reads = image::preferred(&caps, &caps.profile.images);
     Ok(caps)
-}
-
-/// The compiler supports the intrinsics for this CPU's 512-bit vectors.
-pub(super) fn x86_vectors(caps: &Caps) -> bool {
-    caps.kind == DeviceKind::Cpu && PackedDot::x86_refusal(caps).is_none()
 }
 
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.

@@ -10,6 +10,7 @@ use super::record::Block;
 use super::{OpenCl, unknown};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::kernel::image::{ImageKind, Images, Pixel, ROW_PIXELS};
+use crate::backend::phones::Family;
 use crate::backend::{Backend, BackendError, Caps, ImageUse, KernelId, View};
 use opencl3::device as api;
 use std::sync::Arc;
@@ -42,14 +43,17 @@ pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&st
 /// The default for plans: on Adreno, whose texture caches are faster than the path of plain loads,
 /// the first available kind. Mali drivers do not read images faster, and some for Bifrost and
 /// earlier fail with images over parts of buffers.
-pub(super) fn preferred(caps: &Caps) -> Option<ImageKind> {
-    let mut kinds = ImageKind::ALL.into_iter().filter(|_| caps.is_called("adreno"));
-    kinds.find(|kind| caps.images.offers(*kind))
+pub(super) fn preferred(caps: &Caps, images: &Images) -> Option<ImageKind> {
+    let family = Family::named(&caps.device, &caps.driver);
+    let mut kinds = ImageKind::ALL
+        .into_iter()
+        .filter(|_| family == Some(Family::Adreno));
+    kinds.find(|kind| images.offers(*kind))
 }
 
 /// A part of a buffer, and its size in bytes.
 fn part(context: &Context, caps: &Caps) -> Result<(Mem, u64), String> {
-    let bytes = caps.view_align.max(caps.images.room());
+    let bytes = caps.profile.view_align.max(caps.profile.images.room());
     let room = usize::try_from(bytes).map_err(|e| e.to_string())?;
     let buffer = context.buffer(2 * room);
     let buffer = buffer.map_err(|code| format!("clCreateBuffer: {code}"))?;
@@ -65,7 +69,7 @@ fn try_all(
     kind: ImageKind,
 ) -> Result<(), String> {
     for pixel in Pixel::ALL {
-        let shape = caps.images.shape(kind, pixel, *bytes);
+        let shape = caps.profile.images.shape(kind, pixel, *bytes);
         let shape = shape.ok_or_else(|| format!("{bytes} bytes are too large for an image"))?;
         let made = context.image(part, kind, pixel, shape);
         made.map_err(|code| format!("clCreateImage of {pixel:?} from a sub-buffer: {code}"))?;
@@ -79,11 +83,11 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
     if asked == ImageUse::Off {
         return Ok(Images::default());
     }
-    let mut found = caps.clone();
+    let mut found = caps.profile.images;
     let mut refused = Vec::new();
     let listed: Vec<_> = ImageKind::ALL
         .into_iter()
-        .filter(|k| caps.images.offers(*k))
+        .filter(|k| caps.profile.images.offers(*k))
         .collect();
     if !listed.is_empty() {
         let part = part(context, caps);
@@ -91,16 +95,16 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
             let tried = part.as_ref().map_err(Clone::clone);
             if let Err(why) = tried.and_then(|part| try_all(context, caps, part, kind)) {
                 log::debug!("opencl: {} cannot create {kind} from buffers: {why}", caps.device);
-                found.images = found.images.without(kind);
+                found = found.without(kind);
                 refused.push(format!("{kind}: {why}"));
             }
         }
     }
     let wanted = match asked {
         ImageUse::Of(kind) => Some(kind),
-        _ => preferred(&found),
+        _ => preferred(caps, &found),
     };
-    if let (ImageUse::Of(kind), false) = (asked, wanted.is_some_and(|kind| found.images.offers(kind))) {
+    if let (ImageUse::Of(kind), false) = (asked, wanted.is_some_and(|kind| found.offers(kind))) {
         return Err(BackendError::NotOffered {
             field: "images",
             why: format!(
@@ -110,13 +114,13 @@ pub(super) fn open(context: &Context, caps: &Caps, asked: ImageUse) -> Result<Im
             ),
         });
     }
-    if let (Some(_), None) = (caps.images.reads, wanted) {
+    if let (Some(_), None) = (caps.profile.images.reads, wanted) {
         let why = refused.join("; ");
         log::warn!("{}: kernels read buffers instead of images: {why}", caps.device);
     }
     Ok(Images {
         reads: wanted,
-        ..found.images
+        ..found
     })
 }
 
@@ -137,7 +141,7 @@ impl OpenCl {
             )
         };
         let room = buffer.room.saturating_sub(view.offset);
-        let shape = self.caps.images.shape(kind, pixel, view.len);
+        let shape = self.caps.profile.images.shape(kind, pixel, view.len);
         let shape = shape
             .filter(|shape| shape.bytes <= room)
             .ok_or_else(|| BackendError::Driver {

@@ -26,7 +26,7 @@ use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
-    RecordingId, Stats, View, build_ahead, choose, verdicts,
+    RecordingId, Stats, View, build_ahead, choose, verdicts, x86,
 };
 use crate::cache::Store;
 pub use build::PARTS_DIFFER;
@@ -125,13 +125,13 @@ impl OpenCl {
             hints,
         } = priority::open(handle, &caps.device, Hints::of(handle), priority, slice.is_some())?;
         caps.priorities = hints.any_priority();
-        caps.images = image::open(&context, &caps, options.images)?;
-        if let Some(kind) = caps.images.reads {
-            caps.view_align = caps.view_align.max(caps.images.view_align(kind));
+        caps.profile.images = image::open(&context, &caps, options.images)?;
+        if let Some(kind) = caps.profile.images.reads {
+            caps.profile.view_align = caps.profile.view_align.max(caps.profile.images.view_align(kind));
         }
         let mut stats = Stats::default();
         let store = options.cache.as_deref();
-        if caps.matrix_units
+        if caps.profile.tensor_cores.is_some()
             && let Some(why) = units::refusal(Builder::new(&context, handle, &caps, store), &mut stats)
         {
             log::warn!(
@@ -139,16 +139,16 @@ impl OpenCl {
                 caps.device
             );
             caps.refused.push(format!("inline PTX for tensor cores: {why}"));
-            (caps.matrix_units, caps.packed_dot) = (false, PackedDot::None);
+            (caps.profile.tensor_cores, caps.profile.packed_dot) = (None, PackedDot::None);
         }
         if let Some(why) = units::dot_refusal(Builder::new(&context, handle, &caps, store), &mut stats) {
-            let what = format!("packed dot products ({:?}): {why}", caps.packed_dot);
+            let what = format!("packed dot products ({:?}): {why}", caps.profile.packed_dot);
             log::info!("{}: not using {what}", caps.device);
             caps.refused.push(what);
-            caps.packed_dot = PackedDot::None;
+            caps.profile.packed_dot = PackedDot::None;
         }
-        if caps.packed_dot == PackedDot::None
-            && let Some(why) = PackedDot::x86_refusal(&caps)
+        if caps.profile.packed_dot == PackedDot::None
+            && let Some(why) = x86::refusal(&caps)
         {
             log::info!("{}: no packed dot products of 8-bit values: {why}", caps.device);
         }
@@ -391,7 +391,7 @@ impl Backend for OpenCl {
             )));
         }
         let id = BufferId(self.new_id()?);
-        let room = bytes.next_multiple_of(self.caps.images.room());
+        let room = bytes.next_multiple_of(self.caps.profile.images.room());
         let room = if room > self.caps.max_buffer_bytes {
             bytes
         } else {

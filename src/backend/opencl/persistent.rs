@@ -284,7 +284,7 @@ impl OpenCl {
             kernels: stages.to_vec(),
             steps: range,
             first_value,
-            groups: self.caps.assumed_units().max(1) as usize,
+            groups: self.caps.profile.assumed_compute_units().max(1) as usize,
             bytes: operands.iter().map(|block| block.bytes).sum(),
             held: vec![(Vec::new(), [u32::MAX; 3]); stages.len()],
         }))

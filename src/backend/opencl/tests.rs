@@ -177,15 +177,17 @@ fn devices_are_listed_with_sane_limits() {
             "{caps:?}"
         );
         assert!(
-            caps.view_align.is_power_of_two() && caps.view_align >= 4,
+            caps.profile.view_align.is_power_of_two() && caps.profile.view_align >= 4,
             "{caps:?}"
         );
         assert!(
-            caps.max_buffer_bytes >= 1 << 20 && caps.max_view_bytes == caps.max_buffer_bytes,
+            caps.max_buffer_bytes >= 1 << 20 && caps.profile.max_view_bytes == caps.max_buffer_bytes,
             "{caps:?}"
         );
         assert!(
-            caps.max_workgroup >= 64 && caps.local_bytes >= 1024 && caps.max_grid >= 65535,
+            caps.profile.max_workgroup >= 64
+                && caps.profile.local_bytes >= 1024
+                && caps.profile.max_grid >= 65535,
             "{caps:?}"
         );
         if caps.driver.contains("PoCL") {
@@ -280,7 +282,7 @@ fn bytes_come_back_from_an_aligned_offset() {
         return;
     }
     let mut cl = open();
-    let align = cl.caps().view_align;
+    let align = cl.caps().profile.view_align;
     let buffer = cl.create_buffer("data", 4 * align).unwrap();
     let all = whole(buffer, 4 * align);
     cl.write(all, &vec![7; 4 * align as usize]).unwrap();
@@ -341,7 +343,7 @@ fn a_second_submit_takes_new_params_and_allocates_nothing() {
     let mut cl = opened(RecordingWay::Off, Some(0));
     let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
     assert_eq!(cl.compile(&spec(1, DType::F32, false)).unwrap(), kernel);
-    let align = cl.caps().view_align;
+    let align = cl.caps().profile.view_align;
     let cols = (align / 4) as usize;
     let bytes = 4 * cols as u64;
     // All operands are sub-buffers of one buffer.
@@ -410,10 +412,10 @@ fn commands_see_what_earlier_ones_wrote() {
         return;
     }
     let mut cl = open();
-    let len = 4 * cl.caps().view_align;
+    let len = 4 * cl.caps().profile.view_align;
     let a = cl.create_buffer("a", len).unwrap();
     let b = cl.create_buffer("b", len).unwrap();
-    let align = cl.caps().view_align;
+    let align = cl.caps().profile.view_align;
     let at = |buffer, offset, len| View { buffer, offset, len };
     let recording = cl
         .record(&[
@@ -568,10 +570,13 @@ fn impossible_requests_are_errors() {
     let mut cl = open();
     let too_wide = spec(1, DType::F32, false);
     let too_wide = KernelSpec {
-        workgroup: cl.caps().max_workgroup * 2,
+        workgroup: cl.caps().profile.max_workgroup * 2,
         ..too_wide
     };
-    let (asked, most) = (2 * cl.caps().max_workgroup, cl.caps().max_workgroup);
+    let (asked, most) = (
+        2 * cl.caps().profile.max_workgroup,
+        cl.caps().profile.max_workgroup,
+    );
     match cl.compile(&too_wide).unwrap_err() {
         BackendError::Unsuited { kernel, why, .. } => {
             assert_carries(kernel, &["norm"]);

@@ -41,7 +41,7 @@ pub(super) fn refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String>
 /// The compiler's error for a packed dot product that the driver lists. Some drivers support the
 /// extension only in later versions of the language.
 pub(super) fn dot_refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String> {
-    let dot = builder.caps.packed_dot;
+    let dot = builder.caps.profile.packed_dot;
     let define = dot
         .define()
         .filter(|_| matches!(dot, PackedDot::Khr | PackedDot::Arm))?;

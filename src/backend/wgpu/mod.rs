@@ -13,8 +13,12 @@ mod record;
 mod tests;
 mod units;
 
-use super::kernel::image::Images;
-use super::{Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, KernelSpec, Launch};
+use super::kernel::Language;
+use super::phones::Family;
+use super::{
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelId, KernelSpec, Launch,
+    Simd, TensorCores,
+};
 use super::{
     Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, verdicts,
 };
@@ -96,18 +100,18 @@ fn adapters() -> Result<Vec<(::wgpu::Adapter, Caps)>, BackendError> {
 }
 
 /// The device features that kernels for cooperative matrices need.
-const MATRIX_UNITS: ::wgpu::Features = ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
+const TENSOR_CORES: ::wgpu::Features = ::wgpu::Features::EXPERIMENTAL_COOPERATIVE_MATRIX
     .union(::wgpu::Features::SHADER_F16)
     .union(::wgpu::Features::SUBGROUP);
 
-/// [`Caps::matrix_units`]: cooperative matrices of 16 x 16 halves over sub-groups of 32.
-fn has_matrix_units(adapter: &::wgpu::Adapter) -> bool {
+/// [`TensorCores::CooperativeMatrix`]: 16 x 16 halves over subgroups of 32.
+fn has_tensor_cores(adapter: &::wgpu::Adapter) -> bool {
     use ::wgpu::CooperativeScalarType::{F16, F32};
     let info = adapter.get_info();
     let fits = |p: &::wgpu::CooperativeMatrixProperties| {
         [p.m_size, p.n_size, p.k_size] == [16; 3] && p.ab_type == F16 && p.cr_type == F32
     };
-    adapter.features().contains(MATRIX_UNITS)
+    adapter.features().contains(TENSOR_CORES)
         && (info.subgroup_min_size, info.subgroup_max_size) == (32, 32)
         && adapter.cooperative_matrix_properties().iter().any(fits)
 }
@@ -133,23 +137,23 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         ::wgpu::DeviceType::VirtualGpu | ::wgpu::DeviceType::Other => DeviceKind::Other,
     };
     let maker = maker(info.backend, info.vendor);
-    Caps {
-        backend: NAME,
-        driver: format!("{} ({})", driver.join(" "), info.backend)
-            .trim_start()
-            .to_owned(),
-        kind,
-        device: info.name,
+    let driver = format!("{} ({})", driver.join(" "), info.backend)
+        .trim_start()
+        .to_owned();
+    let mut profile = DeviceProfile {
+        language: Language::Wgsl,
+        simd: match kind {
+            DeviceKind::Cpu => Simd::CpuLanes,
+            _ => Simd::Gpu,
+        },
+        dedicated_memory: kind == DeviceKind::Discrete,
         // At least a vector of four words, which also keeps the pad word of an odd tensor out of
         // the next view.
         view_align: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
-        params_align: u64::from(limits.min_uniform_buffer_offset_alignment).max(16),
         max_view_bytes: limits.max_storage_buffer_binding_size & !3,
-        max_buffer_bytes: limits.max_buffer_size & !3,
-        memory_bytes: 0,
         local_bytes: limits.max_compute_workgroup_storage_size,
         fast_local: fast_local(kind, maker),
-        units: 0,
+        compute_units: 0,
         max_workgroup: limits
             .max_compute_invocations_per_workgroup
             .min(limits.max_compute_workgroup_size_x),
@@ -157,14 +161,22 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         subgroup: features
             .contains(::wgpu::Features::SUBGROUP)
             .then_some(info.subgroup_min_size),
-        waves: Vec::new(),
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
-        matrix_units: has_matrix_units(adapter),
+        tensor_cores: has_tensor_cores(adapter).then_some(TensorCores::CooperativeMatrix),
         packed_dot: PackedDot::Wgsl,
+        ..DeviceProfile::neutral()
+    };
+    profile.set_family(Family::named(&info.name, &driver));
+    Caps {
+        backend: NAME,
+        profile,
+        device: info.name,
+        driver,
+        kind,
+        params_align: u64::from(limits.min_uniform_buffer_offset_alignment).max(16),
+        max_buffer_bytes: limits.max_buffer_size & !3,
+        memory_bytes: 0,
         priorities: false,
-        quarantined: Vec::new(),
-        tuned: Vec::new(),
-        images: Images::default(),
         refused: Vec::new(),
         profiling: features.contains(::wgpu::Features::TIMESTAMP_QUERY),
     }
@@ -194,7 +206,7 @@ impl Wgpu {
         };
         let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
         let mut required_features = adapter.features() & usual;
-        if caps.lane_broadcast() {
+        if caps.profile.lane_broadcast() {
             required_features |= ::wgpu::Features::SUBGROUP;
         }
         let keeps_pipelines = adapter.features().contains(::wgpu::Features::PIPELINE_CACHE);
@@ -202,8 +214,8 @@ impl Wgpu {
             required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;
         }
         let mut experimental_features = ::wgpu::ExperimentalFeatures::disabled();
-        if caps.matrix_units {
-            required_features |= MATRIX_UNITS;
+        if caps.profile.tensor_cores.is_some() {
+            required_features |= TENSOR_CORES;
             // SAFETY: the kernels that use cooperative matrices load and store whole matrices
             // inside their own work-group memory.
             experimental_features = unsafe { ::wgpu::ExperimentalFeatures::enabled() };
@@ -256,12 +268,12 @@ impl Wgpu {
             store: options.cache.clone().filter(|_| keeps_pipelines),
             stats: Stats::default(),
         };
-        if opened.caps.matrix_units
+        if opened.caps.profile.tensor_cores.is_some()
             && let Some(why) = units::refusal(&opened)
         {
             let name = &opened.caps.device;
             log::warn!("{name}: cooperative matrices are not usable, using generic kernels: {why}");
-            opened.caps.matrix_units = false;
+            opened.caps.profile.tensor_cores = None;
         }
         Ok(opened)
     }

@@ -116,7 +116,7 @@ fn rms_norm_params(rows: usize, cols: usize, epsilon: f32) -> Vec<u8> {
 /// checks that nothing around the output changed.
 fn rms_norm_case(x_type: DType, rows: usize, cols: usize, per_group: i64, in_place: bool) {
     let mut w = open();
-    let align = w.caps().view_align;
+    let align = w.caps().profile.view_align;
     let x = numbers(rows * cols, 7);
     let scale = numbers(cols, 11);
     let bytes_of = |v: &[f32]| {
@@ -207,9 +207,13 @@ fn adapters_are_listed_without_being_opened() {
     let w = open();
     assert!(all.contains(w.caps()));
     let caps = w.caps();
-    assert!(caps.view_align.is_power_of_two() && caps.params_align.is_power_of_two());
-    assert!(caps.max_view_bytes >= 1 << 20 && caps.max_view_bytes.is_multiple_of(4));
-    assert!(caps.max_workgroup >= 64 && caps.max_grid >= 1024 && caps.local_bytes >= 16384);
+    assert!(caps.profile.view_align.is_power_of_two() && caps.params_align.is_power_of_two());
+    assert!(caps.profile.max_view_bytes >= 1 << 20 && caps.profile.max_view_bytes.is_multiple_of(4));
+    assert!(
+        caps.profile.max_workgroup >= 64
+            && caps.profile.max_grid >= 1024
+            && caps.profile.local_bytes >= 16384
+    );
     assert!(Wgpu::open(&OpenOptions::of(Some(&caps.device.to_ascii_uppercase()))).is_ok());
 }
 
@@ -234,7 +238,7 @@ fn bytes_come_back_from_an_offset() {
         return;
     }
     let mut w = open();
-    let align = w.caps().view_align;
+    let align = w.caps().profile.view_align;
     let b = w.create_buffer("b", 4 * align).unwrap();
     let whole = view(b, 0, 4 * align as usize);
     w.write(whole, &vec![1; whole.len as usize]).unwrap();
@@ -413,7 +417,7 @@ fn a_launch_that_does_not_fit_is_refused() {
     assert!(matches!(none, BackendError::Driver { .. }), "{none}");
     assert_carries(none, &["grid", "0"]);
     // wgpu's own complaint arrives as an error of the call, and the device stays usable.
-    let huge = w.caps().max_grid + 1;
+    let huge = w.caps().profile.max_grid + 1;
     let wide = w
         .submit(
             r,

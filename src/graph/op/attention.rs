@@ -12,9 +12,8 @@
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::{Feature, Features, Form, MASK_MIN};
-use crate::backend::{Caps, DeviceKind};
-use crate::lower::{Call, LowerCx, Operand};
+use crate::backend::kernel::{Feature, Features, Form, Language, MASK_MIN};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -28,7 +27,7 @@ crate::kernel! {
         // Each lane of a subgroup has one query vector and loads different keys and values for all
         // lanes.
         define: "BROADCAST",
-        needs: Caps::lane_broadcast,
+        needs: DeviceProfile::lane_broadcast,
         features: Features {
             wgsl: &[Feature::Subgroups],
             ..Features::NONE
@@ -47,8 +46,8 @@ crate::kernel! {
         opencl_c: &[Feature::TensorCores],
         wgsl: &[Feature::TensorCores, Feature::F16],
     })
-    .variant_of(&KERNEL.kernel, |caps| {
-        caps.matrix_units && caps.max_workgroup >= UNITS_TAKE.0 && caps.local_bytes >= UNITS_TAKE.1
+    .variant_of(&KERNEL.kernel, |device| {
+        device.tensor_cores.is_some() && device.max_workgroup >= UNITS_TAKE.0 && device.local_bytes >= UNITS_TAKE.1
     })
 }
 
@@ -66,10 +65,10 @@ crate::kernel! {
         opencl_c: &[Feature::TensorCores],
         ..Features::NONE
     })
-    .variant_of(&KERNEL.kernel, |caps| {
+    .variant_of(&KERNEL.kernel, |device| {
         // In OpenCL C with PTX; in WGSL wherever local memory is fast.
-        let able = caps.matrix_units || caps.backend == "wgpu" && caps.fast_local;
-        able && caps.max_workgroup >= ROW_ITEMS && caps.local_bytes >= 19 << 10
+        let able = device.tensor_cores.is_some() || device.language == Language::Wgsl && device.fast_local;
+        able && device.max_workgroup >= ROW_ITEMS && device.local_bytes >= 19 << 10
     })
 }
 
@@ -114,24 +113,24 @@ fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
 
 /// True if the tensor core kernel supports these operands. It rounds weights to `f16`, which is
 /// invisible in `f16` results.
-fn on_units(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+fn on_units(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    caps.takes(&UNITS) && halves && SIZES.contains(&dim)
+    device.takes(&UNITS) && halves && SIZES.contains(&dim)
 }
 
 /// Work-items per work-group of the kernel for one row.
 const ROW_ITEMS: u32 = 256;
 
 /// True if the kernel for one row supports these operands.
-fn by_rows(caps: &Caps, dim: i64, operands: &[Operand]) -> bool {
+fn by_rows(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    caps.takes(&ROW) && halves && SIZES.contains(&dim)
+    device.takes(&ROW) && halves && SIZES.contains(&dim)
 }
 
 /// True if the last work-group of a head can detect that it is last and merge what the others
 /// wrote; needs PTX.
-fn meets(caps: &Caps) -> bool {
-    caps.matrix_units && caps.backend == "opencl"
+fn meets(device: &DeviceProfile) -> bool {
+    device.tensor_cores == Some(TensorCores::Ptx)
 }
 
 /// Work-items per work-group of the generic kernel on a CPU.
@@ -458,14 +457,14 @@ impl Node {
     }
 
     /// Selects the kernel for results stored as `result`.
-    fn way(&self, caps: &Caps, result: DType) -> Way {
+    fn way(&self, device: &DeviceProfile, result: DType) -> Way {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == Rows::Floats && self.window.is_none() && self.ring.is_none();
-        let lanes = || dim % 32 == 0 && dim <= 128 && caps.takes_form(&KERNEL, "BROADCAST");
+        let lanes = || dim % 32 == 0 && dim <= 128 && device.takes_form(&KERNEL, "BROADCAST");
         // CPU compilers map explicit vectors of a kernel to SIMD.
-        let by_vectors = caps.explicit_vectors() && dim % ITEM == 0 && self.stored == Rows::Floats;
-        if plain && self.single() && by_rows(caps, dim, operands) {
+        let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == Rows::Floats;
+        if plain && self.single() && by_rows(device, dim, operands) {
             return Way::Row;
         }
         if let Some(shared) = self.group
@@ -474,7 +473,7 @@ impl Node {
         {
             return Way::Lanes(shared);
         }
-        if plain && !self.one() && result == DType::F16 && on_units(caps, dim, operands) {
+        if plain && !self.one() && result == DType::F16 && on_units(device, dim, operands) {
             Way::Units
         } else if by_vectors && !self.one() {
             Way::Item
@@ -601,14 +600,19 @@ impl Node {
         })
     }
 
-    fn by_groups(&self, caps: &Caps, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call<Args>> {
-        let (one, cpu) = (self.one(), caps.kind == DeviceKind::Cpu);
+    fn by_groups(
+        &self,
+        device: &DeviceProfile,
+        split: Option<i64>,
+        splits: Option<&Dim>,
+    ) -> OpResult<Call<Args>> {
+        let (one, cpu) = (self.one(), device.is_cpu());
         // On CPUs a work-item is a loop iteration: use just enough to own a result row. Elsewhere a
         // single query needs as many loads in flight as possible.
         let items = match (cpu, one) {
             (true, _) => CPU_ITEMS,
             (false, false) => KEYS,
-            (false, true) => i64::from(caps.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
+            (false, true) => i64::from(device.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
         };
         let lanes = (items / KEYS).max(1);
         // Heads share keys if there are many keys or several rows.
@@ -617,7 +621,7 @@ impl Node {
             _ => 1,
         };
         // A work-item keeps the partial score of each vector in registers.
-        let most = match (caps.few_registers(), one) {
+        let most = match (device.few_registers, one) {
             (false, _) => VECTORS.0,
             (true, false) => 3,
             (true, true) => 1,
@@ -665,9 +669,9 @@ impl Attention {
     /// Emits the dispatches of a node with keys and values stored as `stored`.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<()> {
         let node = Node::of(self, cx, stored)?;
-        let cpu = cx.caps().kind == DeviceKind::Cpu;
+        let cpu = cx.device().is_cpu();
         let stored = cx.output(0)?.dtype;
-        let way = node.way(cx.caps(), stored);
+        let way = node.way(cx.device(), stored);
         // One query has too few heads to fill a device, so many keys are split over work-groups.
         let splits_keys = node.single() && node.many && !matches!(way, Way::Lanes(_));
         let split = splits_keys.then_some(if cpu { 512 } else { 128 });
@@ -676,7 +680,7 @@ impl Attention {
         let (live, live_keys) = cx.live(&node.keys);
         // If work-groups can see each other's writes, the last one of a head merges the partial
         // results.
-        let meet = way == Way::Row && meets(cx.caps()) && node.heads.as_const().is_some();
+        let meet = way == Way::Row && meets(cx.device()) && node.heads.as_const().is_some();
         let row = Dim::from(node.dim + node.vector());
         let found = match &splits {
             None => None,
@@ -730,9 +734,9 @@ impl Attention {
                     Way::Lanes(shared) => node.by_lanes(shared)?,
                     Way::Item => node.by_item()?,
                     Way::Line => node.by_line(split, splits.as_ref())?,
-                    _ => node.by_groups(cx.caps(), split, splits.as_ref())?,
+                    _ => node.by_groups(cx.device(), split, splits.as_ref())?,
                 };
-                let call = if cpu || cx.caps().fast_local {
+                let call = if cpu || cx.device().fast_local {
                     call
                 } else {
                     call.define("ROLLED", 1)

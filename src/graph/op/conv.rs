@@ -11,8 +11,7 @@ use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::{Feature, Features, Form};
-use crate::backend::{Caps, DeviceKind};
-use crate::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, DeviceProfile, LowerCx, Pack, Simd};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, product};
 
@@ -25,7 +24,7 @@ crate::kernel! {
     .with_forms(&[Form {
         // Each lane of a subgroup loads different weights for all lanes.
         define: "BROADCAST",
-        needs: Caps::lane_broadcast,
+        needs: DeviceProfile::lane_broadcast,
         features: Features {
             wgsl: &[Feature::Subgroups],
             ..Features::NONE
@@ -254,8 +253,8 @@ pub(super) fn emit(
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
     let packed = w.as_const().is_some() && !transposed;
-    let broadcast = packed && rows >= BROADCAST.1 && cx.caps().takes_form(&KERNEL, "BROADCAST");
-    let shape = ConvShape::of(cx.caps(), each.as_const(), rows, group, cx.float());
+    let broadcast = packed && rows >= BROADCAST.1 && cx.device().takes_form(&KERNEL, "BROADCAST");
+    let shape = ConvShape::of(cx.device(), each.as_const(), rows, group, cx.float());
     let ConvShape {
         items,
         run,
@@ -376,12 +375,12 @@ impl ConvShape {
     }
 
     /// For rows of `width` results, if constant, and groups of `rows` channels.
-    fn of(caps: &Caps, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
+    fn of(device: &DeviceProfile, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
         let fit = rows.next_power_of_two();
-        match (caps.kind, caps.backend) {
+        match device.simd {
             // A work-item is a loop iteration on a core: use explicit vectors, and store weights in
             // the type of the arithmetic.
-            (DeviceKind::Cpu, "opencl") => {
+            Simd::CpuLoop => {
                 let run = [4, 8]
                     .into_iter()
                     .find(|r| width.is_some_and(|w| w <= *r))
@@ -400,10 +399,10 @@ impl ConvShape {
                     float: DType::F32,
                 }
             }
-            _ => Self {
+            Simd::Gpu | Simd::CpuLanes => Self {
                 items: 64,
                 run: 4,
-                tile: fit.min(if caps.few_registers() { 4 } else { 8 }),
+                tile: fit.min(if device.few_registers { 4 } else { 8 }),
                 by_tiles: false,
                 float,
             },

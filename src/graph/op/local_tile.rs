@@ -1,8 +1,7 @@
 //! Tiles of results that work-groups compute in local memory.
 
-use crate::backend::Caps;
 use crate::backend::kernel::Kernel;
-use crate::lower::Call;
+use crate::lower::{Call, DeviceProfile};
 use crate::shape::Dim;
 
 /// Tile of a work-group. Each work-item computes 4 x 4 results; additional work-items split the
@@ -71,9 +70,10 @@ impl LocalTile {
     /// The tile for matmuls of this extent with `kernel`: the largest one that is filled and gives
     /// every compute unit work. `None` if the device does not support the kernel or has too little
     /// local memory.
-    pub fn of(kernel: &'static Kernel, caps: &Caps, extent: Extent) -> Option<Self> {
-        let fits = |t: &Self| t.pool() * 16 <= i64::from(caps.local_bytes) && t.items <= caps.max_workgroup;
-        if !caps.takes(kernel) {
+    pub fn of(kernel: &'static Kernel, device: &DeviceProfile, extent: Extent) -> Option<Self> {
+        let fits =
+            |t: &Self| t.pool() * 16 <= i64::from(device.local_bytes) && t.items <= device.max_workgroup;
+        if !device.takes(kernel) {
             return None;
         }
         let batches = extent.batches.unwrap_or(1).max(1);
@@ -91,7 +91,7 @@ impl LocalTile {
         let mut fitting = TILES.iter().filter(|t| fits(t) && t.suits(rows, columns));
         let full = fitting
             .clone()
-            .find(|t| groups(t) >= i64::from(caps.assumed_units()));
+            .find(|t| groups(t) >= i64::from(device.assumed_compute_units()));
         full.or(fitting.next_back()).copied()
     }
 
@@ -140,18 +140,17 @@ impl LocalTile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::DeviceKind;
 
     /// For a kernel of these tiles.
-    fn tile_of(caps: &Caps, extent: Extent) -> Option<LocalTile> {
-        LocalTile::of(&crate::graph::op::matmul::TILED, caps, extent)
+    fn tile_of(device: &DeviceProfile, extent: Extent) -> Option<LocalTile> {
+        LocalTile::of(&crate::graph::op::matmul::TILED, device, extent)
     }
 
-    fn caps(units: u32) -> Caps {
-        Caps {
+    fn device(compute_units: u32) -> DeviceProfile {
+        DeviceProfile {
             fast_local: true,
-            units,
-            ..Caps::neutral()
+            compute_units,
+            ..DeviceProfile::neutral()
         }
     }
 
@@ -184,27 +183,27 @@ mod tests {
 
     #[test]
     fn small_products_get_small_tiles() {
-        let of = |caps: &Caps, e: Extent| tile_of(caps, e).unwrap().rows;
-        assert_eq!(of(&caps(132), extent(50, 768)), 16);
-        assert_eq!(of(&caps(132), extent(50, 3072)), 32);
-        assert_eq!(of(&caps(132), extent(4096, 4096)), 64);
-        assert_eq!(of(&caps(8), extent(50, 768)), 64);
-        assert_eq!(of(&caps(132), extent(1, 1000)), 4);
+        let of = |device: &DeviceProfile, e: Extent| tile_of(device, e).unwrap().rows;
+        assert_eq!(of(&device(132), extent(50, 768)), 16);
+        assert_eq!(of(&device(132), extent(50, 3072)), 32);
+        assert_eq!(of(&device(132), extent(4096, 4096)), 64);
+        assert_eq!(of(&device(8), extent(50, 768)), 64);
+        assert_eq!(of(&device(132), extent(1, 1000)), 4);
         let open = Extent {
             rows: None,
             ..extent(1, 384)
         };
-        assert_eq!(of(&caps(0), open), 64);
-        let discrete = Caps {
-            kind: DeviceKind::Discrete,
-            ..caps(0)
+        assert_eq!(of(&device(0), open), 64);
+        let discrete = DeviceProfile {
+            dedicated_memory: true,
+            ..device(0)
         };
         assert_eq!(of(&discrete, open), 32);
         let batches = |batches, e| Extent { batches, ..e };
-        let one = of(&caps(132), batches(None, extent(768, 49)));
+        let one = of(&device(132), batches(None, extent(768, 49)));
         assert_eq!(one, 16, "as for one batch");
-        assert_eq!(of(&caps(100_000), extent(4096, 4096)), 16);
-        assert_eq!(of(&caps(132), batches(Some(12), extent(50, 64))), 16);
+        assert_eq!(of(&device(100_000), extent(4096, 4096)), 16);
+        assert_eq!(of(&device(132), batches(Some(12), extent(50, 64))), 16);
     }
 
     #[test]
@@ -215,7 +214,7 @@ mod tests {
             plane,
             batches: None,
         };
-        let of = |plane| tile_of(&caps(64), open(plane)).unwrap();
+        let of = |plane| tile_of(&device(64), open(plane)).unwrap();
         assert_eq!(of(false).rows, 16, "256 columns");
         assert_eq!(of(true).rows, 64, "4096 places");
     }
@@ -223,7 +222,7 @@ mod tests {
     #[test]
     fn few_rows_get_wide_tiles() {
         let of = |rows, columns| {
-            let t = tile_of(&caps(132), extent(rows, columns)).unwrap();
+            let t = tile_of(&device(132), extent(rows, columns)).unwrap();
             (t.rows, t.columns)
         };
         assert_eq!(of(16, 25_600), (16, 64));
@@ -237,28 +236,32 @@ mod tests {
 
     #[test]
     fn few_columns_get_narrow_tiles() {
-        let of = |columns| tile_of(&caps(8), extent(65_536, columns)).unwrap().columns;
+        let of = |columns| tile_of(&device(8), extent(65_536, columns)).unwrap().columns;
         assert_eq!([1, 2, 16].map(of), [16; 3]);
         assert_eq!([17, 32].map(of), [32; 2]);
         assert_eq!([33, 64, i64::MAX].map(of), [64; 3]);
-        let tall = tile_of(&caps(8), extent(i64::MAX, 64)).unwrap();
+        let tall = tile_of(&device(8), extent(i64::MAX, 64)).unwrap();
         assert_eq!(tall.rows, 64, "any number of rows");
     }
 
     #[test]
     fn devices_without_room_have_none() {
-        let small = Caps {
+        let small = DeviceProfile {
             local_bytes: 8 << 10,
-            ..caps(8)
+            ..device(8)
         };
         assert_eq!(tile_of(&small, extent(50, 768)), None);
-        let few = Caps {
+        let few = DeviceProfile {
             max_workgroup: 128,
-            ..caps(8)
+            ..device(8)
         };
         assert_eq!(tile_of(&few, extent(50, 768)), None);
         assert_eq!(tile_of(&few, extent(30, 768)), Some(TILES[1]));
         assert_eq!(tile_of(&few, extent(1, 768)), Some(FLAT));
-        assert_eq!(tile_of(&Caps::neutral(), extent(50, 768)), None, "a phone");
+        assert_eq!(
+            tile_of(&DeviceProfile::neutral(), extent(50, 768)),
+            None,
+            "a phone"
+        );
     }
 }

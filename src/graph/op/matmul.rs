@@ -13,10 +13,9 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
 };
-use crate::backend::Caps;
 use crate::backend::kernel::{Feature, Features, Form, ROUNDS};
 use crate::graph::{ValueId, rules};
-use crate::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, DeviceProfile, LowerCx, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
@@ -28,7 +27,7 @@ crate::kernel! {
     .with_forms(&[Form {
         // Each lane of a subgroup loads a different row for all lanes.
         define: "BROADCAST",
-        needs: Caps::lane_broadcast,
+        needs: DeviceProfile::lane_broadcast,
         features: Features {
             wgsl: &[Feature::Subgroups],
             ..Features::NONE
@@ -38,7 +37,7 @@ crate::kernel! {
 crate::kernel! {
     /// The variant tiled in local memory.
     pub(super) static TILED: TypedKernel<Args> = "variants/matmul_tiled" with [y: PartialOut Single]
-    .variant_of(&KERNEL.kernel, |caps| caps.fast_local)
+    .variant_of(&KERNEL.kernel, |device| device.fast_local)
 }
 
 /// Rows per work-item if there are many rows.
@@ -252,12 +251,12 @@ impl Op for MatMul {
             plane: false,
             batches: most,
         };
-        let tile = LocalTile::of(&TILED, cx.caps(), extent);
-        let by_vectors = tile.is_none() && cx.caps().explicit_vectors();
+        let tile = LocalTile::of(&TILED, cx.device(), extent);
+        let by_vectors = tile.is_none() && cx.device().explicit_vectors();
         let odd = n.exact_div(&2.into()).is_none();
         let by_fours = |d: &Dim| d.exact_div(&4.into()).is_some();
         let by_broadcast = tile.is_none()
-            && cx.caps().takes_form(&KERNEL, "BROADCAST")
+            && cx.device().takes_form(&KERNEL, "BROADCAST")
             && by_fours(k)
             && (constant && !odd || by_fours(n));
         // Columns that are read together.
@@ -449,7 +448,7 @@ pub(super) fn over_batches<A>(
     rows: Dim,
     batches: &Dim,
 ) -> OpResult<Call<A>> {
-    let most = i64::from(cx.caps().max_grid);
+    let most = i64::from(cx.device().max_grid);
     if cx.upper_bound(batches).is_some_and(|n| n <= most) {
         return Ok(call.grid(columns, rows, batches.clone()));
     }

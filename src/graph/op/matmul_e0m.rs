@@ -21,8 +21,7 @@ use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::backend::kernel::wave;
 use crate::backend::kernel::{Feature, Features, Form};
-use crate::backend::{Caps, DeviceKind};
-use crate::lower::{Call, LowerCx, Operand, Pack};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack, Simd};
 use crate::quant::{Bits, ByGroup, GROUP_STEP, Method, Packed, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
@@ -41,19 +40,19 @@ crate::kernel! {
         Form {
             // Loads a k-block in one run, which needs registers that compilers may not have.
             define: "WHOLE",
-            needs: |caps| caps.kind != DeviceKind::Cpu,
+            needs: |device| !device.is_cpu(),
             features: Features::NONE,
         },
         Form {
             // Weights as pairs of halves.
             define: "PAIRS",
-            needs: Caps::fast_half,
+            needs: |device| device.fast_f16,
             features: Features::all(&[Feature::F16]),
         },
         Form {
             // Each lane of a subgroup loads different elements of the row for all lanes.
             define: "BROADCAST",
-            needs: Caps::lane_broadcast,
+            needs: DeviceProfile::lane_broadcast,
             features: Features {
                 wgsl: &[Feature::Subgroups],
                 ..Features::NONE
@@ -72,7 +71,7 @@ crate::kernel! {
         Form {
             // Each lane of a subgroup loads a different row for all lanes.
             define: "BROADCAST",
-            needs: Caps::lane_broadcast,
+            needs: DeviceProfile::lane_broadcast,
             features: Features {
                 wgsl: &[Feature::Subgroups],
                 ..Features::NONE
@@ -86,7 +85,7 @@ crate::kernel! {
     /// Kernel for many rows in halves, 2 columns per work-item.
     static PAIRS: TypedKernel<MatrixArgs> = "variants/matmul_e0m_pairs"
     .with_features(Features::all(&[Feature::F16]))
-    .variant_of(&MATRIX.kernel, |caps| caps.fast_half() && caps.few_registers())
+    .variant_of(&MATRIX.kernel, |device| device.fast_f16 && device.few_registers)
 }
 
 /// See the module documentation.
@@ -229,7 +228,7 @@ pub(super) fn packed_parts(
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
     for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
-        let panel = E0mShape::of(cx.caps()).panel.unwrap_or(stride);
+        let panel = E0mShape::of(cx.device()).panel.unwrap_or(stride);
         let pack = Pack::Columns {
             dtype: DType::U32,
             transpose: false,
@@ -473,11 +472,11 @@ impl MatMulE0m {
         if let Some(epsilon) = self.norm {
             gain = Some(cx.input(weights.gain)?);
             let types = [x.dtype, y.dtype];
-            let on_units = vector && self.vector_on_units(cx.caps(), types, [k, 1], false).is_some();
+            let on_units = vector && self.vector_on_units(cx.device(), types, [k, 1], false).is_some();
             let itself = match on_units {
-                true => units::holds_row(cx.caps(), k),
+                true => units::holds_row(cx.device(), k),
                 // Activations before normalization may be too large for halves.
-                false => vector && !(cx.caps().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
+                false => vector && !(cx.device().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
             };
             if !itself {
                 let dtype = if on_units { x.dtype } else { DType::F32 };
@@ -493,14 +492,14 @@ impl MatMulE0m {
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
         let [end0, end1, start1, start2] = weights.places();
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
-            let caps = cx.caps();
+            let device = cx.device();
             let types = [x.dtype, y.dtype];
             let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
             if vector {
-                let call = self.vector_on_units(caps, types, [k, part.count], second.is_some());
+                let call = self.vector_on_units(device, types, [k, part.count], second.is_some());
                 let mut call = match call {
                     Some(call) => call,
-                    None => self.generic_vector(caps, types, [k, part.count], second.is_some())?,
+                    None => self.generic_vector(device, types, [k, part.count], second.is_some())?,
                 };
                 if gain.is_some() {
                     call = call.define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX));
@@ -529,11 +528,11 @@ impl MatMulE0m {
                 cx.emit(call, args)?;
                 continue;
             }
-            let on_units = by_fours.then(|| self.matrix_on_units(caps, types, k, part.count, &rows, most));
+            let on_units = by_fours.then(|| self.matrix_on_units(device, types, k, part.count, &rows, most));
             let mut call = match on_units.flatten() {
                 Some(call) => call,
-                None if self.matrix_pairs(caps, types) => self.matrix_in_pairs(part.count, &rows)?,
-                None => self.generic_matrix(caps, k, part.count, &rows, most)?,
+                None if self.matrix_pairs(device, types) => self.matrix_in_pairs(part.count, &rows)?,
+                None => self.generic_matrix(device, k, part.count, &rows, most)?,
             };
             if in_parts {
                 call = call.define("PARTS", 1);
@@ -573,30 +572,30 @@ impl MatMulE0m {
 
     /// True if the half-precision kernel for many rows is used. With more registers, the
     /// single-precision kernel needs fewer instructions.
-    fn matrix_pairs(&self, caps: &Caps, types: [DType; 2]) -> bool {
-        caps.takes(&PAIRS) && self.in_pairs(types)
+    fn matrix_pairs(&self, device: &DeviceProfile, types: [DType; 2]) -> bool {
+        device.takes(&PAIRS) && self.in_pairs(types)
     }
 
     /// The generic vector kernel for one `k x n` weight, or for two if `two`.
     fn generic_vector(
         &self,
-        caps: &Caps,
+        device: &DeviceProfile,
         types: [DType; 2],
         [k, n]: [usize; 2],
         two: bool,
     ) -> OpResult<Call<VectorArgs>> {
-        if let Some(call) = self.vector_by_broadcast(caps, [k, n])? {
+        if let Some(call) = self.vector_by_broadcast(device, [k, n])? {
             return Ok(call);
         }
-        let pairs = caps.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
-        let tuning = tune::vector(self, caps, k, n);
-        let tile = E0mShape::of(caps).with_vector(&tuning);
+        let pairs = device.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
+        let tuning = tune::vector(self, device, k, n);
+        let tile = E0mShape::of(device).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
-        let (items, most) = tile.slices(caps, k, n, self.group, tile == E0mShape::of(caps));
+        let (items, most) = tile.slices(device, k, n, self.group, tile == E0mShape::of(device));
         let fold = items >= FOLD * columns;
         // Every other k-slice processes the second weight.
         let items = match two {
-            true if items == tile.lanes || items * 2 <= caps.max_workgroup.min(E0mShape::MOST) => items * 2,
+            true if items == tile.lanes || items * 2 <= device.max_workgroup.min(E0mShape::MOST) => items * 2,
             _ => items,
         };
         let by_image = !two && tuning.tunable.is_by_image(&tuning.choice);
@@ -627,11 +626,11 @@ impl MatMulE0m {
         let in_turn = if by_image {
             true
         } else if pairs {
-            caps.few_registers()
+            device.few_registers
         } else {
-            caps.images_of(&VECTOR).is_some()
+            device.images_of(&VECTOR).is_some()
         };
-        Ok(if caps.takes_form(&VECTOR, "WHOLE") && !in_turn {
+        Ok(if device.takes_form(&VECTOR, "WHOLE") && !in_turn {
             call.define("WHOLE", 1)
         } else {
             call
@@ -640,13 +639,17 @@ impl MatMulE0m {
 
     /// The vector kernel with broadcasts within a subgroup for a `k x n` weight; `None` if device
     /// or weight do not suit it.
-    fn vector_by_broadcast(&self, caps: &Caps, [k, n]: [usize; 2]) -> OpResult<Option<Call<VectorArgs>>> {
+    fn vector_by_broadcast(
+        &self,
+        device: &DeviceProfile,
+        [k, n]: [usize; 2],
+    ) -> OpResult<Option<Call<VectorArgs>>> {
         /// Row elements that the eight lanes load together.
         const TOGETHER: usize = 32;
         let whole = [k, stretch(self.group, STRETCH)]
             .iter()
             .all(|d| d.is_multiple_of(TOGETHER));
-        if !caps.takes_form(&VECTOR, "BROADCAST") || !whole {
+        if !device.takes_form(&VECTOR, "BROADCAST") || !whole {
             return Ok(None);
         }
         let call = Call::new(&VECTOR, BROADCAST_ITEMS)
@@ -678,17 +681,17 @@ impl MatMulE0m {
     /// The generic matrix kernel for at most `most` rows and a `k x n` weight.
     fn generic_matrix(
         &self,
-        caps: &Caps,
+        device: &DeviceProfile,
         k: usize,
         n: usize,
         rows: &Dim,
         most: Option<i64>,
     ) -> OpResult<Call<MatrixArgs>> {
-        if caps.takes_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
+        if device.takes_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
             return self.matrix_by_broadcast(n, rows, most);
         }
-        let tuning = tune::matrix(self, caps, k, n, most);
-        let tile = E0mShape::of(caps).with_matrix(&tuning);
+        let tuning = tune::matrix(self, device, k, n, most);
+        let tile = E0mShape::of(device).with_matrix(&tuning);
         let columns = tile.matrix_items * tile.matrix_columns;
         let call = Call::new(&MATRIX, tile.matrix_items);
         let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
@@ -757,24 +760,24 @@ impl E0mShape {
     /// Work-items of the vector kernel for `k x n` weights, and the longest k-block per step. A
     /// large GPU hides memory latency only with about a thousand work-items per compute unit, so
     /// more work-items split a column if `more` is set.
-    fn slices(&self, caps: &Caps, k: usize, n: usize, group: usize, more: bool) -> (u32, usize) {
+    fn slices(&self, device: &DeviceProfile, k: usize, n: usize, group: usize, more: bool) -> (u32, usize) {
         /// Work-items per compute unit that hide memory latency.
         const EACH: u32 = 1024;
         /// A shorter k-block spends more on its scale than on its weights.
         const LEAST: usize = 32;
         let mut items = self.vector_items;
-        if !caps.fast_local {
+        if !device.fast_local {
             return (items, STRETCH);
         }
         let columns = self.lanes * self.vector_columns;
         let groups = u32::try_from(n).unwrap_or(u32::MAX).div_ceil(columns);
-        let wanted = caps.assumed_units().saturating_mul(EACH);
+        let wanted = device.assumed_compute_units().saturating_mul(EACH);
         let most = stretch(group, STRETCH);
         let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
         while more
             && groups.saturating_mul(items) < wanted
-            && items * 2 <= caps.max_workgroup.min(Self::MOST)
-            && items * 2 * self.vector_columns * 4 <= caps.local_bytes
+            && items * 2 <= device.max_workgroup.min(Self::MOST)
+            && items * 2 * self.vector_columns * 4 <= device.local_bytes
             && walks(items * 2, LEAST)
         {
             items *= 2;
@@ -790,11 +793,11 @@ impl E0mShape {
         (items, length)
     }
 
-    fn of(caps: &Caps) -> Self {
-        match (caps.kind, caps.backend) {
+    fn of(device: &DeviceProfile) -> Self {
+        match device.simd {
             // A work-item is a loop iteration on a core: explicit vectors, no split-k, weights read
             // sequentially.
-            (DeviceKind::Cpu, "opencl") => Self {
+            Simd::CpuLoop => Self {
                 vector_items: 4,
                 lanes: 4,
                 vector_columns: 16,
@@ -804,7 +807,7 @@ impl E0mShape {
                 panel: Some(16),
             },
             // Work-items are vector elements and every load is a gather: few loads per weight.
-            (DeviceKind::Cpu, _) => Self {
+            Simd::CpuLanes => Self {
                 vector_items: 16,
                 lanes: 16,
                 vector_columns: 8,
@@ -813,13 +816,13 @@ impl E0mShape {
                 rows: 8,
                 panel: Some(8),
             },
-            _ => Self {
+            Simd::Gpu => Self {
                 vector_items: 64,
                 lanes: 8,
                 vector_columns: 4,
                 matrix_items: 32,
                 matrix_columns: 4,
-                rows: if caps.few_registers() { 4 } else { 8 },
+                rows: if device.few_registers { 4 } else { 8 },
                 panel: None,
             },
         }
@@ -960,12 +963,12 @@ mod tests {
     use super::*;
 
     /// A GPU with so many compute units, whose local memory is fast.
-    fn gpu(units: u32) -> Caps {
-        Caps {
-            kind: DeviceKind::Discrete,
+    fn gpu(compute_units: u32) -> DeviceProfile {
+        DeviceProfile {
+            dedicated_memory: true,
             fast_local: true,
-            units,
-            ..Caps::neutral()
+            compute_units,
+            ..DeviceProfile::neutral()
         }
     }
 
@@ -983,8 +986,8 @@ mod tests {
                 .into_iter()
                 .flat_map(|u| [(u, 496), (u, 960), (u, 4096)])
             {
-                let caps = gpu(units);
-                let (items, s) = E0mShape::of(&caps).slices(&caps, k, 576, group, true);
+                let device = gpu(units);
+                let (items, s) = E0mShape::of(&device).slices(&device, k, 576, group, true);
                 assert!(
                     s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s) && items <= 256,
                     "{items} work-items, {s} of {group}, k = {k}, {units} units"
@@ -995,8 +998,8 @@ mod tests {
 
     #[test]
     fn long_columns_are_shared_by_more_work_items() {
-        let caps = gpu(132);
-        let of = |k, n, group| E0mShape::of(&caps).slices(&caps, k, n, group, true);
+        let device = gpu(132);
+        let of = |k, n, group| E0mShape::of(&device).slices(&device, k, n, group, true);
         assert_eq!(of(4096, 4096, 128), (256, 128));
         assert_eq!(of(4096, 4096, 32), (256, 32));
         assert_eq!(
@@ -1007,7 +1010,7 @@ mod tests {
         assert_eq!(of(576, 576, 64), (128, 32));
         assert_eq!(of(2048, 64, 64), (256, 64));
         assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
-        let small = Caps::neutral();
+        let small = DeviceProfile::neutral();
         assert_eq!(
             E0mShape::of(&small).slices(&small, 4096, 576, 128, true),
             (64, STRETCH)

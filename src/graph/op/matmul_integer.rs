@@ -261,7 +261,7 @@ impl Op for MatMulInteger {
         let whole = one_matrix && b.as_const().is_some() && n.exact_div(&4.into()).is_some();
         if b.as_const().is_some() {
             let size = product(&b.shape.0)?.mul(&if whole { 1 } else { 4 }.into())?;
-            let most = i64::try_from(cx.caps().max_view_bytes).unwrap_or(i64::MAX);
+            let most = i64::try_from(cx.device().max_view_bytes).unwrap_or(i64::MAX);
             if size.as_const().is_none_or(|n| n > most) {
                 return Err(OpError::NoKernel(format!(
                     "a weight of {size} bytes, above the binding limit of {most}"
@@ -312,7 +312,7 @@ impl Op for MatMulInteger {
         let wide = vectors
             .into_iter()
             .find(|v| n.exact_div(&(16 * v).into()).is_some());
-        call = match wide.filter(|_| cx.caps().explicit_vectors()) {
+        call = match wide.filter(|_| cx.device().explicit_vectors()) {
             Some(v) => {
                 call.workgroup(4)
                     .define("VECTORS", v)

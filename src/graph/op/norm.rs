@@ -12,9 +12,8 @@ use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
-use crate::backend::Caps;
 use crate::graph::ValueId;
-use crate::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -30,7 +29,7 @@ crate::kernel! {
     pub(super) static ROW: TypedKernel<RowArgs> = "variants/norm_row" {
         cols: U32; epsilon: F32
     } [x: In, scale: In, y: Out]
-    .variant_of(&KERNEL.kernel, |caps| caps.fast_local && caps.max_workgroup >= ROW_ITEMS)
+    .variant_of(&KERNEL.kernel, |device| device.fast_local && device.max_workgroup >= ROW_ITEMS)
 }
 /// Work-items per work-group of [`ROW`].
 const ROW_ITEMS: u32 = 256;
@@ -93,7 +92,7 @@ pub(super) fn emit_to(
     let plain = matches!(rows.place, Place::Column) && !rows.center && !rows.given;
     if plain
         && let [Some(scale), None, ..] = others
-        && let Some(held) = held(cx.caps(), cols)
+        && let Some(held) = held(cx.device(), cols)
     {
         let call = Call::new(&ROW, ROW_ITEMS)
             .define("EACH", held)
@@ -113,7 +112,7 @@ pub(super) fn emit_to(
     } else {
         2
     };
-    let mut call = if cx.caps().explicit_vectors() {
+    let mut call = if cx.device().explicit_vectors() {
         Call::new(&KERNEL, 8)
             .define("ITEM", 1)
             .define("ROWS", 1)
@@ -154,12 +153,12 @@ pub(super) fn emit_to(
 
 /// Vectors that a work-item of [`ROW`] holds for rows of `cols` elements; `None` if device or rows
 /// do not suit the kernel.
-fn held(caps: &Caps, cols: &Dim) -> Option<i64> {
+fn held(device: &DeviceProfile, cols: &Dim) -> Option<i64> {
     /// Shorter rows leave most of a work-group idle.
     const LEAST: i64 = 512;
     let cols = cols.as_const().filter(|n| n % 4 == 0 && *n >= LEAST)?;
     let held = (cols / 4 - 1) / i64::from(ROW_ITEMS) + 1;
-    (caps.takes(&ROW) && held <= MOST_HELD).then_some(held)
+    (device.takes(&ROW) && held <= MOST_HELD).then_some(held)
 }
 
 /// Which elements are normalized together.

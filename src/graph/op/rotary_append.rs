@@ -100,7 +100,7 @@ impl Op for RotaryAppend {
         let whole = angles.as_const().is_some_and(|n| n % 8 == 0);
         let runs = dim
             .as_const()
-            .filter(|d| cx.caps().explicit_vectors() && *d > 0 && d % 32 == 0 && whole);
+            .filter(|d| cx.device().explicit_vectors() && *d > 0 && d % 32 == 0 && whole);
         let (mut call, each) = match runs {
             Some(dim) => (Call::new(&KERNEL, 1).define("RUNS", 1), dim),
             None => (Call::new(&KERNEL, 64), 2 * 64),

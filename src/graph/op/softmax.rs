@@ -107,7 +107,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         } else {
             2
         };
-        let mut call = if cx.caps().explicit_vectors() {
+        let mut call = if cx.device().explicit_vectors() {
             Call::new(&LAST, 8)
                 .define("ITEM", 1)
                 .define("ROWS", 1)
@@ -128,7 +128,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
             "{cols} elements along an inner axis of {shape}"
         )));
     }
-    let (items, run) = if cx.caps().explicit_vectors() {
+    let (items, run) = if cx.device().explicit_vectors() {
         (8, 16)
     } else {
         (64, 2)

@@ -80,7 +80,9 @@ impl Target {
             rotary_append: true,
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
-            one_row: caps.explicit_vectors() || caps.fast_local || caps.lane_broadcast(),
+            one_row: caps.profile.explicit_vectors()
+                || caps.profile.fast_local
+                || caps.profile.lane_broadcast(),
             ..self
         }
     }

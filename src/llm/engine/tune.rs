@@ -185,7 +185,7 @@ impl<'s> Tuner<'s> {
         tunables.dedup_by_key(|t| t.kernel.name);
         let mut sets = Vec::new();
         for tunable in tunables {
-            let choices = (tunable.choices)(tuner.backend.caps());
+            let choices = (tunable.choices)(&tuner.backend.caps().profile);
             // All sets except the default.
             sets.extend(
                 choices
@@ -196,7 +196,7 @@ impl<'s> Tuner<'s> {
             );
         }
         // Kernels alternate because time may run out; earlier choices are measured first.
-        let stored = &tuner.backend.caps().tuned;
+        let stored = &tuner.backend.caps().profile.tuned;
         let is_stored = |t: &Tunable, c: &[u32]| stored.iter().any(|s| is_of(s, t, c));
         sets.sort_by_key(|(i, tunable, choice)| (!is_stored(tunable, choice), *i));
         tuner.sets = sets
@@ -293,7 +293,7 @@ impl<'s> Tuner<'s> {
         });
         let shape = |t: &Tuned| self.default.keys().any(|(k, s)| *k == t.kernel && *s == t.shape);
         let again = |t: &Tuned| shape(t) && tried.iter().any(|(_, (tunable, c))| is_of(t, tunable, c));
-        caps.tuned = kept(&caps.tuned, &again, best.collect());
+        caps.profile.tuned = kept(&caps.profile.tuned, &again, best.collect());
         verdicts::keep_tuned(store, &caps);
     }
 
@@ -545,7 +545,7 @@ mod tests {
             choices: |_| vec![vec![64], vec![32]],
         }));
         let pair = |default: &[u64], own: &[u64]| Pair {
-            tuning: tunable.of(&crate::backend::Caps::neutral(), "a".to_owned()),
+            tuning: tunable.of(&crate::backend::DeviceProfile::neutral(), "a".to_owned()),
             default: level(default),
             own: level(own),
         };

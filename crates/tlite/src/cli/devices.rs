@@ -104,18 +104,18 @@ impl From<Caps> for Row {
             kind: caps.kind,
             memory_bytes: (caps.memory_bytes > 0).then_some(caps.memory_bytes),
             max_buffer_bytes: Some(caps.max_buffer_bytes),
-            max_view_bytes: Some(caps.max_view_bytes),
-            view_align: Some(caps.view_align),
-            max_workgroup: Some(caps.max_workgroup),
-            local_bytes: Some(caps.local_bytes),
-            fast_local: caps.fast_local,
-            units: (caps.units > 0).then_some(caps.units),
-            subgroup: caps.subgroup,
-            f16_math: caps.f16_math,
-            matrix_units: caps.matrix_units,
+            max_view_bytes: Some(caps.profile.max_view_bytes),
+            view_align: Some(caps.profile.view_align),
+            max_workgroup: Some(caps.profile.max_workgroup),
+            local_bytes: Some(caps.profile.local_bytes),
+            fast_local: caps.profile.fast_local,
+            units: (caps.profile.compute_units > 0).then_some(caps.profile.compute_units),
+            subgroup: caps.profile.subgroup,
+            f16_math: caps.profile.f16_math,
+            matrix_units: caps.profile.tensor_cores.is_some(),
             profiling: caps.profiling,
             priorities: caps.priorities,
-            images: caps.images,
+            images: caps.profile.images,
             refused: caps.refused,
             extensions: None,
             probe: None,
@@ -226,7 +226,7 @@ fn listed(kind: BackendKind, name: &str, caps: Caps) -> Row {
     let mut row = Row::from(caps);
     if ImageKind::ALL.iter().any(|image| row.images.offers(*image)) {
         match backend::open(kind, &OpenOptions::of(Some(name))) {
-            Ok(opened) => row.images = opened.caps().images,
+            Ok(opened) => row.images = opened.caps().profile.images,
             Err(e) => {
                 row.images = Images::default();
                 note(
@@ -244,7 +244,7 @@ fn probed(kind: BackendKind, name: &str, caps: Caps, store: Option<&Store>) -> R
     let mut row = Row::from(caps.clone());
     match measured(kind, name, &caps, store) {
         Ok((opened, extensions, probe)) => {
-            row.images = opened.images;
+            row.images = opened.profile.images;
             row.extensions = Some(extensions);
             row.probe = Some(probe);
         }
@@ -406,7 +406,7 @@ pub fn run(args: &Args) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use transformer_lite::unstable::backend::PackedDot;
+    use transformer_lite::unstable::backend::DeviceProfile;
 
     fn caps() -> Caps {
         Caps {
@@ -414,27 +414,18 @@ mod tests {
             device: "Card".to_owned(),
             driver: "drv 1".to_owned(),
             kind: DeviceKind::Discrete,
-            view_align: 32,
-            params_align: 256,
-            max_view_bytes: (2 << 30) - 4,
+            profile: DeviceProfile {
+                view_align: 32,
+                max_view_bytes: (2 << 30) - 4,
+                local_bytes: 48 << 10,
+                fast_local: true,
+                subgroup: Some(32),
+                f16_math: true,
+                ..DeviceProfile::neutral()
+            },
             max_buffer_bytes: 4 << 30,
-            memory_bytes: 0,
-            local_bytes: 48 << 10,
-            fast_local: true,
-            units: 0,
-            max_workgroup: 1024,
-            max_grid: 65535,
-            subgroup: Some(32),
-            waves: Vec::new(),
-            f16_math: true,
-            matrix_units: false,
-            packed_dot: PackedDot::None,
             profiling: true,
-            quarantined: Vec::new(),
-            tuned: Vec::new(),
-            priorities: false,
-            images: Images::default(),
-            refused: Vec::new(),
+            ..Caps::neutral()
         }
     }
 

@@ -235,21 +235,15 @@ mod tests {
 
     #[test]
     fn a_report_names_what_failed_and_what_is_not_used() {
-        let caps = Caps::neutral();
+        let kernel = transformer_lite::unstable::probe::KERNELS[0];
+        let caps = Caps::neutral().with(|device| device.quarantine(kernel, "probe_copy", "fails X"));
         let outcome = Outcome {
             passed: 3,
             failed: vec![Failure {
                 case: "Softmax/3x5/f16".to_owned(),
                 why: "NMSE 2\nat [1]".to_owned(),
             }],
-            quarantined: caps
-                .clone()
-                .without(
-                    transformer_lite::unstable::probe::KERNELS[0],
-                    "probe_copy",
-                    "fails X",
-                )
-                .quarantined,
+            quarantined: caps.profile.quarantined.clone(),
             took: Duration::from_millis(1500),
         };
         let report = Report {

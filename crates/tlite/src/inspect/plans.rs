@@ -30,7 +30,7 @@ impl Device {
             name: caps.device.clone(),
             backend: caps.backend,
             kind: caps.kind,
-            view_align: caps.view_align,
+            view_align: caps.profile.view_align,
             max_buffer_bytes: caps.max_buffer_bytes,
             memory_bytes: (caps.memory_bytes > 0).then_some(caps.memory_bytes),
         }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite::inspect::{Request, inspect};
 use tlite_testing::{self, Device, Text, Traffic, carries};
-use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::backend::{DeviceKind, Simd};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
@@ -132,7 +132,10 @@ fn on(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Resu
 /// The same with the work-groups that a GPU would get.
 fn as_gpu(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Result<DeviceModel, String> {
     let decoder = decoder(model, target, Logits::Last)?;
-    let backend = device.share().with_caps(|c| c.kind = DeviceKind::Discrete);
+    let backend = device.share().with_caps(|c| {
+        c.kind = DeviceKind::Discrete;
+        (c.profile.simd, c.profile.dedicated_memory) = (Simd::Gpu, true);
+    });
     DeviceModel::new(decoder, Box::new(backend), lengths).text()
 }
 

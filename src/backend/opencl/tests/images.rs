@@ -57,7 +57,7 @@ fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec 
 fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
     let count = 4 * n as usize;
     let size = if dtype == DType::F16 { 2 } else { 4 };
-    let align = cl.caps().view_align.max(cl.caps().images.room());
+    let align = cl.caps().profile.view_align.max(cl.caps().profile.images.room());
     let first = 3 * align;
     let source = cl.create_buffer("source", first + count as u64 * size).unwrap();
     let [x, y] = [first, 0].map(|offset| View {
@@ -124,7 +124,7 @@ fn images_show_what_is_in_buffers() {
                 let before = cl.stats().images;
                 check(&mut cl, &by_image(&FOURS, dtype, kind), dtype, n);
                 // Elsewhere the kernel reads the buffer.
-                let made = u64::from(cl.caps().images.offers(kind) && !cl.images_refused);
+                let made = u64::from(cl.caps().profile.images.offers(kind) && !cl.images_refused);
                 assert_eq!(cl.stats().images - before, made, "{kind} of {dtype}");
             }
         }
@@ -150,7 +150,7 @@ fn a_kind_that_is_asked_for_is_there_or_an_error() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    let offered = open().caps().images;
+    let offered = open().caps().profile.images;
     assert_eq!(offered.reads, None, "CPUs do not gain by images");
     for kind in ImageKind::ALL {
         let opened = OpenCl::open(&OpenOptions {
@@ -160,9 +160,9 @@ fn a_kind_that_is_asked_for_is_there_or_an_error() {
         match opened {
             Ok(cl) => {
                 assert!(offered.offers(kind));
-                assert_eq!(cl.caps().images.reads, Some(kind));
-                let align = cl.caps().images.align(kind, Pixel::Floats);
-                assert!(cl.caps().view_align.is_multiple_of(align));
+                assert_eq!(cl.caps().profile.images.reads, Some(kind));
+                let align = cl.caps().profile.images.align(kind, Pixel::Floats);
+                assert!(cl.caps().profile.view_align.is_multiple_of(align));
             }
             Err(e) => {
                 assert!(!offered.offers(kind));
@@ -177,7 +177,7 @@ fn a_kind_that_is_asked_for_is_there_or_an_error() {
     assert!(
         ImageKind::ALL
             .iter()
-            .all(|k| !OpenCl::open(&off).unwrap().caps().images.offers(*k))
+            .all(|k| !OpenCl::open(&off).unwrap().caps().profile.images.offers(*k))
     );
 }
 

@@ -146,7 +146,7 @@ fn stages_give_what_dispatches_give() {
     assert!(expected[0] == expected[1] && expected[0] != expected[2] && expected[0] != expected[4]);
     for units in [1, 2, 7] {
         // More than the driver has threads, of which some begin when the others have done all.
-        cl.caps.units = units;
+        cl.caps.profile.compute_units = units;
         let compiles = cl.stats().compiles;
         let (found, joined) = run(&mut cl, &TIMES, &LAUNCHES);
         assert!(found == expected, "{units} work-groups");

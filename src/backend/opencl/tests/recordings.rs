@@ -20,7 +20,7 @@ pub(super) fn ways() -> Vec<RecordingWay> {
 /// Runs a chain of four normalisations, with a fill and a copy in it, once with each of `launches`:
 /// rows and epsilon. Results of all runs, and how many of them came from recordings of the driver.
 fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>, u64) {
-    let cols = (cl.caps().view_align / 4) as usize;
+    let cols = (cl.caps().profile.view_align / 4) as usize;
     let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
     let bytes = 4 * (rows * cols) as u64;
     let place = |cl: &mut OpenCl, name| whole(cl.create_buffer(name, bytes).unwrap(), bytes);

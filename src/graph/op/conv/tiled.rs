@@ -15,7 +15,7 @@ crate::kernel! {
         pad_h, pad_w: I32;
         outputs, first, groups, first_group, all_groups, batches: U32
     } [a: In, b: In, bias: OptionalIn, y: PartialOut Single]
-    .variant_of(&super::KERNEL.kernel, |caps| caps.fast_local)
+    .variant_of(&super::KERNEL.kernel, |device| device.fast_local)
 }
 
 /// Minimum output channels per group, and minimum terms per sum, for which tiling pays off.
@@ -44,7 +44,7 @@ pub(super) fn emit(
         plane: true,
         batches: cx.upper_bound(&batches),
     };
-    let tile = LocalTile::of(&KERNEL, cx.caps(), extent);
+    let tile = LocalTile::of(&KERNEL, cx.device(), extent);
     let Some(tile) = tile.filter(|_| rows >= LEAST[0] && terms >= LEAST[1]) else {
         return Ok(false);
     };

@@ -7,12 +7,12 @@
 use super::{
     MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
 };
+use crate::backend::PackedDot;
 use crate::backend::kernel::{Feature, Features, Form, Kernel};
 use crate::backend::tunable::Tuning;
-use crate::backend::{Caps, PackedDot};
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
-use crate::lower::{Call, LowerCx, Operand};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -30,7 +30,7 @@ macro_rules! dots {
     ($define:literal, $dot:ident) => {
         Form {
             define: $define,
-            needs: |caps| caps.packed_dot == PackedDot::$dot,
+            needs: |device| device.packed_dot == PackedDot::$dot,
             features: Features::NONE,
         }
     };
@@ -105,8 +105,8 @@ impl MatMulE0m {
         let in_parts = weights.ends.len() > 1;
         let most = cx.upper_bound(&rows);
         let vector = rows.is(1) && {
-            let tuning = tune::bytes_vector(self, cx.caps(), k, n);
-            VectorShape::of(cx.caps(), n, &tuning).local(k, block) <= cx.caps().local_bytes as usize
+            let tuning = tune::bytes_vector(self, cx.device(), k, n);
+            VectorShape::of(cx.device(), n, &tuning).local(k, block) <= cx.device().local_bytes as usize
         };
         if !vector && let Some(epsilon) = self.norm {
             x = normed(cx, x, gain.take(), epsilon, (&rows, k), DType::F32)?;
@@ -117,7 +117,7 @@ impl MatMulE0m {
             let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
             let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
             let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
-            let call = self.quantize(cx.caps(), block, &blocks)?;
+            let call = self.quantize(cx.device(), block, &blocks)?;
             let args = QuantizeArgs {
                 x,
                 y: bytes,
@@ -131,10 +131,10 @@ impl MatMulE0m {
         let second = weights.second_part(cx, self.bits, k)?;
         let [end0, end1, start1, start2] = weights.places();
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
-            let caps = cx.caps();
+            let device = cx.device();
             let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
             let Some((bytes, factors)) = bytes else {
-                let mut call = self.vector(caps, block, k, part.count)?;
+                let mut call = self.vector(device, block, k, part.count)?;
                 if in_parts {
                     call = call.define("PARTS", 1);
                 }
@@ -158,7 +158,7 @@ impl MatMulE0m {
                 cx.emit(call, args)?;
                 continue;
             };
-            let mut call = self.product(caps, block, [k, part.count], (&rows, most))?;
+            let mut call = self.product(device, block, [k, part.count], (&rows, most))?;
             if in_parts {
                 call = call.define("PARTS", 1);
             }
@@ -184,7 +184,7 @@ impl MatMulE0m {
         Ok(())
     }
 
-    fn quantize(&self, caps: &Caps, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
+    fn quantize(&self, device: &DeviceProfile, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
         const ITEMS: u32 = 16;
         let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", i64::try_from(block).unwrap_or(i64::MAX));
         let call = if self.bits == Bits::Eight {
@@ -192,7 +192,7 @@ impl MatMulE0m {
         } else {
             call
         };
-        let call = if caps.explicit_vectors() {
+        let call = if device.explicit_vectors() {
             call.define("WIDE", 1)
         } else {
             call
@@ -201,9 +201,9 @@ impl MatMulE0m {
     }
 
     /// The kernel for one row and a `k x n` weight.
-    fn vector(&self, caps: &Caps, block: usize, k: usize, n: usize) -> OpResult<Call<VectorArgs>> {
-        let tuning = tune::bytes_vector(self, caps, k, n);
-        let shape = VectorShape::of(caps, n, &tuning);
+    fn vector(&self, device: &DeviceProfile, block: usize, k: usize, n: usize) -> OpResult<Call<VectorArgs>> {
+        let tuning = tune::bytes_vector(self, device, k, n);
+        let shape = VectorShape::of(device, n, &tuning);
         let columns = i64::from(shape.lanes * shape.columns) * shape.panels;
         let call = format_defines(Call::new(&VECTOR, shape.items), self.bits, self.group, block)
             .define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX))
@@ -217,62 +217,60 @@ impl MatMulE0m {
         } else {
             call
         };
-        Ok(written(caps, &VECTOR, call))
+        Ok(written(device, &VECTOR, call))
     }
 
     /// The kernel for at most `most` quantized rows and a `k x n` weight.
     fn product(
         &self,
-        caps: &Caps,
+        device: &DeviceProfile,
         block: usize,
         [k, n]: [usize; 2],
         (rows, most): (&Dim, Option<i64>),
     ) -> OpResult<Call<MatrixArgs>> {
-        let tuning = tune::bytes_matrix(self, caps, k, n, most);
+        let tuning = tune::bytes_matrix(self, device, k, n, most);
         let [items, each] = match tuning.choice.as_slice() {
             &[items, each] => [items, each],
-            _ => default_product(caps),
+            _ => default_product(device),
         };
-        let columns = i64::from(columns(caps));
+        let columns = i64::from(columns(device));
         let groups = Dim::from_usize(n).ceil_div(i64::from(items) * columns)?;
         let call = format_defines(Call::new(&PRODUCT, items), self.bits, self.group, block)
             .define("ROWS", i64::from(each))
             .define("COLS", columns)
             .grid(rows.ceil_div(i64::from(each))?, groups, 1)
             .tuned_by(tuning);
-        Ok(written(caps, &PRODUCT, call))
+        Ok(written(device, &PRODUCT, call))
     }
 }
 
 /// Columns per work-item, as many as its dot products. On a CPU a work-item is a loop iteration on
 /// a core and a panel is one vector.
-fn columns(caps: &Caps) -> u32 {
-    if caps.explicit_vectors() { 16 } else { 4 }
+fn columns(device: &DeviceProfile) -> u32 {
+    if device.explicit_vectors() { 16 } else { 4 }
 }
 
 /// Work-items per work-group of the kernel for any number of rows, and rows per work-item.
-pub(super) fn default_product(caps: &Caps) -> [u32; 2] {
-    if caps.explicit_vectors() {
+pub(super) fn default_product(device: &DeviceProfile) -> [u32; 2] {
+    if device.explicit_vectors() {
         return [4, 8];
     }
-    [64, most_rows(caps)]
+    [64, most_rows(device)]
 }
 
-/// Rows per work-item on a GPU without register spills, as far as its compiler is known. OpenCL
-/// compilers for phones have fewer registers.
-pub(super) fn most_rows(caps: &Caps) -> u32 {
-    match (caps.few_registers(), caps.backend) {
-        (true, "opencl") => 2,
-        (true, _) => 4,
-        (false, "opencl") if caps.fast_half() => 4,
-        (false, _) => 8,
+/// Rows per work-item on a GPU without register spills, as far as its compiler is known.
+pub(super) fn most_rows(device: &DeviceProfile) -> u32 {
+    match (device.few_registers, device.hoists_loads) {
+        (true, true) => 2,
+        (true, false) | (false, true) => 4,
+        (false, false) => 8,
     }
 }
 
 /// For the kernel for one row: work-items per work-group, how many of them are neighbours along the
 /// columns, and, on a CPU, work-groups per core. These are few, as each quantizes the row itself.
-pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
-    if caps.explicit_vectors() {
+pub(super) fn default_vector(device: &DeviceProfile) -> [u32; 3] {
+    if device.explicit_vectors() {
         [1, 1, 4]
     } else {
         [64, 8, 0]
@@ -280,18 +278,19 @@ pub(super) fn default_vector(caps: &Caps) -> [u32; 3] {
 }
 
 /// Selects the dot products of the device: single words on GPUs, vectors of sixteen on CPUs.
-fn written<A>(caps: &Caps, kernel: &'static Kernel, call: Call<A>) -> Call<A> {
-    let cpu = caps.explicit_vectors();
+fn written<A>(device: &DeviceProfile, kernel: &'static Kernel, call: Call<A>) -> Call<A> {
+    let cpu = device.explicit_vectors();
     let call = if cpu { call.define("WIDE", 1) } else { call };
-    // OpenCL compilers for phones move all loads of an unrolled loop to its front and run out of
-    // registers.
-    let call = if caps.fast_half() && caps.backend == "opencl" {
+    let call = if device.hoists_loads {
         call.define("IN_TURN", 1)
     } else {
         call
     };
-    let dots = caps.packed_dot.define().filter(|d| caps.takes_form(kernel, d));
-    let suits = (caps.packed_dot == PackedDot::X86) == cpu;
+    let dots = device
+        .packed_dot
+        .define()
+        .filter(|d| device.takes_form(kernel, d));
+    let suits = (device.packed_dot == PackedDot::X86) == cpu;
     match dots.filter(|_| suits) {
         Some(define) => call.define(define, 1),
         None => call,
@@ -312,10 +311,10 @@ struct VectorShape {
 
 impl VectorShape {
     /// The shape for `n` columns.
-    fn of(caps: &Caps, n: usize, tuning: &Tuning) -> Self {
+    fn of(device: &DeviceProfile, n: usize, tuning: &Tuning) -> Self {
         let [items, lanes, each] = match tuning.choice.as_slice() {
             &[items, lanes, each] => [items, lanes, each],
-            _ => default_vector(caps),
+            _ => default_vector(device),
         };
         let panels = match each {
             // Work-items that split K synchronize only once: the kernel has no barrier between
@@ -323,14 +322,14 @@ impl VectorShape {
             _ if lanes < items => 1,
             0 => 1,
             _ => {
-                let groups = each.saturating_mul(caps.assumed_units().max(1)) as usize;
+                let groups = each.saturating_mul(device.assumed_compute_units().max(1)) as usize;
                 n.div_ceil(16 * groups).max(2)
             }
         };
         Self {
             items,
             lanes,
-            columns: columns(caps),
+            columns: columns(device),
             panels: i64::try_from(panels).unwrap_or(i64::MAX),
         }
     }
@@ -392,18 +391,18 @@ mod tests {
 
     #[test]
     fn columns_that_are_shared_are_one_panel() {
-        let caps = Caps {
-            kind: crate::backend::DeviceKind::Cpu,
-            ..Caps::neutral()
+        let device = DeviceProfile {
+            simd: crate::lower::Simd::CpuLoop,
+            ..DeviceProfile::neutral()
         };
         let op = MatMulE0m::new(Bits::Four, 32);
-        let tuning = tune::bytes_vector(&op, &caps, 64, 1 << 16);
+        let tuning = tune::bytes_vector(&op, &device, 64, 1 << 16);
         let cut = |choice: [u32; 3]| {
             let tuning = Tuning {
                 choice: choice.to_vec(),
                 ..tuning.clone()
             };
-            VectorShape::of(&caps, 1 << 16, &tuning).panels
+            VectorShape::of(&device, 1 << 16, &tuning).panels
         };
         assert!(cut([1, 1, 4]) > 1);
         assert_eq!([cut([8, 4, 4]), cut([64, 8, 0]), cut([1, 1, 0])], [1; 3]);

@@ -2,10 +2,10 @@
 //! divide the weight.
 
 use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
-use crate::backend::kernel::Kernel;
 use crate::backend::kernel::wave::{WAVE, Wave};
+use crate::backend::kernel::{Kernel, Language};
 use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
-use crate::backend::{Caps, DeviceKind};
+use crate::lower::DeviceProfile;
 
 static VECTOR_TUNABLE: Tunable = Tunable {
     kernel: &VECTOR.kernel,
@@ -58,19 +58,19 @@ fn choices<const N: usize>(
 /// request, and with weights read through images. The first cut, the default, is also tried with
 /// both. `sizes` returns the items and columns of a cut.
 fn with_forms(
-    caps: &Caps,
+    device: &DeviceProfile,
     kernel: &'static Kernel,
     cuts: &[Vec<u32>],
     sizes: fn(&[u32]) -> [u32; 2],
 ) -> Vec<Vec<u32>> {
     // On CPUs the kernel uses explicit vectors, and images are slow.
-    let able = !caps.explicit_vectors();
-    let offered: &[Wave] = if able && caps.takes_form(kernel, WAVE) {
-        &caps.waves
+    let able = !device.explicit_vectors();
+    let offered: &[Wave] = if able && device.takes_form(kernel, WAVE) {
+        &device.waves
     } else {
         &[]
     };
-    let images = able && caps.images_of(kernel).is_some();
+    let images = able && device.images_of(kernel).is_some();
     let waves = |cut: &[u32]| -> Vec<u32> {
         let [items, _] = sizes(cut);
         let fitting = offered.iter().filter(|wave| wave.divides(items));
@@ -100,13 +100,13 @@ fn with_forms(
 }
 
 /// On a GPU, work-groups that do not fill a wave gain nothing.
-fn fills_waves(caps: &Caps, items: u32) -> bool {
+fn fills_waves(device: &DeviceProfile, items: u32) -> bool {
     /// The smallest wave of GPUs with a fixed wave size (Mali).
     const LEAST: u32 = 16;
-    caps.kind == DeviceKind::Cpu || items.is_multiple_of(LEAST)
+    device.is_cpu() || items.is_multiple_of(LEAST)
 }
 
-fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
+fn vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {
     const ALL: [[u32; 3]; 16] = [
         [64, 8, 4],
         [64, 16, 4],
@@ -125,18 +125,18 @@ fn vectors(caps: &Caps) -> Vec<Vec<u32>> {
         [8, 8, 16],
         [16, 16, 16],
     ];
-    let shape = E0mShape::of(caps);
+    let shape = E0mShape::of(device);
     let default = vec![shape.vector_items, shape.lanes, shape.vector_columns];
     let cuts = choices(default, &ALL, |[items, lanes, columns]| {
         // On a CPU splitting K gains nothing, on a GPU small work-groups gain nothing.
         let suits = (items == lanes) == (shape.vector_items == shape.lanes);
-        let room = *items <= caps.max_workgroup && items * columns * 4 <= caps.local_bytes;
+        let room = *items <= device.max_workgroup && items * columns * 4 <= device.local_bytes;
         suits && room && items.is_multiple_of(*lanes) && fits_panel(&shape, *columns)
     });
-    with_forms(caps, &VECTOR, &cuts, |c| [c[0], c[2]])
+    with_forms(device, &VECTOR, &cuts, |c| [c[0], c[2]])
 }
 
-fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
+fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
     const ALL: [[u32; 3]; 12] = [
         [32, 4, 8],
         [64, 4, 8],
@@ -151,23 +151,23 @@ fn matrices(caps: &Caps) -> Vec<Vec<u32>> {
         [16, 16, 8],
         [8, 16, 4],
     ];
-    let shape = E0mShape::of(caps);
+    let shape = E0mShape::of(device);
     let rows = u32::try_from(shape.rows).unwrap_or(8);
     let default = vec![shape.matrix_items, shape.matrix_columns, rows];
     let cuts = choices(default, &ALL, |[items, columns, rows]| {
         // The WGSL kernel has four columns.
-        let text = caps.backend != "wgpu" || *columns == 4;
+        let text = device.language != Language::Wgsl || *columns == 4;
         let stretch = u32::try_from(STRETCH).unwrap_or(u32::MAX);
         let local = (rows * stretch).saturating_add(items * columns).saturating_mul(4);
         // Larger sums would be spilled.
-        let registers = !caps.few_registers() || rows * columns <= 16;
-        let room = *items <= caps.max_workgroup && local <= caps.local_bytes;
-        text && registers && room && fits_panel(&shape, *columns) && fills_waves(caps, *items)
+        let registers = !device.few_registers || rows * columns <= 16;
+        let room = *items <= device.max_workgroup && local <= device.local_bytes;
+        text && registers && room && fits_panel(&shape, *columns) && fills_waves(device, *items)
     });
-    with_forms(caps, &MATRIX, &cuts, |c| [c[0], c[1]])
+    with_forms(device, &MATRIX, &cuts, |c| [c[0], c[1]])
 }
 
-fn byte_vectors(caps: &Caps) -> Vec<Vec<u32>> {
+fn byte_vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {
     const GPU: [[u32; 3]; 7] = [
         [64, 8, 0],
         [64, 16, 0],
@@ -178,14 +178,14 @@ fn byte_vectors(caps: &Caps) -> Vec<Vec<u32>> {
         [128, 32, 0],
     ];
     const CPU: [[u32; 3]; 5] = [[1, 1, 1], [1, 1, 2], [1, 1, 4], [1, 1, 8], [1, 1, 16]];
-    let default = int8::default_vector(caps).to_vec();
-    if caps.explicit_vectors() {
+    let default = int8::default_vector(device).to_vec();
+    if device.explicit_vectors() {
         return choices(default, &CPU, |_| true);
     }
-    choices(default, &GPU, |[items, ..]| *items <= caps.max_workgroup)
+    choices(default, &GPU, |[items, ..]| *items <= device.max_workgroup)
 }
 
-fn byte_matrices(caps: &Caps) -> Vec<Vec<u32>> {
+fn byte_matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
     const GPU: [[u32; 2]; 9] = [
         [64, 4],
         [64, 8],
@@ -208,12 +208,12 @@ fn byte_matrices(caps: &Caps) -> Vec<Vec<u32>> {
         [4, 12],
         [2, 12],
     ];
-    let default = int8::default_product(caps).to_vec();
-    if caps.explicit_vectors() {
+    let default = int8::default_product(device).to_vec();
+    if device.explicit_vectors() {
         return choices(default, &CPU, |_| true);
     }
     choices(default, &GPU, |[items, rows]| {
-        *items <= caps.max_workgroup && *rows <= int8::most_rows(caps)
+        *items <= device.max_workgroup && *rows <= int8::most_rows(device)
     })
 }
 
@@ -222,23 +222,35 @@ fn shape_text(op: &MatMulE0m, k: usize, n: usize) -> String {
 }
 
 /// Tuning of the vector kernel for a `k x n` weight.
-pub(super) fn vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning {
-    VECTOR_TUNABLE.of(caps, shape_text(op, k, n))
+pub(super) fn vector(op: &MatMulE0m, device: &DeviceProfile, k: usize, n: usize) -> Tuning {
+    VECTOR_TUNABLE.of(device, shape_text(op, k, n))
 }
 
 /// Tuning of the matrix kernel for at most `most` rows and a `k x n` weight.
-pub(super) fn matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
-    MATRIX_TUNABLE.of(caps, matrix_text(op, k, n, most))
+pub(super) fn matrix(
+    op: &MatMulE0m,
+    device: &DeviceProfile,
+    k: usize,
+    n: usize,
+    most: Option<i64>,
+) -> Tuning {
+    MATRIX_TUNABLE.of(device, matrix_text(op, k, n, most))
 }
 
 /// Tuning of the int8 vector kernel for a `k x n` weight.
-pub(super) fn bytes_vector(op: &MatMulE0m, caps: &Caps, k: usize, n: usize) -> Tuning {
-    BYTES_VECTOR.of(caps, shape_text(op, k, n))
+pub(super) fn bytes_vector(op: &MatMulE0m, device: &DeviceProfile, k: usize, n: usize) -> Tuning {
+    BYTES_VECTOR.of(device, shape_text(op, k, n))
 }
 
 /// Tuning of the int8 matrix kernel for at most `most` rows and a `k x n` weight.
-pub(super) fn bytes_matrix(op: &MatMulE0m, caps: &Caps, k: usize, n: usize, most: Option<i64>) -> Tuning {
-    BYTES_MATRIX.of(caps, matrix_text(op, k, n, most))
+pub(super) fn bytes_matrix(
+    op: &MatMulE0m,
+    device: &DeviceProfile,
+    k: usize,
+    n: usize,
+    most: Option<i64>,
+) -> Tuning {
+    BYTES_MATRIX.of(device, matrix_text(op, k, n, most))
 }
 
 /// Text that identifies a matmul of at most `most` rows with a `k x n` weight.
@@ -280,38 +292,44 @@ mod tests {
     use super::*;
     use crate::backend::BackendKind;
     use crate::backend::phones::PHONES;
+    use crate::lower::Simd;
 
     #[test]
     fn choices_are_what_texts_and_devices_take() {
-        let phones = PHONES
-            .iter()
-            .flat_map(|p| [p.caps(BackendKind::OpenCl), p.caps(BackendKind::Wgpu)]);
-        let cpus = ["opencl", "wgpu"].map(|backend| Caps {
-            kind: DeviceKind::Cpu,
-            backend,
-            ..Caps::neutral()
+        let phones = PHONES.iter().flat_map(|phone| {
+            let kinds = [BackendKind::OpenCl, BackendKind::Wgpu];
+            kinds.map(|kind| (format!("{} {kind}", phone.name), phone.caps(kind).profile))
         });
-        for caps in phones.chain(cpus).chain([Caps::neutral()]) {
+        let cpus = [
+            (Language::OpenCl, Simd::CpuLoop),
+            (Language::Wgsl, Simd::CpuLanes),
+        ];
+        let cpus = cpus.map(|(language, simd)| {
+            let neutral = DeviceProfile::neutral();
+            let device = DeviceProfile {
+                language,
+                simd,
+                ..neutral
+            };
+            (format!("{simd:?}"), device)
+        });
+        let neutral = ("neutral".to_owned(), DeviceProfile::neutral());
+        for (name, device) in phones.chain(cpus).chain([neutral]) {
             for (tunable, least) in [
                 (&VECTOR_TUNABLE, 2),
                 (&MATRIX_TUNABLE, 2),
                 (&BYTES_VECTOR, 2),
                 (&BYTES_MATRIX, 2),
             ] {
-                let all = (tunable.choices)(&caps);
-                assert!(
-                    all.len() >= least,
-                    "{} on {}: {all:?}",
-                    tunable.kernel.name,
-                    caps.device
-                );
+                let all = (tunable.choices)(&device);
+                assert!(all.len() >= least, "{} on {name}: {all:?}", tunable.kernel.name);
                 for (i, choice) in all.iter().enumerate() {
                     assert!(!all[..i].contains(choice), "{choice:?} twice");
-                    assert!(choice[0] <= caps.max_workgroup);
+                    assert!(choice[0] <= device.max_workgroup);
                     // Mali's waves are 16 work-items, and no kernel can ask for others.
-                    let wave = if caps.few_registers() { 16 } else { 1 };
-                    assert_eq!(choice[0] % wave, 0, "{choice:?} on {}", caps.device);
-                    assert_eq!(tunable.wave(choice), None, "{choice:?} on {}", caps.device);
+                    let wave = if device.few_registers { 16 } else { 1 };
+                    assert_eq!(choice[0] % wave, 0, "{choice:?} on {name}");
+                    assert_eq!(tunable.wave(choice), None, "{choice:?} on {name}");
                 }
             }
         }
@@ -319,35 +337,34 @@ mod tests {
 
     #[test]
     fn waves_are_chosen_where_the_device_takes_requests() {
-        let caps = Caps {
+        let device = DeviceProfile {
             waves: vec![Wave::Half, Wave::Full],
-            ..Caps::neutral()
+            ..DeviceProfile::neutral()
         };
-        let waves = |caps: &Caps, tunable: &Tunable| -> Vec<Option<Wave>> {
-            let all = (tunable.choices)(caps);
+        let waves = |device: &DeviceProfile, tunable: &Tunable| -> Vec<Option<Wave>> {
+            let all = (tunable.choices)(device);
             all.iter().map(|c| tunable.wave(c)).collect()
         };
         for tunable in [&VECTOR_TUNABLE, &MATRIX_TUNABLE] {
-            let found = waves(&caps, tunable);
+            let found = waves(&device, tunable);
             assert_eq!(found[..3], [None, Some(Wave::Half), Some(Wave::Full)]);
-            let plain = waves(&Caps::neutral(), tunable);
+            let plain = waves(&DeviceProfile::neutral(), tunable);
             assert_eq!(found.len(), 3 * plain.len());
             assert!(plain.iter().all(Option::is_none));
             // As a kernel that was wrong with one.
             let form = crate::backend::kernel::form_name(tunable.kernel, WAVE);
-            assert_eq!(
-                waves(&caps.clone().without(tunable.kernel, &form, "wrong"), tunable),
-                plain
-            );
-            let cpu = Caps {
-                kind: DeviceKind::Cpu,
-                ..caps.clone()
+            let mut quarantined = device.clone();
+            quarantined.quarantine(tunable.kernel, &form, "wrong");
+            assert_eq!(waves(&quarantined, tunable), plain);
+            let cpu = DeviceProfile {
+                simd: Simd::CpuLoop,
+                ..device.clone()
             };
             assert!(waves(&cpu, tunable).iter().all(Option::is_none));
         }
-        let lanes = Caps {
+        let lanes = DeviceProfile {
             waves: vec![Wave::Lanes(16), Wave::Lanes(32)],
-            ..Caps::neutral()
+            ..DeviceProfile::neutral()
         };
         for choice in (MATRIX_TUNABLE.choices)(&lanes) {
             assert!(

@@ -1,13 +1,12 @@
-//! E0M matmuls on tensor cores ([`Caps::matrix_units`]). With `f16` activations, 4-bit and 8-bit
+//! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and 8-bit
 //! weights are decoded to halves in registers, and the tensor cores multiply and sum in single
 //! precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel multiplies by
 //! halves derived from `w1` and scales its sums. Results of 4-bit weights are halves too.
 
 use super::{E0mShape, MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
-use crate::backend::Caps;
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
-use crate::lower::Call;
+use crate::lower::{Call, DeviceProfile, TensorCores};
 use crate::quant::Bits;
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -23,7 +22,7 @@ crate::kernel! {
     .with_forms(&[Form {
         // Weights as pairs of halves, if there is no tensor core kernel.
         define: "PAIRS",
-        needs: |caps| caps.backend == "wgpu" && caps.f16_math,
+        needs: |device| by_matrices(device) && device.f16_math,
         features: Features {
             wgsl: &[Feature::F16],
             ..Features::NONE
@@ -42,16 +41,21 @@ crate::kernel! {
 }
 
 /// Device features that both kernels require.
-fn able(caps: &Caps) -> bool {
-    caps.matrix_units && caps.local_bytes >= LOCAL && caps.max_workgroup >= MOST_WARPS * WARP
+fn able(device: &DeviceProfile) -> bool {
+    device.tensor_cores.is_some() && device.local_bytes >= LOCAL && device.max_workgroup >= MOST_WARPS * WARP
+}
+
+/// True if kernels use tensor cores as cooperative matrices.
+fn by_matrices(device: &DeviceProfile) -> bool {
+    device.tensor_cores == Some(TensorCores::CooperativeMatrix)
 }
 
 /// True if local memory holds a row of `k` halves, which the vector kernel normalizes, in addition
 /// to its own use.
-pub(super) fn holds_row(caps: &Caps, k: usize) -> bool {
+pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
     /// Local memory for the sums of all work-items and their reduction.
     const SUMS: usize = 24 << 10;
-    2 * k + SUMS <= caps.local_bytes as usize
+    2 * k + SUMS <= device.local_bytes as usize
 }
 
 /// Results with at most this many rows use the tiles for few rows.
@@ -186,10 +190,10 @@ const WGSL: [[u32; 5]; 6] = [
     [1, 4, 1, 6, 1],
 ];
 
-fn tiles(caps: &Caps) -> Vec<Vec<u32>> {
-    let all: &[[u32; 5]] = if caps.backend == "wgpu" { &WGSL } else { &PTX };
+fn tiles(device: &DeviceProfile) -> Vec<Vec<u32>> {
+    let all: &[[u32; 5]] = if by_matrices(device) { &WGSL } else { &PTX };
     let fits =
-        |[rows, columns, _, _, sharing]: &&[u32; 5]| rows * columns * sharing * WARP <= caps.max_workgroup;
+        |[rows, columns, _, _, sharing]: &&[u32; 5]| rows * columns * sharing * WARP <= device.max_workgroup;
     let others = all.iter().filter(fits);
     std::iter::once(&BY_RULE)
         .chain(others)
@@ -213,12 +217,12 @@ impl MatMulE0m {
     /// The vector kernel for one `k x n` weight, or for two if `two`.
     pub(super) fn vector_on_units(
         &self,
-        caps: &Caps,
+        device: &DeviceProfile,
         [x, y]: [DType; 2],
         [k, n]: [usize; 2],
         two: bool,
     ) -> Option<Call<VectorArgs>> {
-        let block = self.block(x, k).filter(|_| caps.takes(&VECTOR))?;
+        let block = self.block(x, k).filter(|_| device.takes(&VECTOR))?;
         // Sums of undecoded 4-bit weights are precise enough for half results, not for single
         // precision.
         if self.bits == Bits::Four && y != DType::F16 {
@@ -232,14 +236,14 @@ impl MatMulE0m {
         let walks = k.div_ceil(length);
         // Many columns fill the device with small work-groups; few columns are shared by more
         // warps.
-        let units = caps.assumed_units() as usize;
+        let units = device.assumed_compute_units() as usize;
         let mut warps: u32 = match groups {
-            _ if caps.backend == "wgpu" => 8,
+            _ if by_matrices(device) => 8,
             _ if groups >= 2 * units => 4,
             _ if groups > units => 8,
             _ => MOST_WARPS,
         };
-        while warps > 1 && (warps as usize > walks || warps * WARP > caps.max_workgroup) {
+        while warps > 1 && (warps as usize > walks || warps * WARP > device.max_workgroup) {
             warps /= 2;
         }
         // Every other warp processes the second weight.
@@ -247,7 +251,7 @@ impl MatMulE0m {
             warps *= 2;
         }
         let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
-        let call = match E0mShape::of(caps).panel {
+        let call = match E0mShape::of(device).panel {
             Some(_) => call,
             None => call.define("FLAT", 1),
         };
@@ -256,7 +260,7 @@ impl MatMulE0m {
         } else {
             call
         };
-        let call = if self.bits == Bits::Four && caps.takes_form(&VECTOR, "PAIRS") {
+        let call = if self.bits == Bits::Four && device.takes_form(&VECTOR, "PAIRS") {
             call.define("PAIRS", 1)
         } else {
             call
@@ -268,21 +272,21 @@ impl MatMulE0m {
     /// multiples of four elements.
     pub(super) fn matrix_on_units(
         &self,
-        caps: &Caps,
+        device: &DeviceProfile,
         [x, y]: [DType; 2],
         k: usize,
         n: usize,
         rows: &Dim,
         most: Option<i64>,
     ) -> Option<Call<MatrixArgs>> {
-        self.block(x, k).filter(|_| caps.takes(&MATRIX))?;
+        self.block(x, k).filter(|_| device.takes(&MATRIX))?;
         // Weights are rounded to halves, which is invisible in half results.
         if y != DType::F16 {
             return None;
         }
-        let units = caps.assumed_units() as usize;
-        let tuning = MATRIX_TUNABLE.of(caps, tune::matrix_text(self, k, n, most));
-        let tile = Tile::of(most.unwrap_or(i64::MAX), n, units, caps.backend == "wgpu").tuned(&tuning);
+        let units = device.assumed_compute_units() as usize;
+        let tuning = MATRIX_TUNABLE.of(device, tune::matrix_text(self, k, n, most));
+        let tile = Tile::of(most.unwrap_or(i64::MAX), n, units, by_matrices(device)).tuned(&tuning);
         let columns = tile.columns * i64::try_from(COLUMNS).unwrap_or(1);
         let groups = Dim::from_usize(n).ceil_div(columns).ok()?;
         let down = rows.ceil_div(tile.rows * tile.tiles * 16).ok()?;
@@ -313,6 +317,7 @@ impl MatMulE0m {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Caps;
     use crate::backend::kernel::Language;
     use crate::selftest::case::{self, Scenario};
     use std::collections::BTreeSet;
@@ -330,14 +335,13 @@ mod tests {
     /// Results of cases are halves where floats are stored so, which both kernels ask for.
     #[test]
     fn cases_run_both_kernels_by_weights_of_each_width() {
-        let caps = Caps {
-            matrix_units: true,
-            fast_local: true,
-            units: 132,
-            local_bytes: 48 << 10,
-            max_workgroup: 1024,
-            ..Caps::neutral()
-        };
+        let caps = Caps::neutral().with(|device| {
+            device.tensor_cores = Some(TensorCores::Ptx);
+            device.fast_local = true;
+            device.compute_units = 132;
+            device.local_bytes = 48 << 10;
+            device.max_workgroup = 1024;
+        });
         let mut found = BTreeSet::new();
         for case in super::super::cases() {
             let scenario = Scenario::of(&case).unwrap();

@@ -49,7 +49,7 @@ fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<()
     let with = epilogue(expr, cx, places)?;
     let count = cx.out_fact(0)?.shape.count()?;
     let mut call = Call::new(&KERNEL, 64).may_be_padded().epilogue(with);
-    call = if cx.caps().explicit_vectors() {
+    call = if cx.device().explicit_vectors() {
         call.define("RUN", 16).grid(count.ceil_div(16 * 64)?, 1, 1)
     } else {
         call.grid(count.ceil_div(2 * 64)?, 1, 1)

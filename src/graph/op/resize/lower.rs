@@ -108,7 +108,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     };
     let count = out.count()?;
     let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
-    let mut call = if cx.caps().explicit_vectors() {
+    let mut call = if cx.device().explicit_vectors() {
         Call::new(&KERNEL, 4)
             .define("ITEM", 1)
             .grid(rows.ceil_div(4)?, 1, 1)

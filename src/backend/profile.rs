@@ -1,0 +1,304 @@
+//! What kernel selection knows about a device.
+
+use super::kernel::image::{ImageKind, Images};
+use super::kernel::wave::Wave;
+use super::kernel::{self, Kernel, Language};
+use super::phones::Family;
+use super::tunable::Tuned;
+
+/// How a device executes the work-items of a work-group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Simd {
+    /// On a GPU: the work-items of a subgroup run in lockstep.
+    Gpu,
+    /// On a CPU, with explicit vectors: a work-item is a loop iteration on a core, and the kernel's
+    /// own vector types decide vectorization. Barriers are expensive. Such a device wants one row
+    /// per work-item, in runs of 16 elements.
+    CpuLoop,
+    /// On a CPU, with implicit vectors: a work-item is a lane of a core's vector. Loads are made
+    /// lane by lane, wherever they lie, so a vector of four elements takes little longer than one.
+    /// Barriers and local memory cost more than they save.
+    CpuLanes,
+}
+
+/// How kernels use tensor cores: 16 x 16 tiles of halves, accumulated in single precision by 32
+/// work-items together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TensorCores {
+    /// Inline PTX in OpenCL C.
+    Ptx,
+    /// Cooperative matrices of WGSL.
+    CooperativeMatrix,
+}
+
+/// What operators know about a device when they choose kernels: facts and limits, but no names.
+/// Each backend fills in the profile of its devices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DeviceProfile {
+    /// The language of its kernels.
+    pub language: Language,
+    /// How it executes work-items.
+    pub simd: Simd,
+    /// It has memory of its own, as discrete GPUs do.
+    pub dedicated_memory: bool,
+    /// Required alignment of a view's offset, in bytes: a power of two, at least 16, so that
+    /// kernels can load vectors of four words.
+    pub view_align: u64,
+    /// Largest view that a kernel may bind, in bytes.
+    pub max_view_bytes: u64,
+    /// Work-group (local, shared) memory in bytes.
+    pub local_bytes: u32,
+    /// Local memory is faster than the caches of global memory, so staging data that several
+    /// work-items read pays off.
+    pub fast_local: bool,
+    /// Compute units; 0 if the driver does not say.
+    pub compute_units: u32,
+    /// Largest number of work-items in a work-group.
+    pub max_workgroup: u32,
+    /// Largest grid on each axis, in work-groups.
+    pub max_grid: u32,
+    /// Subgroup size if the driver has subgroups; the smallest one if it varies.
+    pub subgroup: Option<u32>,
+    /// Subgroup widths that kernels may request; empty if the compiler alone decides.
+    pub waves: Vec<Wave>,
+    /// Half-precision arithmetic is available.
+    pub f16_math: bool,
+    /// Half-precision arithmetic is faster than single precision. CPU drivers only emulate it.
+    pub fast_f16: bool,
+    /// Work-items have so few registers that large result tiles do not fit.
+    pub few_registers: bool,
+    /// The compiler moves all loads of an unrolled loop to its front, which needs more registers
+    /// than there are.
+    pub hoists_loads: bool,
+    /// Tensor cores, if kernels can use them.
+    pub tensor_cores: Option<TensorCores>,
+    /// How kernels write dot products of 8-bit values.
+    pub packed_dot: PackedDot,
+    /// Images created from buffers, and whether plans use them.
+    pub images: Images,
+    /// Kernels quarantined on this device because they gave wrong results or could not be built.
+    pub quarantined: Vec<Quarantined>,
+    /// Kernel settings chosen by measurement on this device.
+    pub tuned: Vec<Tuned>,
+}
+
+/// A quarantined kernel: a variant ([`kernel::KernelSpec::variants`]) that is not used on a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+pub struct Quarantined {
+    /// Name of the variant.
+    pub variant: String,
+    /// [`Kernel::checksum`]; a kernel whose source has changed is tried again.
+    pub checksum: u32,
+    /// What was wrong.
+    pub why: String,
+}
+
+impl DeviceProfile {
+    /// Whether the device can run a kernel: always for a generic one; for a variant, if the device
+    /// has what it needs and the variant is not quarantined. Only this method and
+    /// [`DeviceProfile::takes_form`] decide that.
+    pub fn takes(&self, kernel: &'static Kernel) -> bool {
+        let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
+        kernel.variant.is_none_or(able)
+    }
+
+    /// Whether the device has what a form of a kernel needs and the form is not quarantined.
+    pub fn takes_form(&self, kernel: &'static Kernel, define: &str) -> bool {
+        let form = kernel.forms.iter().find(|f| f.define == define);
+        let able = |f: &kernel::Form| {
+            (f.needs)(self) && !self.is_quarantined(kernel, &kernel::form_name(kernel, define))
+        };
+        form.is_some_and(able)
+    }
+
+    /// The kind of image through which a kernel reads operands that fit, unless that form of the
+    /// kernel is quarantined.
+    pub fn images_of(&self, kernel: &'static Kernel) -> Option<ImageKind> {
+        let used = |_: &ImageKind| !self.is_quarantined(kernel, &kernel::image_form(kernel));
+        self.images.reads.filter(used)
+    }
+
+    /// Whether this variant, the kernel itself or one of its forms, is quarantined.
+    pub fn is_quarantined(&self, kernel: &'static Kernel, variant: &str) -> bool {
+        let same = |q: &Quarantined| q.variant == variant && q.checksum == kernel.checksum();
+        self.quarantined.iter().any(same)
+    }
+
+    /// Quarantines the given variant.
+    pub fn quarantine(&mut self, kernel: &'static Kernel, variant: &str, why: &str) {
+        self.quarantined.retain(|q| q.variant != variant);
+        self.quarantined.push(Quarantined {
+            variant: variant.to_owned(),
+            checksum: kernel.checksum(),
+            why: why.to_owned(),
+        });
+    }
+
+    /// Compute units, or an estimate for a device of this kind if the driver does not say.
+    pub fn assumed_compute_units(&self) -> u32 {
+        match (self.compute_units, self.dedicated_memory) {
+            // Desktop GPUs with tensor cores have 24 to 170, and too few work-groups cost more than
+            // small ones.
+            (0, true) if self.tensor_cores.is_some() => 128,
+            (0, true) => 64,
+            (0, false) => 16,
+            (units, _) => units,
+        }
+    }
+
+    /// Kernels run on a CPU.
+    pub fn is_cpu(&self) -> bool {
+        self.simd != Simd::Gpu
+    }
+
+    /// See [`Simd::CpuLoop`].
+    pub fn explicit_vectors(&self) -> bool {
+        self.simd == Simd::CpuLoop
+    }
+
+    /// See [`Simd::CpuLanes`].
+    pub fn lane_vectors(&self) -> bool {
+        self.simd == Simd::CpuLanes
+    }
+
+    /// Like [`DeviceProfile::lane_vectors`], with subgroups of at least 8 lanes: broadcasting a
+    /// value to the subgroup is cheaper than loading it again, so each lane loads a different row
+    /// and all lanes share them.
+    pub fn lane_broadcast(&self) -> bool {
+        self.lane_vectors() && self.subgroup.is_some_and(|lanes| lanes >= 8)
+    }
+
+    /// Sets what drivers do not report about a GPU but what follows from its family.
+    pub fn set_family(&mut self, family: Option<Family>) {
+        self.few_registers = family == Some(Family::Mali);
+        self.fast_f16 = self.f16_math && family.is_some();
+        self.hoists_loads = self.fast_f16 && self.language == Language::OpenCl;
+    }
+
+    /// A GPU that shares the host's memory, with kernels in OpenCL C and limits that phones meet.
+    pub fn neutral() -> Self {
+        Self {
+            language: Language::OpenCl,
+            simd: Simd::Gpu,
+            dedicated_memory: false,
+            view_align: 128,
+            max_view_bytes: 1 << 27,
+            local_bytes: 1 << 15,
+            fast_local: false,
+            compute_units: 0,
+            max_workgroup: 1024,
+            max_grid: 65_535,
+            subgroup: None,
+            waves: Vec::new(),
+            f16_math: false,
+            fast_f16: false,
+            few_registers: false,
+            hoists_loads: false,
+            tensor_cores: None,
+            packed_dot: PackedDot::None,
+            images: Images::default(),
+            quarantined: Vec::new(),
+            tuned: Vec::new(),
+        }
+    }
+}
+
+/// How kernels write the dot product of four 8-bit values with four others, which some devices
+/// compute in one instruction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PackedDot {
+    /// Single multiplications.
+    #[default]
+    None,
+    /// The built-in function of WGSL.
+    Wgsl,
+    /// Inline PTX.
+    Ptx,
+    /// `cl_khr_integer_dot_product`.
+    Khr,
+    /// `cl_arm_integer_dot_product_accumulate_int8`.
+    Arm,
+    /// AVX-512 instructions of an x86 CPU, sixteen words at a time.
+    X86,
+}
+
+impl PackedDot {
+    /// The define that selects it in OpenCL C (cl/common/dot.cl).
+    pub fn define(self) -> Option<&'static str> {
+        match self {
+            Self::None | Self::Wgsl => None,
+            Self::Ptx => Some("PTX"),
+            Self::Khr => Some("KHR"),
+            Self::Arm => Some("ARM"),
+            Self::X86 => Some("X86_BYTES"),
+        }
+    }
+
+    /// Chooses by the extensions that an OpenCL driver lists.
+    #[cfg(feature = "opencl")]
+    pub(crate) fn listed(has: impl Fn(&str) -> bool) -> Self {
+        [
+            ("cl_khr_integer_dot_product", Self::Khr),
+            ("cl_arm_integer_dot_product_accumulate_int8", Self::Arm),
+        ]
+        .into_iter()
+        .find(|(name, _)| has(name))
+        .map_or(Self::None, |(_, dot)| dot)
+    }
+}
+
+/// How the maker of a GPU is known.
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Maker {
+    /// PCI vendor ID, reported by the driver.
+    Pci(u32),
+    /// The driver is Apple's own (Metal or OpenCL), which reports no vendor ID.
+    ApplesDriver,
+}
+
+/// [`DeviceProfile::fast_local`]: NVIDIA, AMD, Intel and Apple GPUs have dedicated local memory,
+/// and Apple's drivers drive only these. Mali has none, and Adreno's is not faster than its caches.
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
+pub(crate) fn fast_local(kind: super::DeviceKind, maker: Maker) -> bool {
+    let known = match maker {
+        Maker::Pci(number) => [0x10de, 0x1002, 0x8086, 0x106b].contains(&number),
+        Maker::ApplesDriver => true,
+    };
+    known && kind != super::DeviceKind::Cpu
+}
+
+#[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn local_memory_is_fast_on_gpus_that_have_some() {
+        use super::super::DeviceKind::{Cpu, Discrete, Integrated, Other};
+        // As NVIDIA's, AMD's and Intel's drivers say, and MoltenVK of an Apple GPU.
+        for (kind, number) in [
+            (Discrete, 0x10de),
+            (Discrete, 0x1002),
+            (Integrated, 0x8086),
+            (Integrated, 0x106b),
+        ] {
+            assert!(fast_local(kind, Maker::Pci(number)), "{number:#x}");
+        }
+        // Mali, Adreno, PowerVR, Microsoft's and Mesa's renderers, Intel's OpenCL on a CPU; nothing
+        // known.
+        for (kind, number) in [
+            (Integrated, 0x13b5),
+            (Integrated, 0x5143),
+            (Integrated, 0x1010),
+            (Cpu, 0x1414),
+            (Cpu, 0x10005),
+            (Cpu, 0x8086),
+            (Other, 0),
+        ] {
+            assert!(!fast_local(kind, Maker::Pci(number)), "{number:#x}");
+        }
+        // Metal, whatever kind it says; Apple's OpenCL has the CPU as a device too.
+        assert!(fast_local(Integrated, Maker::ApplesDriver) && fast_local(Discrete, Maker::ApplesDriver));
+        assert!(!fast_local(Cpu, Maker::ApplesDriver));
+    }
+}
