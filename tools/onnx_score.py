@@ -4,7 +4,7 @@
     tools/onnx_score.py [--data DIR] [--report FILE] [--peers NAME,...] [--seconds N]
                         [--json FILE] [--failures]
 
-The results of tlite come from the report of tests/onnx_nodes.rs. --report names a report that was
+The results of tlite come from the report of tests/references/onnx_nodes.rs. --report names a report that was
 written with TLITE_ONNX_NODES_REPORT; without it the test runs. On a device a case counts as passed
 if the device runs all of it; cases with nodes on the host are counted in another column.
 
@@ -207,13 +207,13 @@ def ours(file, names):
 
 
 def report_of_test(data, scratch):
-    say("Running tests/onnx_nodes.rs")
+    say("Running tests/references/onnx_nodes.rs")
     file = os.path.join(scratch, "report.txt")
     environment = dict(os.environ, TLITE_ONNX_DATA=data, TLITE_ONNX_NODES_REPORT=file)
     command = ["cargo", "test", "--release", "--test", "onnx_nodes", "--manifest-path", os.path.join(ROOT, "Cargo.toml")]
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
     if not os.path.isfile(file):
-        sys.exit("error: tests/onnx_nodes.rs wrote no report")
+        sys.exit("error: tests/references/onnx_nodes.rs wrote no report")
     return file
 
 

@@ -83,8 +83,8 @@ if setup_intel_opencl; then
     }
     # Its compiler builds one program at a time per process, so use two processes.
     operators() {
-        matching conformance f16@opencl & local halves=$!
-        matching conformance @opencl --skip f16@opencl & local others=$!
+        matching references conformance::f16@opencl & local halves=$!
+        matching references conformance::@opencl --skip f16@opencl & local others=$!
         local failed=0
         wait "$halves" || failed=1
         wait "$others" || failed=1
@@ -94,9 +94,9 @@ if setup_intel_opencl; then
     step "Intel's OpenCL: operators" operators
     # Intel's driver supports images over buffers, and the half-precision arithmetic that weights in
     # pairs need.
-    step "Intel's OpenCL: accuracy of phones' kernels" matching llm agreement_as_
-    step "Intel's OpenCL: a model on an Adreno" matching phone_path adreno_
-    step "Intel's OpenCL: a model on a Mali" matching phone_path mali_
+    step "Intel's OpenCL: accuracy of phones' kernels" matching references llm::agreement_as_
+    step "Intel's OpenCL: a model on an Adreno" matching models phone_path::adreno_
+    step "Intel's OpenCL: a model on a Mali" matching models phone_path::mali_
 fi
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed in $SECONDS s"

@@ -7,13 +7,13 @@ pub mod hugging_face;
 pub mod llm;
 mod not_tested;
 pub mod onnx;
+pub mod suite;
 pub mod tiny;
 pub mod values;
 
 pub use not_tested::{not_tested, required};
 pub use values::*;
 
-use libtest_mimic::{Failed, Trial};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
@@ -80,24 +80,6 @@ impl Tier {
     pub fn step(self, sparse: usize) -> usize {
         if Self::of_environment() < self { sparse } else { 1 }
     }
-}
-
-/// A trial for each backend without a device: failed where it is required, else ignored with the
-/// reason in its name.
-pub fn missing_trials(missing: Vec<Missing>) -> Vec<Trial> {
-    let trial = |m: Missing| {
-        let required = m.is_required();
-        let name = format!("NO DEVICE FOR BACKEND {}: {}", m.backend, m.why);
-        Trial::test(name, move || Err(Failed::from(m.why))).with_ignored_flag(!required)
-    };
-    missing.into_iter().map(trial).collect()
-}
-
-/// A trial in the place of those that need what is not given: failed where backends are required,
-/// else ignored.
-pub fn not_set(why: &'static str) -> Trial {
-    let trial = Trial::test(format!("NOT TESTED: {why}"), move || Err(Failed::from(why)));
-    trial.with_ignored_flag(required().is_empty())
 }
 
 /// Shows errors of the command as the library has them, on a line of their own, see [`Failure`].

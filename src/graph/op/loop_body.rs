@@ -255,7 +255,7 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    // Subgraphs come from models: see `tests/onnx_nodes.rs`.
+    // Subgraphs come from models: see `tests/references/onnx_nodes.rs`.
     Vec::new()
 }
 

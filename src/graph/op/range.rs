@@ -202,7 +202,7 @@ fn cases() -> Vec<Case> {
     let whole = [floats(0.0, 131.0, 1.0), floats(7.0, -60.0, -2.0)];
     let all = whole.into_iter().chain([floats(0.5, 3.0, 0.25)]).flatten();
     let all = all.chain([case(5, 6, 1), case(-3, 200, 7), case(9, -9, -2)]);
-    // Symbolic lengths run on devices too; see tests/conformance/symbolic.rs.
+    // Symbolic lengths run on devices too; see tests/references/conformance/symbolic.rs.
     let folded = all.map(|case| case.host_only("constants are folded when planning"));
     folded.chain([case(0, 129, 1)]).collect()
 }

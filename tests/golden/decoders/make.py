@@ -4,7 +4,7 @@
     tests/golden/decoders/make.py
 
 NAME.onnx is a decoder of one or two layers with made-up weights; NAME.f32 its logits, little-endian, a row for each of TOKENS: a prefill of the first
-PREFILL, then one at a time. tests/exports.rs runs them. Needs what tools/export_llm.py needs, and onnxruntime.
+PREFILL, then one at a time. tests/references/exports.rs runs them. Needs what tools/export_llm.py needs, and onnxruntime.
 """
 
 import importlib.util

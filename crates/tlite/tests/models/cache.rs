@@ -1,11 +1,11 @@
 //! Compiled kernels on disk: a second start compiles nothing, and whatever becomes of the files,
 //! the answer is the same.
 
-use libtest_mimic::{Arguments, Trial};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use tlite_testing::gguf::Traits;
+use tlite_testing::suite::Suite;
 use tlite_testing::{Text, carries, tiny_model};
 use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
@@ -13,32 +13,25 @@ use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = Vec::new();
-    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
-        trials.push(Trial::test(name, move || Ok(run()?)));
-    };
+pub fn trials(suite: &mut Suite) {
+    let works: [(&str, fn(&Starts) -> Outcome); 6] = [
+        ("a_second_start_compiles_nothing", twice),
+        ("damaged_files_are_made_anew", damaged),
+        ("each_file_alone_changes_no_token", alone),
+        ("refused_programs_are_made_anew", refused),
+        ("folders_that_cannot_be_written", unwritable),
+        ("two_processes_at_once", at_once),
+    ];
+    let devices = suite.devices();
     for d in &devices {
-        let name = d.label(&devices);
-        let of = |run: fn(&Starts) -> Outcome| {
+        for (name, work) in works {
             let (kind, device) = (d.kind, d.caps.device.clone());
-            Box::new(move || run(&Starts::new(kind, device)))
-        };
-        add(format!("a_second_start_compiles_nothing@{name}"), of(twice));
-        add(format!("damaged_files_are_made_anew@{name}"), of(damaged));
-        add(format!("each_file_alone_changes_no_token@{name}"), of(alone));
-        add(format!("refused_programs_are_made_anew@{name}"), of(refused));
-        add(format!("folders_that_cannot_be_written@{name}"), of(unwritable));
-        add(format!("two_processes_at_once@{name}"), of(at_once));
+            suite.add(format!("{name}@{}", d.label(&devices)), move || {
+                work(&Starts::new(kind, device))
+            });
+        }
     }
-    add(
-        "a_library_writes_nothing_by_itself".to_owned(),
-        Box::new(off_by_default),
-    );
-    trials.extend(tlite_testing::missing_trials(missing));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    suite.add("a_library_writes_nothing_by_itself", off_by_default);
 }
 
 /// A model, a device, and a folder for what is kept.

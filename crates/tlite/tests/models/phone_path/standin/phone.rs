@@ -1,6 +1,6 @@
 //! The stand-in as a device with two kernels.
 
-use crate::play::Outcome;
+use crate::phone_path::play::Outcome;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -70,7 +70,7 @@ impl Phone {
     }
 
     pub fn of(profile: Profile) -> Result<Self, String> {
-        Self::new(crate::of(profile))
+        Self::new(crate::phone_path::of(profile))
     }
 
     /// Bytes of a property.

@@ -1,13 +1,11 @@
 //! The interfaces of programs: sessions over one model, on the host and on every device; and that
 //! of C, whose program is compiled and run here.
 
-#[path = "api/c.rs"]
 mod c;
 
-use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
+use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
 use transformer_lite::unstable::error::Error;
@@ -24,18 +22,13 @@ use transformer_lite_convert::gguf::Value;
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = Vec::new();
-    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
-        trials.push(Trial::test(name, move || Ok(run()?)));
-    };
+pub fn trials(suite: &mut Suite) {
+    let devices = suite.devices();
     for d in &devices {
         let device = d.clone();
-        add(
+        suite.add(
             format!("executors_share_weights@{}", d.label(&devices)),
-            Box::new(move || executors_share_weights(&device)),
+            move || executors_share_weights(&device),
         );
     }
     let mut places = vec![BackendChoice::Host];
@@ -45,22 +38,14 @@ fn main() -> ExitCode {
         }
     }
     for place in places {
-        add(format!("sessions@{place}"), Box::new(move || sessions(place)));
-        add(
-            format!("sessions_in_threads@{place}"),
-            Box::new(move || in_threads(place)),
-        );
-        add(format!("c@{place}"), Box::new(move || c::runs(place)));
+        suite.add(format!("sessions@{place}"), move || sessions(place));
+        suite.add(format!("sessions_in_threads@{place}"), move || in_threads(place));
+        suite.add(format!("c@{place}"), move || c::runs(place));
     }
-    add("loads_that_are_refused".to_owned(), Box::new(refused));
-    add("c_header".to_owned(), Box::new(c::header));
-    add(
-        "c_header_in_old_c_and_in_cpp".to_owned(),
-        Box::new(c::header_in_old_c_and_in_cpp),
-    );
-    add("c@host_under_valgrind".to_owned(), Box::new(c::under_valgrind));
-    trials.extend(tlite_testing::missing_trials(missing));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    suite.add("loads_that_are_refused", refused);
+    suite.add("c_header", c::header);
+    suite.add("c_header_in_old_c_and_in_cpp", c::header_in_old_c_and_in_cpp);
+    suite.add("c@host_under_valgrind", c::under_valgrind);
 }
 
 /// A tiny random model that says letters: the rows of all other tokens in its output matrix are

@@ -6,18 +6,17 @@
 //! `tools/setup.sh` fetches its sets. A trial is named as its folder, with that of its set and `/`
 //! before unless that is `node`, and on a device with `@` and the backend behind. A model that the
 //! importer refuses because an operator or a type is not there counts as unsupported. What is
-//! unsupported and what fails is listed in `tests/onnx_nodes_expected.txt`, with reasons; all that
+//! unsupported and what fails is listed in `tests/references/onnx_nodes_expected.txt`, with reasons; all that
 //! is listed must be so. On a device a case counts as passed where the device runs something of it
 //! and the host nothing. With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each
 //! case.
 
-use libtest_mimic::{Arguments, Failed, Trial};
 use std::collections::HashMap;
 use std::error::Error as _;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 use tlite_testing::Device;
+use tlite_testing::suite::Suite;
 use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::interp::Interpreter;
@@ -97,19 +96,18 @@ enum Outcome {
     Failed(String),
 }
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+/// Place, set, name, outcome and reason of each case.
+type Tally = Vec<(String, &'static str, String, &'static str, String)>;
+
+pub fn trials(suite: &mut Suite) {
     let Some(folder) = std::env::var_os("TLITE_ONNX_DATA").map(PathBuf::from) else {
-        let trials = vec![tlite_testing::not_set(NO_FOLDER)];
-        return libtest_mimic::run(&arguments, trials).exit_code();
+        suite.not_set(NO_FOLDER);
+        return;
     };
     let expected = Arc::new(Expected::parse(include_str!("onnx_nodes_expected.txt")));
     let files: Vec<CaseFiles> = SETS.iter().flat_map(|set| cases(&folder, set)).collect();
-    /// Backend, set, name, outcome and reason of each case.
-    type Tally = Mutex<Vec<(String, &'static str, String, &'static str, String)>>;
-    let tally: Arc<Tally> = Arc::default();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = tlite_testing::missing_trials(missing);
+    let tally: Arc<Mutex<Tally>> = Arc::default();
+    let devices = suite.devices();
     let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
         .chain(devices.iter().map(|d| (d.label(&devices), Some(d.clone()))))
         .collect();
@@ -121,48 +119,52 @@ fn main() -> ExitCode {
             };
             let (case, place, device) = (case.clone(), place.clone(), device.clone());
             let (expected, tally, label) = (expected.clone(), tally.clone(), name.clone());
-            trials.push(Trial::test(name, move || {
+            suite.add(name, move || {
                 let (kind, why, result) = expected.judge(&label, run(&case, device.as_ref()));
                 let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
                 tally.push((place, case.set, label, kind, why));
                 result
-            }));
+            });
         }
     }
     let list = expected.clone();
-    let all: Vec<String> = trials.iter().map(|t| t.name().to_owned()).collect();
-    trials.push(Trial::test("every_entry_of_the_list_names_a_case", move || {
-        Ok(list.check(&all)?)
-    }));
-    trials.push(Trial::test("the_folder_is_whole", move || {
+    let all = suite.names();
+    suite.add("every_entry_of_the_list_names_a_case", move || list.check(&all));
+    suite.add("the_folder_is_whole", move || {
         for set in SETS {
             let count = files.iter().filter(|c| c.set == set.name).count();
             if count != set.cases {
                 let (name, wanted) = (set.name, set.cases);
                 return Err(format!(
                     "{name}: {count} cases, expected {wanted}: is this the folder of onnx 1.22.0?"
-                )
-                .into());
+                ));
             }
         }
         Ok(())
-    }));
-    let whole = arguments.filter.is_none() && arguments.skip.is_empty() && !arguments.list;
-    let conclusion = libtest_mimic::run(&arguments, trials);
-    let mut tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));
-    tally.sort();
-    if let Some(file) = std::env::var_os("TLITE_ONNX_NODES_REPORT") {
-        let lines: Vec<String> = tally
-            .iter()
-            .map(|(_, _, name, kind, why)| format!("{kind}\t{name}\t{}\n", why.replace('\n', " ")))
-            .collect();
-        std::fs::write(file, lines.concat()).unwrap_or_else(|e| panic!("TLITE_ONNX_NODES_REPORT: {e}"));
-    }
-    if !whole {
-        return conclusion.exit_code();
-    }
-    let mut broken = false;
-    for (place, device) in &places {
+    });
+    suite.after(move |whole| {
+        let mut tally = std::mem::take(&mut *tally.lock().unwrap_or_else(PoisonError::into_inner));
+        tally.sort();
+        if let Some(file) = std::env::var_os("TLITE_ONNX_NODES_REPORT") {
+            let lines: Vec<String> = tally
+                .iter()
+                .map(|(_, _, name, kind, why)| format!("{kind}\t{name}\t{}\n", why.replace('\n', " ")))
+                .collect();
+            std::fs::write(file, lines.concat()).map_err(|e| format!("TLITE_ONNX_NODES_REPORT: {e}"))?;
+        }
+        if whole {
+            sums(&tally, &places, &expected)
+        } else {
+            Ok(())
+        }
+    });
+}
+
+/// Prints how many cases of each set had which outcome. As many must pass as when the test was last
+/// changed, and each reason of the list must still be one.
+fn sums(tally: &Tally, places: &[(String, Option<Device>)], expected: &Expected) -> Result<(), String> {
+    let mut wrong = Vec::new();
+    for (place, device) in places {
         for set in SETS {
             let of = |kind| {
                 let here = tally
@@ -187,24 +189,25 @@ fn main() -> ExitCode {
             };
             let wanted = device.as_ref().map_or(set.passed, on);
             if passed != wanted {
-                println!(
-                    "FAILED: {place}: {}: {wanted} cases passed when the test was last changed",
+                wrong.push(format!(
+                    "{place}: {}: {wanted} cases passed when the test was last changed",
                     set.name
-                );
-                broken = true;
+                ));
             }
         }
     }
     let unsupported = tally.iter().filter(|(_, _, _, kind, _)| *kind == "unsupported");
     let reasons: Vec<&str> = unsupported.map(|(_, _, _, _, why)| why.as_str()).collect();
     if let Some(glob) = expected.unused(&reasons) {
-        println!("FAILED: onnx_nodes_expected.txt: no case is \"unsupported: {glob}\"");
-        broken = true;
+        wrong.push(format!(
+            "onnx_nodes_expected.txt: no case is \"unsupported: {glob}\""
+        ));
     }
-    if broken {
-        return ExitCode::FAILURE;
+    if wrong.is_empty() {
+        Ok(())
+    } else {
+        Err(wrong.join("\n"))
     }
-    conclusion.exit_code()
 }
 
 /// Where a case is.
@@ -465,18 +468,18 @@ impl Expected {
     }
 
     /// Whether an outcome is as it should be: its kind, the reason, and what the trial says.
-    fn judge(&self, name: &str, outcome: Outcome) -> (&'static str, String, Result<(), Failed>) {
-        let wrong = |why: String| ("failed", why.clone(), Err(Failed::from(why)));
+    fn judge(&self, name: &str, outcome: Outcome) -> (&'static str, String, Result<(), String>) {
+        let wrong = |why: String| ("failed", why.clone(), Err(why));
         match (outcome, self.find(name)) {
             (Outcome::Passed, None) => ("passed", String::new(), Ok(())),
             (Outcome::Planned, None) => ("planned", String::new(), Ok(())),
             (Outcome::PartlyOnHost(why), None) => ("partly on the host", why, Ok(())),
             (Outcome::Passed | Outcome::Planned | Outcome::PartlyOnHost(_), Some(reason)) => wrong(format!(
-                "passes, but tests/onnx_nodes_expected.txt has it: {reason}"
+                "passes, but tests/references/onnx_nodes_expected.txt has it: {reason}"
             )),
             (Outcome::Unsupported(why), _) if self.is_unsupported(&why) => ("unsupported", why, Ok(())),
             (Outcome::Unsupported(why), _) => wrong(format!(
-                "unsupported, and tests/onnx_nodes_expected.txt does not have it: {why}"
+                "unsupported, and tests/references/onnx_nodes_expected.txt does not have it: {why}"
             )),
             (Outcome::Failed(why), Some(_)) => ("expected failure", why, Ok(())),
             (Outcome::Failed(why), None) => wrong(why),

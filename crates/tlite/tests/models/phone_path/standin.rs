@@ -1,12 +1,10 @@
 //! What the stand-in does itself, by calls of its functions in this process. What the engine makes
 //! of it is tested beside this.
 
-#[path = "standin/phone.rs"]
 mod phone;
-#[path = "standin/recordings.rs"]
 mod recordings;
 
-use crate::play::Outcome;
+use super::play::Outcome;
 use phone::{
     COUNT, DEVICE_EXTENSIONS, DEVICE_EXTENSIONS_WITH_VERSION, DEVICE_NAME, DEVICE_TYPE, DEVICE_VERSION,
     PROFILING, Phone, Work, dispatch, ok, same, set,

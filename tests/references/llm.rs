@@ -3,20 +3,16 @@
 //! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model.
 //! Without the variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
 
-#[path = "llm/answers.rs"]
 mod answers;
-#[path = "llm/generation.rs"]
 mod generation;
 #[cfg(feature = "opencl")]
-#[path = "llm/recordings.rs"]
 mod recordings;
 
-use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
+use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::BackendKind;
@@ -39,148 +35,97 @@ use transformer_lite::unstable::tensor::DType;
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = Vec::new();
-    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
-        trials.push(Trial::test(name, move || Ok(run()?)));
-    };
+pub fn trials(suite: &mut Suite) {
+    let devices = suite.devices();
     for architecture in ["llama", "qwen2"] {
-        add(
-            format!("tiny/{architecture}@host"),
-            Box::new(move || tiny_host(architecture)),
-        );
+        suite.add(format!("tiny/{architecture}@host"), move || {
+            tiny_host(architecture)
+        });
         for d in &devices {
-            let name = d.label(&devices);
             let device = d.clone();
-            add(
-                format!("tiny/{architecture}@{name}"),
-                Box::new(move || tiny_device(&device, architecture)),
-            );
+            suite.add(format!("tiny/{architecture}@{}", d.label(&devices)), move || {
+                tiny_device(&device, architecture)
+            });
         }
     }
-    add(
-        "states_are_appended_in_place".to_owned(),
-        Box::new(states_are_appended_in_place),
-    );
+    suite.add("states_are_appended_in_place", states_are_appended_in_place);
+    let on_each: [(&str, fn(&Device) -> Outcome); 6] = [
+        ("decode_allocates_nothing", decode_allocates_nothing),
+        ("paddings_change_nothing", paddings_change_nothing),
+        ("long_caches", long_caches),
+        ("caches_of_8_bits", caches_of_8_bits),
+        ("rotary_append", rotary_append),
+        ("split_weights", split_weights),
+    ];
     for d in &devices {
-        let name = d.label(&devices);
-        let device = d.clone();
-        add(
-            format!("decode_allocates_nothing@{name}"),
-            Box::new(move || decode_allocates_nothing(&device)),
-        );
-        let device = d.clone();
-        add(
-            format!("paddings_change_nothing@{name}"),
-            Box::new(move || paddings_change_nothing(&device)),
-        );
-        let device = d.clone();
-        add(
-            format!("long_caches@{name}"),
-            Box::new(move || long_caches(&device)),
-        );
-        let device = d.clone();
-        add(
-            format!("caches_of_8_bits@{name}"),
-            Box::new(move || caches_of_8_bits(&device)),
-        );
-        let device = d.clone();
-        add(
-            format!("rotary_append@{name}"),
-            Box::new(move || rotary_append(&device)),
-        );
-        let device = d.clone();
-        add(
-            format!("split_weights@{name}"),
-            Box::new(move || split_weights(&device)),
-        );
+        let label = d.label(&devices);
+        for (name, run) in on_each {
+            let device = d.clone();
+            suite.add(format!("{name}@{label}"), move || run(&device));
+        }
         #[cfg(feature = "opencl")]
         if d.kind == BackendKind::OpenCl {
             let device = d.clone();
-            add(
-                format!("ways_change_nothing@{}", d.label(&devices)),
-                Box::new(move || {
-                    let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
-                    let _turn = device.turn();
-                    recordings::ways_change_nothing(&model, &device, false)
-                }),
-            );
+            suite.add(format!("ways_change_nothing@{label}"), move || {
+                let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
+                let _turn = device.turn();
+                recordings::ways_change_nothing(&model, &device, false)
+            });
         }
     }
-    for (name, run) in generation::trials(&devices) {
-        add(name, run);
-    }
-    let large = std::env::var_os("TLITE_TEST_LARGE_MODEL_DIR").map(PathBuf::from);
-    for (dir, d) in large.iter().flat_map(|dir| devices.iter().map(move |d| (dir, d))) {
-        let (dir, device) = (dir.clone(), d.clone());
-        add(
-            format!("large/agreement@{}", d.label(&devices)),
-            Box::new(move || agreement(&dir, &device, None, &WAYS[..1])),
-        );
+    generation::trials(suite, &devices);
+    if let Some(dir) = std::env::var_os("TLITE_TEST_LARGE_MODEL_DIR").map(PathBuf::from) {
+        for d in &devices {
+            let (dir, device) = (dir.clone(), d.clone());
+            suite.add(format!("large/agreement@{}", d.label(&devices)), move || {
+                agreement(&dir, &device, None, &WAYS[..1])
+            });
+        }
+    } else if Tier::of_environment() == Tier::Nightly {
+        suite.not_set("TLITE_TEST_LARGE_MODEL_DIR names no folder with a model");
     }
     match std::env::var_os("TLITE_TEST_MODEL_DIR") {
-        Some(dir) => {
-            let dir = Arc::new(PathBuf::from(dir).join("e0m4"));
-            let model = dir.clone();
-            add(
-                "real/answers@host".to_owned(),
-                Box::new(move || answers::agree(&model, None)),
-            );
-            for d in &devices {
-                let name = d.label(&devices);
-                let (model, device) = (dir.clone(), d.clone());
-                add(
-                    format!("real/agreement@{name}"),
-                    Box::new(move || agreement(&model, &device, None, &WAYS)),
-                );
-                // All phones that matter here have half arithmetic.
-                #[cfg(feature = "opencl")]
-                for family in Family::ALL
-                    .into_iter()
-                    .filter(|_| d.kind == BackendKind::OpenCl && d.caps.profile.f16_math)
-                {
-                    let (model, device) = (dir.clone(), d.clone());
-                    add(
-                        format!("real/agreement_as_{family:?}@{name}"),
-                        Box::new(move || agreement(&model, &device, Some(family), &WAYS)),
-                    );
-                }
-                let (model, device) = (dir.clone(), d.clone());
-                add(
-                    format!("real/conversation@{name}"),
-                    Box::new(move || conversation(&model, &device)),
-                );
-                let (model, device) = (dir.clone(), d.clone());
-                add(
-                    format!("real/answers@{name}"),
-                    Box::new(move || answers::agree(&model, Some(&device))),
-                );
-                #[cfg(feature = "opencl")]
-                if d.kind == BackendKind::OpenCl {
-                    let (model, device) = (dir.clone(), d.clone());
-                    add(
-                        format!("real/ways_change_nothing@{}", d.label(&devices)),
-                        Box::new(move || {
-                            let _turn = device.turn();
-                            recordings::ways_change_nothing(&model, &device, true)
-                        }),
-                    );
-                }
+        Some(dir) => real_trials(suite, &devices, &PathBuf::from(dir).join("e0m4")),
+        None => suite.not_set("TLITE_TEST_MODEL_DIR names no folder with a model"),
+    }
+}
+
+fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
+    let model = Arc::new(model.to_owned());
+    let dir = model.clone();
+    suite.add("real/answers@host", move || answers::agree(&dir, None));
+    for d in devices {
+        let label = d.label(devices);
+        let mut add = |name: String, run: Box<dyn FnOnce(&Path, &Device) -> Outcome + Send>| {
+            let (dir, device) = (model.clone(), d.clone());
+            suite.add(format!("real/{name}@{label}"), move || run(&dir, &device));
+        };
+        add(
+            "agreement".to_owned(),
+            Box::new(|dir, d| agreement(dir, d, None, &WAYS)),
+        );
+        // All phones that matter here have half arithmetic.
+        #[cfg(feature = "opencl")]
+        if d.kind == BackendKind::OpenCl && d.caps.profile.f16_math {
+            for family in Family::ALL {
+                let run = move |dir: &Path, d: &Device| agreement(dir, d, Some(family), &WAYS);
+                add(format!("agreement_as_{family:?}"), Box::new(run));
             }
         }
-        None => trials.push(tlite_testing::not_set(
-            "TLITE_TEST_MODEL_DIR names no folder with a model",
-        )),
+        add("conversation".to_owned(), Box::new(conversation));
+        add(
+            "answers".to_owned(),
+            Box::new(|dir, d| answers::agree(dir, Some(d))),
+        );
+        #[cfg(feature = "opencl")]
+        if d.kind == BackendKind::OpenCl {
+            let run = |dir: &Path, d: &Device| {
+                let _turn = d.turn();
+                recordings::ways_change_nothing(dir, d, true)
+            };
+            add("ways_change_nothing".to_owned(), Box::new(run));
+        }
     }
-    if large.is_none() && Tier::of_environment() == Tier::Nightly {
-        trials.push(tlite_testing::not_set(
-            "TLITE_TEST_LARGE_MODEL_DIR names no folder with a model",
-        ));
-    }
-    trials.extend(tlite_testing::missing_trials(missing));
-    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// Square of the distance of two rows over the square of the first.
@@ -634,7 +579,7 @@ fn agreement(dir: &Path, device: &Device, family: Option<Family>, ways: &[Way]) 
     };
     let tokenizer = Tokenizer::load(dir).text()?;
     let ids = tokenizer
-        .encode(include_str!("data/pride_and_prejudice.txt"), true)
+        .encode(include_str!("../data/pride_and_prejudice.txt"), true)
         .text()?;
     let [early, many, few] = AGREEING;
     if ids.len() <= few {

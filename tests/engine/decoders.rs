@@ -1,7 +1,6 @@
 //! Decoders at the true sizes of the paper's models, without weights: derived, fused and planned;
 //! and small ones of the same form, with random weights.
 
-#[path = "decoders/launches.rs"]
 mod launches;
 
 use std::collections::{BTreeMap, HashSet};

@@ -1,6 +1,6 @@
 //! The list of known failures.
 
-/// Lines of `tests/expected_failures.txt`.
+/// Lines of `tests/references/expected_failures.txt`.
 pub struct Expectations(Vec<Entry>);
 
 struct Entry {

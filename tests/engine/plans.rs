@@ -1,21 +1,13 @@
 //! Plans: memory of random graphs, sizes that change from run to run, lengths that only data tells,
 //! wrong input.
 
-#[path = "plans/costs.rs"]
 mod costs;
-#[path = "plans/halves.rs"]
 mod halves;
-#[path = "plans/joint.rs"]
 mod joint;
-#[path = "plans/known.rs"]
 mod known;
-#[path = "plans/lengths.rs"]
 mod lengths;
-#[path = "plans/masks.rs"]
 mod masks;
-#[path = "plans/on_host.rs"]
 mod on_host;
-#[path = "plans/values.rs"]
 mod values;
 
 use proptest::prelude::*;

@@ -13,7 +13,7 @@ use transformer_lite::unstable::llm::{
 
 /// Lines `question<tab>answer`. The first [`MUST_AGREE`] are those that everybody asks; the answers
 /// are the host's, and `UPDATE_ANSWERS=1` writes them anew.
-const EXPECTED: &str = include_str!("../data/answers/smollm2-135m.tsv");
+const EXPECTED: &str = include_str!("../../data/answers/smollm2-135m.tsv");
 const FILE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/answers/smollm2-135m.tsv");
 
 /// Answers that must be the host's.

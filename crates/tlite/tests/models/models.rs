@@ -6,16 +6,15 @@
 //! tested where `tools/setup.sh` has put them into that folder, and an ignored trial says where it
 //! has not.
 
-use libtest_mimic::{Arguments, Trial};
 use serde_json::Value;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use tlite::inspect::{Request, inspect};
+use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::interp::Interpreter;
@@ -181,81 +180,69 @@ const VOCABULARY: usize = 6400;
 /// itself, between its levels of optimization.
 const OF_INTEGERS: f32 = 2.5e-2;
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = tlite_testing::missing_trials(missing);
-    let Some(folder) = std::env::var_os("TLITE_TEST_MODELS") else {
-        trials.push(tlite_testing::not_set(
-            "TLITE_TEST_MODELS names no folder with models",
-        ));
-        return libtest_mimic::run(&arguments, trials).exit_code();
+pub fn trials(suite: &mut Suite) {
+    let devices = suite.devices();
+    let Some(folder) = std::env::var_os("TLITE_TEST_MODELS").map(PathBuf::from) else {
+        suite.not_set("TLITE_TEST_MODELS names no folder with models");
+        return;
     };
-    let folder = Arc::new(std::path::PathBuf::from(folder));
     let file = |name: &str| folder.join(name).join("model.onnx");
     let quantized = Arc::new(Quantized::default());
-    let not_tested = |name: &str, by: &str| {
-        let name = format!("NOT TESTED: {name}: {by} makes it");
-        Trial::test(name, || Ok(())).with_ignored_flag(true)
+    let not_made = |suite: &mut Suite, name: &str, by: &str| {
+        let why = format!("{name}: {by} makes it");
+        suite.left_out(format_args!("NOT TESTED: {why}"), &why, false);
     };
     for real in MODELS {
         let path = file(real.name);
         if real.kind == Kind::Exported && !path.is_file() {
-            trials.push(not_tested(real.name, "tools/export_clip.py"));
+            not_made(suite, real.name, "tools/export_clip.py");
             continue;
         }
-        trials.push(Trial::test(format!("{}@host", real.name), move || {
-            Ok(on_host(&path, real)?)
-        }));
+        suite.add(format!("{}@host", real.name), move || on_host(&path, real));
         for d in &devices {
+            let label = d.label(&devices);
             for (float, bound) in BOUNDS {
                 let (path, device) = (file(real.name), d.clone());
                 let steep = real.kind == Kind::Steep && float == DType::F16;
                 let bound = if steep { STEEP } else { bound };
-                trials.push(Trial::test(
-                    format!("{}@{} {float}", real.name, d.label(&devices)),
-                    move || Ok(on_device(&path, real, &device, float, bound)?),
-                ));
+                suite.add(format!("{}@{label} {float}", real.name), move || {
+                    on_device(&path, real, &device, float, bound)
+                });
             }
             if real.kind == Kind::Exported {
                 let (path, device, small) = (file(real.name), d.clone(), quantized.clone());
-                let name = format!("{} E0M4@{}", real.name, d.label(&devices));
-                trials.push(Trial::test(name, move || {
+                suite.add(format!("{} E0M4@{label}", real.name), move || {
                     let path = small.path(real.name, &path)?;
-                    Ok(on_device(&path, real, &device, DType::F32, BOUNDS[0].1)?)
-                }));
+                    on_device(&path, real, &device, DType::F32, BOUNDS[0].1)
+                });
             }
         }
     }
     let path = file(DECODER);
-    trials.push(Trial::test(format!("{DECODER}@host"), move || {
-        Ok(decoder_of_integers(&path, None)?)
-    }));
+    suite.add(format!("{DECODER}@host"), move || {
+        decoder_of_integers(&path, None)
+    });
     for d in &devices {
         let (path, device) = (file(DECODER), d.clone());
-        let label = d.label(&devices);
-        trials.push(Trial::test(format!("{DECODER}@{label}"), move || {
-            Ok(decoder_of_integers(&path, Some(&device))?)
-        }));
+        suite.add(format!("{DECODER}@{}", d.label(&devices)), move || {
+            decoder_of_integers(&path, Some(&device))
+        });
     }
     for greedy in GREEDY {
         let path = file(greedy.name);
         if let (Some(by), false) = (greedy.exported, path.is_file()) {
-            trials.push(not_tested(greedy.name, by));
+            not_made(suite, greedy.name, by);
             continue;
         }
         let name = format!("{}: greedy tokens", greedy.name);
         for d in &devices {
             let (path, device) = (path.clone(), d.clone());
-            trials.push(Trial::test(format!("{name}@{}", d.label(&devices)), move || {
-                Ok(greedy_tokens(&path, greedy, Some(&device))?)
-            }));
+            suite.add(format!("{name}@{}", d.label(&devices)), move || {
+                greedy_tokens(&path, greedy, Some(&device))
+            });
         }
-        trials.push(Trial::test(format!("{name}@host"), move || {
-            Ok(greedy_tokens(&path, greedy, None)?)
-        }));
+        suite.add(format!("{name}@host"), move || greedy_tokens(&path, greedy, None));
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// A decoder's own file and what ONNX Runtime generates with it.
@@ -274,13 +261,13 @@ const GREEDY: &[Greedy] = &[
         name: DECODER,
         exported: None,
         states: 16,
-        generated: include_str!("../../../tests/data/greedy/minimind2-small.json"),
+        generated: include_str!("../../../../tests/data/greedy/minimind2-small.json"),
     },
     Greedy {
         name: "smollm2-optimum",
         exported: Some("tools/export_llm.py --form optimum"),
         states: 60,
-        generated: include_str!("../../../tests/data/greedy/smollm2-optimum.json"),
+        generated: include_str!("../../../../tests/data/greedy/smollm2-optimum.json"),
     },
 ];
 /// How many of them a device must choose, and the host where ONNX Runtime itself is not steady.

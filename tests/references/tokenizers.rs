@@ -4,10 +4,9 @@
 //! makes them; that of `vocabularies` holds these. Without the variable one ignored trial says so,
 //! which fails when `REQUIRE_BACKENDS` is set.
 
-use libtest_mimic::{Arguments, Trial};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use tlite_testing::Text;
+use tlite_testing::suite::Suite;
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::llm::Tokenizer;
 use transformer_lite_convert::gguf;
@@ -48,34 +47,25 @@ const REFUSED: &[(&str, ErrorKind, &[&str])] = &[
     ),
 ];
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+pub fn trials(suite: &mut Suite) {
     let Some(folder) = std::env::var_os("TLITE_TEST_MODELS") else {
-        let why = tlite_testing::not_set("TLITE_TEST_MODELS names no folder with models");
-        return libtest_mimic::run(&arguments, vec![why]).exit_code();
+        suite.not_set("TLITE_TEST_MODELS names no folder with models");
+        return;
     };
     let folder = PathBuf::from(folder).join("vocabularies");
     let file = |name: &str| folder.join(format!("{name}.gguf"));
-    let mut trials = Vec::new();
     for (name, start) in VOCABULARIES {
         let path = file(name);
-        trials.push(Trial::test(format!("{name}: ids"), move || {
-            Ok(ids(&path, name, *start)?)
-        }));
+        suite.add(format!("{name}: ids"), move || ids(&path, name, *start));
         let path = file(name);
-        trials.push(Trial::test(format!("{name}: streams"), move || {
-            Ok(streams(&path)?)
-        }));
+        suite.add(format!("{name}: streams"), move || streams(&path));
     }
     let path = file("baichuan");
-    trials.push(Trial::test("baichuan: its pieces", move || Ok(pieces(&path)?)));
+    suite.add("baichuan: its pieces", move || pieces(&path));
     for (name, kind, values) in REFUSED {
         let path = file(name);
-        trials.push(Trial::test(format!("{name}: refused"), move || {
-            Ok(refused(&path, *kind, values)?)
-        }));
+        suite.add(format!("{name}: refused"), move || refused(&path, *kind, values));
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn tokenizer(path: &Path) -> Result<Tokenizer, String> {

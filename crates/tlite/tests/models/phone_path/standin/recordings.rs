@@ -2,7 +2,7 @@
 //! the driver's.
 
 use super::phone::{COUNT, DEVICE_EXTENSIONS, Phone, Work, dispatch, ok, same, set};
-use crate::play::Outcome;
+use crate::phone_path::play::Outcome;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
 use tlite_standin as standin;
@@ -192,7 +192,7 @@ pub fn command_buffers() -> Outcome {
             code: cl::OUT_OF_RESOURCES,
             lost: false,
         }],
-        ..crate::of(Profile::Mali)
+        ..crate::phone_path::of(Profile::Mali)
     })?;
     let list = phone.words(DEVICE_EXTENSIONS)?;
     if !list.split(' ').any(|e| e == "cl_khr_command_buffer") {

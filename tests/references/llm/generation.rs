@@ -4,6 +4,7 @@
 use super::{AGAINST_HOST, Outcome, close, decoder, halves, host_rows, tokens};
 use std::path::Path;
 use tlite_testing::gguf::{Traits, VOCAB};
+use tlite_testing::suite::Suite;
 use tlite_testing::{self, Device, Text};
 use transformer_lite::unstable::error::{ErrorKind, Stage};
 use transformer_lite::unstable::executor::Executor;
@@ -19,12 +20,8 @@ use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
-/// A trial's name and work.
-pub type Named = (String, Box<dyn FnOnce() -> Outcome + Send>);
-
 /// The trials for the host and for `devices`.
-pub fn trials(devices: &[Device]) -> Vec<Named> {
-    let mut all: Vec<Named> = Vec::new();
+pub fn trials(suite: &mut Suite, devices: &[Device]) {
     let places: Vec<(String, Option<Device>)> = std::iter::once(("host".to_owned(), None))
         .chain(devices.iter().map(|d| (d.label(devices), Some(d.clone()))))
         .collect();
@@ -38,27 +35,22 @@ pub fn trials(devices: &[Device]) -> Vec<Named> {
     for (name, work) in works {
         for (place, device) in &places {
             let device = device.clone();
-            all.push((
-                format!("{name}@{place}"),
-                Box::new(move || {
-                    let _turn = device.as_ref().map(Device::turn);
-                    work(device.as_ref())
-                }),
-            ));
+            suite.add(format!("{name}@{place}"), move || {
+                let _turn = device.as_ref().map(Device::turn);
+                work(device.as_ref())
+            });
         }
     }
-    all.push((
-        "a_choice_of_rows_changes_no_other_plan".to_owned(),
-        Box::new(a_choice_of_rows_changes_no_other_plan),
-    ));
+    suite.add(
+        "a_choice_of_rows_changes_no_other_plan",
+        a_choice_of_rows_changes_no_other_plan,
+    );
     for d in devices {
         let device = d.clone();
-        all.push((
-            format!("ties_go_to_the_first@{}", d.label(devices)),
-            Box::new(move || ties_go_to_the_first(&device)),
-        ));
+        suite.add(format!("ties_go_to_the_first@{}", d.label(devices)), move || {
+            ties_go_to_the_first(&device)
+        });
     }
-    all
 }
 
 const CONTEXT: usize = 80;

@@ -5,19 +5,17 @@
 //! `tests/data/decoders/make.py` made the logits, and says how weights follow from nothing but
 //! their names and shapes.
 
-#[path = "checkpoints/windows.rs"]
 mod windows;
 
 use half::f16;
-use libtest_mimic::{Arguments, Trial};
 use serde::Deserialize;
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use tlite_testing::gguf::{File, byte_vocabulary, random};
 use tlite_testing::hugging_face::{self, Folder, Order, f32s};
+use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
@@ -551,63 +549,46 @@ fn kept_codes(op: &str, device: &Device) -> Outcome {
     close("device", &wanted, &run(&output, Some(device))?, DEVICE)
 }
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = Vec::new();
-    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
-        trials.push(Trial::test(name, move || Ok(run()?)));
-    };
+pub fn trials(suite: &mut Suite) {
+    let devices = suite.devices();
     let all = cases();
     for case in &all {
         if case.family.name == "gemma3" {
             let this = case.clone();
-            add(
-                "gemma3_with_pictures".to_owned(),
-                Box::new(move || with_pictures(&this)),
-            );
+            suite.add("gemma3_with_pictures", move || with_pictures(&this));
         }
     }
     let these = all.clone();
-    add("traits_count".to_owned(), Box::new(move || traits_count(&these)));
+    suite.add("traits_count", move || traits_count(&these));
     for case in &all {
-        let name = case.family.name.clone();
+        let name = &case.family.name;
         let this = case.clone();
-        add(format!("{name}@host"), Box::new(move || on_host(&this)));
+        suite.add(format!("{name}@host"), move || on_host(&this));
         for d in &devices {
             let (this, device) = (case.clone(), d.clone());
-            let name = format!("{name}@{}", d.label(&devices));
-            add(name, Box::new(move || on_device(&this, &device)));
+            suite.add(format!("{name}@{}", d.label(&devices)), move || {
+                on_device(&this, &device)
+            });
         }
     }
     for d in &devices {
         let label = d.label(&devices);
         for (name, order) in [("shared", Order::Shared), ("own", Order::Own)] {
             let device = d.clone();
-            let run = move || kept_folder(&hugging_face::gptq(4, 32, order, false, "llama").0, &device);
-            add(format!("kept/gptq_act_order_{name}@{label}"), Box::new(run));
+            suite.add(format!("kept/gptq_act_order_{name}@{label}"), move || {
+                kept_folder(&hugging_face::gptq(4, 32, order, false, "llama").0, &device)
+            });
         }
         let device = d.clone();
-        add(
-            format!("kept/awq@{label}"),
-            Box::new(move || kept_folder(&hugging_face::awq(32).0, &device)),
-        );
+        suite.add(format!("kept/awq@{label}"), move || {
+            kept_folder(&hugging_face::awq(32).0, &device)
+        });
         let device = d.clone();
-        add(
-            format!("kept/gguf_q4_0@{label}"),
-            Box::new(move || kept_gguf(&device)),
-        );
+        suite.add(format!("kept/gguf_q4_0@{label}"), move || kept_gguf(&device));
         for op in ["MatMulNBits", "DequantizeLinear"] {
             let device = d.clone();
-            add(
-                format!("kept/{op}@{label}"),
-                Box::new(move || kept_codes(op, &device)),
-            );
+            suite.add(format!("kept/{op}@{label}"), move || kept_codes(op, &device));
         }
     }
-    for (name, run) in windows::trials(&all, &devices) {
-        add(name, run);
-    }
-    trials.extend(tlite_testing::missing_trials(missing));
-    libtest_mimic::run(&arguments, trials).exit_code()
+    windows::trials(suite, &all, &devices);
 }

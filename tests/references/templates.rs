@@ -5,12 +5,11 @@
 //! `tools/fetch_model.py` makes it. Without the variable one ignored trial says so, which fails
 //! when `REQUIRE_BACKENDS` is set.
 
-use libtest_mimic::{Arguments, Trial};
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::Arc;
 use tlite_testing::Text;
+use tlite_testing::suite::Suite;
 use transformer_lite::unstable::llm::{ChatTemplate, ModelFolder, Raised};
 use transformer_lite_convert::gguf::Gguf;
 
@@ -20,14 +19,10 @@ type Outcome = Result<(), String>;
 const LOOPS_OVER_NONE: &str = "file:NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja";
 const OVER_NONE: &str = "'NoneType' object is not iterable";
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
+pub fn trials(suite: &mut Suite) {
     let models = std::env::var_os("TLITE_TEST_MODELS").map(PathBuf::from);
-    let mut trials = Vec::new();
     if models.is_none() {
-        trials.push(tlite_testing::not_set(
-            "TLITE_TEST_MODELS names no folder with chat templates",
-        ));
+        suite.not_set("TLITE_TEST_MODELS names no folder with chat templates");
     }
     let chats = Arc::new(chats());
     let Value::Object(expected) = data("expected.json") else {
@@ -40,17 +35,11 @@ fn main() -> ExitCode {
             (false, None) => continue,
         };
         let chats = chats.clone();
-        trials.push(Trial::test(place.clone(), move || {
+        suite.add(place.clone(), move || {
             let lenient = place == LOOPS_OVER_NONE;
-            Ok(renders(
-                &template(&place, models.as_deref())?,
-                &chats,
-                &wanted,
-                lenient,
-            )?)
-        }));
+            renders(&template(&place, models.as_deref())?, &chats, &wanted, lenient)
+        });
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn data(name: &str) -> Value {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite::inspect::{Request, inspect};
+use tlite_testing::suite::Suite;
 use tlite_testing::{self, Device, Text, Traffic, carries};
 use transformer_lite::unstable::backend::{DeviceKind, Simd};
 use transformer_lite::unstable::error::ErrorKind;
@@ -20,7 +21,6 @@ use transformer_lite::unstable::llm::{
 use transformer_lite::unstable::plan::text as plan_text;
 use transformer_lite::unstable::tensor::DType;
 
-type Run = Box<dyn FnOnce() -> Outcome + Send>;
 /// Whether a layer has a window.
 type Windowed = fn(usize) -> bool;
 
@@ -39,33 +39,21 @@ const MODELS: [(&str, usize, Windowed); 3] = [
     ("qwen2", 7, |_| true),
 ];
 
-pub fn trials(all: &[Arc<Case>], devices: &[Device]) -> Vec<(String, Run)> {
-    let mut trials: Vec<(String, Run)> = Vec::new();
+pub fn trials(suite: &mut Suite, all: &[Arc<Case>], devices: &[Device]) {
     let find = |name: &str| all.iter().find(|c| c.family.name == name).cloned();
     for (name, window, windowed) in MODELS {
-        let Some(case) = find(name) else {
-            trials.push((
-                format!("windows/{name}"),
-                Box::new(move || Err(format!("no family {name}"))),
-            ));
-            continue;
-        };
+        let case = find(name).unwrap_or_else(|| panic!("no family {name}"));
         let this = case.clone();
-        trials.push((
-            format!("windows/{name}/bytes"),
-            Box::new(move || exact_bytes(&this.family, window, windowed)),
-        ));
+        suite.add(format!("windows/{name}/bytes"), move || {
+            exact_bytes(&this.family, window, windowed)
+        });
         for d in devices {
             let mut add = |what: &str, run: fn(&Family, usize, &Device) -> Outcome| {
                 let (this, device) = (case.clone(), d.clone());
-                let run = move || {
+                suite.add(format!("windows/{name}/{what}@{}", d.label(devices)), move || {
                     let _turn = device.turn();
                     run(&this.family, window, &device)
-                };
-                trials.push((
-                    format!("windows/{name}/{what}@{}", d.label(devices)),
-                    Box::new(run),
-                ));
+                });
             };
             add("steps", steps);
             add("cuts", cuts);
@@ -81,7 +69,6 @@ pub fn trials(all: &[Arc<Case>], devices: &[Device]) -> Vec<(String, Run)> {
             add("traffic", traffic);
         }
     }
-    trials
 }
 
 /// The model with this window in the layers that have one.

@@ -9,27 +9,21 @@
 //! asserted on. What the stand-in does itself is tested in `phone_path/standin.rs`: the checks of
 //! properties, recordings, and that a kernel's results are spoilt where that is asked for.
 //!
-//! The model is that of `tests/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
+//! The model is that of `tests/references/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
 
-#[path = "phone_path/command_buffers.rs"]
 mod command_buffers;
-#[path = "phone_path/first_use.rs"]
 mod first_use;
-#[path = "phone_path/play.rs"]
 mod play;
-#[path = "phone_path/standin.rs"]
 mod standin;
-#[path = "phone_path/tune.rs"]
 mod tune;
 
-use libtest_mimic::{Arguments, Trial};
 use play::{Outcome, Run};
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tlite_standin::{Config, Delay, Fault, Profile, Slow, cl};
 use tlite_testing::Text;
+use tlite_testing::suite::Suite;
 use transformer_lite::unstable::backend::opencl::PARTS_DIFFER;
 use transformer_lite::unstable::backend::{self, BackendKind};
 use transformer_lite::unstable::error::Stage;
@@ -44,77 +38,51 @@ const FEW: usize = 4;
 
 const PROFILES: [(&str, Profile); 2] = [("adreno", Profile::Adreno), ("mali", Profile::Mali)];
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let mut trials = Vec::new();
-    let mut add = |name: String, run: Box<dyn FnOnce() -> Outcome + Send>| {
-        trials.push(Trial::test(name, move || Ok(run()?)));
-    };
-    let mut missing = Vec::new();
-    match backend::list(BackendKind::OpenCl) {
-        Err(e) => missing.push(tlite_testing::Missing {
+pub fn trials(suite: &mut Suite) {
+    let model = std::env::var_os("TLITE_TEST_MODEL_DIR").map(PathBuf::from);
+    if model.is_none() {
+        suite.not_set("TLITE_TEST_MODEL_DIR names no folder with a model");
+    }
+    if let Err(e) = backend::list(BackendKind::OpenCl) {
+        suite.no_device(&tlite_testing::Missing {
             backend: BackendKind::OpenCl.to_string(),
             why: e.to_string(),
-        }),
-        Ok(_) => {
-            for (name, run) in standin::TRIALS {
-                add(format!("standin/{name}"), Box::new(run));
-            }
-            for (name, run) in first_use::TRIALS {
-                add(format!("run/{name}"), Box::new(run));
-            }
-            for (name, run) in tune::TRIALS {
-                add(format!("tune/{name}"), Box::new(run));
-            }
-            add(
-                "run/every_queue_has_the_priority".to_owned(),
-                Box::new(every_queue),
-            );
-            add(
-                "run/priorities_without_effect_are_told".to_owned(),
-                Box::new(without_effect),
-            );
-            add(
-                "run/cases_blame_what_is_wrong".to_owned(),
-                Box::new(cases_blame_what_is_wrong),
-            );
-            add(
-                "run/cases_blame_no_kernel_for_the_device".to_owned(),
-                Box::new(cases_blame_no_kernel_for_the_device),
-            );
-            add(
-                "run/models_of_one_name_share_no_cache".to_owned(),
-                Box::new(models_of_one_name),
-            );
-            add(
-                "run/one_of_two_devices_is_chosen".to_owned(),
-                Box::new(two_devices),
-            );
-            for (name, code) in [
-                ("none_found", cl::DEVICE_NOT_FOUND),
-                ("a_number_of_0", cl::SUCCESS),
-            ] {
-                add(
-                    format!("run/a_platform_without_device/{name}"),
-                    Box::new(move || no_device(code)),
-                );
-            }
-            if let Some(dir) = std::env::var_os("TLITE_TEST_MODEL_DIR") {
-                let model = Arc::new(Model::new(PathBuf::from(dir).join("e0m4")));
-                for (name, run) in model_trials() {
-                    let model = Arc::clone(&model);
-                    add(name, Box::new(move || run(&model)));
-                }
-            }
+        });
+        return;
+    }
+    for (name, run) in standin::TRIALS {
+        suite.add(format!("standin/{name}"), run);
+    }
+    for (name, run) in first_use::TRIALS {
+        suite.add(format!("run/{name}"), run);
+    }
+    for (name, run) in tune::TRIALS {
+        suite.add(format!("tune/{name}"), run);
+    }
+    suite.add("run/every_queue_has_the_priority", every_queue);
+    suite.add("run/priorities_without_effect_are_told", without_effect);
+    suite.add("run/cases_blame_what_is_wrong", cases_blame_what_is_wrong);
+    suite.add(
+        "run/cases_blame_no_kernel_for_the_device",
+        cases_blame_no_kernel_for_the_device,
+    );
+    suite.add("run/models_of_one_name_share_no_cache", models_of_one_name);
+    suite.add("run/one_of_two_devices_is_chosen", two_devices);
+    for (name, code) in [
+        ("none_found", cl::DEVICE_NOT_FOUND),
+        ("a_number_of_0", cl::SUCCESS),
+    ] {
+        suite.add(format!("run/a_platform_without_device/{name}"), move || {
+            no_device(code)
+        });
+    }
+    if let Some(dir) = model {
+        let model = Arc::new(Model::new(dir.join("e0m4")));
+        for (name, run) in model_trials() {
+            let model = Arc::clone(&model);
+            suite.add(name, move || run(&model));
         }
     }
-    if std::env::var_os("TLITE_TEST_MODEL_DIR").is_none() {
-        trials.push(tlite_testing::not_set(
-            "TLITE_TEST_MODEL_DIR names no folder with a model",
-        ));
-    }
-    trials.extend(tlite_testing::missing_trials(missing));
-    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// The model, and what is run of it once for several trials.

@@ -3,10 +3,9 @@
 //!
 //! The files and what they should compute stand in `golden/decoders`, made by the script there.
 
-use libtest_mimic::{Arguments, Trial};
 use serde_json::json;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text, carries};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::pass::Target;
@@ -67,38 +66,31 @@ const PREFILL: usize = 9;
 const HOST: f64 = 1e-3;
 const DEVICE: f64 = 2e-2;
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let (devices, missing) = tlite_testing::devices();
-    let mut trials = Vec::new();
+pub fn trials(suite: &mut Suite) {
+    let devices = suite.devices();
     for (name, layers) in FILES {
-        trials.push(Trial::test(format!("{name}@host"), move || {
-            Ok(on_host(name, layers)?)
-        }));
+        suite.add(format!("{name}@host"), move || on_host(name, layers));
         for d in &devices {
-            let label = format!("{name}@{}", d.label(&devices));
             let device = d.clone();
-            trials.push(Trial::test(label, move || Ok(on_device(name, layers, &device)?)));
+            suite.add(format!("{name}@{}", d.label(&devices)), move || {
+                on_device(name, layers, &device)
+            });
         }
     }
-    trials.push(Trial::test("windows of config.json@host", || {
-        Ok(windows_of_config()?)
-    }));
-    trials.push(Trial::test("smollm-uncached@host", || Ok(uncached("host")?)));
-    trials.push(Trial::test("caches that do not come out@host", || Ok(kept_in()?)));
+    suite.add("windows of config.json@host", windows_of_config);
+    suite.add("smollm-uncached@host", || uncached("host"));
+    suite.add("caches that do not come out@host", kept_in);
     for d in &devices {
         let (label, device) = (d.label(&devices), d.clone());
-        trials.push(Trial::test(format!("windows of masks@{label}"), move || {
-            Ok(window_of_mask(&device)?)
-        }));
-        let (label, device) = (d.label(&devices), d.clone());
-        trials.push(Trial::test(format!("smollm-uncached@{label}"), move || {
+        suite.add(format!("windows of masks@{label}"), move || {
+            window_of_mask(&device)
+        });
+        let device = d.clone();
+        suite.add(format!("smollm-uncached@{label}"), move || {
             let _turn = device.turn();
-            Ok(uncached(device.caps.backend)?)
-        }));
+            uncached(device.caps.backend)
+        });
     }
-    trials.extend(tlite_testing::missing_trials(missing));
-    libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn file(name: &str, kind: &str) -> PathBuf {

@@ -3,10 +3,9 @@
 //! The weights are those of the first layers of stories15M and `MiniLM`, in the folder that
 //! `TLITE_TEST_MODELS` names. With `PRINT_TABLE=1` the table is printed.
 
-use libtest_mimic::{Arguments, Trial};
-use std::path::Path;
-use std::process::ExitCode;
+use std::path::{Path, PathBuf};
 use tlite_testing::Text;
+use tlite_testing::suite::Suite;
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed, int4_error};
 
@@ -173,24 +172,21 @@ fn methods(all: &[Matrix]) -> Result<(), String> {
     Ok(())
 }
 
-fn main() -> ExitCode {
-    let arguments = Arguments::from_args();
-    let Some(folder) = std::env::var_os("TLITE_TEST_MODELS") else {
-        let trial = tlite_testing::not_set("TLITE_TEST_MODELS names no folder with models");
-        return libtest_mimic::run(&arguments, vec![trial]).exit_code();
+pub fn trials(suite: &mut Suite) {
+    let Some(folder) = std::env::var_os("TLITE_TEST_MODELS").map(PathBuf::from) else {
+        suite.not_set("TLITE_TEST_MODELS names no folder with models");
+        return;
     };
     type Read = fn(&Path) -> Result<Vec<Matrix>, String>;
     let models: [(&'static str, Read, usize); 2] = [("stories15m", stories, 7), ("minilm", minilm, 6)];
-    let trials = models.into_iter().flat_map(|(name, read, count)| {
-        let [first, second] = [folder.clone(), folder.clone()];
-        [
-            Trial::test(format!("table 2, {name}"), move || {
-                Ok(table(name, &read(Path::new(&first))?, count)?)
-            }),
-            Trial::test(format!("methods at all formats, {name}"), move || {
-                Ok(methods(&read(Path::new(&second))?)?)
-            }),
-        ]
-    });
-    libtest_mimic::run(&arguments, trials.collect()).exit_code()
+    for (name, read, count) in models {
+        let place = folder.clone();
+        suite.add(format!("table 2, {name}"), move || {
+            table(name, &read(&place)?, count)
+        });
+        let place = folder.clone();
+        suite.add(format!("methods at all formats, {name}"), move || {
+            methods(&read(&place)?)
+        });
+    }
 }

@@ -1,17 +1,11 @@
 //! Patterns on small graphs: each fires on its own form, computing the same, and on nothing that
 //! only looks like it.
 
-#[path = "fusion/appends.rs"]
 mod appends;
-#[path = "fusion/decoders.rs"]
 mod decoders;
-#[path = "fusion/epilogues.rs"]
 mod epilogues;
-#[path = "fusion/exporters.rs"]
 mod exporters;
-#[path = "fusion/joins.rs"]
 mod joins;
-#[path = "fusion/products.rs"]
 mod products;
 
 use std::collections::HashMap;

@@ -1,0 +1,24 @@
+//! Whole models on the host and on every device, by the library, by C and by the command; and the
+//! command on a fake driver.
+//!
+//! A trial is named as the module that adds it and what it is about, such as `api::sessions@opencl`.
+
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
+mod api;
+mod cache;
+mod checkpoints;
+mod models;
+mod phone_path;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tlite_testing::suite::run(&[
+        ("api", api::trials),
+        ("cache", cache::trials),
+        ("checkpoints", checkpoints::trials),
+        ("models", models::trials),
+        ("phone_path", phone_path::trials),
+    ])
+}

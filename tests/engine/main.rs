@@ -1,0 +1,12 @@
+//! Graphs, passes, plans and kernels of the engine.
+
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
+mod decoders;
+mod fusion;
+mod golden;
+mod kernels;
+mod limits;
+mod plans;
+mod shape_values;
+mod symbolic_cases;

@@ -1,0 +1,29 @@
+//! What the engine computes, against references: operators against `Op::eval`, and models,
+//! tokenizers and templates against what other programs compute.
+//!
+//! A trial is named as the module that adds it and what it is about, such as
+//! `conformance::softmax/3x130/.../f16@opencl`: `cargo test --test references -- conformance::softmax`.
+
+#![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
+
+mod conformance;
+mod exports;
+mod llm;
+mod onnx_nodes;
+mod quantization;
+mod templates;
+mod tokenizers;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    tlite_testing::suite::run(&[
+        ("conformance", conformance::trials),
+        ("exports", exports::trials),
+        ("llm", llm::trials),
+        ("onnx_nodes", onnx_nodes::trials),
+        ("quantization", quantization::trials),
+        ("templates", templates::trials),
+        ("tokenizers", tokenizers::trials),
+    ])
+}
