@@ -218,7 +218,7 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::MissingInput => Self::MissingInput,
             ErrorKind::Busy => Self::Busy,
             ErrorKind::Interrupted => Self::Interrupted,
-            ErrorKind::Other => Self::Other,
+            ErrorKind::Internal | ErrorKind::Other => Self::Other,
         }
     }
 }

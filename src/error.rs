@@ -88,6 +88,8 @@ pub enum ErrorKind {
     Busy,
     /// The work was interrupted.
     Interrupted,
+    /// A bug in this library.
+    Internal,
     /// Anything else.
     Other,
 }
@@ -280,6 +282,12 @@ impl Error {
         }
     }
 
+    /// A state that this library should never reach; `what` describes it.
+    pub fn internal(stage: Stage, what: impl fmt::Display) -> Self {
+        let what = format!("{what} (a bug in this library; please report it with the model's name)");
+        Self::other(stage, what).of_kind(ErrorKind::Internal)
+    }
+
     /// A failure with its own message and a cause.
     pub fn caused(stage: Stage, what: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::Other {
@@ -407,6 +415,10 @@ mod tests {
             (Error::io("cannot read", path, io()), ErrorKind::Io),
             (Error::file(Stage::Import, path, "short"), ErrorKind::InvalidFile),
             (Error::other(Stage::Run, "no"), ErrorKind::Other),
+            (
+                Error::internal(Stage::Run, "a step is missing"),
+                ErrorKind::Internal,
+            ),
             (Error::device(Stage::Run, "a step", lost), ErrorKind::DeviceLost),
             (
                 Error::device(Stage::Run, "a step", full()),

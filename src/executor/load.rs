@@ -33,9 +33,7 @@ impl Executor {
     /// Reserves memory for an open plan, for values up to `bindings`, and records its dispatches
     /// again. An error leaves everything unchanged.
     pub(super) fn grow(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
-        let Some(loaded) = self.plans.get_mut(plan) else {
-            return Ok(());
-        };
+        let loaded = self.loaded(plan)?;
         let mut next = Plan::clone(&loaded.plan);
         next.reserve(bindings)?;
         let bytes = next.memory.arena.next_multiple_of(16);
@@ -76,9 +74,7 @@ impl Executor {
 
     /// Checks every dispatch of a plan and returns the commands.
     pub(super) fn commands(&self, index: usize) -> Result<Vec<Command>> {
-        let Some(loaded) = self.plans.get(index) else {
-            return Ok(Vec::new());
-        };
+        let loaded = self.loaded(index)?;
         let (plan, kernels, live) = (&loaded.plan, &loaded.kernels, loaded.live);
         let caps = self.backend.caps().clone();
         let mut commands = Vec::with_capacity(plan.steps.len());
@@ -169,15 +165,13 @@ impl Executor {
     /// Checks every dispatch of a plan and records its segments.
     fn record(&mut self, index: usize) -> Result<()> {
         let commands = self.commands(index)?;
-        let Some(loaded) = self.plans.get(index) else {
-            return Ok(());
-        };
-        let segments = loaded.plan.segments.iter().filter_map(|s| match s {
+        let segments = self.loaded(index)?.plan.segments.iter().filter_map(|s| match s {
             Segment::Device(range) => Some(range.clone()),
             Segment::Host(_) => None,
         });
         for range in segments.collect::<Vec<_>>() {
-            let part = commands.get(range).unwrap_or_default();
+            let outside = || Error::internal(Stage::Plan, "a segment exceeds the steps of its plan");
+            let part = commands.get(range).ok_or_else(outside)?;
             let recording = self.backend.record(part);
             let recording = recording.map_err(|e| Error::device(Stage::Plan, "recording", e))?;
             self.plans[index].recordings.push(recording);

@@ -177,12 +177,8 @@ impl Executor {
     }
 
     fn loaded(&self, plan: usize) -> Result<&Loaded> {
-        self.plans.get(plan).ok_or_else(|| {
-            Error::other(
-                Stage::Run,
-                format!("there is no plan {plan}: {} are loaded", self.plans.len()),
-            )
-        })
+        let count = self.plans.len();
+        self.plans.get(plan).ok_or_else(|| no_plan(plan, count))
     }
 
     fn port_view(&self, loaded: &Loaded, port: &Port) -> Result<View> {
@@ -243,9 +239,7 @@ impl Executor {
         if port.place.is_some() && !later {
             self.upload(plan, "input", &port, tensor)?;
         }
-        let Some(loaded) = self.plans.get_mut(plan) else {
-            return Ok(());
-        };
+        let loaded = loaded_mut(&mut self.plans, plan)?;
         if let Some(slot) = loaded.pending.get_mut(at).filter(|_| later) {
             *slot = Some(tensor.clone());
         }
@@ -451,6 +445,15 @@ impl Executor {
     pub fn arena(&self) -> View {
         self.arena
     }
+}
+
+fn loaded_mut(plans: &mut [Loaded], plan: usize) -> Result<&mut Loaded> {
+    let count = plans.len();
+    plans.get_mut(plan).ok_or_else(|| no_plan(plan, count))
+}
+
+fn no_plan(plan: usize, count: usize) -> Error {
+    Error::other(Stage::Run, format!("there is no plan {plan}: {count} are loaded"))
 }
 
 impl Drop for Executor {

@@ -1,10 +1,10 @@
 //! Runs a plan: binds symbols, queues device segments, and evaluates host nodes between them.
 
-use super::Executor;
+use super::{Executor, Loaded, loaded_mut};
 use crate::backend::{Backend, RecordingId};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
-use crate::plan::host::{self, HostRead};
+use crate::plan::host::{self, HostRead, HostStep};
 use crate::plan::{HostWork, Segment, bind};
 use crate::shape::Bindings;
 use crate::tensor::HostTensor;
@@ -33,6 +33,11 @@ pub(super) enum Work {
     Host(usize),
 }
 
+fn host_step(loaded: &Loaded, step: usize) -> Result<&HostStep> {
+    let missing = || Error::internal(Stage::Run, format!("a plan has no host step {step}"));
+    loaded.plan.host.get(step).ok_or_else(missing)
+}
+
 impl Executor {
     pub(super) fn bind(&mut self, plan: usize, bindings: &Bindings) -> Result<()> {
         if self.loaded(plan)?.plan.must_grow(bindings) {
@@ -40,15 +45,11 @@ impl Executor {
             self.check_shapes(plan, bindings)?;
             self.grow(plan, bindings)?;
         }
-        let Some(loaded) = self.plans.get_mut(plan) else {
-            return Err(Error::other(Stage::Run, format!("there is no plan {plan}")));
-        };
+        let loaded = loaded_mut(&mut self.plans, plan)?;
         let (p, bound) = (&loaded.plan, &mut loaded.bound);
         p.bind(bindings, bound)?;
         self.check_shapes(plan, bindings)?;
-        let Some(loaded) = self.plans.get_mut(plan) else {
-            return Ok(());
-        };
+        let loaded = loaded_mut(&mut self.plans, plan)?;
         let (p, bound) = (&loaded.plan, &mut loaded.bound);
         for (i, symbol, part) in &p.defined_by_inputs {
             let value = p
@@ -63,9 +64,7 @@ impl Executor {
             p.define(symbol, value, bound)?;
         }
         for at in 0..self.loaded(plan)?.pending.len() {
-            let Some(loaded) = self.plans.get_mut(plan) else {
-                return Ok(());
-            };
+            let loaded = loaded_mut(&mut self.plans, plan)?;
             let Some(tensor) = loaded.pending[at].take() else {
                 continue;
             };
@@ -90,9 +89,7 @@ impl Executor {
     /// Checks the grids and writes the table of live values, if they changed.
     fn refresh(&mut self, plan: usize) -> Result<()> {
         let max_grid = self.backend.caps().profile.max_grid;
-        let Some(loaded) = self.plans.get_mut(plan) else {
-            return Ok(());
-        };
+        let loaded = loaded_mut(&mut self.plans, plan)?;
         if loaded.bound.grids_changed() {
             for (grid, step) in loaded.bound.launch.grids.iter().zip(&loaded.plan.steps) {
                 if grid.iter().any(|g| *g > max_grid) {
@@ -156,11 +153,10 @@ impl Executor {
                 Work::Host(step) => {
                     let start = Instant::now();
                     executor.run_on_host(plan, step)?;
-                    let nodes = executor.plans[plan].plan.host.get(step);
                     all.push(Timing {
                         step: None,
                         kernel: None,
-                        nodes: nodes.map(|s| s.nodes.clone()).unwrap_or_default(),
+                        nodes: host_step(executor.loaded(plan)?, step)?.nodes.clone(),
                         nanoseconds: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
                     });
                 }
@@ -196,7 +192,7 @@ impl Executor {
                 Segment::Device(steps) => {
                     self.refresh(plan)?;
                     let id = self.loaded(plan)?.recordings.get(recording).copied();
-                    let id = id.ok_or_else(|| Error::other(Stage::Run, "a segment has no recording"))?;
+                    let id = id.ok_or_else(|| Error::internal(Stage::Run, "a segment has no recording"))?;
                     run(self, Work::Device(id, steps))?;
                     recording += 1;
                 }
@@ -209,9 +205,7 @@ impl Executor {
     /// Runs one node on the host: reads back operands from the device, evaluates, uploads results
     /// that kernels read.
     pub(super) fn run_on_host(&mut self, plan: usize, step: usize) -> Result<()> {
-        let Some(step) = self.loaded(plan)?.plan.host.get(step).cloned() else {
-            return Ok(());
-        };
+        let step = host_step(self.loaded(plan)?, step)?.clone();
         let fail = |source: OpError, inputs: &[Option<HostTensor>]| {
             let facts: Vec<String> = inputs
                 .iter()
@@ -246,9 +240,7 @@ impl Executor {
             ));
         }
         for (write, tensor) in step.writes.iter().zip(results) {
-            let Some(loaded) = self.plans.get_mut(plan) else {
-                return Ok(());
-            };
+            let loaded = loaded_mut(&mut self.plans, plan)?;
             for (symbol, part) in &write.defines {
                 let value = host::part(&tensor, *part).ok_or_else(|| {
                     fail(
