@@ -30,5 +30,4 @@ pub mod decoders;
 pub mod gguf;
 pub mod models;
 pub mod new_folder;
-pub mod products;
 pub mod quantize;

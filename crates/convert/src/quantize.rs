@@ -9,6 +9,7 @@ mod grid;
 mod job;
 mod methods;
 mod mixed;
+mod nodes;
 mod panels;
 mod parts;
 mod plan;
@@ -16,8 +17,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod transcode;
-#[cfg(test)]
-mod transcode_tests;
+mod weight;
 mod wire;
 
 use crate::new_folder::NewFolder;
@@ -37,7 +37,8 @@ use transformer_lite::unstable::quant::{Bits, GROUP_STEP, Loss, Method, PER_CHAN
 pub use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
 pub use grid::grid_group;
-pub use methods::{Methods, Planned, Scaling};
+pub use methods::{Methods, Planned};
+pub use weight::Scaling;
 
 /// Prefix of the temporary folder's name.
 pub(crate) const TEMPORARY: &str = ".quantize-";

@@ -1,8 +1,8 @@
 //! AWQ: scales matmul inputs using calibration statistics.
 
 use super::hessians::{ByHessian, batch};
+use super::products::{Fold, Maker, Products};
 use super::{Calibration, Input, WeightedMethods};
-use crate::products::{Fold, Maker, Products};
 use crate::quantize::{Methods, Planned, Scaling};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -270,5 +270,4 @@ impl Methods for AwqMethods<'_> {
 }
 
 #[cfg(test)]
-#[path = "awq_tests.rs"]
 mod tests;

@@ -2,7 +2,7 @@
 
 use super::Calibration;
 use super::hessians::ByHessian;
-use crate::products::Products;
+use super::products::Products;
 use crate::quantize::{Methods, Planned};
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::quant::gptq::{CholeskyFactor, DAMPING, Gptq};

@@ -1,7 +1,7 @@
 //! Computes values from Hessians, for as many inputs at a time as memory allows.
 
+use super::products::Products;
 use super::{Calibration, Input};
-use crate::products::Products;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use transformer_lite::unstable::error::{Error, Result, Stage};
@@ -120,15 +120,4 @@ pub(super) fn batch(inputs: &[Input], budget: usize) -> &[Input] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_stay_within_the_budget() {
-        let of = |ks: &[usize]| ks.iter().map(|k| (String::new(), *k)).collect::<Vec<_>>();
-        let lengths = |ks: &[usize]| batch(&of(ks), 1 << 30).len();
-        assert_eq!(lengths(&[8192, 8192, 8192, 8192, 8]), 4);
-        assert_eq!(lengths(&[100_000, 8]), 1);
-        assert_eq!((lengths(&[8, 8]), lengths(&[])), (2, 0));
-    }
-}
+mod tests;

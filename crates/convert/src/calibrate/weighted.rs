@@ -1,8 +1,8 @@
 //! Weights quantization errors by the mean squares of calibration inputs.
 
 use super::hessians::ByHessian;
+use super::products::Products;
 use super::{Calibration, Input};
-use crate::products::Products;
 use crate::quantize::{Methods, Planned};
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Converts a quantized model back to floats.
 
-use super::plan::{Change, int};
+use super::nodes::{Change, int};
 use super::source::{Origin, Source, bytes_of, copy_others};
 use super::{MODEL, Progress};
 use half::f16;

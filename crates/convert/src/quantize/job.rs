@@ -1,11 +1,12 @@
 //! Writes the weights of the old files to the new one.
 
-use super::panels::{Elements, Losses, Panel, explain, panels, sample};
+use super::panels::{Losses, Panel, explain, panels};
 use super::parts::{Part, Parts, Record};
-use super::plan::{Plan, Weight};
+use super::plan::Plan;
 use super::source::{Origin, Source, bytes_of};
 use super::transcode::Kept;
-use super::{Methods, Options, Progress, Quantized, Scaling, mixed};
+use super::weight::{Elements, Scaling, Weight, sample};
+use super::{Methods, Options, Progress, Quantized, mixed};
 use half::f16;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::weights::Weights;

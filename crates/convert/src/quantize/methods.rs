@@ -1,25 +1,16 @@
 //! [`Methods`] choose how each weight is quantized; [`Planned`] is what they know of the model.
 
-use super::panels::sample;
+use super::nodes::Facts;
 use super::parts::Parts;
-use super::plan::{Facts, Plan, Weight};
+use super::plan::Plan;
 use super::source::Source;
+use super::weight::{Scaling, Weight, sample};
 use std::cell::{OnceCell, RefCell};
 use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::dtype_of;
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::quant::{Bits, ByGroup, ColumnMethod, Hessian, Integers, Method};
-
-/// Scaling of a weight before it is quantized. The model stays equivalent if the producers of its
-/// inputs and the readers of its results are changed accordingly.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Scaling<'a> {
-    /// Multipliers of the K rows.
-    pub rows: Option<&'a [f32]>,
-    /// Divisors of the N columns.
-    pub columns: Option<&'a [f32]>,
-}
 
 /// Chooses a method for each weight. A plain [`Method`] applies to all weights; calibrated methods
 /// use the inputs of each weight.

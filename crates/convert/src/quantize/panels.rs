@@ -1,11 +1,8 @@
 //! Reads and quantizes weights in panels of columns, on all cores.
 
-use super::Scaling;
-use super::plan::Weight;
-use half::{bf16, f16};
+use super::weight::{Elements, Scaling, Weight, read_columns};
 use transformer_lite::unstable::parallel;
 use transformer_lite::unstable::quant::{ColumnMethod, Loss, Packed, QuantError, int4_error};
-use transformer_lite::unstable::tensor::DType;
 
 /// The error of a panel, with the element's index in the stored weight.
 pub(super) fn explain(w: &Weight, first: usize, width: usize, e: QuantError) -> String {
@@ -39,61 +36,6 @@ pub(super) struct Panel {
 
 /// First column and width of a panel that failed, and the error.
 pub(super) type PanelError = (usize, usize, QuantError);
-
-/// Float types of stored weights.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Float {
-    F32,
-    F16,
-    BF16,
-    F64,
-}
-
-impl Float {
-    fn of(dtype: DType) -> Option<Self> {
-        match dtype {
-            DType::F32 => Some(Self::F32),
-            DType::F16 => Some(Self::F16),
-            DType::BF16 => Some(Self::BF16),
-            DType::F64 => Some(Self::F64),
-            _ => None,
-        }
-    }
-}
-
-/// The elements of a weight as stored.
-#[derive(Clone, Copy)]
-pub(super) struct Elements<'a> {
-    float: Float,
-    pub bytes: &'a [u8],
-    /// Scaling applied to the columns before quantization.
-    scaling: Scaling<'a>,
-}
-
-impl<'a> Elements<'a> {
-    /// Elements without scaling; `None` for types that cannot be quantized.
-    pub fn of(dtype: DType, bytes: &'a [u8]) -> Option<Self> {
-        Float::of(dtype).map(|float| Self {
-            float,
-            bytes,
-            scaling: Scaling::default(),
-        })
-    }
-
-    /// The same elements with this scaling.
-    pub fn scaled(self, scaling: Scaling<'a>) -> Self {
-        Self { scaling, ..self }
-    }
-
-    /// Bytes of an element.
-    pub fn element_size(&self) -> usize {
-        match self.float {
-            Float::F16 | Float::BF16 => 2,
-            Float::F32 => 4,
-            Float::F64 => 8,
-        }
-    }
-}
 
 /// Quantizes a weight in panels of columns on `threads` threads and passes them on as they finish.
 /// The result does not depend on the number of threads; of several errors, the one of the first
@@ -162,58 +104,4 @@ fn scaled_columns(
         loss.note(*v, packed.get(i, j) / factor(i, j));
     }
     Ok((packed, loss))
-}
-
-/// At most `most` evenly spread columns as stored, one after the other.
-pub(super) fn sample(tensor: Elements<'_>, w: &Weight, most: usize) -> Vec<f32> {
-    let count = most.min(w.n);
-    let (mut all, mut column) = (Vec::with_capacity(count * w.k), Vec::new());
-    for i in 0..count {
-        read_columns(tensor, w, i * w.n / count, 1, &mut column);
-        all.extend_from_slice(&column);
-    }
-    all
-}
-
-/// Reads columns `first .. first + wide` of the matrix to pack, as stored, one after the other.
-fn read_columns(tensor: Elements<'_>, w: &Weight, first: usize, wide: usize, columns: &mut Vec<f32>) {
-    columns.clear();
-    columns.resize(wide * w.k, 0.0);
-    let bytes = tensor.bytes;
-    match tensor.float {
-        Float::F32 => spread(bytes.as_chunks().0, w, first, columns, f32::from_le_bytes),
-        Float::F16 => spread(bytes.as_chunks().0, w, first, columns, |b| {
-            f16::from_le_bytes(b).to_f32()
-        }),
-        Float::BF16 => spread(bytes.as_chunks().0, w, first, columns, |b| {
-            bf16::from_le_bytes(b).to_f32()
-        }),
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "rounding is intended; values beyond single precision become infinite and are rejected"
-        )]
-        Float::F64 => spread(bytes.as_chunks().0, w, first, columns, |b| {
-            f64::from_le_bytes(b) as f32
-        }),
-    }
-}
-
-fn spread<const SIZE: usize>(
-    elements: &[[u8; SIZE]],
-    w: &Weight,
-    first: usize,
-    columns: &mut [f32],
-    value: impl Fn([u8; SIZE]) -> f32,
-) {
-    if w.transposed {
-        for (to, from) in columns.iter_mut().zip(&elements[first * w.k..]) {
-            *to = value(*from);
-        }
-    } else {
-        for (i, row) in elements.chunks_exact(w.n).enumerate() {
-            for (column, from) in columns.chunks_exact_mut(w.k).zip(&row[first..]) {
-                column[i] = value(*from);
-            }
-        }
-    }
 }

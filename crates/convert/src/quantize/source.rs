@@ -1,7 +1,7 @@
 //! The model file that is being rewritten; unchanged parts are copied byte by byte.
 
-use super::panels::Elements;
-use super::plan::Change;
+use super::nodes::Change;
+use super::weight::Elements;
 use super::{DATA, MODEL, wire};
 use prost::Message;
 use std::collections::HashSet;

@@ -1,7 +1,7 @@
 //! Weights that the model stores quantized already: those of `MatMulNBits`, and of
 //! `DequantizeLinear` before a matmul or embedding. They keep their quantized values.
 
-use super::plan::{Change, Facts, attribute, int, standard};
+use super::nodes::{Change, Facts, attribute, int, standard};
 use super::source::Source;
 use super::{Left, Quantized};
 use half::f16;
@@ -517,3 +517,6 @@ impl Kept {
         out
     }
 }
+
+#[cfg(test)]
+mod tests;

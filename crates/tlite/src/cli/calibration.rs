@@ -12,8 +12,9 @@ use transformer_lite::unstable::llm::engine::{PADDING, Watch};
 use transformer_lite::unstable::llm::load::Purpose;
 use transformer_lite::unstable::llm::{Activations, KvType, ModelFolder, Tokenizer};
 use transformer_lite::unstable::quant::Integers;
-use transformer_lite_convert::calibrate::{AwqMethods, Calibration, GptqMethods, Progress, WeightedMethods};
-use transformer_lite_convert::products::Products;
+use transformer_lite_convert::calibrate::{
+    AwqMethods, Calibration, GptqMethods, Products, Progress, WeightedMethods,
+};
 use transformer_lite_convert::quantize::{Methods, Options};
 
 /// How a method uses calibration.

@@ -1,14 +1,15 @@
 //! Requests to the hub.
 
-use super::super::digest::{Hash, feed, is_sha256};
+use super::super::digest::is_sha256;
 use super::super::{Event, Hear};
+use super::address::{authority, escaped, host, joined};
 use super::choose::{self, Choice};
-use super::{ATTEMPTS, Fetched, Hub, HubError, PAUSE, Repo, Spec, has_tokenizer, is_file_name};
+use super::store::{Partial, unwritable};
+use super::{ATTEMPTS, Fetched, Hub, HubError, PAUSE, REVISION, Repo, Spec, has_tokenizer, is_file_name};
 use crate::checkpoint::folder::{INDEX, supported};
 use serde::Deserialize;
 use std::collections::BTreeSet;
-use std::fs::{File, TryLockError};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
@@ -30,8 +31,6 @@ const READ_TIMEOUT: Duration = Duration::from_secs(60);
 const BLOCK: usize = 1 << 18;
 /// Bytes of a list of files at most.
 const MAX_LIST: u64 = 32 << 20;
-/// The version of a repository that is used.
-const REVISION: &str = "main";
 /// Variables that name a proxy, in the order in which `ureq` reads them.
 const PROXIES: [&str; 6] = [
     "ALL_PROXY",
@@ -574,148 +573,6 @@ impl<'a> Client<'a> {
     }
 }
 
-/// A file that is not yet whole.
-struct Partial {
-    path: PathBuf,
-    file: File,
-    /// Of what is there.
-    hash: Hash,
-    done: u64,
-    total: Option<u64>,
-}
-
-impl Partial {
-    /// The file that an earlier run left, or a new one.
-    fn open(path: &Path, total: Option<u64>) -> Result<Self> {
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .read(true)
-            .write(true)
-            .open(path)
-            .map_err(|e| unwritable(path, &e))?;
-        let mut partial = Self {
-            path: path.to_owned(),
-            file,
-            hash: Hash::default(),
-            done: 0,
-            total,
-        };
-        let mut done = 0;
-        feed(&mut partial.hash, &mut partial.file, |bytes| done += bytes)
-            .map_err(|e| Error::io("cannot read", path, e))?;
-        partial.done = done;
-        if total.is_some_and(|total| done > total) {
-            partial.restart()?;
-        }
-        Ok(partial)
-    }
-
-    fn add(&mut self, bytes: &[u8]) -> Result<()> {
-        let written = self.file.write_all(bytes);
-        written.map_err(|e| unwritable(&self.path, &e))?;
-        self.hash.update(bytes);
-        self.done += bytes.len() as u64;
-        Ok(())
-    }
-
-    fn restart(&mut self) -> Result<()> {
-        let emptied = self
-            .file
-            .set_len(0)
-            .and_then(|()| self.file.seek(SeekFrom::Start(0)));
-        emptied.map_err(|e| unwritable(&self.path, &e))?;
-        self.hash = Hash::default();
-        self.done = 0;
-        Ok(())
-    }
-}
-
-impl Repo {
-    /// Takes the lock of a file, as the hub's own library does, or waits for it after a call of
-    /// `waiting`.
-    fn lock(&self, etag: &str, waiting: impl FnOnce()) -> Result<File> {
-        let path = self.locks.join(format!("{etag}.lock"));
-        std::fs::create_dir_all(&self.locks).map_err(|e| unwritable(&self.locks, &e))?;
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path);
-        let file = file.map_err(|e| unwritable(&path, &e))?;
-        let taken = match file.try_lock() {
-            Ok(()) => Ok(()),
-            Err(TryLockError::WouldBlock) => {
-                waiting();
-                file.lock()
-            }
-            Err(TryLockError::Error(e)) => Err(e),
-        };
-        taken.unwrap_or_else(|e| log::debug!("no lock {}: {e}", path.display()));
-        Ok(file)
-    }
-
-    /// Gives `blob` its name in a version.
-    fn link(&self, commit: &str, name: &str, blob: &Path) -> Result<PathBuf> {
-        let path = self.folder.join("snapshots").join(commit).join(name);
-        let folder = path.parent().unwrap_or(&path);
-        std::fs::create_dir_all(folder).map_err(|e| unwritable(folder, &e))?;
-        let same = |path: &Path| {
-            std::fs::canonicalize(path)
-                .ok()
-                .zip(std::fs::canonicalize(blob).ok())
-        };
-        if same(&path).is_some_and(|(there, blob)| there == blob) {
-            return Ok(path);
-        }
-        // Another process may do the same, so the link is made under another name.
-        let up = "../".repeat(name.split('/').count() + 1);
-        let file = blob.file_name().unwrap_or_default();
-        let target = Path::new(&up).join("blobs").join(file);
-        tempfile::Builder::new()
-            .prefix(".tlite-")
-            .make_in(folder, |beside| link_file(&target, blob, beside))
-            .and_then(|link| link.persist(&path).map(drop).map_err(|e| e.error))
-            .map_err(|e| unwritable(&path, &e))?;
-        Ok(path)
-    }
-
-    /// Makes `commit` the present version.
-    fn set_present(&self, commit: &str) -> Result<()> {
-        let path = self.folder.join("refs").join(REVISION);
-        if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == commit) {
-            return Ok(());
-        }
-        let folder = self.folder.join("refs");
-        std::fs::create_dir_all(&folder)
-            .and_then(|()| tempfile::Builder::new().prefix(".tlite-").tempfile_in(&folder))
-            .and_then(|mut file| {
-                file.write_all(commit.as_bytes())?;
-                file.persist(&path).map(drop).map_err(|e| e.error)
-            })
-            .map_err(|e| unwritable(&path, &e))
-    }
-}
-
-#[cfg(unix)]
-fn link_file(target: &Path, _: &Path, link: &Path) -> std::io::Result<()> {
-    std::os::unix::fs::symlink(target, link)
-}
-
-/// Elsewhere links may need rights that a user has not; a hard link does as well.
-#[cfg(not(unix))]
-fn link_file(_: &Path, blob: &Path, link: &Path) -> std::io::Result<()> {
-    std::fs::hard_link(blob, link).or_else(|_| std::fs::copy(blob, link).map(drop))
-}
-
-fn unwritable(path: &Path, e: &std::io::Error) -> Error {
-    let what = format!(
-        "cannot write {}: {e}; HF_HOME names another folder for downloads",
-        path.display()
-    );
-    Error::other(Stage::Download, what).of_kind(transformer_lite::unstable::error::ErrorKind::Io)
-}
-
 /// Certificates that are trusted in place of the built-in ones.
 fn certificates() -> Result<Option<RootCerts>> {
     let names = ["SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"];
@@ -775,108 +632,5 @@ fn first_byte(headers: &HeaderMap) -> Option<u64> {
         .ok()
 }
 
-/// Protocol, host and port of an address.
-fn authority(url: &str) -> &str {
-    let start = url.find("://").map_or(0, |at| at + 3);
-    let end = url.get(start..).and_then(|rest| rest.find(['/', '?', '#']));
-    url.get(..end.map_or(url.len(), |end| start + end)).unwrap_or(url)
-}
-
-/// Host and port of an address.
-fn host(url: &str) -> &str {
-    let whole = authority(url);
-    let host = whole.split_once("://").map_or(whole, |(_, host)| host);
-    // Without a password.
-    host.rsplit_once('@').map_or(host, |(_, host)| host)
-}
-
-/// Where `location` leads from `url`.
-fn joined(url: &str, location: &str) -> String {
-    // A query may hold an address too.
-    let protocol = |p: &str| {
-        !p.is_empty()
-            && p.bytes()
-                .all(|b| b.is_ascii_alphanumeric() || b"+-.".contains(&b))
-    };
-    if location.split_once("://").is_some_and(|(p, _)| protocol(p)) {
-        return location.to_owned();
-    }
-    let base = authority(url);
-    if let Some(rest) = location.strip_prefix("//") {
-        let protocol = base.split_once("://").map_or("https", |(p, _)| p);
-        return format!("{protocol}://{rest}");
-    }
-    if location.starts_with('/') {
-        return format!("{base}{location}");
-    }
-    let path = url.split(['?', '#']).next().unwrap_or(url);
-    let folder = path.rsplit_once('/').map_or(base, |(folder, _)| folder);
-    let folder = if folder.len() < base.len() { base } else { folder };
-    format!("{folder}/{location}")
-}
-
-/// A name as it stands in an address.
-fn escaped(name: &str) -> String {
-    let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'.' | b'_' | b'~' | b'/');
-    let mut out = String::new();
-    for b in name.bytes() {
-        if plain(b) {
-            out.push(char::from(b));
-        } else {
-            out.push_str(&format!("%{b:02X}"));
-        }
-    }
-    out
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_joined() {
-        let at = "http://h:1/a/b?x=/y";
-        for (location, expected) in [
-            ("https://o/c", "https://o/c"),
-            ("//o/c", "http://o/c"),
-            ("/c?d", "http://h:1/c?d"),
-            ("/c?d=https://o/e", "http://h:1/c?d=https://o/e"),
-            ("c", "http://h:1/a/c"),
-        ] {
-            assert_eq!(joined(at, location), expected);
-        }
-        assert_eq!(joined("http://h", "c"), "http://h/c");
-        assert_eq!(authority("https://h:1?x"), "https://h:1");
-        assert_eq!(host("https://user:word@h:1/x"), "h:1");
-        assert_eq!(escaped("a b/ü+.gguf"), "a%20b/%C3%BC%2B.gguf");
-    }
-
-    #[test]
-    fn metadata_come_from_all_answers() {
-        let headers = |list: &[(&'static str, &'static str)]| {
-            let mut map = HeaderMap::new();
-            for (name, value) in list {
-                map.insert(*name, value.parse().unwrap());
-            }
-            map
-        };
-        let mut meta = Meta::default();
-        meta.add(&headers(&[("etag", "\"first\""), ("content-length", "3")]), false);
-        assert_eq!(meta, Meta::default());
-        let linked = [
-            ("x-linked-etag", "\"abc\""),
-            ("x-linked-size", "7"),
-            ("x-repo-commit", "c"),
-        ];
-        meta.add(&headers(&linked), false);
-        meta.add(&headers(&[("etag", "W/\"last\""), ("content-length", "9")]), true);
-        let of = |etag: &str, size| (Some(etag.to_owned()), Some(size));
-        assert_eq!((meta.etag, meta.size), of("abc", 7));
-        let mut meta = Meta::default();
-        meta.add(&headers(&[("etag", "W/\"last\""), ("content-length", "9")]), true);
-        assert_eq!((meta.etag, meta.size), of("last", 9));
-        let range = [("content-range", "bytes 12-19/20"), ("retry-after", " 3 ")];
-        assert_eq!(first_byte(&headers(&range)), Some(12));
-        assert_eq!(retry_after(&headers(&range)), Some(Duration::from_secs(3)));
-    }
-}
+mod tests;

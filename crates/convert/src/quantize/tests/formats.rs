@@ -154,7 +154,7 @@ fn floats_of_all_types_are_read_as_what_they_are() {
 #[test]
 fn the_number_of_threads_changes_nothing() {
     let tensor = noise(&[INNER, 700], 8);
-    let w = plan::Weight {
+    let w = weight::Weight {
         initializer: 0,
         transposed: false,
         bits: Bits::Four,
@@ -172,7 +172,7 @@ fn the_number_of_threads_changes_nothing() {
         columns: None,
     };
     let made = |threads| {
-        let elements = panels::Elements::of(DType::F32, tensor.bytes().unwrap())
+        let elements = weight::Elements::of(DType::F32, tensor.bytes().unwrap())
             .unwrap()
             .scaled(scaling);
         let mut all = Vec::new();

@@ -1,7 +1,7 @@
 //! Models whose weights are codes already, against the interpreter's reading of them.
 
-use super::plan::int;
-use super::*;
+use super::super::nodes::int;
+use super::super::*;
 use prost::Message;
 use std::collections::HashMap;
 use std::sync::Arc;
