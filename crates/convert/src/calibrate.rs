@@ -36,7 +36,6 @@ type Take<'a> = dyn FnMut(usize, &[f32]) -> Result<(), HessianError> + 'a;
 pub struct Progress {
     /// Finished windows.
     pub done: usize,
-    /// Number of windows.
     pub total: usize,
 }
 

@@ -30,4 +30,5 @@ pub mod decoders;
 pub mod gguf;
 pub mod models;
 pub mod new_folder;
+mod onnx_int;
 pub mod quantize;

@@ -72,7 +72,6 @@ impl NewFolder {
         Some(output.with_file_name(temporary))
     }
 
-    /// The temporary folder.
     pub fn path(&self) -> &Path {
         match &self.temporary {
             Temporary::Fresh(t) => t.path(),

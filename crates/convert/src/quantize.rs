@@ -105,9 +105,7 @@ pub struct Progress<'a> {
 pub struct Quantized {
     /// Name of the initializer.
     pub name: String,
-    /// Its shape.
     pub shape: Vec<usize>,
-    /// Format.
     pub bits: Bits,
     /// Number of weights per group.
     pub group: usize,
@@ -164,7 +162,6 @@ impl Quantized {
 pub struct Left {
     /// Name of the initializer.
     pub name: String,
-    /// Its shape.
     pub shape: Vec<usize>,
     /// Why it was not quantized.
     pub reason: String,
@@ -293,9 +290,9 @@ fn quantize_into(
         job.spend(&mut plan, budget)?;
     }
     let origins = job.weights(&plan)?;
-    let mut changes = plan.changes(&source.graph);
+    let mut changes = plan.changes(&source.graph)?;
     for (kept, ordered) in plan.kept.iter().zip(&job.ordered) {
-        kept.change(&source.graph, *ordered, &mut changes);
+        kept.change(&source.graph, *ordered, &mut changes)?;
     }
     let (quantized, loss, resumed) = (std::mem::take(&mut job.quantized), job.loss, job.resumed);
     let (tensors, data_bytes) = job.writer.into_initializers()?;

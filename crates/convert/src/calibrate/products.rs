@@ -41,7 +41,6 @@ pub(super) enum Maker {
     Columns {
         /// The weight whose columns are divided.
         weight: String,
-        /// The bias.
         vectors: Vec<String>,
     },
 }
@@ -49,13 +48,11 @@ pub(super) enum Maker {
 /// Matmuls that read one value, and the producer of that value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Fold {
-    /// The value.
     pub input: String,
     /// Length of its rows.
     pub k: usize,
     /// Weights of all readers.
     pub weights: Vec<String>,
-    /// The producer.
     pub maker: Maker,
 }
 
@@ -103,7 +100,6 @@ impl<'a> Products<'a> {
         found
     }
 
-    /// The matmuls.
     pub(super) fn all(&self) -> &[Product] {
         &self.all
     }

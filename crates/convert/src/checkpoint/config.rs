@@ -19,9 +19,7 @@ const MAX_HEAD: usize = 1 << 16;
 /// Quantization scheme of a checkpoint's matrices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scheme {
-    /// See [`Gptq`].
     Gptq(Gptq),
-    /// See [`Awq`].
     Awq(Awq),
 }
 

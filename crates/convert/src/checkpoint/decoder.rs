@@ -6,6 +6,7 @@ use super::params::{Activation, Window};
 use super::rope::Rope;
 use super::weights::{Builder, Matrix};
 use super::{Kept, Params};
+use crate::onnx_int::onnx_int;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
@@ -447,8 +448,7 @@ struct View<'a> {
 impl Shared {
     fn add(b: &mut Builder<'_>) -> Result<Self> {
         let p = b.params;
-        let int = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
-        let (heads, kv_heads, dim) = (int(p.heads), int(p.kv_heads), int(p.head_dim));
+        let (heads, kv_heads, dim) = (onnx_int(p.heads)?, onnx_int(p.kv_heads)?, onnx_int(p.head_dim)?);
         let axis_2 = b.ints("/model/constants/axis_2", &[2])?;
         let angles = rotary(b, "rotary_emb", &p.rope, &axis_2)?;
         let zero = b.ints("/model/constants/zero", &[0])?;
@@ -463,7 +463,7 @@ impl Shared {
             }
             _ => None,
         };
-        let rotated = int(p.rope.width);
+        let rotated = onnx_int(p.rope.width)?;
         Ok(Self {
             two: b.scalar("/model/constants/two", 2.0)?,
             eps: b.scalar("/model/constants/eps", p.eps)?,
@@ -491,7 +491,11 @@ impl Shared {
             merged_groups: b.ints("/model/constants/merged_groups", &[0, heads, -1, dim])?,
             merged_heads: b.ints("/model/constants/merged_heads", &[0, 0, heads * dim])?,
             joint: if p.architecture.joins_projections() {
-                let (q, kv, inner) = (int(p.q_width()), int(p.kv_width()), int(p.intermediate));
+                let (q, kv, inner) = (
+                    onnx_int(p.q_width())?,
+                    onnx_int(p.kv_width())?,
+                    onnx_int(p.intermediate)?,
+                );
                 Some(Joint {
                     qkv: b.ints("/model/constants/qkv", &[q, kv, kv])?,
                     gate_up: b.ints("/model/constants/gate_up", &[inner, inner])?,
@@ -535,7 +539,7 @@ fn rotary(b: &mut Builder<'_>, module: &str, rope: &Rope, axis_2: &str) -> Resul
             &format!("model.{module}.long_inv_freq"),
             HostTensor::from_f32(&shape, &long),
         )?;
-        let original = b.scalar_int(&at("original"), i64::try_from(original).unwrap_or(i64::MAX))?;
+        let original = b.scalar_int(&at("original"), onnx_int(original)?)?;
         let one = b.scalar_int(&at("one"), 1)?;
         let shape = b.node("Shape", &at("Shape"), &["attention_mask"], &[])?;
         let total = b.node(
@@ -599,7 +603,7 @@ fn mask(b: &mut Builder<'_>, axis_0: &str, axis_1: &str) -> Result<(String, Opti
     let Some(window) = &b.params.window else {
         return Ok((all, None));
     };
-    let length = b.scalar_int(&at("window"), i64::try_from(window.length).unwrap_or(i64::MAX))?;
+    let length = b.scalar_int(&at("window"), onnx_int(window.length)?)?;
     let before = b.node("Sub", &at("Sub"), &[&queries, &length], &[])?;
     let near = b.node("Greater", &at("Greater"), &[&keys, &before], &[])?;
     let seen = b.node("And", &at("And_1"), &[&seen, &near], &[])?;

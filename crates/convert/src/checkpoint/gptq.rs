@@ -26,11 +26,8 @@ pub struct Gptq {
 /// The tensors of a matrix.
 #[derive(Clone, Copy)]
 pub struct Parts<'a> {
-    /// Quantized weights.
     pub qweight: Tensor<'a>,
-    /// Zero points.
     pub qzeros: Tensor<'a>,
-    /// Scales.
     pub scales: Tensor<'a>,
     /// Group of each input.
     pub g_idx: Option<Tensor<'a>>,

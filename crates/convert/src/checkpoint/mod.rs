@@ -52,7 +52,6 @@ pub struct Summary {
     pub architecture: String,
     /// The model's own name, if the checkpoint has one.
     pub name: Option<String>,
-    /// Number of layers.
     pub layers: usize,
     /// Number of weights.
     pub parameters: u64,

@@ -24,7 +24,6 @@ pub enum Architecture {
 }
 
 impl Architecture {
-    /// All of them.
     pub const ALL: [Self; 7] = [
         Self::Llama,
         Self::Qwen2,
@@ -160,9 +159,7 @@ impl Window {
 /// Parameters of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Params {
-    /// Architecture.
     pub architecture: Architecture,
-    /// Number of layers.
     pub layers: usize,
     /// Width of the residual stream.
     pub hidden: usize,
@@ -174,7 +171,6 @@ pub struct Params {
     pub kv_heads: usize,
     /// Head size; even.
     pub head_dim: usize,
-    /// Rotary embedding.
     pub rope: Rope,
     /// Sliding-window attention, if any layer has it.
     pub window: Option<Window>,

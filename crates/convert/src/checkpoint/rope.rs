@@ -25,13 +25,9 @@ pub enum Scaling {
     /// No scaling.
     Default,
     /// All frequencies are divided by a factor.
-    Linear {
-        /// The factor.
-        factor: f32,
-    },
+    Linear { factor: f32 },
     /// Low frequencies are divided by a factor, high ones are unchanged, those between are blended.
     Llama3 {
-        /// The factor.
         factor: f32,
         /// Frequencies with fewer turns in `original` tokens are low.
         low: f32,
@@ -42,7 +38,6 @@ pub enum Scaling {
     },
     /// `YaRN`: like `Llama3`, but blended by index instead of by turns.
     Yarn {
-        /// The factor.
         factor: f32,
         /// Frequencies with at least this many turns are high.
         fast: f32,

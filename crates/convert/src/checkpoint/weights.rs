@@ -1,6 +1,7 @@
 //! Writes the weights and nodes of a converted model.
 
 use super::{Kept, Params, Stored, Tensors};
+use crate::onnx_int::onnx_int;
 use crate::quantize::{Left, Quantized};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::{Attr, ExternalData, ModelWriter, NodeSpec};
@@ -45,12 +46,12 @@ pub(super) struct Packed {
 }
 
 impl Packed {
-    fn attributes(&self) -> [(&'static str, Attr); 2] {
-        let group = i64::try_from(self.group).unwrap_or(i64::MAX);
-        [
+    fn attributes(&self) -> Result<[(&'static str, Attr); 2]> {
+        let group = onnx_int(self.group)?;
+        Ok([
             ("bits", Attr::Int(i64::from(self.bits.count()))),
             ("group_size", Attr::Int(group)),
-        ]
+        ])
     }
 }
 
@@ -256,7 +257,7 @@ impl<'a> Builder<'a> {
             name: path,
             inputs: &[x, &packed.codes, &packed.scales],
             outputs: &[output],
-            attributes: &packed.attributes(),
+            attributes: &packed.attributes()?,
         })
     }
 
@@ -268,10 +269,7 @@ impl<'a> Builder<'a> {
         {
             return Ok(result.clone());
         }
-        let list: Vec<i64> = order
-            .iter()
-            .map(|i| i64::try_from(*i).unwrap_or(i64::MAX))
-            .collect();
+        let list: Vec<i64> = order.iter().map(|i| onnx_int(*i)).collect::<Result<_>>()?;
         let name = format!("{path}/order");
         let tensor = HostTensor::from_i64(&[list.len()], &list).map_err(|e| constant_error(&name, e))?;
         self.out.add_initializer(&name, &tensor)?;

@@ -2,6 +2,7 @@
 //! computations, weights, and parts that decoders share.
 
 use super::{Family, Form, Spec};
+use crate::onnx_int::onnx_int;
 use std::collections::HashMap;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
@@ -29,7 +30,6 @@ impl Random {
 pub(super) struct Builder<'a> {
     pub spec: &'a Spec,
     pub form: Form,
-    /// Activation type.
     pub float: DType,
     pub random: Random,
     pub out: ModelWriter,
@@ -55,11 +55,6 @@ pub(super) fn axis(a: i64) -> [(&'static str, Attr); 1] {
 
 pub(super) fn perm(p: &[i64]) -> [(&'static str, Attr); 1] {
     [("perm", Attr::Ints(p.to_vec()))]
-}
-
-/// A size as an element of a list of sizes.
-pub(super) fn signed(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }
 
 impl Builder<'_> {
@@ -227,7 +222,7 @@ impl Builder<'_> {
         x: &str,
         sizes: [usize; N],
     ) -> Result<[String; N]> {
-        let list: Vec<i64> = sizes.iter().map(|s| signed(*s)).collect();
+        let list: Vec<i64> = sizes.iter().map(|s| onnx_int(*s)).collect::<Result<_>>()?;
         let list = self.ints(&list)?;
         let name = self.name("Split", scope);
         let parts: [String; N] = std::array::from_fn(|i| format!("{name}_output_{i}"));
@@ -294,7 +289,7 @@ impl Builder<'_> {
             })?;
         let attributes = [
             ("bits", Attr::Int(bits.count().into())),
-            ("group_size", Attr::Int(signed(group))),
+            ("group_size", Attr::Int(onnx_int(group)?)),
         ];
         Ok((names, attributes))
     }
@@ -371,7 +366,7 @@ impl Builder<'_> {
             Form::E0m4(asked) => {
                 let attributes = [
                     ("bits", Attr::Int(8)),
-                    ("group_size", Attr::Int(signed(group_size(asked, size[0])))),
+                    ("group_size", Attr::Int(onnx_int(group_size(asked, size[0]))?)),
                 ];
                 let (codes, scales) = (format!("{embedding}.codes"), format!("{embedding}.scales"));
                 let operands = [x, codes.as_str(), scales.as_str()];
@@ -471,6 +466,5 @@ impl Builder<'_> {
 pub(super) enum Part<'a> {
     /// The scalar with this name.
     Of(&'a str),
-    /// A number.
     Is(i64),
 }

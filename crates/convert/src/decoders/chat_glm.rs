@@ -1,7 +1,8 @@
 //! `ChatGLM`: sequence-first layout, fused projections, and an interleaved rotary embedding in the
 //! first half of each head.
 
-use super::builder::{BATCH, Builder, Part, axis, perm, signed};
+use super::builder::{BATCH, Builder, Part, axis, perm};
+use crate::onnx_int::onnx_int;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -67,7 +68,7 @@ impl Builder<'_> {
     /// Rotates adjacent pairs in the first half of each head of
     /// `[sequence, batch, heads, head_dim]`.
     fn rotate_neighbours(&mut self, scope: &str, x: &str, heads: usize, cache: &str) -> Result<String> {
-        let dim = signed(self.spec.head_dim);
+        let dim = onnx_int(self.spec.head_dim)?;
         let half = dim / 2;
         let sequence = self.size(scope, x, 0)?;
         let turn = self.part(scope, x, 3, 0, half)?;
@@ -81,7 +82,7 @@ impl Builder<'_> {
                 Part::Is(2),
             ]
         };
-        let pairs = self.view(scope, &turn, &sizes(signed(heads)))?;
+        let pairs = self.view(scope, &turn, &sizes(onnx_int(heads)?))?;
         let cache = self.view(scope, cache, &sizes(1))?;
         let mut pick = |v: &str, i: i64| -> Result<String> {
             let i = self.int(i)?;
@@ -128,8 +129,8 @@ impl Builder<'_> {
             let sizes = [
                 Part::Of(&sequence),
                 Part::Of(&batch),
-                Part::Is(signed(heads)),
-                Part::Is(signed(dim)),
+                Part::Is(onnx_int(heads)?),
+                Part::Is(onnx_int(dim)?),
             ];
             self.view(scope, part, &sizes)
         };
@@ -148,15 +149,15 @@ impl Builder<'_> {
             );
             self.node_as("Concat", scope, &[&past, new], &axis(0), &present)?;
             let wide = self.unsqueeze(scope, &present, &[-2])?;
-            let times = Part::Is(signed(s.heads / s.kv_heads));
+            let times = Part::Is(onnx_int(s.heads / s.kv_heads)?);
             let keep = || Part::Is(-1);
             let wide = self.expand(scope, &wide, &[keep(), keep(), keep(), times, keep()])?;
             let (t, b) = (self.size(scope, &present, 0)?, self.size(scope, &present, 1)?);
             let sizes = [
                 Part::Of(&t),
                 Part::Of(&b),
-                Part::Is(signed(s.heads)),
-                Part::Is(signed(dim)),
+                Part::Is(onnx_int(s.heads)?),
+                Part::Is(onnx_int(dim)?),
             ];
             whole.push(self.view(scope, &wide, &sizes)?);
         }
@@ -170,7 +171,11 @@ impl Builder<'_> {
         let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
         let mixed = self.node("MatMul", scope, &[&weights, &v], &[])?;
         let mixed = self.node("Transpose", scope, &[&mixed], &perm(&[2, 0, 1, 3]))?;
-        let sizes = [Part::Of(&sequence), Part::Of(&batch), Part::Is(signed(q_width))];
+        let sizes = [
+            Part::Of(&sequence),
+            Part::Of(&batch),
+            Part::Is(onnx_int(q_width)?),
+        ];
         let mixed = self.view(scope, &mixed, &sizes)?;
         let out = format!("{scope}/dense");
         self.linear(&out, &format!("{name}.dense"), &mixed, [q_width, s.hidden], false)

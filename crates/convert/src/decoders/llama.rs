@@ -1,7 +1,8 @@
 //! Llama and its relatives Qwen and Gemma.
 
 use super::Family;
-use super::builder::{BATCH, Builder, Part, axis, perm, signed};
+use super::builder::{BATCH, Builder, Part, axis, perm};
+use crate::onnx_int::onnx_int;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -118,8 +119,8 @@ impl Builder<'_> {
             let sizes = [
                 Part::Of(&batch),
                 Part::Of(&sequence),
-                Part::Is(signed(heads)),
-                Part::Is(signed(dim)),
+                Part::Is(onnx_int(heads)?),
+                Part::Is(onnx_int(dim)?),
             ];
             let v = self.view(scope, &v, &sizes)?;
             self.node("Transpose", scope, &[&v], &perm(&[0, 2, 1, 3]))
@@ -152,7 +153,7 @@ impl Builder<'_> {
         let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
         let mixed = self.node("MatMul", scope, &[&weights, v], &[])?;
         let mixed = self.node("Transpose", scope, &[&mixed], &perm(&[0, 2, 1, 3]))?;
-        let width = signed(s.heads * dim);
+        let width = onnx_int(s.heads * dim)?;
         let mixed = self.view(
             scope,
             &mixed,
@@ -181,9 +182,9 @@ impl Builder<'_> {
         let wide = self.expand(
             scope,
             &wide,
-            &[of(0), of(1), Part::Is(signed(times)), of(2), of(3)],
+            &[of(0), of(1), Part::Is(onnx_int(times)?), of(2), of(3)],
         )?;
-        let times = self.int(signed(times))?;
+        let times = self.int(onnx_int(times)?)?;
         let heads = self.node("Mul", scope, &[&sizes[1], &times], &[])?;
         self.view(scope, &wide, &[of(0), Part::Of(&heads), of(2), of(3)])
     }

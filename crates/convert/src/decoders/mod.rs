@@ -39,21 +39,16 @@ pub enum Family {
 pub struct Spec {
     /// Name for [`Spec::find`].
     pub name: &'static str,
-    /// Model family.
     pub family: Family,
-    /// Number of layers.
     pub layers: usize,
-    /// Hidden size.
     pub hidden: usize,
     /// Number of query heads.
     pub heads: usize,
     /// Number of key and value heads.
     pub kv_heads: usize,
-    /// Head size.
     pub head_dim: usize,
     /// Intermediate size of the MLP.
     pub inner: usize,
-    /// Vocabulary size.
     pub vocab: usize,
     /// Base of the rotary frequencies.
     pub theta: f32,

@@ -22,65 +22,38 @@ const MIN_ENTRY: u64 = 8 + 4 + 1;
 /// Fewest bytes of a tensor entry: length of the name, number of sizes, one size, type, offset.
 const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
 
-/// A metadata value.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
-    /// Unsigned, 8 bits.
     U8(u8),
-    /// Signed, 8 bits.
     I8(i8),
-    /// Unsigned, 16 bits.
     U16(u16),
-    /// Signed, 16 bits.
     I16(i16),
-    /// Unsigned, 32 bits.
     U32(u32),
-    /// Signed, 32 bits.
     I32(i32),
-    /// IEEE binary32.
     F32(f32),
-    /// Truth value.
     Bool(bool),
-    /// Text.
     String(String),
     /// Values of one type.
     Array(Array),
-    /// Unsigned, 64 bits.
     U64(u64),
-    /// Signed, 64 bits.
     I64(i64),
-    /// IEEE binary64.
     F64(f64),
 }
 
-/// A metadata array.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Array {
-    /// Unsigned, 8 bits.
     U8(Vec<u8>),
-    /// Signed, 8 bits.
     I8(Vec<i8>),
-    /// Unsigned, 16 bits.
     U16(Vec<u16>),
-    /// Signed, 16 bits.
     I16(Vec<i16>),
-    /// Unsigned, 32 bits.
     U32(Vec<u32>),
-    /// Signed, 32 bits.
     I32(Vec<i32>),
-    /// IEEE binary32.
     F32(Vec<f32>),
-    /// Truth values.
     Bool(Vec<bool>),
-    /// Texts.
     String(Vec<String>),
-    /// Arrays.
     Array(Vec<Array>),
-    /// Unsigned, 64 bits.
     U64(Vec<u64>),
-    /// Signed, 64 bits.
     I64(Vec<i64>),
-    /// IEEE binary64.
     F64(Vec<f64>),
 }
 
@@ -129,17 +102,14 @@ impl Value {
         }
     }
 
-    /// A truth value.
     pub fn as_bool(&self) -> Option<bool> {
         if let Self::Bool(v) = self { Some(*v) } else { None }
     }
 
-    /// Text.
     pub fn as_str(&self) -> Option<&str> {
         if let Self::String(v) = self { Some(v) } else { None }
     }
 
-    /// Texts.
     pub fn as_strings(&self) -> Option<&[String]> {
         if let Self::Array(Array::String(v)) = self {
             Some(v)
@@ -158,7 +128,6 @@ pub struct TensorInfo {
     pub dims: Vec<usize>,
     /// Type of the stored blocks.
     pub ggml_type: GgmlType,
-    /// Number of elements.
     pub elements: usize,
     /// First byte in the file.
     start: usize,
@@ -503,7 +472,6 @@ impl Gguf {
         })
     }
 
-    /// The file.
     pub fn path(&self) -> &Path {
         &self.path
     }

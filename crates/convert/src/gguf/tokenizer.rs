@@ -79,7 +79,6 @@ impl Role {
     }
 }
 
-/// A checked vocabulary.
 #[derive(Debug)]
 pub struct Vocabulary {
     kind: Kind,

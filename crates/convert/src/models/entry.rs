@@ -63,9 +63,7 @@ pub struct Place {
 /// Which version of a file it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stamp {
-    /// Its path.
     pub path: String,
-    /// Its size.
     pub bytes: u64,
     /// Nanoseconds since 1970 when its content was written.
     pub modified: i64,
@@ -127,7 +125,6 @@ impl Entry {
         &self.folder
     }
 
-    /// Its name.
     pub fn name(&self) -> &str {
         &self.manifest.name
     }

@@ -52,7 +52,6 @@ pub enum Event<'a> {
     },
     /// A source is read to learn whether its content is known.
     Hashing {
-        /// The source.
         name: &'a str,
         /// Bytes read.
         done: u64,
@@ -61,15 +60,9 @@ pub enum Event<'a> {
     },
     /// A conversion begins. Whoever ends the process before the call returns may remove this
     /// folder.
-    Begin {
-        /// The temporary folder.
-        folder: &'a Path,
-        /// The source.
-        name: &'a str,
-    },
+    Begin { folder: &'a Path, name: &'a str },
     /// Weights are written.
     Converting {
-        /// The source.
         name: &'a str,
         /// Bytes written, each weight counted as an `f32`.
         done: u64,
@@ -87,22 +80,17 @@ pub enum Event<'a> {
     },
     /// A request failed and is repeated.
     Retrying {
-        /// What failed.
         why: &'a str,
         /// Seconds until then.
         seconds: f64,
     },
     /// The hub cannot be reached; a file that was downloaded before is used.
-    Offline {
-        /// What failed.
-        why: &'a str,
-    },
+    Offline { why: &'a str },
 }
 
 /// Receives [`Event`]s.
 pub type Hear<'a> = &'a mut dyn FnMut(Event<'_>);
 
-/// A models folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelStore {
     folder: PathBuf,
@@ -125,7 +113,6 @@ impl ModelStore {
         })
     }
 
-    /// The folder.
     pub fn folder(&self) -> &Path {
         &self.folder
     }

@@ -44,7 +44,6 @@ pub struct Facts<'a> {
     producers: HashMap<&'a str, usize>,
     /// Values that are used outside the graph's own nodes.
     pub outside: HashSet<&'a str>,
-    /// Initializers by name.
     pub constants: HashMap<&'a str, usize>,
 }
 

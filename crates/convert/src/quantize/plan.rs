@@ -4,6 +4,7 @@ use super::nodes::{Change, Facts, Use, int};
 use super::transcode::{self, Kept};
 use super::weight::Weight;
 use super::{Left, Options};
+use crate::onnx_int::onnx_int;
 use std::collections::HashSet;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto};
@@ -24,17 +25,17 @@ pub struct Plan {
 
 impl Plan {
     /// The change of each node of `graph`.
-    pub fn changes(&self, graph: &GraphProto) -> Vec<Change> {
+    pub fn changes(&self, graph: &GraphProto) -> Result<Vec<Change>> {
         let mut nodes = vec![Change::Keep; graph.node.len()];
         for w in &self.weights {
             for n in &w.readers {
-                nodes[*n] = Change::Replace(vec![replacement(&graph.node[*n], w)]);
+                nodes[*n] = Change::Replace(vec![replacement(&graph.node[*n], w)?]);
             }
         }
         for n in &self.dropped {
             nodes[*n] = Change::Drop;
         }
-        nodes
+        Ok(nodes)
     }
 }
 
@@ -118,18 +119,18 @@ pub fn plan(graph: &GraphProto, weights: &mut Weights, options: &Options) -> Res
 }
 
 /// The node that reads the packed weight instead of `n`.
-fn replacement(n: &NodeProto, w: &Weight) -> NodeProto {
+fn replacement(n: &NodeProto, w: &Weight) -> Result<NodeProto> {
     let product = n.op_type == "MatMul";
     let operand = n.input.get(usize::from(!product)).cloned().unwrap_or_default();
-    NodeProto {
+    Ok(NodeProto {
         input: vec![operand, w.codes.clone(), w.scales.clone()],
         output: n.output.clone(),
         name: n.name.clone(),
         op_type: if product { "MatMulE0M" } else { "GatherE0M" }.to_owned(),
         attribute: vec![
             int("bits", i64::from(w.bits.count())),
-            int("group_size", i64::try_from(w.group).unwrap_or(i64::MAX)),
+            int("group_size", onnx_int(w.group)?),
         ],
         domain: OWN_DOMAIN.to_owned(),
-    }
+    })
 }

@@ -4,6 +4,7 @@
 use super::nodes::{Change, Facts, attribute, int, standard};
 use super::source::Source;
 use super::{Left, Quantized};
+use crate::onnx_int::onnx_int;
 use half::f16;
 use std::collections::{HashMap, HashSet};
 use transformer_lite::unstable::error::Result;
@@ -272,7 +273,7 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         } else if block == 0 && axis != k_axis && usize::try_from(count) == Ok(n) {
             (ScaleOf::Column, k)
         } else if block > 0 && axis == k_axis {
-            (ScaleOf::Group, usize::try_from(block).unwrap_or(0))
+            (ScaleOf::Group, usize::try_from(block).map_err(|e| e.to_string())?)
         } else {
             return Err("its scales vary along K".to_owned());
         };
@@ -443,16 +444,17 @@ impl Kept {
     }
 
     /// Changes the nodes around the weight. `ordered`: its rows are reordered.
-    pub fn change(&self, graph: &GraphProto, ordered: bool, changes: &mut [Change]) {
+    pub fn change(&self, graph: &GraphProto, ordered: bool, changes: &mut [Change]) -> Result<()> {
         for at in &self.dropped {
             changes[*at] = Change::Drop;
         }
         for at in &self.readers {
-            changes[*at] = Change::Replace(self.replacement(&graph.node[*at], ordered));
+            changes[*at] = Change::Replace(self.replacement(&graph.node[*at], ordered)?);
         }
+        Ok(())
     }
 
-    fn replacement(&self, node: &NodeProto, ordered: bool) -> Vec<NodeProto> {
+    fn replacement(&self, node: &NodeProto, ordered: bool) -> Result<Vec<NodeProto>> {
         let (bits, group) = match &self.kind {
             Kind::NBits(layout, _) => (layout.bits, layout.block),
             Kind::Dequantize(d) => (d.bits, d.group),
@@ -500,7 +502,7 @@ impl Kept {
             op_type: if rows { "GatherE0M" } else { "MatMulE0M" }.to_owned(),
             attribute: vec![
                 int("bits", i64::from(bits.count())),
-                int("group_size", i64::try_from(group).unwrap_or(i64::MAX)),
+                int("group_size", onnx_int(group)?),
             ],
             domain: OWN_DOMAIN.to_owned(),
         });
@@ -514,7 +516,7 @@ impl Kept {
                 Vec::new(),
             ));
         }
-        out
+        Ok(out)
     }
 }
 

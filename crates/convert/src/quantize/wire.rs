@@ -4,7 +4,6 @@
 /// One field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field<'a> {
-    /// Field number.
     pub tag: u64,
     /// Key and value.
     pub whole: &'a [u8],

@@ -16,7 +16,6 @@ pub struct Cached {
     pub spec: Spec,
     /// The file, or the folder of the checkpoint.
     pub path: PathBuf,
-    /// Its size.
     pub bytes: u64,
 }
 

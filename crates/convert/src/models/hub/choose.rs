@@ -13,11 +13,9 @@ const PREFERRED: [&str; 20] = [
 pub(super) enum Choice {
     /// This GGUF file.
     Gguf(String),
-    /// A checkpoint.
     Checkpoint,
     /// Nothing: its GGUF files are parts of larger ones.
     Split,
-    /// Nothing.
     None,
 }
 

@@ -143,7 +143,6 @@ pub enum HubError {
         else { "check the name; for a private or gated model, set HF_TOKEN to a token that may read it" }
     )]
     Denied {
-        /// The repository.
         repo: String,
         /// 401 or 403.
         status: u16,
@@ -152,16 +151,11 @@ pub enum HubError {
     },
     /// There is no such repository.
     #[error("{repo}: there is no such repository (status 404); expected OWNER/REPO")]
-    NoRepository {
-        /// The repository.
-        repo: String,
-    },
+    NoRepository { repo: String },
     /// The repository has no such file.
     #[error("{repo}: there is no file {} (status 404); {}", file.escape_debug(), listed("its GGUF files are", ggufs))]
     NoFile {
-        /// The repository.
         repo: String,
-        /// The file.
         file: String,
         /// The GGUF files that it has.
         ggufs: Vec<String>,
@@ -169,7 +163,6 @@ pub enum HubError {
     /// The repository has nothing that can be converted.
     #[error("{repo}: expected a GGUF file, or config.json, tokenizer.json and safetensors files; {what}")]
     NoModel {
-        /// The repository.
         repo: String,
         /// What is missing.
         what: String,
@@ -180,7 +173,6 @@ pub enum HubError {
         seconds.map_or_else(|| "later".to_owned(), |s| format!("in {s} seconds"))
     )]
     Limited {
-        /// The server.
         host: String,
         /// How long the server asks to wait.
         seconds: Option<u64>,
@@ -188,17 +180,13 @@ pub enum HubError {
     /// A status that says that the server failed, again and again.
     #[error("{host}: the server failed (status {status}), {attempts} times; try again later")]
     Server {
-        /// The server.
         host: String,
-        /// The last status.
         status: u16,
-        /// Number of requests.
         attempts: u32,
     },
     /// Content with another SHA-256 than the hub names.
     #[error("{file}: wrong checksum: expected SHA-256 {expected}, found {found}; {todo}")]
     Checksum {
-        /// The file.
         file: String,
         /// The digest that the hub names.
         expected: String,
@@ -210,7 +198,6 @@ pub enum HubError {
     /// The transfer broke off, again and again.
     #[error("{file}: the transfer broke off after {done} of {} bytes: {why}; run the command again to continue", total.map_or_else(|| "unknown".to_owned(), |n| n.to_string()))]
     Broken {
-        /// The file.
         file: String,
         /// Bytes that arrived and are kept.
         done: u64,
@@ -222,7 +209,6 @@ pub enum HubError {
     /// There is no connection to the server.
     #[error("cannot reach {host}: {why}; check the network{}", if *proxy { " and the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names" } else { ", or HTTPS_PROXY if a proxy is needed" })]
     Unreachable {
-        /// The server.
         host: String,
         /// What the system says.
         why: String,
@@ -242,7 +228,6 @@ pub enum HubError {
         "{host}: unexpected answer: {what}; HF_ENDPOINT names the hub, `https://huggingface.co` by default"
     )]
     Unexpected {
-        /// The server.
         host: String,
         /// Expected and found.
         what: String,
