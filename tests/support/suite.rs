@@ -63,10 +63,13 @@ impl Suite {
     }
 }
 
+/// The name of a suite, and what fills it.
+type Named = (&'static str, fn(&mut Suite));
+
 /// Runs the trials of all suites that the command line asks for. The functions fill the suites of
 /// these names. With a filter such as `llm::answers`, only the suite `llm` is filled, and those of
 /// its trials run whose names contain `answers`.
-pub fn run(suites: &[(&'static str, fn(&mut Suite))]) -> ExitCode {
+pub fn run(suites: &[Named]) -> ExitCode {
     let mut arguments = Arguments::from_args();
     let named = arguments.filter.as_deref().and_then(|f| f.split_once("::"));
     let only = named.and_then(|(name, rest)| {
