@@ -12,7 +12,7 @@ use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{DecoderBuilder, Lengths, Logits, PADDING};
-use transformer_lite::unstable::plan::{Bound, Plan};
+use transformer_lite::unstable::plan::{LaunchState, Plan};
 use transformer_lite::unstable::shape::Bindings;
 use transformer_lite_convert::decoders::{self, Form, SMOLLM2, Spec};
 
@@ -29,7 +29,7 @@ fn plan(folder: &Path, context: usize) -> [Plan; 2] {
         .load(&path, absent)
         .expect("a decoder");
     decoder
-        .plans(&Caps::neutral(), &Lengths::of(context))
+        .plans(&Caps::generic_gpu(), &Lengths::of(context))
         .expect("a plan")
 }
 
@@ -56,7 +56,7 @@ fn bind(c: &mut Criterion) {
         let ends = [at(padding - 1), at(padding)];
         let mut group = c.benchmark_group(format!("bind {}, {} steps", spec.name, decode.steps.len()));
         for (name, values) in [("within a block", block.as_slice()), ("across its end", &ends)] {
-            let mut bound = Bound::default();
+            let mut bound = LaunchState::default();
             values
                 .iter()
                 .for_each(|b| decode.bind(b, &mut bound).expect("a length within bounds"));

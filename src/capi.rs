@@ -14,7 +14,7 @@
 
 mod listener;
 
-use crate::backend::{ImageUse, OpenOptions, RecordingWay};
+use crate::backend::{ImageUse, OpenOptions, ReplayMode};
 use crate::cache::{DEFAULT_LIMIT, Store};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
@@ -551,7 +551,7 @@ unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> 
             priority: priority.map(str::parse).transpose()?,
             cache: cache.map(|folder| Arc::new(Store::new(folder.into(), DEFAULT_LIMIT))),
             images: images.map_or(Ok(ImageUse::default()), str::parse)?,
-            recording: recording.map_or(Ok(RecordingWay::default()), str::parse)?,
+            recording: recording.map_or(Ok(ReplayMode::default()), str::parse)?,
             slice_ms: slice_ms(given.slice_ms)?,
             ..OpenOptions::of(device)
         },

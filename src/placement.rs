@@ -2,7 +2,7 @@
 #![warn(missing_docs)]
 
 use crate::backend::{
-    self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, RecordingWay,
+    self, Backend, BackendError, BackendKind, Caps, DeviceKind, ImageUse, OpenOptions, Priority, ReplayMode,
 };
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::note::{Note, Unused};
@@ -82,7 +82,7 @@ impl FromStr for ImageUse {
     }
 }
 
-impl FromStr for RecordingWay {
+impl FromStr for ReplayMode {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
@@ -326,8 +326,8 @@ mod tests {
         for images in ImageUse::ALL {
             assert_eq!(images.to_string().parse::<ImageUse>().unwrap(), images);
         }
-        for way in RecordingWay::ALL {
-            assert_eq!(way.to_string().parse::<RecordingWay>().unwrap(), way);
+        for way in ReplayMode::ALL {
+            assert_eq!(way.to_string().parse::<ReplayMode>().unwrap(), way);
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
@@ -347,10 +347,10 @@ mod tests {
             };
             place.priority_note(caps)
         };
-        let without = Caps::neutral();
+        let without = Caps::generic_gpu();
         let with = Caps {
             priorities: true,
-            ..Caps::neutral()
+            ..Caps::generic_gpu()
         };
         for priority in [None, Some(Priority::Normal)] {
             assert_eq!(asked(priority, Some(&without)), None);

@@ -634,7 +634,7 @@ mod tests {
                     let caps = Caps {
                         memory_bytes: memory,
                         kind,
-                        ..Caps::neutral()
+                        ..Caps::generic_gpu()
                     };
                     let caps = caps.with(|device| (device.max_view_bytes, device.simd) = (max, simd));
                     let shape = Shape::of(&caps);

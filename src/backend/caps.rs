@@ -58,14 +58,14 @@ impl Caps {
         self
     }
 
-    /// A generic device for planning without a driver, with [`DeviceProfile::neutral`].
-    pub fn neutral() -> Self {
+    /// A generic device for planning without a driver, with [`DeviceProfile::generic_gpu`].
+    pub fn generic_gpu() -> Self {
         Self {
             backend: "opencl",
             device: "none".to_owned(),
             driver: "none".to_owned(),
             kind: DeviceKind::Integrated,
-            profile: DeviceProfile::neutral(),
+            profile: DeviceProfile::generic_gpu(),
             params_align: 4,
             max_buffer_bytes: 1 << 31,
             memory_bytes: 0,

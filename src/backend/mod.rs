@@ -22,13 +22,13 @@
 #![warn(missing_docs)]
 
 mod caps;
+pub mod device_presets;
 mod error;
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
 #[cfg(feature = "opencl")]
 pub mod persistent;
-pub mod phones;
 mod profile;
 mod shared;
 pub mod tunable;
@@ -135,7 +135,7 @@ pub struct Stats {
     pub recordings: u64,
     /// Recordings submitted.
     pub submits: u64,
-    /// Recordings submitted for which the driver replayed every dispatch ([`RecordingWay`]).
+    /// Recordings submitted for which the driver replayed every dispatch ([`ReplayMode`]).
     pub recorded_submits: u64,
     /// Launches in submitted recordings. Every command counts once, whatever its grid; dispatches
     /// that the backend joins count as one, and each part of a sliced dispatch counts as one. Trial
@@ -153,7 +153,7 @@ pub const NOTE: &str = "transformer_lite::note";
 
 /// How commands that are submitted repeatedly reach the device (replay).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum RecordingWay {
+pub enum ReplayMode {
     /// The driver's recordings on a GPU that supports them, persistent kernels on a CPU, else
     /// queued one by one.
     #[default]
@@ -169,7 +169,7 @@ pub enum RecordingWay {
     Off,
 }
 
-impl RecordingWay {
+impl ReplayMode {
     /// All values.
     pub const ALL: [Self; 5] = [
         Self::Auto,
@@ -191,7 +191,7 @@ impl RecordingWay {
     }
 }
 
-impl fmt::Display for RecordingWay {
+impl fmt::Display for ReplayMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
@@ -296,9 +296,9 @@ pub trait Backend: Send {
         false
     }
 
-    /// How recordings reach the device now, whatever was asked for; never [`RecordingWay::Auto`].
-    fn recording_way(&self) -> RecordingWay {
-        RecordingWay::Off
+    /// How recordings reach the device now, whatever was asked for; never [`ReplayMode::Auto`].
+    fn replay_mode(&self) -> ReplayMode {
+        ReplayMode::Off
     }
 
     /// Names of the optional extensions and features that the driver offers. For display, and for
@@ -396,7 +396,7 @@ pub struct OpenOptions {
     pub cache: Option<Arc<Store>>,
     /// How repeated commands reach an OpenCL device. Opening fails if the device lacks the
     /// mechanism asked for.
-    pub recording: RecordingWay,
+    pub recording: ReplayMode,
     /// Whether kernels read operands through images (OpenCL only).
     pub images: ImageUse,
     /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0
@@ -459,7 +459,7 @@ impl OpenOptions {
             Some(BackendError::NotOffered { field, why })
         };
         match (self.recording, self.images, self.slice_ms) {
-            (way @ (RecordingWay::Persistent | RecordingWay::CommandBuffer | RecordingWay::Qcom), ..) => {
+            (way @ (ReplayMode::Persistent | ReplayMode::CommandBuffer | ReplayMode::Qcom), ..) => {
                 refusal("recording", way.to_string(), "supports it")
             }
             (_, ImageUse::Of(_), _) => refusal("images", self.images.name().to_owned(), "reads images"),
@@ -603,7 +603,7 @@ mod tests {
             .map(|(device, driver)| Caps {
                 device: device.to_owned(),
                 driver: driver.to_owned(),
-                ..Caps::neutral()
+                ..Caps::generic_gpu()
             })
             .into();
         let at = |asked| choose(&all, Some(asked));

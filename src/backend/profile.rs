@@ -1,9 +1,9 @@
 //! What kernel selection knows about a device.
 
+use super::device_presets::Family;
 use super::kernel::image::{ImageKind, Images};
 use super::kernel::wave::Wave;
 use super::kernel::{self, Kernel, Language};
-use super::phones::Family;
 use super::tunable::Tuned;
 
 /// How a device executes the work-items of a work-group.
@@ -176,7 +176,7 @@ impl DeviceProfile {
     }
 
     /// A GPU that shares the host's memory, with kernels in OpenCL C and limits that phones meet.
-    pub fn neutral() -> Self {
+    pub fn generic_gpu() -> Self {
         Self {
             language: Language::OpenCl,
             simd: Simd::Gpu,

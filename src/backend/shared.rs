@@ -3,8 +3,8 @@
 use super::kernel::{Kernel, KernelSpec};
 use super::tunable::Tuned;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, RecordingId,
-    RecordingWay, Stats, View,
+    Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, RecordingId, ReplayMode,
+    Stats, View,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -129,8 +129,8 @@ impl Backend for SharedBackend {
         self.turn_anyway().stats()
     }
 
-    fn recording_way(&self) -> RecordingWay {
-        self.turn_anyway().recording_way()
+    fn replay_mode(&self) -> ReplayMode {
+        self.turn_anyway().replay_mode()
     }
 
     fn refuses_images(&self) -> bool {

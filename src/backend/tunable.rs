@@ -143,7 +143,7 @@ mod tests {
         let of = |tuned: Vec<Tuned>, shape: &str| {
             let device = DeviceProfile {
                 tuned,
-                ..DeviceProfile::neutral()
+                ..DeviceProfile::generic_gpu()
             };
             let tuning = TUNABLE.of(&device, shape.to_owned());
             (tuning.choice, tuning.is_default)

@@ -213,7 +213,7 @@ mod tests {
     fn without_the_list_variants_are_checked_again() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = Caps::neutral();
+        let caps = Caps::generic_gpu();
         let plain = KernelSpec {
             kernel: &TWIN,
             ..spec(1)
@@ -237,11 +237,11 @@ mod tests {
     fn what_two_processes_find_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let of = |variant: &str| without(&Caps::neutral(), &FAST, variant);
+        let of = |variant: &str| without(&Caps::generic_gpu(), &FAST, variant);
         for variant in ["softmax", "softmax WIDE", "softmax"] {
             keep_quarantined(&store, &of(variant));
         }
-        let all = quarantined(Some(&store), &Caps::neutral());
+        let all = quarantined(Some(&store), &Caps::generic_gpu());
         let mut names: Vec<&str> = all.iter().map(|q| q.variant.as_str()).collect();
         names.sort_unstable();
         assert_eq!(names, ["softmax", "softmax WIDE"]);
@@ -251,7 +251,7 @@ mod tests {
     fn verdicts_are_of_a_text_a_device_and_a_driver() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = Caps::neutral();
+        let caps = Caps::generic_gpu();
         assert!(!is_right(&store, &caps, &spec(1)));
         keep_right(&store, &caps, &spec(1));
         assert!(is_right(&store, &caps, &spec(1)));
@@ -265,7 +265,7 @@ mod tests {
                 device: device.to_owned(),
                 driver: driver.to_owned(),
                 backend,
-                ..Caps::neutral()
+                ..Caps::generic_gpu()
             };
             assert!(!is_right(&store, &other, &spec(1)), "{device} {driver} {backend}");
         }
@@ -289,7 +289,7 @@ mod tests {
     fn programs_are_right_or_wrong_by_their_text() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = Caps::neutral();
+        let caps = Caps::generic_gpu();
         let of = |text: &str| of_program(Some(&store), &caps, "softmax in parts", text);
         assert_eq!(of("a"), None);
         keep_program(&store, &caps, "softmax in parts", "a", true);
@@ -302,11 +302,11 @@ mod tests {
     fn what_is_damaged_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = without(&Caps::neutral(), &FAST, "softmax");
+        let caps = without(&Caps::generic_gpu(), &FAST, "softmax");
         keep_right(&store, &caps, &spec(1));
         keep_quarantined(&store, &caps);
         assert_eq!(
-            quarantined(Some(&store), &Caps::neutral()),
+            quarantined(Some(&store), &Caps::generic_gpu()),
             caps.profile.quarantined
         );
         for file in store.entries().unwrap() {
@@ -317,22 +317,22 @@ mod tests {
             std::fs::write(&file.path, bytes).unwrap();
         }
         assert!(!is_right(&store, &caps, &spec(1)));
-        assert_eq!(quarantined(Some(&store), &Caps::neutral()), Vec::new());
+        assert_eq!(quarantined(Some(&store), &Caps::generic_gpu()), Vec::new());
         // Whole, but of another form.
         store.put(Kind::Verdict, &list_key(&caps), b"{");
-        assert_eq!(quarantined(Some(&store), &Caps::neutral()), Vec::new());
-        assert_eq!(quarantined(None, &Caps::neutral()), Vec::new());
+        assert_eq!(quarantined(Some(&store), &Caps::generic_gpu()), Vec::new());
+        assert_eq!(quarantined(None, &Caps::generic_gpu()), Vec::new());
     }
 
     #[test]
     fn a_variant_is_taken_where_it_can_be_and_is_not_quarantined() {
-        let neutral = DeviceProfile::neutral();
+        let generic = DeviceProfile::generic_gpu();
         let mut device = DeviceProfile {
             fast_local: true,
-            ..neutral.clone()
+            ..generic.clone()
         };
         assert!(device.takes(&FAST) && device.takes(&TWIN));
-        assert!(!neutral.takes(&FAST) && neutral.takes(&TWIN));
+        assert!(!generic.takes(&FAST) && generic.takes(&TWIN));
         device.quarantine(&FAST, "softmax", "wrong");
         device.quarantine(&FAST, "softmax", "wrong again");
         assert_eq!(device.quarantined.len(), 1);
@@ -343,7 +343,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_reads_images_is_a_form_of_itself() {
-        let mut device = DeviceProfile::neutral();
+        let mut device = DeviceProfile::generic_gpu();
         device.images.reads = Some(ImageKind::Image1dBuffer);
         let spec = KernelSpec {
             kernel: &TWIN,
@@ -371,12 +371,12 @@ mod tests {
                 features: Features::NONE,
             },
         ]);
-        let neutral = DeviceProfile::neutral();
+        let generic = DeviceProfile::generic_gpu();
         let mut able = DeviceProfile {
             fast_local: true,
-            ..neutral.clone()
+            ..generic.clone()
         };
-        assert!(able.takes_form(&FORMS, "WIDE") && !neutral.takes_form(&FORMS, "WIDE"));
+        assert!(able.takes_form(&FORMS, "WIDE") && !generic.takes_form(&FORMS, "WIDE"));
         assert!(!able.takes_form(&FORMS, "OTHER") && !able.takes_form(&TWIN, "ROWS"));
         let spec = KernelSpec {
             kernel: &FORMS,

@@ -3,7 +3,7 @@
 use super::{Executor, Loaded};
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
-use crate::plan::{Bound, Plan, Segment};
+use crate::plan::{LaunchState, Plan, Segment};
 use crate::shape::Bindings;
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ impl Executor {
         let ports = plan.inputs.len() + plan.unread.len();
         self.plans.push(Loaded {
             recordings: Vec::new(),
-            bound: Bound::default(),
+            bound: LaunchState::default(),
             live,
             host: vec![None; plan.host_values()],
             kernels,
@@ -60,7 +60,7 @@ impl Executor {
                 std::mem::swap(&mut self.arena, arena);
             }
         } else {
-            self.plans[plan].bound = Bound::default();
+            self.plans[plan].bound = LaunchState::default();
         }
         // Unused now: the old recordings and buffers, or the new ones after an error.
         for r in old.into_iter().flatten() {

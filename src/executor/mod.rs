@@ -19,7 +19,7 @@ pub use run::Timing;
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
-use crate::plan::{Bound, Place, Plan, Port, bind};
+use crate::plan::{LaunchState, Place, Plan, Port, bind};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
@@ -32,7 +32,7 @@ struct Loaded {
     plan: Arc<Plan>,
     /// One per device segment, in order.
     recordings: Vec<RecordingId>,
-    bound: Bound,
+    bound: LaunchState,
     /// The table of values that change at every step.
     live: View,
     /// Values that the host keeps during a run.

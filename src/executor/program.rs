@@ -4,7 +4,7 @@ use super::load::create;
 use super::pack::pack;
 use super::random::{self, Numbers, WeightSource};
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, Caps, KernelId, RecordingWay, SharedBackend, Stats, View};
+use crate::backend::{Backend, Caps, KernelId, ReplayMode, SharedBackend, Stats, View};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::lower::WeightKey;
@@ -98,9 +98,9 @@ impl Program {
         self.backend.stats()
     }
 
-    /// See [`Backend::recording_way`].
-    pub fn recording_way(&self) -> RecordingWay {
-        self.backend.recording_way()
+    /// See [`Backend::replay_mode`].
+    pub fn replay_mode(&self) -> ReplayMode {
+        self.backend.replay_mode()
     }
 
     /// See [`Backend::refuses_images`].

@@ -185,7 +185,7 @@ impl Loaded {
         Ok(Used {
             act: if in_bytes { "int8" } else { "float" },
             kv: quantized.then(|| "q8".to_owned()).or_else(floats),
-            recording: Some(decoder.recording_way().name()),
+            recording: Some(decoder.replay_mode().name()),
         })
     }
 

@@ -198,7 +198,7 @@ mod tests {
     fn device(max_view_bytes: u64) -> DeviceProfile {
         DeviceProfile {
             max_view_bytes,
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         }
     }
 

@@ -53,7 +53,7 @@ struct Readers {
 /// The changing part of a plan: values of the last run, and the parameters and grids computed from
 /// them.
 #[derive(Clone, Debug, Default)]
-pub struct Bound {
+pub struct LaunchState {
     /// Parameters and grids.
     pub launch: Launch,
     /// The table that kernels read.
@@ -73,7 +73,7 @@ pub struct Bound {
     evaluated: u64,
 }
 
-impl Bound {
+impl LaunchState {
     /// Number of expressions evaluated since the plan was loaded: for parameters and grids, live
     /// values and conditions.
     pub fn evaluated(&self) -> u64 {
@@ -85,7 +85,7 @@ impl Bound {
         &self.exact
     }
 
-    /// Whether the table that kernels read has changed since [`Bound::live_is_written`].
+    /// Whether the table that kernels read has changed since [`LaunchState::live_is_written`].
     pub fn live_changed(&self) -> bool {
         self.live_changed
     }
@@ -95,7 +95,7 @@ impl Bound {
         self.live_changed = false;
     }
 
-    /// Whether a grid has changed since [`Bound::grids_are_checked`].
+    /// Whether a grid has changed since [`LaunchState::grids_are_checked`].
     pub fn grids_changed(&self) -> bool {
         self.grids_changed
     }
@@ -251,7 +251,7 @@ impl Formulas {
         &self.exprs[expr]
     }
 
-    fn evaluate(&self, bound: &mut Bound, expr: usize) -> Result<(), Failure> {
+    fn evaluate(&self, bound: &mut LaunchState, expr: usize) -> Result<(), Failure> {
         let dim = &self.exprs[expr];
         let value = dim.eval(&bound.padded).map_err(|why| Failure::Dim {
             dim: dim.clone(),
@@ -307,7 +307,7 @@ impl Plan {
     ///
     /// Every symbol of [`Plan::bounds`] must be bound within its bound; symbols that data defines
     /// follow by [`Plan::define`]. Errors name the symbol, node or expression, and the values.
-    pub fn bind(&self, bindings: &Bindings, bound: &mut Bound) -> Result<()> {
+    pub fn bind(&self, bindings: &Bindings, bound: &mut LaunchState) -> Result<()> {
         let f = &self.formulas;
         if !bound.ready {
             self.prepare(bound)?;
@@ -346,7 +346,7 @@ impl Plan {
     }
 
     /// Sets the value, in this run, of a symbol that data defines.
-    pub fn define(&self, symbol: &Symbol, value: i64, bound: &mut Bound) -> Result<()> {
+    pub fn define(&self, symbol: &Symbol, value: i64, bound: &mut LaunchState) -> Result<()> {
         let slot = self.formulas.symbols.iter().position(|s| s == symbol);
         let Some(slot) = slot else { return Ok(()) };
         if value < 0 {
@@ -362,10 +362,10 @@ impl Plan {
         Ok(())
     }
 
-    fn prepare(&self, bound: &mut Bound) -> Result<()> {
+    fn prepare(&self, bound: &mut LaunchState) -> Result<()> {
         let f = &self.formulas;
         let evaluated = bound.evaluated;
-        *bound = Bound {
+        *bound = LaunchState {
             known: vec![false; f.symbols.len()],
             stale: vec![true; f.exprs.len()],
             values: vec![0; f.exprs.len()],
@@ -373,7 +373,7 @@ impl Plan {
             live_changed: true,
             grids_changed: true,
             evaluated,
-            ..Bound::default()
+            ..LaunchState::default()
         };
         bound.launch.params.resize(f.params_bytes, 0);
         bound.launch.grids.resize(f.steps, [0; 3]);
@@ -399,7 +399,7 @@ impl Plan {
     }
 
     /// Sets the value of a symbol. Returns whether an expression must be evaluated.
-    fn set(&self, bound: &mut Bound, slot: usize, value: i64) -> bool {
+    fn set(&self, bound: &mut LaunchState, slot: usize, value: i64) -> bool {
         let f = &self.formulas;
         let symbol = &f.symbols[slot];
         bound.known[slot] = true;
@@ -420,10 +420,10 @@ impl Plan {
     }
 
     /// Evaluates the expressions that depend on a symbol and whose symbols are all known.
-    fn propagate(&self, bound: &mut Bound, slot: usize) -> Result<()> {
+    fn propagate(&self, bound: &mut LaunchState, slot: usize) -> Result<()> {
         let f = &self.formulas;
         let readers = &f.by_symbol[slot];
-        let known = |slots: &[usize], bound: &Bound| slots.iter().all(|s| bound.known[*s]);
+        let known = |slots: &[usize], bound: &LaunchState| slots.iter().all(|s| bound.known[*s]);
         for c in &readers.conditions {
             let c = *c as usize;
             if known(&f.condition_slots[c], bound) {
@@ -448,7 +448,7 @@ impl Plan {
         Ok(())
     }
 
-    fn set_live(&self, bound: &mut Bound, (at, dim): &(usize, Dim), v: i64) -> Result<()> {
+    fn set_live(&self, bound: &mut LaunchState, (at, dim): &(usize, Dim), v: i64) -> Result<()> {
         let v = i32::try_from(v).map_err(|_| {
             let what = format!("{dim} = {v} does not fit in a 32-bit integer on the device");
             Error::other(Stage::Run, what)
@@ -460,7 +460,7 @@ impl Plan {
         Ok(())
     }
 
-    fn check(&self, c: &Condition, bound: &Bound) -> Result<()> {
+    fn check(&self, c: &Condition, bound: &LaunchState) -> Result<()> {
         let v = exact(&c.dim, bound)?;
         if v < 0 || c.equal && v != 0 {
             let expected = if c.equal { "0" } else { "0 or more" };
@@ -476,7 +476,7 @@ impl Plan {
         Ok(())
     }
 
-    fn failed(&self, failure: &Failure, bound: &Bound) -> Error {
+    fn failed(&self, failure: &Failure, bound: &LaunchState) -> Error {
         let (dim, what, nodes) = match failure {
             Failure::Dim { dim, why } => (dim, why.to_string(), None),
             Failure::Range { dim, value, step } => (
@@ -502,7 +502,7 @@ fn mismatch(what: String) -> Error {
 }
 
 /// The value of an expression at the run's exact lengths.
-fn exact(dim: &Dim, bound: &Bound) -> Result<i64> {
+fn exact(dim: &Dim, bound: &LaunchState) -> Result<i64> {
     dim.eval(&bound.exact).map_err(|e| {
         let values = values_of([dim], &[&bound.exact]);
         Error::other(Stage::Run, format!("{dim}: {e}{}", at(&values)))

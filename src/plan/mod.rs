@@ -16,7 +16,7 @@ mod steps;
 pub mod text;
 
 pub use crate::lower::Condition;
-pub use bind::Bound;
+pub use bind::LaunchState;
 pub use breakpoints::Breakpoints;
 pub use cost::{Arithmetic, CommandCost, NodeCost};
 pub use host::{HostRead, HostReason, HostStep, HostWork};

@@ -94,7 +94,7 @@ mod tests {
         let store = Store::new(dir.path().join("cache"), DEFAULT_LIMIT);
         let caps = Caps {
             device: "A/B \"x\" ../c".to_owned(),
-            ..Caps::neutral()
+            ..Caps::generic_gpu()
         };
         assert_eq!(load(&store, &caps), None);
         let said = save(Some(&store), &caps, &probe(&caps));
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn memory_is_as_fast_as_the_faster_way_to_read_it() {
-        let peaks = probe(&Caps::neutral()).peaks();
+        let peaks = probe(&Caps::generic_gpu()).peaks();
         assert_eq!((peaks.bytes_per_s, peaks.f32_flops_per_s), (3.0, 4.0));
         assert_eq!(peaks.matrix_flops_per_s, None);
     }

@@ -1,9 +1,9 @@
 //! Runs one operator case on a device: its plan in several forms, compared with the reference, with
 //! guard zones around the memory that it may write.
 
+use crate::backend::device_presets::Family;
 use crate::backend::kernel::image::ImageKind;
 use crate::backend::kernel::{Arg, Feature, KernelSpec};
-use crate::backend::phones::Family;
 use crate::backend::tunable::Tunable;
 use crate::backend::{Backend, BackendError, Caps, DeviceProfile, SharedBackend, Simd, View};
 use crate::error::{Error, ErrorKind, Result as LibResult};

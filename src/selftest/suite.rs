@@ -202,8 +202,8 @@ mod tests {
     #[test]
     fn quick_cases_have_every_kernel_of_a_device_and_are_few() {
         for caps in [
-            Caps::neutral(),
-            Caps::neutral().with(|device| device.fast_local = true),
+            Caps::generic_gpu(),
+            Caps::generic_gpu().with(|device| device.fast_local = true),
         ] {
             let of = |quick| {
                 let trials = trials(&caps, quick);

@@ -18,7 +18,7 @@ use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{
     Decoder, DecoderBuilder, DeviceDecoder, HostModel, Lengths, Logits, Watch,
 };
-use transformer_lite::unstable::plan::{Bound, Plan, weight_bytes};
+use transformer_lite::unstable::plan::{LaunchState, Plan, weight_bytes};
 use transformer_lite::unstable::shape::Bindings;
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite_convert::decoders::{self, Form, SPECS, Spec};
@@ -172,7 +172,7 @@ fn binding_allocates_nothing() {
             b
         };
         let lengths: Vec<Bindings> = (0..300).map(at).collect();
-        let mut bound = Bound::default();
+        let mut bound = LaunchState::default();
         decode.bind(&lengths[0], &mut bound).unwrap();
         let counted = allocation_counter::measure(|| {
             for b in &lengths {

@@ -6,11 +6,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use tlite_testing::Tier;
+use transformer_lite::unstable::backend::device_presets::{Family, Phone};
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::kernel::{
     Feature, FieldTy, Kernel, KernelSpec, LINEAR, Language, Role, Ty,
 };
-use transformer_lite::unstable::backend::phones::{Family, Phone};
 use transformer_lite::unstable::backend::{Backend, BackendKind, Caps, DeviceKind, PackedDot, TensorCores};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;

@@ -16,7 +16,7 @@ use transformer_lite::unstable::graph::op::softmax::Softmax;
 use transformer_lite::unstable::graph::op::tile::Tile;
 use transformer_lite::unstable::graph::op::window::Window;
 use transformer_lite::unstable::graph::{Edit, Graph, Op, ValueId, derive};
-use transformer_lite::unstable::plan::{Bound, Options, Plan};
+use transformer_lite::unstable::plan::{LaunchState, Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -25,7 +25,7 @@ fn caps() -> Caps {
         kind: DeviceKind::Discrete,
         params_align: 256,
         max_buffer_bytes: 1 << 30,
-        ..Caps::neutral()
+        ..Caps::generic_gpu()
     };
     caps.with(|device| {
         device.dedicated_memory = true;
@@ -92,11 +92,11 @@ fn slices_end_with_their_operand() {
                 [2, expected],
                 "x[:, {from}:{to}] of {s} columns"
             );
-            plan.bind(&bindings, &mut Bound::default()).unwrap();
+            plan.bind(&bindings, &mut LaunchState::default()).unwrap();
         }
     }
     let (plan, _) = sliced(2, -1);
-    let bind = |s| plan.bind(&Bindings::from([("s", s)]), &mut Bound::default());
+    let bind = |s| plan.bind(&Bindings::from([("s", s)]), &mut LaunchState::default());
     bind(5).unwrap();
     assert_carries(bind(65).unwrap_err(), &["s", "65", "64"]);
 }
@@ -208,7 +208,7 @@ fn batches_beyond_a_grid_are_computed_in_rounds() {
             for columns in [7, 8] {
                 let op = MatMul { trans_b: false };
                 let plan = planned(op, &[&many(z, [5, 8]), &many(z, [8, columns])], &[], fast_local);
-                let mut bound = Bound::default();
+                let mut bound = LaunchState::default();
                 plan.bind(&Bindings::new(), &mut bound).unwrap();
                 let grids = &bound.launch.grids;
                 assert!(
@@ -228,7 +228,7 @@ fn batches_beyond_a_grid_are_computed_in_rounds() {
     };
     let plan = planned(conv, &[&images(&n), &weights], &[("n", 20_000)], true);
     assert!(plan.kernels.iter().any(|k| k.kernel.name == "conv_tiled"));
-    let mut bound = Bound::default();
+    let mut bound = LaunchState::default();
     for (n, z) in [(10, 40), (20_000, 65_535)] {
         plan.bind(&Bindings::from([("n", n)]), &mut bound).unwrap();
         assert_eq!(bound.launch.grids[0][2], z);
@@ -245,7 +245,7 @@ fn convolutions_of_more_elements_than_kernels_count_are_refused() {
     };
     let plan = planned(conv, &[&images, &weights], &[("n", 300)], true);
     assert!(plan.kernels.iter().any(|k| k.kernel.name == "conv_tiled"));
-    let bind = |n| plan.bind(&Bindings::from([("n", n)]), &mut Bound::default());
+    let bind = |n| plan.bind(&Bindings::from([("n", n)]), &mut LaunchState::default());
     // 255 images are below 2^32 elements, 129 above 2^31.
     bind(129).unwrap();
     bind(255).unwrap();

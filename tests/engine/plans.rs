@@ -33,7 +33,9 @@ use transformer_lite::unstable::graph::op::top_k::TopK;
 use transformer_lite::unstable::graph::op::transpose::Transpose;
 use transformer_lite::unstable::graph::pass::{FUSE, Pipeline};
 use transformer_lite::unstable::graph::{Edit, Graph, Op, OpError, ValueId, derive};
-use transformer_lite::unstable::plan::{Bound, HostReason, HostStep, Options, Plan, Segment, Shared, Tensor};
+use transformer_lite::unstable::plan::{
+    HostReason, HostStep, LaunchState, Options, Plan, Segment, Shared, Tensor,
+};
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -284,7 +286,7 @@ proptest! {
         let formula = Dim::parse(&memory.formula).unwrap();
         let most = formula.eval(&Bindings::from(SYMBOLS)).unwrap();
         prop_assert!(most >= i64::try_from(memory.arena).unwrap(), "{} for {}", formula, memory.arena);
-        plan.bind(&here, &mut Bound::default()).unwrap();
+        plan.bind(&here, &mut LaunchState::default()).unwrap();
     }
 }
 
@@ -545,7 +547,7 @@ fn wrong_input_is_refused_by_name() {
     let sum = b.node(Pointwise::binary("Add", Binary::Add), &[x, y]);
     let graph = b.finish(&[sum]);
     let plan = Plan::compile(&graph, &fake_caps(), &options(&[("p", 8), ("q", 8)])).unwrap();
-    let mut bound = Bound::default();
+    let mut bound = LaunchState::default();
     plan.bind(&Bindings::from([("p", 3), ("q", 3)]), &mut bound)
         .unwrap();
     let e = plan.bind(&Bindings::from([("p", 3), ("q", 4)]), &mut bound);

@@ -16,7 +16,7 @@ use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text, Tier};
 #[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::BackendKind;
-use transformer_lite::unstable::backend::phones::Family;
+use transformer_lite::unstable::backend::device_presets::Family;
 use transformer_lite::unstable::backend::{Backend as _, DeviceKind, OpenOptions};
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;

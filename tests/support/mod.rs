@@ -559,7 +559,7 @@ impl Drop for Shared {
 
 /// Capabilities of a device that does not exist, for planning without a driver.
 pub fn fake_caps() -> Caps {
-    Caps::neutral()
+    Caps::generic_gpu()
 }
 
 /// The same for a device of this kind, with kernels in this language.

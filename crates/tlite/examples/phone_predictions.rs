@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use tlite::roofline::{Peaks, Work};
 use transformer_lite::unstable::backend::BackendKind;
-use transformer_lite::unstable::backend::phones::PHONES;
+use transformer_lite::unstable::backend::device_presets::PHONES;
 use transformer_lite::unstable::llm::ModelFolder;
 use transformer_lite::unstable::llm::load::{LoadOptions, PlannedDecoder};
 

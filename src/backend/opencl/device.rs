@@ -3,9 +3,9 @@
 use super::driver::{Code, DeviceHandle, number, text};
 use super::image;
 use super::priority::Hints;
+use crate::backend::device_presets::Family;
 use crate::backend::kernel::Language;
 use crate::backend::kernel::wave::{self, Wave};
-use crate::backend::phones::Family;
 use crate::backend::{
     BackendError, Caps, DeviceKind, DeviceProfile, Maker, PackedDot, Simd, TensorCores, fast_local, x86,
 };
@@ -361,7 +361,7 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
         tensor_cores: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device)
             .then_some(TensorCores::Ptx),
         images: image::listed(device, number_of_version, has),
-        ..DeviceProfile::neutral()
+        ..DeviceProfile::generic_gpu()
     };
     profile.set_family(Family::named(&name, &driver));
     let mut caps = Caps {

@@ -8,9 +8,9 @@
 use super::driver::{Context, DeviceHandle, Mem, number};
 use super::record::Block;
 use super::{OpenCl, unknown};
+use crate::backend::device_presets::Family;
 use crate::backend::kernel::KernelSpec;
 use crate::backend::kernel::image::{ImageKind, Images, Pixel, ROW_PIXELS};
-use crate::backend::phones::Family;
 use crate::backend::{Backend, BackendError, Caps, ImageUse, KernelId, View};
 use opencl3::device as api;
 use std::sync::Arc;

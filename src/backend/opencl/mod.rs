@@ -643,7 +643,7 @@ impl Backend for OpenCl {
         }
     }
 
-    fn recording_way(&self) -> super::RecordingWay {
+    fn replay_mode(&self) -> super::ReplayMode {
         self.recorder.way()
     }
 

@@ -11,7 +11,7 @@ use super::driver::{Code, Context, DeviceHandle, Event, Queue};
 use super::persistent::Persistent;
 use super::record::{DriverTime, Job, Step};
 use super::slice::Cut;
-use crate::backend::{BackendError, Caps, DeviceKind, Launch, RecordingWay};
+use crate::backend::{BackendError, Caps, DeviceKind, Launch, ReplayMode};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ pub(super) enum Recorder {
 impl Recorder {
     /// Opens the mechanism asked for. Fails if the device does not support it.
     pub(super) fn open(
-        asked: RecordingWay,
+        asked: ReplayMode,
         context: &Context,
         device: DeviceHandle,
         caps: &Caps,
@@ -48,20 +48,20 @@ impl Recorder {
             })
         };
         match asked {
-            RecordingWay::Off => Ok(Self::Off),
-            RecordingWay::Qcom => need("cl_qcom_recordable_queues", qcom()),
-            RecordingWay::CommandBuffer => need("cl_khr_command_buffer", buffers()),
+            ReplayMode::Off => Ok(Self::Off),
+            ReplayMode::Qcom => need("cl_qcom_recordable_queues", qcom()),
+            ReplayMode::CommandBuffer => need("cl_khr_command_buffer", buffers()),
             // CPU drivers replay each command like a new one and gain nothing from recording.
-            RecordingWay::Persistent if caps.kind == DeviceKind::Cpu => Ok(Self::Persistent),
-            RecordingWay::Auto if caps.kind == DeviceKind::Cpu => Ok(match joins(caps) {
+            ReplayMode::Persistent if caps.kind == DeviceKind::Cpu => Ok(Self::Persistent),
+            ReplayMode::Auto if caps.kind == DeviceKind::Cpu => Ok(match joins(caps) {
                 true => Self::Persistent,
                 false => Self::Off,
             }),
-            RecordingWay::Persistent => Err(BackendError::NotOffered {
+            ReplayMode::Persistent => Err(BackendError::NotOffered {
                 field: "recording",
                 why: format!("{asked}: {} is not a CPU", caps.device),
             }),
-            RecordingWay::Auto => {
+            ReplayMode::Auto => {
                 for found in [qcom(), buffers()] {
                     match found {
                         Ok(Some(recorder)) => return Ok(recorder),
@@ -75,12 +75,12 @@ impl Recorder {
     }
 
     /// The mechanism in use.
-    pub(super) fn way(&self) -> RecordingWay {
+    pub(super) fn way(&self) -> ReplayMode {
         match self {
-            Self::Off => RecordingWay::Off,
-            Self::Persistent => RecordingWay::Persistent,
-            Self::CommandBuffers(_) => RecordingWay::CommandBuffer,
-            Self::Qcom(_) => RecordingWay::Qcom,
+            Self::Off => ReplayMode::Off,
+            Self::Persistent => ReplayMode::Persistent,
+            Self::CommandBuffers(_) => ReplayMode::CommandBuffer,
+            Self::Qcom(_) => ReplayMode::Qcom,
         }
     }
 

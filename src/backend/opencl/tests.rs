@@ -6,7 +6,7 @@ mod recordings;
 
 use super::*;
 use crate::backend::kernel::{Arg, ByLanguage, FieldTy, Kernel as Text, Role, Ty};
-use crate::backend::{BackendKind, DeviceKind, RecordingWay};
+use crate::backend::{BackendKind, DeviceKind, ReplayMode};
 use crate::kernel;
 use crate::tensor::DType;
 use crate::testing::{assert_carries, carries, has_device};
@@ -20,7 +20,7 @@ fn open() -> OpenCl {
     OpenCl::open(&OpenOptions::default()).unwrap()
 }
 
-fn opened(recording: RecordingWay, slice_ms: Option<u32>) -> OpenCl {
+fn opened(recording: ReplayMode, slice_ms: Option<u32>) -> OpenCl {
     let options = OpenOptions {
         recording,
         slice_ms,
@@ -340,7 +340,7 @@ fn a_second_submit_takes_new_params_and_allocates_nothing() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    let mut cl = opened(RecordingWay::Off, Some(0));
+    let mut cl = opened(ReplayMode::Off, Some(0));
     let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
     assert_eq!(cl.compile(&spec(1, DType::F32, false)).unwrap(), kernel);
     let align = cl.caps().profile.view_align;

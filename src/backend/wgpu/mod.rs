@@ -13,8 +13,8 @@ mod record;
 mod tests;
 mod units;
 
+use super::device_presets::Family;
 use super::kernel::Language;
-use super::phones::Family;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelId, KernelSpec, Launch,
     Simd, TensorCores,
@@ -164,7 +164,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         f16_math: features.contains(::wgpu::Features::SHADER_F16),
         tensor_cores: has_tensor_cores(adapter).then_some(TensorCores::CooperativeMatrix),
         packed_dot: PackedDot::Wgsl,
-        ..DeviceProfile::neutral()
+        ..DeviceProfile::generic_gpu()
     };
     profile.set_family(Family::named(&info.name, &driver));
     Caps {

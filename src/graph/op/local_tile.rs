@@ -150,7 +150,7 @@ mod tests {
         DeviceProfile {
             fast_local: true,
             compute_units,
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
         assert_eq!(tile_of(&few, extent(30, 768)), Some(TILES[1]));
         assert_eq!(tile_of(&few, extent(1, 768)), Some(FLAT));
         assert_eq!(
-            tile_of(&DeviceProfile::neutral(), extent(50, 768)),
+            tile_of(&DeviceProfile::generic_gpu(), extent(50, 768)),
             None,
             "a phone"
         );

@@ -968,7 +968,7 @@ mod tests {
             dedicated_memory: true,
             fast_local: true,
             compute_units,
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         }
     }
 
@@ -1010,7 +1010,7 @@ mod tests {
         assert_eq!(of(576, 576, 64), (128, 32));
         assert_eq!(of(2048, 64, 64), (256, 64));
         assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
-        let small = DeviceProfile::neutral();
+        let small = DeviceProfile::generic_gpu();
         assert_eq!(
             E0mShape::of(&small).slices(&small, 4096, 576, 128, true),
             (64, STRETCH)

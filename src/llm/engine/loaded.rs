@@ -4,7 +4,7 @@ use super::memory::{DecoderMemory, Planned};
 use super::plans::{PlanSet, RunKind};
 use super::ring::Rings;
 use super::{Decoder, DeviceModel, Lengths};
-use crate::backend::{Backend, Caps, RecordingWay, SharedBackend, Stats};
+use crate::backend::{Backend, Caps, ReplayMode, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
 use crate::plan::{HostStep, NodeCost, StateSlot};
@@ -90,9 +90,9 @@ impl DeviceDecoder {
         self.program.caps()
     }
 
-    /// See [`crate::backend::Backend::recording_way`].
-    pub fn recording_way(&self) -> RecordingWay {
-        self.program.recording_way()
+    /// See [`crate::backend::Backend::replay_mode`].
+    pub fn replay_mode(&self) -> ReplayMode {
+        self.program.replay_mode()
     }
 
     /// States of the cache.

@@ -545,7 +545,7 @@ mod tests {
             choices: |_| vec![vec![64], vec![32]],
         }));
         let pair = |default: &[u64], own: &[u64]| Pair {
-            tuning: tunable.of(&crate::backend::DeviceProfile::neutral(), "a".to_owned()),
+            tuning: tunable.of(&crate::backend::DeviceProfile::generic_gpu(), "a".to_owned()),
             default: level(default),
             own: level(own),
         };

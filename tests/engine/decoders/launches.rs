@@ -2,8 +2,8 @@
 //! kernels tell apart: what a token waits for besides its bytes.
 
 use super::*;
+use transformer_lite::unstable::backend::device_presets::Phone;
 use transformer_lite::unstable::backend::kernel::Language;
-use transformer_lite::unstable::backend::phones::Phone;
 use transformer_lite::unstable::backend::{BackendKind, DeviceKind, PackedDot, TensorCores};
 
 /// Launches of a layer behind up to 256 tokens, and behind more.

@@ -45,7 +45,7 @@ fn a_product_and_what_follows_it() {
     let y = b.node(MatMul { trans_b: false }, &[x, w]);
     let z = b.node(unary(Unary::Neg), &[y]);
     let graph = b.finish(&[z]);
-    for caps in [Caps::neutral(), fake_caps()] {
+    for caps in [Caps::generic_gpu(), fake_caps()] {
         let found = costs(&graph, &caps, 10);
         let product = ("MatMul", 2 * 10 * 64 * 32, 4 * (10 * 64 + 64 * 32), 4 * 10 * 32);
         assert_eq!(told(&found), [product, ("Neg", 10 * 32, 4 * 320, 4 * 320)]);
@@ -58,7 +58,7 @@ fn an_open_size_is_named() {
     let x = b.input("x", DType::F32, "n 64");
     let y = b.node(unary(Unary::Neg), &[x]);
     let graph = b.finish(&[y]);
-    let plan = Plan::compile(&graph, &Caps::neutral(), &options(&[("n", 100)])).unwrap();
+    let plan = Plan::compile(&graph, &Caps::generic_gpu(), &options(&[("n", 100)])).unwrap();
     let e = plan.costs(&Bindings::new()).unwrap_err();
     tlite_testing::assert_carries(e, &["n"]);
 }
@@ -76,7 +76,7 @@ fn attention_sees_its_window() {
         };
         let y = b.node(op, &[q, k, v]);
         let graph = b.finish(&[y]);
-        let found = costs(&graph, &Caps::neutral(), 50);
+        let found = costs(&graph, &Caps::generic_gpu(), 50);
         let [all] = found.as_slice() else {
             panic!("{found:?}")
         };
@@ -102,7 +102,7 @@ fn a_convolution_in_groups() {
     };
     let y = b.node(conv, &[x, w]);
     let graph = b.finish(&[y]);
-    let found = costs(&graph, &Caps::neutral(), 12);
+    let found = costs(&graph, &Caps::generic_gpu(), 12);
     let results: u64 = 16 * 10 * 8;
     assert_eq!(found[0].flops, 2 * results * 4 * 9);
     assert_eq!(found[0].written(), 4 * results);
@@ -122,7 +122,7 @@ fn tables_are_read_by_rows() {
     let at = b.input("at", DType::I64, "n");
     let y = b.node(Gather { axis: 0 }, &[table, at]);
     let graph = b.finish(&[y]);
-    let found = costs(&graph, &Caps::neutral(), 3);
+    let found = costs(&graph, &Caps::generic_gpu(), 3);
     assert_eq!(told(&found), [("Gather", 0, 4 * (3 * 16 + 4), 4 * 3 * 16)]);
 }
 
@@ -143,7 +143,7 @@ fn a_decoder_appends_rows_and_reads_all() {
         greedy: false,
         ..LoadOptions::default()
     };
-    let planned = PlannedDecoder::new(&folder, &options, &Caps::neutral()).unwrap();
+    let planned = PlannedDecoder::new(&folder, &options, &Caps::generic_gpu()).unwrap();
     let decode = |past| {
         let mut runs = planned.costs(1, past).unwrap();
         assert_eq!(runs.len(), 1);
@@ -184,7 +184,7 @@ fn smollm2_against_its_sizes() {
         greedy: false,
         ..LoadOptions::default()
     };
-    let planned = PlannedDecoder::new(&folder, &options, &Caps::neutral()).unwrap();
+    let planned = PlannedDecoder::new(&folder, &options, &Caps::generic_gpu()).unwrap();
     let (layers, width, kv, inner, vocabulary): (u64, u64, u64, u64, u64) = (30, 576, 192, 1536, 49152);
     let body = layers * width * (2 * width + 2 * kv + 3 * inner);
     let head = width * vocabulary;

@@ -105,7 +105,7 @@ fn a_known_number_beyond_32_bits_is_refused_by_name() {
     let y = b.node(Pointwise::binary("Add", Binary::Add), &[data, product]);
     let graph = b.finish(&[y]);
     let plan = Plan::compile(&graph, &fake_caps(), &options(&[("n", 8)])).unwrap();
-    let bind = |n: i64| plan.bind(&Bindings::from([("n", n)]), &mut Bound::default());
+    let bind = |n: i64| plan.bind(&Bindings::from([("n", n)]), &mut LaunchState::default());
     bind(1).unwrap();
     let e = bind(2).unwrap_err();
     tlite_testing::assert_carries(e, &["1073741824*n", "2147483648", "32"]);

@@ -119,7 +119,7 @@ fn constraints_are_checked_in_every_run() {
     let plan = Plan::compile(&graph, &fake_caps(), &bounds).unwrap();
     let bind = |past: i64, n: i64, total: i64| {
         let at = Bindings::from([("past", past), ("N", n), ("total", total)]);
-        plan.bind(&at, &mut Bound::default())
+        plan.bind(&at, &mut LaunchState::default())
     };
     bind(2, 4, 6).unwrap();
     for ((past, n, total), values) in [

@@ -5,7 +5,7 @@ use super::{Outcome, decoder, tokens};
 use std::path::Path;
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::backend::{
-    self, BackendKind, Caps, OpenOptions, PackedDot, RecordingWay, Stats,
+    self, BackendKind, Caps, OpenOptions, PackedDot, ReplayMode, Stats,
 };
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
@@ -51,15 +51,15 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         slice_ms: Some(slice_ms),
         ..OpenOptions::of(Some(&device.caps.device))
     };
-    let (wanted, plain) = decoded(model, &options(RecordingWay::Off, 0), 20)?;
+    let (wanted, plain) = decoded(model, &options(ReplayMode::Off, 0), 20)?;
     if plain.recorded_submits != 0 || plain.longest_slice_ns != 0 {
         return Err(format!("plain, and yet {plain:?}"));
     }
-    let mut ways = vec![(RecordingWay::Off, 1)];
+    let mut ways = vec![(ReplayMode::Off, 1)];
     for way in [
-        RecordingWay::CommandBuffer,
-        RecordingWay::Qcom,
-        RecordingWay::Persistent,
+        ReplayMode::CommandBuffer,
+        ReplayMode::Qcom,
+        ReplayMode::Persistent,
     ] {
         if backend::open(BackendKind::OpenCl, &options(way, 0)).is_ok() {
             ways.extend([(way, 0), (way, 1)]);
@@ -75,7 +75,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         // A recording is first run one by one, and again where a length crosses a block and cannot
         // be patched.
         let least = STEPS as u64 - 8;
-        let recorded = !matches!(way, RecordingWay::Off | RecordingWay::Persistent);
+        let recorded = !matches!(way, ReplayMode::Off | ReplayMode::Persistent);
         if recorded && slice_ms == 0 && stats.recorded_submits < least {
             return Err(format!(
                 "{way}: {stats:?}, at least {least} from recordings expected"
@@ -84,7 +84,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         // Stages are work-items of their own, as products of bytes have them.
         let bytes = target(&device.caps).int8_activations;
         let joins = deep && bytes && device.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
-        if way == RecordingWay::Persistent && slice_ms == 0 && joins && stats.launches >= plain.launches {
+        if way == ReplayMode::Persistent && slice_ms == 0 && joins && stats.launches >= plain.launches {
             return Err(format!(
                 "{way}: {stats:?}, one by one {} launches",
                 plain.launches

@@ -3,7 +3,7 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
-use transformer_lite::unstable::backend::{ImageUse, Priority, RecordingWay};
+use transformer_lite::unstable::backend::{ImageUse, Priority, ReplayMode};
 use transformer_lite::unstable::cache::Kind;
 use transformer_lite::unstable::llm::{Activations, KvType};
 use transformer_lite::unstable::placement::BackendChoice;
@@ -72,14 +72,14 @@ pub(super) fn priority() -> impl TypedValueParser<Value = Priority> {
     }))
 }
 
-pub(super) fn recording() -> impl TypedValueParser<Value = RecordingWay> {
-    values(RecordingWay::ALL.map(|v| {
+pub(super) fn recording() -> impl TypedValueParser<Value = ReplayMode> {
+    values(ReplayMode::ALL.map(|v| {
         let help = match v {
-            RecordingWay::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
-            RecordingWay::Persistent => "Run as stages of one long-running kernel; CPUs only",
-            RecordingWay::CommandBuffer => "Record with cl_khr_command_buffer",
-            RecordingWay::Qcom => "Record with cl_qcom_recordable_queues",
-            RecordingWay::Off => "Queue commands one by one",
+            ReplayMode::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
+            ReplayMode::Persistent => "Run as stages of one long-running kernel; CPUs only",
+            ReplayMode::CommandBuffer => "Record with cl_khr_command_buffer",
+            ReplayMode::Qcom => "Record with cl_qcom_recordable_queues",
+            ReplayMode::Off => "Queue commands one by one",
         };
         value(v, v.name(), help)
     }))

@@ -421,11 +421,11 @@ mod tests {
                 fast_local: true,
                 subgroup: Some(32),
                 f16_math: true,
-                ..DeviceProfile::neutral()
+                ..DeviceProfile::generic_gpu()
             },
             max_buffer_bytes: 4 << 30,
             profiling: true,
-            ..Caps::neutral()
+            ..Caps::generic_gpu()
         }
     }
 

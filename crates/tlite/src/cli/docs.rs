@@ -528,7 +528,7 @@ impl Runs {
             .collect();
         edit.add_node("node", Vec::new(), case.op.clone(), operands, results.clone());
         results.into_iter().for_each(|y| edit.add_output(y));
-        let caps = Caps::neutral();
+        let caps = Caps::generic_gpu();
         Runner::pipeline(true).run(&mut graph)?;
         let plan = Plan::compile(&graph, &caps, &plan::Options::default())?;
         Ok(match (plan.host.is_empty(), plan.steps.is_empty()) {

@@ -156,7 +156,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let caps = place.caps()?;
     let request = Request {
-        caps: caps.unwrap_or_else(Caps::neutral),
+        caps: caps.unwrap_or_else(Caps::generic_gpu),
         bind,
         bounds: bounds.unwrap_or_default(),
         context: args.context.map(usize::from),

@@ -7,7 +7,7 @@ use clap::ValueEnum;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, RecordingWay};
+use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, ReplayMode};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::graph::pass::Pipeline;
@@ -100,7 +100,7 @@ pub struct DeviceOptions {
     pub cache: CacheOptions,
     /// How repeated commands, such as decoding steps, are submitted to an OpenCL device
     #[arg(long, value_parser = choices::recording(), default_value = "auto", value_name = "WAY", hide_short_help = true, help_heading = ADVANCED)]
-    pub recording: RecordingWay,
+    pub recording: ReplayMode,
     /// How matmuls read activations on an OpenCL device
     #[arg(long, value_parser = choices::images(), default_value = "auto", value_name = "KIND", hide_short_help = true, help_heading = ADVANCED)]
     pub images: ImageUse,

@@ -376,7 +376,7 @@ mod tests {
 
     #[test]
     fn a_device_without_times_is_named() {
-        let caps = Caps::neutral();
+        let caps = Caps::generic_gpu();
         let e = check_times(&caps).unwrap_err();
         assert!(e.is_usage() && e.to_string().starts_with("--device: "), "{e}");
         assert!(

@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_report_names_what_failed_and_what_is_not_used() {
         let kernel = transformer_lite::unstable::probe::KERNELS[0];
-        let caps = Caps::neutral().with(|device| device.quarantine(kernel, "probe_copy", "fails X"));
+        let caps = Caps::generic_gpu().with(|device| device.quarantine(kernel, "probe_copy", "fails X"));
         let outcome = Outcome {
             passed: 3,
             failed: vec![Failure {

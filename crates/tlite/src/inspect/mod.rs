@@ -56,7 +56,7 @@ impl Default for Request {
     /// A generic device, and no values or bounds of symbols.
     fn default() -> Self {
         Self {
-            caps: Caps::neutral(),
+            caps: Caps::generic_gpu(),
             bind: Bindings::new(),
             bounds: Constraints::default(),
             context: None,
@@ -524,7 +524,7 @@ fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<P
     let mut options = Options {
         float: request.float.unwrap_or(DType::F32),
         // Without a device the question is what the model needs, not which kernels there are.
-        every_on_device: request.caps == Caps::neutral(),
+        every_on_device: request.caps == Caps::generic_gpu(),
         state_rows: request
             .context
             .map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX)),

@@ -137,7 +137,7 @@ fn recordings_and_slices_take_images() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    for way in recordings::ways().into_iter().chain([RecordingWay::Off]) {
+    for way in recordings::ways().into_iter().chain([ReplayMode::Off]) {
         for kind in ImageKind::ALL {
             let mut cl = opened(way, Some(1));
             check(&mut cl, &by_image(&FOURS, DType::F16, kind), DType::F16, 1 << 19);

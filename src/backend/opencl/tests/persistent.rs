@@ -112,7 +112,7 @@ const LAUNCHES: [(f32, u32); 5] = [(0.5, 5), (0.5, 5), (0.25, 5), (0.25, 0), (0.
 /// A device on which dispatches are joined; none where it is no CPU, which says so.
 fn cpu() -> Option<OpenCl> {
     let options = OpenOptions {
-        recording: RecordingWay::Persistent,
+        recording: ReplayMode::Persistent,
         ..OpenOptions::default()
     };
     match OpenCl::open(&options) {
@@ -137,7 +137,7 @@ fn stages_give_what_dispatches_give() {
         return;
     }
     let Some(mut cl) = cpu() else { return };
-    let mut one_by_one = opened(RecordingWay::Off, None);
+    let mut one_by_one = opened(ReplayMode::Off, None);
     let (expected, none) = run(&mut one_by_one, &TIMES, &LAUNCHES);
     let all = u64::from(DISPATCHES) * LAUNCHES.len() as u64;
     assert_eq!((none, one_by_one.stats().launches), (0, all));
@@ -163,7 +163,7 @@ fn what_differs_as_a_stage_stays_dispatches() {
         return;
     }
     let Some(mut cl) = cpu() else { return };
-    let (expected, _) = run(&mut opened(RecordingWay::Off, None), &COUNT, &LAUNCHES);
+    let (expected, _) = run(&mut opened(ReplayMode::Off, None), &COUNT, &LAUNCHES);
     let (found, joined) = run(&mut cl, &COUNT, &LAUNCHES);
     assert!(found == expected);
     assert_eq!(joined, 0);
@@ -177,6 +177,6 @@ fn what_is_sliced_is_not_joined() {
     if cpu().is_none() {
         return;
     }
-    let (_, joined) = run(&mut opened(RecordingWay::Persistent, Some(8)), &TIMES, &LAUNCHES);
+    let (_, joined) = run(&mut opened(ReplayMode::Persistent, Some(8)), &TIMES, &LAUNCHES);
     assert_eq!(joined, 0);
 }

@@ -5,12 +5,12 @@ use super::super::slice::Slicer;
 use super::*;
 
 /// Ways to record that the device of these tests offers.
-pub(super) fn ways() -> Vec<RecordingWay> {
+pub(super) fn ways() -> Vec<ReplayMode> {
     let with = |recording| OpenOptions {
         recording,
         ..OpenOptions::default()
     };
-    let named = [RecordingWay::CommandBuffer, RecordingWay::Qcom];
+    let named = [ReplayMode::CommandBuffer, ReplayMode::Qcom];
     named
         .into_iter()
         .filter(|w| OpenCl::open(&with(*w)).is_ok())
@@ -95,7 +95,7 @@ fn recordings_compute_what_single_commands_do() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    let (expected, recorded) = chain(&mut opened(RecordingWay::Off, Some(0)), 7, &LAUNCHES);
+    let (expected, recorded) = chain(&mut opened(ReplayMode::Off, Some(0)), 7, &LAUNCHES);
     assert_eq!(recorded, 0);
     assert!(expected[0] != expected[3] && expected[0] == expected[10]);
     for way in ways() {
@@ -161,12 +161,12 @@ fn a_driver_that_refuses_to_record_is_not_asked_again() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    if !ways().contains(&RecordingWay::CommandBuffer) {
+    if !ways().contains(&ReplayMode::CommandBuffer) {
         return;
     }
-    let (expected, _) = chain(&mut opened(RecordingWay::Off, Some(0)), 7, &LAUNCHES);
+    let (expected, _) = chain(&mut opened(ReplayMode::Off, Some(0)), 7, &LAUNCHES);
     for call in ["create", "finalize", "enqueue"] {
-        let mut cl = opened(RecordingWay::CommandBuffer, Some(0));
+        let mut cl = opened(ReplayMode::CommandBuffer, Some(0));
         let Recorder::CommandBuffers(api) = &cl.recorder else {
             panic!("no command buffers");
         };
@@ -184,7 +184,7 @@ fn a_way_that_the_device_lacks_is_refused() {
         return;
     }
     let there = ways();
-    for way in [RecordingWay::CommandBuffer, RecordingWay::Qcom] {
+    for way in [ReplayMode::CommandBuffer, ReplayMode::Qcom] {
         let opened = OpenCl::open(&OpenOptions {
             recording: way,
             ..OpenOptions::default()
@@ -199,7 +199,7 @@ fn a_way_that_the_device_lacks_is_refused() {
         }
     }
     // A CPU gains nothing by the driver's.
-    let cl = opened(RecordingWay::Auto, None);
+    let cl = opened(ReplayMode::Auto, None);
     if cl.caps.kind == DeviceKind::Cpu {
         assert!(matches!(cl.recorder, Recorder::Persistent | Recorder::Off));
     }
@@ -223,8 +223,8 @@ fn slices_compute_what_whole_submissions_do() {
         (n, 3.0),
         (7, 1.0),
     ];
-    let (expected, _) = chain(&mut opened(RecordingWay::Off, Some(0)), rows, &launches);
-    for way in ways().into_iter().chain([RecordingWay::Off]) {
+    let (expected, _) = chain(&mut opened(ReplayMode::Off, Some(0)), rows, &launches);
+    for way in ways().into_iter().chain([ReplayMode::Off]) {
         let mut cl = opened(way, Some(1));
         let (found, _) = chain(&mut cl, rows, &launches);
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
@@ -241,7 +241,7 @@ fn what_is_above_a_slice_runs_in_parts() {
         return;
     }
     for in_place in [false, true] {
-        let mut cl = opened(RecordingWay::Off, Some(1));
+        let mut cl = opened(ReplayMode::Off, Some(1));
         let cols = 256;
         let rows = 1 << 15;
         let kernel = cl.compile(&spec(1, DType::F32, in_place)).unwrap();
@@ -291,7 +291,7 @@ fn a_slice_without_an_event_is_waited_for() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    let mut cl = opened(RecordingWay::Off, Some(1));
+    let mut cl = opened(ReplayMode::Off, Some(1));
     let bytes = 1 << 28;
     let buffer = cl.create_buffer("much", bytes).unwrap();
     let (block, _) = cl.place(whole(buffer, bytes)).unwrap();

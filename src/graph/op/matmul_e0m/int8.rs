@@ -393,7 +393,7 @@ mod tests {
     fn columns_that_are_shared_are_one_panel() {
         let device = DeviceProfile {
             simd: crate::lower::Simd::CpuLoop,
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         };
         let op = MatMulE0m::new(Bits::Four, 32);
         let tuning = tune::bytes_vector(&op, &device, 64, 1 << 16);

@@ -291,7 +291,7 @@ impl E0mShape {
 mod tests {
     use super::*;
     use crate::backend::BackendKind;
-    use crate::backend::phones::PHONES;
+    use crate::backend::device_presets::PHONES;
     use crate::lower::Simd;
 
     #[test]
@@ -305,16 +305,16 @@ mod tests {
             (Language::Wgsl, Simd::CpuLanes),
         ];
         let cpus = cpus.map(|(language, simd)| {
-            let neutral = DeviceProfile::neutral();
+            let generic = DeviceProfile::generic_gpu();
             let device = DeviceProfile {
                 language,
                 simd,
-                ..neutral
+                ..generic
             };
             (format!("{simd:?}"), device)
         });
-        let neutral = ("neutral".to_owned(), DeviceProfile::neutral());
-        for (name, device) in phones.chain(cpus).chain([neutral]) {
+        let generic = ("generic".to_owned(), DeviceProfile::generic_gpu());
+        for (name, device) in phones.chain(cpus).chain([generic]) {
             for (tunable, least) in [
                 (&VECTOR_TUNABLE, 2),
                 (&MATRIX_TUNABLE, 2),
@@ -339,7 +339,7 @@ mod tests {
     fn waves_are_chosen_where_the_device_takes_requests() {
         let device = DeviceProfile {
             waves: vec![Wave::Half, Wave::Full],
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         };
         let waves = |device: &DeviceProfile, tunable: &Tunable| -> Vec<Option<Wave>> {
             let all = (tunable.choices)(device);
@@ -348,7 +348,7 @@ mod tests {
         for tunable in [&VECTOR_TUNABLE, &MATRIX_TUNABLE] {
             let found = waves(&device, tunable);
             assert_eq!(found[..3], [None, Some(Wave::Half), Some(Wave::Full)]);
-            let plain = waves(&DeviceProfile::neutral(), tunable);
+            let plain = waves(&DeviceProfile::generic_gpu(), tunable);
             assert_eq!(found.len(), 3 * plain.len());
             assert!(plain.iter().all(Option::is_none));
             // As a kernel that was wrong with one.
@@ -364,7 +364,7 @@ mod tests {
         }
         let lanes = DeviceProfile {
             waves: vec![Wave::Lanes(16), Wave::Lanes(32)],
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         };
         for choice in (MATRIX_TUNABLE.choices)(&lanes) {
             assert!(

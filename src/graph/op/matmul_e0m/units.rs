@@ -335,7 +335,7 @@ mod tests {
     /// Results of cases are halves where floats are stored so, which both kernels ask for.
     #[test]
     fn cases_run_both_kernels_by_weights_of_each_width() {
-        let caps = Caps::neutral().with(|device| {
+        let caps = Caps::generic_gpu().with(|device| {
             device.tensor_cores = Some(TensorCores::Ptx);
             device.fast_local = true;
             device.compute_units = 132;

@@ -118,7 +118,7 @@ impl Phone {
             compute_units: self.units,
             max_workgroup: 1024,
             max_grid: 65_535,
-            ..DeviceProfile::neutral()
+            ..DeviceProfile::generic_gpu()
         };
         let mut profile = match backend {
             BackendKind::OpenCl => DeviceProfile {
@@ -158,7 +158,7 @@ impl Phone {
             params_align,
             max_buffer_bytes: (1 << 31) - 4,
             profiling: true,
-            ..Caps::neutral()
+            ..Caps::generic_gpu()
         }
     }
 }
