@@ -11,7 +11,7 @@ use std::path::Path;
 use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::llm::engine::{DecoderBuilder, Lengths, Logits, PADDING};
+use transformer_lite::unstable::llm::engine::{DecoderBuilder, Logits, PADDING, SequenceConfig};
 use transformer_lite::unstable::plan::{LaunchState, Plan};
 use transformer_lite::unstable::shape::Bindings;
 use transformer_lite_convert::decoders::{self, Form, SMOLLM2, Spec};
@@ -29,7 +29,7 @@ fn plan(folder: &Path, context: usize) -> [Plan; 2] {
         .load(&path, absent)
         .expect("a decoder");
     decoder
-        .plans(&Caps::generic_gpu(), &Lengths::of(context))
+        .plans(&Caps::generic_gpu(), &SequenceConfig::of(context))
         .expect("a plan")
 }
 

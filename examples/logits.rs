@@ -10,7 +10,7 @@ use std::path::Path;
 use transformer_lite::unstable::backend::{self, BackendKind};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, SequenceConfig};
 
 const USAGE: &str = "usage: logits MODEL_DIR TOKENS.json OUT.f32 [host|opencl|wgpu] [STEPS]";
 
@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             Box::new(DeviceModel::new(
                 decoder,
                 backend::open(kind, &backend::OpenOptions::default())?,
-                &Lengths::of(context),
+                &SequenceConfig::of(context),
             )?)
         }
         other => return Err(format!("unknown backend {other}; expected host, opencl or wgpu").into()),

@@ -19,7 +19,7 @@ pub use run::Timing;
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
-use crate::plan::{LaunchState, Place, Plan, Port, bind};
+use crate::plan::{LaunchState, Plan, Port, Storage, bind};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
@@ -130,18 +130,18 @@ impl Executor {
         Ok(executor)
     }
 
-    fn view(&self, plan: &Plan, live: View, place: Place) -> Option<View> {
+    fn view(&self, plan: &Plan, live: View, place: Storage) -> Option<View> {
         match place {
-            Place::Arena { offset, len, .. } => Some(View {
+            Storage::Arena { offset, len, .. } => Some(View {
                 buffer: self.arena.buffer,
                 offset,
                 len: len.next_multiple_of(4),
             }),
-            Place::Weight(i) => self.program.weights.get(plan.weights.get(i)?).copied(),
-            Place::State(i) => self.states.get(i).copied(),
-            Place::Live => Some(live),
-            Place::Counters => self.counters,
-            Place::Known { offset, len } => Some(View {
+            Storage::Weight(i) => self.program.weights.get(plan.weights.get(i)?).copied(),
+            Storage::State(i) => self.states.get(i).copied(),
+            Storage::Live => Some(live),
+            Storage::Counters => self.counters,
+            Storage::Known { offset, len } => Some(View {
                 buffer: live.buffer,
                 offset,
                 len,

@@ -1,8 +1,8 @@
 //! Shape derivation: calls [`Op::infer`](super::Op::infer) for each node and adds node names to its
 //! errors.
 
-use super::op::{Assumed, InferCx, Made, OpError, OpResult, Source, count, nothing};
-use super::{Assumption, Graph, MadeSymbol, Node, NodeId, Part, ValueId};
+use super::op::{Assumed, DataDependentDim, InferCx, OpError, OpResult, Source, count, nothing};
+use super::{Assumption, Graph, MadeSymbol, Node, NodeId, SymbolSource, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
 use crate::tensor::{DType, HostTensor, TensorError};
@@ -27,9 +27,9 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
         for made in derived.made {
             let (value, part) = match made.source {
                 Source::Element { input, index } => {
-                    (inputs.get(input).copied().flatten(), Part::Element(index))
+                    (inputs.get(input).copied().flatten(), SymbolSource::Element(index))
                 }
-                Source::Size { output, axis } => (outputs.get(output).copied(), Part::Size(axis)),
+                Source::Size { output, axis } => (outputs.get(output).copied(), SymbolSource::Size(axis)),
             };
             let Some(value) = value else { continue };
             match graph.made.iter().find(|m| m.symbol == made.symbol) {
@@ -209,7 +209,7 @@ fn positions(
 
 struct Derived {
     facts: Vec<Fact>,
-    made: Vec<Made>,
+    made: Vec<DataDependentDim>,
     assumed: Vec<Assumed>,
 }
 

@@ -134,14 +134,14 @@ pub struct MadeSymbol {
     /// The tensor that holds it.
     pub value: ValueId,
     /// The element or the size of the tensor that the symbol is.
-    pub part: Part,
+    pub part: SymbolSource,
     /// An upper bound, if known.
     pub at_most: Option<Dim>,
 }
 
 /// The part of a tensor that a [`MadeSymbol`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum SymbolSource {
     /// The element at this position, row-major.
     Element(usize),
     /// The size along this axis.

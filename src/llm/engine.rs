@@ -34,7 +34,7 @@ use crate::backend::Caps;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::plan::Breakpoints;
 
-/// Maximum tokens per prefill run, unless the device prefers more ([`Lengths::on`]).
+/// Maximum tokens per prefill run, unless the device prefers more ([`SequenceConfig::on`]).
 pub const CHUNK: usize = 128;
 
 /// Maximum for devices with a breakpoint in rows, which need more of them to be fully used.
@@ -45,7 +45,7 @@ pub const PADDING: usize = 64;
 
 /// Sizes for which a decoder is planned, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Lengths {
+pub struct SequenceConfig {
     /// Context length: tokens that the cache holds.
     pub context: usize,
     /// Maximum tokens per prefill run. A sliding-window cache has this much room in addition to its
@@ -62,7 +62,7 @@ pub struct Lengths {
     pub rows: usize,
 }
 
-impl Lengths {
+impl SequenceConfig {
     /// A context of `context` tokens, with the defaults for the rest.
     pub fn of(context: usize) -> Self {
         Self {

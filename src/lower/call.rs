@@ -13,7 +13,7 @@ use std::marker::PhantomData;
 
 /// Where an operand is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Home {
+pub enum Location {
     /// An activation: a slot of the arena.
     Value(ValueId),
     /// Scratch memory of one node.
@@ -35,7 +35,7 @@ pub enum Home {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
     /// Place.
-    pub home: Home,
+    pub location: Location,
     /// Element type on the device.
     pub dtype: DType,
 }

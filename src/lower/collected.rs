@@ -1,6 +1,6 @@
 //! What lowering collects for the planner.
 
-use super::{Dispatch, Home, WeightKey};
+use super::{Dispatch, Location, WeightKey};
 use crate::graph::{NodeId, ValueId};
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -21,9 +21,9 @@ pub struct Condition {
 
 /// The position of something inside something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Nested {
     /// The container, which may itself be a part.
-    pub of: Home,
+    pub of: Location,
     /// Byte offset from its start.
     pub offset: u64,
 }
@@ -43,7 +43,7 @@ pub(crate) struct Collected {
     /// Values that are only other names for the bytes of earlier ones.
     pub alias: HashMap<ValueId, ValueId>,
     /// Values that are stored inside others.
-    pub parts: HashMap<Home, Part>,
+    pub parts: HashMap<Location, Nested>,
     pub calls: Vec<Emitted>,
     pub weights: Vec<WeightKey>,
     pub temps: Vec<(DType, Dim)>,

@@ -1,6 +1,6 @@
 //! What an operator sees of its node, and the operands that it can request.
 
-use super::{Collected, Condition, Home, Operand, Pack, WeightKey, WithOperands};
+use super::{Collected, Condition, Location, Operand, Pack, WeightKey, WithOperands};
 use crate::backend::DeviceProfile;
 use crate::graph::op::{OpError, OpResult, device_dtype};
 use crate::graph::{Graph, Node, NodeId, ValueId};
@@ -163,7 +163,7 @@ impl LowerCx<'_> {
                 self.out.known.len() - 1
             });
             return Ok(Operand {
-                home: Home::Known(at),
+                location: Location::Known(at),
                 dtype: DType::I32,
             });
         }
@@ -181,7 +181,7 @@ impl LowerCx<'_> {
         {
             let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.float);
             return Ok(Operand {
-                home: Home::State(i),
+                location: Location::State(i),
                 dtype,
             });
         }
@@ -195,7 +195,7 @@ impl LowerCx<'_> {
                 OpError::Unsupported("a value that is known only as expressions".to_owned())
             })?;
         Ok(Operand {
-            home: Home::Value(root),
+            location: Location::Value(root),
             dtype,
         })
     }
@@ -212,7 +212,7 @@ impl LowerCx<'_> {
                 self.out.weights.len() - 1
             });
         Operand {
-            home: Home::Weight(i),
+            location: Location::Weight(i),
             dtype,
         }
     }
@@ -265,7 +265,7 @@ impl LowerCx<'_> {
     pub fn temp(&mut self, dtype: DType, count: Dim) -> Operand {
         self.out.temps.push((dtype, count));
         Operand {
-            home: Home::Temp(self.out.temps.len() - 1),
+            location: Location::Temp(self.out.temps.len() - 1),
             dtype,
         }
     }
@@ -293,7 +293,7 @@ impl LowerCx<'_> {
             self.out.live.len() - 1
         });
         let operand = Operand {
-            home: Home::Live,
+            location: Location::Live,
             dtype: DType::I32,
         };
         (operand, Dim::from_usize(at))
@@ -305,7 +305,7 @@ impl LowerCx<'_> {
     pub fn counters(&mut self, count: u64) -> Operand {
         self.out.counters = self.out.counters.max(count);
         Operand {
-            home: Home::Counters,
+            location: Location::Counters,
             dtype: DType::U32,
         }
     }

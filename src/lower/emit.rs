@@ -1,7 +1,7 @@
 //! Emits dispatches.
 
 use super::collected::Emitted;
-use super::{Arguments, Call, Dispatch, Home, LowerCx, Operand, WithOperands};
+use super::{Arguments, Call, Dispatch, Location, LowerCx, Operand, WithOperands};
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, Arg, Ty};
 use crate::graph::ValueId;
@@ -73,11 +73,11 @@ impl LowerCx<'_> {
 
     /// Maximum number of bytes of an operand in any run, if known.
     fn most_bytes(&self, operand: Operand) -> Option<u64> {
-        let count = match operand.home {
-            Home::Value(v) => self.fact_of(v).ok()?.shape.count().ok()?,
-            Home::Temp(i) => self.out.temps.get(i)?.1.clone(),
-            Home::Weight(i) => return self.out.weights.get(i)?.bytes(self.scope.graph),
-            Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => return None,
+        let count = match operand.location {
+            Location::Value(v) => self.fact_of(v).ok()?.shape.count().ok()?,
+            Location::Temp(i) => self.out.temps.get(i)?.1.clone(),
+            Location::Weight(i) => return self.out.weights.get(i)?.bytes(self.scope.graph),
+            Location::State(_) | Location::Live | Location::Known(_) | Location::Counters => return None,
         };
         let count = u64::try_from(self.upper_bound(&count)?).ok()?;
         count.checked_mul(if operand.dtype == DType::F16 { 2 } else { 4 })
@@ -154,7 +154,7 @@ impl LowerCx<'_> {
                 // that way.
                 let weights = k.args.iter().any(|a| a.role.is_weight());
                 for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
-                    further.weight = weights && matches!(operand.home, Home::Weight(_));
+                    further.weight = weights && matches!(operand.location, Location::Weight(_));
                 }
                 epilogue = Some(with);
             }

@@ -14,7 +14,7 @@ mod views;
 
 pub use crate::backend::{DeviceProfile, Simd, TensorCores};
 pub(crate) use call::Dispatch;
-pub use call::{Arguments, Block, Call, Field, Home, Operand, WithOperands};
+pub use call::{Arguments, Block, Call, Field, Location, Operand, WithOperands};
 pub use collected::Condition;
 pub(crate) use collected::{Collected, LiveTable};
 pub use context::LowerCx;

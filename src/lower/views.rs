@@ -1,8 +1,8 @@
 //! Operands as views of memory: the bytes that a device binds, the elements that kernels can count,
 //! and values that are stored inside others.
 
-use super::collected::Part;
-use super::{Block, Home, LowerCx, Operand};
+use super::collected::Nested;
+use super::{Block, Location, LowerCx, Operand};
 use crate::backend::DeviceProfile;
 use crate::graph::op::{OpError, OpResult};
 use crate::shape::Dim;
@@ -81,7 +81,7 @@ impl LowerCx<'_> {
     /// Whether a view can begin at element `start` of result `o` in all runs.
     pub fn is_view_start(&mut self, o: usize, start: &Dim) -> OpResult<bool> {
         let to = self.output(o)?;
-        Ok(matches!(to.home, Home::Value(_)) && self.view_offset(to.dtype, start).is_some())
+        Ok(matches!(to.location, Location::Value(_)) && self.view_offset(to.dtype, start).is_some())
     }
 
     /// Declares that result `o` consists of the contiguous elements of operand `i` from `start` on.
@@ -90,7 +90,7 @@ impl LowerCx<'_> {
     pub fn view(&mut self, o: usize, i: usize, start: &Dim) -> OpResult<bool> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let from = self.resolve(input)?;
-        if !matches!(from.home, Home::Value(_)) {
+        if !matches!(from.location, Location::Value(_)) {
             return Ok(false);
         }
         let Some(offset) = self.view_offset(from.dtype, start) else {
@@ -99,8 +99,8 @@ impl LowerCx<'_> {
         if self.scope.graph.outputs().contains(&out) && self.out.storage.get(&out) != Some(&from.dtype) {
             return Ok(false);
         }
-        let of = from.home;
-        self.out.parts.insert(Home::Value(out), Part { of, offset });
+        let of = from.location;
+        self.out.parts.insert(Location::Value(out), Nested { of, offset });
         self.out.storage.insert(out, from.dtype);
         Ok(true)
     }
@@ -112,18 +112,18 @@ impl LowerCx<'_> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let to = self.stored(self.root(out))?;
         let from = self.resolve(input)?;
-        let (Home::Value(_), Home::Value(root)) = (to.home, from.home) else {
+        let (Location::Value(_), Location::Value(root)) = (to.location, from.location) else {
             return Ok(false);
         };
         let Some(offset) = self.view_offset(to.dtype, start) else {
             return Ok(false);
         };
         let given = self.scope.graph.inputs().contains(&root) || self.scope.graph.outputs().contains(&root);
-        if given || from.dtype != to.dtype || self.out.parts.contains_key(&from.home) {
+        if given || from.dtype != to.dtype || self.out.parts.contains_key(&from.location) {
             return Ok(false);
         }
-        let of = to.home;
-        self.out.parts.insert(from.home, Part { of, offset });
+        let of = to.location;
+        self.out.parts.insert(from.location, Nested { of, offset });
         Ok(true)
     }
 
@@ -131,11 +131,17 @@ impl LowerCx<'_> {
     /// cannot begin there.
     pub fn window(&mut self, o: usize, start: &Dim, count: Dim) -> OpResult<Option<Operand>> {
         let to = self.output(o)?;
-        let (Home::Value(_), Some(offset)) = (to.home, self.view_offset(to.dtype, start)) else {
+        let (Location::Value(_), Some(offset)) = (to.location, self.view_offset(to.dtype, start)) else {
             return Ok(None);
         };
         let window = self.temp(to.dtype, count);
-        self.out.parts.insert(window.home, Part { of: to.home, offset });
+        self.out.parts.insert(
+            window.location,
+            Nested {
+                of: to.location,
+                offset,
+            },
+        );
         Ok(Some(window))
     }
 
@@ -147,13 +153,13 @@ impl LowerCx<'_> {
         let mut stored = None;
         for o in 0..self.output_count() {
             let out = self.output(o)?;
-            if !matches!(out.home, Home::Value(_)) {
+            if !matches!(out.location, Location::Value(_)) {
                 return Ok(Err(format!("result {o} is already placed")));
             }
             if *stored.get_or_insert(out.dtype) != out.dtype {
                 return Ok(Err("the results have different storage types".to_owned()));
             }
-            homes.push(out.home);
+            homes.push(out.location);
         }
         let (Some(dtype), true) = (stored, homes.len() == room.len()) else {
             return Err(OpError::expected("results", room.len(), homes.len()));
@@ -173,9 +179,9 @@ impl LowerCx<'_> {
             return Ok(Err(format!("the results take {bytes}, a kernel can bind {most}")));
         };
         let operand = self.temp(dtype, i64::try_from(bytes / size).unwrap_or(i64::MAX).into());
-        for (home, start) in homes.into_iter().zip(&starts) {
-            let (of, offset) = (operand.home, start * size);
-            self.out.parts.insert(home, Part { of, offset });
+        for (location, start) in homes.into_iter().zip(&starts) {
+            let (of, offset) = (operand.location, start * size);
+            self.out.parts.insert(location, Nested { of, offset });
         }
         Ok(Ok(Block { operand, starts }))
     }

@@ -3,11 +3,11 @@
 use super::compile::{Compiler, Item};
 
 use super::memory::{self, Slot};
-use super::{MemoryReport, Open, Place, Shared, Tensor, dim_error};
+use super::{MemoryReport, Open, Shared, Storage, Tensor, dim_error};
 use crate::backend::kernel::{Role, Ty};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
-use crate::lower::{Dispatch, Home, Operand};
+use crate::lower::{Dispatch, Location, Operand};
 use crate::shape::{Bindings, Dim, DimError};
 use crate::tensor::DType;
 use std::collections::HashMap;
@@ -24,7 +24,7 @@ pub(super) struct Life {
 
 /// The arena of a plan.
 pub(super) struct Arena {
-    index: HashMap<Home, usize>,
+    index: HashMap<Location, usize>,
     pub tensors: Vec<Tensor>,
     /// By position in the order: the operand that a dispatch overwrites.
     in_place: Vec<Option<usize>>,
@@ -35,7 +35,7 @@ pub(super) struct Arena {
 
 /// A tensor while lifetimes are collected.
 struct Record {
-    home: Home,
+    location: Location,
     life: Life,
     size: Dim,
     bytes: u64,
@@ -47,7 +47,7 @@ struct Record {
 
 struct Records<'a, 'b> {
     c: &'b Compiler<'a>,
-    index: HashMap<Home, usize>,
+    index: HashMap<Location, usize>,
     all: Vec<Record>,
 }
 
@@ -75,28 +75,32 @@ fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
 }
 
 impl Records<'_, '_> {
-    fn record(&mut self, home: Home, dtype: DType, at: usize) -> Result<usize> {
-        if let Some(i) = self.index.get(&home) {
+    fn record(&mut self, location: Location, dtype: DType, at: usize) -> Result<usize> {
+        if let Some(i) = self.index.get(&location) {
             return Ok(*i);
         }
-        let count = match home {
-            Home::Value(v) => match self.c.fact(v) {
+        let count = match location {
+            Location::Value(v) => match self.c.fact(v) {
                 Some(f) => f.shape.count().map_err(|e| dim_error(&e))?,
                 None => Dim::from(0),
             },
-            Home::Temp(t) => self.c.collected.temps[t].1.clone(),
-            Home::Weight(_) | Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => Dim::from(0),
+            Location::Temp(t) => self.c.collected.temps[t].1.clone(),
+            Location::Weight(_)
+            | Location::State(_)
+            | Location::Live
+            | Location::Known(_)
+            | Location::Counters => Dim::from(0),
         };
         let size = device_size(dtype, &count)?;
         let bytes = most_bytes(self.c, &size)?.max(8);
-        let parent = match self.c.collected.parts.get(&home) {
+        let parent = match self.c.collected.parts.get(&location) {
             Some(part) => Some((self.record(part.of, dtype, at)?, part.offset)),
             None => None,
         };
         let i = self.all.len();
-        self.index.insert(home, i);
+        self.index.insert(location, i);
         self.all.push(Record {
-            home,
+            location,
             life: Life { first: at, last: at },
             size,
             bytes,
@@ -107,11 +111,11 @@ impl Records<'_, '_> {
     }
 
     /// Marks a value as alive at a position, and with it everything that contains it.
-    fn touch(&mut self, home: Home, dtype: DType, at: usize) -> Result<()> {
-        if !matches!(home, Home::Value(_) | Home::Temp(_)) {
+    fn touch(&mut self, location: Location, dtype: DType, at: usize) -> Result<()> {
+        if !matches!(location, Location::Value(_) | Location::Temp(_)) {
             return Ok(());
         }
-        let mut next = Some(self.record(home, dtype, at)?);
+        let mut next = Some(self.record(location, dtype, at)?);
         while let Some(i) = next {
             let r = &mut self.all[i];
             r.life = Life {
@@ -125,11 +129,12 @@ impl Records<'_, '_> {
 
     fn touch_value(&mut self, v: ValueId, at: usize) -> Result<()> {
         let root = self.c.collected.root(v);
-        self.touch(Home::Value(root), self.c.storage(root), at)
+        self.touch(Location::Value(root), self.c.storage(root), at)
     }
 
     fn has(&self, v: ValueId) -> bool {
-        self.index.contains_key(&Home::Value(self.c.collected.root(v)))
+        self.index
+            .contains_key(&Location::Value(self.c.collected.root(v)))
     }
 
     /// Marks what host work reads from the device.
@@ -168,7 +173,10 @@ impl Records<'_, '_> {
             Item::Host(id) => c.graph.node(*id).map_or(&[], |n| &n.outputs),
         };
         for v in made {
-            let joined = c.collected.parts.contains_key(&Home::Value(c.collected.root(*v)));
+            let joined = c
+                .collected
+                .parts
+                .contains_key(&Location::Value(c.collected.root(*v)));
             if self.has(*v) || joined || self.as_if_on_device(*v) {
                 self.touch_value(*v, at)?;
             }
@@ -190,7 +198,7 @@ impl Records<'_, '_> {
             .iter()
             .position(|a| a.role == Role::Out && a.ty == Ty::Elem)?;
         let y: Operand = call.operands.get(out).copied().flatten()?;
-        let yi = *self.index.get(&y.home)?;
+        let yi = *self.index.get(&y.location)?;
         let yr = &self.all[yi];
         if yr.life.first != at || yr.parent.is_some() {
             return None;
@@ -199,11 +207,11 @@ impl Records<'_, '_> {
             let Some(x) = operand.filter(|_| args[i].ty == Ty::Elem && call.reads_what_it_writes(i)) else {
                 continue;
             };
-            let Some(&xi) = self.index.get(&x.home) else {
+            let Some(&xi) = self.index.get(&x.location) else {
                 continue;
             };
             let xr = &self.all[xi];
-            let within = |o: &Operand| self.index.get(&o.home).is_some_and(|o| self.top(*o) == xi);
+            let within = |o: &Operand| self.index.get(&o.location).is_some_and(|o| self.top(*o) == xi);
             let once = call.operands.iter().flatten().filter(|o| within(o)).count() == 1;
             let whole = xr.parent.is_none() && xr.size == yr.size && x.dtype == y.dtype;
             if once && whole && self.all[self.bottom(xi)].life.last.max(xr.life.last) == at {
@@ -240,7 +248,7 @@ impl Arena {
         for (at, item) in items.iter().enumerate() {
             let Item::Call(i) = item else { continue };
             for o in c.collected.calls[*i].call.operands.iter().flatten() {
-                records.touch(o.home, o.dtype, at)?;
+                records.touch(o.location, o.dtype, at)?;
             }
         }
         for (at, item) in items.iter().enumerate() {
@@ -309,10 +317,14 @@ impl Arena {
             Some(memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?)
         };
         let mut places = Vec::with_capacity(records.all.len());
-        let name = |home: Home| match home {
-            Home::Value(v) => c.graph.value(v).name.clone(),
-            Home::Temp(t) => format!("scratch {t}"),
-            Home::Weight(_) | Home::State(_) | Home::Live | Home::Known(_) | Home::Counters => String::new(),
+        let name = |location: Location| match location {
+            Location::Value(v) => c.graph.value(v).name.clone(),
+            Location::Temp(t) => format!("scratch {t}"),
+            Location::Weight(_)
+            | Location::State(_)
+            | Location::Live
+            | Location::Known(_)
+            | Location::Counters => String::new(),
         };
         let mut report = MemoryReport::default();
         let mut tensors = Vec::with_capacity(records.all.len());
@@ -328,16 +340,16 @@ impl Arena {
             let shared = match (r.parent, r.over) {
                 (Some((p, _)), _) => {
                     report.gained_by_views = report.gained_by_views.saturating_add(r.bytes);
-                    Some(Shared::View(name(records.all[p].home)))
+                    Some(Shared::View(name(records.all[p].location)))
                 }
                 (None, Some(x)) => {
                     report.gained_in_place = report.gained_in_place.saturating_add(r.bytes);
-                    Some(Shared::InPlace(name(records.all[x].home)))
+                    Some(Shared::InPlace(name(records.all[x].location)))
                 }
                 (None, None) => None,
             };
             tensors.push(Tensor {
-                name: name(r.home),
+                name: name(r.location),
                 first: r.life.first,
                 last: r.life.last,
                 size: r.size.clone(),
@@ -392,10 +404,10 @@ impl Arena {
         self.in_place.get(time).copied().flatten()
     }
 
-    pub fn place_of(&self, home: Home) -> Option<Place> {
-        let tensor = *self.index.get(&home)?;
+    pub fn place_of(&self, location: Location) -> Option<Storage> {
+        let tensor = *self.index.get(&location)?;
         let t = self.tensors.get(tensor)?;
-        Some(Place::Arena {
+        Some(Storage::Arena {
             tensor,
             offset: t.offset,
             len: t.bytes,

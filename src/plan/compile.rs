@@ -9,7 +9,7 @@ use super::{Condition, NoPadding, Options, Padding, Plan, Port, Segment, StateSl
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
-use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, Part, State, ValueId};
+use crate::graph::{Graph, MadeSymbol, Node, NodeId, OpError, State, SymbolSource, ValueId};
 use crate::lower::{Collected, Field, LowerCx, Scope};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape, Symbol, product};
 use crate::tensor::DType;
@@ -274,7 +274,7 @@ impl<'a> Compiler<'a> {
     fn must_run_on_host(&self) -> BTreeMap<NodeId, HostReason> {
         let mut host = BTreeMap::new();
         for m in self.graph.made() {
-            if let (Part::Size(_), Some((id, _))) = (m.part, self.graph.producer(m.value)) {
+            if let (SymbolSource::Size(_), Some((id, _))) = (m.part, self.graph.producer(m.value)) {
                 host.insert(id, HostReason::Data);
             }
         }

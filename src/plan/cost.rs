@@ -9,12 +9,12 @@
 
 use super::arena::Arena;
 use super::compile::Compiler;
-use super::{Place, Plan, Segment, Step, dim_error};
+use super::{Plan, Segment, Step, Storage, dim_error};
 use crate::backend::kernel::{Feature, KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
 use crate::graph::{NodeId, Op, ValueId};
-use crate::lower::Home;
+use crate::lower::Location;
 use crate::shape::{Bindings, Dim, Shape};
 use std::collections::HashMap;
 
@@ -112,8 +112,8 @@ impl Work {
         let language = c.caps.profile.language;
         let operand = |v: ValueId| {
             let root = c.collected.root(v);
-            let tensor = match arena.place_of(Home::Value(root)) {
-                Some(Place::Arena { tensor, .. }) => Some(tensor),
+            let tensor = match arena.place_of(Location::Value(root)) {
+                Some(Storage::Arena { tensor, .. }) => Some(tensor),
                 _ => None,
             };
             let shape = c.fact(v).map(|f| f.shape.clone()).unwrap_or_default();
@@ -231,16 +231,16 @@ impl Run<'_> {
         for ((arg, _), place) in spec.bound().zip(&step.args) {
             let (mut read, mut written) = (0, 0);
             match place {
-                Place::Weight(i) => {
+                Storage::Weight(i) => {
                     if let Some((bytes, values)) = self.plan.work.weights.get(*i) {
                         let of = self.read_of(|o| values.contains(&o.root));
                         read = of.map_or(*bytes, |(part, whole)| share(*bytes, part, whole));
                     }
                 }
-                Place::State(i) => (read, written) = self.state_bytes(*i),
-                Place::Live | Place::Counters => {}
-                Place::Known { len, .. } => read = *len,
-                Place::Arena { tensor, .. } => {
+                Storage::State(i) => (read, written) = self.state_bytes(*i),
+                Storage::Live | Storage::Counters => {}
+                Storage::Known { len, .. } => read = *len,
+                Storage::Arena { tensor, .. } => {
                     let bytes = self.tensor_bytes(*tensor)?;
                     match arg.role {
                         Role::In | Role::OptionalIn | Role::Weight | Role::OptionalWeight => {
@@ -267,7 +267,7 @@ impl Run<'_> {
     /// Number of the node's commands with the tensor as an operand.
     fn writers(&self, wanted: usize) -> u64 {
         let steps = self.node.steps.iter().filter_map(|s| self.plan.steps.get(*s));
-        let has = |p: &Place| matches!(p, Place::Arena { tensor, .. } if *tensor == wanted);
+        let has = |p: &Storage| matches!(p, Storage::Arena { tensor, .. } if *tensor == wanted);
         steps.filter(|s| s.args.iter().any(has)).count() as u64
     }
 }

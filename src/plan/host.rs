@@ -1,6 +1,6 @@
 //! Nodes that run on the host: those without a kernel, and those whose result sizes depend on data.
 
-use crate::graph::{Op, Part};
+use crate::graph::{Op, SymbolSource};
 use crate::shape::{Quotient, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub struct HostWrite {
     /// The result. If it has a place on the device, it is uploaded there for kernels.
     pub port: super::Port,
     /// Symbols that this result defines.
-    pub defines: Vec<(Symbol, Part)>,
+    pub defines: Vec<(Symbol, SymbolSource)>,
 }
 
 /// What a host step does.
@@ -137,9 +137,9 @@ impl HostStep {
 }
 
 /// The size or element of a host value that `part` selects; `None` if it has no such part.
-pub(crate) fn part(tensor: &HostTensor, part: Part) -> Option<i64> {
+pub(crate) fn part(tensor: &HostTensor, part: SymbolSource) -> Option<i64> {
     match part {
-        Part::Element(i) => tensor.to_i64().ok()?.get(i).copied(),
-        Part::Size(axis) => i64::try_from(*tensor.shape().get(axis)?).ok(),
+        SymbolSource::Element(i) => tensor.to_i64().ok()?.get(i).copied(),
+        SymbolSource::Size(axis) => i64::try_from(*tensor.shape().get(axis)?).ok(),
     }
 }

@@ -120,7 +120,7 @@ impl Padding {
 
 /// Where an operand of a step is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum Storage {
     /// A range of the arena.
     Arena {
         /// The tensor, by index into [`Plan::tensors`].
@@ -160,7 +160,7 @@ pub struct Step {
     /// Index into [`Plan::kernels`].
     pub kernel: usize,
     /// The bound operands, in binding order.
-    pub args: Vec<Place>,
+    pub args: Vec<Storage>,
     /// Byte range of this step's parameters in [`crate::backend::Launch::params`].
     pub params: Range<u32>,
     /// Names of the model's nodes that this step computes.
@@ -194,7 +194,7 @@ pub struct Port {
     /// Shape with the fixed symbols replaced.
     pub shape: Shape,
     /// Location on the device, if a kernel reads or writes it.
-    pub place: Option<Place>,
+    pub place: Option<Storage>,
     /// Index among the values on the host, if a host step reads or writes it.
     pub host: Option<usize>,
     /// The value itself, if an output is a constant of the model.
@@ -361,7 +361,7 @@ pub struct Plan {
     /// The padded length, or why there is none.
     pub padding: Result<Padding, NoPadding>,
     /// Symbols that elements or sizes of inputs define, with the position of the input in `inputs`.
-    pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::Part)>,
+    pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::SymbolSource)>,
     bounds: Bindings,
     fixed: Bindings,
     /// Symbols without a bound, and the placement of their slots.
@@ -461,7 +461,7 @@ impl Plan {
             .chain(&mut self.outputs)
             .chain(host);
         for place in steps.chain(ports.filter_map(|p| p.place.as_mut())) {
-            if let Place::Arena { tensor, offset, len } = place
+            if let Storage::Arena { tensor, offset, len } = place
                 && let Some(t) = tensors.get(*tensor)
             {
                 (*offset, *len) = (t.offset, t.bytes);

@@ -4,13 +4,13 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
 use super::host::{HostRead, HostReason, HostStep, HostWork, HostWrite};
-use super::{Place, Port, Sample, Step, Value, dim_error};
+use super::{Port, Sample, Step, Storage, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::op::sizes::Sizes;
-use crate::graph::{NodeId, Part, ValueId};
-use crate::lower::{Field, Home, LiveTable, Operand};
+use crate::graph::{NodeId, SymbolSource, ValueId};
+use crate::lower::{Field, LiveTable, Location, Operand};
 use crate::shape::{Dim, Quotient, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -43,17 +43,17 @@ impl<'a, 'b> Build<'a, 'b> {
         out
     }
 
-    fn place(&self, home: Home) -> Option<Place> {
-        match home {
-            Home::Weight(i) => Some(Place::Weight(i)),
-            Home::State(i) => Some(Place::State(i)),
-            Home::Live => Some(Place::Live),
-            Home::Counters => Some(Place::Counters),
-            Home::Known(i) => {
+    fn place(&self, location: Location) -> Option<Storage> {
+        match location {
+            Location::Weight(i) => Some(Storage::Weight(i)),
+            Location::State(i) => Some(Storage::State(i)),
+            Location::Live => Some(Storage::Live),
+            Location::Counters => Some(Storage::Counters),
+            Location::Known(i) => {
                 let (offset, len) = *self.live.known.get(i)?;
-                Some(Place::Known { offset, len })
+                Some(Storage::Known { offset, len })
             }
-            Home::Value(_) | Home::Temp(_) => self.arena.place_of(home),
+            Location::Value(_) | Location::Temp(_) => self.arena.place_of(location),
         }
     }
 
@@ -110,8 +110,8 @@ impl<'a, 'b> Build<'a, 'b> {
             },
             shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),
             place: state.map_or_else(
-                || self.arena.place_of(Home::Value(root)),
-                |i| Some(Place::State(i)),
+                || self.arena.place_of(Location::Value(root)),
+                |i| Some(Storage::State(i)),
             ),
             host: self.host_index.get(&v).copied(),
             constant: fact.as_const().cloned(),
@@ -150,7 +150,7 @@ impl<'a, 'b> Build<'a, 'b> {
         let args = bound
             .map(|o: Operand| {
                 let what = || format!("an operand of kernel {} has no place", call.kernel.name);
-                self.place(o.home)
+                self.place(o.location)
                     .ok_or_else(|| Error::other(Stage::Plan, what()))
             })
             .collect::<Result<_>>()?;
@@ -215,7 +215,7 @@ impl<'a, 'b> Build<'a, 'b> {
         })
     }
 
-    fn defines(&self, v: ValueId) -> Vec<(Symbol, Part)> {
+    fn defines(&self, v: ValueId) -> Vec<(Symbol, SymbolSource)> {
         let made = self.c.made.iter().filter(|m| m.value == v);
         made.map(|m| (m.symbol.clone(), m.part)).collect()
     }

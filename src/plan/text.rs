@@ -1,18 +1,18 @@
 //! Stable text form of a plan, for golden tests and `inspect`.
 
-use super::{MemoryReport, Place, Plan, Port, Value};
+use super::{MemoryReport, Plan, Port, Storage, Value};
 use crate::graph::Graph;
 use crate::lower::Pack;
 use std::fmt::Write as _;
 
-fn place(p: Place) -> String {
+fn place(p: Storage) -> String {
     match p {
-        Place::Arena { offset, len, .. } => format!("arena {offset}+{len}"),
-        Place::Weight(i) => format!("weight {i}"),
-        Place::State(i) => format!("state {i}"),
-        Place::Live => "live".to_owned(),
-        Place::Counters => "counters".to_owned(),
-        Place::Known { offset, len } => format!("live {offset}+{len}"),
+        Storage::Arena { offset, len, .. } => format!("arena {offset}+{len}"),
+        Storage::Weight(i) => format!("weight {i}"),
+        Storage::State(i) => format!("state {i}"),
+        Storage::Live => "live".to_owned(),
+        Storage::Counters => "counters".to_owned(),
+        Storage::Known { offset, len } => format!("live {offset}+{len}"),
     }
 }
 

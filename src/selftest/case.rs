@@ -15,7 +15,7 @@ use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::{DECOMPOSE, Pipeline};
 use crate::graph::{Edit, Graph, Op, ValueId};
-use crate::plan::{Options, Place, Plan, Shared};
+use crate::plan::{Options, Plan, Shared, Storage};
 use crate::selftest::compare::{NORMED, PAIRS, TIES, bound, compare};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -153,7 +153,7 @@ pub struct Scenario {
 
 /// The operator's surroundings in the graph.
 #[derive(Clone, Copy, Debug)]
-struct Form {
+struct Surroundings {
     /// The result is not a graph output: another operator reads it under another name, so it is
     /// stored like the plan's other floats.
     inner: bool,
@@ -230,12 +230,12 @@ impl Scenario {
     }
 
     /// Number of operators in `form` that read the result, each a dispatch of its own.
-    fn readers(&self, form: Form) -> usize {
+    fn readers(&self, form: Surroundings) -> usize {
         let floats = self.results().into_iter().filter(|float| *float);
         floats.filter(|_| form.inner).count()
     }
 
-    fn graph(&self, form: Form, storage: DType) -> LibResult<Graph> {
+    fn graph(&self, form: Surroundings, storage: DType) -> LibResult<Graph> {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);
         let mut inputs = Vec::new();
@@ -302,7 +302,7 @@ impl Scenario {
     }
 
     /// The graph of the operators into which the operator decomposes, if it does.
-    fn parts(&self, form: Form, storage: DType) -> LibResult<Graph> {
+    fn parts(&self, form: Surroundings, storage: DType) -> LibResult<Graph> {
         let mut graph = self.graph(form, storage)?;
         // Values known as expressions have no producer, which a pass would refuse.
         let known = |f: &Fact| matches!(f.known, Known::Dims(_) | Known::Quotients(_));
@@ -345,7 +345,7 @@ impl Scenario {
 /// The number of dispatches of a plan of `scenario`.
 pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
     let graph = scenario.graph(
-        Form {
+        Surroundings {
             inner: false,
             keep: false,
         },
@@ -358,7 +358,7 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
 
 /// The kernels of the plan that [`Depth::Quick`] runs.
 pub fn quick_specs(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResult<Vec<KernelSpec>> {
-    let form = forms(storage).first().copied().unwrap_or(Form {
+    let form = forms(storage).first().copied().unwrap_or(Surroundings {
         inner: false,
         keep: false,
     });
@@ -371,7 +371,7 @@ pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     let mut all = Vec::new();
     for storage in [DType::F16, DType::F32] {
         for (inner, keep) in [(false, false), (false, true), (true, false), (true, true)] {
-            let graph = scenario.parts(Form { inner, keep }, storage)?;
+            let graph = scenario.parts(Surroundings { inner, keep }, storage)?;
             all.extend(Plan::compile(&graph, caps, &scenario.options(storage))?.kernels);
         }
     }
@@ -380,7 +380,7 @@ pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
 
 /// Gives every location in the arena its own memory, with a guard zone before the first and after
 /// each.
-pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
+pub fn spread(plan: &mut Plan, align: u64) -> Vec<Storage> {
     let guard = align.max(64);
     let mut next = guard;
     let mut moved: BTreeMap<(u64, u64), u64> = BTreeMap::new();
@@ -396,7 +396,7 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
     let places = plan.steps.iter_mut().flat_map(|s| &mut s.args);
     let ports = plan.inputs.iter_mut().chain(&mut plan.outputs);
     for place in places.chain(ports.filter_map(|p| p.place.as_mut())) {
-        if let Place::Arena { offset, len, .. } = place {
+        if let Storage::Arena { offset, len, .. } = place {
             let (from, size) = whole(*offset, *len).unwrap_or((*offset, *len));
             let at = *moved.entry((from, size)).or_insert_with(|| {
                 let at = next;
@@ -409,7 +409,7 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Place> {
     plan.memory.arena = next;
     moved
         .iter()
-        .map(|((_, len), at)| Place::Arena {
+        .map(|((_, len), at)| Storage::Arena {
             tensor: 0,
             offset: *at,
             len: *len,
@@ -464,28 +464,28 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
 }
 
 /// The surroundings that are tried.
-fn forms(storage: DType) -> &'static [Form] {
+fn forms(storage: DType) -> &'static [Surroundings] {
     match storage {
         DType::F16 => &[
-            Form {
+            Surroundings {
                 inner: true,
                 keep: false,
             },
-            Form {
+            Surroundings {
                 inner: true,
                 keep: true,
             },
-            Form {
+            Surroundings {
                 inner: false,
                 keep: false,
             },
         ],
         _ => &[
-            Form {
+            Surroundings {
                 inner: false,
                 keep: false,
             },
-            Form {
+            Surroundings {
                 inner: false,
                 keep: true,
             },
@@ -656,12 +656,14 @@ fn read_for(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
     let found = plan.steps.iter().find_map(|step| {
         let spec = plan.kernels.get(step.kernel)?;
         let all = || step.args.iter().zip(spec.bound());
-        let writes = |(place, (arg, _)): (&Place, (&Arg, DType))| {
-            arg.role.writes() && matches!(place, Place::Arena { offset, .. } if *offset == to)
+        let writes = |(place, (arg, _)): (&Storage, (&Arg, DType))| {
+            arg.role.writes() && matches!(place, Storage::Arena { offset, .. } if *offset == to)
         };
         (spec.kernel.name == "pointwise" && all().any(writes)).then(|| {
             all().find_map(|(place, (arg, dtype))| match place {
-                Place::Arena { offset, tensor, .. } if !arg.role.writes() => Some((dtype, *tensor, *offset)),
+                Storage::Arena { offset, tensor, .. } if !arg.role.writes() => {
+                    Some((dtype, *tensor, *offset))
+                }
                 _ => None,
             })
         })
@@ -695,7 +697,7 @@ fn one_form(
         let shared = spec.shared().map(|a| a.name);
         for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
             let writes = arg.role.writes() || shared == Some(arg.name);
-            if let (true, Place::Arena { offset, len, .. }) = (writes, place) {
+            if let (true, Storage::Arena { offset, len, .. }) = (writes, place) {
                 written.insert(*offset, *len);
             }
         }
@@ -709,7 +711,7 @@ fn one_form(
             .output(name)
             .ok_or_else(|| "the plan has no output port for the result".to_owned())?
             .clone();
-        let Some(Place::Arena { offset, tensor, .. }) = port.place else {
+        let Some(Storage::Arena { offset, tensor, .. }) = port.place else {
             return Err(format!("\"{name}\" is outside the arena").into());
         };
         // What a following operator reads is the result itself.
@@ -777,7 +779,7 @@ fn one_form(
             }
             before = Arena::read(&mut executor)?;
             for port in &inputs {
-                let Some(Place::Arena { offset, .. }) = port.place else {
+                let Some(Storage::Arena { offset, .. }) = port.place else {
                     continue;
                 };
                 let count: usize = port
@@ -834,7 +836,7 @@ fn untouched(
     before: &[u8],
     after: &[u8],
     written: &HashMap<u64, u64>,
-    places: &[Place],
+    places: &[Storage],
 ) -> Result<(), String> {
     let changed = before.iter().zip(after).enumerate().filter(|(_, (b, a))| b != a);
     for (i, _) in changed {
@@ -843,7 +845,7 @@ fn untouched(
             continue;
         }
         let slot = places.iter().filter_map(|p| match p {
-            Place::Arena { offset, len, .. } if *offset <= i => Some((*offset, *len)),
+            Storage::Arena { offset, len, .. } if *offset <= i => Some((*offset, *len)),
             _ => None,
         });
         let (at, len) = slot.max().unwrap_or((0, 0));

@@ -103,7 +103,7 @@ struct Fact {
 
 /// A hidden symbol: a declared symbol divided by a number.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
+struct DividedSymbol {
     base: Symbol,
     by: i64,
 }
@@ -132,7 +132,7 @@ pub struct Constraints {
     solved: BTreeMap<Symbol, Dim>,
     /// Symbols used in `solved` for the quotient of another symbol: if `N` is a multiple of 64, it
     /// is 64 times a hidden symbol.
-    hidden: BTreeMap<Symbol, Part>,
+    hidden: BTreeMap<Symbol, DividedSymbol>,
     /// What the relations and the bounds of solved symbols imply beyond `bounds`.
     facts: Vec<Fact>,
     /// The same expressions, in the form used by questions.
@@ -333,14 +333,14 @@ impl Constraints {
     fn solve(&mut self, d: &Dim, left: &Dim, right: &Dim, added: &str) -> Result<(), ConstraintError> {
         if let Some((s, n)) = multiple(d) {
             let part = match self.hidden.get(&s) {
-                Some(p) => Part {
+                Some(p) => DividedSymbol {
                     base: p.base.clone(),
                     by: p
                         .by
                         .checked_mul(n)
                         .ok_or_else(|| DimError::Overflow(added.to_owned()))?,
                 },
-                None => Part {
+                None => DividedSymbol {
                     base: s.clone(),
                     by: n,
                 },

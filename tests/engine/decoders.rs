@@ -16,7 +16,7 @@ use transformer_lite::unstable::graph::pass::{Pipeline, Target};
 use transformer_lite::unstable::graph::text;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{
-    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Lengths, Logits, Watch,
+    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, SequenceConfig, Watch,
 };
 use transformer_lite::unstable::plan::{LaunchState, Plan, weight_bytes};
 use transformer_lite::unstable::shape::Bindings;
@@ -64,7 +64,7 @@ impl Planned {
         assert!(written.data_bytes > 1 << 16, "its weights would fill a file");
         let decoder = load(dir.path());
         let plans = decoder
-            .plans(&tlite_testing::fake_caps(), &Lengths::of(context))
+            .plans(&tlite_testing::fake_caps(), &SequenceConfig::of(context))
             .unwrap();
         let weights = weight_bytes(decoder.graph(), &plans).unwrap();
         Self {
@@ -240,7 +240,11 @@ fn made_up_weights_compute_numbers() {
                     .with_weights(source)
                     .load(&model(dir.path()), ABSENT)
                     .unwrap();
-                DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(small.context))
+                DeviceDecoder::new(
+                    decoder,
+                    Box::new(device.share()),
+                    &SequenceConfig::of(small.context),
+                )
             };
             let logits = |seed| {
                 let mut model = new(WeightSource::Random(seed)).unwrap().model().unwrap();
@@ -283,9 +287,10 @@ fn neighbours_turn_and_are_appended_in_one_dispatch() {
                 let decoder = builder
                     .load(&model(dir.path()), ImportOptions::default())
                     .unwrap();
-                let plans = decoder.plans(&device.caps, &Lengths::of(64)).unwrap();
+                let plans = decoder.plans(&device.caps, &SequenceConfig::of(64)).unwrap();
                 let dispatches = plans.map(|p| p.steps.len());
-                let loaded = DeviceDecoder::new(decoder, Box::new(device.share()), &Lengths::of(64)).unwrap();
+                let loaded =
+                    DeviceDecoder::new(decoder, Box::new(device.share()), &SequenceConfig::of(64)).unwrap();
                 let mut model = loaded.model().unwrap();
                 let (mut all, mut logits) = (Vec::new(), Vec::new());
                 for tokens in [&[3, 1, 100, 7, 7][..], &[9], &[127, 5, 5], &[1]] {
@@ -463,7 +468,7 @@ fn contexts_fit_the_memory_of_the_device() {
     )
     .unwrap();
     let decoder = load(dir.path());
-    let lengths = Lengths::of(4096);
+    let lengths = SequenceConfig::of(4096);
     let on = |memory_bytes: u64| Caps {
         memory_bytes,
         ..tlite_testing::fake_caps()

@@ -6,7 +6,7 @@ use tlite_testing::tiny;
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
 use transformer_lite::unstable::graph::text;
-use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, Logits, SequenceConfig};
 use transformer_lite::unstable::plan::{self, Options, Plan};
 use transformer_lite::unstable::shape::Bindings;
 use transformer_lite::unstable::tensor::DType;
@@ -43,9 +43,9 @@ fn graph_and_plans_of_a_tiny_llama() {
     let [prefill, decode] = decoder
         .plans(
             &tlite_testing::fake_caps(),
-            &Lengths {
+            &SequenceConfig {
                 chunk: 16,
-                ..Lengths::of(48)
+                ..SequenceConfig::of(48)
             },
         )
         .unwrap();
@@ -127,9 +127,9 @@ fn texts_are_stable() {
         let [prefill, decode] = decoder
             .plans(
                 &tlite_testing::fake_caps(),
-                &Lengths {
+                &SequenceConfig {
                     chunk: 16,
-                    ..Lengths::of(48)
+                    ..SequenceConfig::of(48)
                 },
             )
             .unwrap();

@@ -16,7 +16,7 @@ use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;
 use transformer_lite::unstable::graph::op::ALL;
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::llm::engine::{Decoder, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, Logits, SequenceConfig};
 use transformer_lite::unstable::probe;
 use transformer_lite::unstable::selftest::case::{self, Scenario};
 use transformer_lite::unstable::tensor::DType;
@@ -156,9 +156,9 @@ fn specs() -> &'static [KernelSpec] {
                 for plan in decoder
                     .plans(
                         caps,
-                        &Lengths {
+                        &SequenceConfig {
                             chunk: 16,
-                            ..Lengths::of(32)
+                            ..SequenceConfig::of(32)
                         },
                     )
                     .unwrap()

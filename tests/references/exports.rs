@@ -10,7 +10,7 @@ use tlite_testing::{Device, Text, carries};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::graph::{Edit, onnx};
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::load::{Loaded, Purpose};
 use transformer_lite::unstable::llm::prompt_cache;
 use transformer_lite::unstable::llm::sampler::arg_max;
@@ -182,7 +182,7 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
             "caches with windows of {windows:?}, expected {windowed:?}"
         ));
     }
-    let mut lengths = Lengths::of(TOKENS.len());
+    let mut lengths = SequenceConfig::of(TOKENS.len());
     if !windowed.is_empty() {
         // Caches that keep a window come round in the prefill and in the tokens after it.
         lengths.chunk = 3;
@@ -280,7 +280,7 @@ fn window_of_mask(device: &Device) -> Outcome {
         if windowed {
             decoder = decoder.with_window(WINDOW).text()?;
         }
-        let lengths = Lengths::of(TOKENS.len());
+        let lengths = SequenceConfig::of(TOKENS.len());
         let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
         sees_no_more(&mut decoder.model().text()?, windowed)?;
     }

@@ -21,14 +21,14 @@ use transformer_lite::unstable::backend::{Backend as _, DeviceKind, OpenOptions}
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{
-    Decoder, DecoderBuilder, DeviceModel, HostModel, Lengths, Logits,
+    Decoder, DecoderBuilder, DeviceModel, HostModel, Logits, SequenceConfig,
 };
 use transformer_lite::unstable::llm::{
     Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
     SamplerConfig, Tokenizer,
 };
 use transformer_lite::unstable::placement::Placement;
-use transformer_lite::unstable::plan::Place;
+use transformer_lite::unstable::plan::Storage;
 use transformer_lite::unstable::selftest::case::as_gpu;
 use transformer_lite::unstable::tensor::DType;
 
@@ -178,7 +178,7 @@ fn halves(model: &Path, target: &Target, logits: Logits) -> Result<Decoder, Stri
 /// A model whose activations are halves, as GPUs store them.
 fn on_device(model: &Path, device: &Device, logits: Logits, context: usize) -> Result<DeviceModel, String> {
     let decoder = halves(model, &Target::DEVICE, logits)?;
-    DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(context)).text()
+    DeviceModel::new(decoder, Box::new(device.share()), &SequenceConfig::of(context)).text()
 }
 
 /// Logits after each of `tokens` on the host, row by row.
@@ -335,8 +335,12 @@ fn caches_of_8_bits(device: &Device) -> Outcome {
     for (floats, eight) in rows.iter().zip(&eight) {
         close("8 bits next to floats", floats, eight, EIGHT_BITS)?;
     }
-    let mut found =
-        DeviceModel::new(load(Logits::Last)?, Box::new(device.share()), &Lengths::of(301)).text()?;
+    let mut found = DeviceModel::new(
+        load(Logits::Last)?,
+        Box::new(device.share()),
+        &SequenceConfig::of(301),
+    )
+    .text()?;
     for lengths in [&[300][..], &[1, 130, 1, 168], &[&[290][..], &[1; 10]].concat()] {
         let logits = feed(&mut found, &long, lengths)?;
         close("next to the interpreter", &eight[299], &logits, EIGHT_BITS / 10.0)?;
@@ -362,7 +366,9 @@ fn rotary_append(device: &Device) -> Outcome {
     };
     let joined = decoder(&model, &target, Logits::Last)?;
     let dispatches = |d: &Decoder| -> Result<Vec<usize>, String> {
-        let plans = d.plans(&tlite_testing::fake_caps(), &Lengths::of(64)).text()?;
+        let plans = d
+            .plans(&tlite_testing::fake_caps(), &SequenceConfig::of(64))
+            .text()?;
         Ok(plans.iter().map(|p| p.steps.len()).collect())
     };
     let apart = dispatches(&decoder(&model, &Target::DEVICE, Logits::Last)?)?;
@@ -374,7 +380,7 @@ fn rotary_append(device: &Device) -> Outcome {
     }
     let long = tokens(40);
     let rows = host_rows(&model, &long)?;
-    let mut found = DeviceModel::new(joined, Box::new(device.share()), &Lengths::of(64)).text()?;
+    let mut found = DeviceModel::new(joined, Box::new(device.share()), &SequenceConfig::of(64)).text()?;
     for lengths in [&[40][..], &[1, 30, 9], &[&[30][..], &[1; 10]].concat()] {
         let logits = feed(&mut found, &long, lengths)?;
         close("next to the interpreter", &rows[39], &logits, AGAINST_HOST)?;
@@ -393,9 +399,9 @@ fn states_are_appended_in_place() -> Outcome {
     for plan in decoder
         .plans(
             &tlite_testing::fake_caps(),
-            &Lengths {
+            &SequenceConfig {
                 chunk: 8,
-                ..Lengths::of(16)
+                ..SequenceConfig::of(16)
             },
         )
         .text()?
@@ -406,7 +412,7 @@ fn states_are_appended_in_place() -> Outcome {
             let shared = spec.shared().map(|a| a.name);
             for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
                 let writes = arg.role.writes() || shared == Some(arg.name);
-                if let (true, Place::State(i)) = (writes, place) {
+                if let (true, Storage::State(i)) = (writes, place) {
                     if spec.kernel.name != "kv_append" {
                         return Err(format!("{spec} writes state {i}"));
                     }
@@ -421,7 +427,7 @@ fn states_are_appended_in_place() -> Outcome {
             .inputs
             .iter()
             .chain(&plan.outputs)
-            .find(|p| matches!(p.place, Some(Place::State(_))))
+            .find(|p| matches!(p.place, Some(Storage::State(_))))
         {
             return Err(format!("\"{}\" is a state and passes through the host", p.name));
         }
@@ -436,7 +442,7 @@ fn decode_allocates_nothing(device: &Device) -> Outcome {
     let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
     let copies = Arc::new(AtomicUsize::new(0));
     let shared = device.share().counting_copies(copies.clone());
-    let mut model = DeviceModel::new(decoder, Box::new(shared), &Lengths::of(128)).text()?;
+    let mut model = DeviceModel::new(decoder, Box::new(shared), &SequenceConfig::of(128)).text()?;
     let mut logits = Vec::new();
     model.forward(&tokens(5), &mut logits).text()?;
     model.forward(&[7], &mut logits).text()?;
@@ -474,9 +480,9 @@ fn paddings_change_nothing(device: &Device) -> Outcome {
     let mut first: Option<Vec<f32>> = None;
     // Multiples of 1 pad nothing.
     for padding in [1, 32, 64, 256] {
-        let lengths_of = Lengths {
+        let lengths_of = SequenceConfig {
             padding,
-            ..Lengths::of(context)
+            ..SequenceConfig::of(context)
         };
         let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
         let [_, plan] = decoder.plans(&device.caps, &lengths_of).text()?;
@@ -507,9 +513,9 @@ fn split_weights(device: &Device) -> Outcome {
         let [plan, _] = decoder
             .plans(
                 &caps,
-                &Lengths {
+                &SequenceConfig {
                     chunk: context,
-                    ..Lengths::of(context)
+                    ..SequenceConfig::of(context)
                 },
             )
             .text()?;
@@ -538,7 +544,7 @@ fn split_weights(device: &Device) -> Outcome {
     )?;
     let small = device.share().with_caps(|c| c.profile.max_view_bytes = limit);
     let decoder = halves(&model, &Target::DEVICE, Logits::Last)?;
-    let mut split = DeviceModel::new(decoder, Box::new(small), &Lengths::of(context)).text()?;
+    let mut split = DeviceModel::new(decoder, Box::new(small), &SequenceConfig::of(context)).text()?;
     let found = feed(&mut split, &tokens, &[12, 1])?;
     if whole == found {
         Ok(())
@@ -593,7 +599,7 @@ fn agreement(dir: &Path, device: &Device, family: Option<Family>, ways: &[Way]) 
             ..Target::DEVICE
         };
         let decoder = decoder(dir, &target, Logits::All)?;
-        let lengths = Lengths::of(ids.len()).on(share().caps());
+        let lengths = SequenceConfig::of(ids.len()).on(share().caps());
         let mut model = DeviceModel::new(decoder, Box::new(share()), &lengths).text()?;
         let mut found = Vec::new();
         for part in [&ids[..early], &ids[early..many], &ids[many..few], &ids[few..]] {

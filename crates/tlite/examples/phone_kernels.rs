@@ -25,7 +25,7 @@ use transformer_lite::unstable::graph::derive::derive;
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::op::sizes::Sizes;
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, Logits, SequenceConfig};
 use transformer_lite::unstable::plan::Plan;
 use transformer_lite::unstable::shape::{Bindings, Dim};
 
@@ -316,10 +316,10 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
         };
         return Ok(plans(model, &request)?);
     }
-    let lengths = Lengths {
+    let lengths = SequenceConfig {
         chunk: CHUNK,
         rows: ROWS,
-        ..Lengths::of(CONTEXT)
+        ..SequenceConfig::of(CONTEXT)
     };
     let all = Target::DEVICE.on(caps);
     let last = all.with(Logits::Last);

@@ -10,7 +10,7 @@
 //! those of as many work-groups of the whole as fit a slice.
 
 use super::driver::{Code, Event, Mem};
-use super::record::{Block, Dispatch, Part, Step};
+use super::record::{Block, Dispatch, GroupRange, Step};
 use super::replay::Recording;
 use super::slice::{PARTS, Slicer};
 use super::{OpenCl, size};
@@ -127,7 +127,7 @@ impl OpenCl {
     fn timed(
         &mut self,
         dispatch: &mut Dispatch,
-        part: Option<Part>,
+        part: Option<GroupRange>,
         launch: &Launch,
         slicer: &mut Slicer,
     ) -> Result<f64, BackendError> {
@@ -275,7 +275,7 @@ impl OpenCl {
         let (mut sum, mut first) = (0.0, 0);
         while first < heavy.count {
             let count = heavy.fitting(slicer.fill(), least).min(heavy.count - first);
-            let part = Part {
+            let part = GroupRange {
                 axis: heavy.axis,
                 first,
                 count,

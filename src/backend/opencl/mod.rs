@@ -53,11 +53,11 @@ pub fn list() -> Result<Vec<Caps>, BackendError> {
 }
 
 /// How a kernel sees a range of a buffer: as bytes (`None`) or as pixels.
-type Form = Option<(ImageKind, Pixel)>;
+type ViewKind = Option<(ImageKind, Pixel)>;
 
 /// A buffer with its sub-buffers and images by offset, length and form, in order of creation.
 struct Buffer {
-    parts: Vec<((u64, u64, Form), Arc<Block>)>,
+    parts: Vec<((u64, u64, ViewKind), Arc<Block>)>,
     whole: Arc<Block>,
     /// Its size in bytes, including the padding for the last rows of images.
     room: u64,
@@ -220,7 +220,7 @@ impl OpenCl {
     }
 
     /// The buffer, sub-buffer or image for `view`.
-    fn bind(&mut self, view: View, form: Form) -> Result<Arc<Block>, BackendError> {
+    fn bind(&mut self, view: View, form: ViewKind) -> Result<Arc<Block>, BackendError> {
         let buffer = self.buffer(view.buffer)?;
         let whole = &buffer.whole;
         if view.offset == 0 && (view.len == whole.bytes || view.len == buffer.room) && form.is_none() {

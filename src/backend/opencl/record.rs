@@ -56,7 +56,7 @@ pub(super) struct Armed {
 
 /// Some of the work-groups of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct GroupRange {
     pub(super) axis: usize,
     /// The first work-group on that axis.
     pub(super) first: u32,
@@ -67,7 +67,7 @@ pub(super) struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Job {
     pub(super) step: usize,
-    pub(super) part: Option<Part>,
+    pub(super) part: Option<GroupRange>,
 }
 
 /// A dispatch with its own kernel object, because a kernel object holds the argument values.
@@ -112,7 +112,7 @@ impl Step {
         &mut self,
         queue: &Queue,
         launch: &Launch,
-        part: Option<Part>,
+        part: Option<GroupRange>,
         timed: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
@@ -202,7 +202,7 @@ impl Dispatch {
     pub(super) fn ready(
         &mut self,
         launch: &Launch,
-        part: Option<Part>,
+        part: Option<GroupRange>,
         time: &mut DriverTime,
     ) -> Result<Option<Ready<'_>>, BackendError> {
         self.ready_by(launch, part, part.is_some(), time)
@@ -213,7 +213,7 @@ impl Dispatch {
     fn ready_by(
         &mut self,
         launch: &Launch,
-        part: Option<Part>,
+        part: Option<GroupRange>,
         in_parts: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Ready<'_>>, BackendError> {
@@ -252,7 +252,7 @@ impl Dispatch {
         &mut self,
         queue: &Queue,
         launch: &Launch,
-        part: Option<Part>,
+        part: Option<GroupRange>,
         timed: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
@@ -268,7 +268,7 @@ impl Dispatch {
         (axis, count): (usize, u32),
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {
-        let part = Part {
+        let part = GroupRange {
             axis,
             first: 0,
             count,
@@ -280,7 +280,7 @@ impl Dispatch {
         &mut self,
         queue: &Queue,
         launch: &Launch,
-        (part, in_parts): (Option<Part>, bool),
+        (part, in_parts): (Option<GroupRange>, bool),
         timed: bool,
         time: &mut DriverTime,
     ) -> Result<Option<Event>, BackendError> {

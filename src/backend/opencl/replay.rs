@@ -10,7 +10,7 @@ use super::driver::recordable::{self, QueueRecording, RecordableQueue};
 use super::driver::{Code, Context, DeviceHandle, Event, Queue};
 use super::persistent::Persistent;
 use super::record::{DriverTime, Job, Step};
-use super::slice::Cut;
+use super::slice::Slices;
 use crate::backend::{BackendError, Caps, DeviceKind, Launch, ReplayMode};
 use std::ops::Range;
 use std::sync::Arc;
@@ -181,7 +181,7 @@ pub(super) struct Recording {
     /// Steps that run as one, in order.
     pub(super) persistent: Vec<Persistent>,
     /// How its work is cut into slices.
-    pub(super) cut: Cut,
+    pub(super) cut: Slices,
     /// The values of the last submission, which the pieces hold.
     last: Option<Launch>,
     /// The epoch in which it was last queued.
@@ -193,7 +193,7 @@ pub(super) struct Recording {
 impl Recording {
     pub(super) fn new(steps: Vec<Step>, persistent: Vec<Persistent>) -> Self {
         Self {
-            cut: Cut::whole(steps.len()),
+            cut: Slices::whole(steps.len()),
             steps,
             persistent,
             pieces: Vec::new(),

@@ -7,7 +7,7 @@
 //! slices, within bounds, so that a busy host does not lead to ever smaller slices.
 
 use super::driver::Queue;
-use super::record::{Job, Part, Step};
+use super::record::{GroupRange, Job, Step};
 use super::replay::{Queued, Recording, Target};
 use crate::backend::{BackendError, KernelId, Launch, RecordingId};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -29,7 +29,7 @@ const MOST_KNOWN: usize = 1 << 12;
 
 /// How the work of a recording is cut into slices.
 #[derive(Debug)]
-pub(super) struct Cut {
+pub(super) struct Slices {
     pub(super) jobs: Vec<Job>,
     /// End index of each slice among the jobs.
     ends: Vec<usize>,
@@ -48,7 +48,7 @@ pub(super) struct Cut {
     version: u64,
 }
 
-impl Cut {
+impl Slices {
     /// Everything in one slice.
     pub(super) fn whole(steps: usize) -> Self {
         Self {
@@ -99,8 +99,8 @@ impl Cut {
     }
 
     /// The parts of each step that is cut.
-    pub(super) fn parts(&self) -> BTreeMap<usize, Vec<Part>> {
-        let mut all: BTreeMap<usize, Vec<Part>> = BTreeMap::new();
+    pub(super) fn parts(&self) -> BTreeMap<usize, Vec<GroupRange>> {
+        let mut all: BTreeMap<usize, Vec<GroupRange>> = BTreeMap::new();
         for job in &self.jobs {
             if let Some(part) = job.part {
                 all.entry(job.step).or_default().push(part);
@@ -249,13 +249,13 @@ fn parts(time: f64, most: f64) -> u32 {
 }
 
 /// At most `parts` parts of nearly equal size along `axis`.
-pub(super) fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<Part> {
+pub(super) fn divide(grid: [u32; 3], axis: usize, parts: u32) -> Vec<GroupRange> {
     let groups = grid.get(axis).copied().unwrap_or(0);
     let parts = parts.min(groups);
     let at =
         |i: u32| u32::try_from(u64::from(groups) * u64::from(i) / u64::from(parts.max(1))).unwrap_or(groups);
     (0..parts)
-        .map(|i| Part {
+        .map(|i| GroupRange {
             axis,
             first: at(i),
             count: at(i + 1) - at(i),
@@ -431,11 +431,11 @@ mod tests {
 
     #[test]
     fn predictions_follow_within_bounds() {
-        let mut cut = Cut::whole(2);
+        let mut cut = Slices::whole(2);
         let whole = |step| Job { step, part: None };
         let part = |first| Job {
             step: 1,
-            part: Some(Part {
+            part: Some(GroupRange {
                 axis: 0,
                 first,
                 count: 5,
@@ -463,10 +463,10 @@ mod tests {
 
     #[test]
     fn parts_above_the_budget_are_told() {
-        let mut cut = Cut::whole(2);
+        let mut cut = Slices::whole(2);
         let part = |first| Job {
             step: 1,
-            part: Some(Part {
+            part: Some(GroupRange {
                 axis: 0,
                 first,
                 count: 1,

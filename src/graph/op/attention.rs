@@ -309,7 +309,7 @@ impl Op for Attention {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        self.emit(cx, Rows::Floats)
+        self.emit(cx, KvStorage::Floats)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -335,7 +335,7 @@ impl Op for Attention {
 
 /// Storage of keys and values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Rows {
+pub(super) enum KvStorage {
     /// One float per element.
     Floats,
     /// 8-bit rows of [`super::kv_append_q8`].
@@ -361,7 +361,7 @@ struct Node {
     /// Keys read by a single query, and whether there can be more than [`UNSPLIT`].
     read: Dim,
     many: bool,
-    stored: Rows,
+    stored: KvStorage,
     /// The mask, with the strides of [`mask_strides`].
     mask: Option<Operand>,
     strides: [Dim; 4],
@@ -388,7 +388,7 @@ enum Way {
 
 /// Work-group shape: heads that share keys, query rows, work-items, and how many of these (`lanes`)
 /// compute the score of one key.
-struct Cut {
+struct GroupShape {
     together: i64,
     rows: i64,
     items: i64,
@@ -397,7 +397,7 @@ struct Cut {
 
 impl Node {
     /// Collects the operands of a node of `op` with keys and values stored as `stored`.
-    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<Self> {
+    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<Self> {
         let (q, k) = (cx.shape(0)?, cx.shape(1)?);
         let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
             return Err(OpError::mismatch("ranks (4 each)", q, k));
@@ -460,10 +460,10 @@ impl Node {
     fn way(&self, device: &DeviceProfile, result: DType) -> Way {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
-        let plain = self.stored == Rows::Floats && self.window.is_none() && self.ring.is_none();
+        let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
         let lanes = || dim % 32 == 0 && dim <= 128 && device.takes_form(&KERNEL, "BROADCAST");
         // CPU compilers map explicit vectors of a kernel to SIMD.
-        let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == Rows::Floats;
+        let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == KvStorage::Floats;
         if plain && self.single() && by_rows(device, dim, operands) {
             return Way::Row;
         }
@@ -505,7 +505,7 @@ impl Node {
 
     /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
     /// vector.
-    fn cut(&self, cut: &Cut, items: u32, parts: Dim) -> OpResult<Call<Args>> {
+    fn cut(&self, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
         let vectors = cut.rows * cut.together;
         let together = Dim::from(cut.together);
         let heads = self.heads.exact_div(&together);
@@ -529,7 +529,7 @@ impl Node {
     }
 
     /// Work-items that share a part of a result.
-    fn slices(&self, cut: &Cut) -> i64 {
+    fn slices(&self, cut: &GroupShape) -> i64 {
         (cut.items / (cut.rows * cut.together * (self.dim / self.vector()))).max(1)
     }
 
@@ -571,7 +571,7 @@ impl Node {
     fn by_item(&self) -> OpResult<Call<Args>> {
         let most = self.most.unwrap_or(ITEM).clamp(1, ITEM);
         let together = Self::dividing(self.group.unwrap_or(1), ITEM / most);
-        let cut = Cut {
+        let cut = GroupShape {
             together,
             rows: ITEM / together,
             items: CPU_ITEMS,
@@ -585,7 +585,7 @@ impl Node {
         // Heads share keys if the keys are split; otherwise there are too few heads to share the
         // cores.
         let most = if self.many { LINE } else { 1 };
-        let cut = Cut {
+        let cut = GroupShape {
             together: Self::dividing(self.group.unwrap_or(1), most),
             rows: 1,
             items: CPU_ITEMS,
@@ -628,7 +628,7 @@ impl Node {
         };
         let room = most.min(VECTORS.1 / (self.dim + lanes * KEYS));
         let together = Self::dividing(group, HEADS.min(group).min(room));
-        let cut = Cut {
+        let cut = GroupShape {
             together,
             rows: if one { 1 } else { (room / together).clamp(1, ROWS) },
             items,
@@ -638,7 +638,7 @@ impl Node {
         let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
-            ("Q8", self.stored == Rows::Words),
+            ("Q8", self.stored == KvStorage::Words),
         ];
         let set = flags.into_iter().filter(|(_, set)| *set);
         let call = set.fold(call, |call, (name, _)| call.define(name, 1));
@@ -667,7 +667,7 @@ impl Node {
 
 impl Attention {
     /// Emits the dispatches of a node with keys and values stored as `stored`.
-    pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: Rows) -> OpResult<()> {
+    pub(super) fn emit(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
         let node = Node::of(self, cx, stored)?;
         let cpu = cx.device().is_cpu();
         let stored = cx.output(0)?.dtype;

@@ -2,7 +2,7 @@
 //! rows made by [`super::kv_append_q8`], `i32 [b, t, kv_heads, d / 4 + 1]`; everything else is the
 //! same.
 
-use super::attention::{Attention, Rows, check};
+use super::attention::{Attention, KvStorage, check};
 use super::case::{Case, given, input};
 use super::kv_append_q8::{KvAppendQ8, decode, words};
 use super::sizes::Sizes;
@@ -66,7 +66,7 @@ impl Op for AttentionQ8 {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        self.attention.emit(cx, Rows::Words)
+        self.attention.emit(cx, KvStorage::Words)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {

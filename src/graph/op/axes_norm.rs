@@ -5,7 +5,7 @@
 //! along the last axis by default; the result is 0 if the norm is 0).
 
 use super::case::{Case, input};
-use super::norm::{self, Place, Rows};
+use super::norm::{self, RowNorm, ScaleIndex};
 use super::parts::Parts;
 use super::pointwise::import::{binary, input as arg, number, select, unary};
 use super::pointwise::{Binary, Unary};
@@ -163,10 +163,10 @@ impl Op for AxesNorm {
         let epsilon = 1e-18;
         norm::emit(
             cx,
-            &Rows {
+            &RowNorm {
                 rows,
                 cols,
-                place: Place::Column,
+                place: ScaleIndex::Column,
                 center: true,
                 given: false,
                 epsilon,

@@ -6,7 +6,7 @@
 //! are not supported.
 
 use super::case::{Case, input};
-use super::norm::{self, Place, Rows};
+use super::norm::{self, RowNorm, ScaleIndex};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::lower::LowerCx;
 use crate::shape::{Fact, product};
@@ -84,14 +84,14 @@ impl Op for BatchNorm {
             return Err(OpError::expected("rank", "2 or more", x.rank()));
         };
         let (rows, cols) = (n.mul(c)?, product(rest)?);
-        let place = Place::Set {
+        let place = ScaleIndex::Set {
             sets: c.clone(),
             per: 1.into(),
             run: cols.clone(),
         };
         norm::emit(
             cx,
-            &Rows {
+            &RowNorm {
                 rows,
                 cols,
                 place,

@@ -100,8 +100,8 @@ impl Op for Fused {
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let further = self.inputs..cx.input_count();
-        let operands = further.map(pointwise::Place::Operand);
-        let places: Vec<_> = std::iter::once(pointwise::Place::Result)
+        let operands = further.map(pointwise::ExprSource::Operand);
+        let places: Vec<_> = std::iter::once(pointwise::ExprSource::Result)
             .chain(operands)
             .collect();
         let epilogue = pointwise::epilogue(&self.function.expr, cx, &places)?;

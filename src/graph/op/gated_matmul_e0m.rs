@@ -10,7 +10,7 @@
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
-use super::pointwise::{self, Binary, Expr, Place, Pointwise, Unary};
+use super::pointwise::{self, Binary, Expr, ExprSource, Pointwise, Unary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::lower::LowerCx;
@@ -114,14 +114,14 @@ impl Op for GatedMatMulE0m {
         let mut weights = Weights::whole(1, n, GAIN);
         let place = if product.takes_two(cx, k, n)? {
             weights.second = Some(3);
-            Place::Other
+            ExprSource::Other
         } else {
             let count = rows(&cx.shape(0)?)?.mul(&Dim::from_usize(n))?;
             let other = cx.temp(y.dtype, count);
             product.emit(cx, k, &Weights::whole(3, n, GAIN), other)?;
-            Place::Beside(other)
+            ExprSource::Beside(other)
         };
-        let epilogue = pointwise::epilogue(&self.function.expr, cx, &[Place::Result, place])?;
+        let epilogue = pointwise::epilogue(&self.function.expr, cx, &[ExprSource::Result, place])?;
         cx.storing(&epilogue, self.name(), |cx| product.emit(cx, k, &weights, y))
     }
 

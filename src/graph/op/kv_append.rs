@@ -9,7 +9,7 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
-use crate::lower::{Call, Home, LowerCx};
+use crate::lower::{Call, Location, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
@@ -51,7 +51,7 @@ impl Op for KvAppend {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (state, new) = (cx.shape(0)?, cx.shape(1)?);
         let target = cx.output(0)?;
-        if !matches!(target.home, Home::State(_)) {
+        if !matches!(target.location, Location::State(_)) {
             return Err(OpError::expected("result", "a state", "an activation"));
         }
         let row = product(&state.0[self.axis + 1..])?;

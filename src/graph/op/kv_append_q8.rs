@@ -11,7 +11,7 @@ use super::case::{Case, given, input};
 use super::kv_append::ring;
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand};
-use crate::lower::{Call, Home, LowerCx};
+use crate::lower::{Call, Location, LowerCx};
 use crate::quant::to_bytes;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
@@ -100,7 +100,7 @@ impl Op for KvAppendQ8 {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let (state, new) = (cx.shape(0)?, cx.shape(1)?);
         let target = cx.output(0)?;
-        if !matches!(target.home, Home::State(_)) {
+        if !matches!(target.location, Location::State(_)) {
             return Err(OpError::expected("result", "a state", "an activation"));
         }
         let (Some(d), Some(heads)) = (new.0.last().and_then(Dim::as_const), new.0.get(AXIS + 1)) else {

@@ -307,7 +307,7 @@ impl Op for MatMul {
         cx.countable("result", &out.count()?)?;
         for (weight, first, count, stride) in parts {
             let turned = self.trans_b && !constant;
-            let cut = Cut {
+            let cut = SubMatmul {
                 rows: &rows,
                 columns: &count,
                 depth: k,
@@ -364,7 +364,7 @@ impl Op for MatMul {
 }
 
 /// A matmul, or some of its columns, computed by one dispatch.
-struct Cut<'a> {
+struct SubMatmul<'a> {
     rows: &'a Dim,
     columns: &'a Dim,
     depth: &'a Dim,
@@ -375,7 +375,7 @@ struct Cut<'a> {
     batches: &'a Dim,
 }
 
-impl Cut<'_> {
+impl SubMatmul<'_> {
     /// Work-groups share blocks of both operands in local memory.
     fn tiled(&self, cx: &LowerCx<'_>, tile: LocalTile) -> OpResult<Call<Args>> {
         let call = tile.define(

@@ -202,7 +202,7 @@ fn stretch(group: usize, most: usize) -> usize {
 const PAD: usize = 16;
 
 /// A range of columns of a packed matrix on the device.
-pub(super) struct Part {
+pub(super) struct ColumnRange {
     /// Packed quantized weights.
     pub codes: Operand,
     /// Pairs of scale and bias, one word each.
@@ -223,7 +223,7 @@ pub(super) fn packed_parts(
     bits: Bits,
     k: usize,
     n: usize,
-) -> OpResult<Vec<Part>> {
+) -> OpResult<Vec<ColumnRange>> {
     let mut parts = Vec::new();
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
     for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
@@ -237,7 +237,7 @@ pub(super) fn packed_parts(
             stride,
             panel,
         };
-        parts.push(Part {
+        parts.push(ColumnRange {
             codes: cx.weights(codes, pack.clone())?,
             scales: cx.weights(&scales, pack)?,
             first,
@@ -393,7 +393,7 @@ impl Weights {
     }
 
     /// The second matrix, with `k` rows, if any.
-    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits, k: usize) -> OpResult<Option<Part>> {
+    fn second_part(&self, cx: &mut LowerCx<'_>, bits: Bits, k: usize) -> OpResult<Option<ColumnRange>> {
         let Some(codes) = self.second else { return Ok(None) };
         Ok(packed_parts(cx, &[codes], bits, k, self.columns())?
             .into_iter()
@@ -430,10 +430,10 @@ fn normed(
     dtype: DType,
 ) -> OpResult<Operand> {
     let normed = cx.temp(dtype, rows.mul(&Dim::from_usize(k))?);
-    let all = norm::Rows {
+    let all = norm::RowNorm {
         rows: rows.clone(),
         cols: Dim::from_usize(k),
-        place: norm::Place::Column,
+        place: norm::ScaleIndex::Column,
         center: false,
         given: false,
         epsilon,

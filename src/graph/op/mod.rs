@@ -100,7 +100,7 @@ pub enum Source {
 
 /// A symbol that a node defines; see [`Source`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Made {
+pub struct DataDependentDim {
     /// The symbol.
     pub symbol: Symbol,
     /// Where its value comes from.
@@ -135,7 +135,7 @@ pub struct InferCx<'a> {
     /// Names of operands and results, used to name symbols of unknown sizes.
     names: Option<(&'a [&'a str], &'a [&'a str])>,
     constraints: &'a Constraints,
-    made: RefCell<Vec<Made>>,
+    made: RefCell<Vec<DataDependentDim>>,
     assumed: RefCell<Vec<Assumed>>,
 }
 
@@ -159,7 +159,7 @@ impl<'a> InferCx<'a> {
     }
 
     /// The symbols and assumptions made by [`Op::infer`].
-    pub fn finish(self) -> (Vec<Made>, Vec<Assumed>) {
+    pub fn finish(self) -> (Vec<DataDependentDim>, Vec<Assumed>) {
         (self.made.into_inner(), self.assumed.into_inner())
     }
 
@@ -263,7 +263,7 @@ impl<'a> InferCx<'a> {
         let dim = Dim::from(&symbol);
         let mut made = self.made.borrow_mut();
         if made.iter().all(|m| m.source != source) {
-            made.push(Made {
+            made.push(DataDependentDim {
                 symbol,
                 source,
                 at_most,

@@ -36,7 +36,7 @@ const ROW_ITEMS: u32 = 256;
 const MOST_HELD: i64 = 16;
 
 /// Which scale and bias apply to an element.
-pub(super) enum Place {
+pub(super) enum ScaleIndex {
     /// Those of its column.
     Column,
     /// Rows cycle through `sets` sets of `per` scales; each scale applies to `run` neighbours.
@@ -51,13 +51,13 @@ pub(super) enum Place {
 }
 
 /// Parameters of [`emit`].
-pub(super) struct Rows {
+pub(super) struct RowNorm {
     /// Number of rows.
     pub rows: Dim,
     /// Elements per row.
     pub cols: Dim,
     /// Assignment of scale and bias.
-    pub place: Place,
+    pub place: ScaleIndex,
     /// Subtract the mean.
     pub center: bool,
     /// Mean and variance of each set are operands after the bias; otherwise they are computed per
@@ -68,7 +68,7 @@ pub(super) struct Rows {
 }
 
 /// Normalizes operand 0, with scale (operand 1) and bias (operand 2) if given.
-pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
+pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &RowNorm) -> OpResult<()> {
     let x = cx.input(0)?;
     let mut others = [None; 4];
     for (i, other) in (1..).zip(&mut others) {
@@ -83,13 +83,13 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, rows: &Rows) -> OpResult<()> {
 /// Normalizes `x` into `y`; `others` are the optional scale, bias, mean and variance.
 pub(super) fn emit_to(
     cx: &mut LowerCx<'_>,
-    rows: &Rows,
+    rows: &RowNorm,
     x: Operand,
     others: [Option<Operand>; 4],
     y: Operand,
 ) -> OpResult<()> {
     let (count, cols) = (&rows.rows, &rows.cols);
-    let plain = matches!(rows.place, Place::Column) && !rows.center && !rows.given;
+    let plain = matches!(rows.place, ScaleIndex::Column) && !rows.center && !rows.given;
     if plain
         && let [Some(scale), None, ..] = others
         && let Some(held) = held(cx.device(), cols)
@@ -124,11 +124,11 @@ pub(super) fn emit_to(
     };
     let one = Dim::from(1);
     let (sets, per, run) = match &rows.place {
-        Place::Column => {
+        ScaleIndex::Column => {
             call = call.define("EACH", 1);
             (&one, cols, &one)
         }
-        Place::Set { sets, per, run } => (sets, per, run),
+        ScaleIndex::Set { sets, per, run } => (sets, per, run),
     };
     if rows.center {
         call = call.define("CENTER", 1);
@@ -408,14 +408,14 @@ impl Op for Norm {
                         )));
                     }
                 }
-                (product(before)?, plane, Place::Column)
+                (product(before)?, plane, ScaleIndex::Column)
             }
             Over::Instance => {
                 let sets = before.get(1).cloned().unwrap_or_default();
                 (
                     product(before)?,
                     plane.clone(),
-                    Place::Set {
+                    ScaleIndex::Set {
                         sets,
                         per: 1.into(),
                         run: plane,
@@ -440,7 +440,7 @@ impl Op for Norm {
                 (
                     n.mul(&groups)?,
                     cols,
-                    Place::Set {
+                    ScaleIndex::Set {
                         sets: groups,
                         per,
                         run,
@@ -450,7 +450,7 @@ impl Op for Norm {
         };
         emit(
             cx,
-            &Rows {
+            &RowNorm {
                 rows,
                 cols,
                 place,

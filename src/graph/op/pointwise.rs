@@ -31,7 +31,7 @@ mod real;
 pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
-pub(super) use lower::{KERNEL, Place, epilogue, fill};
+pub(super) use lower::{ExprSource, KERNEL, epilogue, fill};
 use real::{Real, rounded};
 
 /// An elementwise expression.

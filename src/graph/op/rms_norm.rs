@@ -126,10 +126,10 @@ fn emit(cx: &mut LowerCx<'_>, before: &[Dim], part: &[Dim], epsilon: f32) -> OpR
     let (rows, cols) = (product(before)?, product(part)?);
     norm::emit(
         cx,
-        &norm::Rows {
+        &norm::RowNorm {
             rows,
             cols,
-            place: norm::Place::Column,
+            place: norm::ScaleIndex::Column,
             center: false,
             given: false,
             epsilon,

@@ -13,7 +13,7 @@ use super::kv_append::KvAppend;
 use super::rotary::{Pairs, Rotary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
-use crate::lower::{Call, Home, LowerCx};
+use crate::lower::{Call, Location, LowerCx};
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
@@ -88,7 +88,7 @@ impl Op for RotaryAppend {
             ));
         }
         let states = [cx.output(1)?, cx.output(2)?];
-        if states.iter().any(|s| !matches!(s.home, Home::State(_))) {
+        if states.iter().any(|s| !matches!(s.location, Location::State(_))) {
             return Err(OpError::expected("results 1 and 2", "states", "an activation"));
         }
         let row = product(past.0.get(2..).unwrap_or_default())?;

@@ -57,7 +57,7 @@ fn split(shape: &[Dim], heads: Option<usize>) -> OpResult<[Dim; 4]> {
 }
 
 /// An operand on the host, with access by head and row.
-struct Rows {
+struct HostOperand {
     data: Vec<f32>,
     heads: usize,
     sequence: usize,
@@ -65,7 +65,7 @@ struct Rows {
     joined: bool,
 }
 
-impl Rows {
+impl HostOperand {
     fn new(x: &HostTensor, heads: Option<usize>) -> OpResult<Self> {
         let sizes = split(&Shape::fixed(x.shape()).0, heads)?;
         let [_, heads, sequence, size] = sizes.map(|d| as_usize(&d).unwrap_or(0));
@@ -239,12 +239,12 @@ impl Op for Sdpa {
         fit(self, inputs)?;
         let optional = |i: usize| inputs.get(i).copied().flatten();
         let xq = operand(inputs, 0)?;
-        let q = Rows::new(xq, self.heads_of(0))?;
+        let q = HostOperand::new(xq, self.heads_of(0))?;
         let mut past = 0;
         let mut present = Vec::new();
         for (i, before) in [(1, 4), (2, 5)] {
             let x = operand(inputs, i)?;
-            let new = Rows::new(x, self.heads_of(i))?.separate(x)?;
+            let new = HostOperand::new(x, self.heads_of(i))?.separate(x)?;
             present.push(match optional(before) {
                 Some(old) => {
                     past = old.shape().get(2).copied().unwrap_or(0);
@@ -256,7 +256,7 @@ impl Op for Sdpa {
         let [xk, xv] = present.as_slice() else {
             return Err(OpError::expected("operands", 3, inputs.len()));
         };
-        let (k, v) = (Rows::new(xk, None)?, Rows::new(xv, None)?);
+        let (k, v) = (HostOperand::new(xk, None)?, HostOperand::new(xv, None)?);
         let mask = optional(3).map(Mask::new).transpose()?;
         let lengths = optional(6).map(to_sizes).transpose()?;
         if let Some(n) = lengths.iter().flatten().find(|n| **n > k.sequence) {
@@ -271,10 +271,10 @@ impl Op for Sdpa {
         let scale = self.scale.map_or_else(|| 1.0 / (q.size as f64).sqrt(), f64::from);
         let (per, cap) = ((q.heads / k.heads.max(1)).max(1), f64::from(self.softcap));
         let mut y = filled(&[batches, q.heads, q.sequence, v.size], 0f32)?;
-        let target = Rows {
+        let target = HostOperand {
             data: Vec::new(),
             size: v.size,
-            ..Rows::new(xq, self.heads_of(0))?
+            ..HostOperand::new(xq, self.heads_of(0))?
         };
         let mut shown = room(&[batches, q.heads, q.sequence, k.sequence])?;
         for (b, h, i) in (0..batches)

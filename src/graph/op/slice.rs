@@ -19,7 +19,7 @@ pub struct Slice;
 
 /// The part of an axis that is kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Part {
+struct AxisRange {
     start: Dim,
     step: i64,
     count: Dim,
@@ -99,7 +99,7 @@ impl Rule<'_> {
     }
 
     /// The part of an axis of `size` that is kept; both bounds are clamped as ONNX defines.
-    fn part(&self, size: &Dim, start: &Dim, end: &Dim, step: i64) -> OpResult<Part> {
+    fn part(&self, size: &Dim, start: &Dim, end: &Dim, step: i64) -> OpResult<AxisRange> {
         let by = step.checked_abs().filter(|by| *by > 0);
         let by = by.ok_or_else(|| OpError::expected("step", "a nonzero 64-bit integer", step))?;
         // Backward, positions run from the last one down to the one before the first.
@@ -132,23 +132,23 @@ impl Rule<'_> {
         };
         // An empty axis would start at -1.
         let start = self.pick(&[self.pick(&from, true)?, 0.into()], false)?;
-        Ok(Part {
+        Ok(AxisRange {
             start,
             step,
             count: span.ceil_div(by)?,
         })
     }
 
-    fn parts(&self, shape: &[Dim], lists: &Lists) -> OpResult<Vec<Part>> {
+    fn parts(&self, shape: &[Dim], lists: &Lists) -> OpResult<Vec<AxisRange>> {
         let Lists {
             starts,
             ends,
             axes,
             steps,
         } = lists;
-        let mut out: Vec<Part> = shape
+        let mut out: Vec<AxisRange> = shape
             .iter()
-            .map(|d| Part {
+            .map(|d| AxisRange {
                 start: 0.into(),
                 step: 1,
                 count: d.clone(),
@@ -252,7 +252,7 @@ impl Lists {
             .zip(&shape.0)
             .position(|(p, d)| p.count != *d || p.step != 1);
         let one_cut = cut.is_some_and(|a| {
-            let whole = |(p, d): (&Part, &Dim)| p.step == 1 && p.count == *d;
+            let whole = |(p, d): (&AxisRange, &Dim)| p.step == 1 && p.count == *d;
             parts[a].step == 1
                 && shape.0[..a].iter().all(|d| d.is(1))
                 && parts[a + 1..].iter().zip(&shape.0[a + 1..]).all(whole)

@@ -2,7 +2,7 @@
 
 use super::plans::{PlanSet, Run, RunKind};
 use super::ring::Rings;
-use super::{Decoder, DeviceDecoder, Lengths, Logits, Watch, check_room, check_rows};
+use super::{Decoder, DeviceDecoder, Logits, SequenceConfig, Watch, check_room, check_rows};
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Timing};
@@ -34,7 +34,7 @@ struct Ran {
 impl DeviceModel {
     /// Plans `decoder` for `backend`, which must be unused, and for `lengths`, and uploads the
     /// weights.
-    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &SequenceConfig) -> Result<Self> {
         DeviceDecoder::new(decoder, backend, lengths)?.model()
     }
 

@@ -3,7 +3,7 @@
 use super::memory::{DecoderMemory, Planned};
 use super::plans::{PlanSet, RunKind};
 use super::ring::Rings;
-use super::{Decoder, DeviceModel, Lengths};
+use super::{Decoder, DeviceModel, SequenceConfig};
 use crate::backend::{Backend, Caps, ReplayMode, SharedBackend, Stats};
 use crate::error::Result;
 use crate::executor::{Executor, Program};
@@ -25,7 +25,7 @@ pub struct DeviceDecoder {
 impl DeviceDecoder {
     /// Plans `decoder` for `backend` and `lengths` and uploads its weights. Returns the errors of
     /// [`Decoder::plan_for`] and [`DeviceDecoder::load`].
-    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &Lengths) -> Result<Self> {
+    pub fn new(decoder: Decoder, backend: Box<dyn Backend>, lengths: &SequenceConfig) -> Result<Self> {
         let planned = decoder.plan_for(backend.caps(), lengths, false)?;
         let (decoder, backend) = (Arc::new(decoder), SharedBackend::new(backend));
         Self::load(decoder, backend, planned, &mut |_, _| {})

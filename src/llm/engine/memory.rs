@@ -1,7 +1,7 @@
 //! Device memory of a decoder, computed before allocation, and the context length that fits.
 
 use super::plans::PlanSet;
-use super::{Decoder, Lengths};
+use super::{Decoder, SequenceConfig};
 use crate::backend::Caps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::plan::{MemoryReport, Plan, weight_bytes};
@@ -90,7 +90,7 @@ pub struct Planned {
 
 impl Planned {
     /// The lengths of the plans.
-    pub fn lengths(&self) -> Lengths {
+    pub fn lengths(&self) -> SequenceConfig {
         self.set.lengths
     }
 
@@ -101,7 +101,7 @@ impl Planned {
 }
 
 impl Decoder {
-    fn planned(&self, caps: &Caps, lengths: &Lengths) -> Result<Planned> {
+    fn planned(&self, caps: &Caps, lengths: &SequenceConfig) -> Result<Planned> {
         let mut lengths = *lengths;
         if !self.keeps_cache {
             lengths.chunk = lengths.context;
@@ -123,7 +123,7 @@ impl Decoder {
     /// exceeds the device's memory, plans the longest context that fits if `may_be_shorter`.
     /// Otherwise returns a usage error with the required and available memory and the context that
     /// would fit.
-    pub fn plan_for(&self, caps: &Caps, lengths: &Lengths, may_be_shorter: bool) -> Result<Planned> {
+    pub fn plan_for(&self, caps: &Caps, lengths: &SequenceConfig, may_be_shorter: bool) -> Result<Planned> {
         let wanted = self.planned(caps, lengths)?;
         if wanted.memory.fits() {
             return Ok(wanted);
@@ -135,7 +135,7 @@ impl Decoder {
             let chunk = lengths.chunk.min(context);
             let less = self.planned(
                 caps,
-                &Lengths {
+                &SequenceConfig {
                     context,
                     chunk,
                     ..*lengths

@@ -1,6 +1,6 @@
 //! The plans of a decoder, and the runs that they serve.
 
-use super::{Decoder, Lengths, Logits, check_room};
+use super::{Decoder, Logits, SequenceConfig, check_room};
 use crate::backend::Caps;
 use crate::error::Result;
 use crate::plan::{Breakpoints, Options, Padding, Plan};
@@ -49,7 +49,7 @@ pub(super) struct Run {
 /// Which plans a decoder has: plan `i` serves runs of kind `kinds[i]`.
 #[derive(Clone, Debug)]
 pub(super) struct PlanSet {
-    pub lengths: Lengths,
+    pub lengths: SequenceConfig,
     kinds: Vec<RunKind>,
 }
 
@@ -76,7 +76,7 @@ fn number(n: usize) -> i64 {
 
 impl Decoder {
     /// The plans for a device. A model without a cache has only prefill.
-    pub(super) fn plan_set(&self, caps: &Caps, lengths: &Lengths) -> PlanSet {
+    pub(super) fn plan_set(&self, caps: &Caps, lengths: &SequenceConfig) -> PlanSet {
         let mut kinds = vec![RunKind::Prefill];
         if self.keeps_cache {
             kinds.push(RunKind::Decode);
@@ -103,7 +103,7 @@ impl Decoder {
         set.kinds.iter().map(plan).collect()
     }
 
-    fn compile_for(&self, kind: RunKind, caps: &Caps, lengths: &Lengths) -> Result<Plan> {
+    fn compile_for(&self, kind: RunKind, caps: &Caps, lengths: &SequenceConfig) -> Result<Plan> {
         let graph = if kind.decodes() {
             self.step_graph()
         } else {
@@ -113,7 +113,7 @@ impl Decoder {
     }
 
     /// Plans for prefill and decode; see [`Decoder::options`].
-    pub fn plans(&self, caps: &Caps, lengths: &Lengths) -> Result<[Plan; 2]> {
+    pub fn plans(&self, caps: &Caps, lengths: &SequenceConfig) -> Result<[Plan; 2]> {
         Ok([
             self.compile_for(RunKind::Prefill, caps, lengths)?,
             self.compile_for(RunKind::Decode, caps, lengths)?,
@@ -123,16 +123,16 @@ impl Decoder {
     /// All plans that a [`DeviceModel`](super::DeviceModel) loads: prefill and decode, and
     /// optionally short runs with all their logits, decode with a short cache, and short prefill. A
     /// model without a cache has only prefill.
-    pub fn every_plan(&self, caps: &Caps, lengths: &Lengths) -> Result<Vec<Plan>> {
+    pub fn every_plan(&self, caps: &Caps, lengths: &SequenceConfig) -> Result<Vec<Plan>> {
         self.compile(caps, &self.plan_set(caps, lengths))
     }
 
     /// Plan options for prefill and for decode (one token per run).
-    pub fn options(&self, caps: &Caps, lengths: &Lengths) -> [Options; 2] {
+    pub fn options(&self, caps: &Caps, lengths: &SequenceConfig) -> [Options; 2] {
         [RunKind::Prefill, RunKind::Decode].map(|kind| self.options_for(kind, caps, lengths))
     }
 
-    fn options_for(&self, kind: RunKind, caps: &Caps, lengths: &Lengths) -> Options {
+    fn options_for(&self, kind: RunKind, caps: &Caps, lengths: &SequenceConfig) -> Options {
         let context = lengths.context;
         let mut options = Options {
             float: self.float_on(caps),
@@ -202,7 +202,7 @@ impl Decoder {
 
     /// The runs that feed `tokens` tokens after `past` cached ones, for their last logits.
     pub(super) fn runs(&self, set: &PlanSet, tokens: usize, past: usize) -> Result<Vec<Run>> {
-        let Lengths { chunk, context, .. } = set.lengths;
+        let SequenceConfig { chunk, context, .. } = set.lengths;
         check_room(past, tokens, context)?;
         let (tokens, past) = if self.keeps_cache {
             (tokens, past)
@@ -217,6 +217,6 @@ impl Decoder {
 
 /// The longest cache of a decode run: the new token needs a row too, and padded lengths must not
 /// exceed the state.
-fn last_past(lengths: &Lengths) -> i64 {
+fn last_past(lengths: &SequenceConfig) -> i64 {
     number(lengths.context.saturating_sub(1))
 }

@@ -5,7 +5,7 @@
 //! dispatch of a prefill and of a decode step is timed, alternating between the defaults and the
 //! set. For each kernel and shape, the fastest set is kept if its gain exceeds measurement noise.
 
-use super::{Decoder, DeviceDecoder, DeviceModel, Lengths, Logits};
+use super::{Decoder, DeviceDecoder, DeviceModel, Logits, SequenceConfig};
 use crate::backend::tunable::{ANY, Tunable, Tuned, Tuning};
 use crate::backend::{Backend, BackendError, SharedBackend, verdicts};
 use crate::cache::Store;
@@ -119,7 +119,7 @@ struct Loaded {
 pub struct Tuner<'s> {
     decoder: Arc<Decoder>,
     backend: SharedBackend,
-    lengths: Lengths,
+    lengths: SequenceConfig,
     store: Option<&'s Store>,
     /// The decoder with the defaults, and its times.
     plain: Loaded,
@@ -147,7 +147,7 @@ impl<'s> Tuner<'s> {
     pub fn new(
         decoder: Decoder,
         backend: Box<dyn Backend>,
-        lengths: Lengths,
+        lengths: SequenceConfig,
         store: Option<&'s Store>,
     ) -> Result<Self> {
         let mut backend = SharedBackend::new(backend);
@@ -160,7 +160,7 @@ impl<'s> Tuner<'s> {
         }
         // Tuned kernels do not depend on the context, and both models have their own cache.
         let context = lengths.context.min(lengths.chunk.saturating_add(BESIDE));
-        let (decoder, lengths) = (Arc::new(decoder), Lengths { context, ..lengths });
+        let (decoder, lengths) = (Arc::new(decoder), SequenceConfig { context, ..lengths });
         let plain = loop {
             match load(&decoder, &backend, &lengths, store, None)? {
                 Some(plain) => break plain,
@@ -356,7 +356,7 @@ impl<'s> Tuner<'s> {
 fn load(
     decoder: &Arc<Decoder>,
     backend: &SharedBackend,
-    lengths: &Lengths,
+    lengths: &SequenceConfig,
     store: Option<&Store>,
     beside: Option<&DeviceDecoder>,
 ) -> Result<Option<Loaded>> {
@@ -384,7 +384,7 @@ struct Runs {
 }
 
 impl Runs {
-    fn of(decoder: &Decoder, lengths: &Lengths, model: &DeviceModel) -> Self {
+    fn of(decoder: &Decoder, lengths: &SequenceConfig, model: &DeviceModel) -> Self {
         let vocab = model.vocab().max(1);
         let token = |i: usize| u32::try_from((i * 37 + 5) % vocab).unwrap_or(0);
         let most = model.context().saturating_sub(1).max(1);

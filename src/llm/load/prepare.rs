@@ -7,7 +7,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{Logits, Target};
 use crate::graph::{Graph, State, onnx};
-use crate::llm::engine::{Decoder, DecoderBuilder, Lengths, Planned};
+use crate::llm::engine::{Decoder, DecoderBuilder, Planned, SequenceConfig};
 use crate::llm::folder::ModelFolder;
 use crate::llm::roles;
 use crate::note::{Note, Unused};
@@ -146,10 +146,10 @@ pub(super) fn prepared(
     if drafts && !decoder.keeps_cache() {
         notes.push(needs_cache("drafts", options.drafts));
     }
-    let lengths = Lengths {
+    let lengths = SequenceConfig {
         padding: options.padding,
         rows: if drafts { options.drafts + 1 } else { 0 },
-        ..Lengths::of(context).on(caps)
+        ..SequenceConfig::of(context).on(caps)
     };
     let planned = decoder.plan_for(caps, &lengths, options.context.is_none())?;
     Ok((decoder, planned))

@@ -19,7 +19,7 @@ fn launches(caps: &Caps) -> [usize; 2] {
         let decoder = DecoderBuilder::new(&target)
             .load(&model(dir.path()), ABSENT)
             .unwrap();
-        let lengths = Lengths::of(1024).on(caps);
+        let lengths = SequenceConfig::of(1024).on(caps);
         let plans = decoder.every_plan(caps, &lengths).unwrap();
         let [_, many, few, ..] = plans.as_slice() else {
             panic!("{} plans", plans.len());

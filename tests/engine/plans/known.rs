@@ -3,7 +3,7 @@
 
 use super::*;
 use transformer_lite::unstable::graph::op::range::Range;
-use transformer_lite::unstable::plan::{Padding, Place};
+use transformer_lite::unstable::plan::{Padding, Storage};
 use transformer_lite::unstable::shape::Symbol;
 
 /// The mask of a text encoder as exporters write it, over `x [n, 8]`: positions compared with a
@@ -77,7 +77,7 @@ fn known_numbers_that_kernels_read_take_no_step_on_the_host() {
             assert!(plan.host.is_empty(), "{:?}", plan.host);
             assert!(matches!(plan.segments.as_slice(), [Segment::Device(_)]));
             let places = plan.steps.iter().flat_map(|s| &s.args);
-            let known = places.filter(|p| matches!(p, Place::Known { .. })).count();
+            let known = places.filter(|p| matches!(p, Storage::Known { .. })).count();
             assert!(known >= 3, "{known} operands are known");
             assert_eq!(plan.padding.is_ok(), padding.is_some(), "{:?}", plan.padding);
             let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();

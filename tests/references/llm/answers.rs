@@ -5,7 +5,7 @@ use super::{Outcome, decoder};
 use std::path::Path;
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{
     ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
@@ -45,7 +45,7 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => {
             let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
-            let model = DeviceModel::new(decoder, Box::new(d.share()), &Lengths::of(context));
+            let model = DeviceModel::new(decoder, Box::new(d.share()), &SequenceConfig::of(context));
             Box::new(model.text()?)
         }
         None => Box::new(HostModel::new(decoder(dir, &Target::HOST, Logits::Last)?, context).text()?),

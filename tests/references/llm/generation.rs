@@ -11,7 +11,7 @@ use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec};
 use transformer_lite::unstable::graph::onnx::{self, ImportOptions};
 use transformer_lite::unstable::graph::pass::{Pipeline, TOKEN, Target};
-use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::sampler::arg_max;
 use transformer_lite::unstable::llm::{
     Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
@@ -72,9 +72,9 @@ fn loaded(
         greedy,
         ..Target::DEVICE
     };
-    let lengths = Lengths {
+    let lengths = SequenceConfig {
         rows: ROWS,
-        ..Lengths::of(CONTEXT)
+        ..SequenceConfig::of(CONTEXT)
     };
     let decoder = halves(model, &target, logits)?;
     let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
@@ -129,7 +129,7 @@ fn a_choice_of_rows_changes_no_other_plan() -> Outcome {
     let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
     let dispatches = |logits: Logits| -> Result<Vec<Vec<String>>, String> {
         let plans = decoder(&model, &Target::DEVICE, logits)?
-            .plans(&tlite_testing::fake_caps(), &Lengths::of(CONTEXT))
+            .plans(&tlite_testing::fake_caps(), &SequenceConfig::of(CONTEXT))
             .text()?;
         let kernels =
             |p: &Plan| -> Vec<String> { p.steps.iter().map(|s| p.kernels[s.kernel].to_string()).collect() };

@@ -9,7 +9,7 @@ use transformer_lite::unstable::backend::{
 };
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{DeviceModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::sampler::arg_max;
 
 /// Tokens that are generated: across a multiple of the padding.
@@ -29,7 +29,7 @@ fn target(caps: &Caps) -> Target {
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
     let backend = backend::open(BackendKind::OpenCl, options).text()?;
     let decoder = decoder(model, &target(backend.caps()), Logits::Last)?;
-    let mut model = DeviceModel::new(decoder, backend, &Lengths::of(CONTEXT)).text()?;
+    let mut model = DeviceModel::new(decoder, backend, &SequenceConfig::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
     let vocab = u32::try_from(model.vocab()).text()?;
     let prompt: Vec<u32> = tokens(prompt).iter().map(|t| t % vocab).collect();

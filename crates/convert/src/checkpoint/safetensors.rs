@@ -118,7 +118,7 @@ impl Tensor<'_> {
     }
 }
 
-struct Place {
+struct TensorEntry {
     file: usize,
     dtype: String,
     shape: Vec<usize>,
@@ -128,7 +128,7 @@ struct Place {
 /// The tensors of a checkpoint's files.
 pub struct Shards {
     files: Vec<(PathBuf, Mapped)>,
-    tensors: HashMap<String, Place>,
+    tensors: HashMap<String, TensorEntry>,
     names: Vec<String>,
 }
 
@@ -263,7 +263,7 @@ impl Shards {
                 return Err(bad(format!("{dtype} {shape:?} at bytes {start} to {end}")));
             };
             needs = needs.max(end);
-            let place = Place {
+            let place = TensorEntry {
                 file: self.files.len(),
                 dtype,
                 shape,

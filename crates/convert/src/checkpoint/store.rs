@@ -5,12 +5,12 @@ use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::quant::{GridColumn, Grids};
 
 /// Reads rows as `f32`: from the given row, as many as the buffer holds.
-pub type Rows<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + 'a>;
+pub type ReadRows<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + 'a>;
 
 /// A stored tensor, in the order of the graph's heads.
 pub struct Stored<'a> {
     /// Reads its elements.
-    pub rows: Rows<'a>,
+    pub rows: ReadRows<'a>,
     /// For quantized tensors: the matrix of `inputs` rows and `outputs` columns; its column j is
     /// row j of the tensor.
     pub grids: Option<Grids<'a>>,
@@ -42,7 +42,7 @@ pub trait Tensors {
 }
 
 /// Reads rows of a quantized matrix.
-pub fn decoded<'a>(grids: Grids<'a>, order: Option<Vec<usize>>) -> Rows<'a> {
+pub fn decoded<'a>(grids: Grids<'a>, order: Option<Vec<usize>>) -> ReadRows<'a> {
     Box::new(move |first, out| {
         let (mut column, mut weights) = (GridColumn::default(), Vec::new());
         for (j, row) in (first..).zip(out.chunks_exact_mut(grids.k)) {

@@ -160,28 +160,28 @@ impl Builder<'_> {
     }
 
     /// A list of sizes, each a named scalar or a number.
-    fn list(&mut self, scope: &str, sizes: &[Part<'_>]) -> Result<String> {
+    fn list(&mut self, scope: &str, sizes: &[SizeItem<'_>]) -> Result<String> {
         let mut parts = Vec::new();
         for size in sizes {
             parts.push(match size {
-                Part::Of(scalar) => {
+                SizeItem::Of(scalar) => {
                     let zero = self.ints(&[0])?;
                     self.node("Unsqueeze", scope, &[scalar, &zero], &[])?
                 }
-                Part::Is(n) => self.ints(&[*n])?,
+                SizeItem::Is(n) => self.ints(&[*n])?,
             });
         }
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         self.node("Concat", scope, &parts, &axis(0))
     }
 
-    pub(super) fn view(&mut self, scope: &str, x: &str, sizes: &[Part<'_>]) -> Result<String> {
+    pub(super) fn view(&mut self, scope: &str, x: &str, sizes: &[SizeItem<'_>]) -> Result<String> {
         let list = self.list(scope, sizes)?;
         self.node("Reshape", scope, &[x, &list], &[])
     }
 
     /// `x.expand(sizes)`, where -1 keeps a size, as the exporter writes it.
-    pub(super) fn expand(&mut self, scope: &str, x: &str, sizes: &[Part<'_>]) -> Result<String> {
+    pub(super) fn expand(&mut self, scope: &str, x: &str, sizes: &[SizeItem<'_>]) -> Result<String> {
         let list = self.list(scope, sizes)?;
         let rank = self.node("Shape", scope, &[&list], &[])?;
         let one =
@@ -451,7 +451,12 @@ impl Builder<'_> {
         let causal = self.expand(
             scope,
             &causal,
-            &[Part::Of(&batch), Part::Is(1), Part::Is(-1), Part::Is(-1)],
+            &[
+                SizeItem::Of(&batch),
+                SizeItem::Is(1),
+                SizeItem::Is(-1),
+                SizeItem::Is(-1),
+            ],
         )?;
         let padding = self.unsqueeze(scope, "attention_mask", &[1, 2])?;
         let padding = self.cast(scope, &padding, self.float)?;
@@ -463,7 +468,7 @@ impl Builder<'_> {
 
 /// An element of a list of sizes.
 #[derive(Clone, Copy)]
-pub(super) enum Part<'a> {
+pub(super) enum SizeItem<'a> {
     /// The scalar with this name.
     Of(&'a str),
     Is(i64),

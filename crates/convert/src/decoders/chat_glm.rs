@@ -1,7 +1,7 @@
 //! `ChatGLM`: sequence-first layout, fused projections, and an interleaved rotary embedding in the
 //! first half of each head.
 
-use super::builder::{BATCH, Builder, Part, axis, perm};
+use super::builder::{BATCH, Builder, SizeItem, axis, perm};
 use crate::onnx_int::onnx_int;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -75,11 +75,11 @@ impl Builder<'_> {
         let keep = self.part(scope, x, 3, half, i64::MAX)?;
         let sizes = |heads: i64| {
             [
-                Part::Of(sequence.as_str()),
-                Part::Is(-1),
-                Part::Is(heads),
-                Part::Is(half / 2),
-                Part::Is(2),
+                SizeItem::Of(sequence.as_str()),
+                SizeItem::Is(-1),
+                SizeItem::Is(heads),
+                SizeItem::Is(half / 2),
+                SizeItem::Is(2),
             ]
         };
         let pairs = self.view(scope, &turn, &sizes(onnx_int(heads)?))?;
@@ -127,10 +127,10 @@ impl Builder<'_> {
         let [q, k, v] = self.split(scope, &fused, [q_width, kv_width, kv_width])?;
         let mut heads = |part: &str, heads: usize| -> Result<String> {
             let sizes = [
-                Part::Of(&sequence),
-                Part::Of(&batch),
-                Part::Is(onnx_int(heads)?),
-                Part::Is(onnx_int(dim)?),
+                SizeItem::Of(&sequence),
+                SizeItem::Of(&batch),
+                SizeItem::Is(onnx_int(heads)?),
+                SizeItem::Is(onnx_int(dim)?),
             ];
             self.view(scope, part, &sizes)
         };
@@ -149,15 +149,15 @@ impl Builder<'_> {
             );
             self.node_as("Concat", scope, &[&past, new], &axis(0), &present)?;
             let wide = self.unsqueeze(scope, &present, &[-2])?;
-            let times = Part::Is(onnx_int(s.heads / s.kv_heads)?);
-            let keep = || Part::Is(-1);
+            let times = SizeItem::Is(onnx_int(s.heads / s.kv_heads)?);
+            let keep = || SizeItem::Is(-1);
             let wide = self.expand(scope, &wide, &[keep(), keep(), keep(), times, keep()])?;
             let (t, b) = (self.size(scope, &present, 0)?, self.size(scope, &present, 1)?);
             let sizes = [
-                Part::Of(&t),
-                Part::Of(&b),
-                Part::Is(onnx_int(s.heads)?),
-                Part::Is(onnx_int(dim)?),
+                SizeItem::Of(&t),
+                SizeItem::Of(&b),
+                SizeItem::Is(onnx_int(s.heads)?),
+                SizeItem::Is(onnx_int(dim)?),
             ];
             whole.push(self.view(scope, &wide, &sizes)?);
         }
@@ -172,9 +172,9 @@ impl Builder<'_> {
         let mixed = self.node("MatMul", scope, &[&weights, &v], &[])?;
         let mixed = self.node("Transpose", scope, &[&mixed], &perm(&[2, 0, 1, 3]))?;
         let sizes = [
-            Part::Of(&sequence),
-            Part::Of(&batch),
-            Part::Is(onnx_int(q_width)?),
+            SizeItem::Of(&sequence),
+            SizeItem::Of(&batch),
+            SizeItem::Is(onnx_int(q_width)?),
         ];
         let mixed = self.view(scope, &mixed, &sizes)?;
         let out = format!("{scope}/dense");

@@ -1,7 +1,7 @@
 //! Llama and its relatives Qwen and Gemma.
 
 use super::Family;
-use super::builder::{BATCH, Builder, Part, axis, perm};
+use super::builder::{BATCH, Builder, SizeItem, axis, perm};
 use crate::onnx_int::onnx_int;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -48,7 +48,7 @@ impl Builder<'_> {
         let frequencies = self.expand(
             scope,
             &frequencies,
-            &[Part::Of(&batch), Part::Is(-1), Part::Is(1)],
+            &[SizeItem::Of(&batch), SizeItem::Is(-1), SizeItem::Is(1)],
         )?;
         let positions = self.unsqueeze(scope, "position_ids", &[1])?;
         let positions = self.cast(scope, &positions, DType::F32)?;
@@ -117,10 +117,10 @@ impl Builder<'_> {
                 bias,
             )?;
             let sizes = [
-                Part::Of(&batch),
-                Part::Of(&sequence),
-                Part::Is(onnx_int(heads)?),
-                Part::Is(onnx_int(dim)?),
+                SizeItem::Of(&batch),
+                SizeItem::Of(&sequence),
+                SizeItem::Is(onnx_int(heads)?),
+                SizeItem::Is(onnx_int(dim)?),
             ];
             let v = self.view(scope, &v, &sizes)?;
             self.node("Transpose", scope, &[&v], &perm(&[0, 2, 1, 3]))
@@ -157,7 +157,7 @@ impl Builder<'_> {
         let mixed = self.view(
             scope,
             &mixed,
-            &[Part::Of(&batch), Part::Of(&sequence), Part::Is(width)],
+            &[SizeItem::Of(&batch), SizeItem::Of(&sequence), SizeItem::Is(width)],
         )?;
         let out = format!("{scope}/o_proj");
         self.linear(
@@ -177,16 +177,16 @@ impl Builder<'_> {
             return Ok(x);
         }
         let sizes: Vec<String> = (0..4).map(|a| self.size(scope, &x, a)).collect::<Result<_>>()?;
-        let of = |i: usize| Part::Of(&sizes[i]);
+        let of = |i: usize| SizeItem::Of(&sizes[i]);
         let wide = self.unsqueeze(scope, &x, &[2])?;
         let wide = self.expand(
             scope,
             &wide,
-            &[of(0), of(1), Part::Is(onnx_int(times)?), of(2), of(3)],
+            &[of(0), of(1), SizeItem::Is(onnx_int(times)?), of(2), of(3)],
         )?;
         let times = self.int(onnx_int(times)?)?;
         let heads = self.node("Mul", scope, &[&sizes[1], &times], &[])?;
-        self.view(scope, &wide, &[of(0), Part::Of(&heads), of(2), of(3)])
+        self.view(scope, &wide, &[of(0), SizeItem::Of(&heads), of(2), of(3)])
     }
 
     fn mlp(&mut self, scope: &str, name: &str, x: &str) -> Result<String> {

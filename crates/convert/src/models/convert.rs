@@ -1,7 +1,7 @@
 //! Conversions into a models folder.
 
 use super::digest::{Hash, is_sha256, sha256};
-use super::entry::{self, Entry, LAYOUT, Manifest, Place, Stamp};
+use super::entry::{self, Entry, LAYOUT, Manifest, Origin, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
 use super::{Event, Hear, ModelStore};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
@@ -29,14 +29,14 @@ const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 const NAME_LENGTH: usize = 80;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Form {
+enum SourceFormat {
     Gguf,
     Checkpoint,
 }
 
 /// What is converted.
 pub(super) struct Source {
-    form: Form,
+    form: SourceFormat,
     /// The file or folder.
     path: PathBuf,
     /// The files that its content is in.
@@ -46,7 +46,7 @@ pub(super) struct Source {
     /// What it is called in the manifest.
     label: String,
     /// Names on the hub by which it is found again.
-    pulled: Vec<Place>,
+    pulled: Vec<Origin>,
     /// The digest of a single file as the hub tells it.
     claimed: Option<String>,
     /// Digests of files that were computed while they were downloaded.
@@ -65,8 +65,8 @@ impl Source {
     /// What was downloaded for `spec`.
     pub(super) fn hub(fetched: Fetched, spec: &Spec) -> Result<Self> {
         let places = [spec.to_string(), fetched.name.clone()];
-        let mut pulled: Vec<Place> = places
-            .map(|source| Place {
+        let mut pulled: Vec<Origin> = places
+            .map(|source| Origin {
                 source,
                 files: Vec::new(),
             })
@@ -75,21 +75,21 @@ impl Source {
         let mut source = Self::new(&fetched.path, &fetched.path, fetched.name, pulled)?;
         source.claimed = fetched.claimed;
         source.known = fetched.verified;
-        if source.form == Form::Checkpoint {
+        if source.form == SourceFormat::Checkpoint {
             // The folder of a snapshot has the name of a commit.
             source.name = clean(spec.repo().rsplit('/').next().unwrap_or_default());
         }
         Ok(source)
     }
 
-    fn new(path: &Path, named: &Path, label: String, pulled: Vec<Place>) -> Result<Self> {
+    fn new(path: &Path, named: &Path, label: String, pulled: Vec<Origin>) -> Result<Self> {
         let (form, files, name) = if path.is_dir() {
             checkpoint::supported(path)?;
             let files = checkpoint::sources(path)?;
-            (Form::Checkpoint, files, named.file_name())
+            (SourceFormat::Checkpoint, files, named.file_name())
         } else {
             gguf::supported(&Gguf::open(path)?)?;
-            (Form::Gguf, vec![path.to_owned()], named.file_stem())
+            (SourceFormat::Gguf, vec![path.to_owned()], named.file_stem())
         };
         Ok(Self {
             form,
@@ -108,10 +108,10 @@ impl Source {
     }
 
     /// The places at which it is found from now on.
-    fn places(&self, stamps: &[Stamp]) -> Vec<Place> {
+    fn places(&self, stamps: &[Stamp]) -> Vec<Origin> {
         let here = self.label.starts_with(PREFIX).then(Vec::new);
         let here = here.unwrap_or_else(|| {
-            vec![Place {
+            vec![Origin {
                 source: self.label.clone(),
                 files: stamps.to_vec(),
             }]
@@ -142,7 +142,7 @@ impl Source {
             .iter()
             .map(|path| Ok((path.file_name().unwrap_or_default().to_owned(), digest(path)?)))
             .collect::<Result<Vec<_>>>()?;
-        if let (Form::Gguf, Some((_, digest))) = (self.form, parts.first()) {
+        if let (SourceFormat::Gguf, Some((_, digest))) = (self.form, parts.first()) {
             return Ok(digest.clone());
         }
         parts.sort();
@@ -181,8 +181,8 @@ impl Source {
             });
         };
         match self.form {
-            Form::Gguf => gguf::convert_into(&self.path, folder, true, &mut progress),
-            Form::Checkpoint => checkpoint::convert_into(&self.path, folder, &mut progress),
+            SourceFormat::Gguf => gguf::convert_into(&self.path, folder, true, &mut progress),
+            SourceFormat::Checkpoint => checkpoint::convert_into(&self.path, folder, &mut progress),
         }
     }
 }
@@ -269,7 +269,7 @@ impl ModelStore {
     /// A free name for the entry of `source`. Entries that it takes the place of are removed: those
     /// of the same content and another layout, and one of the same name that nothing leads to any
     /// more.
-    fn take_name(&self, source: &Source, key: &str, places: &[Place]) -> Result<String> {
+    fn take_name(&self, source: &Source, key: &str, places: &[Origin]) -> Result<String> {
         for mut entry in self.entries()? {
             entry.forget(places);
             let stale = entry.name() == source.name && entry.manifest().places.is_empty();
@@ -286,7 +286,7 @@ impl ModelStore {
     }
 
     /// The entry that was made of this version of the source.
-    fn at(&self, places: &[Place], stamps: &[Stamp]) -> Result<Option<Entry>> {
+    fn at(&self, places: &[Origin], stamps: &[Stamp]) -> Result<Option<Entry>> {
         // A name on the hub does not tell which version it is.
         let known = |e: &Entry| {
             e.is_current()
@@ -298,7 +298,7 @@ impl ModelStore {
     }
 
     /// The entry of this content, which remembers `places` from now on.
-    fn with_key(&self, key: &str, places: &[Place]) -> Result<Option<Entry>> {
+    fn with_key(&self, key: &str, places: &[Origin]) -> Result<Option<Entry>> {
         let of_key = |e: &Entry| e.is_current() && e.manifest().key == key;
         if !self.entries()?.iter().any(of_key) {
             return Ok(None);

@@ -47,12 +47,12 @@ pub struct Manifest {
     /// SHA-256 of the content of the source.
     pub key: String,
     /// Where this content was found, the latest last.
-    pub places: Vec<Place>,
+    pub places: Vec<Origin>,
 }
 
 /// Where the source of an entry was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct Origin {
     /// An absolute path, or a name on the hub.
     pub source: String,
     /// Its files; none for a name on the hub.
@@ -183,20 +183,20 @@ impl Entry {
 
     /// Remembers `places` in the manifest. Where that cannot be written nothing happens but a
     /// slower next start.
-    pub(super) fn remember(&mut self, places: &[Place]) {
+    pub(super) fn remember(&mut self, places: &[Origin]) {
         let mut all = self.manifest.places.clone();
         add_places(&mut all, places);
         self.set_places(all);
     }
 
     /// Forgets where it was found, for places at which there is something else now.
-    pub(super) fn forget(&mut self, places: &[Place]) {
+    pub(super) fn forget(&mut self, places: &[Origin]) {
         let mut all = self.manifest.places.clone();
         all.retain(|old| !places.iter().any(|new| new.source == old.source));
         self.set_places(all);
     }
 
-    fn set_places(&mut self, places: Vec<Place>) {
+    fn set_places(&mut self, places: Vec<Origin>) {
         if places != self.manifest.places {
             self.manifest.places = places;
             let written = write(&self.folder, &self.manifest);
@@ -206,7 +206,7 @@ impl Entry {
 }
 
 /// Adds `new` to `places`, in place of others of the same source.
-pub(super) fn add_places(places: &mut Vec<Place>, new: &[Place]) {
+pub(super) fn add_places(places: &mut Vec<Origin>, new: &[Origin]) {
     places.retain(|old| !new.iter().any(|new| new.source == old.source));
     places.extend_from_slice(new);
     places.drain(..places.len().saturating_sub(PLACES));

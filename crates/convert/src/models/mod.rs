@@ -28,7 +28,7 @@ mod entry;
 )]
 pub mod hub;
 
-pub use entry::{Entry, LAYOUT, Manifest, Place, Stamp};
+pub use entry::{Entry, LAYOUT, Manifest, Origin, Stamp};
 
 use crate::checkpoint::folder::is_checkpoint;
 use convert::Source;

@@ -1,7 +1,7 @@
 //! Writes the weights of the old files to the new one.
 
 use super::panels::{Losses, Panel, explain, panels};
-use super::parts::{Part, Parts, Record};
+use super::parts::{Parts, QuantizedWeight, Record};
 use super::plan::Plan;
 use super::source::{Origin, Source, bytes_of};
 use super::transcode::Kept;
@@ -215,7 +215,13 @@ impl<'a> Job<'a> {
     }
 
     /// Quantizes a weight and stores it as a part.
-    fn make(&mut self, name: &str, elements: Elements<'_>, w: &Weight, key: String) -> Result<Part> {
+    fn make(
+        &mut self,
+        name: &str,
+        elements: Elements<'_>,
+        w: &Weight,
+        key: String,
+    ) -> Result<QuantizedWeight> {
         let (mut codes, mut scales) = (
             vec![0u32; w.bits.rows(w.k) * w.n],
             vec![[f16::ZERO; 2]; w.k.div_ceil(w.group) * w.n],

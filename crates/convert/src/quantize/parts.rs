@@ -64,12 +64,12 @@ struct Numbers {
 }
 
 /// A finished weight.
-pub(super) struct Part {
+pub(super) struct QuantizedWeight {
     bytes: Mapped,
     pub record: Record,
 }
 
-impl Part {
+impl QuantizedWeight {
     pub fn codes(&self) -> &[u8] {
         self.bytes.bytes().get(..self.record.codes).unwrap_or_default()
     }
@@ -138,13 +138,13 @@ impl Parts {
     }
 
     /// The part of weight `index`, if it matches `key` and is intact.
-    pub fn finished(&self, index: usize, key: &str) -> Option<Part> {
+    pub fn finished(&self, index: usize, key: &str) -> Option<QuantizedWeight> {
         let (record, bytes): (Record, _) = self.read(&index.to_string())?;
         let whole = record.key == key
             && bytes.bytes().len() == record.length
             && record.codes <= record.length
             && crc32fast::hash(bytes.bytes()) == record.crc32;
-        whole.then_some(Part { bytes, record })
+        whole.then_some(QuantizedWeight { bytes, record })
     }
 
     /// Stores the part of weight `index`.

@@ -134,7 +134,7 @@ Examples:
   tlite cache list --json --cache-dir DIR")]
     List {
         #[command(flatten)]
-        place: Place,
+        place: CacheDir,
         /// Print one line per file
         #[arg(long)]
         files: bool,
@@ -150,7 +150,7 @@ Examples:
   tlite cache clear --cache-dir DIR")]
     Clear {
         #[command(flatten)]
-        place: Place,
+        place: CacheDir,
         /// Remove only this kind
         #[arg(long, value_parser = choices::cache_kind(), value_name = "KIND")]
         kind: Option<Kind>,
@@ -158,13 +158,13 @@ Examples:
 }
 
 #[derive(Debug, clap::Args)]
-struct Place {
+struct CacheDir {
     /// Folder of the cache [default: `$TLITE_CACHE_DIR`, else in the user's cache folder]
     #[arg(long, value_name = "DIR", value_parser = PathBufValueParser::new().try_map(folder))]
     cache_dir: Option<PathBuf>,
 }
 
-impl Place {
+impl CacheDir {
     fn store(&self) -> Result<Store> {
         let store = store_in(self.cache_dir.as_ref(), DEFAULT_LIMIT);
         store.ok_or_else(|| {

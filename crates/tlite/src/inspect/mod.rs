@@ -24,7 +24,7 @@ use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::pass::{Logits, PassReport, Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
-use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, DecoderBuilder, Lengths, PADDING};
+use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, DecoderBuilder, PADDING, SequenceConfig};
 use transformer_lite::unstable::llm::folder::check_form;
 use transformer_lite::unstable::llm::{KvType, ModelFolder};
 use transformer_lite::unstable::plan::{Options, Plan, weight_bytes};
@@ -469,7 +469,7 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let dir = file.parent().filter(|p| !p.as_os_str().is_empty());
     let folder = ModelFolder::open(dir.unwrap_or(Path::new(".")))?;
     let context = folder.context(request.context)?;
-    let lengths = Lengths {
+    let lengths = SequenceConfig {
         context,
         chunk: request.chunk.min(context).max(1),
         short: 0,

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::graph::{Graph, MadeSymbol, Part, sizes};
+use transformer_lite::unstable::graph::{Graph, MadeSymbol, SymbolSource, sizes};
 use transformer_lite::unstable::plan::{self, Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Symbol};
 
@@ -343,8 +343,8 @@ impl Symbols {
                 upper: limit,
                 bound_from: BoundFrom::Data,
                 source: match m.part {
-                    Part::Element(i) => format!("element {i} of \"{value}\", data of the run"),
-                    Part::Size(axis) => {
+                    SymbolSource::Element(i) => format!("element {i} of \"{value}\", data of the run"),
+                    SymbolSource::Size(axis) => {
                         format!("size of \"{value}\" along axis {axis}, which depends on the data of the run")
                     }
                 },

@@ -10,7 +10,7 @@ use tlite_testing::{Device, Text};
 use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
 use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{
     Finish, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, NgramDraft, Sampler,
     SamplerConfig, Session,
@@ -116,7 +116,7 @@ fn executors_share_weights(device: &Device) -> Outcome {
     let decoder = Decoder::load(&model.join("model.onnx"), &target).text()?;
     let backend = device.share();
     let before = device.share().stats();
-    let loaded = DeviceDecoder::new(decoder, Box::new(backend), &Lengths::of(48)).text()?;
+    let loaded = DeviceDecoder::new(decoder, Box::new(backend), &SequenceConfig::of(48)).text()?;
     let weights = loaded.stats().bytes - before.bytes;
     let with = |bytes: u64| loaded.stats().bytes - before.bytes - bytes;
     let mut first = loaded.model().text()?;

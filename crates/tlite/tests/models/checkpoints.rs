@@ -21,7 +21,7 @@ use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::runner::Runner;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 use transformer_lite_convert::gguf::{GgmlType, Value};
@@ -388,7 +388,7 @@ fn on_device(case: &Case, device: &Device) -> Outcome {
     let _turn = device.turn();
     let (_file, model) = case.family.convert_gguf();
     let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
-    let mut model = DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(64)).text()?;
+    let mut model = DeviceModel::new(decoder, Box::new(device.share()), &SequenceConfig::of(64)).text()?;
     steps(case, &mut model, DEVICE)
 }
 
@@ -409,7 +409,7 @@ fn kept_model(model: &Path, matrices: usize, device: &Device) -> Outcome {
     let all = host.forward_all(&tokens).text()?;
     let rows: Vec<&[f32]> = all.chunks(host.vocab()).collect();
     let decoder = decoder(model, &Target::DEVICE, Logits::Last)?;
-    let mut model = DeviceModel::new(decoder, Box::new(device.share()), &Lengths::of(64)).text()?;
+    let mut model = DeviceModel::new(decoder, Box::new(device.share()), &SequenceConfig::of(64)).text()?;
     let mut logits = Vec::new();
     model.forward(&tokens[..9], &mut logits).text()?;
     close("prompt", rows[8], &logits, DEVICE)?;

@@ -21,7 +21,7 @@ use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, derive, onnx};
 use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -300,7 +300,7 @@ fn greedy_tokens(path: &Path, greedy: &Greedy, device: Option<&Device>) -> Outco
         None => Box::new(HostModel::new(decoder, 128).text()?),
         Some(d) => {
             let shared = d.share().counting_copies(copies.clone());
-            Box::new(DeviceModel::new(decoder, Box::new(shared), &Lengths::of(128)).text()?)
+            Box::new(DeviceModel::new(decoder, Box::new(shared), &SequenceConfig::of(128)).text()?)
         }
     };
     let mut steady = 0;
@@ -565,7 +565,7 @@ fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32)
 fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % VOCABULARY as u32).collect();
     let load = |target: &Target| Decoder::load(path, target).text();
-    let lengths = Lengths::of(32);
+    let lengths = SequenceConfig::of(32);
     let Some(device) = device else {
         let graph = derived(path, None)?;
         let count = i64::try_from(tokens.len()).text()?;

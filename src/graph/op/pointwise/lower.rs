@@ -16,7 +16,7 @@ crate::kernel! {
 
 /// Source of an operand of an expression in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ExprSource {
     /// The kernel's result.
     Result,
     /// The second of the kernel's two results, with the same size and type.
@@ -35,7 +35,7 @@ pub fn emit(expr: &Expr, cx: &mut LowerCx<'_>) -> OpResult<()> {
             "{n} elementwise operands (limit {MAX_INPUTS})"
         )));
     }
-    let places: Vec<Place> = (0..n).map(Place::Operand).collect();
+    let places: Vec<ExprSource> = (0..n).map(ExprSource::Operand).collect();
     emit_over(expr, cx, &places)
 }
 
@@ -45,7 +45,7 @@ pub fn fill(cx: &mut LowerCx<'_>, value: f64) -> OpResult<()> {
     emit_over(&Expr::Const(value, dtype), cx, &[])
 }
 
-fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<()> {
+fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResult<()> {
     let with = epilogue(expr, cx, places)?;
     let count = cx.out_fact(0)?.shape.count()?;
     let mut call = Call::new(&KERNEL, 64).may_be_padded().epilogue(with);
@@ -59,7 +59,7 @@ fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<()
 }
 
 /// Builds an epilogue for result 0 of the node: `expr` over operands at `places`.
-pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult<WithOperands> {
+pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResult<WithOperands> {
     let result = cx.out_fact(0)?.shape.clone();
     let storage = cx.output(0)?.dtype;
     let mut types = Vec::new();
@@ -68,21 +68,21 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
     let mut operands = Vec::new();
     for place in places {
         match *place {
-            Place::Result => {
+            ExprSource::Result => {
                 types.push(cx.out_fact(0)?.dtype);
                 arguments.push(Argument::Result);
             }
-            Place::Other => {
+            ExprSource::Other => {
                 types.push(cx.out_fact(0)?.dtype);
                 arguments.push(Argument::Other);
             }
-            Place::Beside(operand) => {
+            ExprSource::Beside(operand) => {
                 types.push(cx.out_fact(0)?.dtype);
                 shapes.push(result.clone());
                 arguments.push(Argument::Operand(operands.len()));
                 operands.push(operand);
             }
-            Place::Operand(i) => {
+            ExprSource::Operand(i) => {
                 let fact = cx.fact(i)?;
                 types.push(fact.dtype);
                 shapes.push(fact.shape.clone());
@@ -91,9 +91,9 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
             }
         }
     }
-    let forms: Vec<Form> = shapes
+    let forms: Vec<OperandLayout> = shapes
         .iter()
-        .map(|s| Form::of(s, &result))
+        .map(|s| OperandLayout::of(s, &result))
         .collect::<OpResult<_>>()?;
     let apart = || {
         forms
@@ -141,7 +141,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[Place]) -> OpResult
 }
 
 /// Layout of an operand relative to a result, with its own fields.
-struct Form {
+struct OperandLayout {
     beside: Beside,
     fields: Vec<Dim>,
 }
@@ -152,7 +152,7 @@ fn aligned(d: &Dim) -> u32 {
     [16, 8, 4, 2].into_iter().find(divides).unwrap_or(1)
 }
 
-impl Form {
+impl OperandLayout {
     fn of(shape: &Shape, result: &Shape) -> OpResult<Self> {
         let lead = shape.0.iter().take_while(|d| d.is(1)).count();
         let own = shape.0.get(lead..).unwrap_or_default();

@@ -157,7 +157,7 @@ fn single(g: &Graph, v: ValueId, at: usize) -> Option<(ValueId, f32)> {
 
 /// Rows found before a transpose that moves heads first.
 #[derive(Clone, Copy)]
-struct Rows {
+struct HeadRows {
     value: ValueId,
     /// The rows are `[s, b, heads, d]`, with a batch of 1, instead of `[b, s, heads, d]`.
     sequence_first: bool,
@@ -166,7 +166,7 @@ struct Rows {
 /// The rows whose transpose to `[b, heads, s, d]` is `v`. For grouped heads, `v` is then reshaped
 /// to `[b, kv_heads, group, s, d]` (heads of one group adjacent, a group of 1 for keys and values),
 /// or to `[b * heads, s, d]`.
-fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
+fn rows(g: &Graph, v: ValueId) -> Option<HeadRows> {
     let grouped = shape(g, v)?;
     let mut plain = v;
     if let [b, kv, group, s, d] = grouped {
@@ -182,7 +182,7 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
             let [s4, b, h, d4] = shape(g, value)? else {
                 return None;
             };
-            return (b.is(1) && s == s4 && d == d4 && h == all).then_some(Rows {
+            return (b.is(1) && s == s4 && d == d4 && h == all).then_some(HeadRows {
                 value,
                 sequence_first: true,
             });
@@ -194,13 +194,13 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
         let fits = s == s4 && d == d4 && b.mul(h).is_ok_and(|n| n == *all);
         fits.then_some(())?;
     }
-    let batch_first = transposed(g, plain, &SWAP).map(|value| Rows {
+    let batch_first = transposed(g, plain, &SWAP).map(|value| HeadRows {
         value,
         sequence_first: false,
     });
     let sequence_first = || {
         let value = transposed(g, plain, &[1, 2, 0, 3])?;
-        shape(g, plain)?.first()?.is(1).then_some(Rows {
+        shape(g, plain)?.first()?.is(1).then_some(HeadRows {
             value,
             sequence_first: true,
         })
@@ -209,14 +209,14 @@ fn rows(g: &Graph, v: ValueId) -> Option<Rows> {
 }
 
 /// The rows of keys or values of which `v` may repeat heads, and the scale applied on the way.
-fn cached(g: &Graph, v: ValueId) -> Option<(Rows, f32)> {
+fn cached(g: &Graph, v: ValueId) -> Option<(HeadRows, f32)> {
     let (heads, first) = single(g, v, 1).unwrap_or((v, 1.0));
     let found = rows(g, heads)?;
     let (value, second) = single(g, found.value, 2).unwrap_or((found.value, 1.0));
-    Some((Rows { value, ..found }, first * second))
+    Some((HeadRows { value, ..found }, first * second))
 }
 
-impl Rows {
+impl HeadRows {
     /// Sizes as `[b, s, heads, d]`.
     fn sizes(self, g: &Graph) -> Option<[Dim; 4]> {
         let mut sizes: [Dim; 4] = shape(g, self.value)?.to_vec().try_into().ok()?;
@@ -332,7 +332,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             return refuse("its heads are not grouped as [b, kv_heads, group, s, d]");
         }
     }
-    let result = Rows {
+    let result = HeadRows {
         value: last,
         sequence_first,
     };

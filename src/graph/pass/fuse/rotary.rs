@@ -37,7 +37,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         let [mut x, mut cos, mut sin] = inputs;
         match order {
-            Order::Rows => {
+            Order::HeadRows => {
                 let inputs = [x, cos, sin].map(Some).to_vec();
                 edit.replace_node(id, Box::new(Rotary { pairs: Pairs::Halves }), inputs, names);
                 continue;
@@ -94,7 +94,7 @@ fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> Val
 /// Layout of the operand of an embedding.
 enum Order {
     /// `[b, s, heads, d]`.
-    Rows,
+    HeadRows,
     /// `[b, heads, s, d]`, transposed from `Rows`.
     Heads,
     /// A slice along the last axis of the transposed rows, with these operands.
@@ -128,7 +128,7 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
             }
             steps.extend([y, a, b]);
             if s0 == c0 && c1.is(1) {
-                return Some(([x, cos, sin], Order::Rows, origin(g, &steps)));
+                return Some(([x, cos, sin], Order::HeadRows, origin(g, &steps)));
             }
             if !(s1 == c1 && c0.is(1)) {
                 return refuse("angles are neither [b, s, 1, d] nor [b, 1, s, d]");

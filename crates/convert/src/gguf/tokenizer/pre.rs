@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 /// One step: each piece of text is cut further.
 #[derive(Debug, PartialEq, Eq)]
-enum Cut {
+enum Split {
     /// What matches is a piece of its own, so is what lies between.
     At(&'static str),
     /// Each digit is a piece.
@@ -27,7 +27,7 @@ pub(super) struct Pre {
     names: &'static [&'static str],
     /// Text is brought to the composed form first.
     pub nfc: bool,
-    cuts: &'static [Cut],
+    cuts: &'static [Split],
     /// A word that is a token is never merged from parts.
     pub whole_words: bool,
     /// A first token is added unless the file says otherwise.
@@ -40,7 +40,7 @@ impl Pre {
     const GPT2: Self = Self {
         names: &["gpt-2", "phi-2"],
         nfc: false,
-        cuts: &[Cut::Gpt2],
+        cuts: &[Split::Gpt2],
         whole_words: false,
         starts: false,
         class: "GPT2Tokenizer",
@@ -59,8 +59,8 @@ impl Pre {
 
     /// `pre_tokenizer` of `tokenizer.json`.
     pub fn json(&self) -> Value {
-        let mut steps: Vec<Value> = self.cuts.iter().map(Cut::json).collect();
-        if !self.cuts.contains(&Cut::Gpt2) {
+        let mut steps: Vec<Value> = self.cuts.iter().map(Split::json).collect();
+        if !self.cuts.contains(&Split::Gpt2) {
             steps.push(byte_level(false));
         }
         match steps.as_slice() {
@@ -70,7 +70,7 @@ impl Pre {
     }
 }
 
-impl Cut {
+impl Split {
     fn json(&self) -> Value {
         match self {
             Self::At(pattern) => {
@@ -114,23 +114,23 @@ static PRES: &[Pre] = &[
     },
     Pre {
         names: &["smollm", "starcoder", "refact"],
-        cuts: &[Cut::EachDigit, Cut::Gpt2],
+        cuts: &[Split::EachDigit, Split::Gpt2],
         ..Pre::GPT2
     },
     Pre {
         names: &["command-r"],
         nfc: true,
-        cuts: &[Cut::EachDigit, Cut::Gpt2],
+        cuts: &[Split::EachDigit, Split::Gpt2],
         class: "CohereTokenizer",
         ..Pre::GPT2
     },
     Pre {
         names: &["falcon"],
         cuts: &[
-            Cut::Punctuation,
-            Cut::Gpt2,
-            Cut::Digits,
-            Cut::At("[0-9][0-9][0-9]"),
+            Split::Punctuation,
+            Split::Gpt2,
+            Split::Digits,
+            Split::At("[0-9][0-9][0-9]"),
         ],
         class: "PreTrainedTokenizerFast",
         ..Pre::GPT2
@@ -138,13 +138,13 @@ static PRES: &[Pre] = &[
     Pre {
         names: &["qwen2", "deepseek-r1-qwen", "megrez"],
         nfc: true,
-        cuts: &[Cut::At(QWEN2)],
+        cuts: &[Split::At(QWEN2)],
         class: "Qwen2Tokenizer",
         ..Pre::GPT2
     },
     Pre {
         names: &["llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"],
-        cuts: &[Cut::At(LLAMA3)],
+        cuts: &[Split::At(LLAMA3)],
         whole_words: true,
         starts: true,
         class: "PreTrainedTokenizerFast",
@@ -152,13 +152,13 @@ static PRES: &[Pre] = &[
     },
     Pre {
         names: &["smaug-bpe"],
-        cuts: &[Cut::At(LLAMA3)],
+        cuts: &[Split::At(LLAMA3)],
         class: "PreTrainedTokenizerFast",
         ..Pre::GPT2
     },
     Pre {
         names: &["tekken"],
-        cuts: &[Cut::At(TEKKEN)],
+        cuts: &[Split::At(TEKKEN)],
         whole_words: true,
         starts: true,
         class: "PreTrainedTokenizerFast",
@@ -166,19 +166,19 @@ static PRES: &[Pre] = &[
     },
     Pre {
         names: &["gpt-4o"],
-        cuts: &[Cut::At(GPT4O)],
+        cuts: &[Split::At(GPT4O)],
         class: "PreTrainedTokenizerFast",
         ..Pre::GPT2
     },
     Pre {
         names: &["deepseek-llm"],
         cuts: &[
-            Cut::At("[\r\n]"),
-            Cut::At(CASED_WORDS),
-            Cut::At(MARKS),
-            Cut::At(r"\s+$"),
-            Cut::At(IDEOGRAPHS),
-            Cut::EachDigit,
+            Split::At("[\r\n]"),
+            Split::At(CASED_WORDS),
+            Split::At(MARKS),
+            Split::At(r"\s+$"),
+            Split::At(IDEOGRAPHS),
+            Split::EachDigit,
         ],
         class: "LlamaTokenizerFast",
         ..Pre::GPT2
@@ -186,11 +186,11 @@ static PRES: &[Pre] = &[
     Pre {
         names: &["deepseek-coder"],
         cuts: &[
-            Cut::At("[\r\n]"),
-            Cut::At(r"\s?\p{L}+"),
-            Cut::At(r"\s?\p{P}+"),
-            Cut::At(IDEOGRAPHS),
-            Cut::EachDigit,
+            Split::At("[\r\n]"),
+            Split::At(r"\s?\p{L}+"),
+            Split::At(r"\s?\p{P}+"),
+            Split::At(IDEOGRAPHS),
+            Split::EachDigit,
         ],
         class: "LlamaTokenizerFast",
         ..Pre::GPT2

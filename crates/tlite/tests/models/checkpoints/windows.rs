@@ -14,7 +14,9 @@ use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::graph::text;
-use transformer_lite::unstable::llm::engine::{DecoderBuilder, DeviceModel, HostModel, Lengths, Logits};
+use transformer_lite::unstable::llm::engine::{
+    DecoderBuilder, DeviceModel, HostModel, Logits, SequenceConfig,
+};
 use transformer_lite::unstable::llm::{
     Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
@@ -89,10 +91,10 @@ fn tokens(count: usize) -> Vec<u32> {
         .collect()
 }
 
-fn lengths(context: usize) -> Lengths {
-    Lengths {
+fn lengths(context: usize) -> SequenceConfig {
+    SequenceConfig {
         chunk: CHUNK,
-        ..Lengths::of(context)
+        ..SequenceConfig::of(context)
     }
 }
 
@@ -103,7 +105,12 @@ fn q8() -> Target {
     }
 }
 
-fn on(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Result<DeviceModel, String> {
+fn on(
+    device: &Device,
+    model: &Path,
+    target: &Target,
+    lengths: &SequenceConfig,
+) -> Result<DeviceModel, String> {
     let logits = if lengths.rows > 1 {
         Logits::Tail
     } else {
@@ -117,7 +124,12 @@ fn on(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Resu
 }
 
 /// The same with the work-groups that a GPU would get.
-fn as_gpu(device: &Device, model: &Path, target: &Target, lengths: &Lengths) -> Result<DeviceModel, String> {
+fn as_gpu(
+    device: &Device,
+    model: &Path,
+    target: &Target,
+    lengths: &SequenceConfig,
+) -> Result<DeviceModel, String> {
     let decoder = decoder(model, target, Logits::Last)?;
     let backend = device.share().with_caps(|c| {
         c.kind = DeviceKind::Discrete;
@@ -147,7 +159,7 @@ fn bytes(family: &Family, rows: usize) -> u64 {
 fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let decoder = decoder(&model, &Target::DEVICE, Logits::Last)?;
-    let lengths = Lengths::of(LONG);
+    let lengths = SequenceConfig::of(LONG);
     let ring = window + lengths.chunk;
     let rows = |layer| if windowed(layer) { ring } else { LONG };
     let layers = family.size("num_hidden_layers");
@@ -263,9 +275,9 @@ fn split(family: &Family, _: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, 300)?;
     let tokens = tokens(800);
     let rows = host_rows(&model, &Target::HOST, &tokens)?;
-    let lengths = Lengths {
+    let lengths = SequenceConfig {
         chunk: 64,
-        ..Lengths::of(1000)
+        ..SequenceConfig::of(1000)
     };
     for open in [on, as_gpu] {
         let mut found = open(device, &model, &Target::DEVICE, &lengths)?;
@@ -396,7 +408,7 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let prompt = tokens(50);
     let generate = |rows: usize, most: usize| -> Result<(Vec<u32>, usize), String> {
-        let lengths = Lengths {
+        let lengths = SequenceConfig {
             rows,
             ..lengths(CONTEXT)
         };
@@ -436,7 +448,7 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
 /// these sees what it would see of a prefill.
 fn many_tokens(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
-    let mut found = on(device, &model, &Target::DEVICE, &Lengths::of(LONG))?;
+    let mut found = on(device, &model, &Target::DEVICE, &SequenceConfig::of(LONG))?;
     let tokens = tokens(4010);
     let mut logits = Vec::new();
     found.forward(&tokens[..9], &mut logits).text()?;
