@@ -83,6 +83,7 @@ mod internal {
     pub mod error;
     pub mod executor;
     pub mod files;
+    pub mod fmt;
     pub mod graph;
     pub mod llm;
     pub mod lower;
@@ -97,14 +98,13 @@ mod internal {
     pub mod selftest;
     pub mod shape;
     pub mod tensor;
-    pub mod units;
 }
 #[cfg(test)]
 mod testing;
 
 use internal::{
-    backend, cache, error, executor, files, graph, llm, lower, mapped, note, parallel, placement, plan,
-    quant, runner, selftest, shape, tensor, units,
+    backend, cache, error, executor, files, fmt, graph, llm, lower, mapped, note, parallel, placement, plan,
+    quant, runner, selftest, shape, tensor,
 };
 
 pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
@@ -126,8 +126,8 @@ pub use tensor::{DType, HostTensor};
 #[doc(hidden)]
 pub mod unstable {
     pub use crate::internal::{
-        backend, cache, capi, error, executor, files, graph, llm, lower, mapped, note, parallel, placement,
-        plan, probe, quant, runner, selftest, shape, tensor, units,
+        backend, cache, capi, error, executor, files, fmt, graph, llm, lower, mapped, note, parallel,
+        placement, plan, probe, quant, runner, selftest, shape, tensor,
     };
 }
 

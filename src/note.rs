@@ -195,7 +195,7 @@ impl fmt::Display for Note {
                 f,
                 "{} could not be checked on {device} and are used unchecked, for example {first}: \
                  their results in these runs prove nothing",
-                crate::units::count_text(*count, "kernel")
+                crate::fmt::count_text(*count, "kernel")
             ),
         }
     }

@@ -12,9 +12,9 @@ use crate::backend::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, TensorCores,
     View, x86,
 };
+use crate::fmt::quantity;
 use crate::plan::Arithmetic;
 use crate::tensor::DType;
-use crate::units::quantity;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -14,7 +14,7 @@
 mod entry;
 
 use crate::error::{Error, Result};
-use crate::units::count_text;
+use crate::fmt::count_text;
 use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{ErrorKind, Write};

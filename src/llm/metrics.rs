@@ -1,6 +1,6 @@
 //! Speed of a generation.
 
-use crate::units::count_text;
+use crate::fmt::count_text;
 use std::fmt;
 use std::time::Duration;
 

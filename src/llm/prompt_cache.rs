@@ -8,7 +8,7 @@
 use super::LanguageModel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::files::write_whole;
-use crate::units::count_text;
+use crate::fmt::count_text;
 use serde::{Deserialize, Serialize};
 use std::path::Path;
 

@@ -25,8 +25,8 @@ use transformer_lite::unstable::graph::op::softmax::Softmax;
 use transformer_lite::unstable::graph::op::split::Split;
 use transformer_lite::unstable::graph::op::transpose::Transpose;
 use transformer_lite::unstable::graph::pass::{
-    ATTENTION, FOLD, FUSE, IDENTITY, KV_CACHE, LAST_ROW, LAST_ROWS, MOVES, NEIGHBOURS, NORM, OUTER, PICK,
-    Pass, Pipeline, ROTARY, ROWS, SPLIT, TRANS_B,
+    ATTENTION, FOLD, FUSE, GATHER_TO_SLICE, KV_CACHE, LAST_ROW, LAST_ROWS, NORM, OUTER_PRODUCT, Pass,
+    Pipeline, REMOVE_NOOPS, ROTARY, ROTARY_INTERLEAVED, ROWS, SINK_TRANSPOSES, SPLIT, TRANS_B,
 };
 use transformer_lite::unstable::graph::{Edit, Graph, Op, ValueId};
 use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Fact, Shape};

@@ -18,9 +18,9 @@ mod priority;
 mod record;
 mod replay;
 mod slice;
+mod tensor_cores;
 #[cfg(test)]
 mod tests;
-mod units;
 
 use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
@@ -132,7 +132,7 @@ impl OpenCl {
         let mut stats = Stats::default();
         let store = options.cache.as_deref();
         if caps.profile.tensor_cores.is_some()
-            && let Some(why) = units::refusal(Builder::new(&context, handle, &caps, store), &mut stats)
+            && let Some(why) = tensor_cores::refusal(Builder::new(&context, handle, &caps, store), &mut stats)
         {
             log::warn!(
                 "{}: tensor cores are not usable, using generic kernels: {why}",
@@ -141,7 +141,8 @@ impl OpenCl {
             caps.refused.push(format!("inline PTX for tensor cores: {why}"));
             (caps.profile.tensor_cores, caps.profile.packed_dot) = (None, PackedDot::None);
         }
-        if let Some(why) = units::dot_refusal(Builder::new(&context, handle, &caps, store), &mut stats) {
+        if let Some(why) = tensor_cores::dot_refusal(Builder::new(&context, handle, &caps, store), &mut stats)
+        {
             let what = format!("packed dot products ({:?}): {why}", caps.profile.packed_dot);
             log::info!("{}: not using {what}", caps.device);
             caps.refused.push(what);

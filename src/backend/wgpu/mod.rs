@@ -9,9 +9,9 @@
 
 mod build;
 mod record;
+mod tensor_cores;
 #[cfg(test)]
 mod tests;
-mod units;
 
 use super::device_presets::Family;
 use super::kernel::Language;
@@ -269,7 +269,7 @@ impl Wgpu {
             stats: Stats::default(),
         };
         if opened.caps.profile.tensor_cores.is_some()
-            && let Some(why) = units::refusal(&opened)
+            && let Some(why) = tensor_cores::refusal(&opened)
         {
             let name = &opened.caps.device;
             log::warn!("{name}: cooperative matrices are not usable, using generic kernels: {why}");

@@ -1,5 +1,5 @@
 //! Fused gate-up (SwiGLU): two matmuls of one operand with E0M weights of the same size and form,
-//! and an elementwise function of both results (made by the pass `gated_product`). Operands:
+//! and an elementwise function of both results (made by the pass `gate_up`). Operands:
 //! `x [.., K]`, then quantized weights and scales of the first and of the second matmul, as in
 //! [`super::matmul_e0m`].
 //!

@@ -9,10 +9,10 @@
 //! Activations may be quantized to 8 bits (module `int8`).
 
 mod int8;
+mod tensor_cores;
 mod tune;
-mod units;
 
-pub use units::FEW_ROWS;
+pub use tensor_cores::FEW_ROWS;
 
 use super::case::{Case, constant, input};
 use super::norm;
@@ -99,7 +99,7 @@ pub struct MatMulE0m {
     /// elements. Set by the pass `int8_activations`, for 4-bit and 8-bit weights.
     pub int8: bool,
     /// Normalizes rows of `x` first ([`RmsNorm`]), with this epsilon and the last operand as scale.
-    /// Set by the pass `normed_product`.
+    /// Set by the pass `norm_matmul`.
     pub norm: Option<f32>,
 }
 
@@ -474,7 +474,7 @@ impl MatMulE0m {
             let types = [x.dtype, y.dtype];
             let on_units = vector && self.vector_on_units(cx.device(), types, [k, 1], false).is_some();
             let itself = match on_units {
-                true => units::holds_row(cx.device(), k),
+                true => tensor_cores::holds_row(cx.device(), k),
                 // Activations before normalization may be too large for halves.
                 false => vector && !(cx.device().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
             };
@@ -842,8 +842,8 @@ pub static DEF: OpDef = OpDef {
         &VECTOR.kernel,
         &MATRIX.kernel,
         &PAIRS.kernel,
-        &units::VECTOR.kernel,
-        &units::MATRIX.kernel,
+        &tensor_cores::VECTOR.kernel,
+        &tensor_cores::MATRIX.kernel,
         &int8::QUANTIZE.kernel,
         &int8::VECTOR.kernel,
         &int8::PRODUCT.kernel,

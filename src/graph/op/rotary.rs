@@ -1,4 +1,4 @@
-//! Rotary position embedding (own domain, made by the passes `rotary` and `neighbours`).
+//! Rotary position embedding (own domain, made by the passes `rotary` and `rotary_interleaved`).
 //!
 //! Operands: x `[batch, sequence, heads, dim]`, or with the first two axes swapped; dim is even.
 //! With halves, cos and sin are `[batch, sequence, 1, dim]`: `y = x * cos + rotate_half(x) * sin`

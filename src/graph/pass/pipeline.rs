@@ -2,13 +2,13 @@
 //! `docs/passes.md` is generated from it.
 
 use super::cleanup::{
-    CACHES, CONV_NORM, DECOMPOSE, DUPLICATES, FOLD, GEMM, IDENTITY, INLINE_IF, MOVES, OUTER, PICK, SPLIT,
-    TRANS_B,
+    CACHES, CONV_NORM, DECOMPOSE, DECOMPOSE_GEMM, DUPLICATES, FOLD, GATHER_TO_SLICE, INLINE_IF,
+    OUTER_PRODUCT, REMOVE_NOOPS, SINK_TRANSPOSES, SPLIT, TRANS_B,
 };
 use super::decoder::{GREEDY, INT8_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW};
 use super::fuse::{
-    ATTENTION, EPILOGUE, FUSE, GATED_PRODUCT, JOINT_MATMUL_E0M, NEIGHBOURS, NORM, NORMED_PRODUCT, ROTARY,
-    ROTARY_APPEND,
+    ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
+    ROTARY_INTERLEAVED,
 };
 use super::{Pass, PassReport};
 use crate::backend::Caps;
@@ -159,11 +159,11 @@ pub fn steps(t: &Target) -> Vec<Step> {
             (FOLD, always),
             (DECOMPOSE, device),
             (CACHES, host),
-            (IDENTITY, device),
+            (REMOVE_NOOPS, device),
             (DUPLICATES, device),
-            (GEMM, device),
-            (OUTER, device),
-            (PICK, device),
+            (DECOMPOSE_GEMM, device),
+            (OUTER_PRODUCT, device),
+            (GATHER_TO_SLICE, device),
             (SPLIT, device),
             (CONV_NORM, device),
         ]),
@@ -171,8 +171,8 @@ pub fn steps(t: &Target) -> Vec<Step> {
         (Phase::Structure, &[
             (NORM, device),
             (ROTARY, device),
-            (NEIGHBOURS, device),
-            (MOVES, device),
+            (ROTARY_INTERLEAVED, device),
+            (SINK_TRANSPOSES, device),
             (TRANS_B, always),
             (KV_CACHE, caches),
             (ATTENTION, device),
@@ -195,8 +195,8 @@ pub fn steps(t: &Target) -> Vec<Step> {
             (GREEDY, greedy),
         ]),
         (Phase::DecodeStep, &[
-            (GATED_PRODUCT, one_row),
-            (NORMED_PRODUCT, one_row),
+            (GATE_UP, one_row),
+            (NORM_MATMUL, one_row),
         ]),
     ];
     let step = |phase| move |&(pass, when): &(Pass, When)| Step { phase, pass, when };

@@ -4,8 +4,8 @@ use super::plans::PlanSet;
 use super::{Decoder, SequenceConfig};
 use crate::backend::Caps;
 use crate::error::{Error, ErrorKind, Result};
+use crate::fmt::size_text;
 use crate::plan::{MemoryReport, Plan, weight_bytes};
-use crate::units::size_text;
 use std::fmt;
 
 /// Memory of a decoder with one sequence, in bytes, without what drivers use themselves.

@@ -109,7 +109,7 @@ fn scales_of_operands_are_one() {
         let (q, k) = (b.binary(Binary::Mul, q, c), b.binary(Binary::Div, turned, d));
         b.node(MatMul { trans_b: false }, &[q, k])
     });
-    assert!(b.pass(MOVES, &SIZES) > 0);
+    assert!(b.pass(SINK_TRANSPOSES, &SIZES) > 0);
     assert_eq!(b.pass(TRANS_B, &SIZES), 1);
     assert_eq!(b.pass(ATTENTION, &SIZES), 1);
     // A factor for each element is no scale.
@@ -167,7 +167,7 @@ fn parts_of_heads_turn() {
     for from in [0, 2] {
         let mut b = part_turned(from);
         assert_eq!(b.pass(ROTARY, &[("s", 3)]), 1);
-        assert!(b.pass(MOVES, &[("s", 3)]) > 0);
+        assert!(b.pass(SINK_TRANSPOSES, &[("s", 3)]) > 0);
         // One transpose is left, the last node; and one of each table of angles.
         let transposes = b.0.nodes().filter(|(_, n)| n.op.name() == "Transpose").count();
         assert_eq!(transposes, 3);
@@ -235,7 +235,7 @@ fn slices_of_everything_go_away() {
         b.output(y);
         b
     };
-    assert_eq!(slice(1, 4).pass(IDENTITY, &[("s", 3)]), 1);
-    assert_eq!(slice(1, i64::MAX).pass(IDENTITY, &[("s", 3)]), 1);
-    assert_eq!(slice(1, 3).pass(IDENTITY, &[("s", 3)]), 0, "a part");
+    assert_eq!(slice(1, 4).pass(REMOVE_NOOPS, &[("s", 3)]), 1);
+    assert_eq!(slice(1, i64::MAX).pass(REMOVE_NOOPS, &[("s", 3)]), 1);
+    assert_eq!(slice(1, 3).pass(REMOVE_NOOPS, &[("s", 3)]), 0, "a part");
 }

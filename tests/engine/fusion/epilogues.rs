@@ -3,7 +3,7 @@
 use super::*;
 use transformer_lite::unstable::graph::op::conv::Conv;
 use transformer_lite::unstable::graph::op::window::Window;
-use transformer_lite::unstable::graph::pass::{EPILOGUE, MOVES};
+use transformer_lite::unstable::graph::pass::{EPILOGUE, SINK_TRANSPOSES};
 
 fn product(b: &mut Build) -> ValueId {
     let (x, w) = (b.input("x", "s,4"), b.input("w", "4,6"));
@@ -114,7 +114,7 @@ fn transposes_cancel() {
     let y = b.swap(y, &[2, 0, 1]);
     let y = b.unary(Unary::Exp, y);
     b.output(y);
-    assert_eq!(b.pass(MOVES, &sizes), 1);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &sizes), 1);
     assert_eq!(b.nodes(), 1);
     // Across elementwise operators, one with an operand that is a single element, one with two that
     // are moved alike.
@@ -127,7 +127,7 @@ fn transposes_cancel() {
     let y = b.swap(sum, &[0, 2, 1]);
     let y = b.unary(Unary::Exp, y);
     b.output(y);
-    b.pass(MOVES, &sizes);
+    b.pass(SINK_TRANSPOSES, &sizes);
     assert!(!b.has("Transpose") && b.nodes() == 3);
     // To another order, the two become one; what makes an output of the model stays.
     let mut b = Build::default();
@@ -135,14 +135,14 @@ fn transposes_cancel() {
     let y = b.swap(x, &[1, 2, 0]);
     let y = b.swap(y, &[1, 0, 2]);
     b.output(y);
-    assert_eq!(b.pass(MOVES, &sizes), 1);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &sizes), 1);
     assert_eq!(b.nodes(), 1);
 }
 
 #[test]
 fn what_must_not_be_moved() {
     let sizes = [("s", 3)];
-    let none = |mut b: Build, what: &str| assert_eq!(b.pass(MOVES, &sizes), 0, "{what}");
+    let none = |mut b: Build, what: &str| assert_eq!(b.pass(SINK_TRANSPOSES, &sizes), 0, "{what}");
     let mut b = Build::default();
     let (x, row) = (b.input("x", "2,s,4"), b.input("row", "4,1"));
     let t = b.swap(x, &[0, 2, 1]);
@@ -173,7 +173,7 @@ fn reshapes_come_behind_elementwise_operators() {
     let y = b.node(Reshape::Reshape { allow_zero: false }, &[p, shape]);
     let y = b.unary(Unary::Exp, y);
     b.output(y);
-    assert_eq!(b.pass(MOVES, &[("s", 3)]), 1);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &[("s", 3)]), 1);
     assert_eq!(b.pass(EPILOGUE, &[("s", 3)]), 1);
 }
 
@@ -189,7 +189,7 @@ fn slices_join() {
     let y = slice(&mut b, y, -1, 0, 2, 1);
     let y = slice(&mut b, y, 1, -1, -20, -3);
     b.output(y);
-    assert_eq!(b.pass(MOVES, &[("s", 5)]), 2);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &[("s", 5)]), 2);
     assert_eq!(b.nodes(), 1);
     // Of one axis, and where the first has another reader.
     let mut b = Build::default();
@@ -197,7 +197,7 @@ fn slices_join() {
     let y = slice(&mut b, x, 0, 1, 7, 1);
     let z = slice(&mut b, y, 0, 2, 4, 1);
     b.output(z);
-    assert_eq!(b.pass(MOVES, &[("s", 5)]), 0);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &[("s", 5)]), 0);
     let mut b = Build::default();
     let x = b.input("x", "8,9,s");
     let y = slice(&mut b, x, 0, 1, 7, 1);
@@ -205,7 +205,7 @@ fn slices_join() {
         let z = slice(&mut b, y, axis, 0, 2, 1);
         b.output(z);
     }
-    assert_eq!(b.pass(MOVES, &[("s", 5)]), 0);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &[("s", 5)]), 0);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn parts_and_concatenations_cancel() {
     let (p, q) = (b.unary(Unary::Exp, p), b.unary(Unary::Abs, q));
     b.output(p);
     b.output(q);
-    assert_eq!(b.pass(MOVES, &sizes), 2);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &sizes), 2);
     assert_eq!(b.nodes(), 2);
     let halves = |from: i64, swapped: bool| {
         let mut b = Build::default();
@@ -231,10 +231,14 @@ fn parts_and_concatenations_cancel() {
         b
     };
     let mut b = halves(0, false);
-    assert_eq!(b.pass(MOVES, &sizes), 1);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &sizes), 1);
     assert_eq!(b.nodes(), 1);
     for (from, swapped) in [(1, false), (0, true)] {
-        assert_eq!(halves(from, swapped).pass(MOVES, &sizes), 0, "{from} {swapped}");
+        assert_eq!(
+            halves(from, swapped).pass(SINK_TRANSPOSES, &sizes),
+            0,
+            "{from} {swapped}"
+        );
     }
     // A part that covers some of two.
     let mut b = Build::default();
@@ -242,5 +246,5 @@ fn parts_and_concatenations_cancel() {
     let joined = b.node(Concat { axis: 1 }, &[x, z]);
     let y = b.part(joined, 2, 6);
     b.output(y);
-    assert_eq!(b.pass(MOVES, &sizes), 0);
+    assert_eq!(b.pass(SINK_TRANSPOSES, &sizes), 0);
 }

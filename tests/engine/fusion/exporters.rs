@@ -133,9 +133,15 @@ fn products_over_one_element() {
         b
     };
     let mut b = product("2,5,1", "2,1,s", false);
-    assert_eq!((b.pass(OUTER, &[("s", 3)]), b.has("Mul")), (1, true));
-    assert_eq!(product("2,5,2", "2,2,s", false).pass(OUTER, &[("s", 3)]), 0);
-    assert_eq!(product("2,5,1", "2,s,1", true).pass(OUTER, &[("s", 3)]), 0);
+    assert_eq!((b.pass(OUTER_PRODUCT, &[("s", 3)]), b.has("Mul")), (1, true));
+    assert_eq!(
+        product("2,5,2", "2,2,s", false).pass(OUTER_PRODUCT, &[("s", 3)]),
+        0
+    );
+    assert_eq!(
+        product("2,5,1", "2,s,1", true).pass(OUTER_PRODUCT, &[("s", 3)]),
+        0
+    );
 }
 
 /// A product that makes the output `logits`, through a transpose if there is one.
@@ -268,7 +274,7 @@ fn one_place_of_an_inner_axis_is_sliced() {
     for (axis, rank, index) in [(-1, 0, 2), (2, 0, -1), (1, 0, 0), (-1, 1, -2), (1, 1, -1)] {
         let mut b = gather(axis, rank, &[index]);
         assert_eq!(
-            (b.pass(PICK, &sizes), b.has("Gather")),
+            (b.pass(GATHER_TO_SLICE, &sizes), b.has("Gather")),
             (1, false),
             "{index} of {axis}"
         );
@@ -276,7 +282,10 @@ fn one_place_of_an_inner_axis_is_sliced() {
     // A place that the axis may not have is an error in any form.
     for (rank, shape) in [(0, "[3, 4]"), (1, "[3, 1, 4]")] {
         let mut b = gather(1, rank, &[3]);
-        assert_eq!((b.pass(PICK, &[("s", 4)]), b.has("Gather")), (1, false));
+        assert_eq!(
+            (b.pass(GATHER_TO_SLICE, &[("s", 4)]), b.has("Gather")),
+            (1, false)
+        );
         let y = b.0.outputs()[0];
         assert_eq!(b.0.fact(y).unwrap().shape.to_string(), shape);
         let [assumed] = b.0.assumptions() else {
@@ -285,8 +294,16 @@ fn one_place_of_an_inner_axis_is_sliced() {
         let at = |s| assumed.assumed.dim.eval(&Bindings::from([("s", s)])).unwrap();
         assert_eq!((at(4), at(2) == 0), (0, false));
     }
-    assert_eq!(gather(0, 0, &[1]).pass(PICK, &sizes), 0, "rows of a table");
-    assert_eq!(gather(2, 1, &[1, 0]).pass(PICK, &sizes), 0, "two places");
+    assert_eq!(
+        gather(0, 0, &[1]).pass(GATHER_TO_SLICE, &sizes),
+        0,
+        "rows of a table"
+    );
+    assert_eq!(
+        gather(2, 1, &[1, 0]).pass(GATHER_TO_SLICE, &sizes),
+        0,
+        "two places"
+    );
 }
 
 #[test]
@@ -366,7 +383,7 @@ fn rotary_of_neighbours(r: i64, off: &Off) -> Build {
 fn rotary_embeddings_of_neighbours() {
     for r in [8, 4] {
         let mut b = rotary_of_neighbours(r, &Off::default());
-        assert_eq!(b.pass(NEIGHBOURS, &[("s", 3)]), 1, "{r}");
+        assert_eq!(b.pass(ROTARY_INTERLEAVED, &[("s", 3)]), 1, "{r}");
         assert_eq!((b.has("Rotary"), b.nodes()), (true, 1), "{r}");
     }
     let wrong = [
@@ -380,7 +397,10 @@ fn rotary_embeddings_of_neighbours() {
         },
     ];
     for off in wrong {
-        assert_eq!(rotary_of_neighbours(4, &off).pass(NEIGHBOURS, &[("s", 3)]), 0);
+        assert_eq!(
+            rotary_of_neighbours(4, &off).pass(ROTARY_INTERLEAVED, &[("s", 3)]),
+            0
+        );
     }
     // The part of each head is an embedding all the same.
     let mut b = rotary_of_neighbours(
@@ -390,6 +410,6 @@ fn rotary_embeddings_of_neighbours() {
             ..Off::default()
         },
     );
-    assert_eq!(b.pass(NEIGHBOURS, &[("s", 3)]), 1);
+    assert_eq!(b.pass(ROTARY_INTERLEAVED, &[("s", 3)]), 1);
     assert!(b.has("Concat"));
 }

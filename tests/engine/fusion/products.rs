@@ -5,7 +5,7 @@ use transformer_lite::unstable::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
-use transformer_lite::unstable::graph::pass::{EPILOGUE, GATED_PRODUCT, JOINT_MATMUL_E0M, NORMED_PRODUCT};
+use transformer_lite::unstable::graph::pass::{EPILOGUE, GATE_UP, JOINT_MATMUL_E0M, NORM_MATMUL};
 use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
 
 /// Codes and scales of a constant of 64 rows and `n` columns, as `product` reads them.
@@ -151,9 +151,9 @@ fn gates_join_the_products_that_they_open_and_norms_both() {
     let mut b = gated((FOUR, 16), (FOUR, 16), false);
     b.pass(FUSE, &sizes);
     assert_eq!(b.pass(EPILOGUE, &sizes), 1);
-    assert_eq!(b.pass(GATED_PRODUCT, &sizes), 1);
+    assert_eq!(b.pass(GATE_UP, &sizes), 1);
     assert!(has::<GatedMatMulE0m>(&b, |g| g.product.norm.is_none()));
-    assert_eq!(b.pass(NORMED_PRODUCT, &sizes), 1);
+    assert_eq!(b.pass(NORM_MATMUL, &sizes), 1);
     assert!(has::<GatedMatMulE0m>(&b, |g| g.product.norm == Some(1e-5)));
     assert_eq!(b.nodes(), 1);
 }
@@ -168,9 +168,9 @@ fn gates_that_stay_apart() {
     ] {
         b.pass(FUSE, &sizes);
         assert_eq!(b.pass(EPILOGUE, &sizes), 1, "{what}");
-        assert_eq!(b.pass(GATED_PRODUCT, &sizes), 0, "{what}");
+        assert_eq!(b.pass(GATE_UP, &sizes), 0, "{what}");
         // The norm joins each of them all the same.
-        assert_eq!(b.pass(NORMED_PRODUCT, &sizes), 1, "{what}");
+        assert_eq!(b.pass(NORM_MATMUL, &sizes), 1, "{what}");
         assert!(!has::<RmsNorm>(&b, |_| true), "{what}");
     }
 }

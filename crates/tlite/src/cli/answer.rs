@@ -11,12 +11,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::load::{Loading, MOST_DRAFTS, Purpose, Used};
 use transformer_lite::unstable::llm::{
     Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
     NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
 };
-use transformer_lite::unstable::units::count_text;
 
 /// How tokens are drafted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]

@@ -14,7 +14,7 @@ use std::sync::{Arc, Once};
 use std::time::SystemTime;
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Entry, FOLDER_VARIABLE, Kind, Store};
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::units::{count_text, size_text};
+use transformer_lite::unstable::fmt::{count_text, size_text};
 
 const MB: u64 = 1 << 20;
 /// A pebibyte: more than any disk that it could be for.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
-use transformer_lite::unstable::units::size_text;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::checkpoint::{self, Summary};
 use transformer_lite_convert::gguf;
 use transformer_lite_convert::new_folder::NewFolder;

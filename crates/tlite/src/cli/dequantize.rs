@@ -4,8 +4,8 @@ use super::interrupt::Interrupt;
 use super::output::{advance, byte_bar, put, text_output};
 use std::path::PathBuf;
 use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite::unstable::llm::folder::check_form;
-use transformer_lite::unstable::units::size_text;
 use transformer_lite_convert::new_folder::NewFolder;
 use transformer_lite_convert::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
 

@@ -10,8 +10,8 @@ use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images, ROW_
 use transformer_lite::unstable::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
 use transformer_lite::unstable::cache::Store;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::probe::{self, Probe, store};
-use transformer_lite::unstable::units::{quantity, size_text};
 
 const EXAMPLES: &str = "\
 Examples:

@@ -17,11 +17,11 @@ use transformer_lite::unstable::backend::{Caps, OpenOptions};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::kind::is_gguf;
 use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::fmt::{count_text, dispatches_text, size_text};
 use transformer_lite::unstable::graph::class::Class;
 use transformer_lite::unstable::llm::KvType;
 use transformer_lite::unstable::llm::engine::{CHUNK, PADDING};
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
-use transformer_lite::unstable::units::{count_text, dispatches_text, size_text};
 
 /// Show what a model contains and what it needs to run
 ///

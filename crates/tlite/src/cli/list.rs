@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 use transformer_lite::unstable::error::Result;
-use transformer_lite::unstable::units::{count_text, size_text};
+use transformer_lite::unstable::fmt::{count_text, size_text};
 use transformer_lite_convert::models::hub::{Cached, Hub};
 use transformer_lite_convert::models::{Entry, ModelStore};
 

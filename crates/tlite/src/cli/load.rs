@@ -12,11 +12,11 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::backend::{Backend, Caps};
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::folder::ModelFolder;
 use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, Loading, PlaceName, Purpose};
 use transformer_lite::unstable::placement::{BackendChoice, Opened};
-use transformer_lite::unstable::units::count_text;
 
 /// A model ready to run, and where it runs.
 pub struct LoadedModel {

@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::Result;
-use transformer_lite::unstable::units::size_text;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::models::{Event, ModelStore, is_source};
 
 /// The folder with `model.onnx` that MODEL stands for, or the ONNX file; see

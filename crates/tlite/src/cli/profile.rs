@@ -19,6 +19,7 @@ use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::executor::Timing;
 use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::llm::engine::DeviceModel;
 use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, Purpose};
@@ -27,7 +28,6 @@ use transformer_lite::unstable::plan::NodeCost;
 use transformer_lite::unstable::probe::Peaks;
 use transformer_lite::unstable::runner::Runner;
 use transformer_lite::unstable::tensor::DType;
-use transformer_lite::unstable::units::{quantity, size_text};
 
 const EXAMPLES: &str = "\
 Examples:

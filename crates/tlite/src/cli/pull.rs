@@ -4,7 +4,7 @@ use super::interrupt::Interrupt;
 use super::model::View;
 use super::output::{put, put_json};
 use transformer_lite::unstable::error::Result;
-use transformer_lite::unstable::units::size_text;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::models::ModelStore;
 use transformer_lite_convert::models::hub::{Hub, Spec};
 

@@ -11,9 +11,9 @@ use serde::Serialize;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite::unstable::llm::folder::check_form;
 use transformer_lite::unstable::quant::{Bits, GROUP_STEP, Method, PER_CHANNEL};
-use transformer_lite::unstable::units::size_text;
 use transformer_lite_convert::quantize::{
     GROUP_SIZES, Left, Options, Progress, Quantized, Summary, grid_group, quantize_with, unfinished,
 };

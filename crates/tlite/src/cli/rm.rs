@@ -3,7 +3,7 @@
 use super::output::put;
 use std::io::{BufRead, IsTerminal, Write};
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::units::size_text;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::models::hub::{Cached, Hub, PREFIX};
 use transformer_lite_convert::models::{Entry, ModelStore};
 

@@ -12,11 +12,11 @@ use std::num::NonZeroUsize;
 use std::path::Path;
 use transformer_lite::unstable::backend::{Backend, Caps};
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::llm::ModelFolder;
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::PlannedDecoder;
 use transformer_lite::unstable::probe::{Probe, store};
-use transformer_lite::unstable::units::{quantity, size_text};
 
 const EXAMPLES: &str = "\
 Examples:

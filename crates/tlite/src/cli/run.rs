@@ -24,11 +24,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use transformer_lite::unstable::backend::Backend;
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::placement::BackendChoice;
 use transformer_lite::unstable::runner::{Checks, Named, Runner, compare};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
-use transformer_lite::unstable::units::count_text;
 
 /// Run any model on tensors or pictures
 ///

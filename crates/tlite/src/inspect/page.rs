@@ -8,8 +8,8 @@
 use super::{How, NodeReport, Operator, PlanReport, Report, StepReport, ValueReport};
 use serde_json::{Value, json};
 use std::collections::HashMap;
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite::unstable::graph::class::Class;
-use transformer_lite::unstable::units::size_text;
 
 const HTML: &str = include_str!("page/page.html");
 /// The style of pages.

@@ -8,7 +8,7 @@ use std::path::Path;
 const ORDER: &[&str] = &[
     "tensor",
     "shape",
-    "units",
+    "fmt",
     "parallel",
     "mapped",
     "error",

@@ -3,27 +3,27 @@
 
 mod conv_norm;
 mod decompose;
+mod decompose_gemm;
 mod duplicates;
 mod fold;
-mod gemm;
-mod identity;
+mod gather_to_slice;
 mod inline_if;
-mod moves;
-mod outer;
-mod pick;
+mod outer_product;
+mod remove_noops;
+mod sink_transposes;
 mod split;
 mod trans_b;
 
 pub use conv_norm::CONV_NORM;
 pub(crate) use decompose::keeps_cache;
 pub use decompose::{CACHES, DECOMPOSE};
+pub use decompose_gemm::DECOMPOSE_GEMM;
 pub use duplicates::DUPLICATES;
 pub use fold::FOLD;
-pub use gemm::GEMM;
-pub use identity::IDENTITY;
+pub use gather_to_slice::GATHER_TO_SLICE;
 pub use inline_if::INLINE_IF;
-pub use moves::MOVES;
-pub use outer::OUTER;
-pub use pick::PICK;
+pub use outer_product::OUTER_PRODUCT;
+pub use remove_noops::REMOVE_NOOPS;
+pub use sink_transposes::SINK_TRANSPOSES;
 pub use split::SPLIT;
 pub use trans_b::TRANS_B;

@@ -4,21 +4,21 @@
 mod attention;
 mod elementwise;
 mod epilogue;
-mod gated_product;
+mod gate_up;
 mod joint_matmul_e0m;
-mod neighbours;
 mod norm;
-mod normed_product;
+mod norm_matmul;
 mod rotary;
 mod rotary_append;
+mod rotary_interleaved;
 
 pub use attention::ATTENTION;
 pub use elementwise::FUSE;
 pub use epilogue::EPILOGUE;
-pub use gated_product::GATED_PRODUCT;
+pub use gate_up::GATE_UP;
 pub use joint_matmul_e0m::JOINT_MATMUL_E0M;
-pub use neighbours::NEIGHBOURS;
 pub use norm::NORM;
-pub use normed_product::NORMED_PRODUCT;
+pub use norm_matmul::NORM_MATMUL;
 pub use rotary::ROTARY;
 pub use rotary_append::ROTARY_APPEND;
+pub use rotary_interleaved::ROTARY_INTERLEAVED;

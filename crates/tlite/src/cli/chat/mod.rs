@@ -25,13 +25,13 @@ use std::io::{IsTerminal, Write};
 use std::path::Path;
 use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::llm::conversation::MESSAGE;
 use transformer_lite::unstable::llm::load::Loading;
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{
     Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
 };
-use transformer_lite::unstable::units::count_text;
 
 const EXAMPLES: &str = "\
 Examples:

@@ -9,9 +9,9 @@ use super::Report;
 use crate::inspect::page::{document, escaped};
 use crate::roofline::measured::{Measured, Profile, TimedKind, roof};
 use std::fmt::Write;
+use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::plan::Arithmetic;
 use transformer_lite::unstable::probe::Peaks;
-use transformer_lite::unstable::units::{quantity, size_text};
 
 const STYLE: &str = "
 main { display: block; } main .panel { margin-bottom: 18px; }

@@ -8,8 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use transformer_lite::unstable::fmt::size_text;
 use transformer_lite::unstable::quant::{Bits, Method, PER_CHANNEL};
-use transformer_lite::unstable::units::size_text;
 use transformer_lite_convert::quantize::{Options, Quantized, Summary};
 
 /// Text of the last cell of a row.

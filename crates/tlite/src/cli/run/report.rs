@@ -6,11 +6,11 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use transformer_lite::unstable::executor::Timing;
+use transformer_lite::unstable::fmt::{count_text, dispatches_text};
 use transformer_lite::unstable::graph::pass::PassReport;
 use transformer_lite::unstable::plan::{HostStep, Segment};
 use transformer_lite::unstable::runner::Difference;
 use transformer_lite::unstable::tensor::HostTensor;
-use transformer_lite::unstable::units::{count_text, dispatches_text};
 
 /// What a run gave.
 #[derive(Debug, Serialize, schemars::JsonSchema)]

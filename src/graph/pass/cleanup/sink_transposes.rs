@@ -24,8 +24,8 @@ use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
 
-pub const MOVES: Pass = Pass {
-    name: "moves",
+pub const SINK_TRANSPOSES: Pass = Pass {
+    name: "sink_transposes",
     does: "cancels and merges transposes, reshapes, slices and concatenations; moves them past elementwise operators",
     refuses: "operands moved differently; two slices of one axis",
     run,

@@ -11,8 +11,8 @@ use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-pub const GEMM: Pass = Pass {
-    name: "gemm",
+pub const DECOMPOSE_GEMM: Pass = Pass {
+    name: "decompose_gemm",
     does: "replaces `Gemm` by a matmul with elementwise operators",
     refuses: "",
     run,

@@ -11,8 +11,8 @@ use crate::graph::pass::pattern::{along_last, binary, last_slice, origin, reshap
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use std::collections::HashSet;
 
-pub const NEIGHBOURS: Pass = Pass {
-    name: "neighbours",
+pub const ROTARY_INTERLEAVED: Pass = Pass {
+    name: "rotary_interleaved",
     does: "recognizes rotary embedding of interleaved pairs",
     refuses: "heads without four axes; another order of terms",
     run,

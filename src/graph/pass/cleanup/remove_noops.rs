@@ -13,8 +13,8 @@ use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub const IDENTITY: Pass = Pass {
-    name: "identity",
+pub const REMOVE_NOOPS: Pass = Pass {
+    name: "remove_noops",
     does: "removes casts, reshapes, transposes and others that change nothing",
     refuses: "",
     run,

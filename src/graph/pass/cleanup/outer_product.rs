@@ -11,8 +11,8 @@ use crate::graph::op::pointwise::{Binary, Pointwise};
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, shape};
 
-pub const OUTER: Pass = Pass {
-    name: "outer",
+pub const OUTER_PRODUCT: Pass = Pass {
+    name: "outer_product",
     does: "replaces a matmul with an inner size of 1 by a multiplication",
     refuses: "",
     run,

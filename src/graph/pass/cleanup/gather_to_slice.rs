@@ -11,8 +11,8 @@ use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 
-pub const PICK: Pass = Pass {
-    name: "pick",
+pub const GATHER_TO_SLICE: Pass = Pass {
+    name: "gather_to_slice",
     does: "replaces a `Gather` of one known index on an inner axis by a slice",
     refuses: "",
     run,

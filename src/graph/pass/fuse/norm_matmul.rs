@@ -13,8 +13,8 @@ use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 
-pub const NORMED_PRODUCT: Pass = Pass {
-    name: "normed_product",
+pub const NORM_MATMUL: Pass = Pass {
+    name: "norm_matmul",
     does: "fuses RMSNorm into the matmuls that read it",
     refuses: "",
     run,

@@ -11,8 +11,8 @@ use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input, producer};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
-pub const GATED_PRODUCT: Pass = Pass {
-    name: "gated_product",
+pub const GATE_UP: Pass = Pass {
+    name: "gate_up",
     does: "fuses a gate-up pair of matmuls (SwiGLU)",
     refuses: "other sizes, bits or groups; a function of more than the two",
     run,
