@@ -1,8 +1,9 @@
 //! What the engine computes, against references: operators against `Op::eval`, and models,
 //! tokenizers and templates against what other programs compute.
 //!
-//! A trial is named as the module that adds it and what it is about, such as
-//! `conformance::softmax/3x130/.../f16@opencl`: `cargo test --test references -- conformance::softmax`.
+//! A trial's name begins with the module that adds it, as in `conformance::Softmax/.../f16@opencl`.
+//! A filter such as `conformance::Softmax` runs those trials of that module whose names contain the
+//! rest.
 
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 

@@ -6,10 +6,10 @@
 //! `tools/setup.sh` fetches its sets. A trial is named as its folder, with that of its set and `/`
 //! before unless that is `node`, and on a device with `@` and the backend behind. A model that the
 //! importer refuses because an operator or a type is not there counts as unsupported. What is
-//! unsupported and what fails is listed in `tests/references/onnx_nodes_expected.txt`, with reasons; all that
-//! is listed must be so. On a device a case counts as passed where the device runs something of it
-//! and the host nothing. With `TLITE_ONNX_NODES_REPORT` set to a file, that gets a line for each
-//! case.
+//! unsupported and what fails is listed in `tests/references/onnx_nodes_expected.txt`, with
+//! reasons; all that is listed must be so. On a device a case counts as passed where the device
+//! runs something of it and the host nothing. With `TLITE_ONNX_NODES_REPORT` set to a file, that
+//! gets a line for each case.
 
 use std::collections::HashMap;
 use std::error::Error as _;

@@ -1,7 +1,8 @@
 //! Whole models on the host and on every device, by the library, by C and by the command; and the
 //! command on a fake driver.
 //!
-//! A trial is named as the module that adds it and what it is about, such as `api::sessions@opencl`.
+//! A trial is named as the module that adds it and what it is about, such as
+//! `api::sessions@opencl`.
 
 #![allow(clippy::result_large_err, reason = "the library's error, on no hot path")]
 

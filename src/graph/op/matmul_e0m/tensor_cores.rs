@@ -1,7 +1,8 @@
-//! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and 8-bit
-//! weights are decoded to halves in registers, and the tensor cores multiply and sum in single
-//! precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel multiplies by
-//! halves derived from `w1` and scales its sums. Results of 4-bit weights are halves too.
+//! E0M matmuls on tensor cores ([`DeviceProfile::tensor_cores`]). With `f16` activations, 4-bit and
+//! 8-bit weights are decoded to halves in registers, and the tensor cores multiply and sum in
+//! single precision. The matrix kernel rounds `s * (w1 - b)` to a half; the vector kernel
+//! multiplies by halves derived from `w1` and scales its sums. Results of 4-bit weights are halves
+//! too.
 
 use super::{E0mShape, MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
 use crate::backend::kernel::{Feature, Features, Form};
