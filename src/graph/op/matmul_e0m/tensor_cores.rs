@@ -4,7 +4,8 @@
 //! multiplies by halves derived from `w1` and scales its sums. Results of 4-bit weights are halves
 //! too.
 
-use super::{E0mShape, MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
+use super::generic::E0mShape;
+use super::{MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::lower::{Call, DeviceProfile, TensorCores};

@@ -1,7 +1,8 @@
 //! Tuning parameters of the generic E0M kernels and of those for int8 activations: how work-groups
 //! divide the weight.
 
-use super::{E0mShape, MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
+use super::generic::E0mShape;
+use super::{MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
 use crate::backend::kernel::wave::{WAVE, Wave};
 use crate::backend::kernel::{Kernel, Language};
 use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};

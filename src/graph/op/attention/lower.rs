@@ -1,0 +1,499 @@
+//! The choice of a kernel for attention, and its dispatches.
+
+use super::{
+    Args, Attention, KERNEL, KvStorage, MERGE, MOST_HEAD, MergeArgs, ROW, ROW_ITEMS, RowArgs, UNITS,
+    UNITS_TAKE, UNSPLIT, UnitsArgs, mask_strides, takes_head,
+};
+use crate::graph::op::{OpError, OpResult};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
+use crate::shape::Dim;
+use crate::tensor::DType;
+
+/// Maximum query rows per work-group; keys and values are read once for all of them.
+const ROWS: i64 = 4;
+
+/// Maximum heads with shared keys that a work-group processes at once.
+const HEADS: i64 = 8;
+
+/// Maximum query vectors per work-group, and maximum local memory for them and their weights, in
+/// floats.
+const VECTORS: (i64, i64) = (16, 3072);
+
+/// Work-items that merge the partial results of a query vector, unless the head itself has more
+/// pieces.
+const MERGING: i64 = 64;
+
+/// Head sizes that the kernels for large GPUs support.
+const SIZES: [i64; 3] = [64, 128, 256];
+
+/// Specializes a kernel for large GPUs to a head size.
+fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
+    let from = |call: Call<A>, least, name| if dim >= least { call.define(name, 1) } else { call };
+    from(from(call.define("DIM", dim), 128, "FROM128"), 256, "FROM256")
+}
+
+/// True if the tensor core kernel supports these operands. It rounds weights to `f16`, which is
+/// invisible in `f16` results.
+fn on_units(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    device.takes(&UNITS) && halves && SIZES.contains(&dim)
+}
+
+/// True if the kernel for one row supports these operands.
+fn by_rows(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
+    let halves = operands.iter().all(|o| o.dtype == DType::F16);
+    device.takes(&ROW) && halves && SIZES.contains(&dim)
+}
+
+/// True if the last work-group of a head can detect that it is last and merge what the others
+/// wrote; needs PTX.
+fn meets(device: &DeviceProfile) -> bool {
+    device.tensor_cores == Some(TensorCores::Ptx)
+}
+
+/// Work-items per work-group of the generic kernel on a CPU.
+const CPU_ITEMS: i64 = 16;
+
+/// Query vectors per work-item on OpenCL CPUs.
+const ITEM: i64 = 16;
+
+/// Maximum heads per work-item on OpenCL CPUs with one row: their sums are vectors in registers.
+const LINE: i64 = 4;
+
+/// Keys per tile.
+const KEYS: i64 = 64;
+
+/// A node's sizes and operands, as its kernels need them.
+struct Node {
+    batch: Dim,
+    queries: Dim,
+    heads: Dim,
+    keys: Dim,
+    kv_heads: Dim,
+    /// Size of a head.
+    dim: i64,
+    /// Query heads per key head, if constant.
+    group: Option<i64>,
+    /// Maximum number of queries, if known.
+    most: Option<i64>,
+    /// Window, and number of rows kept by the cache, if there can be more keys.
+    window: Option<i64>,
+    ring: Option<i64>,
+    /// Keys read by a single query, and whether there can be more than [`UNSPLIT`].
+    read: Dim,
+    many: bool,
+    stored: KvStorage,
+    /// The mask, with the strides of [`mask_strides`].
+    mask: Option<Operand>,
+    strides: [Dim; 4],
+    /// Queries, keys and values.
+    operands: [Operand; 3],
+}
+
+/// Kernel selection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// One row: [`ROW`].
+    Row,
+    /// Lanes of a subgroup share loaded keys and values. Holds the number of heads that share keys.
+    Lanes(i64),
+    /// Many rows: [`UNITS`].
+    Units,
+    /// Many rows on an OpenCL CPU: each query vector is a lane of a work-item.
+    Item,
+    /// One row on an OpenCL CPU: vectors run along the head.
+    Line,
+    /// Generic: keys are shared by a work-group.
+    Groups,
+}
+
+/// Work-group shape: heads that share keys, query rows, work-items, and how many of these (`lanes`)
+/// compute the score of one key.
+struct GroupShape {
+    together: i64,
+    rows: i64,
+    items: i64,
+    lanes: i64,
+}
+
+impl Node {
+    /// Collects the operands of a node of `op` with keys and values stored as `stored`.
+    fn of(op: &Attention, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<Self> {
+        let (q, k) = (cx.shape(0)?, cx.shape(1)?);
+        let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
+            return Err(OpError::mismatch("ranks (4 each)", q, k));
+        };
+        let Some(dim) = dim.as_const().filter(|d| takes_head(*d)) else {
+            return Err(OpError::NoKernel(format!(
+                "attention of {q}; kernels require an even head size up to {MOST_HEAD}"
+            )));
+        };
+        let (mask, strides) = if cx.has(3) {
+            (Some(cx.input(3)?), mask_strides(&cx.shape(3)?)?)
+        } else {
+            (None, [0, 0, 0, 0].map(Dim::from))
+        };
+        let (ring, other) = (cx.ring(1)?, cx.ring(2)?);
+        if ring != other {
+            return Err(OpError::mismatch(
+                "numbers of rows kept by the key and value caches",
+                format!("{ring:?}"),
+                format!("{other:?}"),
+            ));
+        }
+        let upper = cx.upper_bound(keys);
+        let exceeds = |n: &i64| upper.is_none_or(|keys| keys > *n);
+        let window = op.window.filter(exceeds);
+        Ok(Self {
+            dim,
+            group: heads.exact_div(kv_heads).and_then(|g| g.as_const()),
+            most: cx.upper_bound(queries),
+            window,
+            ring: ring.filter(exceeds),
+            read: match window {
+                Some(w) => keys.minimum(&w.into())?,
+                None => keys.clone(),
+            },
+            many: window.or(upper).is_none_or(|n| n > UNSPLIT),
+            stored,
+            mask,
+            strides,
+            operands: [cx.input(0)?, cx.input(1)?, cx.input(2)?],
+            batch: batch.clone(),
+            queries: queries.clone(),
+            heads: heads.clone(),
+            keys: keys.clone(),
+            kv_heads: kv_heads.clone(),
+        })
+    }
+
+    /// True for one query per sequence.
+    fn one(&self) -> bool {
+        self.queries.is(1)
+    }
+
+    /// True for one query of one sequence.
+    fn single(&self) -> bool {
+        self.one() && self.batch.is(1)
+    }
+
+    /// Selects the kernel for results stored as `result`.
+    fn way(&self, device: &DeviceProfile, result: DType) -> Way {
+        let (dim, operands) = (self.dim, &self.operands);
+        // Some kernels read unquantized keys from the first one on.
+        let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
+        let lanes = || dim % 32 == 0 && dim <= 128 && device.takes_form(&KERNEL, "BROADCAST");
+        // CPU compilers map explicit vectors of a kernel to SIMD.
+        let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == KvStorage::Floats;
+        if plain && self.single() && by_rows(device, dim, operands) {
+            return Way::Row;
+        }
+        if let Some(shared) = self.group
+            && plain
+            && lanes()
+        {
+            return Way::Lanes(shared);
+        }
+        if plain && !self.one() && result == DType::F16 && on_units(device, dim, operands) {
+            Way::Units
+        } else if by_vectors && !self.one() {
+            Way::Item
+        } else if by_vectors && self.single() {
+            Way::Line
+        } else {
+            Way::Groups
+        }
+    }
+
+    /// Vector width of the generic kernel.
+    fn vector(&self) -> i64 {
+        if self.dim % 4 == 0 { 4 } else { 2 }
+    }
+
+    /// Specializes `call` to the vector width.
+    fn wide<A>(&self, call: Call<A>) -> Call<A> {
+        if self.vector() == 4 {
+            call.define("WIDE", 1)
+        } else {
+            call
+        }
+    }
+
+    /// The largest divisor of `group` up to `most`.
+    fn dividing(group: i64, most: i64) -> i64 {
+        (1..=most).rev().find(|n| group % n == 0).unwrap_or(1)
+    }
+
+    /// Call of the generic kernel with work-groups of `items` and `parts` partial results per query
+    /// vector.
+    fn cut(&self, cut: &GroupShape, items: u32, parts: Dim) -> OpResult<Call<Args>> {
+        let vectors = cut.rows * cut.together;
+        let together = Dim::from(cut.together);
+        let heads = self.heads.exact_div(&together);
+        let call = Call::new(&KERNEL, items)
+            .define("DIM", self.dim)
+            .define("HEADS", cut.together)
+            .define("VECTORS", vectors)
+            .define("KEYS", KEYS)
+            .define("LANES", cut.lanes)
+            .define("SLICES", self.slices(cut))
+            .grid(
+                heads.unwrap_or_else(|| self.heads.clone()),
+                self.queries.ceil_div(cut.rows)?,
+                parts,
+            );
+        let with = |call: Call<Args>, name, number: Option<i64>| match number {
+            Some(n) => call.define(name, n),
+            None => call,
+        };
+        Ok(with(with(call, "WINDOW", self.window), "RING", self.ring))
+    }
+
+    /// Work-items that share a part of a result.
+    fn slices(&self, cut: &GroupShape) -> i64 {
+        (cut.items / (cut.rows * cut.together * (self.dim / self.vector()))).max(1)
+    }
+
+    /// Work-groups per query vector: one per key split, else one per sequence.
+    fn parts(&self, splits: Option<&Dim>) -> Dim {
+        splits.unwrap_or(&self.batch).clone()
+    }
+
+    fn by_row(&self, split: Option<i64>, splits: Option<&Dim>) -> Call<RowArgs> {
+        let call = with_size(Call::new(&ROW, ROW_ITEMS), self.dim)
+            // As many keys at once as a split work-group processes or registers hold.
+            .define("STEPS", (128 * (self.dim / 8) / i64::from(ROW_ITEMS)).min(8))
+            .grid(self.heads.clone(), 1, self.parts(splits));
+        match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
+        }
+    }
+
+    fn by_lanes(&self, shared: i64) -> OpResult<Call<Args>> {
+        let vectors = self.queries.mul(&shared.into())?;
+        let call = Call::new(&KERNEL, 8)
+            .define("BROADCAST", 1)
+            .define("DIM", self.dim)
+            .reads_vec4(Args::q)
+            .reads_vec4(Args::k)
+            .reads_vec4(Args::v);
+        Ok(call.grid(self.kv_heads.clone(), vectors.ceil_div(8)?, self.batch.clone()))
+    }
+
+    fn on_units(&self) -> OpResult<Call<UnitsArgs>> {
+        // Local memory holds fewer keys of large heads.
+        let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
+        let rows = self.queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?;
+        let call = with_size(Call::new(&UNITS, UNITS_TAKE.0), self.dim).define("KEYS", keys);
+        Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
+    }
+
+    fn by_item(&self) -> OpResult<Call<Args>> {
+        let most = self.most.unwrap_or(ITEM).clamp(1, ITEM);
+        let together = Self::dividing(self.group.unwrap_or(1), ITEM / most);
+        let cut = GroupShape {
+            together,
+            rows: ITEM / together,
+            items: CPU_ITEMS,
+            lanes: 1,
+        };
+        // Only the WGSL source uses keys, lanes and slices.
+        Ok(self.cut(&cut, 1, self.batch.clone())?.define("ITEM", 1))
+    }
+
+    fn by_line(&self, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call<Args>> {
+        // Heads share keys if the keys are split; otherwise there are too few heads to share the
+        // cores.
+        let most = if self.many { LINE } else { 1 };
+        let cut = GroupShape {
+            together: Self::dividing(self.group.unwrap_or(1), most),
+            rows: 1,
+            items: CPU_ITEMS,
+            lanes: 1,
+        };
+        let call = self
+            .wide(self.cut(&cut, 1, self.parts(splits))?)
+            .define("LINE", 1);
+        Ok(match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
+        })
+    }
+
+    fn by_groups(
+        &self,
+        device: &DeviceProfile,
+        split: Option<i64>,
+        splits: Option<&Dim>,
+    ) -> OpResult<Call<Args>> {
+        let (one, cpu) = (self.one(), device.is_cpu());
+        // On CPUs a work-item is a loop iteration: use just enough to own a result row. Elsewhere a
+        // single query needs as many loads in flight as possible.
+        let items = match (cpu, one) {
+            (true, _) => CPU_ITEMS,
+            (false, false) => KEYS,
+            (false, true) => i64::from(device.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
+        };
+        let lanes = (items / KEYS).max(1);
+        // Heads share keys if there are many keys or several rows.
+        let group = match self.group {
+            Some(group) if cpu || !one || self.many => group,
+            _ => 1,
+        };
+        // A work-item keeps the partial score of each vector in registers.
+        let most = match (device.few_registers, one) {
+            (false, _) => VECTORS.0,
+            (true, false) => 3,
+            (true, true) => 1,
+        };
+        let room = most.min(VECTORS.1 / (self.dim + lanes * KEYS));
+        let together = Self::dividing(group, HEADS.min(group).min(room));
+        let cut = GroupShape {
+            together,
+            rows: if one { 1 } else { (room / together).clamp(1, ROWS) },
+            items,
+            lanes,
+        };
+        let workgroup = u32::try_from(items).unwrap_or(u32::MAX);
+        let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
+        let flags = [
+            ("SHARED", self.slices(&cut) > 1),
+            ("Q8", self.stored == KvStorage::Words),
+        ];
+        let set = flags.into_iter().filter(|(_, set)| *set);
+        let call = set.fold(call, |call, (name, _)| call.define(name, 1));
+        Ok(match split {
+            Some(keys) => call.define("SPLIT", keys),
+            None => call,
+        })
+    }
+
+    /// Merges the partial results of one query.
+    fn merge(&self, way: Way, cpu: bool) -> Call<MergeArgs> {
+        let pieces = self.dim / self.vector();
+        let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
+        let call = if way == Way::Line {
+            Call::new(&MERGE, 1).define("LINE", 1)
+        } else {
+            Call::new(&MERGE, u32::try_from(pieces * slices).unwrap_or(u32::MAX))
+        };
+        let call = call
+            .define("DIM", self.dim)
+            .grid(self.heads.clone(), 1, 1)
+            .may_be_padded();
+        self.wide(call)
+    }
+}
+
+impl Attention {
+    /// Emits the dispatches of a node with keys and values stored as `stored`.
+    pub(in crate::graph::op) fn emit(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
+        let node = Node::of(self, cx, stored)?;
+        let cpu = cx.device().is_cpu();
+        let stored = cx.output(0)?.dtype;
+        let way = node.way(cx.device(), stored);
+        // One query has too few heads to fill a device, so many keys are split over work-groups.
+        let splits_keys = node.single() && node.many && !matches!(way, Way::Lanes(_));
+        let split = splits_keys.then_some(if cpu { 512 } else { 128 });
+        let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
+        // Keys beyond the current length exist only as padding and are not read.
+        let (live, live_keys) = cx.live(&node.keys);
+        // If work-groups can see each other's writes, the last one of a head merges the partial
+        // results.
+        let meet = way == Way::Row && meets(cx.device()) && node.heads.as_const().is_some();
+        let row = Dim::from(node.dim + node.vector());
+        let found = match &splits {
+            None => None,
+            Some(splits) => Some(cx.temp(DType::F32, splits.mul(&node.heads)?.mul(&row)?)),
+        };
+        let result = match found {
+            Some(found) if !meet => found,
+            _ => cx.output(0)?,
+        };
+        let [q, k, v] = node.operands;
+        let [mask_b, mask_h, mask_s, mask_t] = node.strides.clone();
+        /// The arguments of a kernel: those that all kernels have, and its own.
+        macro_rules! args {
+            ($Args:ident { $($own:tt)* }) => {
+                $Args {
+                    q,
+                    k,
+                    v,
+                    mask: node.mask,
+                    live,
+                    y: result,
+                    heads: node.heads.clone(),
+                    kv_heads: node.kv_heads.clone(),
+                    rows: node.queries.clone(),
+                    keys: node.keys.clone(),
+                    live_keys,
+                    mask_b,
+                    mask_h,
+                    mask_s,
+                    mask_t,
+                    scale: self.scale,
+                    softcap: self.softcap,
+                    $($own)*
+                }
+            };
+        }
+        match way {
+            Way::Row => {
+                let counters = node.heads.as_const().and_then(|n| u64::try_from(n).ok());
+                let counted = found.zip(counters).filter(|_| meet);
+                let args = args!(RowArgs {
+                    found: counted.map(|(found, _)| found),
+                    counts: counted.map(|(_, n)| cx.counters(n)),
+                    splits: node.parts(splits.as_ref()),
+                });
+                cx.emit(self.finish(&node, node.by_row(split, splits.as_ref())), args)?;
+            }
+            Way::Units => cx.emit(self.finish(&node, node.on_units()?), args!(UnitsArgs {}))?,
+            Way::Lanes(_) | Way::Item | Way::Line | Way::Groups => {
+                let call = match way {
+                    Way::Lanes(shared) => node.by_lanes(shared)?,
+                    Way::Item => node.by_item()?,
+                    Way::Line => node.by_line(split, splits.as_ref())?,
+                    _ => node.by_groups(cx.device(), split, splits.as_ref())?,
+                };
+                let call = if cpu || cx.device().fast_local {
+                    call
+                } else {
+                    call.define("ROLLED", 1)
+                };
+                let args = args!(Args {
+                    parts: Dim::from(node.dim / node.vector()),
+                });
+                cx.emit(self.finish(&node, call), args)?;
+            }
+        }
+        match splits {
+            Some(splits) if !meet => {
+                let args = MergeArgs {
+                    x: result,
+                    y: cx.output(0)?,
+                    vectors: node.heads.clone(),
+                    splits,
+                };
+                cx.emit(node.merge(way, cpu), args)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds to a call what depends on the attributes and the batch.
+    fn finish<A>(&self, node: &Node, call: Call<A>) -> Call<A> {
+        let call = if self.softcap == 0.0 {
+            call
+        } else {
+            call.define("CAPPED", 1)
+        };
+        // Rows of a second sequence would be at other offsets.
+        if node.batch.is(1) {
+            call.may_be_padded()
+        } else {
+            call
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Dispatches of the kernels that run on any device, and of their forms for CPUs and phones.
+
+use super::{
+    MATRIX, MatMulE0m, MatrixArgs, PAIRS, STRETCH, VECTOR, VectorArgs, format_defines, stretch, tune,
+};
+use crate::graph::op::OpResult;
+use crate::lower::{Call, DeviceProfile, Simd};
+use crate::quant::{Bits, GROUP_STEP};
+use crate::shape::Dim;
+use crate::tensor::DType;
+
+impl MatMulE0m {
+    /// The generic vector kernel for one `k x n` weight, or for two if `two`.
+    pub(super) fn generic_vector(
+        &self,
+        device: &DeviceProfile,
+        types: [DType; 2],
+        [k, n]: [usize; 2],
+        two: bool,
+    ) -> OpResult<Call<VectorArgs>> {
+        if let Some(call) = self.vector_by_broadcast(device, [k, n])? {
+            return Ok(call);
+        }
+        let pairs = device.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
+        let tuning = tune::vector(self, device, k, n);
+        let tile = E0mShape::of(device).with_vector(&tuning);
+        let columns = tile.lanes * tile.vector_columns;
+        let (items, most) = tile.slices(device, k, n, self.group, tile == E0mShape::of(device));
+        let fold = items >= FOLD * columns;
+        // Every other k-slice processes the second weight.
+        let items = match two {
+            true if items == tile.lanes || items * 2 <= device.max_workgroup.min(E0mShape::MOST) => items * 2,
+            _ => items,
+        };
+        let by_image = !two && tuning.tunable.is_by_image(&tuning.choice);
+        let call = Call::new(&VECTOR, items);
+        // Pairs are read as vectors of eight, from the buffer.
+        let call = if pairs {
+            call.define("PAIRS", 1)
+        } else {
+            call.reads_vec4(VectorArgs::x)
+        };
+        let call = if by_image {
+            call.reads_vec4(VectorArgs::codes)
+        } else {
+            call
+        };
+        let call = format_defines(call, self.bits, self.group, most)
+            .define("LANES", i64::from(tile.lanes))
+            .define("COLS", i64::from(tile.vector_columns))
+            .grid(Dim::from_usize(n).ceil_div(i64::from(columns))?, 1, 1)
+            .tuned_by(tuning);
+        let call = if fold {
+            call.define("FOLD", i64::from(FOLD))
+        } else {
+            call
+        };
+        // A run of loads needs more registers than a phone's GPU has at full occupancy. So do image
+        // reads, which compilers move to the front of an unrolled loop.
+        let in_turn = if by_image {
+            true
+        } else if pairs {
+            device.few_registers
+        } else {
+            device.images_of(&VECTOR).is_some()
+        };
+        Ok(if device.takes_form(&VECTOR, "WHOLE") && !in_turn {
+            call.define("WHOLE", 1)
+        } else {
+            call
+        })
+    }
+
+    /// The vector kernel with broadcasts within a subgroup for a `k x n` weight; `None` if device
+    /// or weight do not suit it.
+    pub(super) fn vector_by_broadcast(
+        &self,
+        device: &DeviceProfile,
+        [k, n]: [usize; 2],
+    ) -> OpResult<Option<Call<VectorArgs>>> {
+        /// Row elements that the eight lanes load together.
+        const TOGETHER: usize = 32;
+        let whole = [k, stretch(self.group, STRETCH)]
+            .iter()
+            .all(|d| d.is_multiple_of(TOGETHER));
+        if !device.takes_form(&VECTOR, "BROADCAST") || !whole {
+            return Ok(None);
+        }
+        let call = Call::new(&VECTOR, BROADCAST_ITEMS)
+            .reads_vec4(VectorArgs::x)
+            .reads_vec4(VectorArgs::gain);
+        let call = format_defines(call, self.bits, self.group, STRETCH)
+            .define("BROADCAST", 1)
+            .define("LANES", i64::from(BROADCAST_ITEMS))
+            .define("COLS", 8);
+        let columns = i64::from(8 * BROADCAST_ITEMS);
+        Ok(Some(call.grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1)))
+    }
+
+    /// The matrix kernel with broadcasts within a subgroup, for at most `most` rows and `n`
+    /// columns.
+    pub(super) fn matrix_by_broadcast(
+        &self,
+        n: usize,
+        rows: &Dim,
+        most: Option<i64>,
+    ) -> OpResult<Call<MatrixArgs>> {
+        let tall = most.is_none_or(|n| n > 8);
+        let each = if tall { 16 } else { 8 };
+        let call = Call::new(&MATRIX, BROADCAST_ITEMS).reads_vec4(MatrixArgs::x);
+        let call = format_defines(call, self.bits, self.group, STRETCH)
+            .define("BROADCAST", 1)
+            .define("ROWS", each)
+            .define("COLS", 4);
+        let groups = Dim::from_usize(n).ceil_div(i64::from(4 * BROADCAST_ITEMS))?;
+        let call = call.grid(groups, rows.ceil_div(each)?, 1);
+        Ok(if tall { call.define("TALL", 1) } else { call })
+    }
+
+    /// The generic matrix kernel for at most `most` rows and a `k x n` weight.
+    pub(super) fn generic_matrix(
+        &self,
+        device: &DeviceProfile,
+        k: usize,
+        n: usize,
+        rows: &Dim,
+        most: Option<i64>,
+    ) -> OpResult<Call<MatrixArgs>> {
+        if device.takes_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
+            return self.matrix_by_broadcast(n, rows, most);
+        }
+        let tuning = tune::matrix(self, device, k, n, most);
+        let tile = E0mShape::of(device).with_matrix(&tuning);
+        let columns = tile.matrix_items * tile.matrix_columns;
+        let call = Call::new(&MATRIX, tile.matrix_items);
+        let groups = Dim::from_usize(n).ceil_div(i64::from(columns))?;
+        let call = match tuning.tunable.is_by_image(&tuning.choice) {
+            true => call.reads_vec4(MatrixArgs::codes),
+            false => call,
+        };
+        let call = format_defines(call, self.bits, self.group, STRETCH)
+            .reads_vec4(MatrixArgs::x)
+            .define("ROWS", tile.rows)
+            .define("COLS", i64::from(tile.matrix_columns))
+            .grid(groups, rows.ceil_div(tile.rows)?, 1)
+            .tuned_by(tuning);
+        Ok(if tile.rows < 8 {
+            call.define("HALF_TILE", 1)
+        } else {
+            call
+        })
+    }
+
+    /// The matrix kernel in halves, for a weight of `n` columns.
+    pub(super) fn matrix_in_pairs(&self, n: usize, rows: &Dim) -> OpResult<Call<MatrixArgs>> {
+        const ITEMS: u32 = 32;
+        /// Rows per work-item, limited by registers.
+        const ROWS: i64 = 6;
+        let even = (stretch(self.group, STRETCH) / GROUP_STEP).is_multiple_of(2);
+        let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
+        let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, STRETCH)
+            .define("PAIRS", 1)
+            .define("ROWS", ROWS)
+            .define("CHAIN", if even { 2 } else { 1 });
+        Ok(call.grid(groups, rows.ceil_div(ROWS)?, 1))
+    }
+}
+
+/// Work-items of the kernels with subgroup broadcasts: one subgroup.
+pub(super) const BROADCAST_ITEMS: u32 = 8;
+
+/// Partial sums left after the first of two reduction steps.
+pub(super) const FOLD: u32 = 8;
+
+/// Work-group shapes of both kernels for a device.
+#[derive(PartialEq, Eq)]
+pub(super) struct E0mShape {
+    /// Work-items of the vector kernel.
+    pub(super) vector_items: u32,
+    /// Work-items next to each other along the columns; the others split K.
+    pub(super) lanes: u32,
+    /// Columns per work-item of the vector kernel.
+    pub(super) vector_columns: u32,
+    /// Work-items of the matrix kernel.
+    pub(super) matrix_items: u32,
+    /// Columns per work-item of the matrix kernel.
+    pub(super) matrix_columns: u32,
+    /// Rows per work-item of the matrix kernel.
+    pub(super) rows: i64,
+    /// Columns per panel of the stored weight. `None` stores whole rows, so that neighbouring lanes
+    /// of a GPU read neighbouring columns.
+    pub(super) panel: Option<usize>,
+}
+
+impl E0mShape {
+    /// With more work-items, drivers run out of registers for the loads of a k-block and fail.
+    pub(super) const MOST: u32 = 256;
+
+    /// Work-items of the vector kernel for `k x n` weights, and the longest k-block per step. A
+    /// large GPU hides memory latency only with about a thousand work-items per compute unit, so
+    /// more work-items split a column if `more` is set.
+    pub(super) fn slices(
+        &self,
+        device: &DeviceProfile,
+        k: usize,
+        n: usize,
+        group: usize,
+        more: bool,
+    ) -> (u32, usize) {
+        /// Work-items per compute unit that hide memory latency.
+        const EACH: u32 = 1024;
+        /// A shorter k-block spends more on its scale than on its weights.
+        const LEAST: usize = 32;
+        let mut items = self.vector_items;
+        if !device.fast_local {
+            return (items, STRETCH);
+        }
+        let columns = self.lanes * self.vector_columns;
+        let groups = u32::try_from(n).unwrap_or(u32::MAX).div_ceil(columns);
+        let wanted = device.assumed_compute_units().saturating_mul(EACH);
+        let most = stretch(group, STRETCH);
+        let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
+        while more
+            && groups.saturating_mul(items) < wanted
+            && items * 2 <= device.max_workgroup.min(Self::MOST)
+            && items * 2 * self.vector_columns * 4 <= device.local_bytes
+            && walks(items * 2, LEAST)
+        {
+            items *= 2;
+        }
+        let mut length = most;
+        while !walks(items, length) {
+            let shorter = stretch(group, length / 2);
+            if shorter < LEAST {
+                break;
+            }
+            length = shorter;
+        }
+        (items, length)
+    }
+
+    pub(super) fn of(device: &DeviceProfile) -> Self {
+        match device.simd {
+            // A work-item is a loop iteration on a core: explicit vectors, no split-k, weights read
+            // sequentially.
+            Simd::CpuLoop => Self {
+                vector_items: 4,
+                lanes: 4,
+                vector_columns: 16,
+                matrix_items: 8,
+                matrix_columns: 16,
+                rows: 8,
+                panel: Some(16),
+            },
+            // Work-items are vector elements and every load is a gather: few loads per weight.
+            Simd::CpuLanes => Self {
+                vector_items: 16,
+                lanes: 16,
+                vector_columns: 8,
+                matrix_items: 16,
+                matrix_columns: 4,
+                rows: 8,
+                panel: Some(8),
+            },
+            Simd::Gpu => Self {
+                vector_items: 64,
+                lanes: 8,
+                vector_columns: 4,
+                matrix_items: 32,
+                matrix_columns: 4,
+                rows: if device.few_registers { 4 } else { 8 },
+                panel: None,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A GPU with so many compute units, whose local memory is fast.
+    fn gpu(compute_units: u32) -> DeviceProfile {
+        DeviceProfile {
+            dedicated_memory: true,
+            fast_local: true,
+            compute_units,
+            ..DeviceProfile::generic_gpu()
+        }
+    }
+
+    #[test]
+    fn stretches_are_whole_steps_and_parts_of_a_group() {
+        for group in (GROUP_STEP..=2048).step_by(GROUP_STEP) {
+            for most in GROUP_STEP..=STRETCH {
+                let s = stretch(group, most);
+                assert!(
+                    s <= most && s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s),
+                    "{s} of {group}, at most {most}"
+                );
+            }
+            for (units, k) in [1, 8, 132, 4096]
+                .into_iter()
+                .flat_map(|u| [(u, 496), (u, 960), (u, 4096)])
+            {
+                let device = gpu(units);
+                let (items, s) = E0mShape::of(&device).slices(&device, k, 576, group, true);
+                assert!(
+                    s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s) && items <= 256,
+                    "{items} work-items, {s} of {group}, k = {k}, {units} units"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn long_columns_are_shared_by_more_work_items() {
+        let device = gpu(132);
+        let of = |k, n, group| E0mShape::of(&device).slices(&device, k, n, group, true);
+        assert_eq!(of(4096, 4096, 128), (256, 128));
+        assert_eq!(of(4096, 4096, 32), (256, 32));
+        assert_eq!(
+            of(1024, 576, 128),
+            (256, 32),
+            "shorter stretches, so that all have one"
+        );
+        assert_eq!(of(576, 576, 64), (128, 32));
+        assert_eq!(of(2048, 64, 64), (256, 64));
+        assert_eq!(of(496, 576, 72), (128, 72), "no part of the group is long enough");
+        let small = DeviceProfile::generic_gpu();
+        assert_eq!(
+            E0mShape::of(&small).slices(&small, 4096, 576, 128, true),
+            (64, STRETCH)
+        );
+    }
+}
