@@ -12,24 +12,23 @@
     reason = "the header copies these comments; it states the callers' duties in plain sentences"
 )]
 
+mod args;
 mod listener;
+mod options;
 
-use crate::backend::{ImageUse, OpenOptions, ReplayMode};
-use crate::cache::{DEFAULT_LIMIT, Store};
+use self::args::{array, null, object, text, text_or_none};
+use self::options::{load_options, options_of, write_defaults};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
 use crate::llm::template::Values;
 use crate::llm::{
-    Activations, Cancel, Conversation, Finish, GenerateOptions, KvType, LoadOptions, Message, Model, Piece,
-    Sampler, SamplerConfig, StopStrings,
+    Cancel, Conversation, Finish, GenerateOptions, Message, Model, Piece, Sampler, SamplerConfig, StopStrings,
 };
-use crate::placement::{BackendChoice, Placement};
 use std::any::Any;
 use std::cell::RefCell;
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::mem::offset_of;
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Mutex, TryLockError};
 
 /// A loaded model: weights, compiled kernels, tokenizer and chat template. Sessions on any threads
 /// may share it.
@@ -285,64 +284,6 @@ fn guarded<T>(failed: T, work: impl FnOnce() -> Result<T>) -> T {
     }
 }
 
-fn null(what: &str) -> Error {
-    Error::usage(what, "is NULL")
-}
-
-/// The object at a caller's pointer; an error for NULL.
-///
-/// # Safety
-///
-/// `pointer` is NULL or points to a live object, which is not changed while the result lives.
-unsafe fn object<'a, T>(what: &str, pointer: *const T) -> Result<&'a T> {
-    // SAFETY: as the caller promises.
-    unsafe { pointer.as_ref() }.ok_or_else(|| null(what))
-}
-
-/// The text at a caller's pointer; an error for NULL or invalid UTF-8.
-///
-/// # Safety
-///
-/// `pointer` is NULL or points to a string that ends with a 0 and is not changed during the
-/// result's lifetime.
-unsafe fn text<'a>(what: &str, pointer: *const c_char) -> Result<&'a str> {
-    if pointer.is_null() {
-        return Err(null(what));
-    }
-    // SAFETY: it is not NULL, the rest is as the caller promises.
-    let bytes = unsafe { CStr::from_ptr(pointer) };
-    bytes
-        .to_str()
-        .map_err(|e| Error::usage(what, format!("is not UTF-8 at byte {}", e.valid_up_to())))
-}
-
-/// Like [`text`], but `None` for NULL.
-///
-/// # Safety
-///
-/// As for [`text`].
-unsafe fn text_or_none<'a>(what: &str, pointer: *const c_char) -> Result<Option<&'a str>> {
-    if pointer.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: as the caller promises.
-    unsafe { text(what, pointer) }.map(Some)
-}
-
-/// The array at a caller's pointer. NULL is an empty array, or an error if `count` is not 0.
-///
-/// # Safety
-///
-/// `pointer` is NULL or points to `count` elements that are not changed while the result lives.
-unsafe fn array<'a, T>(what: &str, pointer: *const T, count: usize) -> Result<&'a [T]> {
-    match (pointer.is_null(), count) {
-        (_, 0) => Ok(&[]),
-        (true, _) => Err(null(what)),
-        // SAFETY: it is not NULL, the rest is as the caller promises.
-        (false, _) => Ok(unsafe { std::slice::from_raw_parts(pointer, count) }),
-    }
-}
-
 /// The version of the library, such as "0.1.0". The pointer stays valid.
 #[unsafe(no_mangle)]
 pub extern "C" fn tlite_version() -> *const c_char {
@@ -384,119 +325,6 @@ pub unsafe extern "C" fn tlite_set_log(callback: TliteLogCallback, user: *mut c_
     })
 }
 
-/// An options struct of the C interface. Later versions add members only at the end, without
-/// padding, so the struct of a caller compiled with an earlier header is a prefix. Missing members
-/// get their defaults.
-///
-/// # Safety
-///
-/// The first member is the struct's size, a `usize`. Every bit pattern is valid: all members are
-/// numbers and pointers.
-unsafe trait Options: Copy {
-    /// Size of the struct in its first version.
-    const FIRST: usize;
-
-    /// The default options, with the size set.
-    fn defaults() -> Self;
-}
-
-// SAFETY: as the trait requires.
-unsafe impl Options for TliteLoadOptions {
-    const FIRST: usize = offset_of!(Self, kernel_cache) + size_of::<*const c_char>();
-
-    fn defaults() -> Self {
-        Self {
-            size: size_of::<Self>(),
-            backend: std::ptr::null(),
-            device: std::ptr::null(),
-            context: 0,
-            kv: std::ptr::null(),
-            padding: 0,
-            priority: std::ptr::null(),
-            kernel_cache: std::ptr::null(),
-            act: std::ptr::null(),
-            images: std::ptr::null(),
-            recording: std::ptr::null(),
-            slice_ms: -1,
-        }
-    }
-}
-
-// SAFETY: as the trait requires.
-unsafe impl Options for TliteGenerateOptions {
-    const FIRST: usize = offset_of!(Self, template_values) + size_of::<*const c_char>();
-
-    fn defaults() -> Self {
-        let (answer, sampling) = (GenerateOptions::default(), SamplerConfig::default());
-        Self {
-            size: size_of::<Self>(),
-            max_tokens: answer.max_tokens,
-            top_k: sampling.top_k,
-            seed: sampling.seed,
-            temperature: sampling.temperature,
-            top_p: sampling.top_p,
-            min_p: sampling.min_p,
-            repetition_penalty: sampling.penalties.repetition,
-            context_shift: 0,
-            stop: std::ptr::null(),
-            stop_count: 0,
-            template_values: std::ptr::null(),
-        }
-    }
-}
-
-fn check_size<T: Options>(size: usize) -> Result<()> {
-    if (T::FIRST..=size_of::<T>()).contains(&size) {
-        return Ok(());
-    }
-    let what = format!(
-        "is {size}, expected {} to {}: initialize the options with their defaults function and the \
-         matching header",
-        T::FIRST,
-        size_of::<T>()
-    );
-    Err(Error::usage("size", what))
-}
-
-/// A caller's options; `None` for NULL, a usage error for a size that no version has.
-///
-/// # Safety
-///
-/// `given` is NULL or points to as many bytes as its size member says.
-unsafe fn options_of<T: Options>(given: *const T) -> Result<Option<T>> {
-    if given.is_null() {
-        return Ok(None);
-    }
-    // SAFETY: it is not NULL; the size comes first.
-    let size = unsafe { given.cast::<usize>().read() };
-    check_size::<T>(size)?;
-    let mut options = T::defaults();
-    // SAFETY: both places hold `size` bytes, and every bit pattern is valid.
-    unsafe { std::ptr::copy_nonoverlapping(given.cast::<u8>(), (&raw mut options).cast(), size) };
-    Ok(Some(options))
-}
-
-/// Writes the first `size` bytes of the defaults to `options` and sets their size. Returns 0 or -1.
-///
-/// # Safety
-///
-/// `options` is NULL or points to `size` bytes.
-unsafe fn write_defaults<T: Options>(options: *mut T, size: usize) -> c_int {
-    guarded(-1, || {
-        if options.is_null() {
-            return Err(null("options"));
-        }
-        check_size::<T>(size)?;
-        let defaults = T::defaults();
-        // SAFETY: both places hold `size` bytes, and each starts with the size.
-        unsafe {
-            std::ptr::copy_nonoverlapping((&raw const defaults).cast::<u8>(), options.cast(), size);
-            options.cast::<usize>().write(size);
-        }
-        Ok(0)
-    })
-}
-
 /// Writes the defaults to `options`; `size` is `sizeof *options`. The defaults select the best
 /// device and the model's own settings. Returns 0, or -1 if the library does not know this size.
 #[unsafe(no_mangle)]
@@ -519,60 +347,6 @@ pub unsafe extern "C" fn tlite_model_load(
         let model = Model::load(path, &options)?;
         Ok(Box::into_raw(Box::new(TliteModel(model))))
     })
-}
-
-/// Converts the options to those of the Rust interface.
-///
-/// # Safety
-///
-/// As for [`tlite_model_load`].
-unsafe fn load_options(options: *const TliteLoadOptions) -> Result<LoadOptions> {
-    let mut all = LoadOptions::default();
-    // SAFETY: as the caller promises.
-    let Some(given) = (unsafe { options_of(options) })? else {
-        return Ok(all);
-    };
-    // SAFETY: as the caller promises.
-    let (backend, device, kv, act, priority, cache, images, recording) = unsafe {
-        (
-            text_or_none("backend", given.backend)?,
-            text_or_none("device", given.device)?,
-            text_or_none("kv", given.kv)?,
-            text_or_none("act", given.act)?,
-            text_or_none("priority", given.priority)?,
-            text_or_none("kernel_cache", given.kernel_cache)?,
-            text_or_none("images", given.images)?,
-            text_or_none("recording", given.recording)?,
-        )
-    };
-    all.place = Placement {
-        backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
-        options: OpenOptions {
-            priority: priority.map(str::parse).transpose()?,
-            cache: cache.map(|folder| Arc::new(Store::new(folder.into(), DEFAULT_LIMIT))),
-            images: images.map_or(Ok(ImageUse::default()), str::parse)?,
-            recording: recording.map_or(Ok(ReplayMode::default()), str::parse)?,
-            slice_ms: slice_ms(given.slice_ms)?,
-            ..OpenOptions::of(device)
-        },
-    };
-    all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
-    all.act = act.map_or(Ok(Activations::default()), str::parse)?;
-    all.context = (given.context > 0).then_some(given.context);
-    if given.padding > 0 {
-        all.padding = given.padding;
-    }
-    Ok(all)
-}
-
-/// A time slice in milliseconds; `None` for -1.
-fn slice_ms(given: isize) -> Result<Option<u32>> {
-    let known = u32::try_from(given).ok().filter(|ms| *ms <= 10_000);
-    if known.is_none() && given != -1 {
-        let what = format!("is {given}, expected -1 to 10000");
-        return Err(Error::usage("slice_ms", what));
-    }
-    Ok(known)
 }
 
 /// Frees a model. Its sessions keep what they need of it. NULL is allowed.

@@ -1,5 +1,9 @@
+use super::options::Options;
 use super::*;
 use crate::testing::assert_carries;
+use std::ffi::CStr;
+use std::mem::offset_of;
+use std::sync::Arc;
 
 fn last_error() -> String {
     // SAFETY: the pointer is that of this thread's message, which no call changes meanwhile.
