@@ -2,7 +2,6 @@
 
 use super::*;
 use transformer_lite::kernel;
-use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::backend::kernel::{
     ByLanguage, ExpandReason, Kernel, Language, Signature, TypedKernel,
 };
@@ -139,14 +138,12 @@ fn kernel_without_source_runs_on_the_host() {
     let x = b.input("x", DType::F32, "8");
     let y = b.node(InOneLanguage, &[x]);
     let graph = b.finish(&[y]);
-    let plan = |backend| {
-        let caps = Caps {
-            backend,
-            ..fake_caps()
-        };
+    let plan = |language| {
+        let mut caps = fake_caps();
+        caps.profile.language = language;
         Plan::compile(&graph, &caps, &options(&[])).unwrap()
     };
-    let (opencl, wgpu) = (plan("opencl"), plan("wgpu"));
+    let (opencl, wgpu) = (plan(Language::OpenCl), plan(Language::Wgsl));
     assert_eq!((opencl.host.len(), opencl.steps.len()), (0, 1));
     assert_eq!((wgpu.host.len(), wgpu.steps.len()), (1, 0));
     assert!(
