@@ -35,6 +35,9 @@ use transformer_lite::unstable::tensor::DType;
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
+type OnDevice = fn(&Device) -> Outcome;
+type OnModel = Box<dyn FnOnce(&Path, &Device) -> Outcome + Send>;
+
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
     for architecture in ["llama", "qwen2"] {
@@ -49,7 +52,7 @@ pub fn trials(suite: &mut Suite) {
         }
     }
     suite.add("states_are_appended_in_place", states_are_appended_in_place);
-    let on_each: [(&str, fn(&Device) -> Outcome); 6] = [
+    let on_each: [(&str, OnDevice); 6] = [
         ("decode_allocates_nothing", decode_allocates_nothing),
         ("paddings_change_nothing", paddings_change_nothing),
         ("long_caches", long_caches),
@@ -96,7 +99,7 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
     suite.add("real/answers@host", move || answers::agree(&dir, None));
     for d in devices {
         let label = d.label(devices);
-        let mut add = |name: String, run: Box<dyn FnOnce(&Path, &Device) -> Outcome + Send>| {
+        let mut add = |name: String, run: OnModel| {
             let (dir, device) = (model.clone(), d.clone());
             suite.add(format!("real/{name}@{label}"), move || run(&dir, &device));
         };

@@ -13,8 +13,10 @@ use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
 /// Result of a trial.
 type Outcome = Result<(), String>;
 
+type Work = fn(&Starts) -> Outcome;
+
 pub fn trials(suite: &mut Suite) {
-    let works: [(&str, fn(&Starts) -> Outcome); 6] = [
+    let works: [(&str, Work); 6] = [
         ("a_second_start_compiles_nothing", twice),
         ("damaged_files_are_made_anew", damaged),
         ("each_file_alone_changes_no_token", alone),
