@@ -57,7 +57,7 @@ pub use typed::{OperandOf, Signature, TypedKernel, with_operands};
 pub use wgsl::LINEAR;
 
 #[cfg(feature = "opencl")]
-pub(super) use opencl_c::{CAT, DOT, HALF, MMA};
+pub(super) use opencl_c::{CAT, HALF};
 
 use super::DeviceProfile;
 use crate::tensor::DType;

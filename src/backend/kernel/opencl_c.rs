@@ -11,14 +11,8 @@ use std::fmt::Write as _;
 /// multiply-add.
 pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
 
-/// Tensor core functions in OpenCL C.
-pub(crate) const MMA: &str = include_str!("../../../cl/common/mma.cl");
-
 /// Token pasting in OpenCL C.
 pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
-
-/// Packed dot products in OpenCL C.
-pub(crate) const DOT: &str = include_str!("../../../cl/common/dot.cl");
 
 /// Loads and stores of halves in OpenCL C, used by the accessors.
 pub(crate) const HALF: &str = include_str!("../../../cl/common/half.cl");

@@ -2,8 +2,11 @@
 //! products.
 
 use super::build::{Builder, Tried};
-use crate::backend::kernel::{CAT, DOT, MMA};
+use crate::backend::kernel::CAT;
 use crate::backend::{PackedDot, Stats};
+
+const MMA: &str = include_str!("../../../cl/common/mma.cl");
+const DOT: &str = include_str!("../../../cl/common/dot.cl");
 
 /// A kernel with the instructions of `common/mma` that some GPUs with inline PTX lack.
 const PROBE: &str = "

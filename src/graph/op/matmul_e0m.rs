@@ -3,10 +3,10 @@
 //! the layout of [`crate::quant`]. Attributes: `bits`, `group_size`.
 //!
 //! There are two kernel families (paper, section 2.2): `matvec_e0m` for one row (decode) and
-//! `matmul_e0m` for many rows (prefill), each with a variant for tensor cores (module `tensor_cores`). On
-//! phones with fast half arithmetic, low-bit weights are decoded to pairs of halves: the define
-//! `PAIRS`, and `matmul_e0m_pairs`. A weight above a kernel's binding limit is split by columns.
-//! Activations may be quantized to 8 bits (module `int8`).
+//! `matmul_e0m` for many rows (prefill), each with a variant for tensor cores (module
+//! `tensor_cores`). On phones with fast half arithmetic, low-bit weights are decoded to pairs of
+//! halves: the define `PAIRS`, and `matmul_e0m_pairs`. A weight above a kernel's binding limit is
+//! split by columns. Activations may be quantized to 8 bits (module `int8`).
 
 mod cases;
 mod generic;
