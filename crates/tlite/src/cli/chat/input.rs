@@ -174,14 +174,16 @@ impl<'a> Lines<'a> {
 
 impl Source for Lines<'_> {
     fn read(&mut self) -> Result<Input> {
-        self.show(PROMPT);
-        let _hinting = self.typed.as_ref().map(|typed| {
-            typed.interrupt.hinting(|| {
+        // Before the prompt, so that Ctrl-C at a visible prompt never ends the program at once.
+        let interrupt = self.typed.as_ref().map(|typed| typed.interrupt);
+        let _hinting = interrupt.map(|interrupt| {
+            interrupt.hinting(|| {
                 let text = format!("\n{HINT}\n{PROMPT}");
                 let mut notes = std::io::stderr();
                 let _closed = notes.write_all(text.as_bytes());
             })
         });
+        self.show(PROMPT);
         let mut draft = Draft::default();
         let mut text = String::new();
         loop {
