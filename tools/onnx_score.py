@@ -210,7 +210,8 @@ def report_of_test(data, scratch):
     say("Running tests/references/onnx_nodes.rs")
     file = os.path.join(scratch, "report.txt")
     environment = dict(os.environ, TLITE_ONNX_DATA=data, TLITE_ONNX_NODES_REPORT=file)
-    command = ["cargo", "test", "--release", "--test", "onnx_nodes", "--manifest-path", os.path.join(ROOT, "Cargo.toml")]
+    manifest = os.path.join(ROOT, "Cargo.toml")
+    command = ["cargo", "test", "--release", "--test", "references", "--manifest-path", manifest, "--", "onnx_nodes::"]
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL)
     if not os.path.isfile(file):
         sys.exit("error: tests/references/onnx_nodes.rs wrote no report")
