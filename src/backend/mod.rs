@@ -16,7 +16,8 @@
 //!   kernel that works in place has one binding for both.
 //! * **Images.** An operand that a kernel [reads through an image](kernel::KernelSpec::images) is
 //!   an ordinary view. The backend creates the image from it when it records the commands
-//!   ([`kernel::image`]). If the driver refuses the image, the backend uses the kernel without images.
+//!   ([`kernel::image`]). If the driver refuses the image, the backend uses the kernel without
+//!   images.
 //! * **Parameters** are passed by value: each command names its range of bytes in
 //!   [`Launch::params`].
 #![warn(missing_docs)]

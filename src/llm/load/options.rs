@@ -86,7 +86,8 @@ pub struct LoadOptions {
     pub kv: KvType,
     /// Activation precision of quantized matmuls on a device.
     pub act: Activations,
-    /// See [`SequenceConfig::padding`](crate::llm::engine::SequenceConfig::padding); within [`PADDINGS`].
+    /// See [`SequenceConfig::padding`](crate::llm::engine::SequenceConfig::padding); within
+    /// [`PADDINGS`].
     pub padding: usize,
     /// Maximum draft length in tokens, up to [`MOST_DRAFTS`]; 0 disables speculative decoding.
     pub drafts: usize,
