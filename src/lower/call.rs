@@ -34,7 +34,7 @@ pub enum Location {
 /// An operand of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// Place.
+    /// Where it is stored.
     pub location: Location,
     /// Element type on the device.
     pub dtype: DType,
