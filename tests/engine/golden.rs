@@ -35,20 +35,21 @@ fn golden(name: &str, found: &str) {
     }
 }
 
+/// The plans of a decoder for prefill and decode, with short lengths.
+fn plans_of(decoder: &Decoder) -> [Plan; 2] {
+    let lengths = SequenceConfig {
+        chunk: 16,
+        ..SequenceConfig::of(48)
+    };
+    decoder.plans(&tlite_testing::fake_caps(), &lengths).unwrap()
+}
+
 #[test]
 fn graph_and_plans_of_a_tiny_llama() {
     let (_dir, model) = tlite_testing::tiny_model("llama", Default::default());
     let decoder = Decoder::load(&model.join("model.onnx"), &Target::DEVICE.with(Logits::Last)).unwrap();
     golden("tiny_llama.graph.txt", &text::print(decoder.graph()).unwrap());
-    let [prefill, decode] = decoder
-        .plans(
-            &tlite_testing::fake_caps(),
-            &SequenceConfig {
-                chunk: 16,
-                ..SequenceConfig::of(48)
-            },
-        )
-        .unwrap();
+    let [prefill, decode] = plans_of(&decoder);
     golden(
         "tiny_llama.prefill.txt",
         &plan::text::print(&prefill, decoder.graph()),
@@ -124,15 +125,7 @@ fn texts_are_stable() {
     let (_dir, model) = tlite_testing::tiny_model("qwen2", Default::default());
     let make = || {
         let decoder = Decoder::load(&model.join("model.onnx"), &Target::DEVICE).unwrap();
-        let [prefill, decode] = decoder
-            .plans(
-                &tlite_testing::fake_caps(),
-                &SequenceConfig {
-                    chunk: 16,
-                    ..SequenceConfig::of(48)
-                },
-            )
-            .unwrap();
+        let [prefill, decode] = plans_of(&decoder);
         let graph = decoder.graph();
         [
             text::print(graph).unwrap(),

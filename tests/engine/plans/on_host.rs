@@ -20,6 +20,17 @@ fn run(graph: &Arc<Graph>, given: &[(&str, HostTensor)]) {
     }
 }
 
+/// Some dispatches on the device, one after another.
+fn device_work(b: &mut Build, x: ValueId) -> ValueId {
+    let softmax = Softmax {
+        axis: -1,
+        flatten: false,
+    };
+    (0..3).fold(b.node(unary(Unary::Neg), &[x]), |y, _| {
+        b.node(softmax.clone(), &[y])
+    })
+}
+
 #[test]
 fn a_host_result_is_a_part_of_a_joined_value() {
     let mut b = Build::default();
@@ -49,16 +60,7 @@ fn a_host_result_lives_until_its_views_are_read() {
     let shaped = b.node(Reshape::Reshape { allow_zero: false }, &[host, list]);
     let parts = b.nodes(split, &[host], 2);
     // Something on the device between the result and what reads it.
-    let mut y = b.node(unary(Unary::Neg), &[x]);
-    for _ in 0..3 {
-        y = b.node(
-            Softmax {
-                axis: -1,
-                flatten: false,
-            },
-            &[y],
-        );
-    }
+    let y = device_work(&mut b, x);
     let late = b.node(OnHost, &[parts[1]]);
     let sum = b.node(Pointwise::binary("Add", Binary::Add), &[late, parts[0]]);
     let late = b.node(OnHost, &[shaped]);
@@ -73,16 +75,7 @@ fn outputs_that_are_views_of_inputs_and_of_host_results() {
     let same = b.node(Reshape::Reshape { allow_zero: false }, &[x, list]);
     let host = b.node(OnHost, &[x]);
     let turned = b.node(Reshape::Reshape { allow_zero: false }, &[host, list]);
-    let mut y = b.node(unary(Unary::Neg), &[x]);
-    for _ in 0..3 {
-        y = b.node(
-            Softmax {
-                axis: -1,
-                flatten: false,
-            },
-            &[y],
-        );
-    }
+    let y = device_work(&mut b, x);
     run(&b.finish(&[same, turned, host, y]), &[("x", random(&[6, 4], 3))]);
     // Indices of what is not zero, as torch gives them: transposed.
     let mut b = Build::default();

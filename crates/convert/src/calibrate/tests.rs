@@ -1,6 +1,26 @@
 use super::*;
 use tlite_testing::{assert_carries, assert_usage};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
 use transformer_lite::unstable::llm::LanguageModel;
+
+/// Adds a node of ONNX's own domain with one result, which also names it.
+pub(super) fn node(
+    w: &mut ModelWriter,
+    op: &str,
+    inputs: &[&str],
+    output: &str,
+    attributes: &[(&str, Attr)],
+) {
+    w.add_node(NodeSpec {
+        domain: "",
+        op,
+        name: output,
+        inputs,
+        outputs: &[output],
+        attributes,
+    })
+    .unwrap();
+}
 
 /// Tells `[token, 1]` and `[cache length]` for each token, in two pieces.
 struct Telling {

@@ -155,6 +155,7 @@ fn of(profile: Profile) -> Config {
     }
 }
 
+type OnModel = fn(&Model) -> Outcome;
 type ModelTrial = Box<dyn FnOnce(&Model) -> Outcome + Send>;
 
 /// A dispatch of the last token fails, behind those that were told already.
@@ -180,28 +181,42 @@ fn fails_while_generating(model: &Model, profile: Profile) -> Outcome {
 fn model_trials() -> Vec<(String, ModelTrial)> {
     let mut all: Vec<(String, ModelTrial)> = Vec::new();
     let mut add = |name: &str, run: ModelTrial| all.push((format!("model/{name}"), run));
-    add(
-        "plain_is_without_the_stand_in",
-        Box::new(plain_is_without_the_stand_in),
-    );
-    add("adreno_context_has_low_priority", Box::new(adreno));
+    let plain: [(&str, OnModel); 22] = [
+        ("plain_is_without_the_stand_in", plain_is_without_the_stand_in),
+        ("adreno_context_has_low_priority", adreno),
+        ("mali_decodes_from_command_buffers", command_buffers::decode),
+        ("mali_queue_has_low_priority", mali),
+        ("adreno_products_read_images", images),
+        ("adreno_products_read_images_of_rows", images_of_rows),
+        ("mali_reads_buffers", no_images),
+        ("device_lost_at_a_recording@adreno", lost_at_a_recording),
+        ("priority_is_chosen", priority_is_chosen),
+        ("drivers_without_hints_are_told_of", no_hints),
+        ("a_wrong_variant_is_not_used", wrong_variant),
+        ("a_wrong_form_is_not_used", wrong_form),
+        ("a_wrong_image_form_is_not_used", wrong_image_form),
+        ("refused_images_are_not_judged", refused_images_are_not_judged),
+        ("a_lack_of_memory_is_no_verdict", short_of_memory),
+        ("wrong_parts_are_not_used", wrong_in_parts),
+        ("nothing_exceeds_a_slice_at_first", heavy_at_first),
+        ("a_warm_start_in_slices_compiles_nothing", warm_in_slices),
+        ("a_variant_that_does_not_build_is_not_used", unbuilt_variant),
+        ("a_variant_that_is_not_launched_is_not_used", unlaunched_variant),
+        ("a_persistent_kernel_is_not_launched", unlaunched_persistent),
+        ("a_variant_is_launched_at_the_second_try", launched_at_last),
+    ];
+    for (name, run) in plain {
+        add(name, Box::new(run));
+    }
     let recorded_with = |options: [&'static str; 2]| -> ModelTrial {
         Box::new(move |model: &Model| recorded(model, &options))
     };
     add("adreno_decodes_from_recordings", recorded_with(UNCUT));
     add("adreno_decodes_from_recordings_in_slices", recorded_with(WIDE));
-    add(
-        "mali_decodes_from_command_buffers",
-        Box::new(command_buffers::decode),
-    );
     for (name, call) in command_buffers::refused_calls() {
         let run = move |model: &Model| command_buffers::refused(model, &call);
         add(&format!("mali_command_buffers_are_refused/{name}"), Box::new(run));
     }
-    add("mali_queue_has_low_priority", Box::new(mali));
-    add("adreno_products_read_images", Box::new(images));
-    add("adreno_products_read_images_of_rows", Box::new(images_of_rows));
-    add("mali_reads_buffers", Box::new(no_images));
     for (name, from) in [("every", 1), ("one_of_a_recording", IMAGES_TRIED + 5)] {
         let run = move |model: &Model| images_are_refused(model, from);
         add(&format!("{name}_image_is_refused@adreno"), Box::new(run));
@@ -210,39 +225,6 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
         let run = move |model: &Model| recordings_are_refused(model, &refusal);
         add(&format!("recordings_are_refused/{name}@adreno"), Box::new(run));
     }
-    add("device_lost_at_a_recording@adreno", Box::new(lost_at_a_recording));
-    add("priority_is_chosen", Box::new(priority_is_chosen));
-    add("drivers_without_hints_are_told_of", Box::new(no_hints));
-    add("a_wrong_variant_is_not_used", Box::new(wrong_variant));
-    add("a_wrong_form_is_not_used", Box::new(wrong_form));
-    add("a_wrong_image_form_is_not_used", Box::new(wrong_image_form));
-    add(
-        "refused_images_are_not_judged",
-        Box::new(refused_images_are_not_judged),
-    );
-    add("a_lack_of_memory_is_no_verdict", Box::new(short_of_memory));
-    add("wrong_parts_are_not_used", Box::new(wrong_in_parts));
-    add("nothing_exceeds_a_slice_at_first", Box::new(heavy_at_first));
-    add(
-        "a_warm_start_in_slices_compiles_nothing",
-        Box::new(warm_in_slices),
-    );
-    add(
-        "a_variant_that_does_not_build_is_not_used",
-        Box::new(unbuilt_variant),
-    );
-    add(
-        "a_variant_that_is_not_launched_is_not_used",
-        Box::new(unlaunched_variant),
-    );
-    add(
-        "a_persistent_kernel_is_not_launched",
-        Box::new(unlaunched_persistent),
-    );
-    add(
-        "a_variant_is_launched_at_the_second_try",
-        Box::new(launched_at_last),
-    );
     for kernel in [
         "matvec_e0m",
         "matmul_e0m",

@@ -1,4 +1,5 @@
 use super::*;
+use crate::calibrate::tests::node;
 use crate::calibrate::{GptqMethods, Opener, Progress};
 use crate::quantize::{self, Options, Summary, quantize_with};
 use std::path::Path;
@@ -8,7 +9,7 @@ use tlite_testing::onnx::read_back::make_input;
 use transformer_lite::unstable::graph::derive::derive;
 use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::onnx::import;
-use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter};
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::Watch;
 use transformer_lite::unstable::llm::perplexity::Text;
@@ -111,41 +112,29 @@ impl Gated {
         ] {
             if place == Place::Node {
                 let attributes = &[("value", Attr::Tensor(tensor))];
-                Self::node(&mut w, "Constant", &[], name, attributes);
+                node(&mut w, "Constant", &[], name, attributes);
                 continue;
             }
             w.add_initializer(name, &tensor).unwrap();
         }
         let mut norm = "norm";
         if self.norm_type != DType::F32 {
-            Self::node(&mut w, "Cast", &["norm"], "wide", &[("to", Attr::Int(1))]);
+            node(&mut w, "Cast", &["norm"], "wide", &[("to", Attr::Int(1))]);
             norm = "wide";
         }
-        Self::node(&mut w, "Mul", &["x", norm], "h", &[]);
-        Self::node(&mut w, "MatMul", &["h", "gate"], "g", &[]);
-        Self::node(&mut w, "Sigmoid", &["g"], "s", &[]);
-        Self::node(&mut w, "MatMul", &["h", "up"], "u", &[]);
-        Self::node(&mut w, "Mul", &["s", "u"], "m", &[]);
-        Self::node(&mut w, "MatMul", &["m", "down"], "y", &[]);
-        Self::node(&mut w, "MatMul", &["h", "extra"], "z", &[]);
+        node(&mut w, "Mul", &["x", norm], "h", &[]);
+        node(&mut w, "MatMul", &["h", "gate"], "g", &[]);
+        node(&mut w, "Sigmoid", &["g"], "s", &[]);
+        node(&mut w, "MatMul", &["h", "up"], "u", &[]);
+        node(&mut w, "Mul", &["s", "u"], "m", &[]);
+        node(&mut w, "MatMul", &["m", "down"], "y", &[]);
+        node(&mut w, "MatMul", &["h", "extra"], "z", &[]);
         w.finish().unwrap();
         for (name, place) in [("norm", self.norm), ("up", self.up)] {
             if place == Place::InitializerAndInput {
                 make_input(&folder.join("model.onnx"), name);
             }
         }
-    }
-
-    fn node(w: &mut ModelWriter, op: &str, inputs: &[&str], output: &str, attributes: &[(&str, Attr)]) {
-        w.add_node(NodeSpec {
-            domain: "",
-            op,
-            name: output,
-            inputs,
-            outputs: &[output],
-            attributes,
-        })
-        .unwrap();
     }
 }
 

@@ -1,7 +1,8 @@
 use super::*;
+use crate::calibrate::tests::node;
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::import;
-use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter};
 use transformer_lite::unstable::tensor::DType;
 
 struct Model {
@@ -35,16 +36,7 @@ impl Model {
     }
 
     fn with(&mut self, op: &str, inputs: &[&str], output: &str, attributes: &[(&str, Attr)]) -> &mut Self {
-        self.out
-            .add_node(NodeSpec {
-                domain: "",
-                op,
-                name: output,
-                inputs,
-                outputs: &[output],
-                attributes,
-            })
-            .unwrap();
+        node(&mut self.out, op, inputs, output, attributes);
         self
     }
 
