@@ -364,6 +364,7 @@ pub(crate) fn kind_of_op(e: &OpError) -> ErrorKind {
         OpError::Mismatch { .. } => ErrorKind::ShapeMismatch,
         OpError::Unsupported(_) | OpError::NoKernel(_) => ErrorKind::Unsupported,
         OpError::Tensor(TensorError::Absent(_)) => ErrorKind::MissingInput,
+        OpError::Internal(_) => ErrorKind::Internal,
         OpError::Expected { .. } | OpError::Body(_) | OpError::Dim(_) | OpError::Tensor(_) => {
             ErrorKind::Other
         }

@@ -89,6 +89,7 @@ mod internal {
     pub mod lower;
     pub mod mapped;
     pub mod note;
+    pub mod num;
     pub mod parallel;
     pub mod placement;
     pub mod plan;
@@ -103,8 +104,8 @@ mod internal {
 mod testing;
 
 use internal::{
-    backend, cache, error, executor, files, fmt, graph, llm, lower, mapped, note, parallel, placement, plan,
-    quant, runner, selftest, shape, tensor,
+    backend, cache, error, executor, files, fmt, graph, llm, lower, mapped, note, num, parallel, placement,
+    plan, quant, runner, selftest, shape, tensor,
 };
 
 pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
@@ -126,7 +127,7 @@ pub use tensor::{DType, HostTensor};
 #[doc(hidden)]
 pub mod unstable {
     pub use crate::internal::{
-        backend, cache, capi, error, executor, files, fmt, graph, llm, lower, mapped, note, parallel,
+        backend, cache, capi, error, executor, files, fmt, graph, llm, lower, mapped, note, num, parallel,
         placement, plan, probe, quant, runner, selftest, shape, tensor,
     };
 }

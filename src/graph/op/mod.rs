@@ -54,6 +54,9 @@ pub enum OpError {
     /// A host tensor failed.
     #[error(transparent)]
     Tensor(#[from] TensorError),
+    /// A bug in this library.
+    #[error("{0} (a bug in this library; please report it with the model's name)")]
+    Internal(#[from] crate::num::OutOfRange),
 }
 
 impl OpError {

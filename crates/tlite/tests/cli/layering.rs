@@ -6,6 +6,7 @@ use std::path::Path;
 /// The parts of the library: a folder of `src`, or a file beside them. Each uses only those above
 /// it. Cargo keeps the order of crates.
 const ORDER: &[&str] = &[
+    "num",
     "tensor",
     "shape",
     "fmt",

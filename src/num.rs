@@ -1,0 +1,51 @@
+//! Conversions of integers. A number that does not fit is an error, never a default.
+
+use std::fmt::Display;
+
+/// A number that does not fit the type it must have: a bug where it was computed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{what} is {value}, which does not fit {target}")]
+pub struct OutOfRange {
+    /// What the number counts.
+    what: &'static str,
+    value: String,
+    target: &'static str,
+}
+
+/// `n` as a `T`; `what` names the number in the error.
+pub fn exact<T: TryFrom<S>, S: Copy + Display>(n: S, what: &'static str) -> Result<T, OutOfRange> {
+    T::try_from(n).map_err(|_| OutOfRange {
+        what,
+        value: n.to_string(),
+        target: std::any::type_name::<T>(),
+    })
+}
+
+/// A length, a count or an index of something in memory, as a signed number. Rust allocates no more
+/// than `isize::MAX` bytes, so all of them fit; only larger arguments saturate.
+pub fn signed(n: usize) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// A length, a count or an index in 64 bits.
+pub const fn wide(n: usize) -> u64 {
+    const { assert!(usize::BITS <= u64::BITS) };
+    n as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_that_do_not_fit_are_errors() {
+        assert_eq!(exact::<u32, _>(7usize, "a width"), Ok(7), "fits");
+        let e = exact::<u8, _>(-1i64, "a width").unwrap_err();
+        assert_eq!((e.what, e.value.as_str(), e.target), ("a width", "-1", "u8"));
+        assert_eq!(
+            (signed(usize::MAX), wide(usize::MAX)),
+            (i64::MAX, u64::MAX),
+            "saturates, exact"
+        );
+    }
+}
