@@ -22,6 +22,7 @@ pub(super) mod recordable;
 use crate::backend::BackendError;
 use crate::backend::kernel::BUILD_OPTIONS;
 use crate::backend::kernel::image::{ImageKind, ImageShape, Pixel};
+use cl3::ext;
 use opencl3::command_queue as queue_api;
 use opencl3::context::context as context_api;
 use opencl3::device as device_api;
@@ -87,10 +88,10 @@ impl Code {
                 | codes::CL_INVALID_CONTEXT
                 | codes::CL_CONTEXT_TERMINATED_KHR
                 | codes::CL_COMMAND_TERMINATED_ITSELF_WITH_FAILURE_ARM
-                | codes::CL_PAGE_FAULT_IMG
-                | codes::CL_ECC_UNRECOVERED_IMG
-                | codes::CL_GENERAL_FAULT_IMG
-                | codes::CL_SAFETY_FAULT_IMG
+                | ext::CL_PAGE_FAULT_IMG
+                | ext::CL_ECC_UNRECOVERED_IMG
+                | ext::CL_GENERAL_FAULT_IMG
+                | ext::CL_SAFETY_FAULT_IMG
         )
     }
 
