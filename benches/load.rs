@@ -10,7 +10,7 @@ mod devices;
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use std::hint::black_box;
 use std::sync::Arc;
-use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
+use transformer_lite::unstable::backend::OpenOptions;
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::graph::pass::Target;
@@ -48,11 +48,7 @@ fn load(c: &mut Criterion) {
     });
     let mut places = vec![("host".to_owned(), BackendChoice::Host)];
     for kind in devices::backends() {
-        let choice = match kind {
-            BackendKind::OpenCl => BackendChoice::Opencl,
-            BackendKind::Wgpu => BackendChoice::Wgpu,
-        };
-        places.push((kind.to_string(), choice));
+        places.push((kind.to_string(), BackendChoice::On(kind)));
     }
     for (name, backend) in places {
         let store = tempfile::tempdir().expect("a folder for temporary files");

@@ -15,24 +15,30 @@ pub enum BackendChoice {
     /// OpenCL or wgpu: the first with a GPU, else the first with any device, else the host.
     #[default]
     Auto,
-    /// OpenCL.
-    Opencl,
-    /// WGSL through wgpu.
-    Wgpu,
+    /// This backend.
+    On(BackendKind),
     /// The interpreter on the CPU: a slow reference.
     Host,
 }
 
 impl BackendChoice {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::Auto, Self::Opencl, Self::Wgpu, Self::Host];
+    pub const ALL: [Self; 2 + BackendKind::ALL.len()] = {
+        let mut all = [Self::Auto; 2 + BackendKind::ALL.len()];
+        let mut i = 0;
+        while i < BackendKind::ALL.len() {
+            all[1 + i] = Self::On(BackendKind::ALL[i]);
+            i += 1;
+        }
+        all[1 + i] = Self::Host;
+        all
+    };
 
     /// The name used by options.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
-            Self::Opencl => "opencl",
-            Self::Wgpu => "wgpu",
+            Self::On(kind) => kind.name(),
             Self::Host => "host",
         }
     }
@@ -190,16 +196,15 @@ impl Placement {
                 Some(refusal) => Err(failed(refusal)),
                 None => Ok(Opened::Host { for_want: None }),
             },
-            BackendChoice::Opencl => open(BackendKind::OpenCl),
-            BackendChoice::Wgpu => open(BackendKind::Wgpu),
+            BackendChoice::On(kind) => open(kind),
             // Only OpenCL supports these options.
             BackendChoice::Auto if self.options.for_opencl().is_some() => open(BackendKind::OpenCl),
             BackendChoice::Auto => {
                 let mut reasons = Vec::new();
                 let mut faults = Vec::new();
                 let mut taken = None;
-                for kind in backend::COMPILED {
-                    match backend::open(*kind, &self.options) {
+                for kind in BackendKind::compiled() {
+                    match backend::open(kind, &self.options) {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => {
                             taken = Some(b);
                             break;
@@ -208,9 +213,9 @@ impl Placement {
                         Err(e @ BackendError::ManyDevices { .. }) => return Err(failed(e)),
                         Err(e) => {
                             if !e.is_absence() {
-                                faults.push(reason(*kind, &e));
+                                faults.push(reason(kind, &e));
                             }
-                            reasons.push(reason(*kind, &e));
+                            reasons.push(reason(kind, &e));
                         }
                     }
                 }
@@ -268,11 +273,10 @@ impl Placement {
     /// Capabilities of the device, without opening it for work; `None` if no backend and no device
     /// is named.
     pub fn caps(&self) -> Result<Option<Caps>> {
-        let kinds: &[BackendKind] = match self.backend {
+        let kinds: Vec<BackendKind> = match self.backend {
             BackendChoice::Auto if self.options.device.is_none() => return Ok(None),
-            BackendChoice::Auto => backend::COMPILED,
-            BackendChoice::Opencl => &[BackendKind::OpenCl],
-            BackendChoice::Wgpu => &[BackendKind::Wgpu],
+            BackendChoice::Auto => BackendKind::compiled().collect(),
+            BackendChoice::On(kind) => vec![kind],
             BackendChoice::Host => {
                 return Err(Error::usage(
                     "backend",
@@ -283,10 +287,10 @@ impl Placement {
         let mut reasons = Vec::new();
         for kind in kinds {
             let found =
-                backend::list(*kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
+                backend::list(kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
             match found {
                 Ok(caps) => return Ok(Some(caps)),
-                Err(e) => reasons.push(reason(*kind, &e)),
+                Err(e) => reasons.push(reason(kind, &e)),
             }
         }
         let name = match self.options.device {

@@ -1,15 +1,15 @@
 //! The backends that benchmarks run on.
 
-use transformer_lite::unstable::backend::{self, BackendKind, COMPILED};
+use transformer_lite::unstable::backend::{self, BackendKind};
 
 /// The backends that have a device. Panics where `REQUIRE_BACKENDS`, a list with commas, names one
 /// that has none.
 pub fn backends() -> Vec<BackendKind> {
     let mut found = Vec::new();
     let mut missing = Vec::new();
-    for kind in COMPILED {
-        match backend::list(*kind) {
-            Ok(all) if !all.is_empty() => found.push(*kind),
+    for kind in BackendKind::compiled() {
+        match backend::list(kind) {
+            Ok(all) if !all.is_empty() => found.push(kind),
             Ok(_) => missing.push((kind.to_string(), "the driver lists no device".to_owned())),
             Err(e) => missing.push((kind.to_string(), e.to_string())),
         }

@@ -338,42 +338,85 @@ fn build_ahead<'a, T: Send>(
     built
 }
 
-/// The backends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BackendKind {
-    /// OpenCL 1.2 or later, loaded at run time.
-    OpenCl,
-    /// WGSL (WebGPU) through wgpu.
-    Wgpu,
+/// How a backend lists the capabilities of its devices and opens one of them.
+struct Driver {
+    list: fn() -> Result<Vec<Caps>, BackendError>,
+    open: fn(&OpenOptions) -> Result<Box<dyn Backend>, BackendError>,
 }
 
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::OpenCl => "opencl",
-            Self::Wgpu => "wgpu",
+/// Declares the backends: the value of [`BackendKind`], the name, which is also the feature and the
+/// module with the constant `DRIVER`, and a text for users.
+macro_rules! backends {
+    ($($(#[$doc:meta])* $kind:ident = $module:ident $name:tt $about:literal;)*) => {
+        /// A backend.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum BackendKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl BackendKind {
+            /// All backends, in order of preference.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
+
+            /// The name on the command line.
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+
+            /// The programming interfaces that it uses, for people.
+            pub const fn about(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $about,)*
+                }
+            }
+
+            /// `None` if the backend is not part of this build.
+            const fn driver(self) -> Option<&'static Driver> {
+                match self {
+                    $(
+                        #[cfg(feature = $name)]
+                        Self::$kind => Some(&$module::DRIVER),
+                        #[cfg(not(feature = $name))]
+                        Self::$kind => None,
+                    )*
+                }
+            }
+        }
+    };
+}
+
+backends! {
+    /// OpenCL 1.2 or later, loaded at run time.
+    OpenCl = opencl "opencl" "OpenCL";
+    /// WGSL (WebGPU) through wgpu.
+    Wgpu = wgpu "wgpu" "Vulkan, Metal or Direct3D 12 through wgpu";
+}
+
+impl BackendKind {
+    /// Backends of this build, in order of preference.
+    pub fn compiled() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|kind| kind.driver().is_some())
+    }
+
+    fn linked(self) -> Result<&'static Driver, BackendError> {
+        self.driver().ok_or_else(|| BackendError::NoDriver {
+            backend: self.name(),
+            why: format!("not part of this build; rebuild with `--features {self}`"),
         })
     }
 }
 
-/// Backends of this build, in order of preference.
-pub const COMPILED: &[BackendKind] = &[
-    #[cfg(feature = "opencl")]
-    BackendKind::OpenCl,
-    #[cfg(feature = "wgpu")]
-    BackendKind::Wgpu,
-];
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
 
 /// Lists the capabilities of every device of one backend without opening the devices for work.
 pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
-    match kind {
-        #[cfg(feature = "opencl")]
-        BackendKind::OpenCl => opencl::list(),
-        #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => wgpu::list(),
-        #[cfg(not(all(feature = "opencl", feature = "wgpu")))]
-        _ => Err(not_compiled(kind)),
-    }
+    (kind.linked()?.list)()
 }
 
 /// The devices with unique names `NAME#N`, as [`OpenOptions::device`] accepts them.
@@ -486,28 +529,7 @@ impl OpenOptions {
 
 /// Opens a device of `kind`.
 pub fn open(kind: BackendKind, options: &OpenOptions) -> Result<Box<dyn Backend>, BackendError> {
-    #[cfg(not(any(feature = "opencl", feature = "wgpu")))]
-    let _unused = options;
-    match kind {
-        #[cfg(feature = "opencl")]
-        BackendKind::OpenCl => Ok(Box::new(opencl::OpenCl::open(options)?)),
-        #[cfg(feature = "wgpu")]
-        BackendKind::Wgpu => Ok(Box::new(wgpu::Wgpu::open(options)?)),
-        #[cfg(not(all(feature = "opencl", feature = "wgpu")))]
-        _ => Err(not_compiled(kind)),
-    }
-}
-
-#[cfg(not(all(feature = "opencl", feature = "wgpu")))]
-fn not_compiled(kind: BackendKind) -> BackendError {
-    let backend = match kind {
-        BackendKind::OpenCl => "opencl",
-        BackendKind::Wgpu => "wgpu",
-    };
-    BackendError::NoDriver {
-        backend,
-        why: format!("not part of this build; rebuild with `--features {backend}`"),
-    }
+    (kind.linked()?.open)(options)
 }
 
 /// The device among `all` that [`open`] would choose.

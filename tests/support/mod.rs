@@ -21,8 +21,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use transformer_lite::unstable::backend::kernel::{KernelSpec, Language};
 use transformer_lite::unstable::backend::{
-    self, Backend, BackendError, BackendKind, BufferId, COMPILED, Caps, Command, DeviceKind, KernelId,
-    Launch, RecordingId, Simd, Stats, View,
+    self, Backend, BackendError, BackendKind, BufferId, Caps, Command, DeviceKind, KernelId, Launch,
+    RecordingId, Simd, Stats, View,
 };
 
 use transformer_lite::unstable::cache::FOLDER_VARIABLE;
@@ -216,10 +216,10 @@ impl Missing {
 /// for included.
 pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     let (mut found, mut missing): (Vec<Device>, Vec<Missing>) = (Vec::new(), Vec::new());
-    for kind in COMPILED {
+    for kind in BackendKind::compiled() {
         let before = found.len();
         let mut why = "the driver lists no device".to_owned();
-        match backend::list(*kind) {
+        match backend::list(kind) {
             Err(e) => why = e.to_string(),
             Ok(all) => {
                 for caps in all {
@@ -228,8 +228,8 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
                     }
                     // The first of its name.
                     let name = format!("{}#1", caps.device);
-                    match backend::open(*kind, &backend::OpenOptions::of(Some(&name))) {
-                        Ok(backend) => found.push(Device::new(*kind, backend)),
+                    match backend::open(kind, &backend::OpenOptions::of(Some(&name))) {
+                        Ok(backend) => found.push(Device::new(kind, backend)),
                         Err(e) => missing.push(Missing {
                             backend: kind.to_string(),
                             why: format!("{}: {e}", caps.device),
@@ -246,7 +246,7 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
         }
     }
     for name in required() {
-        let known = COMPILED.iter().any(|k| k.to_string() == name);
+        let known = BackendKind::compiled().any(|k| k.to_string() == name);
         if !known {
             missing.push(Missing {
                 backend: name,

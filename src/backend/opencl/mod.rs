@@ -25,8 +25,8 @@ mod tests;
 use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, OpenOptions, PackedDot, Priority,
-    RecordingId, Stats, View, build_ahead, choose, verdicts, x86,
+    Backend, BackendError, BufferId, Caps, Command, Driver, KernelId, Launch, OpenOptions, PackedDot,
+    Priority, RecordingId, Stats, View, build_ahead, choose, verdicts, x86,
 };
 use crate::cache::Store;
 pub use build::PARTS_DIFFER;
@@ -43,14 +43,11 @@ use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Lists the capabilities of every usable device of every platform.
-///
-/// # Errors
-///
-/// [`BackendError::NoDriver`] if the library, a platform or a usable device is missing.
-pub fn list() -> Result<Vec<Caps>, BackendError> {
-    Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect())
-}
+/// Devices are the usable ones of every platform.
+pub(super) const DRIVER: Driver = Driver {
+    list: || Ok(device::enumerate()?.into_iter().map(|(_, caps)| caps).collect()),
+    open: |options| Ok(Box::new(OpenCl::open(options)?)),
+};
 
 /// How a kernel sees a range of a buffer: as bytes (`None`) or as pixels.
 type ViewKind = Option<(ImageKind, Pixel)>;

@@ -168,7 +168,7 @@ fn devices_are_listed_with_sane_limits() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    let all = list().unwrap();
+    let all = (DRIVER.list)().unwrap();
     assert!(!all.is_empty());
     for caps in all {
         assert_eq!(caps.backend, "opencl");
@@ -207,7 +207,7 @@ fn an_unknown_device_is_refused_with_the_devices_there_are() {
     {
         BackendError::NoDevice { asked, found } => {
             assert_eq!(asked, "no such device");
-            assert!(found.contains(&list().unwrap()[0].device), "{found}");
+            assert!(found.contains(&(DRIVER.list)().unwrap()[0].device), "{found}");
         }
         other => panic!("{other}"),
     }
@@ -218,7 +218,7 @@ fn an_unknown_device_is_refused_with_the_devices_there_are() {
 #[test]
 #[ignore = "started by the tests of missing drivers"]
 fn print_list() {
-    match list() {
+    match (DRIVER.list)() {
         Err(BackendError::NoDriver { backend, why }) => println!("NoDriver({backend}): {why}"),
         other => println!("{other:?}"),
     }

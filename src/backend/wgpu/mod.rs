@@ -16,8 +16,8 @@ mod tests;
 use super::device_presets::Family;
 use super::kernel::Language;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, KernelId, KernelSpec, Launch,
-    Simd, TensorCores,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelId, KernelSpec,
+    Launch, Simd, TensorCores,
 };
 use super::{
     Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, verdicts,
@@ -182,11 +182,11 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
     }
 }
 
-/// Lists the capabilities of every Vulkan, Metal and Direct3D 12 adapter;
-/// [`BackendError::NoDriver`] if there is none.
-pub fn list() -> Result<Vec<Caps>, BackendError> {
-    Ok(adapters()?.into_iter().map(|(_, caps)| caps).collect())
-}
+/// Devices are the adapters of Vulkan, Metal and Direct3D 12.
+pub(super) const DRIVER: Driver = Driver {
+    list: || Ok(adapters()?.into_iter().map(|(_, caps)| caps).collect()),
+    open: |options| Ok(Box::new(Wgpu::open(options)?)),
+};
 
 impl Wgpu {
     /// Opens the adapter that `options` select.

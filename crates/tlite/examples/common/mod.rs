@@ -88,8 +88,8 @@ impl Common {
             On::Opencl => Ok(Some(backend::open(BackendKind::OpenCl, &options)?)),
             On::Wgpu => Ok(Some(backend::open(BackendKind::Wgpu, &options)?)),
             On::Auto => {
-                let mut kinds = backend::COMPILED.iter();
-                Ok(kinds.find_map(|kind| backend::open(*kind, &options).ok()))
+                let mut kinds = BackendKind::compiled();
+                Ok(kinds.find_map(|kind| backend::open(kind, &options).ok()))
             }
         }
     }

@@ -31,8 +31,7 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
             BackendChoice::Auto => {
                 "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host"
             }
-            BackendChoice::Opencl => "OpenCL",
-            BackendChoice::Wgpu => "Vulkan, Metal or Direct3D 12 through wgpu",
+            BackendChoice::On(kind) => kind.about(),
             BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison",
         };
         value(v, v.name(), help)

@@ -183,7 +183,7 @@ fn report(
         absent: Vec::new(),
     };
     let mut known = Vec::new();
-    for kind in [BackendKind::OpenCl, BackendKind::Wgpu] {
+    for kind in BackendKind::ALL {
         let why = match list(kind) {
             Ok(all) if all.is_empty() => "no device found".to_owned(),
             Ok(all) => {

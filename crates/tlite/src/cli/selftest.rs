@@ -7,7 +7,7 @@ use serde::Serialize;
 use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 use transformer_lite::unstable::backend::{
-    self, Backend, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend,
+    self, Backend, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend,
 };
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::placement::{BackendChoice, Opened};
@@ -102,8 +102,8 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
         };
     }
     let (mut found, mut absent) = (Vec::new(), Vec::new());
-    for kind in backend::COMPILED {
-        let all = match backend::list(*kind) {
+    for kind in BackendKind::compiled() {
+        let all = match backend::list(kind) {
             Ok(all) => all,
             Err(e) => {
                 absent.push(e.to_string());
@@ -115,7 +115,7 @@ fn devices(on: &DeviceOptions) -> Result<Devices> {
                 device: Some(name),
                 ..place.options.clone()
             };
-            match backend::open(*kind, &options) {
+            match backend::open(kind, &options) {
                 Ok(backend) => found.push(backend),
                 Err(e) => absent.push(format!("{kind}: {}: {e}", caps.device)),
             }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text};
-use transformer_lite::unstable::backend::{Backend as _, OpenOptions};
+use transformer_lite::unstable::backend::{Backend as _, BackendKind, OpenOptions};
 use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Logits, SequenceConfig};
@@ -32,7 +32,7 @@ pub fn trials(suite: &mut Suite) {
         );
     }
     let mut places = vec![BackendChoice::Host];
-    for choice in [BackendChoice::Opencl, BackendChoice::Wgpu] {
+    for choice in BackendKind::ALL.map(BackendChoice::On) {
         if devices.iter().any(|d| d.kind.to_string() == choice.name()) {
             places.push(choice);
         }
