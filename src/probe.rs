@@ -21,7 +21,8 @@ use std::fmt;
 use std::time::Instant;
 
 /// Peak rates of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Peaks {
     /// Bytes of memory traffic per second.
     pub bytes_per_s: f64,
@@ -92,7 +93,8 @@ static MATRIX: Kernel = crate::kernel!("probe_matrix" { rounds: U32; factor, add
 pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 
 /// Measurements of a device. [`Probe::not_measured`] explains a rate that is `None`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Probe {
     /// Version of the measurement.
     pub version: u32,

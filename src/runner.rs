@@ -281,7 +281,8 @@ pub fn shape_at(name: &str, shape: &Shape, bindings: &Bindings) -> Result<Vec<us
 }
 
 /// Difference of two tensors.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Difference {
     /// Largest absolute difference; NaN if only one of two elements is NaN.
     pub max_abs: f32,

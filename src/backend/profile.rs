@@ -83,7 +83,8 @@ pub struct DeviceProfile {
 }
 
 /// A quarantined kernel: a variant ([`kernel::KernelSpec::variants`]) that is not used on a device.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Quarantined {
     /// Name of the variant.
     pub variant: String,

@@ -71,7 +71,8 @@ pub struct PlaceName {
 }
 
 /// Settings that a model actually uses, which may differ from the requested ones.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Used {
     /// Activation precision of matmuls with E0M weights: `int8` if any uses it, else `float`.
     pub act: &'static str,

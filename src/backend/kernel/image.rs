@@ -19,7 +19,8 @@ use std::fmt;
 pub const ROW_PIXELS: u64 = 256;
 
 /// Kind of image over a buffer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum ImageKind {
     /// `image1d_buffer_t` of OpenCL 1.2: a single row.
     #[serde(rename = "1d")]
@@ -83,7 +84,8 @@ impl Pixel {
 }
 
 /// The images over buffers that a device offers; by default none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, schemars::JsonSchema)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Images {
     /// Maximum number of pixels of an [`ImageKind::Image1dBuffer`]; 0 if not supported.
     pub max_pixels: u64,

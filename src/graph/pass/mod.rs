@@ -29,7 +29,8 @@ pub struct Pass {
 }
 
 /// Result of one pass.
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct PassReport {
     /// Name of the pass.
     pub pass: &'static str,

@@ -25,7 +25,8 @@ const BESIDE: usize = 64;
 const WORTH: f64 = 0.97;
 
 /// Measurement of a kernel and shape.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, schemars::JsonSchema)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct TuningRow {
     /// Kernel name.
     pub kernel: String,
