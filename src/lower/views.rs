@@ -5,6 +5,7 @@ use super::collected::Nested;
 use super::{Block, Location, LowerCx, Operand};
 use crate::backend::DeviceProfile;
 use crate::graph::op::{OpError, OpResult};
+use crate::num;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -26,7 +27,7 @@ fn split(
     (elements, size): (usize, usize),
     unit: usize,
 ) -> OpResult<Vec<(usize, usize)>> {
-    let wide = u64::try_from(size).unwrap_or(u64::MAX);
+    let wide = num::wide(size);
     let limit = usize::try_from(largest(device, wide)).unwrap_or(usize::MAX);
     let bytes = elements.saturating_mul(size);
     let most = (limit / bytes.max(1) / unit).saturating_mul(unit);
@@ -178,7 +179,10 @@ impl LowerCx<'_> {
             let bytes = end.map_or_else(|| "too many bytes".to_owned(), |n| format!("{n} bytes"));
             return Ok(Err(format!("the results take {bytes}, a kernel can bind {most}")));
         };
-        let operand = self.temp(dtype, i64::try_from(bytes / size).unwrap_or(i64::MAX).into());
+        let operand = self.temp(
+            dtype,
+            num::exact::<i64, _>(bytes / size, "a number of elements")?.into(),
+        );
         for (location, start) in homes.into_iter().zip(&starts) {
             let (of, offset) = (operand.location, start * size);
             self.out.parts.insert(location, Nested { of, offset });

@@ -9,6 +9,7 @@ use super::{
     operand, split_at,
 };
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -45,7 +46,7 @@ impl ArgMax {
                     best = Some((j, v));
                 }
             }
-            out.push(best.map_or(0, |(j, _)| i64::try_from(j).unwrap_or(i64::MAX)));
+            out.push(best.map_or(0, |(j, _)| num::signed(j)));
         }
         out
     }

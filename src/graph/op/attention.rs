@@ -13,7 +13,7 @@ mod lower;
 
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, operand, own};
 use crate::backend::kernel::{Feature, Features, Form, Language, MASK_MIN};
 use crate::lower::{DeviceProfile, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
@@ -214,8 +214,7 @@ impl Op for Attention {
         let bias = match mask {
             Some(m) => {
                 let strides = mask_strides(&fixed(m))?;
-                let strides =
-                    strides.map(|d| d.as_const().and_then(|v| usize::try_from(v).ok()).unwrap_or(0));
+                let strides = strides.map(|d| as_usize(&d).unwrap_or(0));
                 Some((m.to_f32()?, strides))
             }
             None => None,

@@ -108,7 +108,7 @@ impl Input {
             state = state
                 .wrapping_mul(6_364_136_223_846_793_005)
                 .wrapping_add(1_442_695_040_888_963_407);
-            u32::try_from(state >> 40).unwrap_or(0)
+            (state >> 40) as u32
         };
         match &self.fill {
             #[expect(clippy::cast_precision_loss, reason = "24 bits fit a float")]

@@ -13,6 +13,7 @@ use super::window::{self, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::lower::{Call, DeviceProfile, LowerCx, Pack, Simd};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, product};
 
@@ -169,7 +170,7 @@ impl Op for Conv {
         let ((n, c, spatial), (m, per_group, _)) = (sizes(x)?, sizes(w)?);
         let kernel = kernel(&self.window, &Shape::fixed(w.shape()).0)?;
         let axes = self.window.axes(&kernel, spatial)?;
-        let group = usize::try_from(self.group).unwrap_or(1);
+        let group = num::exact(self.group, "a number of groups")?;
         if per_group.checked_mul(group) != Some(c) || m % group != 0 {
             return Err(OpError::mismatch(
                 "channels of input and weights",
@@ -309,7 +310,7 @@ pub(super) fn emit(
             pad_w: v.before.clone(),
         };
         let mut call = Call::new(&KERNEL, items)
-            .define("TILE", i64::try_from(tile).unwrap_or(1))
+            .define("TILE", num::signed(tile))
             .define("RUN", run);
         call = window::define(call, lines);
         call = if by_tiles {

@@ -11,6 +11,7 @@ use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window, list};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{HostTensor, product};
 
@@ -111,7 +112,7 @@ impl Op for ConvTranspose {
         let ((n, c, spatial), (c_w, per_group, _)) = (sizes(x)?, sizes(w)?);
         let kernel = kernel(&self.window, &Shape::fixed(w.shape()).0)?;
         self.check(&kernel, spatial.len())?;
-        let group = usize::try_from(self.group).unwrap_or(1);
+        let group = num::exact(self.group, "a number of groups")?;
         if c != c_w || c % group != 0 {
             return Err(OpError::mismatch("channels of input and weights", c, c_w));
         }
@@ -122,9 +123,9 @@ impl Op for ConvTranspose {
             axes.push(Axis {
                 size: window::number(&out)?,
                 out: *size,
-                kernel: usize::try_from(*k).unwrap_or(0),
-                stride: usize::try_from(self.window.stride(i)).unwrap_or(1),
-                dilation: usize::try_from(self.window.dilation(i)).unwrap_or(1),
+                kernel: num::exact(*k, "a window size")?,
+                stride: num::exact(self.window.stride(i), "a stride")?,
+                dilation: num::exact(self.window.dilation(i), "a dilation")?,
                 before: window::number(&before)?,
                 after: window::number(&after)?,
             });

@@ -11,6 +11,7 @@ use super::window::Window;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, fit, onnx, operand, strides,
 };
+use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -68,7 +69,7 @@ impl Op for DeformConv {
             }
         }
         let taps = kernel.iter().product::<i64>().saturating_mul(self.offset_group);
-        let axes = i64::try_from(kernel.len()).unwrap_or(i64::MAX);
+        let axes = num::signed(kernel.len());
         let wanted = [(2, Some(offset), taps.saturating_mul(axes)), (4, cx.opt(4), taps)];
         for (i, fact, channels) in wanted {
             let Some(fact) = fact else { continue };
@@ -109,9 +110,9 @@ impl Op for DeformConv {
         let (bias, factors) = (list(3)?, list(4)?);
         let (plane, area, all) = (count(spatial)?, count(places)?, count(taps)?);
         let (place_steps, tap_steps, steps) = (strides(places), strides(taps), strides(spatial));
-        let number = |v: i64| usize::try_from(v).unwrap_or(1).max(1);
-        let (groups, rank) = (number(self.offset_group), spatial.len());
-        let (share, outs_share) = (channels / groups, outs / number(self.group));
+        let number = |v: i64| num::exact::<usize, _>(v, "a number of groups");
+        let (groups, rank) = (number(self.offset_group)?, spatial.len());
+        let (share, outs_share) = (channels / groups, outs / number(self.group)?);
         let at = |list: &[f32], i: usize| list.get(i).copied().unwrap_or(0.0);
         let mut y = filled(&shape, 0f64)?;
         // Index of batch, offset group, tap and position; the last one varies fastest.

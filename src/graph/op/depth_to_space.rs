@@ -10,6 +10,7 @@ use super::{
 };
 use crate::graph::rules::{self, Same};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -105,8 +106,8 @@ impl Op for DepthToSpace {
             .ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         let (sizes, steps) = self.walk(&Shape::fixed(x.shape()).0, &Shape::fixed(&shape).0)?;
         let sizes: Vec<usize> = sizes.iter().map(number).collect::<OpResult<_>>()?;
-        let step = |d: &Dim| number(d).map(|v| isize::try_from(v).unwrap_or(isize::MAX));
-        let steps: Vec<isize> = steps.iter().map(step).collect::<OpResult<_>>()?;
+        let step = |d: &Dim| number(d).map(num::signed);
+        let steps: Vec<i64> = steps.iter().map(step).collect::<OpResult<_>>()?;
         Ok(vec![gather_strided(x, &sizes, 0, &steps)?.reshape(&shape)?])
     }
 

@@ -5,7 +5,9 @@
 //! letters that occur once, in alphabetical order (capitals first).
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
+};
 use crate::graph::rules;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -191,13 +193,7 @@ impl Op for Einsum {
         let fixed: Vec<Shape> = tensors.iter().map(|t| Shape::fixed(t.shape())).collect();
         let shapes: Vec<&[Dim]> = fixed.iter().map(|s| s.0.as_slice()).collect();
         let sizes = sizes(&operands, &shapes, &rules::equal)?;
-        let size = |l: &Label| {
-            sizes
-                .get(l)
-                .and_then(Dim::as_const)
-                .and_then(|n| usize::try_from(n).ok())
-                .unwrap_or(0)
-        };
+        let size = |l: &Label| sizes.get(l).and_then(as_usize).unwrap_or(0);
         let summed: Vec<Label> = sizes.keys().copied().filter(|l| !result.contains(l)).collect();
         let loops: Vec<Label> = result.iter().chain(&summed).copied().collect();
         let extents: Vec<usize> = loops.iter().map(size).collect();

@@ -4,6 +4,7 @@ use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
 use crate::graph::derive::FOLD_BYTES;
 use crate::graph::onnx::dtype_of;
+use crate::num;
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -20,8 +21,7 @@ pub struct EyeLike {
 impl EyeLike {
     fn matrix(&self, dtype: DType, rows: usize, cols: usize) -> OpResult<HostTensor> {
         let shape = [rows, cols];
-        let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
-        let one = |i: usize| number(i % cols) == number(i / cols).saturating_add(self.diagonal);
+        let one = |i: usize| num::signed(i % cols) == num::signed(i / cols).saturating_add(self.diagonal);
         let all = 0..count(&shape)?;
         Ok(if dtype.is_float() {
             let data: Vec<f32> = all.map(|i| f32::from(u8::from(one(i)))).collect();

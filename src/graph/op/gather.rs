@@ -10,6 +10,7 @@ use super::{
     operand, room, split_at,
 };
 use crate::lower::{Call, LowerCx, Pack};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -54,7 +55,7 @@ impl Op for Gather {
             .to_i64()?
             .into_iter()
             .map(|i| {
-                let signed = i64::try_from(n).unwrap_or(i64::MAX);
+                let signed = num::signed(n);
                 usize::try_from(if i < 0 { i + signed } else { i })
                     .ok()
                     .filter(|i| *i < n)
@@ -140,7 +141,7 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |table: &[usize], index: &[usize]| {
-        let n = i64::try_from(table[0]).unwrap_or(1);
+        let n = num::signed(table[0]);
         Case::new(
             Gather { axis: 0 },
             vec![input(table).constant(), input(index).ints(-n, n - 1)],

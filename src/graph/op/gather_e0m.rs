@@ -10,6 +10,7 @@ use super::matmul_e0m::{
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::quant::{Bits, code_at, decode};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -50,7 +51,7 @@ impl Op for GatherE0m {
         let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let mut y = Vec::new();
         for i in index.to_i64()? {
-            let signed = i64::try_from(n).unwrap_or(i64::MAX);
+            let signed = num::signed(n);
             let j = usize::try_from(if i < 0 { i + signed } else { i })
                 .ok()
                 .filter(|j| *j < n)

@@ -7,6 +7,7 @@ use super::{
 };
 use crate::backend::kernel::TypedKernel;
 use crate::lower::{Call, LowerCx, Operand};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -92,7 +93,7 @@ impl Places {
     ) -> OpResult<()> {
         let call = Call::new(kernel, 64).grid(self.count.ceil_div(each * 64)?, 1, 1);
         let call = match self.tuple {
-            Some(n) => call.define("TUPLE", i64::try_from(n).unwrap_or(0)),
+            Some(n) => call.define("TUPLE", num::signed(n)),
             None => call,
         };
         let size = |list: &[(Dim, Dim)], i: usize| list.get(i).map_or(Dim::from(1), |(n, _)| n.clone());
@@ -125,7 +126,7 @@ pub struct GatherElements {
 
 /// Converts an index along an axis of `n` elements, which may be negative, to 0 or more.
 pub(super) fn wrap(index: i64, n: usize) -> OpResult<usize> {
-    let size = i64::try_from(n).unwrap_or(i64::MAX);
+    let size = num::signed(n);
     usize::try_from(if index < 0 {
         index.saturating_add(size)
     } else {

@@ -22,6 +22,7 @@ use super::{
     Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, operand,
 };
 use crate::graph::ValueId;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -65,7 +66,7 @@ impl GroupQueryAttention {
     }
 
     fn number(n: usize) -> i64 {
-        i64::try_from(n).unwrap_or(i64::MAX)
+        num::signed(n)
     }
 
     /// Splits operand 0 into queries, keys and values with three axes.
@@ -262,7 +263,7 @@ impl Op for GroupQueryAttention {
                 }
             };
             for (name, x, heads) in [("q", &mut q, self.heads), ("k", &mut k, self.kv_heads)] {
-                let turn = turning(pairs, heads, table, usize::try_from(size).unwrap_or(0));
+                let turn = turning(pairs, heads, table, num::exact(size, "a size")?);
                 let operands = [Some(*x), Some(cos), Some(sin), Some(positions)];
                 *x = cx.node(&format!("{name}/embedded"), turn, &operands)?;
             }
@@ -368,7 +369,7 @@ fn cases() -> Vec<Case> {
     let case = |op: &GroupQueryAttention, s: usize, past: usize| {
         let rows = |heads: usize| input(&[1, s, heads * 8]);
         let cache = || input(&[1, 2, past, 8]);
-        let number = |n: usize| input(&[1]).values(&[i64::try_from(n).unwrap_or(0)]);
+        let number = |n: usize| input(&[1]).values(&[num::signed(n)]);
         let mut inputs = vec![rows(4), rows(2), rows(2), cache(), cache()];
         inputs.extend([number(past + s - 1), number(past + s)]);
         if op.rotary.is_some() {

@@ -10,6 +10,7 @@ use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, concat::Concat, own};
 use crate::lower::{Call, Location, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, product};
 use crate::tensor::HostTensor;
 
@@ -30,7 +31,7 @@ pub struct KvAppend {
 impl KvAppend {
     fn as_concat(&self) -> Concat {
         Concat {
-            axis: i64::try_from(self.axis).unwrap_or(i64::MAX),
+            axis: num::signed(self.axis),
         }
     }
 }

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::graph::ValueId;
 use crate::graph::body::Body;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -204,7 +205,7 @@ impl Op for Loop {
             if !unrolls(&self.body, run + 1) {
                 return Ok(None);
             }
-            let number = HostTensor::from_i64(&[], &[i64::try_from(run).unwrap_or(i64::MAX)])?;
+            let number = HostTensor::from_i64(&[], &[num::signed(run)])?;
             let mut given = vec![
                 cx.constant(&format!("number{run}"), number),
                 cx.constant(&format!("go{run}"), HostTensor::from_bool(&[], &[true])?),

@@ -6,6 +6,7 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -51,7 +52,7 @@ impl Op for Lrn {
         let data = x.to_f32()?;
         let mut y = data.to_vec();
         // For an even size, one more channel is after than before.
-        let size = usize::try_from(self.size).unwrap_or(1);
+        let size = num::exact::<usize, _>(self.size, "a number of channels")?;
         let (before, behind) = (size.saturating_sub(1) / 2, size / 2);
         #[expect(clippy::cast_precision_loss, reason = "a number of channels")]
         let factor = f64::from(self.alpha) / size as f64;

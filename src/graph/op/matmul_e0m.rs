@@ -26,6 +26,7 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, 
 use crate::backend::kernel::wave;
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
+use crate::num;
 use crate::quant::{Bits, GROUP_STEP, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
@@ -170,11 +171,10 @@ pub const ACTIVATIONS: usize = 128;
 /// Sets the defines of `common/e0m`: width, bit planes, groups. Kernels walk k-blocks of at most
 /// `most` weights, so a larger group consists of several.
 pub(super) fn format_defines<A>(call: Call<A>, bits: Bits, group: usize, most: usize) -> Call<A> {
-    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
     let stretch = stretch(group, most);
     let mut call = call
         .define("BITS", i64::from(bits.count()))
-        .define("GROUP", number(stretch));
+        .define("GROUP", num::signed(stretch));
     if bits == Bits::Eight {
         call = call.define("PER4", 1);
     }
@@ -185,7 +185,7 @@ pub(super) fn format_defines<A>(call: Call<A>, bits: Bits, group: usize, most: u
         call = call.define("LOW", i64::from(low.width));
     }
     if stretch < group {
-        call = call.define("SPAN", number(group / stretch));
+        call = call.define("SPAN", num::signed(group / stretch));
     }
     call
 }
@@ -406,13 +406,13 @@ impl Weights {
 
     /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column
     /// (`common/parts`). Kernels read them only with the define `PARTS`.
-    fn places(&self) -> [Dim; 4] {
+    fn places(&self) -> OpResult<[Dim; 4]> {
         let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
         let start = |i: usize| {
             let start = self.starts.get(i).copied().unwrap_or(0);
-            Dim::from(i64::try_from(start).unwrap_or(i64::MAX))
+            num::exact::<i64, _>(start, "the first element of a part").map(Dim::from)
         };
-        [end(0), end(1), start(1), start(2)]
+        Ok([end(0), end(1), start(1)?, start(2)?])
     }
 }
 
@@ -494,7 +494,7 @@ impl MatMulE0m {
         let in_parts = weights.ends.len() > 1 && (!vector || gaps);
         // Rows of results start at multiples of four elements.
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
-        let [end0, end1, start1, start2] = weights.places();
+        let [end0, end1, start1, start2] = weights.places()?;
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let device = cx.device();
             let types = [x.dtype, y.dtype];
@@ -506,7 +506,7 @@ impl MatMulE0m {
                     None => self.generic_vector(device, types, [k, part.count], second.is_some())?,
                 };
                 if gain.is_some() {
-                    call = call.define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX));
+                    call = call.define("DEPTH", num::signed(k));
                 }
                 if in_parts {
                     call = call.define("PARTS", 1);

@@ -11,9 +11,12 @@ use super::pointwise::Binary;
 use super::pointwise::import::{binary, cast, input as arg};
 use super::quantize_linear::{quantize, quantized};
 use super::sizes::Sizes;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room};
+use super::{
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room,
+};
 use crate::graph::{ValueId, rules};
 use crate::lower::{Call, LowerCx, Pack};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -261,8 +264,8 @@ impl Op for MatMulInteger {
         let whole = one_matrix && b.as_const().is_some() && n.exact_div(&4.into()).is_some();
         if b.as_const().is_some() {
             let size = product(&b.shape.0)?.mul(&if whole { 1 } else { 4 }.into())?;
-            let most = i64::try_from(cx.device().max_view_bytes).unwrap_or(i64::MAX);
-            if size.as_const().is_none_or(|n| n > most) {
+            let most = cx.device().max_view_bytes;
+            if as_usize(&size).is_none_or(|n| num::wide(n) > most) {
                 return Err(OpError::NoKernel(format!(
                     "a weight of {size} bytes, above the binding limit of {most}"
                 )));

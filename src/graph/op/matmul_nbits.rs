@@ -26,6 +26,7 @@ use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
 use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, count, operand};
 use crate::graph::ValueId;
+use crate::num;
 use crate::quant::{Bits, Grid, GridColumn, Grids, Packed, by_group};
 use crate::shape::{Dim, Fact, Known, Shape};
 use crate::tensor::product::gemm;
@@ -388,10 +389,7 @@ impl Op for MatMulNBits {
         let dtype = cx.fact(x)?.dtype;
         let mut y = if let Some((codes, scales, order)) = self.exact(&constants)? {
             if let Some(order) = order {
-                let order: Vec<i64> = order
-                    .iter()
-                    .map(|i| i64::try_from(*i).unwrap_or(i64::MAX))
-                    .collect();
+                let order: Vec<i64> = order.iter().map(|i| num::signed(*i)).collect();
                 let order = cx.ints("order", &order)?;
                 x = cx.node("ordered", Gather { axis: -1 }, &[Some(x), Some(order)])?;
             }

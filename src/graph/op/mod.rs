@@ -7,6 +7,7 @@ use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::graph::rules;
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Constraints, Dim, DimError, Fact, MAX_KNOWN, Shape, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
 use parts::Parts;
@@ -709,7 +710,7 @@ ops! {
 
 /// Converts an ONNX axis, which may be negative, to an index below `rank`.
 pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
-    let r = i64::try_from(rank).unwrap_or(i64::MAX);
+    let r = num::signed(rank);
     let a = if axis < 0 { axis + r } else { axis };
     usize::try_from(a)
         .ok()
@@ -815,7 +816,7 @@ pub fn strides(shape: &[usize]) -> Vec<usize> {
 
 /// Gathers `x` element by element: result element at multi-index `m` of `shape` is
 /// `x[start + sum(m * stride)]`.
-pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isize]) -> OpResult<HostTensor> {
+pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[i64]) -> OpResult<HostTensor> {
     let size = x.dtype().size();
     let count = count(shape)?;
     if count == 0 {
@@ -823,20 +824,19 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
     }
     let mut out: Vec<u8> = room(&[count, size])?;
     let bytes = x.bytes()?;
-    let length = |n: usize| isize::try_from(n).unwrap_or(isize::MAX);
     // Merge neighbouring axes that can be walked as one.
-    let mut axes: Vec<(usize, isize)> = Vec::new();
+    let mut axes: Vec<(usize, i64)> = Vec::new();
     for (n, step) in shape.iter().zip(step).filter(|(n, _)| **n != 1) {
         match axes.last_mut() {
-            Some(outer) if outer.1 == step.saturating_mul(length(*n)) => *outer = (outer.0 * n, *step),
+            Some(outer) if outer.1 == step.saturating_mul(num::signed(*n)) => *outer = (outer.0 * n, *step),
             _ => axes.push((*n, *step)),
         }
     }
     let (inner, inner_step) = axes.pop().unwrap_or((1, 1));
     let mut index = vec![0usize; axes.len()];
-    let mut at = length(start);
+    let mut at = num::signed(start);
     for _ in 0..count / inner {
-        let last = at.saturating_add(inner_step.saturating_mul(length(inner - 1)));
+        let last = at.saturating_add(inner_step.saturating_mul(num::signed(inner - 1)));
         let (low, high) = (at.min(last), at.max(last));
         let range = usize::try_from(low)
             .ok()
@@ -849,7 +849,7 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
             1 => out.extend_from_slice(row),
             0 => (0..inner).for_each(|_| out.extend_from_slice(row)),
             s => {
-                let apart = s.unsigned_abs() * size;
+                let apart = num::exact::<usize, _>(s.unsigned_abs(), "a stride")? * size;
                 let from = |i: usize| row.get(i..i + size).unwrap_or_default();
                 if s > 0 {
                     (0..inner).for_each(|i| out.extend_from_slice(from(i * apart)));
@@ -866,7 +866,7 @@ pub fn gather_strided(x: &HostTensor, shape: &[usize], start: usize, step: &[isi
             if *i < *n {
                 break;
             }
-            at -= step * length(*n);
+            at -= step * num::signed(*n);
             *i = 0;
         }
     }

@@ -12,6 +12,7 @@ use super::parts::Parts;
 use super::sdpa::{Sdpa, heads_first};
 use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, operand};
 use crate::graph::ValueId;
+use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -78,7 +79,7 @@ impl Op for MultiHeadAttention {
         let mut separate = Vec::with_capacity(2);
         for (name, x) in [("keys", new[1]), ("values", new[2])] {
             let joined = cx.fact(x)?.shape.0.last().and_then(Dim::as_const);
-            let heads = i64::try_from(self.heads).unwrap_or(i64::MAX);
+            let heads = num::signed(self.heads);
             let Some(joined) = joined else { return Ok(None) };
             separate.push(heads_first(cx, name, x, heads, joined / heads)?);
         }

@@ -7,6 +7,7 @@
 
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::num;
 use crate::shape::{Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -94,12 +95,11 @@ impl Op for NonMaxSuppression {
             .and_then(|v| v.first().copied())
             .unwrap_or(0);
         let (most, iou, floor) = (
-            usize::try_from(most).unwrap_or(0),
+            num::exact::<usize, _>(most.max(0), "a number of boxes")?,
             number(3)?.unwrap_or(0.0),
             number(4)?,
         );
         let (box_data, score_data) = (boxes.to_f32()?, scores.to_f32()?);
-        let index = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let mut out = Vec::new();
         for (b, c) in (0..*batches).flat_map(|b| (0..*classes).map(move |c| (b, c))) {
             let corners: Vec<Corners> = box_data
@@ -127,7 +127,7 @@ impl Op for NonMaxSuppression {
             out.extend(
                 taken
                     .into_iter()
-                    .flat_map(|(i, _)| [index(b), index(c), index(i)]),
+                    .flat_map(|(i, _)| [num::signed(b), num::signed(c), num::signed(i)]),
             );
         }
         Ok(vec![HostTensor::from_i64(&[out.len() / 3, 3], &out)?])

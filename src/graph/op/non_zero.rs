@@ -5,6 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, strides};
+use crate::num;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -16,9 +17,7 @@ pub struct NonZero;
 fn indices(shape: &[usize], positions: &[usize]) -> Vec<i64> {
     let along = |(n, step): (&usize, usize)| {
         let n = *n;
-        positions
-            .iter()
-            .map(move |p| i64::try_from(p / step % n).unwrap_or(i64::MAX))
+        positions.iter().map(move |p| num::signed(p / step % n))
     };
     shape.iter().zip(strides(shape)).flat_map(along).collect()
 }

@@ -14,6 +14,7 @@ use super::reduce::{Kind, Reduce};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, pointwise};
 use crate::graph::ValueId;
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -277,7 +278,7 @@ impl Op for Norm {
                 (plane, plane)
             }
             Over::Group { groups, by_group } => {
-                let groups = usize::try_from(groups).unwrap_or(1).max(1);
+                let groups = num::exact(groups, "a number of groups")?;
                 if !channels.is_multiple_of(groups) {
                     return Err(OpError::expected(
                         "channels",

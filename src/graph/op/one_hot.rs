@@ -11,6 +11,7 @@ use super::pointwise::import::{binary, cast, input as arg, select};
 use super::pointwise::{Binary, Expr};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
 use crate::graph::ValueId;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -83,7 +84,7 @@ impl Op for OneHot {
         let mut shape = index.shape().to_vec();
         shape.insert(a, depth);
         let (outer, _, inner) = super::around(&shape, a)?;
-        let size = i64::try_from(depth).unwrap_or(i64::MAX);
+        let size = num::signed(depth);
         let hot: Vec<i64> = whole(index)?
             .into_iter()
             .map(|i| if i < 0 { i.saturating_add(size) } else { i })
@@ -109,7 +110,7 @@ impl Op for OneHot {
         };
         let rank = fact.shape.rank() + 1;
         let a = axis(self.axis, rank)?;
-        let size = i64::try_from(depth).unwrap_or(i64::MAX);
+        let size = num::signed(depth);
         let mut shape = vec![1; rank];
         if let Some(n) = shape.get_mut(a) {
             *n = depth;
@@ -117,7 +118,7 @@ impl Op for OneHot {
         let places: Vec<i64> = (0..size).collect();
         let places = cx.constant("places", HostTensor::from_ints(DType::I32, &shape, &places)?);
         let index = cx.pointwise("index", cast(DType::I32, arg(0)), &[index])?;
-        let index = cx.unsqueeze("lines", index, &[i64::try_from(a).unwrap_or(i64::MAX)])?;
+        let index = cx.unsqueeze("lines", index, &[num::signed(a)])?;
         let mut ends = Vec::new();
         for (i, name) in [(0, "off"), (1, "on")] {
             let at = cx.constant(&format!("{name}/at"), HostTensor::from_i64(&[], &[i])?);

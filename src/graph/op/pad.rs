@@ -8,6 +8,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window,
 };
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -155,7 +156,7 @@ impl Op for Pad {
         let mut places: Vec<Vec<Option<usize>>> = Vec::new();
         for (n, (before, after)) in x.shape().iter().zip(&pads) {
             let (before, after) = (before.as_const().unwrap_or(0), after.as_const().unwrap_or(0));
-            let n = i64::try_from(*n).unwrap_or(i64::MAX);
+            let n = num::signed(*n);
             let out = n
                 .checked_add(before)
                 .and_then(|v| v.checked_add(after))
@@ -163,7 +164,7 @@ impl Op for Pad {
                 .ok_or_else(|| {
                     OpError::expected("padded size", "0 or more", format!("{n} + {before} + {after}"))
                 })?;
-            let mut list = super::filled(&[usize::try_from(out).unwrap_or(0)], None)?;
+            let mut list = super::filled(&[num::exact(out, "a padded size")?], None)?;
             for (i, slot) in (0..out).zip(&mut list) {
                 *slot = self.source(i - before, n)?;
             }
@@ -238,7 +239,7 @@ impl Op for Pad {
         }
         let count = out.count()?;
         let mut call = Call::new(&KERNEL, 64)
-            .define("RANK", i64::try_from(lines.len().max(1)).unwrap_or(1))
+            .define("RANK", num::signed(lines.len().max(1)))
             .grid(count.ceil_div(2 * 64)?, 1, 1);
         let part = |i: usize, of: fn(&(Dim, Dim, Dim)) -> &Dim, or: i64| {
             lines.get(i).map_or_else(|| Dim::from(or), |l| of(l).clone())

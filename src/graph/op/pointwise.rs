@@ -15,6 +15,7 @@ use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::graph::{ValueId, rules};
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::fmt;
@@ -504,13 +505,13 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
         .len()
         .checked_sub(x.shape().len())
         .ok_or_else(|| OpError::mismatch("ranks", format!("{:?}", x.shape()), format!("{shape:?}")))?;
-    let mut step = vec![0isize; shape.len()];
+    let mut step = vec![0i64; shape.len()];
     for ((i, d), s) in x.shape().iter().enumerate().zip(super::strides(x.shape())) {
         if *d != 1 {
             if *d != shape[lead + i] {
                 return Err(OpError::mismatch("sizes of a broadcast axis", d, shape[lead + i]));
             }
-            step[lead + i] = isize::try_from(s).unwrap_or(isize::MAX);
+            step[lead + i] = num::signed(s);
         }
     }
     super::gather_strided(x, shape, 0, &step)

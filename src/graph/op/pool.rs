@@ -11,6 +11,7 @@ use super::sizes::Sizes;
 use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -243,10 +244,7 @@ fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool)
         }
         at / plane * plane + out
     };
-    let at: Vec<i64> = at
-        .into_iter()
-        .map(|a| i64::try_from(turned(a)).unwrap_or(-1))
-        .collect();
+    let at: Vec<i64> = at.into_iter().map(|a| num::signed(turned(a))).collect();
     Ok(HostTensor::from_i64(shape, &at)?)
 }
 

@@ -5,6 +5,7 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, EXACT, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
@@ -138,7 +139,7 @@ impl Op for Range {
             |t: &HostTensor| -> OpResult<Vec<Dim>> { Ok(t.to_i64()?.into_iter().map(Dim::from).collect()) };
         let (start, step, count) = parts(&list(start)?, &list(limit)?, &list(delta)?)?;
         let (start, count) = (start.as_const().unwrap_or(0), count.as_const().unwrap_or(0));
-        let mut data: Vec<i64> = room(&[usize::try_from(count).unwrap_or(0)])?;
+        let mut data: Vec<i64> = room(&[num::exact(count, "a number of elements")?])?;
         data.extend((0..count).map(|i| start.wrapping_add(i.wrapping_mul(step))));
         Ok(vec![HostTensor::from_ints(dtype, &[data.len()], &data)?])
     }

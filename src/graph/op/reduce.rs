@@ -11,6 +11,7 @@ use super::{
     onnx, operand, places, transpose,
 };
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact, Known, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -148,7 +149,7 @@ impl Op for Reduce {
         let shape = Shape(shape).as_fixed().unwrap_or_default();
         if !x.dtype().is_float() {
             let data = x.to_i64()?;
-            let count = i64::try_from(inner.len()).unwrap_or(1).max(1);
+            let count = num::signed(inner.len()).max(1);
             let of = |base: &usize| {
                 let all = inner.iter().map(|i| data[base + i]);
                 match self.kind {

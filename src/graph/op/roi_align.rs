@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
+use crate::num;
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -76,8 +77,8 @@ impl Op for RoiAlign {
                 format!("{x:?} and {regions:?}"),
             ));
         };
-        let to = |v: i64| usize::try_from(v).unwrap_or(0);
-        let shape = [r, c, to(self.size.0), to(self.size.1)];
+        let to = |v: i64| num::exact(v, "a size of a region");
+        let shape = [r, c, to(self.size.0)?, to(self.size.1)?];
         let mut y = filled(&shape, 0f32)?;
         let (data, list) = (x.to_f32()?, regions.to_f32()?);
         let area = shape[2] * shape[3];

@@ -16,6 +16,7 @@ use super::rotary::{Pairs, Rotary};
 use super::slice::Slice;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand};
 use crate::graph::ValueId;
+use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -154,7 +155,7 @@ impl Op for RotaryEmbedding {
         let x = cx.input(0)?;
         let shape = cx.fact(x)?.shape;
         let together = shape.rank() == 3;
-        let heads = i64::try_from(self.heads).unwrap_or(i64::MAX);
+        let heads = num::signed(self.heads);
         let Some(joined) = shape.0.last().and_then(Dim::as_const) else {
             return Ok(None);
         };

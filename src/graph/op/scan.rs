@@ -14,6 +14,7 @@ use super::{
 };
 use crate::graph::ValueId;
 use crate::graph::body::Body;
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -64,10 +65,7 @@ fn slice(x: &HostTensor, a: usize, i: usize) -> OpResult<HostTensor> {
     let mut shape = x.shape().to_vec();
     let start = i * steps.remove(a);
     shape.remove(a);
-    let steps: Vec<isize> = steps
-        .into_iter()
-        .map(|s| isize::try_from(s).unwrap_or(0))
-        .collect();
+    let steps: Vec<i64> = steps.into_iter().map(num::signed).collect();
     gather_strided(x, &shape, start, &steps)
 }
 
@@ -184,9 +182,9 @@ impl Op for Scan {
             let mut given = carried.clone();
             for (i, (x, a, backwards)) in sliced.iter().enumerate() {
                 let at = if *backwards { n - 1 - run } else { run };
-                let at = HostTensor::from_i64(&[], &[i64::try_from(at).unwrap_or(i64::MAX)])?;
+                let at = HostTensor::from_i64(&[], &[num::signed(at)])?;
                 let at = cx.constant(&format!("at{i}_{run}"), at);
-                let axis = i64::try_from(*a).unwrap_or(i64::MAX);
+                let axis = num::signed(*a);
                 given.push(cx.node(&format!("slice{i}_{run}"), Gather { axis }, &[Some(*x), Some(at)])?);
             }
             let mut results = cx.inline(&format!("run{run}"), &self.body, &given)?.into_iter();

@@ -2,6 +2,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
+use crate::num;
 use crate::shape::{Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::ops::Range;
@@ -16,11 +17,11 @@ pub struct ShapeOf {
 }
 
 impl ShapeOf {
-    fn range(&self, rank: usize) -> Range<usize> {
-        let r = i64::try_from(rank).unwrap_or(i64::MAX);
-        let clamp = |v: i64| usize::try_from(if v < 0 { v + r } else { v }.clamp(0, r)).unwrap_or(0);
-        let start = clamp(self.start);
-        start..self.end.map_or(rank, clamp).max(start)
+    fn range(&self, rank: usize) -> OpResult<Range<usize>> {
+        let r = num::signed(rank);
+        let clamp = |v: i64| num::exact::<usize, _>(if v < 0 { v + r } else { v }.clamp(0, r), "an axis");
+        let start = clamp(self.start)?;
+        Ok(start..self.end.map_or(Ok(rank), clamp)?.max(start))
     }
 }
 
@@ -31,7 +32,7 @@ impl Op for ShapeOf {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let shape = &cx.fact(0)?.shape;
-        let dims = shape.0[self.range(shape.rank())].to_vec();
+        let dims = shape.0[self.range(shape.rank())?].to_vec();
         let mut fact = Fact::new(DType::I64, Shape::fixed(&[dims.len()]));
         fact.known = Known::Dims(dims);
         Ok(vec![fact])
@@ -39,9 +40,9 @@ impl Op for ShapeOf {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let shape = operand(inputs, 0)?.shape();
-        let list: Vec<i64> = shape[self.range(shape.len())]
+        let list: Vec<i64> = shape[self.range(shape.len())?]
             .iter()
-            .map(|d| i64::try_from(*d).unwrap_or(i64::MAX))
+            .map(|d| num::signed(*d))
             .collect();
         Ok(vec![HostTensor::from_i64(&[list.len()], &list)?])
     }

@@ -2,6 +2,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand};
+use crate::num;
 use crate::shape::{Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -21,7 +22,7 @@ impl Op for SizeOf {
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
-        let n = i64::try_from(operand(inputs, 0)?.len()).unwrap_or(i64::MAX);
+        let n = num::signed(operand(inputs, 0)?.len());
         Ok(vec![HostTensor::from_i64(&[], &[n])?])
     }
 

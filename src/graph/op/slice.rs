@@ -10,6 +10,7 @@ use super::{
     strides, transpose,
 };
 use crate::lower::LowerCx;
+use crate::num;
 use crate::shape::{Constraints, Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -168,10 +169,7 @@ impl Rule<'_> {
                     OpError::expected(what, "one constant per start", format!("{} values", l.len()))
                 }),
             };
-            let a = axis(
-                number(axes.as_ref(), i64::try_from(i).unwrap_or(i64::MAX), "axes")?,
-                shape.len(),
-            )?;
+            let a = axis(number(axes.as_ref(), num::signed(i), "axes")?, shape.len())?;
             out[a] = self.part(&shape[a], start, end, number(steps.as_ref(), 1, "steps")?)?;
         }
         Ok(out)
@@ -222,11 +220,7 @@ impl Lists {
             let number = |d: &Dim| as_usize(d).unwrap_or(0);
             sizes.push(number(&p.count));
             start += number(&p.start) * s;
-            step.push(
-                isize::try_from(s)
-                    .unwrap_or(0)
-                    .saturating_mul(isize::try_from(p.step).unwrap_or(0)),
-            );
+            step.push(num::signed(s).saturating_mul(p.step));
         }
         Ok(vec![gather_strided(x, &sizes, start, &step)?])
     }
@@ -275,9 +269,9 @@ impl Lists {
 fn unknown(cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
     let x = cx.fact(0)?;
     let rank = x.shape.rank();
-    let starts = cx.fact(1)?.shape.0.first().and_then(Dim::as_const).unwrap_or(0);
+    let starts = cx.fact(1)?.shape.0.first().and_then(as_usize).unwrap_or(0);
     let axes: Vec<usize> = match cx.opt(3) {
-        None => (0..rank).take(usize::try_from(starts).unwrap_or(0)).collect(),
+        None => (0..rank).take(starts).collect(),
         Some(list) if list.as_dims().is_some() => cx
             .ints(3)?
             .into_iter()

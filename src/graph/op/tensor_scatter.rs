@@ -5,6 +5,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, fit, onnx, operand};
+use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -59,16 +60,15 @@ impl Op for TensorScatter {
             Some(t) => t.to_i64()?,
             None => vec![0; batch],
         };
-        let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let row = inner * cache.dtype().size();
         let mut bytes = cache.bytes()?.to_vec();
         let mut source = rows.bytes()?.chunks_exact(row.max(1));
         for o in 0..outer {
             let start = starts.get(o / (outer / batch).max(1)).copied().unwrap_or(0);
             for i in 0..count {
-                let at = start.saturating_add(number(i));
+                let at = start.saturating_add(num::signed(i));
                 let at = if self.circular {
-                    at.rem_euclid(number(length).max(1))
+                    at.rem_euclid(num::signed(length).max(1))
                 } else {
                     at
                 };

@@ -4,6 +4,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
@@ -123,7 +124,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
         list("ngram_indexes")?,
     );
     let number = |name: &str, least: usize| match a.int(name)? {
-        Some(v) if (0..1 << 16).contains(&v) => Ok(usize::try_from(v).unwrap_or(least).max(least)),
+        Some(v) if (0..1 << 16).contains(&v) => Ok(num::exact::<usize, _>(v, "a length")?.max(least)),
         found => Err(OpError::expected(
             format!("attribute `{name}`"),
             "0 to 65535",
@@ -146,7 +147,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let most = indexes.iter().copied().max().unwrap_or(-1);
     Ok(Box::new(Tfidf {
         places,
-        size: usize::try_from(most.saturating_add(1)).unwrap_or(0),
+        size: num::exact(most.saturating_add(1).max(0), "a number of n-grams")?,
         lengths: (number("min_gram_length", 1)?, number("max_gram_length", 1)?),
         skips: number("max_skip_count", 0)?,
         once,

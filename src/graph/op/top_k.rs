@@ -8,6 +8,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
@@ -111,16 +112,15 @@ impl Op for TopK {
         // inner axes.
         for group in rows.chunks(inner.max(1)) {
             for rank in 0..k {
-                for row in group {
-                    indices.push(row.get(rank).map_or(0, |j| i64::try_from(*j).unwrap_or(i64::MAX)));
-                }
+                indices.extend(group.iter().filter_map(|row| row.get(rank)).copied());
             }
         }
         for (i, j) in indices.iter().enumerate() {
             let (o, inside) = (i / (k * inner).max(1), i % inner.max(1));
-            let at = (o * n + usize::try_from(*j).unwrap_or(0)) * inner + inside;
+            let at = (o * n + j) * inner + inside;
             values.extend_from_slice(x.bytes()?.get(at * size..(at + 1) * size).unwrap_or_default());
         }
+        let indices: Vec<i64> = indices.into_iter().map(num::signed).collect();
         Ok(vec![
             HostTensor::from_bytes(x.dtype(), &shape, &values)?,
             HostTensor::from_i64(&shape, &indices)?,

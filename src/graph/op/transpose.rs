@@ -7,6 +7,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, strides,
 };
 use crate::lower::{Call, LowerCx, Operand};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -70,7 +71,7 @@ pub(super) fn emit_copy(
         (Some(live), at)
     };
     let mut call = Call::new(&KERNEL, 64)
-        .define("RANK", i64::try_from(joined.len().max(1)).unwrap_or(1))
+        .define("RANK", num::signed(joined.len().max(1)))
         .grid(count.ceil_div(2 * 64)?, 1, 1);
     if start.padded {
         call = call.may_be_padded();
@@ -158,10 +159,7 @@ impl Op for Transpose {
         let axes = self.axes(x.shape().len())?;
         let from = strides(x.shape());
         let shape: Vec<usize> = axes.iter().map(|a| x.shape()[*a]).collect();
-        let step: Vec<isize> = axes
-            .iter()
-            .map(|a| isize::try_from(from[*a]).unwrap_or(0))
-            .collect();
+        let step: Vec<i64> = axes.iter().map(|a| num::signed(from[*a])).collect();
         Ok(vec![gather_strided(x, &shape, 0, &step)?])
     }
 

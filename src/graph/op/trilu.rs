@@ -4,6 +4,7 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, one_int, onnx, operand};
 use crate::lower::{Call, LowerCx};
+use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -47,10 +48,9 @@ impl Op for Trilu {
         let [.., rows, cols] = x.shape() else {
             return Err(OpError::expected("rank", "2 or more", x.shape().len()));
         };
-        let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let mut bytes = x.bytes()?.to_vec();
         for (i, element) in bytes.chunks_exact_mut(x.dtype().size()).enumerate() {
-            let (row, col) = (number(i / cols % rows), number(i % cols));
+            let (row, col) = (num::signed(i / cols % rows), num::signed(i % cols));
             let above = (col - row).saturating_sub(diagonal);
             if if self.upper { above < 0 } else { above > 0 } {
                 element.fill(0);

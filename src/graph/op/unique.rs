@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpResult, around, axis, onnx, operand};
+use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
@@ -120,21 +121,20 @@ impl Op for Unique {
         if let Some(slot) = shape.get_mut(a) {
             *slot = groups.len();
         }
-        let number = |v: usize| i64::try_from(v).unwrap_or(i64::MAX);
         let mut inverse = vec![0; n];
         for (i, group) in groups.iter().enumerate() {
             for at in group {
                 if let Some(slot) = inverse.get_mut(*at) {
-                    *slot = number(i);
+                    *slot = num::signed(i);
                 }
             }
         }
         let firsts: Vec<i64> = groups
             .iter()
             .filter_map(|g| g.first())
-            .map(|i| number(*i))
+            .map(|i| num::signed(*i))
             .collect();
-        let counts: Vec<i64> = groups.iter().map(|g| number(g.len())).collect();
+        let counts: Vec<i64> = groups.iter().map(|g| num::signed(g.len())).collect();
         Ok(vec![
             HostTensor::from_bytes(x.dtype(), &shape, &bytes)?,
             HostTensor::from_i64(&[firsts.len()], &firsts)?,

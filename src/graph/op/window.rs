@@ -2,6 +2,7 @@
 
 use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
 use crate::lower::Call;
+use crate::num;
 use crate::shape::Dim;
 use std::ops::Range;
 
@@ -292,7 +293,7 @@ impl Window {
     /// The axes, for constant sizes.
     pub fn axes(&self, kernel: &[i64], sizes: &[usize]) -> OpResult<Vec<Axis>> {
         self.check(kernel, sizes.len())?;
-        let to = |v: i64| usize::try_from(v).unwrap_or(0);
+        let to = |v: i64| num::exact(v, "a size of a window");
         let mut axes = Vec::with_capacity(sizes.len());
         for (i, (size, k)) in sizes.iter().zip(kernel).enumerate() {
             let (out, room) = self.count(i, kernel, &Dim::from_usize(*size))?;
@@ -306,14 +307,13 @@ impl Window {
             let out = number(&out)?;
             let (mut before, mut after) = self.explicit(i, sizes.len());
             if matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
-                let last = i64::try_from(out)
-                    .unwrap_or(0)
+                let last = num::signed(out)
                     .saturating_sub(1)
                     .max(0)
                     .saturating_mul(self.stride(i));
                 let total = last
                     .saturating_add(self.extent(i, *k))
-                    .saturating_sub(i64::try_from(*size).unwrap_or(i64::MAX))
+                    .saturating_sub(num::signed(*size))
                     .max(0);
                 let (small, large) = (total / 2, total - total / 2);
                 (before, after) = if self.auto_pad == AutoPad::SameUpper {
@@ -325,11 +325,11 @@ impl Window {
             axes.push(Axis {
                 size: *size,
                 out,
-                kernel: to(*k),
-                stride: to(self.stride(i)),
-                dilation: to(self.dilation(i)),
-                before: to(before),
-                after: to(after),
+                kernel: to(*k)?,
+                stride: to(self.stride(i))?,
+                dilation: to(self.dilation(i))?,
+                before: to(before)?,
+                after: to(after)?,
             });
         }
         Ok(axes)

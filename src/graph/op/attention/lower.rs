@@ -6,6 +6,7 @@ use super::{
 };
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
+use crate::num;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -355,7 +356,7 @@ impl Node {
             items,
             lanes,
         };
-        let workgroup = u32::try_from(items).unwrap_or(u32::MAX);
+        let workgroup = num::exact(items, "work-items")?;
         let call = self.wide(self.cut(&cut, workgroup, self.parts(splits))?);
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
@@ -370,19 +371,19 @@ impl Node {
     }
 
     /// Merges the partial results of one query.
-    fn merge(&self, way: Way, cpu: bool) -> Call<MergeArgs> {
+    fn merge(&self, way: Way, cpu: bool) -> OpResult<Call<MergeArgs>> {
         let pieces = self.dim / self.vector();
         let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
         let call = if way == Way::Line {
             Call::new(&MERGE, 1).define("LINE", 1)
         } else {
-            Call::new(&MERGE, u32::try_from(pieces * slices).unwrap_or(u32::MAX))
+            Call::new(&MERGE, num::exact(pieces * slices, "work-items")?)
         };
         let call = call
             .define("DIM", self.dim)
             .grid(self.heads.clone(), 1, 1)
             .may_be_padded();
-        self.wide(call)
+        Ok(self.wide(call))
     }
 }
 
@@ -476,7 +477,7 @@ impl Attention {
                     vectors: node.heads.clone(),
                     splits,
                 };
-                cx.emit(node.merge(way, cpu), args)
+                cx.emit(node.merge(way, cpu)?, args)
             }
             _ => Ok(()),
         }

@@ -5,6 +5,7 @@ use super::{
 };
 use crate::graph::op::OpResult;
 use crate::lower::{Call, DeviceProfile, Simd};
+use crate::num;
 use crate::quant::{Bits, GROUP_STEP};
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -140,9 +141,9 @@ impl MatMulE0m {
         };
         let call = format_defines(call, self.bits, self.group, STRETCH)
             .reads_vec4(MatrixArgs::x)
-            .define("ROWS", tile.rows)
+            .define("ROWS", i64::from(tile.rows))
             .define("COLS", i64::from(tile.matrix_columns))
-            .grid(groups, rows.ceil_div(tile.rows)?, 1)
+            .grid(groups, rows.ceil_div(i64::from(tile.rows))?, 1)
             .tuned_by(tuning);
         Ok(if tile.rows < 8 {
             call.define("HALF_TILE", 1)
@@ -186,7 +187,7 @@ pub(super) struct E0mShape {
     /// Columns per work-item of the matrix kernel.
     pub(super) matrix_columns: u32,
     /// Rows per work-item of the matrix kernel.
-    pub(super) rows: i64,
+    pub(super) rows: u32,
     /// Columns per panel of the stored weight. `None` stores whole rows, so that neighbouring lanes
     /// of a GPU read neighbouring columns.
     pub(super) panel: Option<usize>,
@@ -216,12 +217,12 @@ impl E0mShape {
             return (items, STRETCH);
         }
         let columns = self.lanes * self.vector_columns;
-        let groups = u32::try_from(n).unwrap_or(u32::MAX).div_ceil(columns);
-        let wanted = device.assumed_compute_units().saturating_mul(EACH);
+        let groups = num::wide(n).div_ceil(u64::from(columns));
+        let wanted = u64::from(device.assumed_compute_units().saturating_mul(EACH));
         let most = stretch(group, STRETCH);
         let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
         while more
-            && groups.saturating_mul(items) < wanted
+            && groups.saturating_mul(u64::from(items)) < wanted
             && items * 2 <= device.max_workgroup.min(Self::MOST)
             && items * 2 * self.vector_columns * 4 <= device.local_bytes
             && walks(items * 2, LEAST)

@@ -13,6 +13,7 @@ use crate::backend::tunable::Tuning;
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
+use crate::num;
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -129,7 +130,7 @@ impl MatMulE0m {
             Some((bytes, factors))
         };
         let second = weights.second_part(cx, self.bits, k)?;
-        let [end0, end1, start1, start2] = weights.places();
+        let [end0, end1, start1, start2] = weights.places()?;
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let device = cx.device();
             let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
@@ -186,7 +187,7 @@ impl MatMulE0m {
 
     fn quantize(&self, device: &DeviceProfile, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
         const ITEMS: u32 = 16;
-        let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", i64::try_from(block).unwrap_or(i64::MAX));
+        let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", num::signed(block));
         let call = if self.bits == Bits::Eight {
             call.define("PER4", 1)
         } else {
@@ -206,7 +207,7 @@ impl MatMulE0m {
         let shape = VectorShape::of(device, n, &tuning);
         let columns = i64::from(shape.lanes * shape.columns) * shape.panels;
         let call = format_defines(Call::new(&VECTOR, shape.items), self.bits, self.group, block)
-            .define("DEPTH", i64::try_from(k).unwrap_or(i64::MAX))
+            .define("DEPTH", num::signed(k))
             .define("COLS", i64::from(shape.columns))
             .define("LANES", i64::from(shape.lanes))
             .define("PANELS", shape.panels)
@@ -330,7 +331,7 @@ impl VectorShape {
             items,
             lanes,
             columns: columns(device),
-            panels: i64::try_from(panels).unwrap_or(i64::MAX),
+            panels: num::signed(panels),
         }
     }
 

@@ -9,6 +9,7 @@ use super::{MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch,
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::lower::{Call, DeviceProfile, TensorCores};
+use crate::num;
 use crate::quant::Bits;
 use crate::shape::Dim;
 use crate::tensor::DType;
@@ -78,15 +79,15 @@ const HELD: usize = 4;
 /// and warps that share each sum (split-k).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
-    rows: i64,
-    columns: i64,
-    tiles: i64,
-    stages: i64,
-    sharing: i64,
+    rows: u32,
+    columns: u32,
+    tiles: u32,
+    stages: u32,
+    sharing: u32,
 }
 
 impl Tile {
-    const fn new(rows: i64, columns: i64, tiles: i64, stages: i64, sharing: i64) -> Self {
+    const fn new(rows: u32, columns: u32, tiles: u32, stages: u32, sharing: u32) -> Self {
         Self {
             rows,
             columns,
@@ -114,7 +115,7 @@ impl Tile {
     /// units busy. Local memory limits the stages.
     fn of_few_rows(rows: i64, n: usize, units: usize) -> Self {
         let (tiles, high) = if rows <= 16 { (1, 16) } else { (2, 32) };
-        let down = usize::try_from(rows).unwrap_or(1).div_ceil(high);
+        let down = (0..rows).step_by(high).count();
         let groups = |columns: usize| n.div_ceil(COLUMNS * columns) * down;
         let (wide, narrow) = (groups(4), groups(2));
         if wide >= 2 * units {
@@ -129,12 +130,12 @@ impl Tile {
     }
 
     fn items(self) -> u32 {
-        u32::try_from(self.rows * self.columns * self.sharing).unwrap_or(1) * WARP
+        self.rows * self.columns * self.sharing * WARP
     }
 
     /// The tuned tile, or this one if the tuning chose the default.
     fn tuned(self, tuning: &Tuning) -> Self {
-        match tuning.choice.iter().map(|n| i64::from(*n)).collect::<Vec<_>>()[..] {
+        match tuning.choice[..] {
             [rows, columns, tiles, stages, sharing] if tuning.choice != BY_RULE => {
                 Self::new(rows, columns, tiles, stages, sharing)
             }
@@ -289,15 +290,15 @@ impl MatMulE0m {
         let units = device.assumed_compute_units() as usize;
         let tuning = MATRIX_TUNABLE.of(device, tune::matrix_text(self, k, n, most));
         let tile = Tile::of(most.unwrap_or(i64::MAX), n, units, by_matrices(device)).tuned(&tuning);
-        let columns = tile.columns * i64::try_from(COLUMNS).unwrap_or(1);
+        let columns = i64::from(tile.columns) * num::signed(COLUMNS);
         let groups = Dim::from_usize(n).ceil_div(columns).ok()?;
-        let down = rows.ceil_div(tile.rows * tile.tiles * 16).ok()?;
+        let down = rows.ceil_div(i64::from(tile.rows * tile.tiles * 16)).ok()?;
         let call = format_defines(Call::new(&MATRIX, tile.items()), self.bits, self.group, STRETCH)
-            .define("WARPS_M", tile.rows)
-            .define("WARPS_N", tile.columns)
-            .define("TILES", tile.tiles)
-            .define("STAGES", tile.stages)
-            .define("WARPS_K", tile.sharing);
+            .define("WARPS_M", i64::from(tile.rows))
+            .define("WARPS_N", i64::from(tile.columns))
+            .define("TILES", i64::from(tile.tiles))
+            .define("STAGES", i64::from(tile.stages))
+            .define("WARPS_K", i64::from(tile.sharing));
         let call = if tile.sharing > 1 {
             call.define("SHARED_SUMS", 1)
         } else {
@@ -388,7 +389,7 @@ mod tests {
                     let tile = Tile::of(rows, n, units, wgsl);
                     let of = [tile.rows, tile.columns, tile.tiles, tile.stages, tile.sharing];
                     assert!(
-                        all.iter().any(|set| set.map(i64::from) == of),
+                        all.contains(&of),
                         "{tile:?} for {rows} rows, {n} columns, {units} units"
                     );
                 }

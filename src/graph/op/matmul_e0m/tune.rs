@@ -7,6 +7,7 @@ use crate::backend::kernel::wave::{WAVE, Wave};
 use crate::backend::kernel::{Kernel, Language};
 use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
 use crate::lower::DeviceProfile;
+use crate::num;
 
 static VECTOR_TUNABLE: Tunable = Tunable {
     kernel: &VECTOR.kernel,
@@ -153,16 +154,14 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
         [8, 16, 4],
     ];
     let shape = E0mShape::of(device);
-    let rows = u32::try_from(shape.rows).unwrap_or(8);
-    let default = vec![shape.matrix_items, shape.matrix_columns, rows];
+    let default = vec![shape.matrix_items, shape.matrix_columns, shape.rows];
     let cuts = choices(default, &ALL, |[items, columns, rows]| {
         // The WGSL kernel has four columns.
         let text = device.language != Language::Wgsl || *columns == 4;
-        let stretch = u32::try_from(STRETCH).unwrap_or(u32::MAX);
-        let local = (rows * stretch).saturating_add(items * columns).saturating_mul(4);
+        let local = (u64::from(*rows) * num::wide(STRETCH) + u64::from(items * columns)) * 4;
         // Larger sums would be spilled.
         let registers = !device.few_registers || rows * columns <= 16;
-        let room = *items <= device.max_workgroup && local <= device.local_bytes;
+        let room = *items <= device.max_workgroup && local <= u64::from(device.local_bytes);
         text && registers && room && fits_panel(&shape, *columns) && fills_waves(device, *items)
     });
     with_forms(device, &MATRIX, &cuts, |c| [c[0], c[1]])
@@ -280,7 +279,7 @@ impl E0mShape {
             &[matrix_items, matrix_columns, rows, ..] => Self {
                 matrix_items,
                 matrix_columns,
-                rows: i64::from(rows),
+                rows,
                 ..self
             },
             _ => self,

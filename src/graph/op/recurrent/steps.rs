@@ -11,6 +11,7 @@ use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::op::{OpResult, as_usize};
+use crate::num;
 use crate::tensor::HostTensor;
 
 /// Maximum number of steps to unroll.
@@ -86,7 +87,7 @@ fn slice(
 
 /// Entry `i` of the first axis, without that axis.
 fn entry(cx: &mut Parts<'_, '_>, what: &str, x: ValueId, i: usize) -> OpResult<ValueId> {
-    let at = i64::try_from(i).unwrap_or(i64::MAX);
+    let at = num::signed(i);
     let at = cx.constant(&format!("{what}/at"), HostTensor::from_i64(&[], &[at])?);
     cx.node(what, Gather { axis: 0 }, &[Some(x), Some(at)])
 }
@@ -114,7 +115,7 @@ impl Recurrent {
         }
         let mut lengths = cx.opt(4);
         if let Some(list) = lengths {
-            let full = i64::try_from(sequence).unwrap_or(i64::MAX);
+            let full = num::signed(sequence);
             let known = cx.fact(list)?.as_const().map(|t| t.to_i64()).transpose()?;
             if known.is_some_and(|l| l.iter().all(|n| *n == full)) {
                 lengths = None;
@@ -188,7 +189,7 @@ impl Recurrent {
             entry(cx, &format!("w{d}"), w, d)?,
             entry(cx, &format!("r{d}"), r, d)?,
         );
-        let gates = i64::try_from(self.gates()).unwrap_or(i64::MAX);
+        let gates = num::signed(self.gates());
         let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const()).unwrap_or(0);
         let mut own = Direction {
             index: d,
@@ -212,7 +213,7 @@ impl Recurrent {
             {
                 own.late = Some(slice(cx, &format!("late{d}"), second, 0, 2 * hidden, hidden)?);
                 let early = slice(cx, &format!("early{d}"), second, 0, 0, 2 * hidden)?;
-                let length = usize::try_from(hidden).unwrap_or(0);
+                let length = num::exact(hidden, "a size")?;
                 let zeros = HostTensor::zeros(cx.fact(early)?.dtype, &[length])?;
                 let zeros = cx.constant(&format!("none{d}"), zeros);
                 second = cx.node(
@@ -248,7 +249,7 @@ impl Recurrent {
             let (mut new, mut cell) = self.cell(cx, &own, t, now, h, c)?;
             let mut y = new;
             if let Some(lengths) = lengths {
-                let at = i64::try_from(t).unwrap_or(i64::MAX);
+                let at = num::signed(t);
                 let at = cx.constant(
                     &format!("t{d}_{t}"),
                     HostTensor::from_ints(cx.fact(lengths)?.dtype, &[], &[at])?,

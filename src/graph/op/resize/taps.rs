@@ -2,6 +2,7 @@
 
 use super::{Axis, Coordinates, Mode, Nearest, Resize};
 use crate::graph::op::{OpResult, filled};
+use crate::num;
 
 /// Elements and weights for every position of the result, the same number for each.
 #[derive(Debug)]
@@ -117,7 +118,7 @@ impl Resize {
                 // Outside, the outermost element is used.
                 x = x.clamp(0.0, last);
             }
-            self.weights(x, stretch, a.size, items);
+            self.weights(x, stretch, a.size, items)?;
         }
         Ok(taps)
     }
@@ -128,9 +129,9 @@ impl Resize {
         clippy::cast_precision_loss,
         reason = "an index near the operand"
     )]
-    fn weights(&self, x: f32, stretch: f32, size: usize, items: &mut [(usize, f32)]) {
-        let last = i64::try_from(size).unwrap_or(i64::MAX) - 1;
-        let count = i64::try_from(items.len()).unwrap_or(i64::MAX);
+    fn weights(&self, x: f32, stretch: f32, size: usize, items: &mut [(usize, f32)]) -> OpResult<()> {
+        let last = num::signed(size) - 1;
+        let count = num::signed(items.len());
         let first = x.floor() as i64 - (count - 1) / 2;
         let mut sum = 0f64;
         for (at, item) in (first..).zip(items.iter_mut()) {
@@ -143,13 +144,14 @@ impl Resize {
                 weight = 0.0;
             }
             sum += f64::from(weight);
-            *item = (usize::try_from(at.clamp(0, last)).unwrap_or(0), weight);
+            *item = (num::exact(at.clamp(0, last), "an index")?, weight);
         }
         if sum != 0.0 {
             for item in items {
                 item.1 = (f64::from(item.1) / sum) as f32;
             }
         }
+        Ok(())
     }
 }
 

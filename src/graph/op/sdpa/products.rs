@@ -16,6 +16,7 @@ use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::op::trilu::Trilu;
 use crate::graph::op::{OpResult, as_usize, filled};
+use crate::num;
 use crate::shape::Dim;
 use crate::tensor::{DType, HostTensor};
 
@@ -312,7 +313,7 @@ impl Sdpa {
                 // A single mask for all heads, in the same form as any other mask.
                 let mut hidden = filled(&[rows, columns], 0f32)?;
                 for (row, line) in (past..).zip(hidden.chunks_exact_mut(columns.max(1))) {
-                    let seen = usize::try_from(row.saturating_add(1)).unwrap_or(0);
+                    let seen = num::exact(row.saturating_add(1).max(0), "a number of keys")?;
                     line.iter_mut().skip(seen).for_each(|v| *v = HIDDEN);
                 }
                 let hidden = HostTensor::from_f32(&[rows, columns], &hidden)?;
