@@ -314,6 +314,25 @@ pub static DEF: OpDef = OpDef {
     cases,
 };
 
+/// Sequences with all keys masked, or with masked keys at the start and in between. Scores are
+/// sixteenths, since sums with the minimum `f16` preserve them.
+fn padded(s: usize, t: usize, hidden: impl Fn(usize, usize) -> bool) -> Option<Case> {
+    let whole = |sizes: &[usize]| {
+        let steps = (0..sizes.iter().product()).map(|i: usize| i * 7 + i / 5);
+        let data: Vec<f32> = steps.map(|i| [-2.0, -1.0, 0.0, 1.0, 2.0][i % 5]).collect();
+        HostTensor::from_f32(sizes, &data).ok().map(given)
+    };
+    let (batch, size) = (2, 64);
+    let keys = (0..batch).flat_map(|b| (0..t).map(move |key| (b, key)));
+    let mask: Vec<f32> = keys
+        .map(|(b, key)| if hidden(b, key) { MASK_MIN } else { 0.0 })
+        .collect();
+    let mask = HostTensor::from_f32(&[batch, 1, 1, t], &mask).ok().map(given)?;
+    let (q, k) = (whole(&[batch, s, 4, size])?, whole(&[batch, t, 2, size])?);
+    let v = input(&[batch, t, 2, size]);
+    Some(Case::new(Attention::scaled(0.0625), vec![q, k, v, mask]))
+}
+
 fn cases() -> Vec<Case> {
     let case = |s, t, h, kv, d, mask: bool| {
         let mut inputs = vec![
@@ -326,56 +345,36 @@ fn cases() -> Vec<Case> {
         }
         Case::new(Attention::scaled(0.25), inputs)
     };
-    let masked = |b, s, t, mask: &[usize]| {
-        let rows = |n, heads| input(&[b, n, heads, 12]).range(-2.0, 2.0);
-        let inputs = vec![rows(s, 4), rows(t, 2), rows(t, 2), input(mask).range(-4.0, 0.0)];
-        Case::new(Attention::scaled(0.25), inputs)
+    let of = |op, range: f32, [b, s, t, h, kv, d]: [usize; 6], mask: &[usize]| {
+        let rows = |n, heads| input(&[b, n, heads, d]).range(-range, range);
+        let mut inputs = vec![rows(s, h), rows(t, kv), rows(t, kv)];
+        if !mask.is_empty() {
+            inputs.push(input(mask).range(-4.0, 0.0));
+        }
+        Case::new(op, inputs)
     };
-    let capped = |s, mask: &[usize]| {
-        let rows = |n, heads| input(&[1, n, heads, 12]).range(-4.0, 4.0);
-        let inputs = vec![rows(s, 4), rows(70, 2), rows(70, 2), input(mask).range(-4.0, 0.0)];
+    let masked = |b, s, t, mask| of(Attention::scaled(0.25), 2.0, [b, s, t, 4, 2, 12], mask);
+    let capped = |s, mask| {
         let op = Attention {
             softcap: 2.0,
             ..Attention::scaled(0.5)
         };
-        Case::new(op, inputs)
+        of(op, 4.0, [1, s, 70, 4, 2, 12], mask)
     };
     let windowed = |s, t, heads, kv, window, mask: bool| {
-        let rows = |n, heads| input(&[1, n, heads, 16]).range(-2.0, 2.0);
-        let mut inputs = vec![rows(s, heads), rows(t, kv), rows(t, kv)];
-        if mask {
-            inputs.push(input(&[s, t]).range(-4.0, 0.0));
-        }
         let op = Attention {
             window: Some(window),
             ..Attention::scaled(0.25)
         };
-        Case::new(op, inputs)
-    };
-    // Sequences with all keys masked, or with masked keys at the start and in between. Scores are
-    // sixteenths, since sums with the minimum `f16` preserve them.
-    let padded = |s: usize, t: usize, hidden: &dyn Fn(usize, usize) -> bool| {
-        let whole = |sizes: &[usize]| {
-            let steps = (0..sizes.iter().product()).map(|i: usize| i * 7 + i / 5);
-            let data: Vec<f32> = steps.map(|i| [-2.0, -1.0, 0.0, 1.0, 2.0][i % 5]).collect();
-            HostTensor::from_f32(sizes, &data).ok().map(given)
-        };
-        let (batch, size) = (2, 64);
-        let places = (0..batch).flat_map(|b| (0..t).map(move |key| (b, key)));
-        let mask: Vec<f32> = places
-            .map(|(b, key)| if hidden(b, key) { MASK_MIN } else { 0.0 })
-            .collect();
-        let mask = HostTensor::from_f32(&[batch, 1, 1, t], &mask).ok().map(given)?;
-        let (q, k) = (whole(&[batch, s, 4, size])?, whole(&[batch, t, 2, size])?);
-        let v = input(&[batch, t, 2, size]);
-        Some(Case::new(Attention::scaled(0.0625), vec![q, k, v, mask]))
+        let mask = if mask { &[s, t][..] } else { &[] };
+        of(op, 2.0, [1, s, t, heads, kv, 16], mask)
     };
     let hidden = [
-        padded(5, 64, &|b, _| b == 1),
-        padded(5, 70, &|b, _| b == 1),
-        padded(1, 40, &|b, _| b == 1),
-        padded(70, 133, &|_, _| true),
-        padded(9, 150, &|b, key| b == 1 && (key < 70 || key / 16 == 6)),
+        padded(5, 64, |b, _| b == 1),
+        padded(5, 70, |b, _| b == 1),
+        padded(1, 40, |b, _| b == 1),
+        padded(70, 133, |_, _| true),
+        padded(9, 150, |b, key| b == 1 && (key < 70 || key / 16 == 6)),
     ];
     let mut all = vec![
         windowed(1, 200, 4, 2, 70, true),

@@ -4,9 +4,10 @@
 //! Operands: those of the operator, then the other operands of the function, whose operand 0 is the
 //! operator's result. The function's result has the same shape, and both are floats.
 
-use super::case::{Case, input};
+use super::case::{Case, Input, input};
 use super::conv::Conv;
 use super::matmul::MatMul;
+use super::pointwise::import::{binary, cast, input as arg, number, select, unary};
 use super::pointwise::{self, Binary, Expr, Pointwise, Unary};
 use super::sizes::Sizes;
 use super::window::{AutoPad, Window};
@@ -143,50 +144,38 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let value = |i| Box::new(Expr::Input(i));
-    let of = |f, a, b| Box::new(Expr::Binary(f, a, b));
-    let silu = || {
-        of(
-            Binary::Mul,
-            value(0),
-            Box::new(Expr::Unary(Unary::Sigmoid, value(0))),
-        )
-    };
-    let gelu = || {
-        let erf = Box::new(Expr::Unary(Unary::Erf, value(0)));
-        of(
-            Binary::Mul,
-            value(0),
-            of(Binary::Add, erf, Box::new(Expr::Const(1.0, DType::F32))),
-        )
-    };
-    let add = || of(Binary::Add, value(0), value(1));
     let clipped = || {
-        let low = Box::new(Expr::Const(-0.5, DType::F32));
-        let compared = of(Binary::Less, value(0), low.clone());
-        Box::new(Expr::Select(compared, low, value(0)))
+        let low = || Expr::Const(-0.5, DType::F32);
+        select(binary(Binary::Less, arg(0), low()), low(), arg(0))
     };
-    let matmul = |a: &[usize], b: &[usize], expr: Box<Expr>, further: &[&[usize]]| {
-        let mut inputs = vec![input(a), input(b).constant()];
-        inputs.extend(further.iter().map(|s| input(s)));
-        Case::new(Fused::new(Box::new(MatMul { trans_b: false }), 2, *expr), inputs)
+    let silu = || binary(Binary::Mul, arg(0), unary(Unary::Sigmoid, arg(0)));
+    let gelu = || {
+        let shifted = binary(Binary::Add, unary(Unary::Erf, arg(0)), number(1.0));
+        binary(Binary::Mul, arg(0), shifted)
     };
-    let conv = |x: &[usize], w: &[usize], expr: Box<Expr>, further: &[&[usize]]| {
+    let add = || binary(Binary::Add, arg(0), arg(1));
+    let both = || {
+        let product = |a, b| binary(Binary::Mul, arg(a), arg(b));
+        binary(Binary::Add, product(0, 1), product(2, 3))
+    };
+    let after = |base: Box<dyn Op>, x: &[usize], w: &[usize], expr, further: Vec<Input>| {
+        let inputs = [input(x), input(w).constant()].into_iter().chain(further);
+        Case::new(Fused::new(base, 2, expr), inputs.collect())
+    };
+    let plain = |shapes: &[&[usize]]| shapes.iter().map(|s| input(s)).collect();
+    let given = |expr, further| {
+        let base = Box::new(MatMul { trans_b: false });
+        after(base, &[9, 32], &[32, 48], expr, further)
+    };
+    let matmul = |a: &[usize], b: &[usize], expr, further: &[&[usize]]| {
+        after(Box::new(MatMul { trans_b: false }), a, b, expr, plain(further))
+    };
+    let conv = |x: &[usize], w: &[usize], expr, further: &[&[usize]]| {
         let window = Window {
             auto_pad: AutoPad::SameUpper,
             ..Window::new(&[])
         };
-        let conv = Conv { window, group: 1 };
-        let mut inputs = vec![input(x), input(w).constant()];
-        inputs.extend(further.iter().map(|s| input(s)));
-        Case::new(Fused::new(Box::new(conv), 2, *expr), inputs)
-    };
-    let both = || {
-        of(
-            Binary::Add,
-            of(Binary::Mul, value(0), value(1)),
-            of(Binary::Mul, value(2), value(3)),
-        )
+        after(Box::new(Conv { window, group: 1 }), x, w, expr, plain(further))
     };
     vec![
         matmul(&[9, 32], &[32, 48], add(), &[&[9, 48]]),
@@ -213,26 +202,10 @@ fn cases() -> Vec<Case> {
         ),
         conv(&[1, 4, 6, 6], &[8, 4, 1, 1], clipped(), &[]),
         // Constants, truth values and integers besides the result.
-        Case::new(
-            Fused::new(Box::new(MatMul { trans_b: false }), 2, *add()),
-            vec![
-                input(&[9, 32]),
-                input(&[32, 48]).constant(),
-                input(&[48]).constant(),
-            ],
-        ),
-        Case::new(
-            Fused::new(
-                Box::new(MatMul { trans_b: false }),
-                2,
-                Expr::Select(value(1), value(0), Box::new(Expr::Cast(DType::F32, value(2)))),
-            ),
-            vec![
-                input(&[9, 32]),
-                input(&[32, 48]).constant(),
-                input(&[9, 48]).bools(),
-                input(&[9, 1]).ints(-9, 9),
-            ],
+        given(add(), vec![input(&[48]).constant()]),
+        given(
+            select(arg(1), arg(0), cast(DType::F32, arg(2))),
+            vec![input(&[9, 48]).bools(), input(&[9, 1]).ints(-9, 9)],
         ),
     ]
 }

@@ -310,83 +310,55 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let case = |kind, x: &[usize], window: Window| Case::new(Pool { kind, window }, vec![input(x)]);
-    let max = Kind::Max {
-        indices: false,
+    let largest = |indices| Kind::Max {
+        indices,
         column_major: false,
     };
+    let max = largest(false);
     let average = |include_pad| Kind::Average { include_pad };
-    let window = |kernel: &[i64], strides: &[i64], pads: &[i64], ceil| Window {
+    let window = |kernel: &[i64], strides: &[i64], pads: &[i64]| Window {
         strides: strides.to_vec(),
         pads: pads.to_vec(),
-        ceil,
         ..Window::new(kernel)
+    };
+    let ceil = |window| Window { ceil: true, ..window };
+    let same = |auto_pad, ceil| Window {
+        auto_pad,
+        ceil,
+        ..window(&[3, 2], &[2, 2], &[])
     };
     let mut all = Vec::new();
     for kind in [max, average(false), average(true), Kind::Lp { p: 2 }] {
         all.extend([
-            case(
-                kind,
-                &[1, 3, 9, 8],
-                window(&[3, 3], &[2, 2], &[1, 1, 1, 1], false),
-            ),
+            case(kind, &[1, 3, 9, 8], window(&[3, 3], &[2, 2], &[1; 4])),
             case(
                 kind,
                 &[2, 2, 7, 10],
-                window(&[3, 2], &[2, 3], &[1, 0, 0, 1], true),
+                ceil(window(&[3, 2], &[2, 3], &[1, 0, 0, 1])),
             ),
-            case(kind, &[1, 2, 7], window(&[2], &[4], &[], true)),
-            case(
-                kind,
-                &[1, 2, 5, 6],
-                Window {
-                    auto_pad: AutoPad::SameUpper,
-                    ..window(&[3, 2], &[2, 2], &[], false)
-                },
-            ),
-            case(
-                kind,
-                &[1, 2, 5, 6],
-                Window {
-                    auto_pad: AutoPad::SameLower,
-                    ..window(&[3, 2], &[2, 2], &[], true)
-                },
-            ),
-            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[], false))
+            case(kind, &[1, 2, 7], ceil(window(&[2], &[4], &[]))),
+            case(kind, &[1, 2, 5, 6], same(AutoPad::SameUpper, false)),
+            case(kind, &[1, 2, 5, 6], same(AutoPad::SameLower, true)),
+            case(kind, &[1, 1, 4, 5, 6], window(&[2, 2, 3], &[1, 2, 1], &[]))
                 .host_only("kernels have two spatial axes"),
         ]);
     }
-    all.push(case(
-        max,
-        &[1, 2, 9, 9],
-        Window {
-            dilations: vec![2, 3],
-            ..window(&[3, 3], &[1, 2], &[], false)
-        },
-    ));
-    all.push(case(max, &[1, 1, 1, 1], window(&[1, 1], &[1, 1], &[], false)));
+    let dilated = Window {
+        dilations: vec![2, 3],
+        ..window(&[3, 3], &[1, 2], &[])
+    };
     let ints = Pool {
         kind: max,
-        window: window(&[2, 3], &[1, 2], &[], false),
+        window: window(&[2, 3], &[1, 2], &[]),
     };
-    all.push(Case::new(ints, vec![input(&[1, 3, 5, 7]).ints(-99, -3)]));
-    let indices = Pool {
-        kind: Kind::Max {
-            indices: true,
-            column_major: false,
-        },
-        window: window(&[2], &[], &[], false),
-    };
-    all.push(Case::new(indices, vec![input(&[1, 2, 5])]).host_only("the indices as a second output"));
-    all.push(case(
-        Kind::Lp { p: 1 },
-        &[1, 3, 17],
-        window(&[3], &[1], &[1, 1], false),
-    ));
-    all.push(case(
-        Kind::Lp { p: 3 },
-        &[1, 2, 6],
-        window(&[3], &[1], &[1, 1], false),
-    ));
+    all.extend([
+        case(max, &[1, 2, 9, 9], dilated),
+        case(max, &[1, 1, 1, 1], window(&[1, 1], &[1, 1], &[])),
+        Case::new(ints, vec![input(&[1, 3, 5, 7]).ints(-99, -3)]),
+        case(largest(true), &[1, 2, 5], window(&[2], &[], &[])).host_only("the indices as a second output"),
+        case(Kind::Lp { p: 1 }, &[1, 3, 17], window(&[3], &[1], &[1, 1])),
+        case(Kind::Lp { p: 3 }, &[1, 2, 6], window(&[3], &[1], &[1, 1])),
+    ]);
     all
 }
 

@@ -4,7 +4,7 @@
 //! (coordinate modes, cubic, sizes), 13, 18 (antialias, axes, aspect ratio), 19
 //! (`half_pixel_symmetric`) to 27. Scales are constant; sizes may be symbolic expressions or data.
 
-use super::case::{Case, Input, constant, input};
+use super::case::{Case, constant, input};
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window,
 };
@@ -541,12 +541,58 @@ fn plain(mode: Mode, coordinates: Coordinates) -> Resize {
 }
 
 fn cases() -> Vec<Case> {
+    use Coordinates::{
+        AlignCorners, Asymmetric, HalfPixel, HalfPixelSymmetric, PytorchHalfPixel, TfCropAndResize,
+        TfHalfPixelForNn,
+    };
+    use Mode::{Cubic, Linear};
     let floats = |v: &[f32]| HostTensor::from_f32(&[v.len()], v).map_or_else(|_| input(&[v.len()]), constant);
     let sizes = |v: &[i64]| input(&[v.len()]).values(v).constant();
-    let case = |op, inputs: Vec<Input>| Case::new(op, inputs);
-    let nearest = Mode::Nearest(Nearest::Floor);
+    let scaled = |op, x: &[usize], v: &[f32]| Case::new(op, vec![input(x), floats(v)]);
     // The operand of sizes comes after that of scales, which is empty here.
-    let by_sizes = |op, x: &[usize], v: &[i64]| case(op, vec![input(x), floats(&[]), sizes(v)]);
+    let by_sizes = |op, x: &[usize], v: &[i64]| Case::new(op, vec![input(x), floats(&[]), sizes(v)]);
+    let along = |axes: &[i64], op| Resize {
+        axes: Some(axes.to_vec()),
+        ..op
+    };
+    let floor = Mode::Nearest(Nearest::Floor);
+    let nearest = plain(floor, Asymmetric);
+    let linear = plain(Linear, HalfPixel);
+    let cubic = plain(Cubic, HalfPixel);
+    let antialias = Resize {
+        antialias: true,
+        ..linear.clone()
+    };
+    let inside = Resize {
+        exclude_outside: true,
+        ..cubic.clone()
+    };
+    let not_larger = Resize {
+        policy: Policy::NotLarger,
+        ..along(&[2, 3], plain(floor, HalfPixel))
+    };
+    let mut all = vec![
+        scaled(nearest.clone(), &[1, 2, 3, 5], &[1.0, 1.0, 2.0, 2.0]),
+        scaled(nearest.clone(), &[1, 2, 6, 9], &[1.0, 1.0, 0.5, 1.0 / 3.0]),
+        scaled(linear.clone(), &[1, 2, 3, 5], &[1.0, 1.0, 1.5, 2.5]),
+        scaled(cubic, &[1, 1, 4, 5], &[1.0, 1.0, 2.0, 0.75]),
+        by_sizes(plain(Linear, AlignCorners), &[1, 2, 3, 4], &[1, 2, 7, 5]),
+        by_sizes(
+            along(&[-1, 1], plain(Cubic, PytorchHalfPixel)),
+            &[2, 4, 6],
+            &[3, 5],
+        ),
+        by_sizes(antialias, &[1, 1, 9, 8], &[1, 1, 4, 3]).host_only("antialias"),
+        by_sizes(linear.clone(), &[1, 3, 4, 5], &[2, 3, 8, 4]).host_only("three axes"),
+        by_sizes(linear.clone(), &[1, 3, 1, 1], &[1, 3, 4, 5]),
+        by_sizes(linear, &[2, 3, 9], &[2, 3, 14]),
+        by_sizes(inside, &[1, 2, 4, 5], &[1, 2, 9, 3]),
+        Case::new(
+            along(&[1], nearest),
+            vec![input(&[2, 3, 5]).ints(-9, 9), floats(&[2.0])],
+        ),
+        by_sizes(not_larger, &[1, 1, 4, 6], &[9, 8]),
+    ];
     let rules = [
         Nearest::RoundPreferFloor,
         Nearest::RoundPreferCeil,
@@ -554,122 +600,31 @@ fn cases() -> Vec<Case> {
         Nearest::Ceil,
         Nearest::Simple,
     ];
-    let places = [
-        Coordinates::HalfPixel,
-        Coordinates::HalfPixelSymmetric,
-        Coordinates::PytorchHalfPixel,
-        Coordinates::AlignCorners,
-        Coordinates::Asymmetric,
-        Coordinates::TfHalfPixelForNn,
+    let by_rule = |rule| plain(Mode::Nearest(rule), HalfPixel);
+    all.extend(rules.map(|rule| by_sizes(by_rule(rule), &[1, 3, 4, 7], &[1, 3, 8, 5])));
+    let coordinates = [
+        HalfPixel,
+        HalfPixelSymmetric,
+        PytorchHalfPixel,
+        AlignCorners,
+        Asymmetric,
+        TfHalfPixelForNn,
     ];
-    let by_rule = rules.map(|r| {
-        by_sizes(
-            plain(Mode::Nearest(r), Coordinates::HalfPixel),
-            &[1, 3, 4, 7],
-            &[1, 3, 8, 5],
-        )
-    });
-    let by_place = places.map(|c| by_sizes(plain(Mode::Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4]));
+    all.extend(coordinates.map(|c| by_sizes(plain(Linear, c), &[2, 1, 5, 7], &[2, 1, 9, 4])));
     let region = |mode| Resize {
         scales_at: 2,
         outside: 9.5,
-        ..plain(mode, Coordinates::TfCropAndResize)
+        ..plain(mode, TfCropAndResize)
     };
     let bounds = floats(&[0.0, 0.0, -0.25, 0.25, 1.0, 1.0, 0.75, 1.125]);
-    let regions = [Mode::Linear, nearest, Mode::Cubic].map(|mode| {
-        case(
+    let regions = [Linear, floor, Cubic];
+    all.extend(regions.map(|mode| {
+        let x = input(&[1, 2, 5, 6]);
+        Case::new(
             region(mode),
-            vec![
-                input(&[1, 2, 5, 6]),
-                bounds.clone(),
-                floats(&[]),
-                sizes(&[1, 2, 7, 5]),
-            ],
+            vec![x, bounds.clone(), floats(&[]), sizes(&[1, 2, 7, 5])],
         )
-    });
-    let mut all = vec![
-        case(
-            plain(nearest, Coordinates::Asymmetric),
-            vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 2.0, 2.0])],
-        ),
-        case(
-            plain(nearest, Coordinates::Asymmetric),
-            vec![input(&[1, 2, 6, 9]), floats(&[1.0, 1.0, 0.5, 1.0 / 3.0])],
-        ),
-        case(
-            plain(Mode::Linear, Coordinates::HalfPixel),
-            vec![input(&[1, 2, 3, 5]), floats(&[1.0, 1.0, 1.5, 2.5])],
-        ),
-        case(
-            plain(Mode::Cubic, Coordinates::HalfPixel),
-            vec![input(&[1, 1, 4, 5]), floats(&[1.0, 1.0, 2.0, 0.75])],
-        ),
-        by_sizes(
-            plain(Mode::Linear, Coordinates::AlignCorners),
-            &[1, 2, 3, 4],
-            &[1, 2, 7, 5],
-        ),
-        by_sizes(
-            Resize {
-                axes: Some(vec![-1, 1]),
-                ..plain(Mode::Cubic, Coordinates::PytorchHalfPixel)
-            },
-            &[2, 4, 6],
-            &[3, 5],
-        ),
-        by_sizes(
-            Resize {
-                antialias: true,
-                ..plain(Mode::Linear, Coordinates::HalfPixel)
-            },
-            &[1, 1, 9, 8],
-            &[1, 1, 4, 3],
-        )
-        .host_only("antialias"),
-        by_sizes(
-            plain(Mode::Linear, Coordinates::HalfPixel),
-            &[1, 3, 4, 5],
-            &[2, 3, 8, 4],
-        )
-        .host_only("three axes"),
-        by_sizes(
-            plain(Mode::Linear, Coordinates::HalfPixel),
-            &[1, 3, 1, 1],
-            &[1, 3, 4, 5],
-        ),
-        by_sizes(
-            plain(Mode::Linear, Coordinates::HalfPixel),
-            &[2, 3, 9],
-            &[2, 3, 14],
-        ),
-        by_sizes(
-            Resize {
-                exclude_outside: true,
-                ..plain(Mode::Cubic, Coordinates::HalfPixel)
-            },
-            &[1, 2, 4, 5],
-            &[1, 2, 9, 3],
-        ),
-        case(
-            Resize {
-                axes: Some(vec![1]),
-                ..plain(nearest, Coordinates::Asymmetric)
-            },
-            vec![input(&[2, 3, 5]).ints(-9, 9), floats(&[2.0])],
-        ),
-        by_sizes(
-            Resize {
-                policy: Policy::NotLarger,
-                axes: Some(vec![2, 3]),
-                ..plain(nearest, Coordinates::HalfPixel)
-            },
-            &[1, 1, 4, 6],
-            &[9, 8],
-        ),
-    ];
-    all.extend(by_rule);
-    all.extend(by_place);
-    all.extend(regions);
+    }));
     all
 }
 
