@@ -22,18 +22,20 @@ use std::fmt;
 
 mod cases;
 mod dims;
+mod eval;
 mod finite;
 mod functions;
 pub(super) mod import;
 mod legacy;
 mod lower;
+mod print;
 mod real;
 
 pub(super) use dims::arithmetic;
 pub use functions::{Binary, Unary};
 pub use legacy::AxisBroadcast;
 pub(super) use lower::{ExprSource, KERNEL, epilogue, fill};
-use real::{Real, rounded};
+use real::Real;
 
 /// An elementwise expression.
 #[derive(Clone, Debug, PartialEq)]
@@ -94,28 +96,6 @@ fn common(a: (&Expr, DType), b: (&Expr, DType)) -> OpResult<DType> {
     } else {
         Err(OpError::mismatch("element types", a.1, b.1))
     }
-}
-
-/// A dense intermediate of the evaluator.
-enum Buffer<F> {
-    Floats(Vec<F>),
-    /// Integers; `u64` elements as their bits.
-    Ints(Vec<i64>),
-}
-
-/// The `u64` elements with these bits.
-fn unsigned(bits: &[i64]) -> &[u64] {
-    bytemuck::cast_slice(bits)
-}
-
-/// Applies `f` to the elements of two lists of equal length.
-fn both<A: Copy, B: Copy, T>(a: &[A], b: &[B], f: impl Fn(A, B) -> T) -> Vec<T> {
-    a.iter().zip(b).map(|(a, b)| f(*a, *b)).collect()
-}
-
-/// Applies `f` to each element.
-fn each<A: Copy, T>(a: &[A], f: impl Fn(A) -> T) -> Vec<T> {
-    a.iter().map(|v| f(*v)).collect()
 }
 
 impl Expr {
@@ -179,113 +159,6 @@ impl Expr {
         }
     }
 
-    /// Evaluates the expression to a tensor of type `dtype`.
-    fn tensor<F: Real>(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<HostTensor> {
-        let dtype = self.dtype(types)?;
-        Ok(match self.eval::<F>(inputs, types, shape)? {
-            Buffer::Floats(v) => F::write(dtype, shape, &v)?,
-            Buffer::Ints(v) => HostTensor::from_ints(dtype, shape, &v)?,
-        })
-    }
-
-    fn eval<F: Real>(&self, inputs: &Inputs<'_>, types: &[DType], shape: &[usize]) -> OpResult<Buffer<F>> {
-        use Buffer::{Floats, Ints};
-        let go = |e: &Self| e.eval::<F>(inputs, types, shape);
-        // Unsigned comparison and division differ from signed.
-        let is_unsigned = |e: &Self| Ok::<_, OpError>(e.dtype(types)? == DType::U64);
-        Ok(match self {
-            Self::Input(i) => {
-                let x = operand(inputs, *i)?;
-                let full = broadcast_to(x, shape)?;
-                if x.dtype().is_float() {
-                    Floats(F::read(&full)?.into_owned())
-                } else {
-                    Ints(full.to_bits()?)
-                }
-            }
-            Self::Const(v, t) if t.is_float() => Floats(super::filled(shape, F::of(*v))?),
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "constants are stored widened from these types"
-            )]
-            Self::Const(v, _) => Ints(super::filled(shape, *v as i64)?),
-            Self::Unary(f, x) => match (go(x)?, f) {
-                (Floats(v), f) => Floats(v.into_iter().map(|x| f.apply(x)).collect()),
-                (Ints(v), Unary::Neg) => Ints(each(&v, i64::wrapping_neg)),
-                (Ints(v), Unary::Abs | Unary::Relu) if is_unsigned(x)? => Ints(v),
-                (Ints(v), Unary::Sign) if is_unsigned(x)? => Ints(each(&v, |x| i64::from(x != 0))),
-                (Ints(v), Unary::Abs) => Ints(each(&v, i64::wrapping_abs)),
-                (Ints(v), Unary::Sign) => Ints(each(&v, i64::signum)),
-                (Ints(v), Unary::Relu) => Ints(each(&v, |x| x.max(0))),
-                _ => return Err(OpError::Unsupported(format!("{f:?} on integers"))),
-            },
-            Self::Not(x) => match go(x)? {
-                Ints(v) => Ints(each(&v, |x| i64::from(x == 0))),
-                Floats(_) => return Err(OpError::expected("operand of Not", DType::Bool, "a float")),
-            },
-            Self::Test(test, x) => match go(x)? {
-                Floats(v) => Ints(each(&v, |x| i64::from(test.holds(x)))),
-                Ints(_) => return Err(OpError::expected("operand of a test", "a float", "an integer")),
-            },
-            Self::Binary(f, x, y) => match (go(x)?, go(y)?) {
-                (Floats(a), Floats(b)) if f.is_comparison() => {
-                    Ints(both(&a, &b, |a, b| i64::from(f.compare(&a, &b))))
-                }
-                (Floats(a), Floats(b)) => Floats(both(&a, &b, |a, b| f.floats(a, b))),
-                (Ints(a), Ints(b)) => match (f.is_comparison(), is_unsigned(x)? || is_unsigned(y)?) {
-                    (false, false) => Ints(both(&a, &b, |a, b| f.ints(a, b))),
-                    (false, true) => {
-                        let y = both(unsigned(&a), unsigned(&b), |a, b| f.ints(a, b));
-                        Ints(bytemuck::cast_slice(&y).to_vec())
-                    }
-                    (true, false) => Ints(both(&a, &b, |a, b| i64::from(f.compare(&a, &b)))),
-                    (true, true) => Ints(both(unsigned(&a), unsigned(&b), |a, b| {
-                        i64::from(f.compare(&a, &b))
-                    })),
-                },
-                (Floats(a), Ints(b)) if is_unsigned(y)? => {
-                    Floats(both(&a, unsigned(&b), |a, b| f.floats(a, F::of_u64(b))))
-                }
-                (Floats(a), Ints(b)) => Floats(both(&a, &b, |a, b| f.floats(a, F::of_i64(b)))),
-                // ONNX `Pow` returns to the base's type.
-                #[expect(
-                    clippy::cast_possible_truncation,
-                    clippy::cast_precision_loss,
-                    reason = "see above"
-                )]
-                (Ints(a), Floats(b)) => Ints(both(&a, &b, |a, b| (a as f64).powf(b.to_f64()) as i64)),
-            },
-            Self::Select(c, a, b) => {
-                let Ints(c) = go(c)? else {
-                    return Err(OpError::expected("condition", DType::Bool, "a float"));
-                };
-                fn chosen<T: Copy>(c: &[i64], a: &[T], b: &[T]) -> Vec<T> {
-                    let pairs = c.iter().zip(a.iter().zip(b));
-                    pairs.map(|(c, (a, b))| if *c != 0 { *a } else { *b }).collect()
-                }
-                match (go(a)?, go(b)?) {
-                    (Floats(a), Floats(b)) => Floats(chosen(&c, &a, &b)),
-                    (Ints(a), Ints(b)) => Ints(chosen(&c, &a, &b)),
-                    _ => return Err(OpError::mismatch("element types", "float", "integer")),
-                }
-            }
-            Self::Cast(t, x) => match (go(x)?, t) {
-                (Floats(v), DType::Bool) => Ints(each(&v, |x| i64::from(x != F::of(0.0)))),
-                (Ints(v), DType::Bool) => Ints(each(&v, |x| i64::from(x != 0))),
-                (Floats(v), t) if t.is_float() => Floats(each(&v, |x| rounded(*t, x))),
-                (Floats(v), DType::U64) => {
-                    let y = each(&v, F::to_u64);
-                    Ints(bytemuck::cast_slice(&y).to_vec())
-                }
-                // Floats are truncated towards zero.
-                (Floats(v), t) => Ints(each(&v, |x| t.wrap(x.to_i64()))),
-                (Ints(v), t) if t.is_float() && is_unsigned(x)? => Floats(each(unsigned(&v), F::of_u64)),
-                (Ints(v), t) if t.is_float() => Floats(each(&v, F::of_i64)),
-                (Ints(v), t) => Ints(each(&v, |x| t.wrap(x))),
-            },
-        })
-    }
-
     /// Replaces each operand `i` by `with(i)`.
     pub fn map_inputs(&self, with: &mut dyn FnMut(usize) -> Expr) -> Expr {
         let mut go = |e: &Expr| Box::new(e.map_inputs(with));
@@ -316,169 +189,6 @@ impl Expr {
             Self::Select(c, a, b) => c.size() + a.size() + b.size(),
         }
     }
-
-    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. 8-bit integers
-    /// wrap to their low bits, as on the host, although devices use 32 bits for each.
-    fn print(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
-        let text = self.print_wide(types, wgsl)?;
-        let computes = match self {
-            Self::Cast(..) | Self::Unary(..) => true,
-            Self::Binary(f, ..) => !f.is_comparison() && !f.is_logical(),
-            _ => false,
-        };
-        Ok(match self.dtype(types)? {
-            DType::U8 if computes => format!("({text} & 255)"),
-            DType::I8 if computes && wgsl => format!("(({text} << 24u) >> 24u)"),
-            DType::I8 if computes => format!("(({text} << 24) >> 24)"),
-            _ => text,
-        })
-    }
-
-    fn print_wide(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
-        Ok(match self {
-            Self::Input(i) => NAMES.get(*i).map_or_else(String::new, |n| format!("v{n}")),
-            Self::Const(v, t) if t.is_float() => {
-                if v.is_nan() {
-                    return Err(OpError::NoKernel("a NaN constant".to_owned()));
-                }
-                let v = v.clamp(f64::from(f32::MIN), f64::from(f32::MAX));
-                // A literal without suffix is a double in OpenCL C, which many devices lack.
-                if wgsl {
-                    format!("f32({v:e})")
-                } else {
-                    format!("((FLOAT)({v:e}f))")
-                }
-            }
-            Self::Const(v, _) => {
-                if wgsl {
-                    format!("i32({v})")
-                } else {
-                    format!("((int){v})")
-                }
-            }
-            Self::Unary(f, x) => {
-                let float = x.dtype(types)?.is_float();
-                let inner = x.print(types, wgsl)?;
-                match (f, float) {
-                    (Unary::Neg, false) => format!("(-{inner})"),
-                    (Unary::Abs, false) if wgsl => format!("abs({inner})"),
-                    (Unary::Abs, false) => format!("((int)abs({inner}))"),
-                    (Unary::Sign, false) if wgsl => format!("sign({inner})"),
-                    (Unary::Sign, false) => format!("clamp({inner}, -1, 1)"),
-                    (Unary::Relu, false) => format!("max({inner}, 0)"),
-                    (_, false) => return Err(OpError::NoKernel(format!("{f:?} on integers"))),
-                    _ => {
-                        let (cl, w) = f.text();
-                        replace_variable(if wgsl { w } else { cl }, &inner)
-                    }
-                }
-            }
-            Self::Not(x) => format!("(1 - {})", x.print(types, wgsl)?),
-            Self::Test(..) => {
-                return Err(OpError::NoKernel(
-                    "NaN and infinity tests (kernels assume finite floats)".to_owned(),
-                ));
-            }
-            Self::Binary(f, a, b) => {
-                let float = a.dtype(types)?.is_float();
-                let (mut a, mut b, tb) = (a.print(types, wgsl)?, b.print(types, wgsl)?, b.dtype(types)?);
-                let infix = |op: &str| format!("({a} {op} {b})");
-                let truth = |op: &str| {
-                    if wgsl {
-                        format!("select(0, 1, {a} {op} {b})")
-                    } else {
-                        format!("(({a} {op} {b}) ? 1 : 0)")
-                    }
-                };
-                match f {
-                    Binary::Add => infix("+"),
-                    Binary::Sub => infix("-"),
-                    Binary::Mul => infix("*"),
-                    Binary::Div => infix("/"),
-                    Binary::And | Binary::BitwiseAnd => infix("&"),
-                    Binary::Or | Binary::BitwiseOr => infix("|"),
-                    Binary::Xor | Binary::BitwiseXor => infix("^"),
-                    Binary::FMod if float => format!("float_mod({a}, {b})"),
-                    Binary::FMod => format!("trunc_mod({a}, {b})"),
-                    Binary::Mod if !float => format!("floor_mod({a}, {b})"),
-                    // Devices use 32 bits for each integer, whatever its type.
-                    Binary::Mod | Binary::ShiftLeft | Binary::ShiftRight => {
-                        return Err(OpError::NoKernel(format!(
-                            "{f:?} has no kernel for {}",
-                            self.dtype(types)?
-                        )));
-                    }
-                    Binary::Less => truth("<"),
-                    Binary::LessOrEqual => truth("<="),
-                    Binary::Greater => truth(">"),
-                    Binary::GreaterOrEqual => truth(">="),
-                    Binary::Equal => truth("=="),
-                    Binary::Min if !wgsl && float => format!("fmin({a}, {b})"),
-                    Binary::Max if !wgsl && float => format!("fmax({a}, {b})"),
-                    Binary::Min => format!("min({a}, {b})"),
-                    Binary::Max => format!("max({a}, {b})"),
-                    Binary::Pow => {
-                        let cast = if wgsl { "f32" } else { "(FLOAT)" };
-                        if !float {
-                            return Err(OpError::NoKernel("Pow on integers".to_owned()));
-                        }
-                        if !tb.is_float() {
-                            b = format!("{cast}({b})");
-                        }
-                        a = format!("{cast}({a})");
-                        format!("signed_pow({a}, {b})")
-                    }
-                }
-            }
-            Self::Select(c, a, b) => {
-                let (c, a, b) = (
-                    c.print(types, wgsl)?,
-                    a.print(types, wgsl)?,
-                    b.print(types, wgsl)?,
-                );
-                if wgsl {
-                    format!("select({b}, {a}, {c} != 0)")
-                } else {
-                    format!("({c} ? {a} : {b})")
-                }
-            }
-            Self::Cast(t, _) if !t.on_devices() => {
-                return Err(OpError::NoKernel(format!("elements of type {t}")));
-            }
-            Self::Cast(t, x) => {
-                let from = x.dtype(types)?;
-                let x = x.print(types, wgsl)?;
-                match (t, wgsl) {
-                    (DType::Bool, true) => format!(
-                        "select(0, 1, {x} != {})",
-                        if from.is_float() { "0.0" } else { "0" }
-                    ),
-                    (DType::Bool, false) => format!("(({x} != 0) ? 1 : 0)"),
-                    (t, true) if t.is_float() => format!("f32({x})"),
-                    (t, false) if t.is_float() && from.is_float() => x,
-                    (t, false) if t.is_float() => format!("((float)({x}))"),
-                    (_, true) => format!("i32({x})"),
-                    (_, false) => format!("((int)({x}))"),
-                }
-            }
-        })
-    }
-}
-
-/// Replaces the free variable `x` in a table text.
-fn replace_variable(text: &str, with: &str) -> String {
-    let mut out = String::new();
-    let mut word = String::new();
-    for c in text.chars().chain([' ']) {
-        if c.is_ascii_alphanumeric() || c == '_' || c == '.' {
-            word.push(c);
-        } else {
-            out.push_str(if word == "x" { with } else { &word });
-            word.clear();
-            out.push(c);
-        }
-    }
-    out.trim_end().to_owned()
 }
 
 impl fmt::Display for Expr {

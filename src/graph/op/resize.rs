@@ -165,6 +165,76 @@ impl Resize {
         cx.opt(i).is_some_and(|f| !f.shape.0.iter().any(|d| d.is(0)))
     }
 
+    /// The axes of an operand of this shape; `list` holds the resized ones.
+    fn host_axes(&self, inputs: &Inputs<'_>, shape: &[usize], list: &[usize]) -> OpResult<Vec<Axis>> {
+        let given = |i: usize| inputs.get(i).copied().flatten().filter(|t| !t.is_empty());
+        let scales = match (&self.scales, given(self.scales_at)) {
+            (Some(list), _) => Some(list.clone()),
+            (None, Some(t)) => Some(t.to_f32()?.into_owned()),
+            (None, None) => None,
+        };
+        let mut axes: Vec<Axis> = shape
+            .iter()
+            .map(|n| Axis {
+                size: *n,
+                out: *n,
+                scale: 1.0,
+                region: (0.0, 1.0),
+            })
+            .collect();
+        let count = |found: usize| {
+            if found == list.len() {
+                Ok(())
+            } else {
+                Err(OpError::mismatch(
+                    "numbers of scales or sizes and axes",
+                    found,
+                    list.len(),
+                ))
+            }
+        };
+        if let Some(scales) = scales {
+            count(scales.len())?;
+            for (a, scale) in list.iter().zip(scales) {
+                let out = scaled(&Dim::from_usize(axes[*a].size), scale)?.unwrap_or_default();
+                axes[*a].out = window::number(&out)?;
+                axes[*a].scale = scale;
+            }
+        } else {
+            let sizes = operand(inputs, self.scales_at + 1)?.to_i64()?;
+            count(sizes.len())?;
+            let uniform = self.uniform(list, shape, &sizes);
+            for (a, size) in list.iter().zip(sizes) {
+                let axis = &mut axes[*a];
+                #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
+                match uniform {
+                    Some(scale) => (axis.out, axis.scale) = (rounded(axis.size, scale), scale),
+                    None => {
+                        axis.out = window::number(&Dim::from(size))?;
+                        axis.scale = size as f32 / axis.size as f32;
+                    }
+                }
+            }
+        }
+        if self.coordinates == Coordinates::TfCropAndResize {
+            let region = given(1)
+                .ok_or_else(|| OpError::expected("region", "a start and an end for each axis", "nothing"))?;
+            let region = region.to_f32()?;
+            if region.len() != 2 * list.len() {
+                return Err(OpError::mismatch(
+                    "numbers of region bounds and axis ends",
+                    region.len(),
+                    2 * list.len(),
+                ));
+            }
+            let (starts, ends) = region.split_at(list.len());
+            for (a, bounds) in list.iter().zip(starts.iter().copied().zip(ends.iter().copied())) {
+                axes[*a].region = bounds;
+            }
+        }
+        Ok(axes)
+    }
+
     /// The common scale that keeps the aspect ratio, for constant sizes.
     fn uniform(&self, axes: &[usize], shape: &[usize], sizes: &[i64]) -> Option<f32> {
         #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
@@ -279,72 +349,7 @@ impl Op for Resize {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let list = self.axes(x.shape().len())?;
-        let given = |i: usize| inputs.get(i).copied().flatten().filter(|t| !t.is_empty());
-        let scales = match (&self.scales, given(self.scales_at)) {
-            (Some(list), _) => Some(list.clone()),
-            (None, Some(t)) => Some(t.to_f32()?.into_owned()),
-            (None, None) => None,
-        };
-        let mut axes: Vec<Axis> = x
-            .shape()
-            .iter()
-            .map(|n| Axis {
-                size: *n,
-                out: *n,
-                scale: 1.0,
-                region: (0.0, 1.0),
-            })
-            .collect();
-        let count = |found: usize| {
-            if found == list.len() {
-                Ok(())
-            } else {
-                Err(OpError::mismatch(
-                    "numbers of scales or sizes and axes",
-                    found,
-                    list.len(),
-                ))
-            }
-        };
-        if let Some(scales) = scales {
-            count(scales.len())?;
-            for (a, scale) in list.iter().zip(scales) {
-                let out = scaled(&Dim::from_usize(axes[*a].size), scale)?.unwrap_or_default();
-                axes[*a].out = window::number(&out)?;
-                axes[*a].scale = scale;
-            }
-        } else {
-            let sizes = operand(inputs, self.scales_at + 1)?.to_i64()?;
-            count(sizes.len())?;
-            let uniform = self.uniform(&list, x.shape(), &sizes);
-            for (a, size) in list.iter().zip(sizes) {
-                let axis = &mut axes[*a];
-                #[expect(clippy::cast_precision_loss, reason = "ONNX divides in f32")]
-                match uniform {
-                    Some(scale) => (axis.out, axis.scale) = (rounded(axis.size, scale), scale),
-                    None => {
-                        axis.out = window::number(&Dim::from(size))?;
-                        axis.scale = size as f32 / axis.size as f32;
-                    }
-                }
-            }
-        }
-        if self.coordinates == Coordinates::TfCropAndResize {
-            let region = given(1)
-                .ok_or_else(|| OpError::expected("region", "a start and an end for each axis", "nothing"))?;
-            let region = region.to_f32()?;
-            if region.len() != 2 * list.len() {
-                return Err(OpError::mismatch(
-                    "numbers of region bounds and axis ends",
-                    region.len(),
-                    2 * list.len(),
-                ));
-            }
-            let (starts, ends) = region.split_at(list.len());
-            for (a, bounds) in list.iter().zip(starts.iter().copied().zip(ends.iter().copied())) {
-                axes[*a].region = bounds;
-            }
-        }
+        let axes = self.host_axes(inputs, x.shape(), &list)?;
         if let Some(a) = axes.iter().find(|a| a.size == 0 && a.out > 0) {
             return Err(OpError::expected("size to resize from", "1 or more", a.size));
         }

@@ -109,6 +109,32 @@ impl HostOperand {
     }
 }
 
+/// The scores of one query, after each step.
+struct Scores {
+    raw: Vec<f64>,
+    capped: Vec<f64>,
+    masked: Vec<f64>,
+    weights: Vec<f64>,
+}
+
+impl Scores {
+    fn of(raw: Vec<f64>, cap: f64, bias: impl Fn(usize) -> f64) -> Self {
+        let bend = |x: &f64| if cap > 0.0 { cap * (x / cap).tanh() } else { *x };
+        let capped: Vec<f64> = raw.iter().map(bend).collect();
+        let masked: Vec<f64> = capped.iter().enumerate().map(|(j, x)| x + bias(j)).collect();
+        let top = masked.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let powers: Vec<f64> = masked.iter().map(|x| (x - top).exp()).collect();
+        let sum: f64 = powers.iter().sum();
+        let weights = powers.iter().map(|p| p / sum).collect();
+        Self {
+            raw,
+            capped,
+            masked,
+            weights,
+        }
+    }
+}
+
 /// Addends of the scores; minus infinity masks a key.
 struct Mask {
     data: Vec<f32>,
@@ -151,6 +177,18 @@ impl Mask {
 impl Sdpa {
     fn heads_of(&self, i: usize) -> Option<usize> {
         self.heads.map(|(q, kv)| if i == 0 { q } else { kv })
+    }
+}
+
+impl Sdpa {
+    /// Operand `i` appended to the past keys or values, if any.
+    fn present(&self, inputs: &Inputs<'_>, i: usize, past: usize) -> OpResult<HostTensor> {
+        let x = operand(inputs, i)?;
+        let new = HostOperand::new(x, self.heads_of(i))?.separate(x)?;
+        match inputs.get(past).copied().flatten() {
+            Some(old) => Ok(Concat { axis: 2 }.eval(&[Some(old), Some(&new)])?.remove(0)),
+            None => Ok(new),
+        }
     }
 }
 
@@ -240,23 +278,9 @@ impl Op for Sdpa {
         let optional = |i: usize| inputs.get(i).copied().flatten();
         let xq = operand(inputs, 0)?;
         let q = HostOperand::new(xq, self.heads_of(0))?;
-        let mut past = 0;
-        let mut present = Vec::new();
-        for (i, before) in [(1, 4), (2, 5)] {
-            let x = operand(inputs, i)?;
-            let new = HostOperand::new(x, self.heads_of(i))?.separate(x)?;
-            present.push(match optional(before) {
-                Some(old) => {
-                    past = old.shape().get(2).copied().unwrap_or(0);
-                    Concat { axis: 2 }.eval(&[Some(old), Some(&new)])?.remove(0)
-                }
-                None => new,
-            });
-        }
-        let [xk, xv] = present.as_slice() else {
-            return Err(OpError::expected("operands", 3, inputs.len()));
-        };
-        let (k, v) = (HostOperand::new(xk, None)?, HostOperand::new(xv, None)?);
+        let past = optional(4).and_then(|x| x.shape().get(2).copied()).unwrap_or(0);
+        let (xk, xv) = (self.present(inputs, 1, 4)?, self.present(inputs, 2, 5)?);
+        let (k, v) = (HostOperand::new(&xk, None)?, HostOperand::new(&xv, None)?);
         let mask = optional(3).map(Mask::new).transpose()?;
         let lengths = optional(6).map(to_sizes).transpose()?;
         if let Some(n) = lengths.iter().flatten().find(|n| **n > k.sequence) {
@@ -269,7 +293,7 @@ impl Op for Sdpa {
         let batches = xq.shape().first().copied().unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "the size of a head is small")]
         let scale = self.scale.map_or_else(|| 1.0 / (q.size as f64).sqrt(), f64::from);
-        let (per, cap) = ((q.heads / k.heads.max(1)).max(1), f64::from(self.softcap));
+        let per = (q.heads / k.heads.max(1)).max(1);
         let mut y = filled(&[batches, q.heads, q.sequence, v.size], 0f32)?;
         let target = HostOperand {
             data: Vec::new(),
@@ -285,11 +309,6 @@ impl Op for Sdpa {
                 let pairs = q.row(b, h, i).iter().zip(k.row(b, h / per, j));
                 pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale
             };
-            let products: Vec<f64> = (0..k.sequence).map(dot).collect();
-            let bent: Vec<f64> = products
-                .iter()
-                .map(|x| if cap > 0.0 { cap * (x / cap).tanh() } else { *x })
-                .collect();
             let hidden = |j: usize| {
                 let length = lengths.as_ref().and_then(|l| l.get(b)).copied();
                 (self.causal && j > i + past) || length.is_some_and(|n| j >= n)
@@ -298,14 +317,10 @@ impl Op for Sdpa {
                 let added = mask.as_ref().map_or(0.0, |m| f64::from(m.at([b, h, i, j])));
                 if hidden(j) { f64::NEG_INFINITY } else { added }
             };
-            let masked: Vec<f64> = bent.iter().enumerate().map(|(j, x)| x + bias(j)).collect();
-            let top = masked.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let powers: Vec<f64> = masked.iter().map(|x| (x - top).exp()).collect();
-            let sum: f64 = powers.iter().sum();
-            let weights: Vec<f64> = powers.iter().map(|p| p / sum).collect();
+            let scores = Scores::of((0..k.sequence).map(dot).collect(), f64::from(self.softcap), bias);
             let start = target.start(b, h, i);
             for (slot, n) in y.iter_mut().skip(start).zip(0..v.size) {
-                let terms = weights.iter().enumerate();
+                let terms = scores.weights.iter().enumerate();
                 let total: f64 = terms
                     .map(|(j, w)| w * f64::from(v.row(b, h / per, j).get(n).copied().unwrap_or(0.0)))
                     .sum();
@@ -318,10 +333,10 @@ impl Op for Sdpa {
                 }
             }
             let list = match self.scores {
-                0 => products,
-                1 => bent,
-                2 => masked,
-                _ => weights,
+                0 => scores.raw,
+                1 => scores.capped,
+                2 => scores.masked,
+                _ => scores.weights,
             };
             #[expect(
                 clippy::cast_possible_truncation,
@@ -337,8 +352,8 @@ impl Op for Sdpa {
             HostTensor::from_floats(xq.dtype(), &[batches, q.heads, q.sequence, k.sequence], &shown)?;
         Ok(vec![
             HostTensor::from_floats(xq.dtype(), &shape, &y)?,
-            xk.clone(),
-            xv.clone(),
+            xk,
+            xv,
             scores,
         ])
     }

@@ -245,22 +245,72 @@ fn variadic(a: &dyn Attributes, f: Binary) -> OpResult<Expr> {
     Ok((1..n).fold(input(0), |e, i| binary(f, e, input(i))))
 }
 
+fn cast_to(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
+    let code = a
+        .int("to")?
+        .ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
+    let (to, rounding) = (crate::graph::onnx::dtype_of(code)?, cast_like::rounding(a)?);
+    if to.is_mini() {
+        return Ok(Box::new(CastMini { to, rounding }));
+    }
+    Ok(Box::new(Pointwise {
+        name: a.op_type().to_owned(),
+        expr: cast(to, input(0)),
+    }))
+}
+
+/// The functions with parameters.
+fn activation(a: &dyn Attributes) -> OpResult<Option<Expr>> {
+    let float = |name: &str, default: f32| Ok::<_, OpError>(a.float(name)?.unwrap_or(default));
+    Ok(Some(match a.op_type() {
+        "Clip" => clip_of(a)?,
+        "LeakyRelu" => prelu(number(float("alpha", 0.01)?)),
+        "PRelu" => prelu(input(1)),
+        "Elu" => elu(float("alpha", 1.0)?),
+        "Selu" => selu(float("alpha", 1.673_263_2)?, float("gamma", 1.050_701)?),
+        "Celu" => match float("alpha", 1.0)? {
+            alpha if alpha > 0.0 => celu(alpha),
+            alpha => return Err(OpError::expected("attribute `alpha`", "above 0", alpha)),
+        },
+        "ThresholdedRelu" => thresholded_relu(float("alpha", 1.0)?),
+        "HardSigmoid" => hard_sigmoid(float("alpha", 0.2)?, float("beta", 0.5)?),
+        "Shrink" => shrink(float("lambd", 0.5)?, float("bias", 0.0)?),
+        "Mish" => mish(),
+        "Gelu" => match a.string("approximate")?.as_deref() {
+            None | Some("none") => gelu(false),
+            Some("tanh") => gelu(true),
+            Some(other) => {
+                return Err(OpError::expected(
+                    "attribute `approximate`",
+                    "none or tanh",
+                    other,
+                ));
+            }
+        },
+        "Swish" => swish(float("alpha", 1.0)?),
+        _ => return Ok(None),
+    }))
+}
+
+/// A function that is one line in a table of `functions`.
+fn from_table(name: &str) -> OpResult<Expr> {
+    if let Some(f) = UNARY.iter().find(|f| format!("{f:?}") == name) {
+        Ok(unary(*f, input(0)))
+    } else if let Some(f) = BINARY.iter().find(|f| format!("{f:?}") == name) {
+        Ok(binary(*f, input(0), input(1)))
+    } else {
+        Err(OpError::Unsupported(format!("elementwise function {name}")))
+    }
+}
+
 pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let name = a.op_type();
-    let float = |name: &str, default: f32| Ok::<_, OpError>(a.float(name)?.unwrap_or(default));
+    if name == "Cast" {
+        return cast_to(a);
+    }
     let expr = match name {
         "Not" => Expr::Not(boxed(input(0))),
         "Where" => Expr::Select(boxed(input(0)), boxed(input(1)), boxed(input(2))),
-        "Cast" => {
-            let code = a
-                .int("to")?
-                .ok_or_else(|| OpError::expected("attribute `to`", "an element type", "nothing"))?;
-            let (to, rounding) = (crate::graph::onnx::dtype_of(code)?, cast_like::rounding(a)?);
-            if to.is_mini() {
-                return Ok(Box::new(CastMini { to, rounding }));
-            }
-            Expr::Cast(to, boxed(input(0)))
-        }
         "Min" => variadic(a, Binary::Min)?,
         "Max" => variadic(a, Binary::Max)?,
         "Sum" => variadic(a, Binary::Add)?,
@@ -300,40 +350,10 @@ pub(super) fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             };
             Expr::Test(test, boxed(input(0)))
         }
-        "Clip" => clip_of(a)?,
-        "LeakyRelu" => prelu(number(float("alpha", 0.01)?)),
-        "PRelu" => prelu(input(1)),
-        "Elu" => elu(float("alpha", 1.0)?),
-        "Selu" => selu(float("alpha", 1.673_263_2)?, float("gamma", 1.050_701)?),
-        "Celu" => match float("alpha", 1.0)? {
-            alpha if alpha > 0.0 => celu(alpha),
-            alpha => return Err(OpError::expected("attribute `alpha`", "above 0", alpha)),
+        _ => match activation(a)? {
+            Some(expr) => expr,
+            None => from_table(name)?,
         },
-        "ThresholdedRelu" => thresholded_relu(float("alpha", 1.0)?),
-        "HardSigmoid" => hard_sigmoid(float("alpha", 0.2)?, float("beta", 0.5)?),
-        "Shrink" => shrink(float("lambd", 0.5)?, float("bias", 0.0)?),
-        "Mish" => mish(),
-        "Gelu" => match a.string("approximate")?.as_deref() {
-            None | Some("none") => gelu(false),
-            Some("tanh") => gelu(true),
-            Some(other) => {
-                return Err(OpError::expected(
-                    "attribute `approximate`",
-                    "none or tanh",
-                    other,
-                ));
-            }
-        },
-        "Swish" => swish(float("alpha", 1.0)?),
-        _ => {
-            if let Some(f) = UNARY.iter().find(|f| format!("{f:?}") == name) {
-                unary(*f, input(0))
-            } else if let Some(f) = BINARY.iter().find(|f| format!("{f:?}") == name) {
-                binary(*f, input(0), input(1))
-            } else {
-                return Err(OpError::Unsupported(format!("elementwise function {name}")));
-            }
-        }
     };
     let op = Pointwise {
         name: name.to_owned(),
