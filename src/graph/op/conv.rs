@@ -12,7 +12,7 @@ use super::sizes::Sizes;
 use super::window::{self, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::{Feature, Features, Form};
-use crate::lower::{Call, DeviceProfile, LowerCx, Pack, Simd};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack, Simd};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, product};
@@ -238,6 +238,29 @@ impl Op for Conv {
     }
 }
 
+/// The weights in tiles of `tile` of the `rows` output channels of a group, `count` tiles in all, in
+/// ranges (operand, first tile, count) that a kernel can bind. A tile sums `depth` terms.
+fn packed_tiles(
+    cx: &mut LowerCx<'_>,
+    (rows, tile, count): (usize, usize, usize),
+    depth: usize,
+    dtype: DType,
+) -> OpResult<Vec<(Operand, usize, usize)>> {
+    let size = if dtype == DType::F16 { 2 } else { 4 };
+    let ranges = cx.split(count, (depth.saturating_mul(tile), size), 1)?;
+    let pack = |(first, count)| {
+        let pack = Pack::Tiles {
+            dtype,
+            rows,
+            tile,
+            first,
+            count,
+        };
+        Ok((cx.weight(1, pack)?, first, count))
+    };
+    ranges.into_iter().map(pack).collect()
+}
+
 /// Emits the convolution of operand 0 by operand 1, plus operand 2. Groups have `rows` output
 /// channels and `channels` input channels.
 pub(super) fn emit(
@@ -271,22 +294,11 @@ pub(super) fn emit(
     if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
         return Err(OpError::NoKernel(format!("sums of {depth} terms")));
     }
-    let mut dispatches = Vec::new();
-    if packed {
-        let size = if float == DType::F16 { 2 } else { 4 };
-        for (first, count) in cx.split(tiles * groups, (depth.saturating_mul(tile), size), 1)? {
-            let pack = Pack::Tiles {
-                dtype: float,
-                rows,
-                tile,
-                first,
-                count,
-            };
-            dispatches.push((cx.weight(1, pack)?, first, count));
-        }
+    let dispatches = if packed {
+        packed_tiles(cx, (rows, tile, tiles * groups), depth, float)?
     } else {
-        dispatches.push((cx.input(1)?, 0, tiles * groups));
-    }
+        vec![(cx.input(1)?, 0, tiles * groups)]
+    };
     for (weights, first, count) in dispatches {
         let grid = h.out.mul(&each.ceil_div(run)?)?.mul(&step.into())?;
         let args = Args {
@@ -313,18 +325,11 @@ pub(super) fn emit(
             .define("TILE", num::signed(tile))
             .define("RUN", run);
         call = window::define(call, lines);
+        let count = Dim::from_usize(count);
         call = if by_tiles {
-            call.grid(
-                Dim::from_usize(count).ceil_div(i64::from(items))?,
-                grid,
-                n.clone(),
-            )
+            call.grid(count.ceil_div(i64::from(items))?, grid, n.clone())
         } else {
-            call.grid(
-                grid.ceil_div(i64::from(items))?,
-                Dim::from_usize(count),
-                n.clone(),
-            )
+            call.grid(grid.ceil_div(i64::from(items))?, count, n.clone())
         };
         let flags = [
             ("PACKED", packed),

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::backend::kernel::{Feature, Features, Form, ROUNDS};
 use crate::graph::{ValueId, rules};
-use crate::lower::{Call, DeviceProfile, LowerCx, Pack};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
@@ -244,61 +244,17 @@ impl Op for MatMul {
             BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
         };
         let constant = one_matrix && b.as_const().is_some();
-        let [most_rows, most_columns, most] = [&rows, n, &walk.count].map(|d| cx.upper_bound(d));
-        let extent = Extent {
-            rows: most_rows,
-            columns: most_columns,
-            plane: false,
-            batches: most,
-        };
-        let tile = LocalTile::of(&TILED, cx.device(), extent);
-        let by_vectors = tile.is_none() && cx.device().explicit_vectors();
-        let odd = n.exact_div(&2.into()).is_none();
-        let by_fours = |d: &Dim| d.exact_div(&4.into()).is_some();
-        let by_broadcast = tile.is_none()
-            && cx.device().takes_form(&KERNEL, "BROADCAST")
-            && by_fours(k)
-            && (constant && !odd || by_fours(n));
-        // Columns that are read together.
-        let together = match (tile, by_broadcast) {
-            (Some(_), _) => 4,
-            (None, true) => 8,
-            (None, false) => 2,
-        };
-        let mut parts = Vec::new();
-        if let (true, Some(columns), Some(depth)) = (constant, as_usize(n), as_usize(k)) {
-            let size = if cx.float() == DType::F16 { 2 } else { 4 };
-            for (first, count) in cx.split(columns, (depth, size), together)? {
-                // Columns that one work-item reads from top to bottom are stored side by side.
-                let panels: &[usize] = match (by_vectors, by_broadcast) {
-                    (true, _) => &[32, 16],
-                    (false, true) => &[64],
-                    (false, false) => &[],
-                };
-                let panel = panels.iter().copied().find(|p| count.is_multiple_of(*p));
-                let stride = count.next_multiple_of(together);
-                let panel = panel.unwrap_or(stride);
-                let pack = Pack::Columns {
-                    dtype: cx.float(),
-                    transpose: self.trans_b,
-                    first,
-                    count,
-                    stride,
-                    panel,
-                };
-                parts.push((
-                    cx.weight(1, pack)?,
-                    first,
-                    Dim::from_usize(count),
-                    Dim::from_usize(panel),
-                ));
+        let form = MatrixForm::of(cx, [&rows, n, k, &walk.count], constant);
+        let parts = match (constant, as_usize(n), as_usize(k)) {
+            (true, Some(columns), Some(depth)) => self.packed_columns(cx, form, columns, depth)?,
+            _ => {
+                cx.countable("second operand", &b.shape.count()?)?;
+                let stride = if self.trans_b { k } else { n };
+                vec![(cx.input(1)?, 0, n.clone(), stride.clone())]
             }
-        } else {
-            cx.countable("second operand", &b.shape.count()?)?;
-            let stride = if self.trans_b { k } else { n };
-            parts.push((cx.input(1)?, 0, n.clone(), stride.clone()));
-        }
-        if odd && !by_vectors && tile.is_none() && parts.len() > 1 {
+        };
+        let odd = n.exact_div(&2.into()).is_none();
+        if odd && form == MatrixForm::Plain && parts.len() > 1 {
             return Err(OpError::NoKernel(format!(
                 "a weight above the binding limit with {n} columns, an odd number"
             )));
@@ -315,11 +271,11 @@ impl Op for MatMul {
                 all: n,
                 batches: &walk.count,
             };
-            let mut call = match tile {
-                Some(tile) => cut.tiled(cx, tile)?,
-                None if by_broadcast => cut.by_broadcast(cx)?,
-                None if by_vectors && !turned => cut.by_vectors(cx)?,
-                None => cut.plain(cx)?,
+            let mut call = match form {
+                MatrixForm::Tiled(tile) => cut.tiled(cx, tile)?,
+                MatrixForm::Broadcast => cut.by_broadcast(cx)?,
+                MatrixForm::Vectors if !turned => cut.by_vectors(cx)?,
+                _ => cut.plain(cx)?,
             };
             if turned {
                 call = call.define("TRANS_B", 1);
@@ -360,6 +316,90 @@ impl Op for MatMul {
 
     fn flops(&self, sizes: &Sizes) -> u64 {
         sizes.row_products()
+    }
+}
+
+/// How work-items share the work of a matmul.
+#[derive(Clone, Copy, PartialEq)]
+enum MatrixForm {
+    /// Work-groups share blocks of both operands in local memory.
+    Tiled(LocalTile),
+    /// Work-items share rows within a subgroup.
+    Broadcast,
+    /// Vectors of columns, for CPUs.
+    Vectors,
+    Plain,
+}
+
+impl MatrixForm {
+    fn of(cx: &LowerCx<'_>, [rows, columns, depth, batches]: [&Dim; 4], constant: bool) -> Self {
+        let extent = Extent {
+            rows: cx.upper_bound(rows),
+            columns: cx.upper_bound(columns),
+            plane: false,
+            batches: cx.upper_bound(batches),
+        };
+        if let Some(tile) = LocalTile::of(&TILED, cx.device(), extent) {
+            return Self::Tiled(tile);
+        }
+        let divides = |d: &Dim, by: i64| d.exact_div(&by.into()).is_some();
+        let aligned = divides(depth, 4) && divides(columns, if constant { 2 } else { 4 });
+        if aligned && cx.device().takes_form(&KERNEL, "BROADCAST") {
+            Self::Broadcast
+        } else if cx.device().explicit_vectors() {
+            Self::Vectors
+        } else {
+            Self::Plain
+        }
+    }
+
+    /// Columns that are read together.
+    const fn together(self) -> usize {
+        match self {
+            Self::Tiled(_) => 4,
+            Self::Broadcast => 8,
+            Self::Vectors | Self::Plain => 2,
+        }
+    }
+
+    /// Columns that one work-item reads from top to bottom are stored side by side.
+    const fn panels(self) -> &'static [usize] {
+        match self {
+            Self::Vectors => &[32, 16],
+            Self::Broadcast => &[64],
+            Self::Tiled(_) | Self::Plain => &[],
+        }
+    }
+}
+
+impl MatMul {
+    /// The constant right operand in ranges of columns that a kernel can bind: operand, first
+    /// column, count, and distance between rows.
+    fn packed_columns(
+        &self,
+        cx: &mut LowerCx<'_>,
+        form: MatrixForm,
+        columns: usize,
+        depth: usize,
+    ) -> OpResult<Vec<(Operand, usize, Dim, Dim)>> {
+        let size = if cx.float() == DType::F16 { 2 } else { 4 };
+        let mut parts = Vec::new();
+        for (first, count) in cx.split(columns, (depth, size), form.together())? {
+            let stride = count.next_multiple_of(form.together());
+            let panel = form.panels().iter().copied().find(|p| count.is_multiple_of(*p));
+            let panel = panel.unwrap_or(stride);
+            let pack = Pack::Columns {
+                dtype: cx.float(),
+                transpose: self.trans_b,
+                first,
+                count,
+                stride,
+                panel,
+            };
+            let (count, panel) = (Dim::from_usize(count), Dim::from_usize(panel));
+            parts.push((cx.weight(1, pack)?, first, count, panel));
+        }
+        Ok(parts)
     }
 }
 

@@ -4,7 +4,7 @@ use super::{Line, parts, window};
 use crate::graph::op::OpResult;
 use crate::graph::op::local_tile::{Extent, LocalTile};
 use crate::graph::op::matmul::over_batches;
-use crate::lower::{Call, LowerCx, Pack};
+use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -48,28 +48,15 @@ pub(super) fn emit(
     let Some(tile) = tile.filter(|_| rows >= LEAST[0] && terms >= LEAST[1]) else {
         return Ok(false);
     };
-    let constant = w.as_const().is_some();
     let outputs = rows * group;
-    let mut dispatches = Vec::new();
-    if constant {
-        let dtype = cx.float();
-        let size = if dtype == DType::F16 { 2 } else { 4 };
-        // With several groups, a dispatch computes whole groups.
-        let unit = if group == 1 { 1 } else { rows };
-        let split = match cx.split(outputs, (terms, size), unit) {
-            Ok(split) => split,
-            Err(why) => {
-                log::debug!("convolution \"{}\" is not tiled: {why}", cx.name());
-                return Ok(false);
-            }
-        };
-        for (first, count) in split {
-            let pack = Pack::Rows { dtype, first, count };
-            dispatches.push((cx.weight(1, pack)?, first, count));
+    let dispatches = if w.as_const().is_some() {
+        match packed_rows(cx, (rows, outputs), terms)? {
+            Some(list) => list,
+            None => return Ok(false),
         }
     } else {
-        dispatches.push((cx.input(1)?, 0, outputs));
-    }
+        vec![(cx.input(1)?, 0, outputs)]
+    };
     let windows = !lines.iter().all(Line::is_identity);
     let stride = h.size.mul(&v.size)?;
     let inputs = batches.mul(channels)?.mul(&stride)?;
@@ -114,4 +101,26 @@ pub(super) fn emit(
         cx.emit(call, args)?;
     }
     Ok(true)
+}
+
+/// The weights of `outputs` output channels, `rows` a group, in ranges (operand, first, count) that a
+/// kernel can bind. `None` if a group is too large.
+fn packed_rows(
+    cx: &mut LowerCx<'_>,
+    (rows, outputs): (usize, usize),
+    terms: usize,
+) -> OpResult<Option<Vec<(Operand, usize, usize)>>> {
+    let dtype = cx.float();
+    let size = if dtype == DType::F16 { 2 } else { 4 };
+    // With several groups, a dispatch computes whole groups.
+    let unit = if rows == outputs { 1 } else { rows };
+    let ranges = match cx.split(outputs, (terms, size), unit) {
+        Ok(ranges) => ranges,
+        Err(why) => {
+            log::debug!("convolution \"{}\" is not tiled: {why}", cx.name());
+            return Ok(None);
+        }
+    };
+    let pack = |(first, count)| Ok((cx.weight(1, Pack::Rows { dtype, first, count })?, first, count));
+    ranges.into_iter().map(pack).collect::<OpResult<_>>().map(Some)
 }
