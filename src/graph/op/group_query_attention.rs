@@ -69,6 +69,30 @@ impl GroupQueryAttention {
         num::signed(n)
     }
 
+    /// Which keys each query sees, plus an optional bias of the scores.
+    fn mask(&self, past: usize, sequence: usize, bias: Option<&HostTensor>) -> OpResult<HostTensor> {
+        let all = past + sequence;
+        let hidden: Vec<bool> = (past..all)
+            .flat_map(|row| {
+                let first = self.window.map_or(0, |w| (row + 1).saturating_sub(w));
+                (0..all).map(move |key| key >= first && key <= row)
+            })
+            .collect();
+        let mut mask = HostTensor::from_bool(&[sequence, all], &hidden)?;
+        if let Some(bias) = bias {
+            let seen = hidden.iter().map(|s| if *s { 0.0 } else { f32::NEG_INFINITY });
+            let seen = HostTensor::from_f32(&[sequence, all], &seen.collect::<Vec<_>>())?;
+            let bias = HostTensor::from_f32(bias.shape(), &bias.to_f32()?)?;
+            let add = Pointwise::binary("Add", Binary::Add);
+            mask = add
+                .eval(&[Some(&bias), Some(&seen)])?
+                .into_iter()
+                .next()
+                .ok_or_else(|| OpError::expected("result", 1, 0))?;
+        }
+        Ok(mask)
+    }
+
     /// Splits operand 0 into queries, keys and values with three axes.
     fn split(&self, cx: &mut Parts<'_, '_>, size: i64) -> OpResult<[ValueId; 3]> {
         let all = cx.input(0)?;
@@ -205,24 +229,7 @@ impl Op for GroupQueryAttention {
                     .ok_or_else(|| OpError::expected("result", 1, 0))?;
             }
         }
-        let hidden: Vec<bool> = (past..all)
-            .flat_map(|row| {
-                let first = self.window.map_or(0, |w| (row + 1).saturating_sub(w));
-                (0..all).map(move |key| key >= first && key <= row)
-            })
-            .collect();
-        let mut mask = HostTensor::from_bool(&[sequence, all], &hidden)?;
-        if let Some(bias) = optional(BIAS) {
-            let seen = hidden.iter().map(|s| if *s { 0.0 } else { f32::NEG_INFINITY });
-            let seen = HostTensor::from_f32(&[sequence, all], &seen.collect::<Vec<_>>())?;
-            let bias = HostTensor::from_f32(bias.shape(), &bias.to_f32()?)?;
-            let add = Pointwise::binary("Add", Binary::Add);
-            mask = add
-                .eval(&[Some(&bias), Some(&seen)])?
-                .into_iter()
-                .next()
-                .ok_or_else(|| OpError::expected("result", 1, 0))?;
-        }
+        let mask = self.mask(past, sequence, optional(BIAS))?;
         let mut out = self.attention().eval(&[
             Some(&q),
             Some(&k),

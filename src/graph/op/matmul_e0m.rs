@@ -457,6 +457,35 @@ impl MatMulE0m {
         }
     }
 
+    /// The left operand, and the scale of its normalization if the kernel normalizes.
+    fn activations_of(
+        &self,
+        cx: &mut LowerCx<'_>,
+        rows: &Dim,
+        k: usize,
+        gain: usize,
+        y: DType,
+    ) -> OpResult<(Operand, Option<Operand>)> {
+        let x = cx.input(0)?;
+        let Some(epsilon) = self.norm else {
+            return Ok((x, None));
+        };
+        let gain = Some(cx.input(gain)?);
+        let types = [x.dtype, y];
+        let vector = rows.is(1);
+        let on_units = vector && self.vector_on_units(cx.device(), types, [k, 1], false).is_some();
+        let itself = match on_units {
+            true => tensor_cores::holds_row(cx.device(), k),
+            // Activations before normalization may be too large for halves.
+            false => vector && !(cx.device().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
+        };
+        if itself {
+            return Ok((x, gain));
+        }
+        let dtype = if on_units { x.dtype } else { DType::F32 };
+        Ok((normed(cx, x, gain, epsilon, (rows, k), dtype)?, None))
+    }
+
     /// Emits the matmul of operand 0, whose rows have `k` elements, with `weights` into `y`. With
     /// several matrices, the results are stored one after another, possibly with gaps.
     pub(super) fn emit(&self, cx: &mut LowerCx<'_>, k: usize, weights: &Weights, y: Operand) -> OpResult<()> {
@@ -469,24 +498,10 @@ impl MatMulE0m {
         if self.int8 {
             return self.emit_int8(cx, k, weights, y);
         }
-        let (mut x, mut gain) = (cx.input(0)?, None);
         // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
         let vector = rows.is(1);
-        if let Some(epsilon) = self.norm {
-            gain = Some(cx.input(weights.gain)?);
-            let types = [x.dtype, y.dtype];
-            let on_units = vector && self.vector_on_units(cx.device(), types, [k, 1], false).is_some();
-            let itself = match on_units {
-                true => tensor_cores::holds_row(cx.device(), k),
-                // Activations before normalization may be too large for halves.
-                false => vector && !(cx.device().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
-            };
-            if !itself {
-                let dtype = if on_units { x.dtype } else { DType::F32 };
-                x = normed(cx, x, gain.take(), epsilon, (&rows, k), dtype)?;
-            }
-        }
+        let (x, gain) = self.activations_of(cx, &rows, k, weights.gain, y.dtype)?;
         let second = weights.second_part(cx, self.bits, k)?;
         // Several results of one row without gaps are like one row.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
@@ -494,11 +509,10 @@ impl MatMulE0m {
         let in_parts = weights.ends.len() > 1 && (!vector || gaps);
         // Rows of results start at multiples of four elements.
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
-        let [end0, end1, start1, start2] = weights.places()?;
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let device = cx.device();
             let types = [x.dtype, y.dtype];
-            let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
+            let [end0, end1, start1, start2] = weights.places()?;
             if vector {
                 let call = self.vector_on_units(device, types, [k, part.count], second.is_some());
                 let mut call = match call {

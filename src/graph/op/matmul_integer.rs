@@ -131,6 +131,41 @@ fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f
     Ok((out, sums, scales))
 }
 
+/// Distance between the zero points of operand `i`: 0 for a single one, 1 for one per line.
+fn zero_point_step(cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool) -> OpResult<i64> {
+    if !cx.has(i) {
+        return Ok(0);
+    }
+    let shape = cx.shape(i)?;
+    match shape.0.as_slice() {
+        _ if shape.count()?.is(1) => Ok(0),
+        [one] if alone && one == lines => Ok(1),
+        _ => Err(OpError::NoKernel(format!("zero points of shape {shape}"))),
+    }
+}
+
+/// The form for a constant matrix of bytes.
+fn by_bytes(cx: &LowerCx<'_>, rows: &Dim, n: &Dim, signed: bool) -> OpResult<Call<Args>> {
+    let tile = if rows.is(1) { 1 } else { ROWS };
+    let mut call = Call::new(&KERNEL, 64).define("ROWS", tile);
+    if signed {
+        call = call.define("SIGNED", 1);
+    }
+    // With one row there are registers for more columns.
+    let vectors = if tile == 1 { [4, 2, 1] } else { [1, 1, 1] };
+    let wide = vectors
+        .into_iter()
+        .find(|v| n.exact_div(&(16 * v).into()).is_some());
+    let down = rows.ceil_div(tile)?;
+    Ok(match wide.filter(|_| cx.device().explicit_vectors()) {
+        Some(v) => {
+            let call = call.workgroup(4).define("VECTORS", v);
+            call.grid(n.ceil_div(16 * v * 4)?, down, 1)
+        }
+        None => call.grid(n.ceil_div(4 * 64)?, down, 1),
+    })
+}
+
 impl Op for MatMulInteger {
     fn name(&self) -> &str {
         match self {
@@ -239,21 +274,9 @@ impl Op for MatMulInteger {
                 b.shape
             )));
         };
-        // One zero point, or one per line. A single matrix on the right makes all rows part of one
-        // matmul.
-        let step = |cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool| -> OpResult<i64> {
-            if !cx.has(i) {
-                return Ok(0);
-            }
-            let shape = cx.shape(i)?;
-            match shape.0.as_slice() {
-                _ if shape.count()?.is(1) => Ok(0),
-                [one] if alone && one == lines => Ok(1),
-                _ => Err(OpError::NoKernel(format!("zero points of shape {shape}"))),
-            }
-        };
-        let za = step(cx, 2, m, product(batch)?.is(1))?;
-        let zb = step(cx, 3, n, true)?;
+        // A single matrix on the right makes all rows part of one matmul.
+        let za = zero_point_step(cx, 2, m, product(batch)?.is(1))?;
+        let zb = zero_point_step(cx, 3, n, true)?;
         let one_matrix = batch_b.is_empty() && za == 0;
         let (rows, walk) = if one_matrix {
             (product(batch)?.mul(m)?, BatchWalk::default())
@@ -300,29 +323,11 @@ impl Op for MatMulInteger {
             b1,
             b2,
         };
-        let mut call = Call::new(&KERNEL, 64);
         if !whole {
             let pairs = args.batches.mul(&rows)?.mul(n)?.ceil_div(2 * 64)?;
-            return cx.emit(call.grid(pairs, 1, 1), args);
+            return cx.emit(Call::new(&KERNEL, 64).grid(pairs, 1, 1), args);
         }
-        if b.dtype == DType::I8 {
-            call = call.define("SIGNED", 1);
-        }
-        let tile = if rows.is(1) { 1 } else { ROWS };
-        call = call.define("ROWS", tile);
-        // With one row there are registers for more columns.
-        let vectors = if tile == 1 { [4, 2, 1] } else { [1, 1, 1] };
-        let wide = vectors
-            .into_iter()
-            .find(|v| n.exact_div(&(16 * v).into()).is_some());
-        call = match wide.filter(|_| cx.device().explicit_vectors()) {
-            Some(v) => {
-                call.workgroup(4)
-                    .define("VECTORS", v)
-                    .grid(n.ceil_div(16 * v * 4)?, rows.ceil_div(tile)?, 1)
-            }
-            None => call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1),
-        };
+        let call = by_bytes(cx, &rows, n, b.dtype == DType::I8)?;
         cx.emit(call.may_be_padded(), args)
     }
 

@@ -192,6 +192,55 @@ pub struct Norm {
     pub results: usize,
 }
 
+impl Norm {
+    /// Elements normalized together, and neighbours that share a scale.
+    fn lengths(&self, shape: &[usize]) -> OpResult<(usize, usize)> {
+        let channels = shape.get(1).copied().unwrap_or(1);
+        Ok(match self.over {
+            Over::Instance | Over::Group { .. } if shape.len() < 2 => {
+                return Err(OpError::expected("rank", "2 or more", shape.len()));
+            }
+            Over::Instance => {
+                let plane = shape.iter().skip(2).product::<usize>();
+                (plane, plane)
+            }
+            Over::Group { groups, by_group } => {
+                let groups = num::exact(groups, "a number of groups")?;
+                if !channels.is_multiple_of(groups) {
+                    return Err(OpError::expected(
+                        "channels",
+                        format!("a multiple of {groups} groups"),
+                        channels,
+                    ));
+                }
+                let plane = shape.iter().skip(2).product::<usize>();
+                let count = channels / groups * plane;
+                (count, if by_group { count } else { plane })
+            }
+            Over::Layer { axis: a } => (shape.iter().skip(axis(a, shape.len())?).product::<usize>(), 1),
+        })
+    }
+}
+
+/// Requires that scale and bias have the shape `part`, the axes of operand 0 from `from` on.
+fn fits_layer(cx: &LowerCx<'_>, part: &[Dim], from: usize) -> OpResult<()> {
+    // Leading axes of size 1 do not matter.
+    fn whole(shape: &[Dim]) -> &[Dim] {
+        let ones = shape.iter().take_while(|d| d.is(1)).count();
+        shape.get(ones..).unwrap_or_default()
+    }
+    for i in (1..3).filter(|i| cx.has(*i)) {
+        let own = cx.shape(i)?;
+        if whole(&own.0) != whole(part) {
+            let x = cx.shape(0)?;
+            return Err(OpError::NoKernel(format!(
+                "a scale or bias {own} of {x} from axis {from}"
+            )));
+        }
+    }
+    Ok(())
+}
+
 impl Op for Norm {
     fn name(&self) -> &str {
         match self.over {
@@ -267,31 +316,7 @@ impl Op for Norm {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let shape = x.shape();
-        let channels = shape.get(1).copied().unwrap_or(1);
-        // Elements normalized together, and neighbours that share a scale.
-        let (count, run) = match self.over {
-            Over::Instance | Over::Group { .. } if shape.len() < 2 => {
-                return Err(OpError::expected("rank", "2 or more", shape.len()));
-            }
-            Over::Instance => {
-                let plane = shape.iter().skip(2).product::<usize>();
-                (plane, plane)
-            }
-            Over::Group { groups, by_group } => {
-                let groups = num::exact(groups, "a number of groups")?;
-                if !channels.is_multiple_of(groups) {
-                    return Err(OpError::expected(
-                        "channels",
-                        format!("a multiple of {groups} groups"),
-                        channels,
-                    ));
-                }
-                let plane = shape.iter().skip(2).product::<usize>();
-                let count = channels / groups * plane;
-                (count, if by_group { count } else { plane })
-            }
-            Over::Layer { axis: a } => (shape.iter().skip(axis(a, shape.len())?).product::<usize>(), 1),
-        };
+        let (count, run) = self.lengths(shape)?;
         let mut y = x.to_f32()?.into_owned();
         let (mut means, mut inverses) = (Vec::new(), Vec::new());
         for part in y.chunks_exact_mut(count.max(1)) {
@@ -392,23 +417,7 @@ impl Op for Norm {
         let plane = product(part)?;
         let (rows, cols, place) = match self.over {
             Over::Layer { .. } => {
-                for i in (1..3).filter(|i| cx.has(*i)) {
-                    let own = cx.shape(i)?;
-                    // Leading axes of size 1 do not matter.
-                    let own = own
-                        .0
-                        .get(own.0.iter().take_while(|d| d.is(1)).count()..)
-                        .unwrap_or_default();
-                    let whole = part
-                        .get(part.iter().take_while(|d| d.is(1)).count()..)
-                        .unwrap_or_default();
-                    if own != whole {
-                        return Err(OpError::NoKernel(format!(
-                            "a scale or bias {} of {x} from axis {from}",
-                            cx.shape(i)?
-                        )));
-                    }
-                }
+                fits_layer(cx, part, from)?;
                 (product(before)?, plane, ScaleIndex::Column)
             }
             Over::Instance => {

@@ -182,19 +182,7 @@ impl Recurrent {
                 format!("{recurrent:?}"),
             ));
         }
-        let floats = |i: usize, shape: &[usize]| -> OpResult<Option<Vec<f64>>> {
-            let Some(t) = inputs.get(i).copied().flatten() else {
-                return Ok(None);
-            };
-            if t.len() != count(shape)? {
-                return Err(OpError::expected(
-                    format!("input {i}"),
-                    format!("{shape:?}"),
-                    format!("{t:?}"),
-                ));
-            }
-            Ok(Some(t.to_f32()?.iter().map(|v| f64::from(*v)).collect()))
-        };
+        let floats = |i: usize, shape: &[usize]| floats(inputs, i, shape);
         let zeros = |n: usize| vec![0.0; n];
         let missing = || OpError::expected("weights", "a value", "nothing");
         let data = floats(0, x.shape())?.ok_or_else(missing)?;
@@ -206,17 +194,7 @@ impl Recurrent {
         let mut h = floats(5, &[directions, batch, hidden])?.unwrap_or_else(|| zeros(states));
         let mut c = floats(6, &[directions, batch, hidden])?.unwrap_or_else(|| zeros(states));
         let p = floats(7, &[directions, 3 * hidden])?.unwrap_or_else(|| zeros(directions * 3 * hidden));
-        let lengths = match inputs.get(4).copied().flatten() {
-            Some(t) => super::to_sizes(t)?,
-            None => vec![sequence; batch],
-        };
-        if lengths.len() != batch || lengths.iter().any(|n| *n > sequence) {
-            return Err(OpError::expected(
-                "lengths",
-                format!("{batch}, each at most {sequence}"),
-                format!("{lengths:?}"),
-            ));
-        }
+        let lengths = lengths(inputs, batch, sequence)?;
         let mut y = zeros(count(&[sequence, directions, batch, hidden])?);
         for (d, n) in (0..directions).flat_map(|d| (0..batch).map(move |n| (d, n))) {
             let at = (d * batch + n) * hidden;
@@ -302,6 +280,37 @@ impl Recurrent {
             }
         }
     }
+}
+
+/// The elements of operand `i`, which must have the number of elements of `shape`.
+fn floats(inputs: &Inputs<'_>, i: usize, shape: &[usize]) -> OpResult<Option<Vec<f64>>> {
+    let Some(t) = inputs.get(i).copied().flatten() else {
+        return Ok(None);
+    };
+    if t.len() != count(shape)? {
+        return Err(OpError::expected(
+            format!("input {i}"),
+            format!("{shape:?}"),
+            format!("{t:?}"),
+        ));
+    }
+    Ok(Some(t.to_f32()?.iter().map(|v| f64::from(*v)).collect()))
+}
+
+/// The length of each sequence.
+fn lengths(inputs: &Inputs<'_>, batch: usize, sequence: usize) -> OpResult<Vec<usize>> {
+    let lengths = match inputs.get(4).copied().flatten() {
+        Some(t) => super::to_sizes(t)?,
+        None => vec![sequence; batch],
+    };
+    if lengths.len() != batch || lengths.iter().any(|n| *n > sequence) {
+        return Err(OpError::expected(
+            "lengths",
+            format!("{batch}, each at most {sequence}"),
+            format!("{lengths:?}"),
+        ));
+    }
+    Ok(lengths)
 }
 
 /// Weights of one direction.

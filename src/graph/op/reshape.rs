@@ -40,6 +40,43 @@ fn quotient(_: usize, have: &Dim, want: &Dim) -> OpResult<Dim> {
         .ok_or_else(|| OpError::mismatch("element counts (the size for -1 is not an integer)", have, want))
 }
 
+/// The sizes `x` reshaped to `wanted`, which may hold 0 for a copied size and -1 for the rest.
+fn reshaped(
+    x: &[Dim],
+    wanted: Vec<Dim>,
+    allow_zero: bool,
+    same: Same<'_>,
+    fill: Fill<'_>,
+) -> OpResult<Vec<Dim>> {
+    let mut out = Vec::new();
+    let mut hole = None;
+    // A copied size cancels out, even if it is 0.
+    let (mut left, mut made) = (x.to_vec(), Vec::new());
+    for (i, d) in wanted.into_iter().enumerate() {
+        if d.is(-1) {
+            if hole.replace(i).is_some() {
+                return Err(OpError::expected("shape", "at most one -1", "two"));
+            }
+            out.push(1.into());
+        } else if d.is(0) && !allow_zero {
+            let size = x
+                .get(i)
+                .ok_or_else(|| OpError::expected("rank of the input", format!("above {i}"), x.len()))?;
+            out.push(size.clone());
+            left[i] = 1.into();
+        } else {
+            made.push(d.clone());
+            out.push(d);
+        }
+    }
+    if let Some(i) = hole {
+        out[i] = fill(i, &product(&left)?, &product(&made)?)?;
+    } else {
+        same("element counts", &product(x)?, &product(&out)?)?;
+    }
+    Ok(out)
+}
+
 impl Reshape {
     /// The new shape. `operand` holds the values of operand 1, if given. `fill` computes the size
     /// for -1 from its position, the number of elements, and the product of the other sizes.
@@ -106,35 +143,7 @@ impl Reshape {
                     .map(|i| x[i].clone())
                     .collect())
             }
-            Self::Reshape { allow_zero } => {
-                let mut out = Vec::new();
-                let mut hole = None;
-                // A copied size cancels out, even if it is 0.
-                let (mut left, mut made) = (x.to_vec(), Vec::new());
-                for (i, d) in needs()?.into_iter().enumerate() {
-                    if d.is(-1) {
-                        if hole.replace(i).is_some() {
-                            return Err(OpError::expected("shape", "at most one -1", "two"));
-                        }
-                        out.push(1.into());
-                    } else if d.is(0) && !allow_zero {
-                        let size = x.get(i).ok_or_else(|| {
-                            OpError::expected("rank of the input", format!("above {i}"), x.len())
-                        })?;
-                        out.push(size.clone());
-                        left[i] = 1.into();
-                    } else {
-                        made.push(d.clone());
-                        out.push(d);
-                    }
-                }
-                if let Some(i) = hole {
-                    out[i] = fill(i, &product(&left)?, &product(&made)?)?;
-                } else {
-                    same("element counts", &product(x)?, &product(&out)?)?;
-                }
-                Ok(out)
-            }
+            Self::Reshape { allow_zero } => reshaped(x, needs()?, *allow_zero, same, fill),
         }
     }
 }

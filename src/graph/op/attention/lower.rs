@@ -370,6 +370,27 @@ impl Node {
         })
     }
 
+    /// The kernel of a strategy whose kernels share their arguments.
+    fn generic(
+        &self,
+        device: &DeviceProfile,
+        way: Way,
+        split: Option<i64>,
+        splits: Option<&Dim>,
+    ) -> OpResult<Call<Args>> {
+        let call = match way {
+            Way::Lanes(shared) => self.by_lanes(shared)?,
+            Way::Item => self.by_item()?,
+            Way::Line => self.by_line(split, splits)?,
+            _ => self.by_groups(device, split, splits)?,
+        };
+        Ok(if device.is_cpu() || device.fast_local {
+            call
+        } else {
+            call.define("ROLLED", 1)
+        })
+    }
+
     /// Merges the partial results of one query.
     fn merge(&self, way: Way, cpu: bool) -> OpResult<Call<MergeArgs>> {
         let pieces = self.dim / self.vector();
@@ -452,17 +473,7 @@ impl Attention {
             }
             Way::Units => cx.emit(self.finish(&node, node.on_units()?), args!(UnitsArgs {}))?,
             Way::Lanes(_) | Way::Item | Way::Line | Way::Groups => {
-                let call = match way {
-                    Way::Lanes(shared) => node.by_lanes(shared)?,
-                    Way::Item => node.by_item()?,
-                    Way::Line => node.by_line(split, splits.as_ref())?,
-                    _ => node.by_groups(cx.device(), split, splits.as_ref())?,
-                };
-                let call = if cpu || cx.device().fast_local {
-                    call
-                } else {
-                    call.define("ROLLED", 1)
-                };
+                let call = node.generic(cx.device(), way, split, splits.as_ref())?;
                 let args = args!(Args {
                     parts: Dim::from(node.dim / node.vector()),
                 });

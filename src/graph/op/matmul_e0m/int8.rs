@@ -88,6 +88,30 @@ impl MatMulE0m {
         stretch(self.group, super::ACTIVATIONS)
     }
 
+    /// Quantizes the left operand: its bytes, and a scale and a sum for each block of them.
+    fn quantized(
+        &self,
+        cx: &mut LowerCx<'_>,
+        x: Operand,
+        rows: &Dim,
+        k: usize,
+    ) -> OpResult<(Operand, Operand)> {
+        let block = self.activations();
+        let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
+        let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
+        let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
+        let call = self.quantize(cx.device(), block, &blocks)?;
+        let args = QuantizeArgs {
+            x,
+            y: bytes,
+            factors,
+            rows: rows.clone(),
+            k: Dim::from_usize(k),
+        };
+        cx.emit(call, args)?;
+        Ok((bytes, factors))
+    }
+
     /// Like [`MatMulE0m::emit`], for int8 activations.
     pub(super) fn emit_int8(
         &self,
@@ -115,25 +139,12 @@ impl MatMulE0m {
         let bytes = if vector {
             None
         } else {
-            let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
-            let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
-            let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
-            let call = self.quantize(cx.device(), block, &blocks)?;
-            let args = QuantizeArgs {
-                x,
-                y: bytes,
-                factors,
-                rows: rows.clone(),
-                k: Dim::from_usize(k),
-            };
-            cx.emit(call, args)?;
-            Some((bytes, factors))
+            Some(self.quantized(cx, x, &rows, k)?)
         };
         let second = weights.second_part(cx, self.bits, k)?;
-        let [end0, end1, start1, start2] = weights.places()?;
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let device = cx.device();
-            let [end0, end1, start1, start2] = [&end0, &end1, &start1, &start2].map(Dim::clone);
+            let [end0, end1, start1, start2] = weights.places()?;
             let Some((bytes, factors)) = bytes else {
                 let mut call = self.vector(device, block, k, part.count)?;
                 if in_parts {

@@ -125,20 +125,18 @@ impl Recurrent {
                 lengths = Some(cx.reshape("lengths", list, &[-1, 1])?);
             }
         }
-        let mut firsts = Vec::new();
-        for (i, name) in [(5, "h"), (6, "c")] {
-            firsts.push(match cx.opt(i) {
-                Some(v) => turn(cx, name, v)?,
-                None => {
-                    let dtype = cx.fact(x)?.dtype;
-                    let zeros = HostTensor::zeros(dtype, &[self.backwards.len(), batch, hidden])?;
-                    cx.constant(&format!("{name}/zeros"), zeros)
-                }
-            });
-        }
+        let first = |cx: &mut Parts<'_, '_>, i: usize, name: &str| match cx.opt(i) {
+            Some(v) => turn(cx, name, v),
+            None => {
+                let dtype = cx.fact(x)?.dtype;
+                let zeros = HostTensor::zeros(dtype, &[self.backwards.len(), batch, hidden])?;
+                Ok(cx.constant(&format!("{name}/zeros"), zeros))
+            }
+        };
+        let firsts = [first(cx, 5, "h")?, first(cx, 6, "c")?];
         let (mut all, mut last) = (Vec::new(), [Vec::new(), Vec::new()]);
         for d in 0..self.backwards.len() {
-            let (rows, h, c) = self.direction(cx, x, d, sequence, &firsts, lengths)?;
+            let (rows, h, c) = self.direction(cx, x, d, sequence, firsts, lengths)?;
             all.push(Some(cx.node(&format!("y{d}"), Concat { axis: 0 }, &rows)?));
             for (list, v) in last.iter_mut().zip([h, c]) {
                 list.push(Some(cx.unsqueeze(&format!("last{d}"), v, &[0])?));
@@ -173,6 +171,38 @@ impl Recurrent {
         Ok(Some(results))
     }
 
+    /// The products of the inputs, plus the biases `b` of a direction that can be added to all steps.
+    fn with_biases(
+        &self,
+        cx: &mut Parts<'_, '_>,
+        own: &mut Direction,
+        b: ValueId,
+        inputs: ValueId,
+    ) -> OpResult<ValueId> {
+        let (d, hidden, gates) = (own.index, own.hidden, num::signed(self.gates()));
+        let b = entry(cx, &format!("b{d}"), b, d)?;
+        let first = slice(cx, &format!("wb{d}"), b, 0, 0, gates * hidden)?;
+        let inputs = cx.pointwise(&format!("with_wb{d}"), add(arg(0), arg(1)), &[inputs, first])?;
+        let mut second = slice(cx, &format!("rb{d}"), b, 0, gates * hidden, gates * hidden)?;
+        if self.cell
+            == (Cell::Gru {
+                linear_before_reset: true,
+            })
+        {
+            own.late = Some(slice(cx, &format!("late{d}"), second, 0, 2 * hidden, hidden)?);
+            let early = slice(cx, &format!("early{d}"), second, 0, 0, 2 * hidden)?;
+            let length = num::exact(hidden, "a size")?;
+            let zeros = HostTensor::zeros(cx.fact(early)?.dtype, &[length])?;
+            let zeros = cx.constant(&format!("none{d}"), zeros);
+            second = cx.node(
+                &format!("rb{d}/early"),
+                Concat { axis: 0 },
+                &[Some(early), Some(zeros)],
+            )?;
+        }
+        cx.pointwise(&format!("with_rb{d}"), add(arg(0), arg(1)), &[inputs, second])
+    }
+
     /// States `[1, 1, batch, hidden]` of one direction in sequence order, and the last state and
     /// cell.
     fn direction(
@@ -181,7 +211,7 @@ impl Recurrent {
         x: ValueId,
         d: usize,
         sequence: usize,
-        firsts: &[ValueId],
+        firsts: [ValueId; 2],
         lengths: Option<ValueId>,
     ) -> OpResult<(Vec<Option<ValueId>>, ValueId, ValueId)> {
         let (w, r) = (cx.input(1)?, cx.input(2)?);
@@ -189,7 +219,6 @@ impl Recurrent {
             entry(cx, &format!("w{d}"), w, d)?,
             entry(cx, &format!("r{d}"), r, d)?,
         );
-        let gates = num::signed(self.gates());
         let hidden = cx.fact(r)?.shape.0.last().and_then(|d| d.as_const()).unwrap_or(0);
         let mut own = Direction {
             index: d,
@@ -200,29 +229,9 @@ impl Recurrent {
             hidden,
         };
         let product = MatMul { trans_b: true };
-        let mut inputs = cx.node(&format!("inputs{d}"), product.clone(), &[Some(x), Some(w)])?;
+        let mut inputs = cx.node(&format!("inputs{d}"), product, &[Some(x), Some(w)])?;
         if let Some(b) = cx.opt(3) {
-            let b = entry(cx, &format!("b{d}"), b, d)?;
-            let first = slice(cx, &format!("wb{d}"), b, 0, 0, gates * hidden)?;
-            inputs = cx.pointwise(&format!("with_wb{d}"), add(arg(0), arg(1)), &[inputs, first])?;
-            let mut second = slice(cx, &format!("rb{d}"), b, 0, gates * hidden, gates * hidden)?;
-            if self.cell
-                == (Cell::Gru {
-                    linear_before_reset: true,
-                })
-            {
-                own.late = Some(slice(cx, &format!("late{d}"), second, 0, 2 * hidden, hidden)?);
-                let early = slice(cx, &format!("early{d}"), second, 0, 0, 2 * hidden)?;
-                let length = num::exact(hidden, "a size")?;
-                let zeros = HostTensor::zeros(cx.fact(early)?.dtype, &[length])?;
-                let zeros = cx.constant(&format!("none{d}"), zeros);
-                second = cx.node(
-                    &format!("rb{d}/early"),
-                    Concat { axis: 0 },
-                    &[Some(early), Some(zeros)],
-                )?;
-            }
-            inputs = cx.pointwise(&format!("with_rb{d}"), add(arg(0), arg(1)), &[inputs, second])?;
+            inputs = self.with_biases(cx, &mut own, b, inputs)?;
         }
         if let (Cell::Lstm { .. }, Some(p)) = (self.cell, cx.opt(7)) {
             let p = entry(cx, &format!("p{d}"), p, d)?;
@@ -236,11 +245,9 @@ impl Recurrent {
             let first = slice(cx, &format!("r{d}/gates"), r, 0, 0, 2 * hidden)?;
             own.split = Some([first, slice(cx, &format!("r{d}/new"), r, 0, 2 * hidden, hidden)?]);
         }
-        let mut state = Vec::new();
-        for (name, v) in ["h", "c"].into_iter().zip(firsts) {
-            state.push(entry(cx, &format!("{name}{d}"), *v, d)?);
-        }
-        let [mut h, mut c] = <[ValueId; 2]>::try_from(state).unwrap_or([x, x]);
+        let [h, c] = firsts;
+        let mut h = entry(cx, &format!("h{d}"), h, d)?;
+        let mut c = entry(cx, &format!("c{d}"), c, d)?;
         let mut rows = vec![None; sequence];
         for step in 0..sequence {
             let backwards = self.backwards.get(d) == Some(&true);
@@ -274,6 +281,20 @@ impl Recurrent {
         Ok((rows, h, c))
     }
 
+    /// Activation `i` of direction `d`, of `x` clipped.
+    fn activation(&self, d: usize, i: usize, x: Expr) -> Expr {
+        #[expect(clippy::cast_possible_truncation, reason = "attributes of the file are f32")]
+        let x = self.clip.map_or(x.clone(), |c| {
+            binary(
+                Binary::Max,
+                binary(Binary::Min, x, number(c as f32)),
+                number(-c as f32),
+            )
+        });
+        let list = self.activations.get(d);
+        list.and_then(|a| a.get(i)).map_or(x.clone(), |a| a.of(x))
+    }
+
     /// The next state and cell; `now` is the input's contribution to the gates.
     fn cell(
         &self,
@@ -287,18 +308,7 @@ impl Recurrent {
         let (d, n) = (own.index, own.hidden);
         let name = |what: &str| format!("{what}{d}_{t}");
         let product = MatMul { trans_b: true };
-        let act = |i: usize, x: Expr| {
-            #[expect(clippy::cast_possible_truncation, reason = "attributes of the file are f32")]
-            let x = self.clip.map_or(x.clone(), |c| {
-                binary(
-                    Binary::Max,
-                    binary(Binary::Min, x, number(c as f32)),
-                    number(-c as f32),
-                )
-            });
-            let list = self.activations.get(d);
-            list.and_then(|a| a.get(i)).map_or(x.clone(), |a| a.of(x))
-        };
+        let act = |i: usize, x: Expr| self.activation(d, i, x);
         let sum = || add(arg(0), arg(1));
         match self.cell {
             Cell::Rnn => {

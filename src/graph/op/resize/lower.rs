@@ -76,6 +76,29 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
     Ok(found)
 }
 
+/// The flags of the coordinates and of the mode.
+const fn mode_flags(op: &Resize) -> [&'static [&'static str]; 2] {
+    let coordinates: &'static [&'static str] = match op.coordinates {
+        Coordinates::HalfPixel => &["CENTRES", "MOVED_BACK"],
+        Coordinates::PytorchHalfPixel => &["CENTRES", "MOVED_BACK", "ONE_AT_ZERO"],
+        Coordinates::HalfPixelSymmetric => &["SYMMETRIC"],
+        Coordinates::AlignCorners => &["CORNERS", "ONE_AT_ZERO"],
+        Coordinates::Asymmetric => &[],
+        Coordinates::TfHalfPixelForNn => &["CENTRES"],
+        Coordinates::TfCropAndResize => &["REGION"],
+    };
+    let mode: &'static [&'static str] = match op.mode {
+        Mode::Nearest(Nearest::RoundPreferFloor) => &["NEAREST", "ROUND_DOWN"],
+        Mode::Nearest(Nearest::RoundPreferCeil) => &["NEAREST", "ROUND_UP"],
+        Mode::Nearest(Nearest::Floor) => &["NEAREST"],
+        Mode::Nearest(Nearest::Ceil) => &["NEAREST", "UPPER"],
+        Mode::Nearest(Nearest::Simple) => &["NEAREST", "SIMPLE"],
+        Mode::Linear => &[],
+        Mode::Cubic => &["CUBIC"],
+    };
+    [coordinates, mode]
+}
+
 pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
     let changed = changed(op, cx)?;
@@ -115,31 +138,14 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
     } else {
         Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1)
     };
-    let names: &[&str] = match op.coordinates {
-        Coordinates::HalfPixel => &["CENTRES", "MOVED_BACK"],
-        Coordinates::PytorchHalfPixel => &["CENTRES", "MOVED_BACK", "ONE_AT_ZERO"],
-        Coordinates::HalfPixelSymmetric => &["SYMMETRIC"],
-        Coordinates::AlignCorners => &["CORNERS", "ONE_AT_ZERO"],
-        Coordinates::Asymmetric => &[],
-        Coordinates::TfHalfPixelForNn => &["CENTRES"],
-        Coordinates::TfCropAndResize => &["REGION"],
-    };
-    let rule: &[&str] = match op.mode {
-        Mode::Nearest(Nearest::RoundPreferFloor) => &["NEAREST", "ROUND_DOWN"],
-        Mode::Nearest(Nearest::RoundPreferCeil) => &["NEAREST", "ROUND_UP"],
-        Mode::Nearest(Nearest::Floor) => &["NEAREST"],
-        Mode::Nearest(Nearest::Ceil) => &["NEAREST", "UPPER"],
-        Mode::Nearest(Nearest::Simple) => &["NEAREST", "SIMPLE"],
-        Mode::Linear => &[],
-        Mode::Cubic => &["CUBIC"],
-    };
     let flags = [
         ("HIGH", high.is_some()),
         ("BY_SIZE", wide.scale.is_none()),
         ("INSIDE_ONLY", op.exclude_outside),
     ];
     let flags = flags.iter().filter(|(_, set)| *set).map(|(name, _)| name);
-    for name in names.iter().chain(rule).chain(flags) {
+    let [coordinates, mode] = mode_flags(op);
+    for name in coordinates.iter().chain(mode).chain(flags) {
         call = call.define(name, 1);
     }
     let high = high.unwrap_or(unchanged);
