@@ -39,7 +39,7 @@ crate::kernel! {
 
 crate::kernel! {
     /// Many rows, on tensor cores.
-    static UNITS: TypedKernel<UnitsArgs> = "variants/attention_mma" {
+    static TENSOR_CORES: TypedKernel<TensorCoresArgs> = "variants/attention_mma" {
         heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
         scale, softcap: F32
     } [q: In Half4, k: In Half4, v: In Half4, mask: OptionalIn, live: Weight, y: Out]
@@ -49,7 +49,7 @@ crate::kernel! {
         wgsl: &[Feature::TensorCores, Feature::F16],
     })
     .variant_of(&KERNEL.kernel, |device| {
-        device.tensor_cores.is_some() && device.max_workgroup >= UNITS_TAKE.0 && device.local_bytes >= UNITS_TAKE.1
+        device.tensor_cores.is_some() && device.max_workgroup >= TENSOR_CORES_TAKE.0 && device.local_bytes >= TENSOR_CORES_TAKE.1
     })
 }
 
@@ -93,7 +93,7 @@ pub fn takes_head(size: i64) -> bool {
 
 /// Work-items per work-group on tensor cores (32 of them process 16 rows) and the local memory they
 /// use.
-const UNITS_TAKE: (u32, u32) = (128, 46 << 10);
+const TENSOR_CORES_TAKE: (u32, u32) = (128, 46 << 10);
 
 /// Work-items per work-group of the kernel for one row.
 const ROW_ITEMS: u32 = 256;
@@ -310,7 +310,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,
-    kernels: &[&KERNEL.kernel, &UNITS.kernel, &ROW.kernel, &MERGE.kernel],
+    kernels: &[&KERNEL.kernel, &TENSOR_CORES.kernel, &ROW.kernel, &MERGE.kernel],
     cases,
 };
 

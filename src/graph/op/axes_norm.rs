@@ -10,7 +10,7 @@ use super::parts::Parts;
 use super::pointwise::import::{binary, input as arg, number, select, unary};
 use super::pointwise::{Binary, Unary};
 use super::reduce::{Kind, Reduce};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, places};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, offset_lists, onnx, operand};
 use crate::graph::ValueId;
 use crate::lower::LowerCx;
 use crate::shape::{Fact, product};
@@ -101,7 +101,7 @@ impl Op for AxesNorm {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
         let axes = self.axes(x.shape().len())?;
-        let [outer, inner] = places(x.shape(), &axes)?;
+        let [outer, inner] = offset_lists(x.shape(), &axes)?;
         let mut y = x.to_f32()?.into_owned();
         for base in outer {
             let mut part: Vec<f32> = inner.iter().filter_map(|i| y.get(base + i).copied()).collect();

@@ -147,7 +147,7 @@ impl Op for ConvTranspose {
         let stride = axes.last().map_or(1, |a| a.stride);
         if plane > 0 && area > 0 && channels > 0 && columns > 0 {
             let taps: Vec<Vec<usize>> = window::taps(&axes).collect();
-            let turned: Vec<f32> = dw
+            let transposed: Vec<f32> = dw
                 .chunks_exact(channels * columns)
                 .flat_map(|w| transposed(w, channels, columns))
                 .collect();
@@ -155,7 +155,7 @@ impl Op for ConvTranspose {
             let images = dx
                 .chunks_exact(plane * channels)
                 .zip(y.chunks_exact_mut(area * per_group));
-            for ((x, y), w) in images.zip(turned.chunks_exact(columns * channels).cycle()) {
+            for ((x, y), w) in images.zip(transposed.chunks_exact(columns * channels).cycle()) {
                 product::gemm(columns, plane, channels, w, x, false, &mut spread);
                 for (y, spread) in y
                     .chunks_exact_mut(area)

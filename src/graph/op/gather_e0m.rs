@@ -5,7 +5,7 @@
 
 use super::case::{Case, constant, input};
 use super::matmul_e0m::{
-    STRETCH, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
+    K_BLOCK, format_defines, import_format, packed_case, packed_parts, packed_size, scale_pairs,
 };
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
@@ -71,7 +71,7 @@ impl Op for GatherE0m {
         let count = cx.out_fact(0)?.shape.count()?;
         // Split like the matmul, so that a tied head shares the parts.
         for part in packed_parts(cx, &[1], self.bits, k, n)? {
-            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, STRETCH).grid(
+            let call = format_defines(Call::new(&KERNEL, 64), self.bits, self.group, K_BLOCK).grid(
                 count.ceil_div(2 * 64)?,
                 1,
                 1,

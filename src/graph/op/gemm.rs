@@ -25,9 +25,9 @@ pub struct Gemm {
 }
 
 /// Rows and columns of a matrix after its optional transpose.
-fn matrix<'a, T>(what: &str, shape: &'a [T], turned: bool) -> OpResult<(&'a T, &'a T)> {
+fn matrix<'a, T>(what: &str, shape: &'a [T], transposed: bool) -> OpResult<(&'a T, &'a T)> {
     match shape {
-        [a, b] if turned => Ok((b, a)),
+        [a, b] if transposed => Ok((b, a)),
         [a, b] => Ok((a, b)),
         _ => Err(OpError::expected(format!("rank of {what}"), 2, shape.len())),
     }
@@ -71,7 +71,7 @@ impl Op for Gemm {
             return Err(OpError::mismatch("inner dimensions", k, k_b));
         }
         let (da, db) = (a.to_f32()?, b.to_f32()?);
-        let turned = if self.trans_a {
+        let transposed = if self.trans_a {
             Some(transposed(&da, *k, *m))
         } else {
             None
@@ -81,7 +81,7 @@ impl Op for Gemm {
             *m,
             *n,
             *k,
-            turned.as_deref().unwrap_or(&da),
+            transposed.as_deref().unwrap_or(&da),
             &db,
             self.trans_b,
             &mut y,

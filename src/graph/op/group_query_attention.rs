@@ -16,7 +16,7 @@ use super::parts::Parts;
 use super::pointwise::{Binary, Pointwise};
 use super::rotary::Pairs;
 use super::rotary_embedding::RotaryEmbedding;
-use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_places};
+use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_positions};
 use super::slice::Slice;
 use super::{
     Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, operand,
@@ -222,8 +222,8 @@ impl Op for GroupQueryAttention {
             let (cos, sin) = (operand(inputs, COSINES)?, operand(inputs, COSINES + 1)?);
             for (x, heads) in [(&mut q, self.heads), (&mut k, self.kv_heads)] {
                 let turn = turning(pairs, heads, cos.shape().get(1).copied().unwrap_or(0), size);
-                let turned = turn.eval(&[Some(x), Some(cos), Some(sin), Some(&positions)])?;
-                *x = turned
+                let rotated = turn.eval(&[Some(x), Some(cos), Some(sin), Some(&positions)])?;
+                *x = rotated
                     .into_iter()
                     .next()
                     .ok_or_else(|| OpError::expected("result", 1, 0))?;
@@ -265,7 +265,7 @@ impl Op for GroupQueryAttention {
             let positions = match cx.opt(POSITIONS) {
                 Some(p) => p,
                 None => {
-                    let places = new_places(cx, "places", past, values)?;
+                    let places = new_positions(cx, "places", past, values)?;
                     cx.unsqueeze("positions", places, &[0])?
                 }
             };
@@ -384,7 +384,7 @@ fn cases() -> Vec<Case> {
         }
         Case::new(op.clone(), inputs).slack(4.0)
     };
-    let turned = GroupQueryAttention {
+    let rotated = GroupQueryAttention {
         rotary: Some(Pairs::Halves),
         ..op.clone()
     };
@@ -396,8 +396,8 @@ fn cases() -> Vec<Case> {
     };
     vec![
         case(&op, 3, 5),
-        case(&turned, 1, 7),
-        case(&turned, 4, 2),
+        case(&rotated, 1, 7),
+        case(&rotated, 4, 2),
         case(&windowed, 6, 5),
     ]
 }

@@ -92,7 +92,7 @@ pub(crate) fn no_number<T: PartialOrd>(v: &T) -> bool {
 
 /// Offsets of the elements of a shape, as two lists whose pairwise sums are all offsets: along the
 /// axes that are not in `axes`, and along those that are.
-pub(crate) fn places(shape: &[usize], axes: &[usize]) -> OpResult<[Vec<usize>; 2]> {
+pub(crate) fn offset_lists(shape: &[usize], axes: &[usize]) -> OpResult<[Vec<usize>; 2]> {
     let mut lists = [vec![0usize], vec![0usize]];
     for (i, (n, step)) in shape.iter().zip(strides(shape)).enumerate() {
         let list = &mut lists[usize::from(axes.contains(&i))];

@@ -262,7 +262,7 @@ impl Op for MatMul {
         cx.countable("first operand", &a.count()?)?;
         cx.countable("result", &out.count()?)?;
         for (weight, first, count, stride) in parts {
-            let turned = self.trans_b && !constant;
+            let transposed = self.trans_b && !constant;
             let cut = SubMatmul {
                 rows: &rows,
                 columns: &count,
@@ -274,10 +274,10 @@ impl Op for MatMul {
             let mut call = match form {
                 MatrixForm::Tiled(tile) => cut.tiled(cx, tile)?,
                 MatrixForm::Broadcast => cut.by_broadcast(cx)?,
-                MatrixForm::Vectors if !turned => cut.by_vectors(cx)?,
+                MatrixForm::Vectors if !transposed => cut.by_vectors(cx)?,
                 _ => cut.plain(cx)?,
             };
-            if turned {
+            if transposed {
                 call = call.define("TRANS_B", 1);
                 if call.is_defined("BY4") {
                     call = call.reads_vec4(Args::b);

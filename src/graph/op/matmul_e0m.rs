@@ -163,7 +163,7 @@ pub(super) fn scale_pairs(scales: &HostTensor) -> OpResult<Vec<[f16; 2]>> {
 }
 
 /// Default k-block, in weights; a kernel may ask for less.
-pub(super) const STRETCH: usize = 256;
+pub(super) const K_BLOCK: usize = 256;
 
 /// Maximum number of activations per quantization block.
 pub const ACTIVATIONS: usize = 128;
@@ -171,10 +171,10 @@ pub const ACTIVATIONS: usize = 128;
 /// Sets the defines of `common/e0m`: width, bit planes, groups. Kernels walk k-blocks of at most
 /// `most` weights, so a larger group consists of several.
 pub(super) fn format_defines<A>(call: Call<A>, bits: Bits, group: usize, most: usize) -> Call<A> {
-    let stretch = stretch(group, most);
+    let k_block = k_block(group, most);
     let mut call = call
         .define("BITS", i64::from(bits.count()))
-        .define("GROUP", num::signed(stretch));
+        .define("GROUP", num::signed(k_block));
     if bits == Bits::Eight {
         call = call.define("PER4", 1);
     }
@@ -184,15 +184,15 @@ pub(super) fn format_defines<A>(call: Call<A>, bits: Bits, group: usize, most: u
     if let [_, low] = bits.planes() {
         call = call.define("LOW", i64::from(low.width));
     }
-    if stretch < group {
-        call = call.define("SPAN", num::signed(group / stretch));
+    if k_block < group {
+        call = call.define("SPAN", num::signed(group / k_block));
     }
     call
 }
 
 /// The largest k-block that divides a group, is a multiple of the kernels' step, and has at most
 /// `most` weights.
-fn stretch(group: usize, most: usize) -> usize {
+fn k_block(group: usize, most: usize) -> usize {
     if group <= most {
         return group;
     }
@@ -406,7 +406,7 @@ impl Weights {
 
     /// The parameters `end0`, `end1`, `start1` and `start2`, which locate a column
     /// (`common/parts`). Kernels read them only with the define `PARTS`.
-    fn places(&self) -> OpResult<[Dim; 4]> {
+    fn column_fields(&self) -> OpResult<[Dim; 4]> {
         let end = |i: usize| Dim::from_usize(self.ends.get(i).copied().unwrap_or(self.columns()));
         let start = |i: usize| {
             let start = self.starts.get(i).copied().unwrap_or(0);
@@ -473,8 +473,11 @@ impl MatMulE0m {
         let gain = Some(cx.input(gain)?);
         let types = [x.dtype, y];
         let vector = rows.is(1);
-        let on_units = vector && self.vector_on_units(cx.device(), types, [k, 1], false).is_some();
-        let itself = match on_units {
+        let on_tensor_cores = vector
+            && self
+                .vector_on_tensor_cores(cx.device(), types, [k, 1], false)
+                .is_some();
+        let itself = match on_tensor_cores {
             true => tensor_cores::holds_row(cx.device(), k),
             // Activations before normalization may be too large for halves.
             false => vector && !(cx.device().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
@@ -482,7 +485,7 @@ impl MatMulE0m {
         if itself {
             return Ok((x, gain));
         }
-        let dtype = if on_units { x.dtype } else { DType::F32 };
+        let dtype = if on_tensor_cores { x.dtype } else { DType::F32 };
         Ok((normed(cx, x, gain, epsilon, (rows, k), dtype)?, None))
     }
 
@@ -512,9 +515,9 @@ impl MatMulE0m {
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let device = cx.device();
             let types = [x.dtype, y.dtype];
-            let [end0, end1, start1, start2] = weights.places()?;
+            let [end0, end1, start1, start2] = weights.column_fields()?;
             if vector {
-                let call = self.vector_on_units(device, types, [k, part.count], second.is_some());
+                let call = self.vector_on_tensor_cores(device, types, [k, part.count], second.is_some());
                 let mut call = match call {
                     Some(call) => call,
                     None => self.generic_vector(device, types, [k, part.count], second.is_some())?,
@@ -546,8 +549,9 @@ impl MatMulE0m {
                 cx.emit(call, args)?;
                 continue;
             }
-            let on_units = by_fours.then(|| self.matrix_on_units(device, types, k, part.count, &rows, most));
-            let mut call = match on_units.flatten() {
+            let on_tensor_cores =
+                by_fours.then(|| self.matrix_on_tensor_cores(device, types, k, part.count, &rows, most));
+            let mut call = match on_tensor_cores.flatten() {
                 Some(call) => call,
                 None if self.matrix_pairs(device, types) => self.matrix_in_pairs(part.count, &rows)?,
                 None => self.generic_matrix(device, k, part.count, &rows, most)?,

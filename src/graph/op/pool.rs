@@ -232,7 +232,7 @@ fn maxima<T: Copy + PartialOrd>(
 
 fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool) -> OpResult<HostTensor> {
     let [plane, _] = window::products(axes, [|a| a.size, |a| a.out])?;
-    let turned = |at: usize| {
+    let column_major = |at: usize| {
         if !column_major {
             return at;
         }
@@ -244,7 +244,7 @@ fn positions(axes: &[Axis], shape: &[usize], at: Vec<usize>, column_major: bool)
         }
         at / plane * plane + out
     };
-    let at: Vec<i64> = at.into_iter().map(|a| num::signed(turned(a))).collect();
+    let at: Vec<i64> = at.into_iter().map(|a| num::signed(column_major(a))).collect();
     Ok(HostTensor::from_i64(shape, &at)?)
 }
 

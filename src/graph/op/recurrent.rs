@@ -351,12 +351,12 @@ impl Weights<'_> {
 
 /// Transposes an operand or result to swap its first axes.
 fn turn(x: &HostTensor, perm: &[i64]) -> OpResult<HostTensor> {
-    let turned = Transpose {
+    let transposed = Transpose {
         perm: Some(perm.to_vec()),
     }
     .eval(&[Some(x)])?
     .pop();
-    turned.ok_or_else(|| OpError::expected("result", 1, 0))
+    transposed.ok_or_else(|| OpError::expected("result", 1, 0))
 }
 
 impl Op for Recurrent {
@@ -438,14 +438,14 @@ impl Op for Recurrent {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let mut results = if self.batch_first {
-            let mut turned = Vec::new();
+            let mut transposed = Vec::new();
             for (i, x) in inputs.iter().enumerate() {
-                turned.push(match x {
+                transposed.push(match x {
                     Some(x) if matches!(i, 0 | 5 | 6) => Some(turn(x, &[1, 0, 2])?),
                     other => other.cloned(),
                 });
             }
-            let results = self.run(&turned.iter().map(Option::as_ref).collect::<Vec<_>>())?;
+            let results = self.run(&transposed.iter().map(Option::as_ref).collect::<Vec<_>>())?;
             let perm = |x: &HostTensor| {
                 if x.shape().len() == 4 {
                     vec![2, 0, 1, 3]

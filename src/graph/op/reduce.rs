@@ -8,7 +8,7 @@ use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{
     Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
-    onnx, operand, places, transpose,
+    offset_lists, onnx, operand, transpose,
 };
 use crate::lower::{Call, LowerCx};
 use crate::num;
@@ -144,7 +144,7 @@ impl Op for Reduce {
             None => None,
         };
         let axes = self.axes(x.shape().len(), list)?;
-        let [outer, inner] = places(x.shape(), &axes)?;
+        let [outer, inner] = offset_lists(x.shape(), &axes)?;
         let shape = self.shape(&Shape::fixed(x.shape()).0, &axes);
         let shape = Shape(shape).as_fixed().unwrap_or_default();
         if !x.dtype().is_float() {

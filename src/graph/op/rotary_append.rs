@@ -130,8 +130,8 @@ impl Op for RotaryAppend {
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
-        let turned = sizes.input_elements(0).saturating_add(sizes.input_elements(1));
-        turned.saturating_mul(3)
+        let rotated = sizes.input_elements(0).saturating_add(sizes.input_elements(1));
+        rotated.saturating_mul(3)
     }
 
     fn elements_read(&self, input: usize, sizes: &Sizes) -> u64 {

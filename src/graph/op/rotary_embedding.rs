@@ -203,7 +203,7 @@ impl Op for RotaryEmbedding {
             [[0, half, 1], [half, 2 * half, 1]]
         };
         let (a, b) = (slice(cx, "first", x, first)?, slice(cx, "second", x, second)?);
-        let turned = |cx: &mut Parts<'_, '_>, what: &str, f, a, b| {
+        let rotate = |cx: &mut Parts<'_, '_>, what: &str, f, a, b| {
             let terms = [
                 binary(Binary::Mul, arg(0), arg(2)),
                 binary(Binary::Mul, arg(1), arg(3)),
@@ -216,8 +216,8 @@ impl Op for RotaryEmbedding {
             cx.pointwise(what, binary(f, p, q), &operands)
         };
         let mut parts = vec![
-            turned(cx, "left", Binary::Sub, a, b)?,
-            turned(cx, "right", Binary::Add, b, a)?,
+            rotate(cx, "left", Binary::Sub, a, b)?,
+            rotate(cx, "right", Binary::Add, b, a)?,
         ];
         if self.interleaved {
             for (x, name) in parts.iter_mut().zip(["left/pairs", "right/pairs"]) {

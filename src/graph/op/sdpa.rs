@@ -9,7 +9,7 @@
 
 mod products;
 
-pub(super) use products::{both_masks, causal_mask, heads_first, new_places};
+pub(super) use products::{both_masks, causal_mask, heads_first, new_positions};
 
 use super::case::{Case, input};
 use super::concat::Concat;

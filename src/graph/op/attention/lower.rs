@@ -1,8 +1,8 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, KERNEL, KvStorage, MERGE, MOST_HEAD, MergeArgs, ROW, ROW_ITEMS, RowArgs, UNITS,
-    UNITS_TAKE, UNSPLIT, UnitsArgs, mask_strides, takes_head,
+    Args, Attention, KERNEL, KvStorage, MERGE, MOST_HEAD, MergeArgs, ROW, ROW_ITEMS, RowArgs, TENSOR_CORES,
+    TENSOR_CORES_TAKE, TensorCoresArgs, UNSPLIT, mask_strides, takes_head,
 };
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
@@ -35,9 +35,9 @@ fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
 
 /// True if the tensor core kernel supports these operands. It rounds weights to `f16`, which is
 /// invisible in `f16` results.
-fn on_units(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
+fn fits_tensor_cores(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    device.takes(&UNITS) && halves && SIZES.contains(&dim)
+    device.takes(&TENSOR_CORES) && halves && SIZES.contains(&dim)
 }
 
 /// True if the kernel for one row supports these operands.
@@ -93,13 +93,13 @@ struct Node {
 
 /// Kernel selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
+enum Strategy {
     /// One row: [`ROW`].
     Row,
     /// Lanes of a subgroup share loaded keys and values. Holds the number of heads that share keys.
     Lanes(i64),
-    /// Many rows: [`UNITS`].
-    Units,
+    /// Many rows: [`TENSOR_CORES`].
+    TensorCores,
     /// Many rows on an OpenCL CPU: each query vector is a lane of a work-item.
     Item,
     /// One row on an OpenCL CPU: vectors run along the head.
@@ -179,7 +179,7 @@ impl Node {
     }
 
     /// Selects the kernel for results stored as `result`.
-    fn way(&self, device: &DeviceProfile, result: DType) -> Way {
+    fn strategy(&self, device: &DeviceProfile, result: DType) -> Strategy {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
@@ -187,22 +187,22 @@ impl Node {
         // CPU compilers map explicit vectors of a kernel to SIMD.
         let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == KvStorage::Floats;
         if plain && self.single() && by_rows(device, dim, operands) {
-            return Way::Row;
+            return Strategy::Row;
         }
         if let Some(shared) = self.group
             && plain
             && lanes()
         {
-            return Way::Lanes(shared);
+            return Strategy::Lanes(shared);
         }
-        if plain && !self.one() && result == DType::F16 && on_units(device, dim, operands) {
-            Way::Units
+        if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
+            Strategy::TensorCores
         } else if by_vectors && !self.one() {
-            Way::Item
+            Strategy::Item
         } else if by_vectors && self.single() {
-            Way::Line
+            Strategy::Line
         } else {
-            Way::Groups
+            Strategy::Groups
         }
     }
 
@@ -282,11 +282,11 @@ impl Node {
         Ok(call.grid(self.kv_heads.clone(), vectors.ceil_div(8)?, self.batch.clone()))
     }
 
-    fn on_units(&self) -> OpResult<Call<UnitsArgs>> {
+    fn by_tensor_cores(&self) -> OpResult<Call<TensorCoresArgs>> {
         // Local memory holds fewer keys of large heads.
         let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
-        let rows = self.queries.ceil_div(i64::from(UNITS_TAKE.0 / 2))?;
-        let call = with_size(Call::new(&UNITS, UNITS_TAKE.0), self.dim).define("KEYS", keys);
+        let rows = self.queries.ceil_div(i64::from(TENSOR_CORES_TAKE.0 / 2))?;
+        let call = with_size(Call::new(&TENSOR_CORES, TENSOR_CORES_TAKE.0), self.dim).define("KEYS", keys);
         Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
     }
 
@@ -374,14 +374,14 @@ impl Node {
     fn generic(
         &self,
         device: &DeviceProfile,
-        way: Way,
+        strategy: Strategy,
         split: Option<i64>,
         splits: Option<&Dim>,
     ) -> OpResult<Call<Args>> {
-        let call = match way {
-            Way::Lanes(shared) => self.by_lanes(shared)?,
-            Way::Item => self.by_item()?,
-            Way::Line => self.by_line(split, splits)?,
+        let call = match strategy {
+            Strategy::Lanes(shared) => self.by_lanes(shared)?,
+            Strategy::Item => self.by_item()?,
+            Strategy::Line => self.by_line(split, splits)?,
             _ => self.by_groups(device, split, splits)?,
         };
         Ok(if device.is_cpu() || device.fast_local {
@@ -392,10 +392,10 @@ impl Node {
     }
 
     /// Merges the partial results of one query.
-    fn merge(&self, way: Way, cpu: bool) -> OpResult<Call<MergeArgs>> {
+    fn merge(&self, strategy: Strategy, cpu: bool) -> OpResult<Call<MergeArgs>> {
         let pieces = self.dim / self.vector();
         let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
-        let call = if way == Way::Line {
+        let call = if strategy == Strategy::Line {
             Call::new(&MERGE, 1).define("LINE", 1)
         } else {
             Call::new(&MERGE, num::exact(pieces * slices, "work-items")?)
@@ -414,16 +414,16 @@ impl Attention {
         let node = Node::of(self, cx, stored)?;
         let cpu = cx.device().is_cpu();
         let stored = cx.output(0)?.dtype;
-        let way = node.way(cx.device(), stored);
+        let strategy = node.strategy(cx.device(), stored);
         // One query has too few heads to fill a device, so many keys are split over work-groups.
-        let splits_keys = node.single() && node.many && !matches!(way, Way::Lanes(_));
+        let splits_keys = node.single() && node.many && !matches!(strategy, Strategy::Lanes(_));
         let split = splits_keys.then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
         // Keys beyond the current length exist only as padding and are not read.
         let (live, live_keys) = cx.live(&node.keys);
         // If work-groups can see each other's writes, the last one of a head merges the partial
         // results.
-        let meet = way == Way::Row && meets(cx.device()) && node.heads.as_const().is_some();
+        let meet = strategy == Strategy::Row && meets(cx.device()) && node.heads.as_const().is_some();
         let row = Dim::from(node.dim + node.vector());
         let found = match &splits {
             None => None,
@@ -460,8 +460,8 @@ impl Attention {
                 }
             };
         }
-        match way {
-            Way::Row => {
+        match strategy {
+            Strategy::Row => {
                 let counters = node.heads.as_const().and_then(|n| u64::try_from(n).ok());
                 let counted = found.zip(counters).filter(|_| meet);
                 let args = args!(RowArgs {
@@ -471,9 +471,12 @@ impl Attention {
                 });
                 cx.emit(self.finish(&node, node.by_row(split, splits.as_ref())), args)?;
             }
-            Way::Units => cx.emit(self.finish(&node, node.on_units()?), args!(UnitsArgs {}))?,
-            Way::Lanes(_) | Way::Item | Way::Line | Way::Groups => {
-                let call = node.generic(cx.device(), way, split, splits.as_ref())?;
+            Strategy::TensorCores => cx.emit(
+                self.finish(&node, node.by_tensor_cores()?),
+                args!(TensorCoresArgs {}),
+            )?,
+            Strategy::Lanes(_) | Strategy::Item | Strategy::Line | Strategy::Groups => {
+                let call = node.generic(cx.device(), strategy, split, splits.as_ref())?;
                 let args = args!(Args {
                     parts: Dim::from(node.dim / node.vector()),
                 });
@@ -488,7 +491,7 @@ impl Attention {
                     vectors: node.heads.clone(),
                     splits,
                 };
-                cx.emit(node.merge(way, cpu)?, args)
+                cx.emit(node.merge(strategy, cpu)?, args)
             }
             _ => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! Dispatches of the kernels that run on any device, and of their forms for CPUs and phones.
 
 use super::{
-    MATRIX, MatMulE0m, MatrixArgs, PAIRS, STRETCH, VECTOR, VectorArgs, format_defines, stretch, tune,
+    K_BLOCK, MATRIX, MatMulE0m, MatrixArgs, PAIRS, VECTOR, VectorArgs, format_defines, k_block, tune,
 };
 use crate::graph::op::OpResult;
 use crate::lower::{Call, DeviceProfile, Simd};
@@ -81,7 +81,7 @@ impl MatMulE0m {
     ) -> OpResult<Option<Call<VectorArgs>>> {
         /// Row elements that the eight lanes load together.
         const TOGETHER: usize = 32;
-        let whole = [k, stretch(self.group, STRETCH)]
+        let whole = [k, k_block(self.group, K_BLOCK)]
             .iter()
             .all(|d| d.is_multiple_of(TOGETHER));
         if !device.takes_form(&VECTOR, "BROADCAST") || !whole {
@@ -90,7 +90,7 @@ impl MatMulE0m {
         let call = Call::new(&VECTOR, BROADCAST_ITEMS)
             .reads_vec4(VectorArgs::x)
             .reads_vec4(VectorArgs::gain);
-        let call = format_defines(call, self.bits, self.group, STRETCH)
+        let call = format_defines(call, self.bits, self.group, K_BLOCK)
             .define("BROADCAST", 1)
             .define("LANES", i64::from(BROADCAST_ITEMS))
             .define("COLS", 8);
@@ -109,7 +109,7 @@ impl MatMulE0m {
         let tall = most.is_none_or(|n| n > 8);
         let each = if tall { 16 } else { 8 };
         let call = Call::new(&MATRIX, BROADCAST_ITEMS).reads_vec4(MatrixArgs::x);
-        let call = format_defines(call, self.bits, self.group, STRETCH)
+        let call = format_defines(call, self.bits, self.group, K_BLOCK)
             .define("BROADCAST", 1)
             .define("ROWS", each)
             .define("COLS", 4);
@@ -139,7 +139,7 @@ impl MatMulE0m {
             true => call.reads_vec4(MatrixArgs::codes),
             false => call,
         };
-        let call = format_defines(call, self.bits, self.group, STRETCH)
+        let call = format_defines(call, self.bits, self.group, K_BLOCK)
             .reads_vec4(MatrixArgs::x)
             .define("ROWS", i64::from(tile.rows))
             .define("COLS", i64::from(tile.matrix_columns))
@@ -157,9 +157,9 @@ impl MatMulE0m {
         const ITEMS: u32 = 32;
         /// Rows per work-item, limited by registers.
         const ROWS: i64 = 6;
-        let even = (stretch(self.group, STRETCH) / GROUP_STEP).is_multiple_of(2);
+        let even = (k_block(self.group, K_BLOCK) / GROUP_STEP).is_multiple_of(2);
         let groups = Dim::from_usize(n).ceil_div(2 * i64::from(ITEMS))?;
-        let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, STRETCH)
+        let call = format_defines(Call::new(&PAIRS, ITEMS), self.bits, self.group, K_BLOCK)
             .define("PAIRS", 1)
             .define("ROWS", ROWS)
             .define("CHAIN", if even { 2 } else { 1 });
@@ -214,13 +214,13 @@ impl E0mShape {
         const LEAST: usize = 32;
         let mut items = self.vector_items;
         if !device.fast_local {
-            return (items, STRETCH);
+            return (items, K_BLOCK);
         }
         let columns = self.lanes * self.vector_columns;
         let groups = num::wide(n).div_ceil(u64::from(columns));
         let wanted = u64::from(device.assumed_compute_units().saturating_mul(EACH));
-        let most = stretch(group, STRETCH);
-        let walks = |items: u32, stretch: usize| k.div_ceil(stretch) >= (items / self.lanes) as usize;
+        let most = k_block(group, K_BLOCK);
+        let walks = |items: u32, k_block: usize| k.div_ceil(k_block) >= (items / self.lanes) as usize;
         while more
             && groups.saturating_mul(u64::from(items)) < wanted
             && items * 2 <= device.max_workgroup.min(Self::MOST)
@@ -231,7 +231,7 @@ impl E0mShape {
         }
         let mut length = most;
         while !walks(items, length) {
-            let shorter = stretch(group, length / 2);
+            let shorter = k_block(group, length / 2);
             if shorter < LEAST {
                 break;
             }
@@ -291,10 +291,10 @@ mod tests {
     }
 
     #[test]
-    fn stretches_are_whole_steps_and_parts_of_a_group() {
+    fn k_blocks_are_whole_steps_and_parts_of_a_group() {
         for group in (GROUP_STEP..=2048).step_by(GROUP_STEP) {
-            for most in GROUP_STEP..=STRETCH {
-                let s = stretch(group, most);
+            for most in GROUP_STEP..=K_BLOCK {
+                let s = k_block(group, most);
                 assert!(
                     s <= most && s.is_multiple_of(GROUP_STEP) && group.is_multiple_of(s),
                     "{s} of {group}, at most {most}"
@@ -323,7 +323,7 @@ mod tests {
         assert_eq!(
             of(1024, 576, 128),
             (256, 32),
-            "shorter stretches, so that all have one"
+            "shorter k-blocks, so that all have one"
         );
         assert_eq!(of(576, 576, 64), (128, 32));
         assert_eq!(of(2048, 64, 64), (256, 64));
@@ -331,7 +331,7 @@ mod tests {
         let small = DeviceProfile::generic_gpu();
         assert_eq!(
             E0mShape::of(&small).slices(&small, 4096, 576, 128, true),
-            (64, STRETCH)
+            (64, K_BLOCK)
         );
     }
 }

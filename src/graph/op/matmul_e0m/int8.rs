@@ -5,7 +5,7 @@
 //! neighbours precision.
 
 use super::{
-    MatMulE0m, PAD, Weights, format_defines, normed, packed_case, packed_parts, rows, stretch, tune,
+    MatMulE0m, PAD, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows, tune,
 };
 use crate::backend::PackedDot;
 use crate::backend::kernel::{Feature, Features, Form, Kernel};
@@ -85,7 +85,7 @@ impl MatMulE0m {
 
     /// Number of activations per quantization block.
     pub(super) fn activations(&self) -> usize {
-        stretch(self.group, super::ACTIVATIONS)
+        k_block(self.group, super::ACTIVATIONS)
     }
 
     /// Quantizes the left operand: its bytes, and a scale and a sum for each block of them.
@@ -144,7 +144,7 @@ impl MatMulE0m {
         let second = weights.second_part(cx, self.bits, k)?;
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
             let device = cx.device();
-            let [end0, end1, start1, start2] = weights.places()?;
+            let [end0, end1, start1, start2] = weights.column_fields()?;
             let Some((bytes, factors)) = bytes else {
                 let mut call = self.vector(device, block, k, part.count)?;
                 if in_parts {

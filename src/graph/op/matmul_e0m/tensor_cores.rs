@@ -5,7 +5,7 @@
 //! too.
 
 use super::generic::E0mShape;
-use super::{MatMulE0m, MatrixArgs, STRETCH, VectorArgs, format_defines, stretch, tune};
+use super::{K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::lower::{Call, DeviceProfile, TensorCores};
@@ -218,7 +218,7 @@ impl MatMulE0m {
     }
 
     /// The vector kernel for one `k x n` weight, or for two if `two`.
-    pub(super) fn vector_on_units(
+    pub(super) fn vector_on_tensor_cores(
         &self,
         device: &DeviceProfile,
         [x, y]: [DType; 2],
@@ -231,10 +231,10 @@ impl MatMulE0m {
         if self.bits == Bits::Four && y != DType::F16 {
             return None;
         }
-        let most = (block * HELD).min(STRETCH);
+        let most = (block * HELD).min(K_BLOCK);
         // The longest k-block of whole blocks.
         let mut lengths = (1..=most / block).rev().map(|b| b * block);
-        let length = lengths.find(|l| stretch(self.group, *l) == *l)?;
+        let length = lengths.find(|l| k_block(self.group, *l) == *l)?;
         let groups = n.div_ceil(COLUMNS);
         let walks = k.div_ceil(length);
         // Many columns fill the device with small work-groups; few columns are shared by more
@@ -273,7 +273,7 @@ impl MatMulE0m {
 
     /// The matrix kernel for at most `most` rows and a `k x n` weight; rows of results start at
     /// multiples of four elements.
-    pub(super) fn matrix_on_units(
+    pub(super) fn matrix_on_tensor_cores(
         &self,
         device: &DeviceProfile,
         [x, y]: [DType; 2],
@@ -293,7 +293,7 @@ impl MatMulE0m {
         let columns = i64::from(tile.columns) * num::signed(COLUMNS);
         let groups = Dim::from_usize(n).ceil_div(columns).ok()?;
         let down = rows.ceil_div(i64::from(tile.rows * tile.tiles * 16)).ok()?;
-        let call = format_defines(Call::new(&MATRIX, tile.items()), self.bits, self.group, STRETCH)
+        let call = format_defines(Call::new(&MATRIX, tile.items()), self.bits, self.group, K_BLOCK)
             .define("WARPS_M", i64::from(tile.rows))
             .define("WARPS_N", i64::from(tile.columns))
             .define("TILES", i64::from(tile.tiles))

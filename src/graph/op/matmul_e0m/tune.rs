@@ -2,7 +2,7 @@
 //! divide the weight.
 
 use super::generic::E0mShape;
-use super::{MATRIX, MatMulE0m, STRETCH, VECTOR, int8};
+use super::{K_BLOCK, MATRIX, MatMulE0m, VECTOR, int8};
 use crate::backend::kernel::wave::{WAVE, Wave};
 use crate::backend::kernel::{Kernel, Language};
 use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
@@ -158,7 +158,7 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
     let cuts = choices(default, &ALL, |[items, columns, rows]| {
         // The WGSL kernel has four columns.
         let text = device.language != Language::Wgsl || *columns == 4;
-        let local = (u64::from(*rows) * num::wide(STRETCH) + u64::from(items * columns)) * 4;
+        let local = (u64::from(*rows) * num::wide(K_BLOCK) + u64::from(items * columns)) * 4;
         // Larger sums would be spilled.
         let registers = !device.few_registers || rows * columns <= 16;
         let room = *items <= device.max_workgroup && local <= u64::from(device.local_bytes);

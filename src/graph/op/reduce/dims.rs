@@ -2,7 +2,7 @@
 
 use super::Kind;
 use crate::graph::op::pointwise::{Binary, arithmetic};
-use crate::graph::op::{InferCx, as_usize, places};
+use crate::graph::op::{InferCx, as_usize, offset_lists};
 use crate::shape::{Dim, Fact, MAX_KNOWN, Shape};
 
 /// All elements of the reduction of `x` over `axes`, row-major, if all elements of `x` are known.
@@ -26,7 +26,7 @@ pub(super) fn known(kind: Kind, cx: &InferCx<'_>, x: &Fact, axes: &[usize]) -> O
     if as_usize(&results.count().ok()?)? > MAX_KNOWN {
         return None;
     }
-    let [outer, inner] = places(&shape, axes).ok()?;
+    let [outer, inner] = offset_lists(&shape, axes).ok()?;
     let of = |base: &usize| {
         let mut all = inner.iter().map(|i| elements.get(base + i));
         let Some(first) = all.next() else {

@@ -60,7 +60,7 @@ fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> Op
 }
 
 /// Positions of the rows in `all` that come after those of `past`.
-pub(crate) fn new_places(
+pub(crate) fn new_positions(
     cx: &mut Parts<'_, '_>,
     what: &str,
     past: ValueId,
@@ -84,7 +84,7 @@ pub(crate) fn causal_mask(
     let zero = cx.ints("zero", &[0])?;
     let all = number_of_rows(cx, "all", keys)?;
     let columns = range(cx, "columns", zero, all)?;
-    let rows = new_places(cx, "rows", past, keys)?;
+    let rows = new_positions(cx, "rows", past, keys)?;
     let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
     let mut seen = binary(Binary::LessOrEqual, arg(0), arg(1));
     if let Some(window) = window {
