@@ -75,19 +75,11 @@ KERNEL {
         int at = start + ix;
         V v;
         // Whole vectors wherever they lie inside of x; what they have of other rows is not kept.
-#ifdef UNIT
-        if (at >= 0 && at + RUN <= p.total) v = KEEP(x_run(RUN, at), ix);
-#else
-#ifdef TWO
-        if (at >= 0 && at + 2 * RUN <= p.total) {
+        if (IN_STEP == 1 && at >= 0 && at + RUN <= p.total) v = KEEP(x_run(RUN, at), ix);
+        else if (IN_STEP == 2 && at >= 0 && at + 2 * RUN <= p.total) {
           V a = x_run(RUN, at), b = x_run(RUN, at + RUN);
           v = KEEP((V)(a.even, b.even), ix);
-        }
-#else
-        if (false) {}
-#endif
-#endif
-        else {
+        } else {
           float lane[RUN];
           for (uint i = 0; i < RUN; i++) {
             int c = ix + (int)(i * IN_STEP);

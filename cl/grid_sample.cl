@@ -1,13 +1,5 @@
 // y[n, c, i] = x[n, c] at the place that the two coordinates of grid[n, i] name, interpolated. A work-item computes two neighbouring results.
-#ifdef NEAREST
-#define TAPS 1
-#else
-#ifdef CUBIC
-#define TAPS 4
-#else
-#define TAPS 2
-#endif
-#endif
+// TAPS elements along each axis make a result: 1 (the nearest), 2 (linear) or 4 (cubic).
 
 // x mirrored at the outermost elements' centres or borders until it is inside, then kept among the elements.
 inline float reflected(float x, float n) {
@@ -36,28 +28,21 @@ inline void taps(float v, uint size, uint *element, float *weight) {
 #else
   float x = ((v + 1.0f) * n - 1.0f) / 2.0f;
 #endif
-#ifndef CUBIC
+  if (TAPS != 4) {
 #ifdef BORDER
-  x = clamp(x, 0.0f, n - 1.0f);
+    x = clamp(x, 0.0f, n - 1.0f);
 #else
 #ifdef REFLECTION
-  x = reflected(x, n);
+    x = reflected(x, n);
 #else
-  x = clamp(x, -2.0f, n + 1.0f);
+    x = clamp(x, -2.0f, n + 1.0f);
 #endif
 #endif
-#endif
+  }
   float low = floor(x);
   for (uint t = 0; t < TAPS; t++) {
-#ifdef NEAREST
-    float place = rint(x), w = 1.0f;
-#else
-#ifdef CUBIC
-    float place = low + (float)t - 1.0f, w = cubic_weight(fabs(x - place));
-#else
-    float place = low + (float)t, w = t == 0 ? 1.0f - (x - low) : x - low;
-#endif
-#endif
+    float place = TAPS == 1 ? rint(x) : low + (float)t - (TAPS == 4 ? 1.0f : 0.0f);
+    float w = TAPS == 1 ? 1.0f : TAPS == 4 ? cubic_weight(fabs(x - place)) : t == 0 ? 1.0f - (x - low) : x - low;
 #ifdef BORDER
     place = clamp(place, 0.0f, n - 1.0f);
 #else

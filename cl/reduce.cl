@@ -1,7 +1,19 @@
-// y[r] = a sum (or MAXIMUM, MINIMUM, PRODUCT) over the elements c of row r of their values (or ABS, SQUARE), after which MEAN divides by
-// their number, ROOT takes the root and LOG the logarithm; with EXP the terms are exp(x - max(x)), and max(x) is added at the end. The
-// rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a work-item, computes a pair of rows.
+// y[r] = the elements c of row r combined by JOIN, each through MAP. Then FINISH applies. With MAP EXPONENTIAL the terms are exp(x - max(x)), and
+// max(x) is added at the end. The rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a work-item, computes a
+// pair of rows.
 #include "common/reduce"
+// MAP:
+#define ABSOLUTE 1
+#define SQUARED 2
+#define EXPONENTIAL 3
+// JOIN, besides sums:
+#define LARGEST 1
+#define SMALLEST 2
+#define MULTIPLIED 3
+// FINISH:
+#define MEAN 1
+#define ROOT 2
+#define LOGARITHM 3
 
 #ifdef FLAT
 #define AT(base, c) x_at((base) + (c))
@@ -22,38 +34,20 @@ inline uint row_start(uint row, Params p) {
 }
 
 inline ELEM term(ELEM v, ELEM top) {
-#ifdef ABS
-  return v < 0 ? -v : v;
-#else
-#ifdef SQUARE
-  return v * v;
-#else
-#ifdef EXP
-  return exp(v - top);
-#else
+  if (MAP == ABSOLUTE) return v < 0 ? -v : v;
+  if (MAP == SQUARED) return v * v;
+  if (MAP == EXPONENTIAL) return (ELEM)exp((float)(v - top));
   return v;
-#endif
-#endif
-#endif
 }
 
-#ifdef MAXIMUM
-#define START LEAST
-#define JOIN(a, b) max(a, b)
-#else
-#ifdef MINIMUM
-#define START (-(LEAST + 1))
-#define JOIN(a, b) min(a, b)
-#else
-#ifdef PRODUCT
-#define START 1
-#define JOIN(a, b) ((a) * (b))
-#else
-#define START 0
-#define JOIN(a, b) ((a) + (b))
-#endif
-#endif
-#endif
+#define START (JOIN == LARGEST ? LEAST : JOIN == SMALLEST ? -(LEAST + 1) : JOIN == MULTIPLIED ? 1 : 0)
+
+inline ELEM join(ELEM a, ELEM b) {
+  if (JOIN == LARGEST) return max(a, b);
+  if (JOIN == SMALLEST) return min(a, b);
+  if (JOIN == MULTIPLIED) return a * b;
+  return a + b;
+}
 
 #ifdef ITEM
 #define FROM 0
@@ -64,15 +58,7 @@ inline ELEM term(ELEM v, ELEM top) {
 #define FROM get_local_id(0)
 #define STEP WG
 #define ALL_MAX(v) wg_max(v, scratch)
-#ifdef MAXIMUM
-#define ALL(v) wg_max(v, scratch)
-#else
-#ifdef MINIMUM
-#define ALL(v) (-wg_max(-(v), scratch))
-#else
-#define ALL(v) wg_sum(v, scratch)
-#endif
-#endif
+#define ALL(v) (JOIN == LARGEST ? wg_max(v, scratch) : JOIN == SMALLEST ? -wg_max(-(v), scratch) : wg_sum(v, scratch))
 #endif
 
 KERNEL {
@@ -87,23 +73,17 @@ KERNEL {
   for (uint h = 0; h < 2; h++) {
     uint base = row_start(min(2 * pair + h, p.rows - 1), p);
     ELEM top = 0;
-#ifdef EXP
-    top = LEAST;
-    for (uint c = FROM; c < p.cols; c += STEP) top = max(top, AT(base, c));
-    top = ALL_MAX(top);
-#endif
+    if (MAP == EXPONENTIAL) {
+      top = LEAST;
+      for (uint c = FROM; c < p.cols; c += STEP) top = max(top, AT(base, c));
+      top = ALL_MAX(top);
+    }
     ELEM s = START;
-    for (uint c = FROM; c < p.cols; c += STEP) s = JOIN(s, term(AT(base, c), top));
+    for (uint c = FROM; c < p.cols; c += STEP) s = join(s, term(AT(base, c), top));
     s = ALL(s);
-#ifdef MEAN
-    s /= (ELEM)p.cols;
-#endif
-#ifdef ROOT
-    s = sqrt(s);
-#endif
-#ifdef LOG
-    s = log(s) + top;
-#endif
+    if (FINISH == MEAN) s /= (ELEM)p.cols;
+    if (FINISH == ROOT) s = (ELEM)sqrt((float)s);
+    if (FINISH == LOGARITHM) s = (ELEM)log((float)s) + top;
     v = h == 0 ? (ELEM2)(s, 0) : (ELEM2)(v.x, s);
   }
 #ifndef ITEM

@@ -1,43 +1,36 @@
 // y[o, i, m, j, t] = x at the places of i along an axis of in_h and of j along one of in_w elements, interpolated. A work-item computes two
 // neighbouring results, or with ITEM a row of them.
-#ifdef NEAREST
-#define TAPS 1
-#else
-#ifdef CUBIC
-#define TAPS 4
-#else
-#define TAPS 2
-#endif
-#endif
+// TAPS elements along each axis make a result: 1 (chosen by ROUNDING), 2 (linear) or 4 (cubic).
+#define HALF_PIXEL 0
+#define PYTORCH_HALF_PIXEL 1
+#define HALF_PIXEL_SYMMETRIC 2
+#define ALIGN_CORNERS 3
+#define ASYMMETRIC 4
+#define HALF_PIXEL_CENTRES 5
+#define CROP 6
+// ROUNDING:
+#define DOWN 0
+#define UP 1
+#define NEAREST_OR_DOWN 2
+#define NEAREST_OR_UP 3
+#define UP_IF_SMALLER 4
 
+// The place of result i along an axis of `size` elements and `out` results, by COORDINATES.
 inline float coordinate(uint i, uint size, uint out, float scale, float start, float end) {
-  float at = (float)i;
-#ifdef ONE_AT_ZERO
-  if (out <= 1) return 0.0f;
-#endif
-#ifdef CORNERS
-  return at * (float)(size - 1) / (float)(out - 1);
-#else
-#ifdef REGION
-  if (out <= 1) return 0.5f * (start + end) * (float)(size - 1);
-  return start * (float)(size - 1) + at * (end - start) * (float)(size - 1) / (float)(out - 1);
-#else
-#ifdef SYMMETRIC
-  float offset = (float)size / 2.0f * (1.0f - (float)out / (scale * (float)size));
-  return offset + (at + 0.5f) / scale - 0.5f;
-#else
-#ifdef CENTRES
+  float at = (float)i, last = (float)(size - 1);
+  if ((COORDINATES == PYTORCH_HALF_PIXEL || COORDINATES == ALIGN_CORNERS) && out <= 1) return 0.0f;
+  if (COORDINATES == ALIGN_CORNERS) return at * last / (float)(out - 1);
+  if (COORDINATES == CROP) {
+    if (out <= 1) return 0.5f * (start + end) * last;
+    return start * last + at * (end - start) * last / (float)(out - 1);
+  }
+  if (COORDINATES == HALF_PIXEL_SYMMETRIC) {
+    float offset = (float)size / 2.0f * (1.0f - (float)out / (scale * (float)size));
+    return offset + (at + 0.5f) / scale - 0.5f;
+  }
+  if (COORDINATES == ASYMMETRIC) return at / scale;
   at = (at + 0.5f) / scale;
-#else
-  at = at / scale;
-#endif
-#ifdef MOVED_BACK
-  at -= 0.5f;
-#endif
-  return at;
-#endif
-#endif
-#endif
+  return COORDINATES == HALF_PIXEL_CENTRES ? at : at - 0.5f;
 }
 
 inline float cubic_weight(float a, float d) {
@@ -48,39 +41,22 @@ inline float cubic_weight(float a, float d) {
 // The elements that a place is made of, and their weights; false where it is outside of the operand.
 inline bool taps(float at, uint size, float scale, float a, uint *element, float *weight) {
   float last = (float)(size - 1);
-#ifdef REGION
-  bool inside = at >= 0.0f && at <= last;
-#else
-  bool inside = true;
-#endif
-#ifdef NEAREST
-  float low = floor(at), half_way = at - low;
-#ifdef ROUND_DOWN
-  at = half_way == 0.5f ? low : round(at);
-#endif
-#ifdef ROUND_UP
-  at = half_way == 0.5f ? low + 1.0f : round(at);
-#endif
-#ifdef UPPER
-  at = ceil(at);
-#endif
-#ifdef SIMPLE
-  at = scale < 1.0f ? ceil(at) : low;
-#endif
-  element[0] = min((uint)max(floor(at), 0.0f), size - 1);
-  weight[0] = 1.0f;
-#else
-#ifndef CUBIC
-  at = clamp(at, 0.0f, last);
-#endif
+  bool inside = COORDINATES != CROP || (at >= 0.0f && at <= last);
+  if (TAPS == 1) {
+    float low = floor(at), half_way = at - low;
+    if (ROUNDING == NEAREST_OR_DOWN) at = half_way == 0.5f ? low : round(at);
+    if (ROUNDING == NEAREST_OR_UP) at = half_way == 0.5f ? low + 1.0f : round(at);
+    if (ROUNDING == UP) at = ceil(at);
+    if (ROUNDING == UP_IF_SMALLER) at = scale < 1.0f ? ceil(at) : low;
+    element[0] = min((uint)max(floor(at), 0.0f), size - 1);
+    weight[0] = 1.0f;
+    return inside;
+  }
+  if (TAPS == 2) at = clamp(at, 0.0f, last);
   float low = floor(at), sum = 0.0f;
   for (uint t = 0; t < TAPS; t++) {
     float place = low + (float)t - (float)(TAPS / 2 - 1), d = fabs(at - place);
-#ifdef CUBIC
-    float w = cubic_weight(a, d);
-#else
-    float w = fmax(1.0f - d, 0.0f);
-#endif
+    float w = TAPS == 4 ? cubic_weight(a, d) : fmax(1.0f - d, 0.0f);
 #ifdef INSIDE_ONLY
     if (place < 0.0f || place > last) w = 0.0f;
 #endif
@@ -89,7 +65,6 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
     weight[t] = w;
   }
   for (uint t = 0; t < TAPS; t++) weight[t] /= sum;
-#endif
   return inside;
 }
 
@@ -122,26 +97,18 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
     uint cols[TAPS]; \
     float w[TAPS]; \
     bool inside = taps(coordinate(j, p.in_w, p.out_w, SCALE_W, p.start_w, p.end_w), p.in_w, SCALE_W, p.cubic, cols, w) && inside_h; \
-    SUM(v, o, m, t) \
-    OUTSIDE(v) \
+    if (TAPS == 1) v = AT(o, m, t, 0, 0); \
+    else { \
+      v = 0; \
+      for (uint a = 0; a < HEIGHT; a++) { \
+        float part = 0.0f; \
+        for (uint b = 0; b < TAPS; b++) part += w[b] * AT(o, m, t, a, b); \
+        v += u[a] * part; \
+      } \
+    } \
+    if (COORDINATES == CROP && !inside) v = p.outside; \
   }
 #define AT(o, m, t, a, b) x_at((((o) * p.in_h + rows[a]) * p.mid + (m)) * p.in_w * p.inner + cols[b] * p.inner + (t))
-#ifdef NEAREST
-#define SUM(v, o, m, t) v = AT(o, m, t, 0, 0);
-#else
-#define SUM(v, o, m, t) \
-  v = 0; \
-  for (uint a = 0; a < HEIGHT; a++) { \
-    float part = 0.0f; \
-    for (uint b = 0; b < TAPS; b++) part += w[b] * AT(o, m, t, a, b); \
-    v += u[a] * part; \
-  }
-#endif
-#ifdef REGION
-#define OUTSIDE(v) if (!inside) v = p.outside;
-#else
-#define OUTSIDE(v)
-#endif
 
 #ifdef ITEM
 KERNEL {

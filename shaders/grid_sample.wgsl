@@ -1,13 +1,5 @@
 // y[n, c, i] = x[n, c] at the place that the two coordinates of grid[n, i] name, interpolated. A work-item computes two neighbouring results.
-#ifdef NEAREST
-const TAPS = 1u;
-#else
-#ifdef CUBIC
-const TAPS = 4u;
-#else
-const TAPS = 2u;
-#endif
-#endif
+// TAPS elements along each axis make a result: 1 (the nearest), 2 (linear) or 4 (cubic).
 
 // x mirrored at the outermost elements' centres or borders until it is inside, then kept among the elements.
 fn reflected(x: f32, n: f32) -> f32 {
@@ -44,31 +36,29 @@ fn taps(v: f32, size: u32) -> Taps {
 #else
   var x = ((v + 1.0) * n - 1.0) / 2.0;
 #endif
-#ifndef CUBIC
+  if (TAPS != 4u) {
 #ifdef BORDER
-  x = clamp(x, 0.0, n - 1.0);
+    x = clamp(x, 0.0, n - 1.0);
 #else
 #ifdef REFLECTION
-  x = reflected(x, n);
+    x = reflected(x, n);
 #else
-  x = clamp(x, -2.0, n + 1.0);
+    x = clamp(x, -2.0, n + 1.0);
 #endif
 #endif
-#endif
+  }
   let low = floor(x);
   for (var t = 0u; t < TAPS; t++) {
-#ifdef NEAREST
-    var place = round(x);
-    var w = 1.0;
-#else
-#ifdef CUBIC
-    var place = low + f32(t) - 1.0;
-    var w = cubic_weight(abs(x - place));
-#else
     var place = low + f32(t);
     var w = select(x - low, 1.0 - (x - low), t == 0u);
-#endif
-#endif
+    if (TAPS == 1u) {
+      place = round(x);
+      w = 1.0;
+    }
+    if (TAPS == 4u) {
+      place -= 1.0;
+      w = cubic_weight(abs(x - place));
+    }
 #ifdef BORDER
     place = clamp(place, 0.0, n - 1.0);
 #else

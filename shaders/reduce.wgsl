@@ -1,7 +1,19 @@
-// y[r] = a sum (or MAXIMUM, MINIMUM, PRODUCT) over the elements c of row r of their values (or ABS, SQUARE), after which MEAN divides by
-// their number, ROOT takes the root and LOG the logarithm; with EXP the terms are exp(x - max(x)), and max(x) is added at the end. The
-// rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a work-item, computes a pair of rows.
+// y[r] = the elements c of row r combined by JOIN, each through MAP. Then FINISH applies. With MAP EXPONENTIAL the terms are exp(x - max(x)), and
+// max(x) is added at the end. The rows are split by n1 and n2, their elements by m1 and m2. A work-group, or with ITEM a work-item, computes a
+// pair of rows.
 #include "common/reduce"
+// MAP:
+const ABSOLUTE = 1u;
+const SQUARED = 2u;
+const EXPONENTIAL = 3u;
+// JOIN, besides sums:
+const LARGEST = 1u;
+const SMALLEST = 2u;
+const MULTIPLIED = 3u;
+// FINISH:
+const MEAN = 1u;
+const ROOT = 2u;
+const LOGARITHM = 3u;
 
 fn at(base: u32, c: u32) -> ELEM {
 #ifdef FLAT
@@ -24,38 +36,26 @@ fn row_start(row: u32) -> u32 {
 }
 
 fn term(v: ELEM, top: ELEM) -> ELEM {
-#ifdef ABS
-  return abs(v);
-#else
-#ifdef SQUARE
-  return v * v;
-#else
-#ifdef EXP
-  return exp(v - top);
-#else
+  if (MAP == ABSOLUTE) { return abs(v); }
+  if (MAP == SQUARED) { return v * v; }
+  if (MAP == EXPONENTIAL) { return ELEM(exp(f32(v - top))); }
   return v;
-#endif
-#endif
-#endif
 }
 
-#ifdef MAXIMUM
-const START: ELEM = LEAST;
-fn join(a: ELEM, b: ELEM) -> ELEM { return max(a, b); }
-#else
-#ifdef MINIMUM
-const START: ELEM = -(LEAST + 1);
-fn join(a: ELEM, b: ELEM) -> ELEM { return min(a, b); }
-#else
-#ifdef PRODUCT
-const START: ELEM = 1;
-fn join(a: ELEM, b: ELEM) -> ELEM { return a * b; }
-#else
-const START: ELEM = 0;
-fn join(a: ELEM, b: ELEM) -> ELEM { return a + b; }
-#endif
-#endif
-#endif
+// What JOIN leaves as it is.
+fn neutral() -> ELEM {
+  if (JOIN == LARGEST) { return LEAST; }
+  if (JOIN == SMALLEST) { return -(LEAST + 1); }
+  if (JOIN == MULTIPLIED) { return 1; }
+  return 0;
+}
+
+fn join(a: ELEM, b: ELEM) -> ELEM {
+  if (JOIN == LARGEST) { return max(a, b); }
+  if (JOIN == SMALLEST) { return min(a, b); }
+  if (JOIN == MULTIPLIED) { return a * b; }
+  return a + b;
+}
 
 #ifdef ITEM
 const STEP = 1u;
@@ -64,15 +64,11 @@ fn total(v: ELEM, lid: u32) -> ELEM { return v; }
 #else
 const STEP = WG;
 fn most(v: f32, lid: u32) -> f32 { return wg_max(v, lid); }
-#ifdef MAXIMUM
-fn total(v: f32, lid: u32) -> f32 { return wg_max(v, lid); }
-#else
-#ifdef MINIMUM
-fn total(v: f32, lid: u32) -> f32 { return -wg_max(-v, lid); }
-#else
-fn total(v: f32, lid: u32) -> f32 { return wg_sum(v, lid); }
-#endif
-#endif
+fn total(v: f32, lid: u32) -> f32 {
+  if (JOIN == LARGEST) { return wg_max(v, lid); }
+  if (JOIN == SMALLEST) { return -wg_max(-v, lid); }
+  return wg_sum(v, lid);
+}
 #endif
 
 @compute @workgroup_size(WG)
@@ -93,23 +89,17 @@ fn reduce(
   for (var h = 0u; h < 2u; h++) {
     let base = row_start(min(2u * pair + h, p.rows - 1u));
     var top = ELEM(0);
-#ifdef EXP
-    top = LEAST;
-    for (var c = begin; c < p.cols; c += STEP) { top = max(top, at(base, c)); }
-    top = most(top, lid);
-#endif
-    var s = START;
+    if (MAP == EXPONENTIAL) {
+      top = LEAST;
+      for (var c = begin; c < p.cols; c += STEP) { top = max(top, at(base, c)); }
+      top = most(top, lid);
+    }
+    var s = neutral();
     for (var c = begin; c < p.cols; c += STEP) { s = join(s, term(at(base, c), top)); }
     s = total(s, lid);
-#ifdef MEAN
-    s /= ELEM(p.cols);
-#endif
-#ifdef ROOT
-    s = sqrt(s);
-#endif
-#ifdef LOG
-    s = log(s) + top;
-#endif
+    if (FINISH == MEAN) { s /= ELEM(p.cols); }
+    if (FINISH == ROOT) { s = ELEM(sqrt(f32(s))); }
+    if (FINISH == LOGARITHM) { s = ELEM(log(f32(s))) + top; }
     v[h] = s;
   }
 #ifdef ITEM

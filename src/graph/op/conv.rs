@@ -337,8 +337,6 @@ pub(super) fn emit(
             ("BY_TILES", by_tiles),
             ("TRANSPOSED", transposed),
             ("INSIDE", v.is_identity()),
-            ("UNIT", transposed || v.stride == 1),
-            ("TWO", !transposed && v.stride == 2),
         ];
         for (name, _) in flags.iter().filter(|(_, set)| *set) {
             call = call.define(name, 1);

@@ -170,10 +170,15 @@ impl Op for GridSample {
             )));
         };
         let count = out.count()?;
-        let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
+        let taps = match self.mode {
+            Mode::Nearest => 1,
+            Mode::Linear => 2,
+            Mode::Cubic => 4,
+        };
+        let mut call = Call::new(&KERNEL, 64)
+            .define("TAPS", taps)
+            .grid(count.ceil_div(2 * 64)?, 1, 1);
         let flags = [
-            ("NEAREST", self.mode == Mode::Nearest),
-            ("CUBIC", self.mode == Mode::Cubic),
             ("BORDER", self.padding == Padding::Border),
             ("REFLECTION", self.padding == Padding::Reflection),
             ("CORNERS", self.align_corners),

@@ -281,22 +281,23 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
             x.dtype
         )));
     }
-    let mut call = Call::new(&KERNEL, 64);
-    let names: &[&str] = match kind {
-        Kind::Sum => &[],
-        Kind::Mean => &["MEAN"],
-        Kind::Max => &["MAXIMUM"],
-        Kind::Min => &["MINIMUM"],
-        Kind::Prod => &["PRODUCT"],
-        Kind::L1 => &["ABS"],
-        Kind::L2 => &["SQUARE", "ROOT"],
-        Kind::LogSum => &["LOG"],
-        Kind::LogSumExp => &["EXP", "LOG"],
-        Kind::SumSquare => &["SQUARE"],
+    // Numbers of the kernel: how it maps, joins and finishes.
+    let (map, join, finish) = match kind {
+        Kind::Sum => (0, 0, 0),
+        Kind::Mean => (0, 0, 1),
+        Kind::Max => (0, 1, 0),
+        Kind::Min => (0, 2, 0),
+        Kind::Prod => (0, 3, 0),
+        Kind::L1 => (1, 0, 0),
+        Kind::L2 => (2, 0, 2),
+        Kind::LogSum => (0, 0, 3),
+        Kind::LogSumExp => (3, 0, 3),
+        Kind::SumSquare => (2, 0, 0),
     };
-    for name in names {
-        call = call.define(name, 1);
-    }
+    let mut call = Call::new(&KERNEL, 64)
+        .define("MAP", map)
+        .define("JOIN", join)
+        .define("FINISH", finish);
     call = if flat { call.define("FLAT", 1) } else { call };
     call = if reduced.len() <= 1 {
         call.define("ONE", 1)

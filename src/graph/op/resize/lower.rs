@@ -76,27 +76,31 @@ fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
     Ok(found)
 }
 
-/// The flags of the coordinates and of the mode.
-const fn mode_flags(op: &Resize) -> [&'static [&'static str]; 2] {
-    let coordinates: &'static [&'static str] = match op.coordinates {
-        Coordinates::HalfPixel => &["CENTRES", "MOVED_BACK"],
-        Coordinates::PytorchHalfPixel => &["CENTRES", "MOVED_BACK", "ONE_AT_ZERO"],
-        Coordinates::HalfPixelSymmetric => &["SYMMETRIC"],
-        Coordinates::AlignCorners => &["CORNERS", "ONE_AT_ZERO"],
-        Coordinates::Asymmetric => &[],
-        Coordinates::TfHalfPixelForNn => &["CENTRES"],
-        Coordinates::TfCropAndResize => &["REGION"],
+/// Numbers of the kernel: coordinates, taps, rounding.
+const fn mode_numbers(op: &Resize) -> [(&'static str, i64); 3] {
+    let coordinates = match op.coordinates {
+        Coordinates::HalfPixel => 0,
+        Coordinates::PytorchHalfPixel => 1,
+        Coordinates::HalfPixelSymmetric => 2,
+        Coordinates::AlignCorners => 3,
+        Coordinates::Asymmetric => 4,
+        Coordinates::TfHalfPixelForNn => 5,
+        Coordinates::TfCropAndResize => 6,
     };
-    let mode: &'static [&'static str] = match op.mode {
-        Mode::Nearest(Nearest::RoundPreferFloor) => &["NEAREST", "ROUND_DOWN"],
-        Mode::Nearest(Nearest::RoundPreferCeil) => &["NEAREST", "ROUND_UP"],
-        Mode::Nearest(Nearest::Floor) => &["NEAREST"],
-        Mode::Nearest(Nearest::Ceil) => &["NEAREST", "UPPER"],
-        Mode::Nearest(Nearest::Simple) => &["NEAREST", "SIMPLE"],
-        Mode::Linear => &[],
-        Mode::Cubic => &["CUBIC"],
+    let (taps, rounding) = match op.mode {
+        Mode::Linear => (2, 0),
+        Mode::Cubic => (4, 0),
+        Mode::Nearest(Nearest::Floor) => (1, 0),
+        Mode::Nearest(Nearest::Ceil) => (1, 1),
+        Mode::Nearest(Nearest::RoundPreferFloor) => (1, 2),
+        Mode::Nearest(Nearest::RoundPreferCeil) => (1, 3),
+        Mode::Nearest(Nearest::Simple) => (1, 4),
     };
-    [coordinates, mode]
+    [
+        ("COORDINATES", coordinates),
+        ("TAPS", taps),
+        ("ROUNDING", rounding),
+    ]
 }
 
 pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
@@ -143,10 +147,12 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         ("BY_SIZE", wide.scale.is_none()),
         ("INSIDE_ONLY", op.exclude_outside),
     ];
-    let flags = flags.iter().filter(|(_, set)| *set).map(|(name, _)| name);
-    let [coordinates, mode] = mode_flags(op);
-    for name in coordinates.iter().chain(mode).chain(flags) {
-        call = call.define(name, 1);
+    let flags = flags
+        .into_iter()
+        .filter(|(_, set)| *set)
+        .map(|(name, _)| (name, 1));
+    for (name, number) in flags.chain(mode_numbers(op)) {
+        call = call.define(name, number);
     }
     let high = high.unwrap_or(unchanged);
     let args = Args {
