@@ -43,7 +43,6 @@ pub struct Operand {
 /// Several results in one range of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The whole range.
     pub operand: Operand,
     /// First element of each result.
     pub starts: Vec<u64>,
@@ -54,7 +53,6 @@ pub struct Block {
 pub enum Field {
     /// An integer, evaluated at each bind.
     Dim(Dim),
-    /// A constant float.
     F32(f32),
 }
 
@@ -233,8 +231,6 @@ impl<A> Call<A> {
 pub struct WithOperands {
     /// The function and the layouts of its operands.
     pub epilogue: Epilogue,
-    /// The operands.
     pub operands: Vec<Operand>,
-    /// Values of [`Epilogue::fields`].
     pub fields: Vec<Field>,
 }

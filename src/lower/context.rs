@@ -57,7 +57,6 @@ impl LowerCx<'_> {
         self.inputs.len()
     }
 
-    /// Number of results.
     pub fn output_count(&self) -> usize {
         self.outputs.len()
     }
@@ -224,7 +223,6 @@ impl LowerCx<'_> {
         self.resolve(id)
     }
 
-    /// Result `i`.
     pub fn output(&mut self, i: usize) -> OpResult<Operand> {
         let root = self.root(self.output_id(i)?);
         self.stored(root)

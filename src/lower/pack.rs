@@ -17,9 +17,7 @@ pub enum Pack {
     Rows {
         /// Element type on the device.
         dtype: DType,
-        /// First row.
         first: usize,
-        /// Number of rows.
         count: usize,
     },
     /// Columns `first .. first + count`, zero-padded to `stride` and cut into panels of `panel`
@@ -30,9 +28,7 @@ pub enum Pack {
         dtype: DType,
         /// Transpose the matrix first.
         transpose: bool,
-        /// First column.
         first: usize,
-        /// Number of columns.
         count: usize,
         /// Number of columns with padding, a multiple of `panel`.
         stride: usize,
@@ -52,9 +48,7 @@ pub enum Pack {
         rows: usize,
         /// Slices in a tile.
         tile: usize,
-        /// First tile.
         first: usize,
-        /// Number of tiles.
         count: usize,
     },
 }
@@ -127,7 +121,6 @@ pub struct WeightKey {
     /// The constant, or several whose columns are placed side by side ([`Pack::Columns`] of 4-byte
     /// items).
     pub values: Vec<ValueId>,
-    /// Its form.
     pub pack: Pack,
 }
 

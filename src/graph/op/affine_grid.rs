@@ -10,7 +10,6 @@ use super::{
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AffineGrid {
     /// -1 and 1 are the centers of the outermost elements, not their borders.
@@ -95,7 +94,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("AffineGrid", 20)],
     import,

@@ -18,7 +18,6 @@ crate::kernel! {
     .linear()
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArgMax {
     /// Search for the smallest element instead of the largest.
@@ -134,7 +133,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)],
     import,

@@ -98,7 +98,6 @@ const TENSOR_CORES_TAKE: (u32, u32) = (128, 46 << 10);
 /// Work-items per work-group of the kernel for one row.
 const ROW_ITEMS: u32 = 256;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
     /// Scale of the scores.
@@ -306,7 +305,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Attention")],
     import,

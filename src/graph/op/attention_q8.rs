@@ -11,10 +11,8 @@ use crate::lower::LowerCx;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AttentionQ8 {
-    /// The attention.
     pub attention: Attention,
 }
 
@@ -78,7 +76,6 @@ impl Op for AttentionQ8 {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

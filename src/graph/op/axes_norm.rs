@@ -16,7 +16,6 @@ use crate::lower::LowerCx;
 use crate::shape::{Fact, product};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AxesNorm {
     /// Mean 0 and variance 1.
@@ -26,7 +25,6 @@ pub enum AxesNorm {
     },
     /// Norm 1.
     Lp {
-        /// The axis.
         axis: i64,
         /// 1: the sum of magnitudes; 2: the Euclidean norm.
         p: i64,
@@ -190,7 +188,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MeanVarianceNormalization", 9), onnx("LpNormalization", 1)],
     import,

@@ -121,7 +121,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(BatchNorm { epsilon }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("BatchNormalization", 6)],
     import,

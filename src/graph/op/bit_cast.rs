@@ -7,7 +7,6 @@ use crate::graph::onnx::dtype_of;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BitCast {
     /// The type of the result.
@@ -58,7 +57,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(BitCast { to: dtype_of(code)? }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("BitCast", 26)],
     import,

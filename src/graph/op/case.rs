@@ -94,7 +94,6 @@ impl Input {
         }
     }
 
-    /// Number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
@@ -160,7 +159,6 @@ impl Input {
 pub struct Case {
     /// The operator with its attributes.
     pub op: Box<dyn Op>,
-    /// Its operands.
     pub inputs: Vec<Input>,
     /// Why no device runs it; `None` for a case that every device must pass.
     pub host_only: Option<&'static str>,

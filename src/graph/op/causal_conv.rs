@@ -9,7 +9,6 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CausalConv {
     /// Applies `x * sigmoid(x)` to the results.
@@ -123,7 +122,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(CausalConv { silu }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("CausalConvWithState", 27)],
     import,

@@ -11,7 +11,6 @@ use super::{
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CenterCropPad {
     /// The axes whose sizes operand 1 gives; `None` for all.
@@ -102,7 +101,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("CenterCropPad", 18)],
     import,

@@ -9,7 +9,6 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, ope
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Col2Im {
     /// The window; operand 2 gives its sizes.
@@ -102,7 +101,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Col2Im", 18)],
     import,

@@ -10,7 +10,6 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, a
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compress {
     /// The axis; `None` flattens the operand first.
@@ -82,7 +81,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Compress { axis: a.int("axis")? }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Compress", 9)],
     import,

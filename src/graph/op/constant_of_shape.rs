@@ -7,7 +7,6 @@ use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ConstantOfShape {
     /// The fill value, a tensor with one element.
@@ -77,7 +76,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(ConstantOfShape { value }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConstantOfShape", 9)],
     import,

@@ -34,7 +34,6 @@ crate::kernel! {
     }])
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Conv {
     /// The window; its sizes are the spatial sizes of the weights.
@@ -46,7 +45,6 @@ pub struct Conv {
 /// Maximum elements of the patch matrix that are held at a time.
 const PATCHES: usize = 1 << 20;
 
-/// Reads attribute `group`.
 pub(super) fn group(a: &dyn Attributes) -> OpResult<i64> {
     let group = a.int("group")?.unwrap_or(1);
     if !(1..=i64::from(i32::MAX)).contains(&group) {
@@ -355,7 +353,6 @@ struct ConvShape {
     items: u32,
     /// Results of a row per work-item.
     run: i64,
-    /// Channels per work-item.
     tile: usize,
     /// Neighbouring work-items share input instead of weights.
     by_tiles: bool,
@@ -495,7 +492,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Conv", 1)],
     import,

@@ -11,10 +11,8 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, o
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvInteger {
-    /// The convolution.
     pub conv: Conv,
     /// `QLinearConv`: operands are x with scale and zero point, w likewise, scale and zero point of
     /// the result, bias. Otherwise x, w and their zero points.
@@ -189,7 +187,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConvInteger", 10), onnx("QLinearConv", 10)],
     import,

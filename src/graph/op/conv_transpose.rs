@@ -15,7 +15,6 @@ use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{HostTensor, product};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvTranspose {
     /// The window; its sizes are the spatial sizes of the weights.
@@ -232,7 +231,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConvTranspose", 1)],
     import,

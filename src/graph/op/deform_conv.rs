@@ -15,7 +15,6 @@ use crate::num;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeformConv {
     /// Window; omitted sizes are those of the weights.
@@ -183,7 +182,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("DeformConv", 19)],
     import,

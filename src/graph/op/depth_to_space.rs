@@ -14,7 +14,6 @@ use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DepthToSpace {
     /// Height and width of a block.
@@ -140,7 +139,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("DepthToSpace", 1), onnx("SpaceToDepth", 1)],
     import,

@@ -9,7 +9,6 @@ use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, opera
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DequantizeKv;
 
@@ -42,7 +41,6 @@ impl Op for DequantizeKv {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

@@ -5,7 +5,6 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, ope
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Det;
 
@@ -84,7 +83,6 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Det))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Det", 11)],
     import,

@@ -14,7 +14,6 @@ use crate::lower::LowerCx;
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Dropout {
     /// The mask has the operand's type.
@@ -106,7 +105,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Dropout", 6)],
     import,

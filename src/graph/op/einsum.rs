@@ -13,7 +13,6 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Einsum {
     /// The equation, without blanks.
@@ -83,7 +82,6 @@ impl Term {
 }
 
 impl Einsum {
-    /// Parses an equation.
     pub fn new(equation: &str) -> OpResult<Self> {
         let equation: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
         let (left, right) = match equation.split_once("->") {
@@ -297,7 +295,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Einsum::new(&equation)?))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Einsum", 12)],
     import,

@@ -13,19 +13,14 @@ pub enum OpError {
     Mismatch {
         /// What was compared, in the plural.
         what: &'static str,
-        /// First value.
         left: String,
-        /// Second value.
         right: String,
     },
     /// Something does not meet a requirement of the operator.
     #[error("{what}: expected {expected}, found {found}")]
     Expected {
-        /// What was checked.
         what: String,
-        /// The requirement.
         expected: String,
-        /// The actual value.
         found: String,
     },
     /// Valid ONNX that this engine does not support.

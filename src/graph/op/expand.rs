@@ -10,7 +10,6 @@ use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expand;
 
@@ -70,7 +69,6 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Expand))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Expand", 8)],
     import,

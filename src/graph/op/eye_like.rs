@@ -9,7 +9,6 @@ use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EyeLike {
     /// Type of the result; `None` for the operand's type.
@@ -81,7 +80,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("EyeLike", 9)],
     import,

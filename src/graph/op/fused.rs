@@ -17,7 +17,6 @@ use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug)]
 pub struct Fused {
     name: String,
@@ -135,7 +134,6 @@ impl Op for Fused {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

@@ -18,7 +18,6 @@ use crate::quant::Bits;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GatedMatMulE0m {
     /// Form of each matmul.
@@ -133,7 +132,6 @@ impl Op for GatedMatMulE0m {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

@@ -22,10 +22,8 @@ crate::kernel! {
     .linear()
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherE0m {
-    /// Format.
     pub bits: Bits,
     /// Number of weights per group.
     pub group: usize,
@@ -113,7 +111,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(GatherE0m { bits, group }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[own("GatherE0M")],
     import,

@@ -27,7 +27,6 @@ pub(super) struct Places {
     pub count: Dim,
     /// Indices per tuple; `None` for one index per element.
     tuple: Option<usize>,
-    /// Elements per slice.
     row: Dim,
     /// Sizes and strides of the axes that indices address.
     along: Vec<(Dim, Dim)>,
@@ -117,7 +116,6 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, places: Places) -> OpResult<()> {
     places.emit(cx, &KERNEL, 2, operands)
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GatherElements {
     /// The axis that indices address; negative values count from the end.
@@ -217,7 +215,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GatherElements", 11)],
     import,

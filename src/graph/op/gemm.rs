@@ -11,7 +11,6 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, ope
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, product};
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Gemm {
     /// Scale of the matmul.
@@ -117,7 +116,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Gemm", 6)],
     import,

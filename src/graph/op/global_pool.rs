@@ -10,16 +10,12 @@ use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GlobalPool {
-    /// The mean.
     Average,
-    /// The largest element.
     Max,
     /// The p-th root of the sum of p-th powers of magnitudes.
     Lp {
-        /// The power.
         p: i64,
     },
 }
@@ -109,7 +105,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
         onnx("GlobalAveragePool", 1),

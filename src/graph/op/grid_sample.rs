@@ -19,7 +19,6 @@ crate::kernel! {
     .linear()
 }
 
-/// Interpolation between elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Mode {
@@ -31,18 +30,14 @@ pub enum Mode {
 /// Values outside the input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
-    /// Zeros.
     Zeros,
-    /// The nearest element.
     Border,
     /// The elements mirrored.
     Reflection,
 }
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GridSample {
-    /// Interpolation.
     pub mode: Mode,
     /// Values outside the input.
     pub padding: Padding,
@@ -296,7 +291,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("GridSample", 16)],
     import,

@@ -26,10 +26,8 @@ use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct GroupQueryAttention {
-    /// Heads of queries.
     pub heads: usize,
     /// Heads of keys and values.
     pub kv_heads: usize,
@@ -352,7 +350,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[OnnxName {
         domain: "com.microsoft",

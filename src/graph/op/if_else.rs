@@ -10,7 +10,6 @@ use crate::graph::body::{Body, Derived};
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct If {
     /// Runs if the condition is true.
@@ -140,7 +139,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("If", 1)],
     import,

@@ -19,15 +19,11 @@ pub trait Attributes {
     fn drop_omitted(&self);
     /// Appends a constant operand, to convert older forms of an operator to newer ones.
     fn add_operand(&self, tensor: HostTensor);
-    /// An integer.
     fn int(&self, name: &str) -> OpResult<Option<i64>>;
-    /// A float.
     fn float(&self, name: &str) -> OpResult<Option<f32>>;
     /// A list of integers.
     fn ints(&self, name: &str) -> OpResult<Option<Vec<i64>>>;
-    /// A tensor.
     fn tensor(&self, name: &str) -> OpResult<Option<HostTensor>>;
-    /// A string.
     fn string(&self, name: &str) -> OpResult<Option<String>>;
     /// A list of strings.
     fn strings(&self, name: &str) -> OpResult<Option<Vec<String>>>;
@@ -47,7 +43,6 @@ pub trait Attributes {
 pub struct OnnxName {
     /// Domain; empty for standard ONNX.
     pub domain: &'static str,
-    /// Operator type.
     pub name: &'static str,
     /// First opset version with the semantics that the import function implements.
     pub since: i64,

@@ -11,24 +11,17 @@ use std::cell::RefCell;
 pub enum Source {
     /// An element of an integer operand.
     Element {
-        /// The node's operand.
         input: usize,
         /// Position, row-major.
         index: usize,
     },
     /// A size of a result, known after the node has run on the host.
-    Size {
-        /// The node's result.
-        output: usize,
-        /// The axis.
-        axis: usize,
-    },
+    Size { output: usize, axis: usize },
 }
 
 /// A symbol that a node defines; see [`Source`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDependentDim {
-    /// The symbol.
     pub symbol: Symbol,
     /// Where its value comes from.
     pub source: Source,

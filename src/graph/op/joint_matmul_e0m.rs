@@ -16,7 +16,6 @@ use crate::quant::Bits;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct JointMatMulE0m {
     /// Form of each matmul.
@@ -128,7 +127,6 @@ impl Op for JointMatMulE0m {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

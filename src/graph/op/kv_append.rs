@@ -21,7 +21,6 @@ crate::kernel! {
     .linear()
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvAppend {
     /// The axis that grows; all axes before it have size 1.
@@ -116,7 +115,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[own("KvAppend")],
     import,

@@ -27,7 +27,6 @@ const ITEMS: u32 = 16;
 /// The axis that grows.
 const AXIS: usize = 1;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KvAppendQ8;
 
@@ -140,7 +139,6 @@ impl Op for KvAppendQ8 {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

@@ -12,10 +12,8 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 use std::borrow::Cow;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LinearAttention {
-    /// Heads of queries.
     pub query_heads: i64,
     /// Heads of keys and values.
     pub heads: i64,
@@ -221,7 +219,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("LinearAttention", 27)],
     import,

@@ -48,9 +48,7 @@ const UNBOUND_PLANE: i64 = 64 * 64;
 /// Upper bounds on the results of a dispatch; `None` if unbounded.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Extent {
-    /// Rows of results.
     pub rows: Option<i64>,
-    /// Columns of results.
     pub columns: Option<i64>,
     /// The columns are the positions of an image.
     pub plane: bool,

@@ -10,7 +10,6 @@ use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LogSoftmax {
     /// `Hardmax`: 1 at the first largest element, 0 elsewhere, instead of the logarithm.
@@ -65,7 +64,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)],
     import,

@@ -19,10 +19,8 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Loop {
-    /// The loop body.
     pub body: Body,
     /// Number of loop-carried values.
     pub carried: usize,
@@ -247,7 +245,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Loop { body, carried }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Loop", 1)],
     import,

@@ -17,12 +17,10 @@ crate::kernel! {
     .linear()
 }
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Lrn {
     /// Scale of the mean square.
     pub alpha: f32,
-    /// The exponent.
     pub beta: f32,
     /// Added to the mean square.
     pub bias: f32,
@@ -117,7 +115,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("LRN", 1)],
     import,

@@ -49,7 +49,6 @@ const BROADCAST_ROWS: i64 = 8;
 /// Columns per work-item with broadcasts.
 const BROADCAST_COLUMNS: i64 = 8;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMul {
     /// The second operand is stored `[.., N, K]`.
@@ -510,7 +509,6 @@ fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut 
 /// How the batch index addresses both operands: up to three merged batch axes.
 #[derive(Clone)]
 pub(super) struct BatchWalk {
-    /// Number of matrices.
     pub count: Dim,
     /// Sizes of the two inner axes.
     pub sizes: [Dim; 2],
@@ -562,7 +560,6 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(MatMul { trans_b: false }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMul", 1)],
     import,

@@ -93,10 +93,8 @@ crate::kernel! {
     .variant_of(&MATRIX.kernel, |device| device.fast_f16 && device.few_registers)
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatMulE0m {
-    /// Format.
     pub bits: Bits,
     /// Number of weights per group.
     pub group: usize,
@@ -207,13 +205,10 @@ const PAD: usize = 16;
 
 /// A range of columns of a packed matrix on the device.
 pub(super) struct ColumnRange {
-    /// Packed quantized weights.
     pub codes: Operand,
     /// Pairs of scale and bias, one word each.
     pub scales: Operand,
-    /// First column.
     pub first: usize,
-    /// Number of columns.
     pub count: usize,
     /// Columns per panel (see [`Pack::Columns`]).
     pub panel: usize,
@@ -604,7 +599,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(MatMulE0m::new(bits, group)))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[own("MatMulE0M")],
     import,

@@ -29,7 +29,6 @@ crate::kernel! {
 /// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MatMulInteger {
     /// `MatMulInteger`: operands a, b, and their optional zero points.
@@ -344,7 +343,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMulInteger", 10), onnx("QLinearMatMul", 10)],
     import,

@@ -34,7 +34,6 @@ use crate::tensor::{DType, HostTensor};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMulNBits {
     /// Rows of the weight.
@@ -43,7 +42,6 @@ pub struct MatMulNBits {
     pub n: usize,
     /// Bits per weight: 2, 4 or 8.
     pub bits: Bits,
-    /// Rows per block.
     pub block: usize,
 }
 
@@ -432,7 +430,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(op))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[OnnxName {
         domain: "com.microsoft",

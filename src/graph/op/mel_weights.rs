@@ -10,7 +10,6 @@ use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, o
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MelWeights {
     /// Element type of the result; must be a float.
@@ -107,7 +106,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MelWeightMatrix", 17)],
     import,

@@ -30,11 +30,9 @@ pub use infer::{Assumed, DataDependentDim, InferCx, Source};
 
 /// Object-safe equality, cloning and down-casting; implemented for every operator by the compiler.
 pub trait DynOp {
-    /// For down-casting.
     fn as_any(&self) -> &dyn Any;
     /// True for the same operator with the same attributes.
     fn dyn_eq(&self, other: &dyn Op) -> bool;
-    /// A copy.
     fn boxed(&self) -> Box<dyn Op>;
 }
 

@@ -16,7 +16,6 @@ use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MultiHeadAttention {
     /// Heads of queries, keys and values.
@@ -117,7 +116,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[OnnxName {
         domain: "com.microsoft",

@@ -11,7 +11,6 @@ use crate::num;
 use crate::shape::{Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NonMaxSuppression {
     /// Boxes are given by center and size; otherwise by two opposite corners, y before x.
@@ -142,7 +141,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("NonMaxSuppression", 10)],
     import,

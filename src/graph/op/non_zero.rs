@@ -9,7 +9,6 @@ use crate::num;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NonZero;
 
@@ -81,7 +80,6 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(NonZero))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("NonZero", 9)],
     import,

@@ -42,24 +42,18 @@ pub(super) enum ScaleIndex {
     Column,
     /// Rows cycle through `sets` sets of `per` scales; each scale applies to `run` neighbours.
     Set {
-        /// Number of sets.
         sets: Dim,
-        /// Scales per set.
         per: Dim,
         /// Number of neighbours that share a scale.
         run: Dim,
     },
 }
 
-/// Parameters of [`emit`].
 pub(super) struct RowNorm {
-    /// Number of rows.
     pub rows: Dim,
-    /// Elements per row.
     pub cols: Dim,
     /// Assignment of scale and bias.
     pub place: ScaleIndex,
-    /// Subtract the mean.
     pub center: bool,
     /// Mean and variance of each set are operands after the bias; otherwise they are computed per
     /// row.
@@ -168,13 +162,9 @@ pub enum Over {
     /// Each channel of each image.
     Instance,
     /// All axes from this one on; negative values count from the end.
-    Layer {
-        /// The axis.
-        axis: i64,
-    },
+    Layer { axis: i64 },
     /// Each group of channels of each image.
     Group {
-        /// Number of groups.
         groups: i64,
         /// Scale and bias are per group instead of per channel.
         by_group: bool,
@@ -509,7 +499,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
         onnx("InstanceNormalization", 6),

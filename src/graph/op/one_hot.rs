@@ -15,7 +15,6 @@ use crate::num;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OneHot {
     /// Position of the new axis in the result; negative values count from the end.
@@ -145,7 +144,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("OneHot", 9)],
     import,

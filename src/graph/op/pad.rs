@@ -22,9 +22,7 @@ crate::kernel! {
 /// Contents of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// One value.
     Constant,
-    /// The nearest element.
     Edge,
     /// The elements mirrored at the border element, which is not repeated.
     Reflect,
@@ -333,7 +331,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Pad", 2)],
     import,

@@ -27,7 +27,6 @@ impl<'a, 'b> Parts<'a, 'b> {
         }
     }
 
-    /// Number of results.
     pub fn output_count(&self) -> usize {
         self.node.outputs.len()
     }
@@ -127,12 +126,10 @@ impl<'a, 'b> Parts<'a, 'b> {
         Ok(results)
     }
 
-    /// The given operands.
     fn operands(&self) -> Vec<ValueId> {
         self.node.inputs.iter().copied().flatten().collect()
     }
 
-    /// Adds a constant.
     pub fn constant(&mut self, what: &str, tensor: HostTensor) -> ValueId {
         let name = format!("{}/{what}", self.node.name);
         self.edit.add_const(&name, Arc::new(tensor))

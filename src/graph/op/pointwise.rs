@@ -37,10 +37,8 @@ pub use legacy::AxisBroadcast;
 pub(super) use lower::{ExprSource, KERNEL, epilogue, fill};
 use real::Real;
 
-/// An elementwise expression.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
-    /// Operand by index.
     Input(usize),
     /// A number, as a float or, with an integer type, as an integer. Next to another float (or
     /// integer) type it adopts that type.
@@ -49,7 +47,6 @@ pub enum Expr {
     Unary(Unary, Box<Expr>),
     /// A predicate of one float; the result is a truth value.
     Test(Test, Box<Expr>),
-    /// Logical negation.
     Not(Box<Expr>),
     /// A function of two values.
     Binary(Binary, Box<Expr>, Box<Expr>),
@@ -62,13 +59,10 @@ pub enum Expr {
 /// A predicate of a float.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Test {
-    /// Not a number.
     Nan,
     /// Infinite, with the selected signs.
     Infinite {
-        /// Minus infinity counts.
         negative: bool,
-        /// Plus infinity counts.
         positive: bool,
     },
 }
@@ -231,12 +225,10 @@ pub fn broadcast_to(x: &HostTensor, shape: &[usize]) -> OpResult<HostTensor> {
 pub const MAX_INPUTS: usize = 4;
 const NAMES: [&str; MAX_INPUTS] = ["a", "b", "c", "d"];
 
-/// An elementwise operator.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pointwise {
     /// ONNX operator type, or `Fused`.
     pub name: String,
-    /// The computation.
     pub expr: Expr,
 }
 
@@ -359,7 +351,6 @@ impl Op for Pointwise {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: import::ONNX,
     import: import::import,

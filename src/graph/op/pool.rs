@@ -25,31 +25,23 @@ crate::kernel! {
 /// Reduction over a window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The largest element.
     Max {
         /// Result 1 holds the position of each maximum in the operand.
         indices: bool,
         /// In positions, the first spatial axis varies fastest, instead of the last.
         column_major: bool,
     },
-    /// The mean.
     Average {
         /// Padding counts as zeros.
         include_pad: bool,
     },
     /// The p-th root of the sum of p-th powers of magnitudes.
-    Lp {
-        /// The power.
-        p: i64,
-    },
+    Lp { p: i64 },
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pool {
-    /// The reduction.
     pub kind: Kind,
-    /// The window.
     pub window: Window,
 }
 
@@ -185,7 +177,6 @@ impl Op for Pool {
     }
 }
 
-/// The p-th root.
 pub(super) fn root(v: f32, p: i64) -> f32 {
     match p {
         1 => v,
@@ -300,7 +291,6 @@ pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
     Ok(p)
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)],
     import,

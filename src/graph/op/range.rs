@@ -16,7 +16,6 @@ crate::kernel! {
     .linear()
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Range;
 
@@ -187,7 +186,6 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Range))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Range", 11)],
     import,

@@ -15,10 +15,8 @@ use crate::tensor::HostTensor;
 
 mod steps;
 
-/// Kind of layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cell {
-    /// One gate.
     Rnn,
     /// Gates z, r, h.
     Gru {
@@ -129,10 +127,8 @@ impl Activation {
     }
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Recurrent {
-    /// Kind of layer.
     pub cell: Cell,
     /// For each direction, whether it runs backward.
     backwards: Vec<bool>,
@@ -551,7 +547,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RNN", 7), onnx("GRU", 7), onnx("LSTM", 7)],
     import,

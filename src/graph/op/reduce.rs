@@ -23,7 +23,6 @@ crate::kernel! {
     } [x: In, y: Out]
 }
 
-/// The reduction function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names are self-explanatory")]
 pub enum Kind {
@@ -39,10 +38,8 @@ pub enum Kind {
     SumSquare,
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reduce {
-    /// The reduction function.
     pub kind: Kind,
     /// Axes from the attribute; `None` reads operand 1.
     pub axes: Option<Vec<i64>>,
@@ -342,7 +339,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
         onnx("ReduceMean", 1),

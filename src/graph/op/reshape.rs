@@ -27,11 +27,9 @@ pub enum Reshape {
         /// First axis of the second part.
         axis: i64,
     },
-    /// The same shape.
     Identity,
 }
 
-/// See [`Reshape::shape`].
 type Fill<'a> = &'a dyn Fn(usize, &Dim, &Dim) -> OpResult<Dim>;
 
 /// [`Fill`] for a quotient that must be known.
@@ -264,7 +262,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
         onnx("Reshape", 5),

@@ -18,10 +18,8 @@ mod taps;
 
 pub(super) use taps::cubic;
 
-/// Interpolation between elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// The nearest one.
     Nearest(Nearest),
     /// Two elements along each axis.
     Linear,
@@ -36,9 +34,7 @@ pub enum Nearest {
     RoundPreferFloor,
     /// Ties go up.
     RoundPreferCeil,
-    /// Always down.
     Floor,
-    /// Always up.
     Ceil,
     /// Up along an axis that shrinks, else down: opset 10 and before.
     Simple,
@@ -83,9 +79,7 @@ pub struct Resize {
     pub scales_at: usize,
     /// Scales from the attribute.
     pub scales: Option<Vec<f32>>,
-    /// Interpolation.
     pub mode: Mode,
-    /// Coordinate mapping.
     pub coordinates: Coordinates,
     /// Along an axis that shrinks, interpolate over all elements that one result element covers.
     pub antialias: bool,
@@ -101,7 +95,6 @@ pub struct Resize {
     pub outside: f32,
 }
 
-/// A resized axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Axis {
     size: usize,
@@ -521,7 +514,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Upsample", 7), onnx("Resize", 10)],
     import,

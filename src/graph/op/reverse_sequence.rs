@@ -9,7 +9,6 @@ use super::{
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReverseSequence {
     /// The axis whose indices have a length each.
@@ -75,7 +74,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(ReverseSequence { batch, time }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ReverseSequence", 10)],
     import,

@@ -147,7 +147,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(RmsNormFrom { axis, epsilon }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RMSNormalization", 23)],
     import,

@@ -10,7 +10,6 @@ use crate::num;
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RoiAlign {
     /// Take the maximum of the samples of a bin instead of their mean.
@@ -238,7 +237,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RoiAlign", 10)],
     import,

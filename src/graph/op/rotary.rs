@@ -29,7 +29,6 @@ pub enum Pairs {
     Neighbours,
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rotary {
     /// Which elements form a pair.
@@ -138,7 +137,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Rotary { pairs }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[own("Rotary")],
     import,

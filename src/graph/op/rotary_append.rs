@@ -27,7 +27,6 @@ crate::kernel! {
     .linear()
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryAppend {
     /// Which elements of a head form a pair.
@@ -139,7 +138,6 @@ impl Op for RotaryAppend {
     }
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[],
     import: never_in_files,

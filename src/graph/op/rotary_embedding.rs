@@ -20,7 +20,6 @@ use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RotaryEmbedding {
     /// Pairs are interleaved instead of halves.
@@ -266,7 +265,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("RotaryEmbedding", 23)],
     import,

@@ -46,10 +46,8 @@ impl Along {
     }
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scan {
-    /// The loop body.
     pub body: Body,
     /// Number of loop-carried values.
     pub carried: usize,
@@ -238,7 +236,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Scan", 9)],
     import,

@@ -31,7 +31,6 @@ pub enum Reduction {
     Min,
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scatter {
     /// Writes elements along this axis (negative values count from the end); `None` writes slices
@@ -200,7 +199,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Scatter { axis, reduction }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[
         onnx("ScatterElements", 11),

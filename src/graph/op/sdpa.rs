@@ -22,7 +22,6 @@ use crate::graph::ValueId;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sdpa {
     /// A query attends to no key after its own position.
@@ -393,7 +392,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Attention", 23)],
     import,

@@ -7,7 +7,6 @@ use crate::shape::{Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::ops::Range;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShapeOf {
     /// First axis; negative values count from the end.
@@ -63,7 +62,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Shape", 1)],
     import,

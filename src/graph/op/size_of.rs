@@ -6,7 +6,6 @@ use crate::num;
 use crate::shape::{Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SizeOf;
 
@@ -39,7 +38,6 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(SizeOf))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Size", 1)],
     import,

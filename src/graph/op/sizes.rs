@@ -1,7 +1,6 @@
 //! The sizes of a node's operands and results in one run, from which an operator computes its cost
 //! ([`super::Op::flops`], [`super::Op::elements_read`]). Numbers saturate at 64 bits.
 
-/// See the module documentation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sizes {
     /// Shape of each operand; `None` for an omitted one.

@@ -13,14 +13,12 @@ use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Split {
     /// The axis; negative values count from the end.
     pub axis: i64,
     /// Sizes of the parts; `None` reads operand 1 or splits equally.
     pub sizes: Option<Vec<i64>>,
-    /// Number of parts.
     pub parts: usize,
     /// Equal parts need not divide the size evenly.
     pub uneven: bool,
@@ -192,7 +190,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Split", 1)],
     import,

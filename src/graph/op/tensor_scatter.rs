@@ -9,7 +9,6 @@ use crate::num;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorScatter {
     /// The axis of the rows; not the first axis.
@@ -108,7 +107,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("TensorScatter", 24)],
     import,

@@ -9,7 +9,6 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tfidf {
     /// The n-grams to count, with their positions in a row of the result.
@@ -155,7 +154,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("TfIdfVectorizer", 9)],
     import,

@@ -9,7 +9,6 @@ use crate::lower::LowerCx;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{HostTensor, TensorError};
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tile;
 
@@ -101,7 +100,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Tile))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Tile", 6)],
     import,

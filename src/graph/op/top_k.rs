@@ -23,7 +23,6 @@ crate::kernel! {
 /// Maximum number of elements for kernels: each one is compared with all others.
 const MOST: i64 = 8192;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopK {
     /// The axis to search; negative values count from the end.
@@ -172,7 +171,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("TopK", 1)],
     import,

@@ -30,7 +30,6 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// The first element.
     pub(super) fn first() -> Self {
         Self {
             at: 0.into(),
@@ -110,7 +109,6 @@ pub(super) fn dim_strides(shape: &[Dim]) -> OpResult<Vec<Dim>> {
     Ok(out)
 }
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transpose {
     /// Axis of the operand for each axis of the result; `None` reverses the axes.
@@ -187,7 +185,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Transpose", 1)],
     import,

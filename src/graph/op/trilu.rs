@@ -18,7 +18,6 @@ crate::kernel! {
 /// A diagonal outside every matrix.
 const FAR: i64 = 1 << 30;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trilu {
     /// Keep elements on and above the diagonal instead of on and below it.
@@ -104,7 +103,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Trilu", 14)],
     import,

@@ -11,7 +11,6 @@ use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::cmp::Ordering;
 
-/// See the module documentation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unique {
     /// The axis; `None` flattens the operand first.
@@ -151,7 +150,6 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }))
 }
 
-/// The registry's entry.
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Unique", 11)],
     import,

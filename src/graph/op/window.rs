@@ -9,9 +9,7 @@ use std::ops::Range;
 /// Source of the padding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AutoPad {
-    /// The `pads` attribute.
     Explicit,
-    /// No padding.
     Valid,
     /// Padding for `ceil(size / stride)` windows; an odd element goes to the end.
     SameUpper,
@@ -41,9 +39,7 @@ pub struct Window {
 pub struct Axis {
     /// Size of the operand.
     pub size: usize,
-    /// Number of windows.
     pub out: usize,
-    /// Number of taps.
     pub kernel: usize,
     /// Distance between windows.
     pub stride: usize,
@@ -60,9 +56,7 @@ pub struct Axis {
 pub struct Line {
     /// Elements of the operand.
     pub size: Dim,
-    /// Number of windows.
     pub out: Dim,
-    /// Number of taps.
     pub kernel: i64,
     /// Distance between windows.
     pub stride: i64,

@@ -61,7 +61,6 @@ const ITEM: i64 = 16;
 /// Maximum heads per work-item on OpenCL CPUs with one row: their sums are vectors in registers.
 const LINE: i64 = 4;
 
-/// Keys per tile.
 const KEYS: i64 = 64;
 
 /// A node's sizes and operands, as its kernels need them.
@@ -91,14 +90,11 @@ struct Node {
     operands: [Operand; 3],
 }
 
-/// Kernel selection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strategy {
-    /// One row: [`ROW`].
     Row,
     /// Lanes of a subgroup share loaded keys and values. Holds the number of heads that share keys.
     Lanes(i64),
-    /// Many rows: [`TENSOR_CORES`].
     TensorCores,
     /// Many rows on an OpenCL CPU: each query vector is a lane of a work-item.
     Item,

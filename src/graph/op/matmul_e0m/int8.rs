@@ -317,7 +317,6 @@ struct VectorShape {
     lanes: u32,
     /// Columns per work-item and panel.
     columns: u32,
-    /// Panels per work-group.
     panels: i64,
 }
 

@@ -69,7 +69,6 @@ const COLUMNS: usize = 32;
 const LOCAL: u32 = 46 << 10;
 /// Maximum warps per work-group: with more, each has too few registers.
 const MOST_WARPS: u32 = 16;
-/// Work-items per warp.
 const WARP: u32 = 32;
 /// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
 /// would need too many registers.

@@ -85,7 +85,6 @@ fn boxed(e: Expr) -> Box<Expr> {
     Box::new(e)
 }
 
-/// Operand `i`.
 pub(crate) fn input(i: usize) -> Expr {
     Expr::Input(i)
 }
@@ -204,7 +203,6 @@ pub(super) fn swish(alpha: f32) -> Expr {
     binary(Binary::Mul, input(0), unary(Unary::Sigmoid, inner))
 }
 
-/// A conversion.
 pub(crate) fn cast(to: DType, x: Expr) -> Expr {
     Expr::Cast(to, boxed(x))
 }

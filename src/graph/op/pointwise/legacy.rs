@@ -9,7 +9,6 @@ use crate::tensor::HostTensor;
 /// the shape of the first operand.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AxisBroadcast {
-    /// The function.
     pub op: Pointwise,
     /// The first operand's axis where the second one starts; negative values count from the end.
     pub axis: i64,

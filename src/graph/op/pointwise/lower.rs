@@ -17,7 +17,6 @@ crate::kernel! {
 /// Source of an operand of an expression in a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExprSource {
-    /// The kernel's result.
     Result,
     /// The second of the kernel's two results, with the same size and type.
     Other,

@@ -17,13 +17,11 @@ pub(super) trait Real:
 {
     /// The nearest value to a constant.
     fn of(v: f64) -> Self;
-    /// The exact value.
     fn to_f64(self) -> f64;
     /// Applies a function that is implemented for both types.
     fn apply(narrow: fn(f32) -> f32, wide: fn(f64) -> f64, x: Self) -> Self;
     fn powf(self, exponent: Self) -> Self;
     fn floor(self) -> Self;
-    /// The error function.
     fn erf(self) -> Self;
     fn is_nan(self) -> bool;
     fn is_infinite(self) -> bool;
@@ -109,7 +107,6 @@ pub(super) fn rounded<F: Real>(dtype: DType, v: F) -> F {
     }
 }
 
-/// A 64-bit integer.
 pub(super) trait Integer:
     Copy + Ord + BitAnd<Output = Self> + BitOr<Output = Self> + BitXor<Output = Self>
 {

@@ -13,7 +13,6 @@ pub(super) struct Taps {
 }
 
 impl Taps {
-    /// Number of positions.
     pub(super) fn len(&self) -> usize {
         self.inside.len()
     }
