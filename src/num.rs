@@ -27,6 +27,11 @@ pub fn signed(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
+/// `n`, or the largest number of 64 bits if `n` is larger: for durations and other measures.
+pub fn saturating(n: u128) -> u64 {
+    u64::try_from(n).unwrap_or(u64::MAX)
+}
+
 /// A length, a count or an index in 64 bits.
 pub const fn wide(n: usize) -> u64 {
     const { assert!(usize::BITS <= u64::BITS) };

@@ -4,6 +4,7 @@
 use super::op::{Assumed, DataDependentDim, InferCx, OpError, OpResult, Source, count, nothing};
 use super::{Assumption, Graph, MadeSymbol, Node, NodeId, SymbolSource, ValueId};
 use crate::error::{Error, Result, Stage};
+use crate::num;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
 use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::BTreeSet;
@@ -185,7 +186,7 @@ fn positions(
             return Ok(None);
         };
         operands.push(Some(if moves {
-            let first = i64::try_from(elements.len()).unwrap_or(i64::MAX);
+            let first = num::signed(elements.len());
             let at: Vec<i64> = (first..).take(known.len()).collect();
             elements.extend(known);
             HostTensor::from_i64(&shape, &at)?

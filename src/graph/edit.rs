@@ -71,7 +71,7 @@ impl<'a> Edit<'a> {
 
     /// Adds a value whose name must be unused.
     pub(crate) fn push_value(&mut self, name: String, fact: Option<Fact>) -> ValueId {
-        let id = ValueId(u32::try_from(self.graph.values.len()).unwrap_or(u32::MAX));
+        let id = ValueId(self.graph.values.len());
         self.graph.values.push(Value {
             name,
             fact,
@@ -101,7 +101,7 @@ impl<'a> Edit<'a> {
         inputs: Vec<Option<ValueId>>,
         outputs: Vec<ValueId>,
     ) -> NodeId {
-        let id = NodeId(u32::try_from(self.graph.nodes.len()).unwrap_or(u32::MAX));
+        let id = NodeId(self.graph.nodes.len());
         for out in &outputs {
             self.graph.values[out.index()].producer = Some(id);
         }

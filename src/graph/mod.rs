@@ -21,21 +21,21 @@ use std::collections::BTreeSet;
 
 /// A value of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ValueId(pub(crate) u32);
+pub struct ValueId(pub(crate) usize);
 
 /// A node of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct NodeId(pub u32);
+pub struct NodeId(pub usize);
 
 impl ValueId {
     pub fn index(self) -> usize {
-        self.0 as usize
+        self.0
     }
 }
 
 impl NodeId {
     pub(crate) fn index(self) -> usize {
-        self.0 as usize
+        self.0
     }
 }
 
@@ -183,9 +183,8 @@ impl Graph {
 
     /// All nodes, ordered by id.
     pub fn nodes(&self) -> impl Iterator<Item = (NodeId, &Node)> {
-        (0u32..)
-            .zip(&self.nodes)
-            .filter_map(|(i, n)| n.as_ref().map(|n| (NodeId(i), n)))
+        let all = self.nodes.iter().enumerate();
+        all.filter_map(|(i, n)| n.as_ref().map(|n| (NodeId(i), n)))
     }
 
     /// Values that the caller supplies for each run.
@@ -235,10 +234,7 @@ impl Graph {
 
     /// The value with this name.
     pub fn find(&self, name: &str) -> Option<ValueId> {
-        let all = (0u32..).zip(&self.values);
-        all.filter(|(_, v)| v.name == name)
-            .map(|(i, _)| ValueId(i))
-            .next()
+        self.values.iter().position(|v| v.name == name).map(ValueId)
     }
 
     /// The node that computes `value`, with its id.

@@ -68,7 +68,7 @@ fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
 /// Bytes at the bounds; 0 if the size has no bound.
 fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
     match size.upper_bound(&c.limits) {
-        Ok(v) => Ok(u64::try_from(v).unwrap_or(0)),
+        Ok(v) => Ok(v.max(0).cast_unsigned()),
         Err(DimError::Unbound(s)) if c.open.contains(&s) => Ok(0),
         Err(e) => Err(dim_error(&e)),
     }

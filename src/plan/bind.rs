@@ -5,6 +5,7 @@ use super::{Condition, Padding, Plan};
 use crate::backend::Launch;
 use crate::backend::kernel::FieldTy;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::num;
 use crate::shape::{Bindings, Dim, DimError, Shape, Symbol};
 use std::collections::{BTreeSet, HashMap};
 
@@ -12,9 +13,9 @@ use std::collections::{BTreeSet, HashMap};
 #[derive(Clone, Copy, Debug)]
 enum Use {
     /// Four bytes of the parameters.
-    Param { at: u32, ty: FieldTy, step: u32 },
+    Param { at: u32, ty: FieldTy, step: usize },
     /// One axis of a grid.
-    Grid { step: u32, axis: u8 },
+    Grid { step: usize, axis: u8 },
     /// A number that the executor reads by index.
     Plain,
 }
@@ -45,9 +46,9 @@ pub(super) struct Formulas {
 
 #[derive(Clone, Debug, Default)]
 struct Readers {
-    exprs: Vec<u32>,
-    live: Vec<u32>,
-    conditions: Vec<u32>,
+    exprs: Vec<usize>,
+    live: Vec<usize>,
+    conditions: Vec<usize>,
 }
 
 /// The changing part of a plan: values of the last run, and the parameters and grids computed from
@@ -111,7 +112,7 @@ enum Failure {
     /// It has no value.
     Dim { dim: Dim, why: DimError },
     /// Its value does not fit 32 bits.
-    Range { dim: Dim, value: i64, step: u32 },
+    Range { dim: Dim, value: i64, step: usize },
 }
 
 /// `N = 3, past = 5`: the symbols of `dims` with their values, from the first bindings that contain
@@ -182,9 +183,7 @@ impl Formulas {
         let slots = self.slots(dim)?;
         let i = self.exprs.len();
         for s in &slots {
-            self.by_symbol[*s]
-                .exprs
-                .push(u32::try_from(i).unwrap_or(u32::MAX));
+            self.by_symbol[*s].exprs.push(i);
         }
         self.exprs.push(dim.clone());
         self.expr_slots.push(slots);
@@ -194,14 +193,14 @@ impl Formulas {
     }
 
     /// Stores `dim` in the four bytes of the parameters at `at`.
-    pub fn param(&mut self, dim: &Dim, at: u32, ty: FieldTy, step: u32) -> Result<usize, DimError> {
+    pub fn param(&mut self, dim: &Dim, at: u32, ty: FieldTy, step: usize) -> Result<usize, DimError> {
         let i = self.expr(dim)?;
         self.uses[i].push(Use::Param { at, ty, step });
         Ok(i)
     }
 
     /// Stores `dim` in a grid.
-    pub fn grid(&mut self, dim: &Dim, step: u32, axis: u8) -> Result<usize, DimError> {
+    pub fn grid(&mut self, dim: &Dim, step: usize, axis: u8) -> Result<usize, DimError> {
         let i = self.expr(dim)?;
         self.uses[i].push(Use::Grid { step, axis });
         Ok(i)
@@ -216,14 +215,14 @@ impl Formulas {
         params_bytes: u32,
         steps: usize,
     ) -> Result<(), DimError> {
-        for (i, (_, dim)) in (0u32..).zip(&live) {
+        for (i, (_, dim)) in live.iter().enumerate() {
             let slots = self.slots(dim)?;
             for s in &slots {
                 self.by_symbol[*s].live.push(i);
             }
             self.live_slots.push(slots);
         }
-        for (i, c) in (0u32..).zip(conditions) {
+        for (i, c) in conditions.iter().enumerate() {
             let slots = self.slots(&c.dim)?;
             for s in &slots {
                 self.by_symbol[*s].conditions.push(i);
@@ -286,7 +285,7 @@ impl Formulas {
                     if let Some(slot) = bound
                         .launch
                         .grids
-                        .get_mut(step as usize)
+                        .get_mut(step)
                         .and_then(|g| g.get_mut(axis as usize))
                         && *slot != v
                     {
@@ -412,7 +411,7 @@ impl Plan {
         if bound.padded.get(symbol) != Some(padded) {
             bound.padded.set(symbol, padded);
             for e in &f.by_symbol[slot].exprs {
-                bound.stale[*e as usize] = true;
+                bound.stale[*e] = true;
             }
         }
         bound.exact.set(symbol, value);
@@ -424,21 +423,18 @@ impl Plan {
         let f = &self.formulas;
         let readers = &f.by_symbol[slot];
         let known = |slots: &[usize], bound: &LaunchState| slots.iter().all(|s| bound.known[*s]);
-        for c in &readers.conditions {
-            let c = *c as usize;
+        for &c in &readers.conditions {
             if known(&f.condition_slots[c], bound) {
                 bound.evaluated += 1;
                 self.check(&self.conditions[c], bound)?;
             }
         }
-        for e in &readers.exprs {
-            let e = *e as usize;
+        for &e in &readers.exprs {
             if bound.stale[e] && known(&f.expr_slots[e], bound) {
                 f.evaluate(bound, e).map_err(|e| self.failed(&e, bound))?;
             }
         }
-        for i in &readers.live {
-            let i = *i as usize;
+        for &i in &readers.live {
             if known(&f.live_slots[i], bound) {
                 bound.evaluated += 1;
                 let v = exact(&f.live[i].1, bound)?;
@@ -482,7 +478,7 @@ impl Plan {
             Failure::Range { dim, value, step } => (
                 dim,
                 format!("{dim} = {value} does not fit in a 32-bit integer on the device"),
-                self.steps.get(*step as usize).map(|s| s.nodes.join("\", \"")),
+                self.steps.get(*step).map(|s| s.nodes.join("\", \"")),
             ),
         };
         let nodes = nodes.map_or_else(String::new, |n| format!("nodes \"{n}\": "));
@@ -554,7 +550,7 @@ pub fn solve<'a>(inputs: impl Iterator<Item = (&'a str, &'a Shape, &'a [usize])>
         let sizes = inputs
             .iter()
             .flat_map(|(_, shape, found)| shape.0.iter().zip(*found));
-        sizes.map(|(dim, n)| (dim, i64::try_from(*n).unwrap_or(i64::MAX)))
+        sizes.map(|(dim, n)| (dim, num::signed(*n)))
     };
     // Plain symbols first, then repeatedly expressions that are linear in their one unknown.
     for (dim, size) in sizes() {

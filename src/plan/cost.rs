@@ -15,6 +15,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
 use crate::graph::{NodeId, Op, ValueId};
 use crate::lower::Location;
+use crate::num;
 use crate::shape::{Bindings, Dim, Shape};
 use std::collections::HashMap;
 
@@ -168,7 +169,7 @@ impl Work {
 /// The share of `part` in `whole`, applied to `bytes`.
 fn share(bytes: u64, part: u64, whole: u64) -> u64 {
     let exact = u128::from(bytes) * u128::from(part.min(whole)) / u128::from(whole.max(1));
-    u64::try_from(exact).unwrap_or(bytes)
+    num::saturating(exact)
 }
 
 /// A node at given lengths.

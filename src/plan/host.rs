@@ -1,6 +1,7 @@
 //! Nodes that run on the host: those without a kernel, and those whose result sizes depend on data.
 
 use crate::graph::{Op, SymbolSource};
+use crate::num;
 use crate::shape::{Quotient, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -140,6 +141,6 @@ impl HostStep {
 pub(crate) fn part(tensor: &HostTensor, part: SymbolSource) -> Option<i64> {
     match part {
         SymbolSource::Element(i) => tensor.to_i64().ok()?.get(i).copied(),
-        SymbolSource::Size(axis) => i64::try_from(*tensor.shape().get(axis)?).ok(),
+        SymbolSource::Size(axis) => tensor.shape().get(axis).copied().map(num::signed),
     }
 }

@@ -1,5 +1,6 @@
 //! Placement of tensors with known lifetimes in one arena.
 
+use crate::num;
 use crate::shape::{Bindings, Constraints, Dim, DimError};
 use std::collections::{BTreeSet, HashMap};
 
@@ -152,16 +153,15 @@ pub fn lower_bound(slots: &[Slot]) -> u64 {
         now += c;
         most = most.max(now);
     }
-    u64::try_from(most).unwrap_or(0)
+    num::saturating(most.unsigned_abs())
 }
 
 /// Maximum number of sums that [`formula`] compares for one slot.
 const ALTERNATIVES: usize = 24;
 
 fn aligned(size: &Dim, align: u64) -> Result<Dim, DimError> {
-    let align = Dim::from(i64::try_from(align).unwrap_or(i64::MAX));
-    let units = size.ceil_div(align.as_const().unwrap_or(1))?;
-    units.mul(&align)
+    let align = i64::try_from(align).map_err(|_| DimError::Overflow(align.to_string()))?;
+    size.ceil_div(align)?.mul(&align.into())
 }
 
 /// Maximum number of proofs per plan.

@@ -431,7 +431,7 @@ impl Plan {
         }
         let at = |d: &Dim| -> Result<u64> {
             let v = d.upper_bound(&bounds).map_err(|e| dim_error(&e))?;
-            Ok(u64::try_from(v).unwrap_or(0))
+            Ok(v.max(0).cast_unsigned())
         };
         let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
         for p in &open.pools {

@@ -11,6 +11,7 @@ use crate::graph::op::device_dtype;
 use crate::graph::op::sizes::Sizes;
 use crate::graph::{NodeId, SymbolSource, ValueId};
 use crate::lower::{Field, LiveTable, Location, Operand};
+use crate::num;
 use crate::shape::{Dim, Quotient, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -155,14 +156,14 @@ impl<'a, 'b> Build<'a, 'b> {
             })
             .collect::<Result<_>>()?;
         let start = self.params_bytes;
-        let align = u32::try_from(self.c.caps.params_align).unwrap_or(4).max(4);
+        let align = num::exact(self.c.caps.params_align.max(4), "the alignment of parameters");
+        let align: u32 = align.map_err(|e| Error::internal(Stage::Plan, e))?;
         self.params_bytes = (start + spec.params_bytes()).next_multiple_of(align);
-        let step = u32::try_from(index).unwrap_or(u32::MAX);
         let mut fields = Vec::with_capacity(call.fields.len());
         for ((at, (_, ty)), field) in (start..).step_by(4).zip(spec.fields()).zip(&call.fields) {
             let value = match field {
                 Field::Dim(d) => {
-                    Value::Expr(self.formulas.param(d, at, ty, step).map_err(|e| dim_error(&e))?)
+                    Value::Expr(self.formulas.param(d, at, ty, index).map_err(|e| dim_error(&e))?)
                 }
                 Field::F32(v) => Value::F32(*v),
             };
@@ -170,7 +171,7 @@ impl<'a, 'b> Build<'a, 'b> {
         }
         let mut grid = [0; 3];
         for (axis, (slot, d)) in (0u8..).zip(grid.iter_mut().zip(&call.grid)) {
-            *slot = self.formulas.grid(d, step, axis).map_err(|e| dim_error(&e))?;
+            *slot = self.formulas.grid(d, index, axis).map_err(|e| dim_error(&e))?;
         }
         let params = start..start + spec.params_bytes();
         let next = self.kernels.len();

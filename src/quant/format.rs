@@ -217,7 +217,8 @@ fn code_of(bits: Bits, w1: f32) -> u8 {
     let fraction = w1.to_bits() & 0x007F_FFFF;
     let x = bits.count();
     let (y1, y2) = (fraction >> (23 - x), (fraction >> (22 - x)) & 1);
-    u8::try_from(y1 + y2).unwrap_or(u8::MAX).min(bits.top())
+    let [code, ..] = (y1 + y2).min(bits.top().into()).to_le_bytes();
+    code
 }
 
 /// `w1` of a weight, clamped to the interval.

@@ -301,7 +301,8 @@ pub fn code_at(bits: Bits, n: usize, codes: &[u32], i: usize, j: usize) -> u8 {
         let part = codes[(block + row) * n + j] >> bit & ((1 << plane.width) - 1);
         code << plane.width | part
     });
-    u8::try_from(code).unwrap_or(u8::MAX)
+    let [code, ..] = code.to_le_bytes();
+    code
 }
 
 /// Dequantizes rows `first .. first + count` of packed `codes` and `scales` into `out`, row-major

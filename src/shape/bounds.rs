@@ -13,6 +13,7 @@
 
 use super::dim::{Atom, Choice, Dim, Term, gcd, without};
 use super::symbol::{Bindings, Symbol};
+use crate::num;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -140,13 +141,13 @@ impl<'a> Question<'a> {
         d.symbols(&mut symbols);
         self.facts.iter().for_each(|f| f.symbols(&mut symbols));
         let mut out = Vec::with_capacity(WITNESSES);
-        for n in 0..WITNESSES {
+        'witness: for n in 0..WITNESSES {
             let mut bindings = Bindings::new();
             for (i, s) in symbols.iter().enumerate() {
                 let range = (self.bound)(s);
                 let lo = range.lo.unwrap_or(-FAR);
                 // Distinct numbers for symbols without an upper bound.
-                let far = i128::try_from(i + 1).unwrap_or(1).saturating_mul(FAR);
+                let far = i128::from(num::wide(i + 1)).saturating_mul(FAR);
                 let hi = range.hi.unwrap_or(lo.saturating_add(far));
                 let value = match n {
                     0 => hi,
@@ -155,7 +156,10 @@ impl<'a> Question<'a> {
                     _ if (n + i) % 2 == 0 => lo,
                     _ => hi,
                 };
-                bindings.set(s, i64::try_from(value).unwrap_or(0));
+                let Ok(value) = i64::try_from(value) else {
+                    continue 'witness;
+                };
+                bindings.set(s, value);
             }
             let kept = |f: &Dim| f.eval(&bindings).is_ok_and(|v| v >= 0);
             if self.facts.iter().all(kept) {

@@ -11,7 +11,7 @@ mod decide;
 pub use decide::Relation;
 
 use super::bounds::{Interval, Question};
-use super::dim::{Atom, Dim, DimError};
+use super::dim::{Atom, Dim, DimError, common_divisor};
 use super::symbol::{Bindings, Symbol, shortened};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -268,7 +268,7 @@ impl Constraints {
         let added = given.to_string();
         let mut next = self.with(given)?;
         let d = left.sub(right)?.replace(&self.solved)?;
-        let content = i64::try_from(d.content()).unwrap_or(1).max(1);
+        let content = common_divisor([d.content()]);
         let d = match d.exact_div(&content.into()) {
             Some(d) => d,
             None => {
@@ -423,7 +423,7 @@ impl Constraints {
 
     /// Adds `dim >= 0`, unless the bounds of the symbols already imply it.
     fn add_fact(&mut self, dim: Dim, text: &str) -> Result<(), ConstraintError> {
-        let content = i64::try_from(dim.content()).unwrap_or(1).max(1);
+        let content = common_divisor([dim.content()]);
         let dim = if dim.as_const().is_some() {
             dim
         } else {

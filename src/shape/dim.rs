@@ -16,6 +16,7 @@
 
 use super::parse;
 use super::symbol::{Bindings, Symbol};
+use crate::num;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -186,6 +187,14 @@ impl From<Atom> for Dim {
     }
 }
 
+/// The greatest common divisor of numbers, or 1 if that is 0 or outside `i64`.
+pub(super) fn common_divisor(numbers: impl IntoIterator<Item = u64>) -> i64 {
+    match i64::try_from(numbers.into_iter().fold(0, gcd)) {
+        Ok(0) | Err(_) => 1,
+        Ok(g) => g,
+    }
+}
+
 /// The greatest common divisor; 0 only for two zeros.
 pub(super) fn gcd(a: u64, b: u64) -> u64 {
     let (mut a, mut b) = (a, b);
@@ -230,9 +239,9 @@ impl Dim {
         (&Symbol::new(name)).into()
     }
 
-    /// The number `v`, saturated to `i64`.
+    /// The length, count or index `v`.
     pub fn from_usize(v: usize) -> Self {
-        i64::try_from(v).unwrap_or(i64::MAX).into()
+        num::signed(v).into()
     }
 
     /// Parses an expression:

@@ -25,11 +25,7 @@ pub struct Shape(pub Vec<Dim>);
 impl Shape {
     /// A shape of constant sizes.
     pub fn fixed(dims: &[usize]) -> Self {
-        Self(
-            dims.iter()
-                .map(|&d| Dim::from(i64::try_from(d).unwrap_or(i64::MAX)))
-                .collect(),
-        )
+        Self(dims.iter().copied().map(Dim::from_usize).collect())
     }
 
     /// Number of axes.

@@ -1,14 +1,9 @@
 //! Division, remainder, minimum and maximum of [`Dim`], each in its normal form.
 
-use super::dim::{Atom, Dim, DimError, MAX_TERMS, Term, gcd, without};
+use super::dim::{Atom, Dim, DimError, MAX_TERMS, Term, common_divisor, gcd, without};
 
 /// A `min` or `max` with more operands is not flattened further.
 const MAX_OPERANDS: usize = 32;
-
-/// `gcd` as an `i64` divisor; 1 if it does not fit.
-fn signed(g: u64) -> i64 {
-    i64::try_from(g).unwrap_or(1).max(1)
-}
 
 impl Dim {
     /// The leading term of a division: the first one of the highest degree.
@@ -83,7 +78,7 @@ impl Dim {
             if num.terms().is_empty() {
                 return Ok(whole);
             }
-            let g = signed(gcd(num.content(), n.unsigned_abs()));
+            let g = common_divisor([num.content(), n.unsigned_abs()]);
             if g > 1 {
                 num = num.reduced(g)?;
                 n /= g;
@@ -169,10 +164,7 @@ impl Dim {
                 (num, den) = (x, y);
             }
         }
-        let g = signed(gcd(
-            gcd(num.content(), den.content()),
-            den.constant().unsigned_abs(),
-        ));
+        let g = common_divisor([num.content(), den.content(), den.constant().unsigned_abs()]);
         if g > 1 {
             (num, den) = (num.reduced(g)?, den.reduced(g)?);
         }
@@ -292,10 +284,10 @@ impl Dim {
                     *a = a.sub(&part)?;
                 }
             }
-            let all = args
+            let coefficients = args
                 .iter()
-                .fold(0, |g, a| gcd(gcd(g, a.content()), a.constant().unsigned_abs()));
-            let g = signed(all);
+                .flat_map(|a| [a.content(), a.constant().unsigned_abs()]);
+            let g = common_divisor(coefficients);
             if g > 1 {
                 for a in &mut args {
                     *a = a.reduced(g)?;

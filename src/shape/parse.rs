@@ -1,7 +1,7 @@
 //! Parser from text to [`Dim`]: recursive descent over bytes with limits on length and depth.
 //! [`Dim::parse`] documents the language.
 
-use super::dim::{Dim, DimError, MAX_DEPTH, gcd};
+use super::dim::{Dim, DimError, MAX_DEPTH, common_divisor};
 use super::symbol::{Symbol, shortened};
 
 /// Maximum length of a text, in bytes.
@@ -51,9 +51,7 @@ impl Ratio {
         }
         let (x, y) = match (self.den.as_const(), other.den.as_const()) {
             (Some(a), Some(b)) => {
-                let g = i64::try_from(gcd(a.unsigned_abs(), b.unsigned_abs()))
-                    .unwrap_or(1)
-                    .max(1);
+                let g = common_divisor([a.unsigned_abs(), b.unsigned_abs()]);
                 (Dim::from(b / g), Dim::from(a / g))
             }
             _ => (other.den.clone(), self.den.clone()),

@@ -51,8 +51,8 @@ enum Special {
 }
 
 struct Format {
-    exponent: u32,
-    mantissa: u32,
+    exponent: i32,
+    mantissa: i32,
     bias: i32,
     special: Special,
 }
@@ -116,7 +116,7 @@ impl Codec {
                 return if infinite { f32::INFINITY } else { f32::NAN };
             }
             let (exponent, mantissa) = (magnitude >> f.mantissa, magnitude & ((1 << f.mantissa) - 1));
-            let unit = power(-i32::try_from(f.mantissa).unwrap_or(0));
+            let unit = power(-f.mantissa);
             let (whole, exponent) = match exponent {
                 0 => (0.0, 1),
                 e => (1.0, i32::from(e)),

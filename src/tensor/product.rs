@@ -61,7 +61,7 @@ pub fn multiply<T: Factor>(
             && y.1 >= n,
         "operands cover the product"
     );
-    let stride = |v: usize| isize::try_from(v).unwrap_or(isize::MAX);
+    // Strides that address more than one element are below the lengths of the slices.
     let threads = if parallel {
         gemm::Parallelism::Rayon(0)
     } else {
@@ -76,14 +76,14 @@ pub fn multiply<T: Factor>(
             k,
             y.0.as_mut_ptr(),
             1,
-            stride(y.1),
+            y.1.cast_signed(),
             before == Before::Kept,
             a.data.as_ptr(),
-            stride(a.column),
-            stride(a.row),
+            a.column.cast_signed(),
+            a.row.cast_signed(),
             b.data.as_ptr(),
-            stride(b.column),
-            stride(b.row),
+            b.column.cast_signed(),
+            b.row.cast_signed(),
             T::from(1),
             T::from(1),
             false,

@@ -281,7 +281,7 @@ mod tests {
 
     fn cost(name: &str, op: &str, bytes: u64, flops: u64, commands: usize) -> NodeCost {
         let mut cost = NodeCost {
-            node: NodeId(name.bytes().map(u32::from).sum()),
+            node: NodeId(name.bytes().map(usize::from).sum()),
             name: name.to_owned(),
             op: op.to_owned(),
             nodes: Vec::new(),

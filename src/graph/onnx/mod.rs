@@ -32,7 +32,7 @@ pub fn read_tensor(path: &Path) -> Result<HostTensor> {
 }
 
 /// The codes of `TensorProto.DataType` and their types.
-const TYPES: &[(i64, DType)] = &[
+const TYPES: &[(i32, DType)] = &[
     (1, DType::F32),
     (2, DType::U8),
     (3, DType::I8),
@@ -59,7 +59,10 @@ const TYPES: &[(i64, DType)] = &[
 ];
 
 fn known(code: i64) -> Option<DType> {
-    TYPES.iter().find(|(c, _)| *c == code).map(|(_, dtype)| *dtype)
+    TYPES
+        .iter()
+        .find(|(c, _)| i64::from(*c) == code)
+        .map(|(_, dtype)| *dtype)
 }
 
 /// The metadata of a model, as key and value: for example class names, alphabets, licenses.
@@ -91,5 +94,5 @@ pub fn type_name(code: i64) -> String {
 /// The code of an element type in `TensorProto.DataType`.
 pub fn type_code(dtype: DType) -> i32 {
     let found = TYPES.iter().find(|(_, t)| *t == dtype);
-    found.and_then(|(code, _)| i32::try_from(*code).ok()).unwrap_or(0)
+    found.map_or(0, |(code, _)| *code)
 }

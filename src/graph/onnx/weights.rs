@@ -148,11 +148,9 @@ impl Weights {
                 DType::I64 => HostTensor::from_i64(&shape, &t.int64_data),
                 DType::U64 => HostTensor::from_u64(&shape, &t.uint64_data),
                 DType::U32 => {
-                    let words: Vec<u32> = t
-                        .uint64_data
-                        .iter()
-                        .map(|v| u32::try_from(*v).unwrap_or(u32::MAX))
-                        .collect();
+                    let word =
+                        |v: &u64| u32::try_from(*v).map_err(|_| bad(format!("element {v} exceeds 32 bits")));
+                    let words: Vec<u32> = t.uint64_data.iter().map(word).collect::<Result<_>>()?;
                     HostTensor::from_u32(&shape, &words)
                 }
                 // All other types use 32-bit fields: floats as their bits, packed types as bytes.

@@ -10,7 +10,7 @@ use prost::Message;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{self, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Version of the ONNX file format that [`ModelWriter`] writes.
@@ -330,9 +330,7 @@ impl ModelWriter {
         let offset = self.position.next_multiple_of(align);
         let mut metadata_props = Vec::new();
         if let Some(data) = &mut self.data {
-            // Less than one page.
-            let padding = vec![0u8; usize::try_from(offset - self.position).unwrap_or_default()];
-            data.write_all(&padding)
+            io::copy(&mut io::repeat(0).take(offset - self.position), data)
                 .map_err(|e| Error::io("cannot write", &self.data_path, e))?;
             let mut sink = ExternalData {
                 data,

@@ -6,6 +6,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::{Graph, Node, NodeId, ValueId};
+use crate::num;
 use crate::shape::Dim;
 
 /// The node that computes `v` and its operator, if it is a `T`.
@@ -80,7 +81,7 @@ pub fn reshaped(g: &Graph, v: ValueId) -> Option<ValueId> {
 /// The two operands of the concatenation along the last axis that computes `v`.
 pub fn along_last(g: &Graph, v: ValueId) -> Option<[ValueId; 2]> {
     let (_, node, concat) = producer::<Concat>(g, v)?;
-    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
+    let last = num::signed(shape(g, v)?.len()) - 1;
     let operands = [input(node, 0)?, input(node, 1)?];
     (node.inputs.len() == 2 && (concat.axis == -1 || concat.axis == last)).then_some(operands)
 }
@@ -88,7 +89,7 @@ pub fn along_last(g: &Graph, v: ValueId) -> Option<[ValueId; 2]> {
 /// Operand, start and size of the slice along the last axis that computes `v`, with step 1.
 pub fn last_slice(g: &Graph, v: ValueId) -> Option<(ValueId, i64, i64)> {
     let (_, node, _) = producer::<Slice>(g, v)?;
-    let last = i64::try_from(shape(g, v)?.len()).ok()? - 1;
+    let last = num::signed(shape(g, v)?.len()) - 1;
     let one = |i| match g
         .value(input(node, i)?)
         .fact

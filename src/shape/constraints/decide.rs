@@ -2,7 +2,7 @@
 
 use super::Constraints;
 use crate::shape::bounds::{Interval, Question};
-use crate::shape::dim::{Atom, Dim, DimError, Term, gcd};
+use crate::shape::dim::{Atom, Dim, DimError, Term, common_divisor};
 use crate::shape::symbol::Symbol;
 
 /// How two expressions compare in every run.
@@ -48,8 +48,7 @@ impl Constraints {
                     Atom::Symbol(s) => match self.hidden.get(s) {
                         // k*(N/n) is (k/g)*floor(N*g/n), which is N itself if n divides k.
                         Some(part) => {
-                            let g = gcd(factor.unsigned_abs(), part.by.unsigned_abs());
-                            let g = i64::try_from(g).unwrap_or(1).max(1);
+                            let g = common_divisor([factor.unsigned_abs(), part.by.unsigned_abs()]);
                             factor /= g;
                             Dim::from(&part.base).floor_div(part.by / g)?
                         }

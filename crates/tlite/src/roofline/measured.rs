@@ -336,7 +336,7 @@ mod tests {
 
     fn run() -> Profile {
         let cost = |name: &str, op: &str, steps: &[usize], read, flops| NodeCost {
-            node: NodeId(name.bytes().map(u32::from).sum()),
+            node: NodeId(name.bytes().map(usize::from).sum()),
             name: name.to_owned(),
             op: op.to_owned(),
             nodes: vec![format!("{name} of the model")],

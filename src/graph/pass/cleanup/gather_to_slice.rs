@@ -10,6 +10,7 @@ use crate::graph::op::slice::Slice;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
+use crate::num;
 
 pub const GATHER_TO_SLICE: Pass = Pass {
     name: "gather_to_slice",
@@ -62,7 +63,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     Some(Found {
         node: id,
         x,
-        axis: i64::try_from(at).ok()?,
+        axis: num::signed(at),
         index,
         exists: g.constraints().at_least(data.shape.0.get(at)?, least) == Some(true),
         drops_axis: indices.shape.rank() == 0,

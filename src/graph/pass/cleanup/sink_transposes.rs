@@ -20,6 +20,7 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, only_reader, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::num;
 use crate::shape::Fact;
 use crate::tensor::HostTensor;
 use std::sync::Arc;
@@ -201,12 +202,8 @@ fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
         }
         (Box::new(concat.clone()), inputs, order?)
     };
-    let perm: Option<Vec<i64>> = axes.iter().map(|a| i64::try_from(*a).ok()).collect();
-    Some(Change::Last {
-        op,
-        inputs,
-        perm: perm?,
-    })
+    let perm = axes.into_iter().map(num::signed).collect();
+    Some(Change::Last { op, inputs, perm })
 }
 
 fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
@@ -223,8 +220,7 @@ fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
     if joint.is_sorted() && !g.is_kept(y) {
         return Some(Change::Is(x));
     }
-    let joint: Option<Vec<i64>> = joint.iter().map(|p| i64::try_from(*p).ok()).collect();
-    Some(Change::Transpose(x, joint?))
+    Some(Change::Transpose(x, joint.into_iter().map(num::signed).collect()))
 }
 
 /// Starts, ends, axes and steps of a slice; `None` if they are not constant.
@@ -238,10 +234,9 @@ fn lists(g: &Graph, id: NodeId) -> Option<(ValueId, [Vec<i64>; 4])> {
         g.value(v).fact.as_ref()?.as_const()?.to_i64().ok()
     };
     let (starts, ends) = (list(1)?, list(2)?);
-    let every = || (0..i64::try_from(starts.len()).unwrap_or(0)).collect();
     let axes: Vec<i64> = match input(node, 3) {
         Some(_) => list(3)?,
-        None => every(),
+        None => (0..num::signed(starts.len())).collect(),
     };
     let steps = match input(node, 4) {
         Some(_) => list(4)?,
@@ -249,7 +244,7 @@ fn lists(g: &Graph, id: NodeId) -> Option<(ValueId, [Vec<i64>; 4])> {
     };
     let axes: Option<Vec<i64>> = axes
         .iter()
-        .map(|a| i64::try_from(crate::graph::op::axis(*a, rank).ok()?).ok())
+        .map(|a| Some(num::signed(crate::graph::op::axis(*a, rank).ok()?)))
         .collect();
     Some((x, [starts, ends, axes?, steps]))
 }

@@ -6,6 +6,7 @@ use crate::graph::op::split::Split;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::num;
 
 pub const SPLIT: Pass = Pass {
     name: "split",
@@ -74,7 +75,7 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
     Some(Found {
         node: id,
         x,
-        axis: i64::try_from(axis).ok()?,
+        axis: num::signed(axis),
         parts,
     })
 }

@@ -8,6 +8,7 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{all, input, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::num;
 
 pub const TRANS_B: Pass = Pass {
     name: "trans_b",
@@ -30,7 +31,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             let rows = format!("{name}/rows");
             b = edit.add_value(&rows, None);
             let transpose = Transpose {
-                perm: Some(found.perm.iter().filter_map(|p| i64::try_from(*p).ok()).collect()),
+                perm: Some(found.perm.iter().copied().map(num::signed).collect()),
             };
             edit.add_node(
                 &rows,

@@ -24,6 +24,7 @@ use crate::graph::pass::pattern::{
     binary, input, only_reader, origin, producer, reshaped, scalar, shape, transposed, unary, with_scalar,
 };
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::num;
 use crate::shape::Dim;
 
 pub const ATTENTION: Pass = Pass {
@@ -250,7 +251,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         None
     };
     let scores = input(softmax_node, 0)?;
-    if softmax.axis != -1 && softmax.axis + 1 != i64::try_from(shape(g, scores)?.len()).ok()? {
+    if softmax.axis != -1 && softmax.axis + 1 != num::signed(shape(g, scores)?.len()) {
         return refuse("its softmax is not over the keys");
     }
     let mut steps = vec![*product, weights, scores];

@@ -15,6 +15,7 @@ use crate::graph::pass::pattern::{
     binary, input, only_reader, origin, producer, scalar, shape, unary, with_scalar,
 };
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::num;
 
 pub const NORM: Pass = Pass {
     name: "norm",
@@ -115,7 +116,7 @@ fn with_mean(g: &Graph, consumers: &[Vec<NodeId>], y: ValueId, found: &Found) ->
 fn row_mean(g: &Graph, v: ValueId) -> Option<ValueId> {
     let (_, node, reduce) = producer::<Reduce>(g, v)?;
     let x = input(node, 0)?;
-    let last = i64::try_from(shape(g, x)?.len()).ok()? - 1;
+    let last = num::signed(shape(g, x)?.len()) - 1;
     let axes = reduce
         .axes
         .clone()
