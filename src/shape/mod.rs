@@ -4,8 +4,10 @@
 mod bounds;
 pub mod constraints;
 pub mod dim;
+mod eval;
 mod normal;
 mod parse;
+mod print;
 pub mod symbol;
 #[cfg(test)]
 mod tests;
