@@ -1,8 +1,7 @@
 //! Arena contents: lifetimes, views, in-place results, and the resulting offsets.
 
 use super::compile::{Compiler, Item};
-
-use super::memory::{self, Slot};
+use super::memory::{self, Pools, Slot};
 use super::{MemoryReport, Open, Shared, Storage, Tensor, dim_error};
 use crate::backend::kernel::{Role, Ty};
 use crate::error::{Error, Result, Stage};
@@ -222,11 +221,17 @@ impl Records<'_, '_> {
     }
 
     /// The outermost record that contains this one.
-    fn top(&self, mut i: usize) -> usize {
-        while let Some((p, _)) = self.all[i].parent {
-            i = p;
+    fn top(&self, i: usize) -> usize {
+        self.within(i).0
+    }
+
+    /// The outermost record that contains this one, and its first byte there.
+    fn within(&self, mut i: usize) -> (usize, u64) {
+        let mut offset = 0;
+        while let Some((p, o)) = self.all[i].parent {
+            (i, offset) = (p, offset + o);
         }
-        i
+        (i, offset)
     }
 
     /// The record whose slot this one takes over.
@@ -236,6 +241,86 @@ impl Records<'_, '_> {
         }
         i
     }
+
+    /// One slot for each record that is not inside another and overwrites none, and the slots by
+    /// record.
+    fn slots(&self) -> (Vec<Slot>, HashMap<usize, usize>) {
+        let (mut slots, mut slot_of) = (Vec::new(), HashMap::new());
+        for (i, r) in self.all.iter().enumerate() {
+            if r.parent.is_none() && r.over.is_none() {
+                slot_of.insert(i, slots.len());
+                slots.push(Slot {
+                    first: r.life.first,
+                    last: r.life.last,
+                    bytes: r.bytes,
+                    size: r.size.clone(),
+                });
+            }
+        }
+        (slots, slot_of)
+    }
+
+    /// What views and results in place save.
+    fn savings(&self) -> Result<MemoryReport> {
+        let (c, mut report) = (self.c, MemoryReport::default());
+        for r in &self.all {
+            report.without_reuse = report.without_reuse.saturating_add(r.bytes);
+            let gained = match (r.parent, r.over) {
+                (Some(_), _) => &mut report.gained_by_views,
+                (None, Some(_)) => &mut report.gained_in_place,
+                (None, None) => continue,
+            };
+            *gained = gained.saturating_add(r.bytes);
+        }
+        for v in c.collected.alias.keys() {
+            // Another shape of the same bytes; without views it would be a copy.
+            let root = c.collected.root(*v);
+            if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(root)) {
+                let count = f.shape.count().map_err(|e| dim_error(&e))?;
+                let bytes = most_bytes(c, &device_size(c.storage(root), &count)?)?;
+                report.without_reuse = report.without_reuse.saturating_add(bytes);
+                report.gained_by_views = report.gained_by_views.saturating_add(bytes);
+            }
+        }
+        Ok(report)
+    }
+
+    fn name(&self, i: usize) -> String {
+        match self.all[i].location {
+            Location::Value(v) => self.c.graph.value(v).name.clone(),
+            Location::Temp(t) => format!("scratch {t}"),
+            Location::Weight(_)
+            | Location::State(_)
+            | Location::Live
+            | Location::Known(_)
+            | Location::Counters => String::new(),
+        }
+    }
+
+    fn tensor(&self, i: usize, offset: u64) -> Tensor {
+        let r = &self.all[i];
+        let inside = r.parent.map(|(p, _)| Shared::View(self.name(p)));
+        Tensor {
+            name: self.name(i),
+            first: r.life.first,
+            last: r.life.last,
+            size: r.size.clone(),
+            bytes: r.bytes,
+            offset,
+            shared: inside.or_else(|| r.over.map(|x| Shared::InPlace(self.name(x)))),
+        }
+    }
+}
+
+/// Fails if the sum of the slots exceeds [`MOST`].
+fn check_total(c: &Compiler<'_>, slots: &[Slot], align: u64) -> Result<()> {
+    let add = |sum: u64, s: &Slot| sum.checked_add(s.bytes)?.checked_add(align);
+    if slots.iter().try_fold(0u64, add).is_some_and(|sum| sum <= MOST) {
+        return Ok(());
+    }
+    let at: Vec<String> = c.limits.iter().map(|(s, v)| format!("{s} = {v}")).collect();
+    let what = format!("the size of the activations overflows at {}", at.join(", "));
+    Err(Error::other(Stage::Plan, what))
 }
 
 impl Arena {
@@ -288,103 +373,41 @@ impl Arena {
     }
 
     fn place(c: &Compiler<'_>, records: Records<'_, '_>, in_place: Vec<Option<usize>>) -> Result<Self> {
-        // One slot for each record that is not inside another and overwrites none.
-        let mut slot_of: HashMap<usize, usize> = HashMap::new();
-        let mut slots = Vec::new();
-        for (i, r) in records.all.iter().enumerate() {
-            if r.parent.is_none() && r.over.is_none() {
-                slot_of.insert(i, slots.len());
-                slots.push(Slot {
-                    first: r.life.first,
-                    last: r.life.last,
-                    bytes: r.bytes,
-                    size: r.size.clone(),
-                });
-            }
-        }
         let align = c.caps.profile.view_align.max(8);
         let constraints = c.bounded(c.graph.constraints().clone(), &c.limits)?;
-        let aligned = |sum: u64, s: &Slot| sum.checked_add(s.bytes)?.checked_add(align);
-        if slots.iter().try_fold(0u64, aligned).is_none_or(|sum| sum > MOST) {
-            let at: Vec<String> = c.limits.iter().map(|(s, v)| format!("{s} = {v}")).collect();
-            let what = format!("the size of the activations overflows at {}", at.join(", "));
-            return Err(Error::other(Stage::Plan, what));
-        }
+        let (slots, slot_of) = records.slots();
+        check_total(c, &slots, align)?;
+        let by_proof = || memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e));
         let packed = memory::pack(&slots, align);
         let pools = if c.open.is_empty() {
             None
         } else {
-            Some(memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?)
+            Some(by_proof()?)
         };
-        let mut places = Vec::with_capacity(records.all.len());
-        let name = |location: Location| match location {
-            Location::Value(v) => c.graph.value(v).name.clone(),
-            Location::Temp(t) => format!("scratch {t}"),
-            Location::Weight(_)
-            | Location::State(_)
-            | Location::Live
-            | Location::Known(_)
-            | Location::Counters => String::new(),
-        };
-        let mut report = MemoryReport::default();
-        let mut tensors = Vec::with_capacity(records.all.len());
-        for (i, r) in records.all.iter().enumerate() {
-            let (mut top, mut offset) = (i, 0);
-            while let Some((p, o)) = records.all[top].parent {
-                (top, offset) = (p, offset + o);
-            }
-            let slot = slot_of.get(&records.bottom(top)).copied().unwrap_or(0);
-            let pool = pools.as_ref().and_then(|p| p.pool.get(slot).copied());
-            places.push((pool.unwrap_or(0), offset));
-            report.without_reuse = report.without_reuse.saturating_add(r.bytes);
-            let shared = match (r.parent, r.over) {
-                (Some((p, _)), _) => {
-                    report.gained_by_views = report.gained_by_views.saturating_add(r.bytes);
-                    Some(Shared::View(name(records.all[p].location)))
-                }
-                (None, Some(x)) => {
-                    report.gained_in_place = report.gained_in_place.saturating_add(r.bytes);
-                    Some(Shared::InPlace(name(records.all[x].location)))
-                }
-                (None, None) => None,
-            };
-            tensors.push(Tensor {
-                name: name(r.location),
-                first: r.life.first,
-                last: r.life.last,
-                size: r.size.clone(),
-                bytes: r.bytes,
-                offset: packed.offsets.get(slot).copied().unwrap_or(0) + offset,
-                shared,
-            });
-        }
-        for v in c.collected.alias.keys() {
-            // Another shape of the same bytes; without views it would be a copy.
-            let dtype = c.storage(c.collected.root(*v));
-            if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(c.collected.root(*v))) {
-                let size = device_size(dtype, &f.shape.count().map_err(|e| dim_error(&e))?)?;
-                let bytes = most_bytes(c, &size)?;
-                report.without_reuse = report.without_reuse.saturating_add(bytes);
-                report.gained_by_views = report.gained_by_views.saturating_add(bytes);
-            }
-        }
+        let mut report = records.savings()?;
         report.arena = packed.total.max(align);
         report.lower_bound = memory::lower_bound(&slots);
         let sum: u64 = slots.iter().map(|s| s.bytes).sum();
         report.gained_by_packing = sum.saturating_sub(report.arena);
-        let sum = |sizes: &[Dim]| Dim::sum(sizes).map_err(|e| dim_error(&e));
+        let sum = |pools: &Pools| Dim::sum(&pools.sizes).map_err(|e| dim_error(&e));
         let formula = match &pools {
-            Some(p) => Some(sum(&p.sizes)?),
+            Some(p) => Some(sum(p)?),
             None => memory::formula(&slots, &packed, align, &constraints),
         };
         report.formula = match formula {
             Some(f) => f.to_string(),
             // Without a short formula, use the pools by proof, which never need less.
-            None => {
-                let p = memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e))?;
-                sum(&p.sizes)?.to_string()
-            }
+            None => sum(&by_proof()?)?.to_string(),
         };
+        let (mut tensors, mut places) = (Vec::new(), Vec::new());
+        for i in 0..records.all.len() {
+            let (top, offset) = records.within(i);
+            let slot = slot_of.get(&records.bottom(top)).copied().unwrap_or(0);
+            let pool = pools.as_ref().and_then(|p| p.pool.get(slot).copied());
+            places.push((pool.unwrap_or(0), offset));
+            let start = packed.offsets.get(slot).copied().unwrap_or(0);
+            tensors.push(records.tensor(i, start + offset));
+        }
         let open = pools.map(|p| Open {
             symbols: c.open.iter().cloned().collect(),
             reserved: Bindings::new(),

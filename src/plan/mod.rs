@@ -8,10 +8,13 @@ mod arena;
 pub mod bind;
 mod breakpoints;
 mod compile;
+mod conditions;
 mod cost;
 pub mod host;
+mod lowering;
 pub mod memory;
 mod order;
+mod padding;
 mod steps;
 pub mod text;
 
@@ -20,6 +23,7 @@ pub use bind::LaunchState;
 pub use breakpoints::Breakpoints;
 pub use cost::{Arithmetic, CommandCost, NodeCost};
 pub use host::{HostRead, HostReason, HostStep, HostWork};
+pub use padding::{NoPadding, Padding};
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::backend::tunable::Tuning;
@@ -88,33 +92,6 @@ impl Options {
     /// [`Options::state_rows`] rows.
     pub fn ring(&self, state: &State) -> Option<i64> {
         Some(self.rows(state)).filter(|rows| *rows < self.state_rows)
-    }
-}
-
-/// Padding of a length: sizes are computed as if `symbol + beyond` were the next multiple (paper,
-/// section 2.1, "Reduce shape updating time consumption"). Kernels read the exact value from the
-/// table of [`LowerCx::live`](crate::lower::LowerCx::live).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Padding {
-    /// The symbol, a number of tokens.
-    pub symbol: Symbol,
-    /// Added before rounding up: the tokens of this run.
-    pub beyond: i64,
-    /// The multiple, above 0.
-    pub multiple: i64,
-}
-
-impl Padding {
-    /// The padded value for `value`, at most `bound`.
-    pub fn apply(&self, value: i64, bound: i64) -> i64 {
-        let up = |v: i64| {
-            Some(
-                v.checked_add(self.beyond + self.multiple - 1)?
-                    .div_euclid(self.multiple)
-                    * self.multiple,
-            )
-        };
-        up(value).map_or(value, |v| v - self.beyond).min(bound).max(value)
     }
 }
 
@@ -272,45 +249,6 @@ pub struct MemoryReport {
     pub formula: String,
     /// Size of all states.
     pub states: u64,
-}
-
-/// Why no length of a plan is padded.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum NoPadding {
-    /// [`Options::padding`] is not set.
-    #[error("not asked for")]
-    NotAsked,
-    /// Something in the plan needs the exact length; the reason.
-    #[error("{0}")]
-    Exact(String),
-    /// A kernel has a size that depends on the length as a parameter.
-    #[error("kernel {kernel} of node \"{node}\" computes over {size} itself")]
-    Kernel {
-        /// The kernel.
-        kernel: &'static str,
-        /// The node that it computes.
-        node: String,
-        /// The size.
-        size: Dim,
-    },
-    /// The length is not the outermost size of an input or output.
-    #[error("\"{value}\" of shape {shape} does not grow at its end")]
-    Inner {
-        /// The input or output.
-        value: String,
-        /// Its shape.
-        shape: Shape,
-    },
-    /// A view has the elements of its source in other places once they are padded.
-    #[error("\"{value}\" of shape {shape} has the elements of {source_shape} in other places")]
-    Moved {
-        /// The view.
-        value: String,
-        /// Its shape.
-        shape: Shape,
-        /// That of its source.
-        source_shape: Shape,
-    },
 }
 
 /// Placement of an open plan.

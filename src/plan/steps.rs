@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
 use super::host::{HostRead, HostReason, HostStep, HostWork, HostWrite};
-use super::{Port, Sample, Step, Storage, Value, dim_error};
+use super::{Port, Sample, Segment, Step, Storage, Value, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
@@ -131,7 +131,33 @@ impl<'a, 'b> Build<'a, 'b> {
         .unwrap_or_default()
     }
 
-    pub fn step(&mut self, call: usize, in_place: Option<usize>, index: usize) -> Result<Step> {
+    pub fn ports(&self, values: &[ValueId]) -> Result<Vec<Port>> {
+        values.iter().map(|v| self.port(*v)).collect()
+    }
+
+    /// Converts all items, and divides them into segments.
+    pub fn schedule(&mut self, items: &[Item]) -> Result<(Vec<Step>, Vec<HostStep>, Vec<Segment>)> {
+        let (mut steps, mut host, mut segments) = (Vec::new(), Vec::new(), Vec::new());
+        for (time, item) in items.iter().enumerate() {
+            match item {
+                Item::Call(i) => {
+                    let n = steps.len();
+                    steps.push(self.step(*i, self.arena.in_place(time), n)?);
+                    match segments.last_mut() {
+                        Some(Segment::Device(range)) => range.end = n + 1,
+                        _ => segments.push(Segment::Device(n..n + 1)),
+                    }
+                    continue;
+                }
+                Item::Host(id) => host.push(self.host_step(*id)?),
+                Item::Observe(v) | Item::Known(v) => host.push(self.valued(*v)?),
+            }
+            segments.push(Segment::Host(host.len() - 1));
+        }
+        Ok((steps, host, segments))
+    }
+
+    fn step(&mut self, call: usize, in_place: Option<usize>, index: usize) -> Result<Step> {
         let emitted = &self.c.collected.calls[call];
         let call = &emitted.call;
         let spec = KernelSpec {
@@ -221,7 +247,7 @@ impl<'a, 'b> Build<'a, 'b> {
         made.map(|m| (m.symbol.clone(), m.part)).collect()
     }
 
-    pub fn host_step(&self, id: NodeId) -> Result<HostStep> {
+    fn host_step(&self, id: NodeId) -> Result<HostStep> {
         let graph = self.c.graph;
         let node = graph
             .node(id)
@@ -307,7 +333,7 @@ impl<'a, 'b> Build<'a, 'b> {
     }
 
     /// A step without an operator: reads a value back for its symbols, or computes a known one.
-    pub fn valued(&self, v: ValueId) -> Result<HostStep> {
+    fn valued(&self, v: ValueId) -> Result<HostStep> {
         let port = self.port(v)?;
         let nodes = self
             .c

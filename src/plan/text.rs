@@ -39,6 +39,23 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
     for p in &plan.inputs {
         port(&mut out, "input", p);
     }
+    stored(&mut out, plan, graph);
+    conditions(&mut out, plan);
+    for h in &plan.host {
+        let _ = writeln!(out, "host {} \"{}\": {}", h.work.name(), h.name, h.why);
+    }
+    for i in 0..plan.steps.len() {
+        step(&mut out, plan, i);
+    }
+    for p in &plan.outputs {
+        port(&mut out, "output", p);
+    }
+    memory(&mut out, &plan.memory);
+    out
+}
+
+/// States, weights and the table of live values.
+fn stored(out: &mut String, plan: &Plan, graph: &Graph) {
     for (i, s) in plan.states.iter().enumerate() {
         let window = s
             .window
@@ -50,36 +67,43 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         );
     }
     for (i, w) in plan.weights.iter().enumerate() {
-        let form = match &w.pack {
-            Pack::Plain { dtype } => format!("{dtype}"),
-            Pack::Bytes => "bytes".to_owned(),
-            Pack::Rows { dtype, first, count } => format!("{dtype} rows {first}+{count}"),
-            Pack::Tiles {
-                dtype,
-                rows,
-                tile,
-                first,
-                count,
-            } => {
-                format!("{dtype} tiles {first}+{count} of {tile} of {rows}")
-            }
-            Pack::Columns {
-                dtype,
-                transpose,
-                first,
-                count,
-                stride,
-                panel,
-            } => {
-                let turned = if *transpose { " of the transpose" } else { "" };
-                format!("{dtype} columns {first}+{count}{turned}, stride {stride}, panels of {panel}")
-            }
-        };
-        let _ = writeln!(out, "weight {i} \"{}\": {form}", w.names(graph).join("\", \""));
+        let names = w.names(graph).join("\", \"");
+        let _ = writeln!(out, "weight {i} \"{names}\": {}", layout(&w.pack));
     }
     for (at, d) in plan.formulas.live() {
         let _ = writeln!(out, "live {at} = {d}");
     }
+}
+
+fn layout(pack: &Pack) -> String {
+    match pack {
+        Pack::Plain { dtype } => format!("{dtype}"),
+        Pack::Bytes => "bytes".to_owned(),
+        Pack::Rows { dtype, first, count } => format!("{dtype} rows {first}+{count}"),
+        Pack::Tiles {
+            dtype,
+            rows,
+            tile,
+            first,
+            count,
+        } => {
+            format!("{dtype} tiles {first}+{count} of {tile} of {rows}")
+        }
+        Pack::Columns {
+            dtype,
+            transpose,
+            first,
+            count,
+            stride,
+            panel,
+        } => {
+            let turned = if *transpose { " of the transpose" } else { "" };
+            format!("{dtype} columns {first}+{count}{turned}, stride {stride}, panels of {panel}")
+        }
+    }
+}
+
+fn conditions(out: &mut String, plan: &Plan) {
     let _ = match &plan.padding {
         Ok(p) => writeln!(
             out,
@@ -89,66 +113,50 @@ pub fn print(plan: &Plan, graph: &Graph) -> String {
         Err(why) => writeln!(out, "no length is padded: {why}"),
     };
     for c in &plan.conditions {
-        let _ = writeln!(
-            out,
-            "{} {} 0, else {}",
-            c.dim,
-            if c.equal { "=" } else { ">=" },
-            c.meaning
-        );
+        let relation = if c.equal { "=" } else { ">=" };
+        let _ = writeln!(out, "{} {relation} 0, else {}", c.dim, c.meaning);
     }
-    for h in &plan.host {
-        let _ = writeln!(out, "host {} \"{}\": {}", h.work.name(), h.name, h.why);
+}
+
+fn step(out: &mut String, plan: &Plan, i: usize) {
+    let step = &plan.steps[i];
+    let spec = &plan.kernels[step.kernel];
+    let [x, y, z] = step.grid.map(|e| plan.formulas.at(e));
+    let _ = writeln!(out, "step {i} {spec} grid [{x}, {y}, {z}]");
+    let operands: Vec<String> = spec
+        .bound()
+        .zip(&step.args)
+        .map(|((arg, _), p)| format!("{} = {}", arg.name, place(*p)))
+        .collect();
+    let _ = writeln!(out, "  {}", operands.join(", "));
+    let fields: Vec<String> = spec
+        .fields()
+        .zip(&step.fields)
+        .map(|((name, _), (_, value))| match value {
+            Value::Expr(e) => format!("{name} = {}", plan.formulas.at(*e)),
+            Value::F32(v) => format!("{name} = {v:?}"),
+        })
+        .collect();
+    let _ = writeln!(out, "  {}", fields.join(", "));
+    let function = spec
+        .epilogue
+        .as_ref()
+        .map_or("", |e| e.function.opencl_c.as_str());
+    for line in function.lines().filter(|l| l.contains(" apply(")) {
+        let _ = writeln!(out, "  {line}");
     }
-    for (i, step) in plan.steps.iter().enumerate() {
-        let spec = &plan.kernels[step.kernel];
-        let [x, y, z] = step.grid.map(|e| plan.formulas.at(e));
-        let _ = writeln!(out, "step {i} {spec} grid [{x}, {y}, {z}]");
-        let operands: Vec<String> = spec
-            .bound()
-            .zip(&step.args)
-            .map(|((arg, _), p)| format!("{} = {}", arg.name, place(*p)))
-            .collect();
-        let _ = writeln!(out, "  {}", operands.join(", "));
-        let fields: Vec<String> = spec
-            .fields()
-            .zip(&step.fields)
-            .map(|((name, _), (_, value))| match value {
-                Value::Expr(e) => format!("{name} = {}", plan.formulas.at(*e)),
-                Value::F32(v) => format!("{name} = {v:?}"),
-            })
-            .collect();
-        let _ = writeln!(out, "  {}", fields.join(", "));
-        let function = spec
-            .epilogue
-            .as_ref()
-            .map_or("", |e| e.function.opencl_c.as_str());
-        for line in function.lines().filter(|l| l.contains(" apply(")) {
-            let _ = writeln!(out, "  {line}");
-        }
-        let _ = writeln!(out, "  computes {}", step.nodes.join(", "));
-    }
-    for p in &plan.outputs {
-        port(&mut out, "output", p);
-    }
-    let MemoryReport {
-        without_reuse,
-        gained_by_views,
-        gained_in_place,
-        gained_by_packing,
-        arena,
-        lower_bound,
-        formula,
-        states,
-    } = &plan.memory;
+    let _ = writeln!(out, "  computes {}", step.nodes.join(", "));
+}
+
+fn memory(out: &mut String, m: &MemoryReport) {
     let _ = writeln!(
         out,
-        "memory: arena {arena} bytes = {formula} (lower bound {lower_bound}), states {states}"
+        "memory: arena {} bytes = {} (lower bound {}), states {}",
+        m.arena, m.formula, m.lower_bound, m.states
     );
     let _ = writeln!(
         out,
-        "without reuse {without_reuse}; gained {gained_by_views} by views, {gained_in_place} in place, \
-         {gained_by_packing} by packing"
+        "without reuse {}; gained {} by views, {} in place, {} by packing",
+        m.without_reuse, m.gained_by_views, m.gained_in_place, m.gained_by_packing
     );
-    out
 }
