@@ -63,79 +63,67 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             let Some((change, what)) = find(edit, &consumers, id) else {
                 continue;
             };
-            let Some(node) = edit.node(id) else { continue };
-            let (name, origin, op, outputs) = (
-                node.name.clone(),
-                node.origin.clone(),
-                node.op.clone(),
-                node.outputs.clone(),
-            );
-            let Some(y) = outputs.first().copied() else {
-                continue;
-            };
+            let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
             if !edit.begin(&format!("\"{name}\" {what}")) {
                 return Ok(());
             }
-            match change {
-                Change::Is(x) => {
-                    edit.replace_readers(y, x);
-                    edit.remove_node(id);
-                }
-                Change::Transpose(x, perm) => {
-                    let op = Box::new(Transpose { perm: Some(perm) });
-                    edit.replace_node(id, op, vec![Some(x)], origin);
-                }
-                Change::Slice(x, lists) => {
-                    let mut inputs = vec![Some(x)];
-                    for (list, part) in lists.iter().zip(["starts", "ends", "axes", "steps"]) {
-                        let tensor = HostTensor::from_i64(&[list.len()], list);
-                        let tensor = tensor.map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
-                        inputs.push(Some(edit.add_const(&format!("{name}/{part}"), Arc::new(tensor))));
-                    }
-                    edit.replace_node(id, op, inputs, origin);
-                }
-                Change::Last { op, inputs, perm } => {
-                    let fact = last_axis_fact(edit, y, &perm);
-                    let still = edit.add_value(&format!("{name}/unmoved"), fact);
-                    edit.add_node(
-                        &format!("{name}/unmoved"),
-                        origin.clone(),
-                        op,
-                        inputs,
-                        vec![still],
-                    );
-                    edit.replace_node(
-                        id,
-                        Box::new(Transpose { perm: Some(perm) }),
-                        vec![Some(still)],
-                        origin,
-                    );
-                }
-                Change::Sink { inputs, mover, fact } => {
-                    let Some(m) = edit.node(mover) else { continue };
-                    let (mover_op, mut moved, mover_name) = (m.op.clone(), m.inputs.clone(), m.name.clone());
-                    let mover_origin = m.origin.clone();
-                    let still = edit.add_value(&format!("{name}/unmoved"), Some(fact));
-                    edit.remove_node(id);
-                    edit.add_node(&name, origin, op, inputs, vec![still]);
-                    if let Some(first) = moved.first_mut() {
-                        *first = Some(still);
-                    }
-                    edit.add_node(
-                        &format!("{mover_name}/behind"),
-                        mover_origin,
-                        mover_op,
-                        moved,
-                        outputs,
-                    );
-                }
-            }
+            apply(edit, id, change)?;
             consumers = edit.consumers();
         }
         if edit.count() == before {
             return Ok(());
         }
     }
+}
+
+fn apply(edit: &mut Edit<'_>, id: NodeId, change: Change) -> Result<()> {
+    let Some(node) = edit.node(id).cloned() else {
+        return Ok(());
+    };
+    let (name, origin) = (node.name, node.origin);
+    let Some(y) = node.outputs.first().copied() else {
+        return Ok(());
+    };
+    match change {
+        Change::Is(x) => {
+            edit.replace_readers(y, x);
+            edit.remove_node(id);
+        }
+        Change::Transpose(x, perm) => {
+            let op = Box::new(Transpose { perm: Some(perm) });
+            edit.replace_node(id, op, vec![Some(x)], origin);
+        }
+        Change::Slice(x, lists) => {
+            let mut inputs = vec![Some(x)];
+            for (list, part) in lists.iter().zip(["starts", "ends", "axes", "steps"]) {
+                let tensor = HostTensor::from_i64(&[list.len()], list);
+                let tensor = tensor.map_err(|e| Error::other(Stage::Pass, e.to_string()))?;
+                inputs.push(Some(edit.add_const(&format!("{name}/{part}"), Arc::new(tensor))));
+            }
+            edit.replace_node(id, node.op, inputs, origin);
+        }
+        Change::Last { op, inputs, perm } => {
+            let unmoved = format!("{name}/unmoved");
+            let still = edit.add_value(&unmoved, last_axis_fact(edit, y, &perm));
+            edit.add_node(&unmoved, origin.clone(), op, inputs, vec![still]);
+            let transpose = Box::new(Transpose { perm: Some(perm) });
+            edit.replace_node(id, transpose, vec![Some(still)], origin);
+        }
+        Change::Sink { inputs, mover, fact } => {
+            let Some(mut mover) = edit.node(mover).cloned() else {
+                return Ok(());
+            };
+            let still = edit.add_value(&format!("{name}/unmoved"), Some(fact));
+            edit.remove_node(id);
+            edit.add_node(&name, origin, node.op, inputs, vec![still]);
+            if let Some(first) = mover.inputs.first_mut() {
+                *first = Some(still);
+            }
+            let moved = format!("{}/behind", mover.name);
+            edit.add_node(&moved, mover.origin, mover.op, mover.inputs, node.outputs);
+        }
+    }
+    Ok(())
 }
 
 fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'static str)> {

@@ -228,59 +228,82 @@ impl HeadRows {
     }
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
-    // Backward from the second matmul.
+/// A matmul of softmax results and values.
+struct WeightedSum {
+    product: ValueId,
+    weights: ValueId,
+    values: ValueId,
+    /// The operand of the softmax.
+    scores: ValueId,
+    /// The softmax, if it sees scores with an axis for the heads that is merged with the batch
+    /// afterwards.
+    wide: Option<ValueId>,
+    rank: usize,
+}
+
+fn refuse<T>(g: &Graph, product: ValueId, why: &str) -> Option<T> {
+    log::debug!("no attention at \"{}\": {why}", g.value(product).name);
+    None
+}
+
+fn weighted_sum(g: &Graph, id: NodeId) -> Option<WeightedSum> {
     let node = g.node(id)?;
     let MatMul { trans_b: false } = node.op.downcast::<MatMul>()? else {
         return None;
     };
-    let [product] = node.outputs.as_slice() else {
+    let [product] = *node.outputs.as_slice() else {
         return None;
     };
     let weights = input(node, 0)?;
     let rank = shape(g, weights)?.len();
-    let flat = rank == 3;
-    // The softmax may see scores with an axis for the heads that is merged with the batch
-    // afterwards.
-    let wide = reshaped(g, weights).filter(|v| flat && producer::<Softmax>(g, *v).is_some());
-    let wide = wide.filter(|v| shape(g, *v).and_then(<[_]>::last) == shape(g, weights).and_then(<[_]>::last));
+    let last = |v: ValueId| shape(g, v).and_then(<[_]>::last);
+    let wide = reshaped(g, weights)
+        .filter(|v| rank == 3 && producer::<Softmax>(g, *v).is_some() && last(*v) == last(weights));
     let (_, softmax_node, softmax) = producer::<Softmax>(g, wide.unwrap_or(weights))?;
     g.value(weights).fact.as_ref()?.dtype.on_devices().then_some(())?;
-    let refuse = |why: &str| {
-        log::debug!("no attention at \"{}\": {why}", g.value(*product).name);
-        None
-    };
     let scores = input(softmax_node, 0)?;
     if softmax.axis != -1 && softmax.axis + 1 != num::signed(shape(g, scores)?.len()) {
-        return refuse("its softmax is not over the keys");
+        return refuse(g, product, "its softmax is not over the keys");
     }
-    let mut steps = vec![*product, weights, scores];
-    steps.extend(wide);
-    let is_scores = |v: ValueId| {
-        let (inner, scale, softcap) = match bent(g, v) {
-            Some((inner, cap)) => {
-                let (inner, factor) = scaled(g, inner);
-                (inner, factor * cap, cap)
-            }
-            None => {
-                let (inner, factor) = scaled(g, v);
-                (inner, factor, 0.0)
-            }
-        };
-        let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, inner)? else {
-            return None;
-        };
-        let ((q, by_q), (k, by_k)) = (scaled(g, input(n, 0)?), scaled(g, input(n, 1)?));
-        let scale = scale * by_q * by_k;
-        let op = Attention {
-            softcap,
-            ..Attention::scaled(scale)
-        };
-        Some((q, k, op))
+    Some(WeightedSum {
+        product,
+        weights,
+        values: input(node, 1)?,
+        scores,
+        wide,
+        rank,
+    })
+}
+
+/// A matmul of queries and keys, with a scale and a soft cap.
+struct Scores {
+    queries: ValueId,
+    keys: ValueId,
+    op: Attention,
+}
+
+/// The matmul whose result, scaled and soft-capped, is `v`.
+fn scores(g: &Graph, v: ValueId) -> Option<Scores> {
+    let (inner, cap) = bent(g, v).map_or((v, None), |(inner, cap)| (inner, Some(cap)));
+    let (product, factor) = scaled(g, inner);
+    let (_, n, MatMul { trans_b: true }) = producer::<MatMul>(g, product)? else {
+        return None;
     };
+    let ((queries, by_q), (keys, by_k)) = (scaled(g, input(n, 0)?), scaled(g, input(n, 1)?));
+    let scale = factor * cap.unwrap_or(1.0) * by_q * by_k;
+    let op = Attention {
+        softcap: cap.unwrap_or(0.0),
+        ..Attention::scaled(scale)
+    };
+    Some(Scores { queries, keys, op })
+}
+
+/// Scores with the masks added to them, and the result of the addition.
+fn masked_scores(g: &Graph, sum: &WeightedSum) -> Option<(Scores, Vec<ValueId>, ValueId)> {
     // The mask is added where the scores have an axis for the heads.
-    let inside = reshaped(g, scores).filter(|_| flat);
-    let through = |v: ValueId| is_scores(v).or_else(|| is_scores(reshaped(g, v).filter(|_| flat)?));
+    let flat = sum.rank == 3;
+    let inside = reshaped(g, sum.scores).filter(|_| flat);
+    let through = |v: ValueId| scores(g, v).or_else(|| scores(g, reshaped(g, v).filter(|_| flat)?));
     // A position bias such as ALiBi may be added before the mask.
     let added = |v: ValueId| {
         let [a, b] = binary(g, v, Binary::Add)?;
@@ -294,14 +317,66 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
             once.or_else(twice)
         })
     };
-    let plain = through(scores).map(|found| (found, Vec::new(), scores));
-    let found = plain.or_else(|| added(scores)).or_else(|| added(inside?));
-    let Some(((q, k, mut op), masks, masked)) = found else {
+    let plain = through(sum.scores).map(|found| (found, Vec::new(), sum.scores));
+    plain.or_else(|| added(sum.scores)).or_else(|| added(inside?))
+}
+
+/// The node that transposes the sum back to rows, its operand, and its result.
+fn rows_again(
+    g: &Graph,
+    consumers: &[Vec<NodeId>],
+    sum: &WeightedSum,
+    sequence_first: bool,
+) -> Option<(NodeId, ValueId, ValueId)> {
+    let mut out = sum.product;
+    if sum.rank != 4 {
+        out = *g.node(only_reader(g, consumers, out)?)?.outputs.first()?;
+        reshaped(g, out)?;
+    }
+    let back = only_reader(g, consumers, out)?;
+    let last = *g.node(back)?.outputs.first()?;
+    let order: &[usize] = if sequence_first { &[2, 0, 1, 3] } else { &SWAP };
+    transposed(g, last, order)?;
+    Some((back, out, last))
+}
+
+/// Whether the heads of q are grouped like those of k, and k and v do not repeat: `[b, kv_heads, 1,
+/// t, d]`.
+fn are_grouped(g: &Graph, [q, k, v]: [ValueId; 3], kv_heads: &Dim) -> bool {
+    let grouped = |v: ValueId| shape(g, v).is_some_and(|s| s.len() == 5 && s[1] == *kv_heads);
+    let single = |v: ValueId| shape(g, v).is_some_and(|s| s[2].is(1));
+    [q, k, v].into_iter().all(grouped) && single(k) && single(v)
+}
+
+/// Whether the masks fit the scores of these queries and keys. A mask over queries and keys applies
+/// to all heads, whatever their grouping.
+fn masks_fit(g: &Graph, masks: &[ValueId], masked: ValueId, [q, k]: [&[Dim; 4]; 2]) -> Option<bool> {
+    let scores = [k[0].clone(), q[2].clone(), q[1].clone(), k[1].clone()];
+    let whole = shape(g, masked)? == scores;
+    let masked = if whole { &scores[..] } else { &scores[2..] };
+    let fits = |m: &ValueId| shape(g, *m).is_some_and(|m| mask_fits(m, masked));
+    Some(masks.iter().all(fits))
+}
+
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+    let sum = weighted_sum(g, id)?;
+    let refuse = |why: &str| refuse(g, sum.product, why);
+    let Some((
+        Scores {
+            queries,
+            keys,
+            mut op,
+        },
+        masks,
+        masked,
+    )) = masked_scores(g, &sum)
+    else {
         return refuse("its scores are not a scaled matmul, or the value added to them is not a mask");
     };
-    steps.push(masked);
-    let (q5, k5, v5) = (q, k, input(node, 1)?);
-    let (Some(q), Some((k, by_k)), Some((v, by_v))) = (rows(g, q5), cached(g, k5), cached(g, v5)) else {
+    let operands = [queries, keys, sum.values];
+    let (Some(q), Some((k, by_k)), Some((v, by_v))) =
+        (rows(g, queries), cached(g, keys), cached(g, sum.values))
+    else {
         return refuse("its operands are not transposed from [b, s, heads, d]");
     };
     op.scale *= by_k;
@@ -312,50 +387,27 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     if [k, v].iter().any(|r| r.sequence_first != sequence_first) {
         return refuse("some of its operands are [s, b, heads, d]");
     }
-    // Forward to the transpose back to rows.
-    let mut out = *product;
-    if rank != 4 {
-        out = *g.node(only_reader(g, consumers, out)?)?.outputs.first()?;
-        reshaped(g, out)?;
-    }
-    let back = only_reader(g, consumers, out)?;
-    let last = *g.node(back)?.outputs.first()?;
-    let backwards: &[usize] = if sequence_first { &[2, 0, 1, 3] } else { &SWAP };
-    transposed(g, last, backwards)?;
-    let ([b, s, h, d], k_sizes) = (q.sizes(g)?, k.sizes(g)?);
-    let [_, t, kvh, _] = &k_sizes;
-    // The heads of q must be grouped like those of k, and k and v must not repeat: [b, kv_heads, 1,
-    // t, d].
-    if rank == 5 {
-        let grouped = |v: ValueId| shape(g, v).is_some_and(|s| s.len() == 5 && s[1] == *kvh);
-        let single = |v: ValueId| shape(g, v).is_some_and(|s| s[2].is(1));
-        if ![q5, k5, v5].into_iter().all(grouped) || !single(k5) || !single(v5) {
-            return refuse("its heads are not grouped as [b, kv_heads, group, s, d]");
-        }
-    }
+    let (back, out, last) = rows_again(g, consumers, &sum, sequence_first)?;
     let result = HeadRows {
         value: last,
         sequence_first,
     };
-    let fits = k_sizes[0] == b
-        && k_sizes[3] == d
-        && result.sizes(g)? == [b, s.clone(), h.clone(), d]
-        && k_sizes == v.sizes(g)?
-        && h.exact_div(kvh).is_some();
-    // A mask over queries and keys applies to all heads, whatever their grouping.
-    let scores = [k_sizes[0].clone(), h.clone(), s.clone(), t.clone()];
-    let whole = shape(g, masked)? == scores;
-    let masked = if whole { &scores[..] } else { &scores[2..] };
-    let mask_fits = masks
-        .iter()
-        .all(|m| shape(g, *m).is_some_and(|m| mask_fits(m, masked)));
-    if v.sizes(g)?[3].as_const().is_none_or(|d| !takes_head(d)) {
+    let (q_sizes, k_sizes, v_sizes) = (q.sizes(g)?, k.sizes(g)?, v.sizes(g)?);
+    let ([b, _, heads, d], [kb, _, kv_heads, kd]) = (&q_sizes, &k_sizes);
+    if sum.rank == 5 && !are_grouped(g, operands, kv_heads) {
+        return refuse("its heads are not grouped as [b, kv_heads, group, s, d]");
+    }
+    let masks_fit = masks_fit(g, &masks, masked, [&q_sizes, &k_sizes])?;
+    if v_sizes[3].as_const().is_none_or(|d| !takes_head(d)) {
         return refuse("its head size is odd or too large for the kernel");
     }
-    if !fits || !mask_fits {
+    let fits = (kb, kd) == (b, d) && k_sizes == v_sizes && result.sizes(g)? == q_sizes;
+    if !fits || heads.exact_div(kv_heads).is_none() || !masks_fit {
         return refuse("its shapes of heads or mask do not match");
     }
-    steps.extend([out, last]);
+    let mut steps = vec![sum.product, sum.weights, sum.scores];
+    steps.extend(sum.wide);
+    steps.extend([masked, out, last]);
     Some(Found {
         node: back,
         out: last,
