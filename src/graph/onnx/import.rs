@@ -42,12 +42,7 @@ pub fn import_with(path: &Path, options: ImportOptions) -> Result<Graph> {
     let proto = model.graph.as_ref().ok_or_else(no_graph)?;
     let mut opsets = HashMap::new();
     for o in &model.opset_import {
-        let domain = if o.domain == "ai.onnx" {
-            ""
-        } else {
-            o.domain.as_str()
-        };
-        opsets.insert(domain, o.version);
+        opsets.insert(standard_domain(&o.domain), o.version);
     }
     let missing = RefCell::new(Vec::new());
     // A model without operators of the standard domain need not declare its version.
@@ -273,11 +268,7 @@ impl<'a> Importer<'a> {
         } else {
             n.name.clone()
         };
-        let domain = if n.domain == "ai.onnx" {
-            ""
-        } else {
-            n.domain.as_str()
-        };
+        let domain = standard_domain(&n.domain);
         let Some(opset) = self.file.opsets.get(domain).copied() else {
             let shown = if domain.is_empty() { "ai.onnx" } else { domain };
             let why = format!("domain \"{shown}\", whose version the model does not declare");
@@ -294,40 +285,12 @@ impl<'a> Importer<'a> {
             outer: RefCell::default(),
             place: format!(" of {} \"{name}\"{}", n.op_type, self.inside),
         };
-        let known = self.file.missing.borrow().len();
         if n.op_type == "Constant" && domain.is_empty() {
-            let tensor = match attributes
-                .constant()
-                .and_then(|t| attributes.all_read().map(|()| t))
-            {
-                Ok(tensor) => tensor,
-                Err(e) => {
-                    self.miss(&n.op_type, &name, e);
-                    return Ok(());
-                }
-            };
-            let out = n.output.first().map(String::as_str).unwrap_or_default();
-            let id = self.lookup(out, &name)?;
-            self.edit.set_fact(id, Fact::of(Arc::new(tensor)));
-            return Ok(());
+            return self.constant(n, &name, &attributes);
         }
-        let names = || {
-            ALL.iter()
-                .flat_map(|d| d.onnx.iter().map(move |o| (d, o)))
-                .filter(|(_, o)| o.domain == domain && o.name == n.op_type)
-        };
-        let def = names()
-            .filter(|(_, o)| o.since <= opset)
-            .max_by_key(|(_, o)| o.since)
-            .map(|(d, _)| d);
-        let op = def.map(|def| (def.import)(&attributes)).unwrap_or_else(|| {
-            Err(OpError::Unsupported(match names().map(|(_, o)| o.since).min() {
-                Some(since) => format!("opset {since} or later is required, the model declares {opset}"),
-                None if domain.is_empty() => "unknown operator".to_owned(),
-                None => format!("unknown operator of domain \"{domain}\""),
-            }))
-        });
-        let op: Box<dyn Op> = match op.and_then(|op| attributes.all_read().map(|()| op)) {
+        let known = self.file.missing.borrow().len();
+        let op = operator(domain, &attributes);
+        let op = match op.and_then(|op| attributes.all_read().map(|()| op)) {
             Ok(op) => op,
             Err(e) => {
                 attributes.look_inside();
@@ -338,42 +301,94 @@ impl<'a> Importer<'a> {
                 return Ok(());
             }
         };
-        let (count, results) = (attributes.input_count(), attributes.output_count());
-        let (drop_omitted, added) = (attributes.drop_omitted.get(), attributes.added.take());
-        let mut inputs = Vec::with_capacity(count);
-        for i in n.input.iter().take(count) {
-            inputs.push(if i.is_empty() && drop_omitted {
+        // Generated names; no name of the file looks like this, even if two nodes share a name.
+        let generated = format!("{name}#{position}");
+        let inputs = self.operands(&attributes, &name, &generated)?;
+        let outputs = self.results(&attributes, &name, &generated)?;
+        self.edit.add_node(&name, vec![name.clone()], op, inputs, outputs);
+        Ok(())
+    }
+
+    fn constant(&mut self, n: &NodeProto, name: &str, attributes: &NodeAttributes<'_>) -> Result<()> {
+        let value = attributes.constant();
+        match value.and_then(|t| attributes.all_read().map(|()| t)) {
+            Ok(tensor) => {
+                let out = n.output.first().map(String::as_str).unwrap_or_default();
+                let id = self.lookup(out, name)?;
+                self.edit.set_fact(id, Fact::of(Arc::new(tensor)));
+            }
+            Err(e) => self.miss(&n.op_type, name, e),
+        }
+        Ok(())
+    }
+
+    /// The node's own operands, then those of its bodies, then the tensors that its import added.
+    fn operands(
+        &mut self,
+        attributes: &NodeAttributes<'_>,
+        name: &str,
+        generated: &str,
+    ) -> Result<Vec<Option<ValueId>>> {
+        let mut inputs = Vec::with_capacity(attributes.input_count());
+        for i in attributes.node.input.iter().take(attributes.input_count()) {
+            inputs.push(if i.is_empty() && attributes.drop_omitted.get() {
                 continue;
             } else if i.is_empty() {
                 None
             } else {
-                Some(self.lookup(i, &name)?)
+                Some(self.lookup(i, name)?)
             });
         }
         for i in attributes.outer.take() {
-            inputs.push(i.map(|i| self.lookup(&i, &name)).transpose()?);
+            inputs.push(i.map(|i| self.lookup(&i, name)).transpose()?);
         }
-        for tensor in added {
-            // Generated name; no name of the file looks like this, even if two nodes share a name.
-            let id = self.define(
-                &format!("{name}#{position}.operand{}", inputs.len()),
-                Some(Fact::of(Arc::new(tensor))),
-            )?;
-            inputs.push(Some(id));
+        for tensor in attributes.added.take() {
+            let operand = format!("{generated}.operand{}", inputs.len());
+            inputs.push(Some(self.define(&operand, Some(Fact::of(Arc::new(tensor))))?));
         }
-        let mut outputs = Vec::new();
-        for (i, o) in n.output.iter().take(results).enumerate() {
-            outputs.push(if o.is_empty() {
-                // An unused result between used ones. Names in the file are not empty, so this one
-                // is free.
-                self.define(&format!("{name}#{position}.{i}"), None)?
-            } else {
-                self.lookup(o, &name)?
-            });
-        }
-        self.edit.add_node(&name, vec![name.clone()], op, inputs, outputs);
-        Ok(())
+        Ok(inputs)
     }
+
+    fn results(
+        &mut self,
+        attributes: &NodeAttributes<'_>,
+        name: &str,
+        generated: &str,
+    ) -> Result<Vec<ValueId>> {
+        let used = attributes.node.output.iter().take(attributes.output_count());
+        let result = |(i, o): (usize, &String)| {
+            if o.is_empty() {
+                // An unused result between used ones.
+                self.define(&format!("{generated}.{i}"), None)
+            } else {
+                self.lookup(o, name)
+            }
+        };
+        used.enumerate().map(result).collect()
+    }
+}
+
+fn standard_domain(name: &str) -> &str {
+    if name == "ai.onnx" { "" } else { name }
+}
+
+/// The operator of a node, by the newest definition that its opset has.
+fn operator(domain: &str, attributes: &NodeAttributes<'_>) -> OpResult<Box<dyn Op>> {
+    let names = || {
+        ALL.iter()
+            .flat_map(|d| d.onnx.iter().map(move |o| (d, o)))
+            .filter(|(_, o)| o.domain == domain && o.name == attributes.node.op_type)
+    };
+    let opset = attributes.opset;
+    let known = names().filter(|(_, o)| o.since <= opset);
+    if let Some((def, _)) = known.max_by_key(|(_, o)| o.since) {
+        return (def.import)(attributes);
+    }
+    Err(OpError::Unsupported(match names().map(|(_, o)| o.since).min() {
+        Some(since) => format!("opset {since} or later is required, the model declares {opset}"),
+        None if domain.is_empty() => "unknown operator".to_owned(),
+        None => format!("unknown operator of domain \"{domain}\""),
+    }))
 }
 
 /// An error inside a body.

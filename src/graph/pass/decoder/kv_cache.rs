@@ -32,6 +32,7 @@ struct Pair {
     needless: Option<ValueId>,
     /// The pair is `[b, heads, s, d]`, so its new rows are transposed to `[b, s, heads, d]`.
     turned: bool,
+    axis: usize,
     symbol: Symbol,
 }
 
@@ -115,6 +116,7 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
             present: *present,
             needless,
             turned,
+            axis,
             symbol,
         }));
     }
@@ -138,79 +140,50 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
         return Ok(());
     };
     let (name, origin) = (node.name.clone(), node.origin.clone());
-    let axis = crate::graph::op::axis(
-        node.op.downcast::<Concat>().map_or(0, |c| c.axis),
-        shape(edit, p.past).map_or(0, <[_]>::len),
-    )
-    .unwrap_or(0);
-    if !p.turned {
-        let inputs = vec![Some(p.past), Some(p.new)];
-        edit.replace_node(p.node, Box::new(KvAppend { axis }), inputs, origin);
-        edit.add_state(State {
-            input: p.past,
-            output: p.present,
-            axis,
-            past: p.symbol,
-            window: None,
-        });
-        return Ok(());
+    let (new, axis) = if p.turned {
+        (rows_first(edit, &p, &name, &origin)?, 1)
+    } else {
+        (p.new, p.axis)
+    };
+    let inputs = vec![Some(p.past), Some(new)];
+    edit.replace_node(p.node, Box::new(KvAppend { axis }), inputs, origin.clone());
+    if p.turned {
+        let whole = edit.add_value(&format!("{}/heads_first", edit.value(p.present).name), None);
+        edit.replace_readers(p.present, whole);
+        swap(edit, &format!("{name}/heads_first"), &origin, p.present, whole);
     }
-    let perm = Some(vec![0, 2, 1, 3]);
-    let new = match transposed(edit, p.new, &SWAP) {
-        Some(source) => source,
-        None => {
-            let v = edit.add_value(&format!("{name}/rows"), None);
-            edit.add_node(
-                &format!("{name}/rows"),
-                origin.clone(),
-                Box::new(Transpose { perm: perm.clone() }),
-                vec![Some(p.new)],
-                vec![v],
-            );
-            v
-        }
-    };
-    let fact = edit.fact(p.past)?.clone();
-    let swapped = |f: &Fact| {
-        Fact::new(
-            f.dtype,
-            Shape(SWAP.iter().map(|a| f.shape.0[*a].clone()).collect()),
-        )
-    };
-    let before = edit.add_value(
-        &format!("{}/heads_first", edit.value(p.past).name),
-        Some(fact.clone()),
-    );
-    edit.replace_readers(p.past, before);
-    edit.set_fact(p.past, swapped(&fact));
-    edit.add_node(
-        &format!("{name}/past_heads_first"),
-        origin.clone(),
-        Box::new(Transpose { perm: perm.clone() }),
-        vec![Some(p.past)],
-        vec![before],
-    );
-    let whole = edit.add_value(&format!("{}/heads_first", edit.value(p.present).name), None);
-    edit.replace_readers(p.present, whole);
-    edit.replace_node(
-        p.node,
-        Box::new(KvAppend { axis: 1 }),
-        vec![Some(p.past), Some(new)],
-        origin.clone(),
-    );
-    edit.add_node(
-        &format!("{name}/heads_first"),
-        origin,
-        Box::new(Transpose { perm }),
-        vec![Some(p.present)],
-        vec![whole],
-    );
     edit.add_state(State {
         input: p.past,
         output: p.present,
-        axis: 1,
+        axis,
         past: p.symbol,
         window: None,
     });
     Ok(())
+}
+
+/// Makes the state of a pair `[b, s, heads, d]`: earlier readers get a transpose of it. Returns the
+/// new rows in that order.
+fn rows_first(edit: &mut Edit<'_>, p: &Pair, name: &str, origin: &[String]) -> Result<ValueId> {
+    let new = transposed(edit, p.new, &SWAP).unwrap_or_else(|| {
+        let rows = edit.add_value(&format!("{name}/rows"), None);
+        swap(edit, &format!("{name}/rows"), origin, p.new, rows);
+        rows
+    });
+    let fact = edit.fact(p.past)?.clone();
+    let sizes = SWAP.iter().map(|a| fact.shape.0[*a].clone()).collect();
+    let swapped = Fact::new(fact.dtype, Shape(sizes));
+    let before = edit.add_value(&format!("{}/heads_first", edit.value(p.past).name), Some(fact));
+    edit.replace_readers(p.past, before);
+    edit.set_fact(p.past, swapped);
+    swap(edit, &format!("{name}/past_heads_first"), origin, p.past, before);
+    Ok(new)
+}
+
+/// Adds a transpose that exchanges heads and rows.
+fn swap(edit: &mut Edit<'_>, name: &str, origin: &[String], from: ValueId, to: ValueId) {
+    let op = Box::new(Transpose {
+        perm: Some(vec![0, 2, 1, 3]),
+    });
+    edit.add_node(name, origin.to_vec(), op, vec![Some(from)], vec![to]);
 }

@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::graph::op::pointwise::{Expr, MAX_INPUTS, Pointwise};
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::producer;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::Dim;
 
 pub const FUSE: Pass = Pass {
@@ -134,40 +134,16 @@ type Fusion = (NodeId, Pointwise, Vec<ValueId>, Vec<String>);
 fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
-    let out = *node.outputs.first()?;
     for v in node.inputs.iter().flatten() {
         let Some((from, source, inner)) = producer::<Pointwise>(g, *v) else {
             continue;
         };
-        let read_elsewhere = g
-            .nodes()
-            .any(|(n, node)| n != id && node.inputs.contains(&Some(*v)));
-        if read_elsewhere || g.outputs().contains(v) {
-            continue;
-        }
-        // Types that stay on the host must not keep the other operator from a device.
-        let on_devices = |v: &ValueId| g.value(*v).fact.as_ref().is_some_and(|f| f.dtype.on_devices());
-        let all = node.inputs.iter().flatten().chain(&node.outputs);
-        if !all.chain(source.inputs.iter().flatten()).all(on_devices) {
-            continue;
-        }
-        // A broadcast result would be recomputed for each repetition.
-        if trimmed(g, *v)? != trimmed(g, out)? || op.expr.size() + inner.expr.size() > MAX_SIZE {
+        if !may_fuse(g, id, *v, source)? || op.expr.size() + inner.expr.size() > MAX_SIZE {
             continue;
         }
         // Operators without a kernel run on the host, so they must not be fused with operators that
         // have one.
-        let has_kernel = |node: &crate::graph::Node, expr: &Expr| {
-            let types = node
-                .inputs
-                .iter()
-                .flatten()
-                .map(|v| Some(g.value(*v).fact.as_ref()?.dtype));
-            types
-                .collect::<Option<Vec<_>>>()
-                .is_some_and(|types| expr.has_kernel(&types))
-        };
-        if !has_kernel(node, &op.expr) || !has_kernel(source, &inner.expr) {
+        if !has_kernel(g, node, &op.expr) || !has_kernel(g, source, &inner.expr) {
             log::debug!(
                 "\"{}\" and \"{}\" are not fused: one of them has no kernel",
                 source.name,
@@ -175,46 +151,63 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
             );
             continue;
         }
-        let mut inputs: Vec<ValueId> = Vec::new();
-        let mut place = |v: ValueId| {
-            inputs.iter().position(|i| *i == v).unwrap_or_else(|| {
-                inputs.push(v);
-                inputs.len() - 1
-            })
-        };
-        let inner_places: Vec<usize> = source.inputs.iter().flatten().map(|i| place(*i)).collect();
-        let inner_expr = inner
-            .expr
-            .map_inputs(&mut |i| Expr::Input(inner_places.get(i).copied().unwrap_or(i)));
-        let outer: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();
-        let outer_places: Vec<Expr> = outer
-            .iter()
-            .map(|i| {
-                if i == v {
-                    inner_expr.clone()
-                } else {
-                    Expr::Input(place(*i))
-                }
-            })
-            .collect();
-        let expr = op
-            .expr
-            .map_inputs(&mut |i| outer_places.get(i).cloned().unwrap_or(Expr::Input(i)));
+        let (expr, inputs) = joined(node, &op.expr, *v, source, &inner.expr);
         let (expr, inputs) = tidy(g, &expr, &inputs);
         if inputs.len() > MAX_INPUTS || expr.size() > MAX_SIZE {
             continue;
         }
-        let mut origin = source.origin.clone();
-        origin.extend(node.origin.iter().cloned());
-        return Some((
-            from,
-            Pointwise {
-                name: "Fused".to_owned(),
-                expr,
-            },
-            inputs,
-            origin,
-        ));
+        let origin = source.origin.iter().chain(&node.origin).cloned().collect();
+        let name = "Fused".to_owned();
+        return Some((from, Pointwise { name, expr }, inputs, origin));
     }
     None
+}
+
+/// Whether node `id` is the only reader of `v`, the result of `source`, and reads it elementwise on
+/// a device.
+fn may_fuse(g: &Graph, id: NodeId, v: ValueId, source: &Node) -> Option<bool> {
+    let node = g.node(id)?;
+    let reads = |(n, node): (NodeId, &Node)| n != id && node.inputs.contains(&Some(v));
+    if g.nodes().any(reads) || g.outputs().contains(&v) {
+        return Some(false);
+    }
+    // Types that stay on the host must not keep the other operator from a device.
+    let on_devices = |v: &ValueId| g.value(*v).fact.as_ref().is_some_and(|f| f.dtype.on_devices());
+    let all = node.inputs.iter().flatten().chain(&node.outputs);
+    if !all.chain(source.inputs.iter().flatten()).all(on_devices) {
+        return Some(false);
+    }
+    // A broadcast result would be recomputed for each repetition.
+    Some(trimmed(g, v)? == trimmed(g, *node.outputs.first()?)?)
+}
+
+fn has_kernel(g: &Graph, node: &Node, expr: &Expr) -> bool {
+    let types = node.inputs.iter().flatten();
+    let types = types.map(|v| Some(g.value(*v).fact.as_ref()?.dtype));
+    let types: Option<Vec<_>> = types.collect();
+    types.is_some_and(|types| expr.has_kernel(&types))
+}
+
+/// The expression of `node` with its operand `v` replaced by that of `source`, and the operands of
+/// both.
+fn joined(node: &Node, outer: &Expr, v: ValueId, source: &Node, inner: &Expr) -> (Expr, Vec<ValueId>) {
+    let mut inputs: Vec<ValueId> = Vec::new();
+    let mut place = |v: ValueId| {
+        inputs.iter().position(|i| *i == v).unwrap_or_else(|| {
+            inputs.push(v);
+            inputs.len() - 1
+        })
+    };
+    let places: Vec<usize> = source.inputs.iter().flatten().map(|i| place(*i)).collect();
+    let inner = inner.map_inputs(&mut |i| Expr::Input(places.get(i).copied().unwrap_or(i)));
+    let mut part = |i: &ValueId| {
+        if *i == v {
+            inner.clone()
+        } else {
+            Expr::Input(place(*i))
+        }
+    };
+    let parts: Vec<Expr> = node.inputs.iter().flatten().map(&mut part).collect();
+    let expr = outer.map_inputs(&mut |i| parts.get(i).cloned().unwrap_or(Expr::Input(i)));
+    (expr, inputs)
 }

@@ -398,7 +398,7 @@ impl Masks {
         };
         let found = one.or_else(|| {
             let (_, node) = g.producer(v)?;
-            self.behind(g, node, v, deep + 1)
+            self.result(g, node, v, deep + 1)
         });
         // An axis of size 1 may be broadcast, so its position is 0.
         let sizes = &fact.shape.0;
@@ -408,16 +408,13 @@ impl Masks {
         known
     }
 
-    /// What is known of a node's result.
-    fn behind(&mut self, g: &Graph, node: &Node, v: ValueId, deep: usize) -> Option<Known> {
+    /// What is known of a node's result `v`.
+    fn result(&mut self, g: &Graph, node: &Node, v: ValueId, deep: usize) -> Option<Known> {
         let op = node.op.as_ref();
-        let dims = |i: usize| g.value(input(node, i)?).fact.as_ref()?.as_dims();
-        let sizes = |v: ValueId| g.value(v).fact.as_ref().map(|f| f.shape.0.as_slice());
+        let dims = |i: usize| dims(g, input(node, i)?);
         if let Some(op) = op.downcast::<Pointwise>() {
-            let operands = node.inputs.iter();
-            let operands: Vec<Known> = operands
-                .map(|v| v.map_or(Known::Any, |v| self.of(g, v, deep)))
-                .collect();
+            let operand = |v: &Option<ValueId>| v.map_or(Known::Any, |v| self.of(g, v, deep));
+            let operands: Vec<Known> = node.inputs.iter().map(operand).collect();
             return Some(expression(&op.expr, &operands));
         }
         if op.downcast::<Range>().is_some() {
@@ -433,24 +430,13 @@ impl Masks {
         let x = input(node, 0)?;
         if op.downcast::<Reshape>().is_some() {
             let known = self.of(g, x, deep);
-            // Axes of size 1 come and go; the others keep their order.
-            let axes = |v: ValueId| -> Option<Vec<(usize, &Dim)>> {
-                let all = sizes(v)?.iter().rev().enumerate();
-                Some(all.filter(|(_, d)| !d.is(1)).collect())
-            };
-            let (from, to) = (axes(x)?, axes(v)?);
-            let same = from.iter().map(|a| a.1).eq(to.iter().map(|a| a.1));
-            let place = |axis: usize| {
-                let at = from.iter().position(|(a, _)| *a == axis)?;
-                to.get(at).map(|(a, _)| *a)
-            };
-            return same.then(|| known.moved(&|line| line.moved(&place)));
+            return reshaped(known, sizes(g, x)?, sizes(g, v)?);
         }
         if op.downcast::<Expand>().is_some() {
             return Some(self.of(g, x, deep));
         }
         if let Some(op) = op.downcast::<Transpose>() {
-            let rank = sizes(x)?.len();
+            let rank = sizes(g, x)?.len();
             let axes = op.axes(rank).ok()?;
             let place = |axis: usize| {
                 let from = rank.checked_sub(axis + 1)?;
@@ -464,36 +450,64 @@ impl Masks {
             let steps = input(node, 4).is_none_or(|_| dims(4).is_some_and(|s| s.iter().all(|d| d.is(1))));
             return (firsts && steps).then(|| self.of(g, x, deep));
         }
-        if let Some(op) = op.downcast::<Trilu>() {
-            let diagonal = match input(node, 1) {
-                Some(_) => dims(1)?.first()?.clone(),
-                None => 0.into(),
-            };
-            let line = |factors: Vec<i64>, constant: Dim| Line { constant, factors };
-            let (row_first, key_first) = (vec![-1, 1], vec![1, -1]);
-            let minus = |d: &Dim, less: i64| Dim::from(-less).sub(d).ok();
-            // Kept on and below the diagonal: key <= row + diagonal.
-            let below = line(row_first, diagonal.clone());
-            let above = line(key_first.clone(), minus(&diagonal, 1)?);
-            let on_and_above = line(key_first, minus(&diagonal, 0)?);
-            let under = below.plus(&Line::constant(1.into()), -1)?;
-            let (yes, no) = if op.upper {
-                (on_and_above, under)
-            } else {
-                (below, above)
-            };
-            let kept = Known::Truth {
-                yes: vec![yes],
-                no: vec![no],
-            };
-            let known = self.of(g, x, deep);
-            return Some(match known {
-                Known::Truth { .. } => kept.and(&known),
-                _ => select(&kept, &known, &constant(0.0, DType::F32)),
-            });
-        }
-        None
+        let op = op.downcast::<Trilu>()?;
+        let diagonal = match input(node, 1) {
+            Some(_) => dims(1)?.first()?.clone(),
+            None => 0.into(),
+        };
+        let kept = triangle(op.upper, &diagonal)?;
+        let known = self.of(g, x, deep);
+        Some(match known {
+            Known::Truth { .. } => kept.and(&known),
+            _ => select(&kept, &known, &constant(0.0, DType::F32)),
+        })
     }
+}
+
+fn dims(g: &Graph, v: ValueId) -> Option<Vec<Dim>> {
+    g.value(v).fact.as_ref()?.as_dims()
+}
+
+fn sizes(g: &Graph, v: ValueId) -> Option<&[Dim]> {
+    Some(g.value(v).fact.as_ref()?.shape.0.as_slice())
+}
+
+/// What is known after a reshape that only adds or removes axes of size 1.
+fn reshaped(known: Known, from: &[Dim], to: &[Dim]) -> Option<Known> {
+    let axes = |sizes: &[Dim]| -> Vec<(usize, Dim)> {
+        let all = sizes.iter().rev().cloned().enumerate();
+        all.filter(|(_, d)| !d.is(1)).collect()
+    };
+    let (from, to) = (axes(from), axes(to));
+    let same = from.iter().map(|a| &a.1).eq(to.iter().map(|a| &a.1));
+    let place = |axis: usize| {
+        let at = from.iter().position(|(a, _)| *a == axis)?;
+        to.get(at).map(|(a, _)| *a)
+    };
+    same.then(|| known.moved(&|line| line.moved(&place)))
+}
+
+/// Whether an element is on or above the diagonal of a matrix, or on or below it.
+fn triangle(upper: bool, diagonal: &Dim) -> Option<Known> {
+    let line = |factors: [i64; 2], constant: Dim| Line {
+        constant,
+        factors: factors.to_vec(),
+    };
+    let minus = |less: i64| Dim::from(-less).sub(diagonal).ok();
+    // Kept on and below the diagonal: key <= row + diagonal.
+    let below = line([-1, 1], diagonal.clone());
+    let (yes, no) = if upper {
+        (
+            line([1, -1], minus(0)?),
+            below.plus(&Line::constant(1.into()), -1)?,
+        )
+    } else {
+        (below, line([1, -1], minus(1)?))
+    };
+    Some(Known::Truth {
+        yes: vec![yes],
+        no: vec![no],
+    })
 }
 
 #[cfg(test)]
