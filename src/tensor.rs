@@ -61,7 +61,7 @@ impl Bytes for Vec<u8> {
 }
 
 #[derive(Clone)]
-enum Storage {
+enum TensorStorage {
     /// Eight-byte words, so that any element type is aligned.
     Owned(Arc<Vec<u64>>),
     /// A part of a shared byte source; may be unaligned.
@@ -76,7 +76,7 @@ pub struct HostTensor {
     dtype: DType,
     shape: Vec<usize>,
     bytes: usize,
-    storage: Storage,
+    storage: TensorStorage,
 }
 
 fn byte_len(dtype: DType, shape: &[usize]) -> Result<usize, TensorError> {
@@ -157,7 +157,7 @@ impl HostTensor {
             dtype,
             shape: shape.to_vec(),
             bytes: expected,
-            storage: Storage::Owned(Arc::new(words)),
+            storage: TensorStorage::Owned(Arc::new(words)),
         })
     }
 
@@ -182,7 +182,7 @@ impl HostTensor {
             dtype,
             shape: shape.to_vec(),
             bytes: expected,
-            storage: Storage::Shared { source, start },
+            storage: TensorStorage::Shared { source, start },
         })
     }
 
@@ -204,7 +204,7 @@ impl HostTensor {
             dtype,
             shape: shape.to_vec(),
             bytes,
-            storage: Storage::Owned(Arc::new(words)),
+            storage: TensorStorage::Owned(Arc::new(words)),
         })
     }
 
@@ -216,13 +216,13 @@ impl HostTensor {
             dtype,
             shape: shape.to_vec(),
             bytes: byte_len(dtype, shape)?,
-            storage: Storage::Absent(what.into()),
+            storage: TensorStorage::Absent(what.into()),
         })
     }
 
     /// True if the elements cannot be read; see [`HostTensor::absent`].
     pub fn is_absent(&self) -> bool {
-        matches!(self.storage, Storage::Absent(_))
+        matches!(self.storage, TensorStorage::Absent(_))
     }
 
     /// Element type.
@@ -253,9 +253,9 @@ impl HostTensor {
     /// The little-endian bytes; an error for an [absent](HostTensor::absent) tensor.
     pub fn bytes(&self) -> Result<&[u8], TensorError> {
         let (all, start) = match &self.storage {
-            Storage::Owned(words) => (bytemuck::cast_slice::<u64, u8>(words), 0),
-            Storage::Shared { source, start } => (source.bytes(), *start),
-            Storage::Absent(what) => return Err(TensorError::Absent(what.clone())),
+            TensorStorage::Owned(words) => (bytemuck::cast_slice::<u64, u8>(words), 0),
+            TensorStorage::Shared { source, start } => (source.bytes(), *start),
+            TensorStorage::Absent(what) => return Err(TensorError::Absent(what.clone())),
         };
         Ok(all.get(start..start + self.bytes).unwrap_or(&[]))
     }

@@ -1,7 +1,7 @@
 //! Subgraphs that nodes run: branches and loop bodies.
 
 use super::interp::Interpreter;
-use super::op::{Assumed, InferCx, Inputs, OpError, OpResult, operand};
+use super::op::{Assumption, InferCx, Inputs, OpError, OpResult, operand};
 use super::{Graph, derive};
 use crate::error::Result;
 use crate::shape::{Dim, Fact, Known, Symbol};
@@ -23,16 +23,16 @@ pub struct Body {
 
 /// Result of shape derivation for a body.
 #[derive(Debug)]
-pub struct Derived {
+pub struct DerivedBody {
     /// Facts of the results.
     pub facts: Vec<Fact>,
     /// Symbols that are defined only inside the body.
     inner: BTreeSet<Symbol>,
     /// What the facts assume in the body.
-    assumed: Vec<Assumed>,
+    assumed: Vec<Assumption>,
 }
 
-impl Derived {
+impl DerivedBody {
     /// True if the size is meaningful outside the body.
     pub fn is_outer(&self, size: &Dim) -> bool {
         let mut symbols = BTreeSet::new();
@@ -42,12 +42,12 @@ impl Derived {
 
     /// The assumptions that are meaningful outside the body. Evaluation checks the rest by
     /// comparing the sizes it meets.
-    pub fn assumed(&self) -> impl Iterator<Item = &Assumed> {
+    pub fn assumed(&self) -> impl Iterator<Item = &Assumption> {
         self.assumed.iter().filter(|a| self.is_outer(&a.dim))
     }
 
     /// True if the facts assume nothing that is not in `list`.
-    pub fn rests_on(&self, list: &[Assumed]) -> bool {
+    pub fn rests_on(&self, list: &[Assumption]) -> bool {
         self.assumed.iter().all(|a| list.iter().any(|b| a.says(b)))
     }
 
@@ -141,7 +141,7 @@ impl Body {
     }
 
     /// Facts of the results; see [`Body::derived`].
-    pub fn infer(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<Derived> {
+    pub fn infer(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<DerivedBody> {
         let graph = self.derived(cx, given)?;
         let facts = graph.outputs().iter().map(|v| graph.fact(*v).cloned());
         let facts = facts
@@ -149,7 +149,7 @@ impl Body {
             .map_err(|e| OpError::Body(e.chain()))?;
         let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
         let assumed = graph.assumptions().iter().map(|a| a.assumed.clone()).collect();
-        Ok(Derived {
+        Ok(DerivedBody {
             facts,
             inner,
             assumed,
@@ -166,7 +166,7 @@ impl Body {
         carried: &[Fact],
         after: &[Fact],
         first: usize,
-    ) -> OpResult<Derived> {
+    ) -> OpResult<DerivedBody> {
         let mut carried: Vec<Fact> = carried
             .iter()
             .map(|f| Fact::new(f.dtype, f.shape.clone()))

@@ -1,8 +1,8 @@
 //! Shape derivation: calls [`Op::infer`](super::Op::infer) for each node and adds node names to its
 //! errors.
 
-use super::op::{Assumed, DataDependentDim, InferCx, OpError, OpResult, Source, count, nothing};
-use super::{Assumption, Graph, MadeSymbol, Node, NodeId, SymbolSource, ValueId};
+use super::op::{Assumption, DataDependentDim, InferCx, OpError, OpResult, Source, count, nothing};
+use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, SymbolSource, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
@@ -57,7 +57,7 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
         let assumed = derived.assumed.into_iter();
         graph
             .assumed
-            .extend(assumed.map(|assumed| Assumption { node: id, assumed }));
+            .extend(assumed.map(|assumed| NodeAssumption { node: id, assumed }));
         for (out, fact) in outputs.into_iter().zip(derived.facts) {
             graph.values[out.index()].fact = Some(fact);
         }
@@ -71,7 +71,7 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
 fn prune(graph: &mut Graph) {
     let mut known = graph.constraints.clone();
     let mut all = std::mem::take(&mut graph.assumed);
-    let least = |a: &Assumption| {
+    let least = |a: &NodeAssumption| {
         let mut symbols = BTreeSet::new();
         a.assumed.dim.symbols(&mut symbols);
         let symbol = symbols
@@ -208,15 +208,15 @@ fn positions(
     })
 }
 
-struct Derived {
+struct DerivedNode {
     facts: Vec<Fact>,
     made: Vec<DataDependentDim>,
-    assumed: Vec<Assumed>,
+    assumed: Vec<Assumption>,
 }
 
-fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
+fn infer(graph: &Graph, id: NodeId) -> Result<DerivedNode> {
     let Some(node) = graph.node(id) else {
-        return Ok(Derived {
+        return Ok(DerivedNode {
             facts: Vec::new(),
             made: Vec::new(),
             assumed: Vec::new(),
@@ -271,5 +271,5 @@ fn infer(graph: &Graph, id: NodeId) -> Result<Derived> {
     } else {
         follow(node, &inputs, &mut facts).map_err(|e| graph.node_error(Stage::Shape, node, e))?;
     }
-    Ok(Derived { facts, made, assumed })
+    Ok(DerivedNode { facts, made, assumed })
 }

@@ -123,7 +123,7 @@ pub struct Graph {
     /// Symbols whose values depend on data of the run. Set by derivation.
     pub(crate) made: Vec<MadeSymbol>,
     /// Conditions of the derived shapes beyond the constraints. Set by derivation.
-    pub(crate) assumed: Vec<Assumption>,
+    pub(crate) assumed: Vec<NodeAssumption>,
 }
 
 /// A symbol whose value is read from data of the run; see [`op::Source`].
@@ -150,11 +150,11 @@ pub enum SymbolSource {
 
 /// A condition on the symbols that a derived shape depends on.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assumption {
+pub struct NodeAssumption {
     /// The node whose shape rule requires it.
     pub node: NodeId,
     /// The condition.
-    pub assumed: op::Assumed,
+    pub assumed: op::Assumption,
 }
 
 impl Graph {
@@ -218,7 +218,7 @@ impl Graph {
     }
 
     /// Conditions of the derived shapes beyond the constraints.
-    pub fn assumptions(&self) -> &[Assumption] {
+    pub fn assumptions(&self) -> &[NodeAssumption] {
         &self.assumed
     }
 

@@ -1,6 +1,6 @@
 //! Finds and checks values of the symbols with which a graph can run.
 
-use super::{Assumption, Graph, Value};
+use super::{Graph, NodeAssumption, Value};
 use crate::shape::{Bindings, Dim, Symbol};
 use std::collections::{BTreeSet, HashSet};
 
@@ -18,7 +18,7 @@ struct Rule<'a> {
 
 enum Of<'a> {
     Size(&'a Value),
-    Assumed(&'a Assumption),
+    Assumed(&'a NodeAssumption),
 }
 
 /// Sizes of all values, then the assumptions of the shapes.

@@ -378,7 +378,9 @@ impl Plan {
         bound.launch.grids.resize(f.steps, [0; 3]);
         for step in &self.steps {
             for (at, (_, value)) in (step.params.start as usize..).step_by(4).zip(&step.fields) {
-                if let (super::Value::F32(v), Some(slot)) = (value, bound.launch.params.get_mut(at..at + 4)) {
+                if let (super::FieldValue::F32(v), Some(slot)) =
+                    (value, bound.launch.params.get_mut(at..at + 4))
+                {
                     slot.copy_from_slice(&v.to_le_bytes());
                 }
             }

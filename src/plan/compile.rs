@@ -2,9 +2,9 @@
 
 use super::arena::Arena;
 use super::bind::Formulas;
-use super::cost::Work;
+use super::cost::PlanWork;
 use super::host::HostReason;
-use super::steps::Build;
+use super::steps::StepBuilder;
 use super::{Options, Plan, StateSlot, dim_error, order};
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
@@ -194,7 +194,7 @@ impl<'a> Compiler<'a> {
         let open: Vec<Symbol> = self.open.iter().cloned().collect();
         let padding = self.padding();
         let formulas = Formulas::new(&self.options.bounds, &open, &made, padding.as_ref().ok());
-        let mut build = Build::new(&self, &arena, formulas, &items);
+        let mut build = StepBuilder::new(&self, &arena, formulas, &items);
         let (steps, host, segments) = build.schedule(&items)?;
         let samples = build.samples(&steps)?;
         let given = self.graph.inputs().iter().copied();
@@ -210,7 +210,7 @@ impl<'a> Compiler<'a> {
         formulas
             .finish(live, &conditions, params_bytes, steps.len())
             .map_err(|e| dim_error(&e))?;
-        let work = Work::new(&self, &arena, &steps, &kernels);
+        let work = PlanWork::new(&self, &arena, &steps, &kernels);
         let states = self.states()?;
         let mut memory = arena.report.clone();
         memory.states = states.iter().map(|s| s.bytes).sum();

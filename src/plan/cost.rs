@@ -77,7 +77,7 @@ impl NodeCost {
 
 /// An operand or a result of a node.
 #[derive(Clone, Debug)]
-struct Operand {
+struct NodeOperand {
     /// The value that owns its bytes.
     root: ValueId,
     shape: Shape,
@@ -91,15 +91,15 @@ struct NodeWork {
     name: String,
     origin: Vec<String>,
     op: Box<dyn Op>,
-    inputs: Vec<Option<Operand>>,
-    outputs: Vec<Operand>,
+    inputs: Vec<Option<NodeOperand>>,
+    outputs: Vec<NodeOperand>,
     steps: Vec<usize>,
     arithmetic: Arithmetic,
 }
 
 /// The parts of the graph that a plan keeps to compute costs.
 #[derive(Clone, Debug)]
-pub(super) struct Work {
+pub(super) struct PlanWork {
     nodes: Vec<NodeWork>,
     /// For each packed constant its bytes, and the values that it contains.
     weights: Vec<(u64, Vec<ValueId>)>,
@@ -107,7 +107,7 @@ pub(super) struct Work {
     states: Vec<(ValueId, ValueId)>,
 }
 
-impl Work {
+impl PlanWork {
     /// Collects the work of the steps; their kernels are those of `kernels`.
     pub fn new(c: &Compiler<'_>, arena: &Arena, steps: &[Step], kernels: &[KernelSpec]) -> Self {
         let language = c.caps.profile.language;
@@ -118,7 +118,7 @@ impl Work {
                 _ => None,
             };
             let shape = c.fact(v).map(|f| f.shape.clone()).unwrap_or_default();
-            Operand { root, shape, tensor }
+            NodeOperand { root, shape, tensor }
         };
         let mut nodes: Vec<NodeWork> = Vec::new();
         let mut index: HashMap<NodeId, usize> = HashMap::new();
@@ -173,16 +173,16 @@ fn share(bytes: u64, part: u64, whole: u64) -> u64 {
 }
 
 /// A node at given lengths.
-struct Run<'a> {
+struct NodeRun<'a> {
     plan: &'a Plan,
     node: &'a NodeWork,
     sizes: Sizes,
     bindings: &'a Bindings,
 }
 
-impl Run<'_> {
+impl NodeRun<'_> {
     /// The operand with this property: how many of its elements are read, and how many it has.
-    fn read_of(&self, is: impl Fn(&Operand) -> bool) -> Option<(u64, u64)> {
+    fn read_of(&self, is: impl Fn(&NodeOperand) -> bool) -> Option<(u64, u64)> {
         let mut all = self.node.inputs.iter().enumerate();
         let i = all.find_map(|(i, o)| o.as_ref().is_some_and(&is).then_some(i))?;
         let all = self.sizes.input_elements(i);
@@ -283,7 +283,7 @@ fn number(dim: &Dim, bindings: &Bindings) -> Result<u64> {
     })
 }
 
-fn shape(of: &Operand, bindings: &Bindings) -> Result<Vec<u64>> {
+fn shape(of: &NodeOperand, bindings: &Bindings) -> Result<Vec<u64>> {
     of.shape.0.iter().map(|d| number(d, bindings)).collect()
 }
 
@@ -326,7 +326,7 @@ impl Plan {
                     .collect::<Result<_>>()?,
             };
             let flops = node.op.flops(&sizes);
-            let run = Run {
+            let run = NodeRun {
                 plan: self,
                 node,
                 sizes,

@@ -25,7 +25,7 @@ impl Slot {
 
 /// Slots with their offsets.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Packed {
+pub struct PackedSlots {
     /// First byte of each slot, a multiple of the alignment.
     pub offsets: Vec<u64>,
     /// Size of the arena.
@@ -41,7 +41,7 @@ const ROUNDS: usize = 256;
 /// overlap. Several orders are tried, each with lowest-offset and best-fit placement, and the best
 /// result is kept. Then the search repeatedly places the topmost slots first, as long as that
 /// helps.
-pub fn pack(slots: &[Slot], align: u64) -> Packed {
+pub fn pack(slots: &[Slot], align: u64) -> PackedSlots {
     let rounded = |s: &Slot| Slot {
         bytes: s.bytes.next_multiple_of(align),
         ..s.clone()
@@ -68,7 +68,7 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
     orders.push(order.clone());
     order.sort_by_key(|i| (slots[*i].first, std::cmp::Reverse(slots[*i].bytes)));
     orders.push(order);
-    let mut best: Option<(Packed, Vec<usize>, bool)> = None;
+    let mut best: Option<(PackedSlots, Vec<usize>, bool)> = None;
     let mut effort = 0;
     for order in orders {
         for tight in [false, true] {
@@ -82,7 +82,7 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
         }
     }
     let Some((mut packed, mut order, tight)) = best else {
-        return Packed {
+        return PackedSlots {
             offsets: Vec::new(),
             total: 0,
         };
@@ -106,7 +106,7 @@ pub fn pack(slots: &[Slot], align: u64) -> Packed {
 }
 
 /// Places slots in this order.
-fn pack_in(slots: &[Slot], order: &[usize], align: u64, tight: bool, effort: &mut usize) -> Packed {
+fn pack_in(slots: &[Slot], order: &[usize], align: u64, tight: bool, effort: &mut usize) -> PackedSlots {
     let mut offsets = vec![0u64; slots.len()];
     let mut total = 0;
     // Placed slots, sorted by offset.
@@ -134,7 +134,7 @@ fn pack_in(slots: &[Slot], order: &[usize], align: u64, tight: bool, effort: &mu
         let k = placed.partition_point(|j| offsets[*j] <= offset);
         placed.insert(k, *i);
     }
-    Packed {
+    PackedSlots {
         offsets,
         total: total.next_multiple_of(align),
     }
@@ -169,14 +169,14 @@ const PROOFS: usize = 20_000;
 
 /// Decides which of two sizes is never the smaller one. Values at a few bindings refute most claims
 /// without a proof, and proofs are cached.
-struct Order<'a> {
+struct SizeOrder<'a> {
     constraints: &'a Constraints,
     samples: Vec<Bindings>,
     values: HashMap<Dim, Vec<Option<i64>>>,
     proofs: HashMap<(Dim, Dim), bool>,
 }
 
-impl<'a> Order<'a> {
+impl<'a> SizeOrder<'a> {
     fn new<'b>(constraints: &'a Constraints, sizes: impl Iterator<Item = &'b Dim>) -> Self {
         let mut symbols = BTreeSet::new();
         sizes.for_each(|d| d.symbols(&mut symbols));
@@ -242,8 +242,8 @@ impl<'a> Order<'a> {
 /// Size of the arena as an expression: every slot is above those that it is above in `packed` and
 /// lives with. Offsets computed this way do not overlap for any binding; at the bounds the size is
 /// that of the packing. `None` if the expression would be long.
-pub fn formula(slots: &[Slot], packed: &Packed, align: u64, constraints: &Constraints) -> Option<Dim> {
-    let mut sizes = Order::new(constraints, slots.iter().map(|s| &s.size));
+pub fn formula(slots: &[Slot], packed: &PackedSlots, align: u64, constraints: &Constraints) -> Option<Dim> {
+    let mut sizes = SizeOrder::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|i| packed.offsets[*i]);
     // For each slot, the sums whose maximum is its end.
@@ -307,7 +307,7 @@ pub struct Pools {
 /// the two sizes is proved to be at least the other for every binding; the pool then has the larger
 /// size. For sizes without bounds.
 pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result<Pools, DimError> {
-    let mut sizes = Order::new(constraints, slots.iter().map(|s| &s.size));
+    let mut sizes = SizeOrder::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|i| slots[*i].first);
     let mut pools = Pools {
@@ -357,7 +357,7 @@ mod tests {
         #[test]
         fn live_slots_never_overlap(raw in prop::collection::vec((0usize..40, 0usize..12, 1u64..5000), 1..60)) {
             let slots: Vec<Slot> = raw.iter().map(|(f, n, b)| Slot { first: *f, last: f + n, bytes: *b, size: Dim::from(i64::try_from(*b).unwrap()) }).collect();
-            let Packed { offsets, total } = pack(&slots, 128);
+            let PackedSlots { offsets, total } = pack(&slots, 128);
             for (i, a) in slots.iter().enumerate() {
                 prop_assert!(offsets[i] % 128 == 0 && offsets[i] + a.bytes <= total);
                 for (j, b) in slots.iter().enumerate().skip(i + 1) {

@@ -126,7 +126,7 @@ pub enum Storage {
 
 /// The value of one parameter field.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Value {
+enum FieldValue {
     Expr(usize),
     F32(f32),
 }
@@ -147,7 +147,7 @@ pub struct Step {
     /// Its tunable settings, if any.
     pub tuning: Option<Tuning>,
     grid: [usize; 3],
-    fields: Vec<(FieldTy, Value)>,
+    fields: Vec<(FieldTy, FieldValue)>,
 }
 
 /// A part of a plan that runs without interruption.
@@ -308,7 +308,7 @@ pub struct Plan {
     /// Number of values on the host.
     host_values: usize,
     formulas: bind::Formulas,
-    work: cost::Work,
+    work: cost::PlanWork,
 }
 
 impl Plan {

@@ -25,7 +25,7 @@ pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
     let mut left: Vec<NodeId> = nodes.iter().copied().filter(|id| c.is_needed(*id)).collect();
     let mut unseen: Vec<ValueId> = observed.iter().copied().collect();
     let mut unknown: Vec<ValueId> = c.known.iter().copied().collect();
-    let mut order = Order {
+    let mut order = Scheduler {
         c,
         observed,
         done_values: HashSet::new(),
@@ -89,7 +89,7 @@ pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
     Ok(items)
 }
 
-struct Order<'a, 'b> {
+struct Scheduler<'a, 'b> {
     c: &'b Compiler<'a>,
     observed: BTreeSet<ValueId>,
     done_values: HashSet<ValueId>,
@@ -98,7 +98,7 @@ struct Order<'a, 'b> {
     seen: HashSet<ValueId>,
 }
 
-impl Order<'_, '_> {
+impl Scheduler<'_, '_> {
     fn has_value(&self, v: ValueId) -> bool {
         self.c.graph.producer(v).is_none() || self.c.is_const(v) || self.done_values.contains(&v)
     }

@@ -74,7 +74,7 @@ pub enum NoPadding {
 /// Layout of a tensor's elements with respect to one symbol: `outer` blocks of `length * inner`
 /// elements.
 #[derive(PartialEq, Eq)]
-struct Layout {
+struct LengthLayout {
     /// There is more than one block.
     blocks: bool,
     /// The size with the symbol and the number of elements after it, if there is exactly one such
@@ -82,7 +82,7 @@ struct Layout {
     length: Option<(Dim, Dim)>,
 }
 
-impl Layout {
+impl LengthLayout {
     /// `None` if no size contains the symbol.
     fn of(shape: &Shape, symbol: &Symbol) -> Option<Self> {
         let at = shape.0.iter().position(|d| d.depends_on(symbol))?;
@@ -141,7 +141,7 @@ impl Compiler<'_> {
         let ports = self.graph.inputs().iter().chain(self.graph.outputs());
         for v in ports.filter(|v| self.needed_values[v.index()]) {
             let Some(shape) = shape(*v) else { continue };
-            if Layout::of(shape, &p.symbol).is_some_and(|l| !l.in_front()) {
+            if LengthLayout::of(shape, &p.symbol).is_some_and(|l| !l.in_front()) {
                 return Err(NoPadding::Inner {
                     value: self.graph.value(*v).name.clone(),
                     shape: shape.clone(),
@@ -153,7 +153,7 @@ impl Compiler<'_> {
             let (Some(new), Some(old)) = (shape(*v), source.and_then(shape)) else {
                 continue;
             };
-            let layouts = (Layout::of(new, &p.symbol), Layout::of(old, &p.symbol));
+            let layouts = (LengthLayout::of(new, &p.symbol), LengthLayout::of(old, &p.symbol));
             if layouts.0 != layouts.1
                 && !matches!(&layouts, (Some(a), Some(b)) if a.in_front() && b.in_front())
             {

@@ -4,7 +4,7 @@ use super::arena::Arena;
 use super::bind::Formulas;
 use super::compile::{Compiler, Item};
 use super::host::{HostRead, HostReason, HostStep, HostWork, HostWrite};
-use super::{Port, Sample, Segment, Step, Storage, Value, dim_error};
+use super::{FieldValue, Port, Sample, Segment, Step, Storage, dim_error};
 use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
@@ -16,7 +16,7 @@ use crate::shape::{Dim, Quotient, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Builds steps from ordered items.
-pub(super) struct Build<'a, 'b> {
+pub(super) struct StepBuilder<'a, 'b> {
     c: &'b Compiler<'a>,
     arena: &'b Arena,
     pub formulas: Formulas,
@@ -28,7 +28,7 @@ pub(super) struct Build<'a, 'b> {
     pub params_bytes: u32,
 }
 
-impl<'a, 'b> Build<'a, 'b> {
+impl<'a, 'b> StepBuilder<'a, 'b> {
     pub fn new(c: &'b Compiler<'a>, arena: &'b Arena, formulas: Formulas, items: &[Item]) -> Self {
         let mut out = Self {
             c,
@@ -189,9 +189,9 @@ impl<'a, 'b> Build<'a, 'b> {
         for ((at, (_, ty)), field) in (start..).step_by(4).zip(spec.fields()).zip(&call.fields) {
             let value = match field {
                 Field::Dim(d) => {
-                    Value::Expr(self.formulas.param(d, at, ty, index).map_err(|e| dim_error(&e))?)
+                    FieldValue::Expr(self.formulas.param(d, at, ty, index).map_err(|e| dim_error(&e))?)
                 }
-                Field::F32(v) => Value::F32(*v),
+                Field::F32(v) => FieldValue::F32(*v),
             };
             fields.push((ty, value));
         }

@@ -1,6 +1,6 @@
 //! Stable text form of a plan, for golden tests and `inspect`.
 
-use super::{MemoryReport, Plan, Port, Storage, Value};
+use super::{FieldValue, MemoryReport, Plan, Port, Storage};
 use crate::graph::Graph;
 use crate::lower::Pack;
 use std::fmt::Write as _;
@@ -133,8 +133,8 @@ fn step(out: &mut String, plan: &Plan, i: usize) {
         .fields()
         .zip(&step.fields)
         .map(|((name, _), (_, value))| match value {
-            Value::Expr(e) => format!("{name} = {}", plan.formulas.at(*e)),
-            Value::F32(v) => format!("{name} = {v:?}"),
+            FieldValue::Expr(e) => format!("{name} = {}", plan.formulas.at(*e)),
+            FieldValue::F32(v) => format!("{name} = {v:?}"),
         })
         .collect();
     let _ = writeln!(out, "  {}", fields.join(", "));

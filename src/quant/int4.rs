@@ -7,13 +7,13 @@ use half::f16;
 
 /// A min-max asymmetric grid with an integer zero point: `2^x` levels from `min(w, 0)` to
 /// `max(w, 0)`, `w = scale * (q - zero)`, with an f16 scale.
-struct Grid {
+struct Int4Grid {
     scale: f32,
     zero: f32,
     top: f32,
 }
 
-impl Grid {
+impl Int4Grid {
     fn of(bits: Bits, weights: &[f32]) -> Self {
         let top = f32::from(bits.top());
         let (lo, hi) = weights
@@ -41,7 +41,7 @@ impl Grid {
 
 /// Sum of absolute errors of a group with 4-bit [`Integers`].
 pub fn int4_error(weights: &[f32]) -> f64 {
-    let grid = Grid::of(Bits::Four, weights);
+    let grid = Int4Grid::of(Bits::Four, weights);
     let off = |w: &f32| f64::from((w - grid.scale * (grid.level(*w) - grid.zero)).abs());
     weights.iter().map(off).sum()
 }
@@ -66,7 +66,7 @@ impl ColumnMethod for Integers {
         out: &mut Column,
     ) -> Result<(), QuantError> {
         for part in weights.chunks(group) {
-            let grid = Grid::of(bits, part);
+            let grid = Int4Grid::of(bits, part);
             let found = affine(bits, f64::from(grid.scale), f64::from(grid.zero))?;
             out.scales.push([found.scale, found.bias]);
             #[expect(

@@ -95,14 +95,14 @@ impl Grids<'_> {
         let count = self.n.div_ceil(PANEL);
         let mut out = Packed::empty(self.bits, self.group, self.k, self.n)?;
         let mut losses = vec![Loss::default(); count];
-        let panel = |room: &mut Room, panel: usize| {
+        let panel = |room: &mut ColumnBuffers, panel: usize| {
             let first = panel * PANEL;
             self.panel(first, PANEL.min(self.n - first), room)
         };
         parallel::for_each(
             parallel::cores(),
             count,
-            Room::default,
+            ColumnBuffers::default,
             panel,
             |panel, (packed, loss)| {
                 out.place(&packed, panel * PANEL);
@@ -115,7 +115,12 @@ impl Grids<'_> {
     }
 
     /// Columns `first .. first + width` as a separate matrix.
-    fn panel(&self, first: usize, width: usize, room: &mut Room) -> Result<(Packed, Loss), QuantError> {
+    fn panel(
+        &self,
+        first: usize,
+        width: usize,
+        room: &mut ColumnBuffers,
+    ) -> Result<(Packed, Loss), QuantError> {
         let mut packed = Packed::empty(self.bits, self.group, self.k, width)?;
         let mut loss = Loss::default();
         let groups = self.k.div_ceil(self.group);
@@ -161,7 +166,7 @@ impl Grids<'_> {
 }
 
 #[derive(Default)]
-struct Room {
+struct ColumnBuffers {
     source: GridColumn,
     weights: Vec<f32>,
     scratch: Scratch,

@@ -194,13 +194,13 @@ impl<'a> Question<'a> {
         if depth >= DEPTH {
             return best;
         }
-        let ways: [Way<'a>; 3] = [Self::factored, Self::eliminated, Self::by_facts];
+        let ways: [ProofMethod<'a>; 3] = [Self::factored, Self::eliminated, Self::by_facts];
         for way in ways {
             let done = best.is_some_and(|b| target.is_some_and(|t| b >= t));
             if done || self.steps.get() > STEPS {
                 break;
             }
-            let search = Search { target, depth, chain };
+            let search = ProofSearch { target, depth, chain };
             best = best.max(way(self, d, search));
         }
         best
@@ -283,7 +283,7 @@ impl<'a> Question<'a> {
     }
 
     /// Bound by the common factor of all terms.
-    fn factored(&self, d: &Dim, s: Search) -> Option<i128> {
+    fn factored(&self, d: &Dim, s: ProofSearch) -> Option<i128> {
         let [first, rest @ ..] = d.terms() else {
             return None;
         };
@@ -305,7 +305,7 @@ impl<'a> Question<'a> {
     }
 
     /// Bound after eliminating one floor, minimum or maximum.
-    fn eliminated(&self, d: &Dim, s: Search) -> Option<i128> {
+    fn eliminated(&self, d: &Dim, s: ProofSearch) -> Option<i128> {
         let mut seen: Vec<&Atom> = Vec::new();
         let mut best = None;
         for a in d.terms().iter().flat_map(|t| t.product.iter()) {
@@ -337,7 +337,7 @@ impl<'a> Question<'a> {
     }
 
     /// A lower bound of `q*floor(num/den) + rest`.
-    fn without_floor(&self, num: &Dim, den: &Dim, q: &Dim, rest: &Dim, s: Search) -> Option<i128> {
+    fn without_floor(&self, num: &Dim, den: &Dim, q: &Dim, rest: &Dim, s: ProofSearch) -> Option<i128> {
         let multiple = q.exact_div(den).and_then(|m| m.as_const());
         let up = match multiple {
             Some(m) => m >= 0,
@@ -377,7 +377,14 @@ impl<'a> Question<'a> {
     }
 
     /// A lower bound of `q*min(..) + rest` or `q*max(..) + rest`.
-    fn without_choice(&self, c: &Choice, smallest: bool, q: &Dim, rest: &Dim, s: Search) -> Option<i128> {
+    fn without_choice(
+        &self,
+        c: &Choice,
+        smallest: bool,
+        q: &Dim,
+        rest: &Dim,
+        s: ProofSearch,
+    ) -> Option<i128> {
         let sign = self.sign(q, s.depth);
         // The value equals one operand. If the sign of `q` turns the choice around, any operand
         // gives a lower bound.
@@ -399,7 +406,7 @@ impl<'a> Question<'a> {
     }
 
     /// Bound by one fact: if `d == k*fact + rest` and `k >= 0`, then `d >= rest`.
-    fn by_facts(&self, d: &Dim, s: Search) -> Option<i128> {
+    fn by_facts(&self, d: &Dim, s: ProofSearch) -> Option<i128> {
         if s.chain >= CHAIN {
             return None;
         }
@@ -446,17 +453,17 @@ impl<'a> Question<'a> {
 }
 
 /// A method that finds a lower bound.
-type Way<'a> = fn(&Question<'a>, &Dim, Search) -> Option<i128>;
+type ProofMethod<'a> = fn(&Question<'a>, &Dim, ProofSearch) -> Option<i128>;
 
 /// Target and remaining budget of a search.
 #[derive(Clone, Copy)]
-struct Search {
+struct ProofSearch {
     target: Option<i128>,
     depth: u32,
     chain: u32,
 }
 
-impl Search {
+impl ProofSearch {
     fn enough(self, best: Option<i128>) -> bool {
         best.is_some_and(|b| self.target.is_some_and(|t| b >= t))
     }

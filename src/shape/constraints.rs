@@ -96,7 +96,7 @@ impl fmt::Display for Given {
 
 /// An expression that is 0 or more, and the constraint that implies it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Fact {
+struct Inequality {
     dim: Dim,
     text: String,
 }
@@ -134,7 +134,7 @@ pub struct Constraints {
     /// is 64 times a hidden symbol.
     hidden: BTreeMap<Symbol, DividedSymbol>,
     /// What the relations and the bounds of solved symbols imply beyond `bounds`.
-    facts: Vec<Fact>,
+    facts: Vec<Inequality>,
     /// The same expressions, in the form used by questions.
     positive: Vec<Dim>,
 }
@@ -432,7 +432,7 @@ impl Constraints {
         let bound = |s: &Symbol| self.interval(s);
         let known = Question::new(&bound, &[]).at_least(&dim, 0);
         if !known && self.facts.iter().all(|f| f.dim != dim) {
-            self.facts.push(Fact {
+            self.facts.push(Inequality {
                 dim,
                 text: text.to_owned(),
             });

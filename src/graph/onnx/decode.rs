@@ -11,7 +11,7 @@ const FIELDS: [u64; 11] = [1, 2, 3, 4, 5, 6, 7, 8, 14, 20, 25];
 
 /// What is wrong with bytes that are not a model.
 #[derive(Debug, PartialEq, Eq)]
-enum Fault {
+enum FieldFault {
     /// A field reaches beyond the last byte, to this one.
     CutOff(u64),
     /// A field of no model.
@@ -27,8 +27,8 @@ pub fn model(stage: Stage, path: &Path, bytes: &[u8]) -> Result<ModelProto> {
         other => other,
     };
     Err(match (fault(bytes), decoded) {
-        (Some(Fault::CutOff(needs)), _) => Error::cut_off(stage, path, needs, bytes.len() as u64),
-        (Some(Fault::OtherFormat), _) => {
+        (Some(FieldFault::CutOff(needs)), _) => Error::cut_off(stage, path, needs, bytes.len() as u64),
+        (Some(FieldFault::OtherFormat), _) => {
             Error::file(stage, path, kind::explained("not an ONNX model", bytes))
         }
         (None, Err(e)) => Error::damaged(stage, path, e),
@@ -37,35 +37,35 @@ pub fn model(stage: Stage, path: &Path, bytes: &[u8]) -> Result<ModelProto> {
 }
 
 /// Walks over the fields of a model; `None` if they are in order.
-fn fault(bytes: &[u8]) -> Option<Fault> {
+fn fault(bytes: &[u8]) -> Option<FieldFault> {
     if kind::guess(bytes).is_some() {
-        return Some(Fault::OtherFormat);
+        return Some(FieldFault::OtherFormat);
     }
     let mut at = 0;
     while at < bytes.len() {
         let Some(key) = varint(bytes, &mut at) else {
-            return Some(Fault::CutOff(bytes.len() as u64 + 1));
+            return Some(FieldFault::CutOff(bytes.len() as u64 + 1));
         };
         if !FIELDS.contains(&(key >> 3)) {
-            return Some(Fault::OtherFormat);
+            return Some(FieldFault::OtherFormat);
         }
         match key & 7 {
             0 => {
                 if varint(bytes, &mut at).is_none() {
-                    return Some(Fault::CutOff(bytes.len() as u64 + 1));
+                    return Some(FieldFault::CutOff(bytes.len() as u64 + 1));
                 }
             }
             2 => {
                 let Some(length) = varint(bytes, &mut at) else {
-                    return Some(Fault::CutOff(bytes.len() as u64 + 1));
+                    return Some(FieldFault::CutOff(bytes.len() as u64 + 1));
                 };
                 let end = (at as u64).saturating_add(length);
                 match usize::try_from(end).ok().filter(|end| *end <= bytes.len()) {
                     Some(end) => at = end,
-                    None => return Some(Fault::CutOff(end)),
+                    None => return Some(FieldFault::CutOff(end)),
                 }
             }
-            _ => return Some(Fault::OtherFormat),
+            _ => return Some(FieldFault::OtherFormat),
         }
     }
     None
@@ -107,7 +107,7 @@ mod tests {
         assert_eq!(fault(&whole), None);
         // From where the length of the graph can be read, the length of the file is known.
         for cut in 12..whole.len() {
-            assert_eq!(fault(&whole[..cut]), Some(Fault::CutOff(length)), "{cut}");
+            assert_eq!(fault(&whole[..cut]), Some(FieldFault::CutOff(length)), "{cut}");
         }
         assert!(model(Stage::Import, path, &whole[..100]).is_err());
     }
@@ -115,7 +115,7 @@ mod tests {
     #[test]
     fn other_files_are_not_called_damaged() {
         for bytes in [&b"<html></html>"[..], b"", b"GGUF\x03\0\0\0", b"hello world"] {
-            assert_eq!(fault(bytes), Some(Fault::OtherFormat), "{bytes:?}");
+            assert_eq!(fault(bytes), Some(FieldFault::OtherFormat), "{bytes:?}");
         }
         assert!(model(Stage::Import, Path::new("x"), &[0x08, 0x08]).is_err());
     }

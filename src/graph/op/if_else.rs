@@ -5,8 +5,8 @@
 //! "squeeze the axis if its size is 1"; its assumptions are checked before each run.
 
 use super::case::Case;
-use super::{Assumed, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::graph::body::{Body, Derived};
+use super::{Assumption, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use crate::graph::body::{Body, DerivedBody};
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
 
@@ -46,8 +46,9 @@ pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
 }
 
 /// The branch that alone assumes sizes to be equal, if exactly one does.
-fn narrower<'a>(a: &'a Derived, b: &'a Derived) -> Option<&'a Derived> {
-    let alone = |x: &Derived, y: &Derived| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.says(q)));
+fn narrower<'a>(a: &'a DerivedBody, b: &'a DerivedBody) -> Option<&'a DerivedBody> {
+    let alone =
+        |x: &DerivedBody, y: &DerivedBody| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.says(q)));
     match (alone(a, b), alone(b, a)) {
         (true, false) => Some(a),
         (false, true) => Some(b),
@@ -90,7 +91,7 @@ impl Op for If {
         }
         // An assumption of one branch must not fail a run of the other. Such results are compared
         // by size in the run, and nothing is known of their elements.
-        let both: Vec<Assumed> = a
+        let both: Vec<Assumption> = a
             .assumed()
             .filter(|p| b.assumed().any(|q| p.says(q)))
             .cloned()

@@ -31,7 +31,7 @@ pub struct DataDependentDim {
 
 /// A condition that derivation could not decide but the shapes depend on; checked in each run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Assumed {
+pub struct Assumption {
     /// Must not be negative; must be zero if `equal`.
     pub dim: Dim,
     /// The expression must be zero.
@@ -40,7 +40,7 @@ pub struct Assumed {
     pub meaning: String,
 }
 
-impl Assumed {
+impl Assumption {
     /// True if the other states the same condition.
     pub fn says(&self, other: &Self) -> bool {
         self.equal == other.equal && self.dim == other.dim
@@ -56,7 +56,7 @@ pub struct InferCx<'a> {
     names: Option<(&'a [&'a str], &'a [&'a str])>,
     constraints: &'a Constraints,
     made: RefCell<Vec<DataDependentDim>>,
-    assumed: RefCell<Vec<Assumed>>,
+    assumed: RefCell<Vec<Assumption>>,
 }
 
 impl<'a> InferCx<'a> {
@@ -79,7 +79,7 @@ impl<'a> InferCx<'a> {
     }
 
     /// The symbols and assumptions made by [`Op::infer`].
-    pub fn finish(self) -> (Vec<DataDependentDim>, Vec<Assumed>) {
+    pub fn finish(self) -> (Vec<DataDependentDim>, Vec<Assumption>) {
         (self.made.into_inner(), self.assumed.into_inner())
     }
 
@@ -200,7 +200,7 @@ impl<'a> InferCx<'a> {
             Some(false) => Err(OpError::mismatch(what, a, b)),
             None => {
                 let meaning = format!("{what} differ: {a} (left) and {b} (right)");
-                self.assumed.borrow_mut().push(Assumed {
+                self.assumed.borrow_mut().push(Assumption {
                     dim: a.sub(b)?,
                     equal: true,
                     meaning,
@@ -223,7 +223,7 @@ impl<'a> InferCx<'a> {
             Some(true) => Ok(()),
             Some(false) => Err(OpError::expected(meaning, "0 or more", &dim)),
             None => {
-                self.assumed.borrow_mut().push(Assumed {
+                self.assumed.borrow_mut().push(Assumption {
                     dim,
                     equal: false,
                     meaning: meaning.to_owned(),
@@ -234,7 +234,7 @@ impl<'a> InferCx<'a> {
     }
 
     /// Adds the assumptions of nested operators.
-    pub fn assume(&self, list: impl IntoIterator<Item = Assumed>) {
+    pub fn assume(&self, list: impl IntoIterator<Item = Assumption>) {
         self.assumed.borrow_mut().extend(list);
     }
 

@@ -129,7 +129,7 @@ pub struct When {
 
 /// A pass at its place in the order.
 #[derive(Clone, Copy, Debug)]
-pub struct Step {
+pub struct ScheduledPass {
     /// Its part of the order.
     pub phase: Phase,
     /// The pass.
@@ -140,7 +140,7 @@ pub struct Step {
 
 /// All passes in order, with those that `t` needs.
 #[rustfmt::skip]
-pub fn steps(t: &Target) -> Vec<Step> {
+pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let when = |targets, holds| When { targets, holds };
     let always = when("all targets", true);
     let host = when("host", !t.device);
@@ -199,7 +199,7 @@ pub fn steps(t: &Target) -> Vec<Step> {
             (NORM_MATMUL, one_row),
         ]),
     ];
-    let step = |phase| move |&(pass, when): &(Pass, When)| Step { phase, pass, when };
+    let step = |phase| move |&(pass, when): &(Pass, When)| ScheduledPass { phase, pass, when };
     phases.iter().flat_map(|(phase, passes)| passes.iter().map(step(*phase))).collect()
 }
 

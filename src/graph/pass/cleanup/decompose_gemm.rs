@@ -34,7 +34,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         if !edit.begin(&format!("\"{name}\" becomes a matmul")) {
             continue;
         }
-        let mut parts = Parts {
+        let mut parts = Replacement {
             name: &name,
             origin: &origin,
             dtype: f.dtype,
@@ -84,13 +84,13 @@ fn find(g: &Graph, id: NodeId) -> Option<Found> {
 }
 
 /// Builds the nodes that replace one.
-struct Parts<'a> {
+struct Replacement<'a> {
     name: &'a str,
     origin: &'a [String],
     dtype: DType,
 }
 
-impl Parts<'_> {
+impl Replacement<'_> {
     fn node(
         &mut self,
         edit: &mut Edit<'_>,

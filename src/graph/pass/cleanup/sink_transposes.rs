@@ -33,7 +33,7 @@ pub const SINK_TRANSPOSES: Pass = Pass {
 };
 
 /// A rewrite of one node.
-enum Change {
+enum Rewrite {
     /// Its result is replaced by this value.
     Is(ValueId),
     /// It becomes a transpose of this value with this order of axes.
@@ -76,7 +76,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
 }
 
-fn apply(edit: &mut Edit<'_>, id: NodeId, change: Change) -> Result<()> {
+fn apply(edit: &mut Edit<'_>, id: NodeId, change: Rewrite) -> Result<()> {
     let Some(node) = edit.node(id).cloned() else {
         return Ok(());
     };
@@ -85,15 +85,15 @@ fn apply(edit: &mut Edit<'_>, id: NodeId, change: Change) -> Result<()> {
         return Ok(());
     };
     match change {
-        Change::Is(x) => {
+        Rewrite::Is(x) => {
             edit.replace_readers(y, x);
             edit.remove_node(id);
         }
-        Change::Transpose(x, perm) => {
+        Rewrite::Transpose(x, perm) => {
             let op = Box::new(Transpose { perm: Some(perm) });
             edit.replace_node(id, op, vec![Some(x)], origin);
         }
-        Change::Slice(x, lists) => {
+        Rewrite::Slice(x, lists) => {
             let mut inputs = vec![Some(x)];
             for (list, part) in lists.iter().zip(["starts", "ends", "axes", "steps"]) {
                 let tensor = HostTensor::from_i64(&[list.len()], list);
@@ -102,14 +102,14 @@ fn apply(edit: &mut Edit<'_>, id: NodeId, change: Change) -> Result<()> {
             }
             edit.replace_node(id, node.op, inputs, origin);
         }
-        Change::Last { op, inputs, perm } => {
+        Rewrite::Last { op, inputs, perm } => {
             let unmoved = format!("{name}/unmoved");
             let still = edit.add_value(&unmoved, last_axis_fact(edit, y, &perm));
             edit.add_node(&unmoved, origin.clone(), op, inputs, vec![still]);
             let transpose = Box::new(Transpose { perm: Some(perm) });
             edit.replace_node(id, transpose, vec![Some(still)], origin);
         }
-        Change::Sink { inputs, mover, fact } => {
+        Rewrite::Sink { inputs, mover, fact } => {
             let Some(mut mover) = edit.node(mover).cloned() else {
                 return Ok(());
             };
@@ -126,7 +126,7 @@ fn apply(edit: &mut Edit<'_>, id: NodeId, change: Change) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Change, &'static str)> {
+fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Rewrite, &'static str)> {
     // Nodes without readers are removed after the pass.
     let y = *g.node(id)?.outputs.first()?;
     if consumers.get(y.index()).is_none_or(Vec::is_empty) && !g.is_kept(y) {
@@ -152,7 +152,7 @@ fn last_axis_fact(g: &Graph, y: ValueId, perm: &[i64]) -> Option<Fact> {
 }
 
 /// A slice or a concatenation along the last axis, after the two axes before it are swapped.
-fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
+fn along_last(g: &Graph, id: NodeId) -> Option<Rewrite> {
     let node = g.node(id)?;
     let y = *node.outputs.first()?;
     let rank = shape(g, y)?.len();
@@ -191,10 +191,10 @@ fn along_last(g: &Graph, id: NodeId) -> Option<Change> {
         (Box::new(concat.clone()), inputs, order?)
     };
     let perm = axes.into_iter().map(num::signed).collect();
-    Some(Change::Last { op, inputs, perm })
+    Some(Rewrite::Last { op, inputs, perm })
 }
 
-fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
+fn transposes(g: &Graph, id: NodeId) -> Option<Rewrite> {
     let node = g.node(id)?;
     let outer = node.op.downcast::<Transpose>()?;
     let v = input(node, 0)?;
@@ -206,9 +206,12 @@ fn transposes(g: &Graph, id: NodeId) -> Option<Change> {
     let joint = joint?;
     let y = *node.outputs.first()?;
     if joint.is_sorted() && !g.is_kept(y) {
-        return Some(Change::Is(x));
+        return Some(Rewrite::Is(x));
     }
-    Some(Change::Transpose(x, joint.into_iter().map(num::signed).collect()))
+    Some(Rewrite::Transpose(
+        x,
+        joint.into_iter().map(num::signed).collect(),
+    ))
 }
 
 /// Starts, ends, axes and steps of a slice; `None` if they are not constant.
@@ -237,7 +240,7 @@ fn lists(g: &Graph, id: NodeId) -> Option<(ValueId, [Vec<i64>; 4])> {
     Some((x, [starts, ends, axes?, steps]))
 }
 
-fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
+fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Rewrite> {
     let (v, mut outer) = lists(g, id)?;
     let (before, _, _) = producer::<Slice>(g, v)?;
     let (x, inner) = lists(g, before)?;
@@ -254,7 +257,7 @@ fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
     for (all, more) in outer.iter_mut().zip(inner) {
         all.extend(more);
     }
-    Some(Change::Slice(x, outer))
+    Some(Rewrite::Slice(x, outer))
 }
 
 /// The axis and range of a slice with step 1 that cuts one axis of known size.
@@ -275,7 +278,7 @@ fn range(g: &Graph, id: NodeId) -> Option<(ValueId, usize, [i64; 2])> {
     Some((x, axis, [start, place(*end).max(start)]))
 }
 
-fn part(g: &Graph, id: NodeId) -> Option<Change> {
+fn part(g: &Graph, id: NodeId) -> Option<Rewrite> {
     let (v, axis, [start, end]) = range(g, id)?;
     let y = *g.node(id)?.outputs.first()?;
     let (_, join, concat) = producer::<Concat>(g, v)?;
@@ -286,14 +289,14 @@ fn part(g: &Graph, id: NodeId) -> Option<Change> {
     for part in join.inputs.iter().flatten() {
         let next = at.checked_add(shape(g, *part)?.get(axis)?.as_const()?)?;
         if at == start && next == end {
-            return Some(Change::Is(*part));
+            return Some(Rewrite::Is(*part));
         }
         at = next;
     }
     None
 }
 
-fn whole(g: &Graph, id: NodeId) -> Option<Change> {
+fn whole(g: &Graph, id: NodeId) -> Option<Rewrite> {
     let node = g.node(id)?;
     let concat = node.op.downcast::<Concat>()?;
     let y = *node.outputs.first()?;
@@ -307,10 +310,10 @@ fn whole(g: &Graph, id: NodeId) -> Option<Change> {
         }
         (of, at) = (Some(x), end);
     }
-    (shape(g, of?)? == shape(g, y)? && !g.is_kept(y)).then_some(Change::Is(of?))
+    (shape(g, of?)? == shape(g, y)? && !g.is_kept(y)).then_some(Rewrite::Is(of?))
 }
 
-fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
+fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Rewrite> {
     let node = g.node(id)?;
     node.op.downcast::<Pointwise>()?;
     let y = *node.outputs.first()?;
@@ -349,7 +352,7 @@ fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Change> {
     }
     let mut fact = Fact::new(g.value(y).fact.as_ref()?.dtype, crate::shape::Shape::default());
     fact.shape.0 = sizes.to_vec();
-    Some(Change::Sink {
+    Some(Rewrite::Sink {
         inputs: sources,
         mover,
         fact,

@@ -23,7 +23,7 @@ pub const KV_CACHE: Pass = Pass {
     run,
 };
 
-struct Pair {
+struct CachePair {
     node: NodeId,
     past: ValueId,
     new: ValueId,
@@ -68,7 +68,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String> {
+fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<CachePair>, String> {
     let Some(node) = g.node(reader) else {
         return Ok(None);
     };
@@ -109,7 +109,7 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<Pair>, String
     // Also with one head: the attention pass expects rows before heads.
     let turned = dims.len() == 4 && axis == 2 && one(&dims[..1]);
     if turned || one(&dims[..axis]) {
-        return Ok(Some(Pair {
+        return Ok(Some(CachePair {
             node: reader,
             past,
             new,
@@ -132,7 +132,7 @@ fn results_of(g: &Graph, v: ValueId, kind: impl Fn(&Node) -> bool) -> Vec<ValueI
     nodes.filter_map(|(_, n)| n.outputs.first().copied()).collect()
 }
 
-fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
+fn rewrite(edit: &mut Edit<'_>, p: CachePair) -> Result<()> {
     if let Some(output) = p.needless {
         edit.remove_output(output);
     }
@@ -164,7 +164,7 @@ fn rewrite(edit: &mut Edit<'_>, p: Pair) -> Result<()> {
 
 /// Makes the state of a pair `[b, s, heads, d]`: earlier readers get a transpose of it. Returns the
 /// new rows in that order.
-fn rows_first(edit: &mut Edit<'_>, p: &Pair, name: &str, origin: &[String]) -> Result<ValueId> {
+fn rows_first(edit: &mut Edit<'_>, p: &CachePair, name: &str, origin: &[String]) -> Result<ValueId> {
     let new = transposed(edit, p.new, &SWAP).unwrap_or_else(|| {
         let rows = edit.add_value(&format!("{name}/rows"), None);
         swap(edit, &format!("{name}/rows"), origin, p.new, rows);

@@ -37,13 +37,13 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         let [mut x, mut cos, mut sin] = inputs;
         match order {
-            Order::HeadRows => {
+            HeadLayout::HeadRows => {
                 let inputs = [x, cos, sin].map(Some).to_vec();
                 edit.replace_node(id, Box::new(Rotary { pairs: Pairs::Halves }), inputs, names);
                 continue;
             }
-            Order::Heads => {}
-            Order::PartOfHeads(lists) => {
+            HeadLayout::Heads => {}
+            HeadLayout::PartOfHeads(lists) => {
                 let part = format!("{name}/part");
                 let v = edit.add_value(&part, None);
                 let inputs = std::iter::once(Some(x)).chain(lists).collect();
@@ -92,7 +92,7 @@ fn swap(edit: &mut Edit<'_>, v: ValueId, suffix: &str, origin: &[String]) -> Val
 }
 
 /// Layout of the operand of an embedding.
-enum Order {
+enum HeadLayout {
     /// `[b, s, heads, d]`.
     HeadRows,
     /// `[b, heads, s, d]`, transposed from `Rows`.
@@ -103,7 +103,7 @@ enum Order {
 
 /// Operands of the rotary embedding that makes `y` (the first one always `[b, s, heads, d]`), their
 /// layout, and the origin of the nodes.
-fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
+fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], HeadLayout, Vec<String>)> {
     let [a, b] = binary(g, y, Binary::Add)?;
     g.value(y).fact.as_ref()?.dtype.on_devices().then_some(())?;
     let (p, q) = (binary(g, a, Binary::Mul)?, binary(g, b, Binary::Mul)?);
@@ -128,18 +128,22 @@ fn find(g: &Graph, y: ValueId) -> Option<([ValueId; 3], Order, Vec<String>)> {
             }
             steps.extend([y, a, b]);
             if s0 == c0 && c1.is(1) {
-                return Some(([x, cos, sin], Order::HeadRows, origin(g, &steps)));
+                return Some(([x, cos, sin], HeadLayout::HeadRows, origin(g, &steps)));
             }
             if !(s1 == c1 && c0.is(1)) {
                 return refuse("angles are neither [b, s, 1, d] nor [b, 1, s, d]");
             }
             if let Some(rows) = transposed(g, x, &[0, 2, 1, 3]) {
-                return Some(([rows, cos, sin], Order::Heads, origin(g, &steps)));
+                return Some(([rows, cos, sin], HeadLayout::Heads, origin(g, &steps)));
             }
             let Some((rows, lists)) = part_of_rows(g, x) else {
                 return refuse("heads are not transposed from [b, s, heads, d]");
             };
-            return Some(([rows, cos, sin], Order::PartOfHeads(lists), origin(g, &steps)));
+            return Some((
+                [rows, cos, sin],
+                HeadLayout::PartOfHeads(lists),
+                origin(g, &steps),
+            ));
         }
     }
     None

@@ -1,7 +1,7 @@
 //! Conditions on positions that must hold where a mask leaves a key visible.
 //!
 //! Each value that a mask depends on is described by how its elements follow from their positions:
-//! a [`Line`] of integers, a truth value with conditions for true and for false, or a number that
+//! a [`AffineForm`] of integers, a truth value with conditions for true and for false, or a number that
 //! is low unless conditions hold. All conditions are necessary, none is sufficient. Unknown
 //! operators give no conditions.
 
@@ -26,29 +26,29 @@ const DEEPEST: usize = 64;
 /// An integer that is linear in the positions of its element: `constant` plus the sum of positions
 /// times `factors`, the last axis first.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Line {
+struct AffineForm {
     constant: Dim,
     factors: Vec<i64>,
 }
 
 /// What is known of the elements of a value.
 #[derive(Clone, Debug)]
-enum Known {
+enum AbstractValue {
     /// Nothing.
     Any,
     /// They are this integer, as an integer or a float.
-    Integer(Line),
+    Integer(AffineForm),
     /// They are truth values, or 1 and 0.
     Truth {
         /// None of these is negative where the element is true.
-        yes: Vec<Line>,
+        yes: Vec<AffineForm>,
         /// None of these is negative where the element is false.
-        no: Vec<Line>,
+        no: Vec<AffineForm>,
     },
     /// They are floats.
     Float {
         /// The float is at most `low` wherever one of these is negative.
-        seen: Vec<Line>,
+        seen: Vec<AffineForm>,
         /// Upper bound of a masked element.
         low: f64,
         /// Upper bound of all elements.
@@ -56,7 +56,7 @@ enum Known {
     },
 }
 
-impl Line {
+impl AffineForm {
     fn constant(constant: Dim) -> Self {
         Self {
             constant,
@@ -108,18 +108,18 @@ impl Line {
 }
 
 /// The union of `a` and `b`.
-fn all(a: &[Line], b: &[Line]) -> Vec<Line> {
+fn all(a: &[AffineForm], b: &[AffineForm]) -> Vec<AffineForm> {
     let mut both = a.to_vec();
     both.extend(b.iter().filter(|l| !a.contains(l)).cloned());
     both
 }
 
 /// The intersection of `a` and `b`.
-fn common(a: &[Line], b: &[Line]) -> Vec<Line> {
+fn common(a: &[AffineForm], b: &[AffineForm]) -> Vec<AffineForm> {
     a.iter().filter(|l| b.contains(l)).cloned().collect()
 }
 
-impl Known {
+impl AbstractValue {
     fn float(most: f64) -> Self {
         Self::Float {
             seen: Vec::new(),
@@ -129,8 +129,8 @@ impl Known {
     }
 
     /// The same, with every line mapped by `to`.
-    fn moved(self, to: &dyn Fn(&Line) -> Line) -> Self {
-        let each = |list: Vec<Line>| list.iter().map(to).collect();
+    fn moved(self, to: &dyn Fn(&AffineForm) -> AffineForm) -> Self {
+        let each = |list: Vec<AffineForm>| list.iter().map(to).collect();
         match self {
             Self::Any => Self::Any,
             Self::Integer(line) => Self::Integer(to(&line)),
@@ -147,7 +147,7 @@ impl Known {
     }
 
     /// Conditions if this is a truth value, else none.
-    fn truth(&self) -> (Vec<Line>, Vec<Line>) {
+    fn truth(&self) -> (Vec<AffineForm>, Vec<AffineForm>) {
         match self {
             Self::Truth { yes, no } => (yes.clone(), no.clone()),
             _ => (Vec::new(), Vec::new()),
@@ -155,8 +155,8 @@ impl Known {
     }
 
     /// Conditions and bounds of the value as a float.
-    fn number(&self) -> (Vec<Line>, f64, f64) {
-        let constant = |line: &Line| line.as_const().and_then(|v| i32::try_from(v).ok()).map(f64::from);
+    fn number(&self) -> (Vec<AffineForm>, f64, f64) {
+        let constant = |line: &AffineForm| line.as_const().and_then(|v| i32::try_from(v).ok()).map(f64::from);
         match self {
             Self::Float { seen, most, .. } if seen.is_empty() => (Vec::new(), f64::NEG_INFINITY, *most),
             Self::Float { seen, low, most } => (seen.clone(), *low, *most),
@@ -196,7 +196,7 @@ impl Known {
 }
 
 /// Elementwise selection of floats: `a` where the condition holds, else `b`.
-fn select(condition: &Known, a: &Known, b: &Known) -> Known {
+fn select(condition: &AbstractValue, a: &AbstractValue, b: &AbstractValue) -> AbstractValue {
     let (yes, no) = condition.truth();
     let ((seen_a, low_a, most_a), (seen_b, low_b, most_b)) = (a.number(), b.number());
     let most = most_a.max(most_b);
@@ -208,7 +208,7 @@ fn select(condition: &Known, a: &Known, b: &Known) -> Known {
         // own conditions.
         (false, false) => (common(&seen_a, &seen_b), low_a.max(low_b)),
     };
-    Known::Float {
+    AbstractValue::Float {
         low: if seen.is_empty() { f64::NEG_INFINITY } else { low },
         seen,
         most,
@@ -217,7 +217,7 @@ fn select(condition: &Known, a: &Known, b: &Known) -> Known {
 
 /// Combines two floats that may each be low by their own conditions. `low` computes the bound from
 /// a low operand and the upper bound of the other.
-fn either(a: &Known, b: &Known, low: &dyn Fn(f64, f64) -> f64, most: f64) -> Known {
+fn either(a: &AbstractValue, b: &AbstractValue, low: &dyn Fn(f64, f64) -> f64, most: f64) -> AbstractValue {
     let ((seen_a, low_a, most_a), (seen_b, low_b, most_b)) = (a.number(), b.number());
     let (mut seen, mut all_low) = (Vec::new(), f64::NEG_INFINITY);
     for (own, low) in [(seen_a, low(low_a, most_b)), (seen_b, low(low_b, most_a))] {
@@ -227,7 +227,7 @@ fn either(a: &Known, b: &Known, low: &dyn Fn(f64, f64) -> f64, most: f64) -> Kno
             all_low = all_low.max(low);
         }
     }
-    Known::Float {
+    AbstractValue::Float {
         seen,
         low: all_low,
         most,
@@ -235,8 +235,8 @@ fn either(a: &Known, b: &Known, low: &dyn Fn(f64, f64) -> f64, most: f64) -> Kno
 }
 
 /// A comparison of two integers.
-fn compare(f: Binary, a: &Line, b: &Line) -> Option<Known> {
-    let truth = |yes: Line, no: Option<Line>| Known::Truth {
+fn compare(f: Binary, a: &AffineForm, b: &AffineForm) -> Option<AbstractValue> {
+    let truth = |yes: AffineForm, no: Option<AffineForm>| AbstractValue::Truth {
         yes: vec![yes],
         no: no.into_iter().collect(),
     };
@@ -245,7 +245,7 @@ fn compare(f: Binary, a: &Line, b: &Line) -> Option<Known> {
         Binary::Less => truth(b.minus(a, 1)?, a.minus(b, 0)),
         Binary::GreaterOrEqual => truth(a.minus(b, 0)?, b.minus(a, 1)),
         Binary::Greater => truth(a.minus(b, 1)?, b.minus(a, 0)),
-        Binary::Equal => Known::Truth {
+        Binary::Equal => AbstractValue::Truth {
             yes: vec![a.minus(b, 0)?, b.minus(a, 0)?],
             no: Vec::new(),
         },
@@ -253,15 +253,15 @@ fn compare(f: Binary, a: &Line, b: &Line) -> Option<Known> {
     })
 }
 
-fn binary(f: Binary, a: &Known, b: &Known) -> Option<Known> {
-    use Known::{Integer, Truth};
+fn binary(f: Binary, a: &AbstractValue, b: &AbstractValue) -> Option<AbstractValue> {
+    use AbstractValue::{Integer, Truth};
     if let (Integer(a), Integer(b)) = (a, b) {
         let line = match f {
             Binary::Add => a.plus(b, 1)?,
             Binary::Sub => a.plus(b, -1)?,
             Binary::Mul => match (a.as_const(), b.as_const()) {
-                (_, Some(by)) => Line::constant(0.into()).plus(a, by)?,
-                (Some(by), _) => Line::constant(0.into()).plus(b, by)?,
+                (_, Some(by)) => AffineForm::constant(0.into()).plus(a, by)?,
+                (Some(by), _) => AffineForm::constant(0.into()).plus(b, by)?,
                 _ => return None,
             },
             _ => return compare(f, a, b),
@@ -274,15 +274,15 @@ fn binary(f: Binary, a: &Known, b: &Known) -> Option<Known> {
         (Binary::Or, ..) => a.clone().not().and(&b.clone().not()).not(),
         (Binary::Sub, _, Truth { .. }) if a.as_const() == Some(1.0) => b.clone().not(),
         // A truth value (1 or 0) times a low constant.
-        (Binary::Mul, Truth { .. }, _) if b.as_const().is_some() => select(a, b, &Known::float(0.0)),
-        (Binary::Mul, _, Truth { .. }) if a.as_const().is_some() => select(b, a, &Known::float(0.0)),
+        (Binary::Mul, Truth { .. }, _) if b.as_const().is_some() => select(a, b, &AbstractValue::float(0.0)),
+        (Binary::Mul, _, Truth { .. }) if a.as_const().is_some() => select(b, a, &AbstractValue::float(0.0)),
         (Binary::Add, ..) => either(a, b, &|low, most| low + most, most_a + most_b),
         (Binary::Min, ..) => either(a, b, &f64::min, most_a.min(most_b)),
         // The maximum is at least the constant.
         (Binary::Max, _, _) => {
-            let raised = |x: &Known, by: f64| {
+            let raised = |x: &AbstractValue, by: f64| {
                 let (seen, low, most) = x.number();
-                Known::Float {
+                AbstractValue::Float {
                     seen,
                     low: low.max(by),
                     most: most.max(by),
@@ -298,55 +298,57 @@ fn binary(f: Binary, a: &Known, b: &Known) -> Option<Known> {
     })
 }
 
-fn expression(e: &Expr, operands: &[Known]) -> Known {
+fn expression(e: &Expr, operands: &[AbstractValue]) -> AbstractValue {
     let go = |e: &Expr| expression(e, operands);
     match e {
-        Expr::Input(i) => operands.get(*i).cloned().unwrap_or(Known::Any),
+        Expr::Input(i) => operands.get(*i).cloned().unwrap_or(AbstractValue::Any),
         Expr::Const(v, t) => constant(*v, *t),
         Expr::Not(x) => go(x).not(),
         Expr::Cast(t, x) => match go(x) {
             // Nonzero numbers are true; nothing follows for their positions.
-            Known::Integer(_) | Known::Float { .. } if *t == DType::Bool => Known::Any,
-            Known::Float { .. } if !t.is_float() => Known::Any,
+            AbstractValue::Integer(_) | AbstractValue::Float { .. } if *t == DType::Bool => {
+                AbstractValue::Any
+            }
+            AbstractValue::Float { .. } if !t.is_float() => AbstractValue::Any,
             x => x,
         },
         Expr::Unary(Unary::Neg, x) => match go(x) {
-            Known::Integer(line) => Line::constant(0.into())
+            AbstractValue::Integer(line) => AffineForm::constant(0.into())
                 .plus(&line, -1)
-                .map_or(Known::Any, Known::Integer),
-            _ => Known::Any,
+                .map_or(AbstractValue::Any, AbstractValue::Integer),
+            _ => AbstractValue::Any,
         },
-        Expr::Binary(f, a, b) => binary(*f, &go(a), &go(b)).unwrap_or(Known::Any),
+        Expr::Binary(f, a, b) => binary(*f, &go(a), &go(b)).unwrap_or(AbstractValue::Any),
         Expr::Select(c, a, b) => match (go(a), go(b)) {
-            (a @ Known::Truth { .. }, b) | (a, b @ Known::Truth { .. }) => {
+            (a @ AbstractValue::Truth { .. }, b) | (a, b @ AbstractValue::Truth { .. }) => {
                 let (c, other) = (go(c), go(c).not());
                 c.and(&a).not().and(&other.and(&b).not()).not()
             }
             (a, b) => select(&go(c), &a, &b),
         },
-        Expr::Unary(..) | Expr::Test(..) => Known::Any,
+        Expr::Unary(..) | Expr::Test(..) => AbstractValue::Any,
     }
 }
 
-fn constant(v: f64, t: DType) -> Known {
+fn constant(v: f64, t: DType) -> AbstractValue {
     if t == DType::Bool {
         // A condition that never holds marks the impossible case.
-        let never = vec![Line::constant((-1).into())];
+        let never = vec![AffineForm::constant((-1).into())];
         let (yes, no) = if v == 0.0 {
             (never, Vec::new())
         } else {
             (Vec::new(), never)
         };
-        return Known::Truth { yes, no };
+        return AbstractValue::Truth { yes, no };
     }
     #[expect(
         clippy::cast_possible_truncation,
         reason = "integer constants are stored widened"
     )]
     if t.is_int() {
-        return Known::Integer(Line::constant((v as i64).into()));
+        return AbstractValue::Integer(AffineForm::constant((v as i64).into()));
     }
-    Known::Float {
+    AbstractValue::Float {
         seen: Vec::new(),
         low: v,
         most: v,
@@ -356,7 +358,7 @@ fn constant(v: f64, t: DType) -> Known {
 /// Memoizes what is known of values.
 #[derive(Default)]
 pub(super) struct Masks {
-    known: HashMap<ValueId, Known>,
+    known: HashMap<ValueId, AbstractValue>,
 }
 
 impl Masks {
@@ -364,7 +366,7 @@ impl Masks {
     /// included. The last axes of the mask are queries and keys; `past` keys come before the first
     /// query. `None` if all keys may be visible.
     pub fn window(&mut self, g: &Graph, mask: ValueId, past: &Dim) -> Option<i64> {
-        let Known::Float { seen, low, .. } = self.of(g, mask, 0) else {
+        let AbstractValue::Float { seen, low, .. } = self.of(g, mask, 0) else {
             return None;
         };
         if low > LOW {
@@ -380,16 +382,18 @@ impl Masks {
         windows.min()
     }
 
-    fn of(&mut self, g: &Graph, v: ValueId, deep: usize) -> Known {
+    fn of(&mut self, g: &Graph, v: ValueId, deep: usize) -> AbstractValue {
         if let Some(known) = self.known.get(&v) {
             return known.clone();
         }
         let fact = g.value(v).fact.as_ref();
         let Some(fact) = fact.filter(|_| deep < DEEPEST) else {
-            return Known::Any;
+            return AbstractValue::Any;
         };
         let one = match (fact.as_dims().as_deref(), fact.as_const()) {
-            (Some([d]), _) if fact.dtype.is_int() => Some(Known::Integer(Line::constant(d.clone()))),
+            (Some([d]), _) if fact.dtype.is_int() => {
+                Some(AbstractValue::Integer(AffineForm::constant(d.clone())))
+            }
             (_, Some(t)) if t.len() == 1 => {
                 let value = t.to_f32().ok().and_then(|v| v.first().copied());
                 value.map(|v| constant(f64::from(v), fact.dtype))
@@ -403,18 +407,20 @@ impl Masks {
         // An axis of size 1 may be broadcast, so its position is 0.
         let sizes = &fact.shape.0;
         let real = |axis: usize| sizes.iter().rev().nth(axis).filter(|d| !d.is(1)).map(|_| axis);
-        let known = found.unwrap_or(Known::Any).moved(&|line| line.moved(&real));
+        let known = found
+            .unwrap_or(AbstractValue::Any)
+            .moved(&|line| line.moved(&real));
         self.known.insert(v, known.clone());
         known
     }
 
     /// What is known of a node's result `v`.
-    fn result(&mut self, g: &Graph, node: &Node, v: ValueId, deep: usize) -> Option<Known> {
+    fn result(&mut self, g: &Graph, node: &Node, v: ValueId, deep: usize) -> Option<AbstractValue> {
         let op = node.op.as_ref();
         let dims = |i: usize| dims(g, input(node, i)?);
         if let Some(op) = op.downcast::<Pointwise>() {
-            let operand = |v: &Option<ValueId>| v.map_or(Known::Any, |v| self.of(g, v, deep));
-            let operands: Vec<Known> = node.inputs.iter().map(operand).collect();
+            let operand = |v: &Option<ValueId>| v.map_or(AbstractValue::Any, |v| self.of(g, v, deep));
+            let operands: Vec<AbstractValue> = node.inputs.iter().map(operand).collect();
             return Some(expression(&op.expr, &operands));
         }
         if op.downcast::<Range>().is_some() {
@@ -422,7 +428,7 @@ impl Masks {
             let ([start], [step]) = (start.as_slice(), step.as_slice()) else {
                 return None;
             };
-            return Some(Known::Integer(Line {
+            return Some(AbstractValue::Integer(AffineForm {
                 constant: start.clone(),
                 factors: vec![step.as_const()?],
             }));
@@ -458,7 +464,7 @@ impl Masks {
         let kept = triangle(op.upper, &diagonal)?;
         let known = self.of(g, x, deep);
         Some(match known {
-            Known::Truth { .. } => kept.and(&known),
+            AbstractValue::Truth { .. } => kept.and(&known),
             _ => select(&kept, &known, &constant(0.0, DType::F32)),
         })
     }
@@ -473,7 +479,7 @@ fn sizes(g: &Graph, v: ValueId) -> Option<&[Dim]> {
 }
 
 /// What is known after a reshape that only adds or removes axes of size 1.
-fn reshaped(known: Known, from: &[Dim], to: &[Dim]) -> Option<Known> {
+fn reshaped(known: AbstractValue, from: &[Dim], to: &[Dim]) -> Option<AbstractValue> {
     let axes = |sizes: &[Dim]| -> Vec<(usize, Dim)> {
         let all = sizes.iter().rev().cloned().enumerate();
         all.filter(|(_, d)| !d.is(1)).collect()
@@ -488,8 +494,8 @@ fn reshaped(known: Known, from: &[Dim], to: &[Dim]) -> Option<Known> {
 }
 
 /// Whether an element is on or above the diagonal of a matrix, or on or below it.
-fn triangle(upper: bool, diagonal: &Dim) -> Option<Known> {
-    let line = |factors: [i64; 2], constant: Dim| Line {
+fn triangle(upper: bool, diagonal: &Dim) -> Option<AbstractValue> {
+    let line = |factors: [i64; 2], constant: Dim| AffineForm {
         constant,
         factors: factors.to_vec(),
     };
@@ -499,12 +505,12 @@ fn triangle(upper: bool, diagonal: &Dim) -> Option<Known> {
     let (yes, no) = if upper {
         (
             line([1, -1], minus(0)?),
-            below.plus(&Line::constant(1.into()), -1)?,
+            below.plus(&AffineForm::constant(1.into()), -1)?,
         )
     } else {
         (below, line([1, -1], minus(1)?))
     };
-    Some(Known::Truth {
+    Some(AbstractValue::Truth {
         yes: vec![yes],
         no: vec![no],
     })
