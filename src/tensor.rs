@@ -20,13 +20,13 @@ pub enum TensorError {
     /// The byte length does not match the shape.
     #[error("{dtype}{shape:?} expected {expected} bytes, found {found}")]
     Length {
-        /// Element type.
+        /// Type of the elements.
         dtype: DType,
-        /// Requested shape.
+        /// Shape that was asked for.
         shape: Vec<usize>,
         /// Bytes that the shape needs.
         expected: usize,
-        /// Bytes given.
+        /// Number of bytes given.
         found: usize,
     },
     /// The elements have another type.
@@ -186,7 +186,7 @@ impl HostTensor {
         })
     }
 
-    /// A `bool` tensor.
+    /// A row-major tensor of truth values.
     pub fn from_bool(shape: &[usize], data: &[bool]) -> Result<Self, TensorError> {
         let bytes: Vec<u8> = data.iter().map(|b| u8::from(*b)).collect();
         Self::from_bytes(DType::Bool, shape, &bytes)
@@ -225,7 +225,7 @@ impl HostTensor {
         matches!(self.storage, TensorStorage::Absent(_))
     }
 
-    /// Element type.
+    /// Type of the elements.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
@@ -235,7 +235,7 @@ impl HostTensor {
         &self.shape
     }
 
-    /// Number of elements.
+    /// Number of elements; not of bytes.
     pub fn len(&self) -> usize {
         self.bytes / self.dtype.size()
     }

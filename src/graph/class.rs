@@ -17,7 +17,7 @@ use std::collections::HashMap;
 pub enum Class {
     /// Sizes, axes and similar values, known from the symbols alone.
     Shape,
-    /// Activations.
+    /// Activations, which depend on data.
     Tensor,
 }
 

@@ -80,7 +80,6 @@ impl<'a> Edit<'a> {
         id
     }
 
-    /// Adds a constant.
     pub fn add_const(&mut self, name: &str, tensor: Arc<HostTensor>) -> ValueId {
         self.add_value(name, Some(Fact::of(tensor)))
     }

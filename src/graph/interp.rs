@@ -60,7 +60,6 @@ impl Interpreter {
         })
     }
 
-    /// The graph.
     pub fn graph(&self) -> &Graph {
         &self.graph
     }

@@ -62,17 +62,13 @@ pub enum Disorder {
     /// A value is read but not defined.
     #[error("{reader} reads \"{value}\", which nothing defines")]
     Undefined {
-        /// The value.
         value: String,
         /// The reading node's name, or the list of outputs.
         reader: String,
     },
     /// Two values have the same name.
     #[error("value \"{value}\" is defined twice")]
-    Twice {
-        /// The name.
-        value: String,
-    },
+    Twice { value: String },
 }
 
 /// An operator with its operands.
@@ -82,11 +78,9 @@ pub struct Node {
     pub name: String,
     /// Names of the model file's nodes that this node replaces.
     pub origin: Vec<String>,
-    /// The operator.
     pub op: Box<dyn Op>,
     /// Operands; `None` for an omitted optional operand.
     pub inputs: Vec<Option<ValueId>>,
-    /// Results.
     pub outputs: Vec<ValueId>,
 }
 
@@ -129,7 +123,6 @@ pub struct Graph {
 /// A symbol whose value is read from data of the run; see [`op::Source`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MadeSymbol {
-    /// The symbol.
     pub symbol: Symbol,
     /// The tensor that holds it.
     pub value: ValueId,
@@ -153,7 +146,6 @@ pub enum SymbolSource {
 pub struct NodeAssumption {
     /// The node whose shape rule requires it.
     pub node: NodeId,
-    /// The condition.
     pub assumed: op::Assumption,
 }
 

@@ -55,7 +55,6 @@ struct Readers {
 /// them.
 #[derive(Clone, Debug, Default)]
 pub struct LaunchState {
-    /// Parameters and grids.
     pub launch: Launch,
     /// The table that kernels read.
     pub live: Vec<i32>,

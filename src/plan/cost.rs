@@ -23,7 +23,6 @@ use std::collections::HashMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Arithmetic {
-    /// Single precision.
     F32,
     /// Halves, accumulated in single precision by tensor cores or cooperative matrices.
     MatrixUnits,
@@ -38,28 +37,21 @@ pub enum Arithmetic {
 pub struct CommandCost {
     /// Index into [`Plan::steps`].
     pub step: usize,
-    /// Bytes read.
     pub read: u64,
-    /// Bytes written.
     pub written: u64,
 }
 
 /// Cost of a node of the planned graph that runs on kernels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeCost {
-    /// The node.
     pub node: NodeId,
-    /// Its name.
     pub name: String,
-    /// Its operator.
     pub op: String,
     /// Names of the model's nodes that it computes.
     pub nodes: Vec<String>,
-    /// Its commands.
     pub commands: Vec<CommandCost>,
     /// Arithmetic operations; a multiply-add counts as two.
     pub flops: u64,
-    /// What computes it.
     pub arithmetic: Arithmetic,
 }
 

@@ -9,13 +9,10 @@ use std::sync::Arc;
 /// An operand of a host step.
 #[derive(Clone, Debug)]
 pub enum HostRead {
-    /// A constant.
     Const(Arc<HostTensor>),
     /// Integers that shape inference knows as expressions, or floats that are quotients of such.
     Dims {
-        /// Element type.
         dtype: DType,
-        /// Shape.
         shape: Shape,
         /// Elements, row-major, at the run's exact lengths.
         elements: Vec<Quotient>,
@@ -38,7 +35,6 @@ pub struct HostWrite {
 /// What a host step does.
 #[derive(Clone, Debug)]
 pub enum HostWork {
-    /// Evaluates an operator.
     Op(Box<dyn Op>),
     /// Computes its one operand, known as expressions, as data.
     Known,
@@ -70,12 +66,7 @@ pub enum HostReason {
     Data,
     /// The arena has no room for a value without a bound.
     #[error("\"{value}\" of shape {shape} has no bound")]
-    Unbounded {
-        /// The value.
-        value: String,
-        /// Its shape.
-        shape: Shape,
-    },
+    Unbounded { value: String, shape: Shape },
     /// Devices do not hold elements of this type.
     #[error("no device kernel for elements of type {0}")]
     Type(DType),
@@ -93,7 +84,6 @@ pub enum HostReason {
 /// A step on the host.
 #[derive(Clone, Debug)]
 pub struct HostStep {
-    /// What it does.
     pub work: HostWork,
     /// Name of the node.
     pub name: String,

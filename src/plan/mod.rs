@@ -104,12 +104,9 @@ pub enum Storage {
         tensor: usize,
         /// First byte, aligned to [`crate::backend::DeviceProfile::view_align`].
         offset: u64,
-        /// Length.
         len: u64,
     },
-    /// A packed constant.
     Weight(usize),
-    /// A state.
     State(usize),
     /// The table of values that change at every step.
     Live,
@@ -119,7 +116,6 @@ pub enum Storage {
     Known {
         /// First byte, aligned to [`crate::backend::DeviceProfile::view_align`].
         offset: u64,
-        /// Length.
         len: u64,
     },
 }
@@ -131,7 +127,6 @@ enum FieldValue {
     F32(f32),
 }
 
-/// One dispatch.
 #[derive(Clone, Debug)]
 pub struct Step {
     /// Index into [`Plan::kernels`].
@@ -187,7 +182,6 @@ pub struct StateSlot {
     pub dtype: DType,
     /// Bytes for all rows.
     pub bytes: u64,
-    /// Capacity in rows.
     pub rows: i64,
     /// How many of the last rows are read, if not all; see [`State::window`].
     pub window: Option<i64>,
@@ -267,18 +261,15 @@ struct Open {
 /// A compiled graph; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Dispatches in order.
     pub steps: Vec<Step>,
     /// Nodes that the host runs.
     pub host: Vec<HostStep>,
     /// The segments in execution order.
     pub segments: Vec<Segment>,
-    /// Specialised kernels.
     pub kernels: Vec<KernelSpec>,
     /// Nodes with kernels, at least one per kernel, that together use all kernels: for each kernel
     /// the one with the least work, which the host has to repeat.
     pub samples: Vec<Sample>,
-    /// Packed constants.
     pub weights: Vec<WeightKey>,
     /// States, in the graph's order.
     pub states: Vec<StateSlot>,
@@ -288,11 +279,9 @@ pub struct Plan {
     pub inputs: Vec<Port>,
     /// Graph inputs that are not read; only their shapes matter.
     pub unread: Vec<Port>,
-    /// Graph outputs.
     pub outputs: Vec<Port>,
     /// All values in the arena.
     pub tensors: Vec<Tensor>,
-    /// Sizes.
     pub memory: MemoryReport,
     /// Symbols defined by the data of a run, in the order in which they become known.
     pub made: Vec<Symbol>,

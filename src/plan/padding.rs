@@ -44,11 +44,9 @@ pub enum NoPadding {
     /// A kernel has a size that depends on the length as a parameter.
     #[error("kernel {kernel} of node \"{node}\" computes over {size} itself")]
     Kernel {
-        /// The kernel.
         kernel: &'static str,
         /// The node that it computes.
         node: String,
-        /// The size.
         size: Dim,
     },
     /// The length is not the outermost size of an input or output.
@@ -56,15 +54,12 @@ pub enum NoPadding {
     Inner {
         /// The input or output.
         value: String,
-        /// Its shape.
         shape: Shape,
     },
     /// A view has the elements of its source in other places once they are padded.
     #[error("\"{value}\" of shape {shape} has the elements of {source_shape} in other places")]
     Moved {
-        /// The view.
         value: String,
-        /// Its shape.
         shape: Shape,
         /// That of its source.
         source_shape: Shape,

@@ -23,7 +23,6 @@ const LIMIT: f32 = 1e-2;
 pub struct Sample<'a> {
     /// Format of the weight.
     pub bits: Bits,
-    /// Weights per group.
     pub group: usize,
     /// Columns, one after the other.
     pub columns: &'a [f32],

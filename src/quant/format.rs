@@ -2,20 +2,14 @@
 
 use half::f16;
 
-/// Bits per weight.
+/// Bits per weight: `Four` is the format E0M4, and so on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Bits {
-    /// E0M2.
     Two,
-    /// E0M3.
     Three,
-    /// E0M4.
     Four,
-    /// E0M5.
     Five,
-    /// E0M6.
     Six,
-    /// E0M8.
     Eight,
 }
 
@@ -35,7 +29,6 @@ impl Bits {
         Self::ALL.into_iter().find(|b| i64::from(b.count()) == bits)
     }
 
-    /// Number of bits.
     pub const fn count(self) -> u32 {
         match self {
             Self::Two => 2,
@@ -81,7 +74,6 @@ impl Bits {
         }
     }
 
-    /// Largest quantized value.
     pub const fn top(self) -> u8 {
         match self {
             Self::Two => 3,
@@ -115,7 +107,6 @@ impl std::fmt::Display for Bits {
 /// A bit plane: some bits of each value, packed together in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Plane {
-    /// Bits per value.
     pub width: u32,
     /// Its first row of words in a block.
     pub row: usize,
@@ -134,7 +125,6 @@ impl Plane {
 /// Why a matrix cannot be quantized.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum QuantError {
-    /// NaN or infinity.
     #[error("weight {index} is {value}; expected a finite number")]
     NotFinite {
         /// Position in row-major order.
@@ -151,7 +141,6 @@ pub enum QuantError {
     /// A grid needs a scale or bias that f16 cannot represent.
     #[error("the grid {scale:e} * (q - {zero}) cannot be represented with half-precision scale and bias")]
     Grid {
-        /// Distance between levels.
         scale: f64,
         /// The level of zero.
         zero: f64,
@@ -159,25 +148,17 @@ pub enum QuantError {
     /// The sizes do not fit the layout.
     #[error("a {k} x {n} matrix: K must be a multiple of {step} and N even")]
     Size {
-        /// Rows.
         k: usize,
-        /// Columns.
         n: usize,
         /// See [`Bits::k_step`].
         step: usize,
     },
     /// Not enough memory for the matrix.
     #[error("not enough memory for a {k} x {n} matrix")]
-    Memory {
-        /// Rows.
-        k: usize,
-        /// Columns.
-        n: usize,
-    },
+    Memory { k: usize, n: usize },
     /// The group size does not fit the layout.
     #[error("group size {group}: expected a multiple of {step}")]
     Group {
-        /// Weights per group.
         group: usize,
         /// See [`super::GROUP_STEP`].
         step: usize,
@@ -189,9 +170,7 @@ pub enum QuantError {
         group: usize,
         /// Index of the column.
         column: usize,
-        /// What is expected.
         expected: String,
-        /// What was given.
         found: String,
     },
 }
@@ -230,7 +209,6 @@ fn shifted(w: f32, s: f32, b: f32) -> f32 {
 /// Scale and bias of an affine grid.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Affine {
-    /// Scale.
     pub scale: f16,
     /// Bias, in the space of `w1`.
     pub bias: f16,

@@ -22,7 +22,6 @@ use std::sync::Arc;
 
 /// Default damping: added to the diagonal of the Hessian, as a share of its mean.
 pub const DAMPING: f64 = 0.01;
-/// Largest damping tried.
 pub const MOST_DAMPING: f64 = 1.0;
 /// Rows factored at once.
 const BLOCK: usize = 64;

@@ -7,12 +7,7 @@ use crate::tensor::product::{Before, Matrix, multiply};
 pub enum HessianError {
     /// The numbers do not form whole rows.
     #[error("{found} numbers do not form rows of {k} inputs")]
-    Size {
-        /// Inputs per row.
-        k: usize,
-        /// Numbers given.
-        found: usize,
-    },
+    Size { k: usize, found: usize },
     /// An input is NaN or infinite.
     #[error("calibration gave inputs that are not finite")]
     NotFinite,
@@ -59,12 +54,10 @@ impl Hessian {
         k.saturating_mul(k).saturating_mul(size_of::<f32>())
     }
 
-    /// Number of inputs.
     pub fn k(&self) -> usize {
         self.k
     }
 
-    /// Number of rows.
     pub fn rows(&self) -> u64 {
         self.rows
     }
@@ -74,7 +67,6 @@ impl Hessian {
         self.sum[i * self.k + j]
     }
 
-    /// The sum, row-major.
     pub fn sum(&self) -> &[f32] {
         &self.sum
     }

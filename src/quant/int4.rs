@@ -52,7 +52,6 @@ pub fn int4_error(weights: &[f32]) -> f64 {
 pub struct Integers;
 
 impl Integers {
-    /// Method name.
     pub const NAME: &str = "int";
 }
 

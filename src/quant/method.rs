@@ -29,7 +29,6 @@ impl Method {
     /// All methods with their names.
     pub const NAMES: [(&'static str, Self); 3] = [("rtn", Self::Rtn), ("mse", Self::Mse), ("mae", Self::Mae)];
 
-    /// Its name.
     pub fn name(self) -> &'static str {
         Self::NAMES
             .iter()
@@ -119,7 +118,6 @@ pub trait ColumnMethod: Sync {
 /// Quantizes each group independently.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByGroup<'a> {
-    /// The method.
     pub method: Method,
     /// Mean square of each of the K inputs; `None` weights all equally. Zeros and non-finite
     /// numbers count as zero.

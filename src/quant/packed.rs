@@ -14,13 +14,9 @@ const BLOCK: usize = 32;
 /// A quantized matrix in the layout of the [module documentation](super).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Packed {
-    /// Format.
     pub bits: Bits,
-    /// Weights per group.
     pub group: usize,
-    /// Number of rows.
     pub k: usize,
-    /// Number of columns.
     pub n: usize,
     /// `[K * x / 32][N]` words.
     pub codes: Vec<u32>,
@@ -50,9 +46,7 @@ pub fn group_size(asked: usize, k: usize) -> usize {
 /// Error of quantized weights against the original ones.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Loss {
-    /// Number of weights.
     pub count: u64,
-    /// Largest absolute difference.
     pub max: f32,
     /// Sum of absolute differences.
     pub absolute: f64,

@@ -42,7 +42,6 @@ pub struct GridColumn {
 }
 
 impl GridColumn {
-    /// Empties the column.
     pub fn clear(&mut self) {
         self.grids.clear();
         self.codes.clear();
@@ -63,11 +62,8 @@ pub type ReadColumn<'a> = Box<dyn Fn(usize, &mut GridColumn) + Sync + 'a>;
 pub struct Grids<'a> {
     /// Format with the same number of levels.
     pub bits: Bits,
-    /// Weights per group.
     pub group: usize,
-    /// Rows.
     pub k: usize,
-    /// Columns.
     pub n: usize,
     /// Reads a column: K values up to [`Bits::top`].
     pub column: ReadColumn<'a>,

@@ -72,7 +72,6 @@ impl Interval {
     }
 }
 
-/// Quotient, rounded up.
 fn ceil(a: i128, n: i128) -> i128 {
     let q = a.div_euclid(n);
     if a.rem_euclid(n) == 0 {

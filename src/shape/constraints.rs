@@ -30,9 +30,9 @@ pub enum ConstraintError {
     /// The value of a symbol is out of bounds.
     #[error("{symbol} is {value}, but must satisfy {bound}")]
     Bound {
-        /// The symbol.
+        /// The symbol whose value is refused.
         symbol: Symbol,
-        /// Its value.
+        /// The value in the binding.
         value: i64,
         /// The bounds as text.
         bound: String,
@@ -52,7 +52,7 @@ pub enum ConstraintError {
     /// No integer value of a symbol satisfies an equation.
     #[error("{relation} has no integer solution for {symbol} with {bindings}")]
     NoSolution {
-        /// Both expressions.
+        /// Both expressions and what relates them.
         relation: String,
         /// The symbol without a value.
         symbol: Symbol,

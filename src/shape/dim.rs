@@ -42,11 +42,11 @@ pub enum DimError {
     /// A divisor that depends on symbols is zero or negative under their values.
     #[error("division of {dividend} by {divisor}, which is {value}: the divisor must be positive")]
     Divisor {
-        /// The dividend.
+        /// The dividend as an expression.
         dividend: String,
-        /// The divisor.
+        /// The divisor as an expression.
         divisor: String,
-        /// Its value.
+        /// The value of the divisor.
         value: i64,
     },
     /// Not a valid C identifier.
@@ -397,19 +397,18 @@ impl Dim {
         }
     }
 
-    /// `self + other`.
+    /// The sum; an error if a coefficient overflows.
     pub fn add(&self, other: &Self) -> Result<Self, DimError> {
         self.plus(other, 1)
             .unwrap_or_else(|| Err(self.overflow("+", other)))
     }
 
-    /// `self - other`.
+    /// The difference; an error if a coefficient overflows.
     pub fn sub(&self, other: &Self) -> Result<Self, DimError> {
         self.plus(other, -1)
             .unwrap_or_else(|| Err(self.overflow("-", other)))
     }
 
-    /// `times * self`.
     pub(super) fn scale(&self, times: i64) -> Result<Self, DimError> {
         match times {
             0 => Ok(0.into()),
@@ -420,7 +419,7 @@ impl Dim {
         }
     }
 
-    /// `self * other`.
+    /// The expanded product; an error if a coefficient overflows.
     pub fn mul(&self, other: &Self) -> Result<Self, DimError> {
         if let Some(v) = other.as_const() {
             return self.scale(v);

@@ -30,12 +30,12 @@ impl Shape {
         Self(dims.iter().copied().map(Dim::from_usize).collect())
     }
 
-    /// Number of axes.
+    /// Number of axes; 0 for a scalar.
     pub fn rank(&self) -> usize {
         self.0.len()
     }
 
-    /// Number of elements.
+    /// Number of elements, the product of the sizes.
     pub fn count(&self) -> Result<Dim, DimError> {
         product(&self.0)
     }
@@ -94,7 +94,7 @@ impl fmt::Display for Shape {
 /// What is known of a value's contents before a run.
 #[derive(Clone, Debug, PartialEq, Default)]
 pub enum Known {
-    /// Nothing.
+    /// Nothing: the elements depend on data.
     #[default]
     No,
     /// The whole tensor: an initializer or a folded constant.
@@ -111,9 +111,9 @@ pub enum Known {
 /// nearest float. Code that converts it to an integer must require such a small `num`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Quotient {
-    /// An integer.
+    /// Numerator, a symbolic integer.
     pub num: Dim,
-    /// Positive.
+    /// Denominator, above 0.
     pub den: i64,
 }
 
@@ -152,9 +152,9 @@ impl Quotient {
 /// Element type, shape and known contents of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fact {
-    /// Element type.
+    /// Type of the elements.
     pub dtype: DType,
-    /// Symbolic shape.
+    /// Sizes as symbolic integers.
     pub shape: Shape,
     /// What is known of the contents.
     pub known: Known,

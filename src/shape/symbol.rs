@@ -84,7 +84,7 @@ impl fmt::Display for Symbol {
 pub struct Bindings(BTreeMap<Symbol, i64>);
 
 impl Bindings {
-    /// No symbol bound.
+    /// Bindings without any symbol.
     pub fn new() -> Self {
         Self::default()
     }

@@ -19,9 +19,9 @@ pub struct Rounding {
 /// Rounding of a number between two powers of two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Powers {
-    /// The larger.
+    /// To the larger neighbor.
     Up,
-    /// The smaller.
+    /// To the smaller neighbor.
     Down,
     /// The nearer; ties go up.
     Nearest,

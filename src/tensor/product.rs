@@ -8,7 +8,7 @@ impl Factor for f64 {}
 /// A matrix in a slice: element `(i, j)` is at `i * row + j * column`.
 #[derive(Clone, Copy, Debug)]
 pub struct Matrix<'a, T> {
-    /// The elements.
+    /// The elements of all rows.
     pub data: &'a [T],
     /// Distance between rows, in elements.
     pub row: usize,

@@ -30,7 +30,6 @@ const MESSAGE_LIMIT: usize = i32::MAX as usize;
 /// A size in the declared shape of a graph input or output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Size {
-    /// A constant size.
     Fixed(usize),
     /// A symbol or an expression of symbols.
     Symbol(String),
@@ -51,17 +50,11 @@ impl From<&str> for Size {
 /// Value of a node attribute.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Attr {
-    /// One integer.
     Int(i64),
-    /// One number.
     Float(f32),
-    /// Text.
     Str(String),
-    /// Integers.
     Ints(Vec<i64>),
-    /// Numbers.
     Floats(Vec<f32>),
-    /// Texts.
     Strs(Vec<String>),
     /// A tensor, stored inside the model file.
     Tensor(HostTensor),
@@ -73,15 +66,12 @@ pub struct NodeSpec<'a> {
     /// Domain of the operator set; empty for standard ONNX. Must be declared with
     /// [`ModelWriter::opset`].
     pub domain: &'a str,
-    /// Operator type.
     pub op: &'a str,
     /// Name of the node, unique in the graph.
     pub name: &'a str,
     /// Input values; an empty name omits an optional input.
     pub inputs: &'a [&'a str],
-    /// Output values.
     pub outputs: &'a [&'a str],
-    /// Attributes.
     pub attributes: &'a [(&'a str, Attr)],
 }
 

@@ -34,7 +34,7 @@ pub struct Pass {
 pub struct PassReport {
     /// Name of the pass.
     pub pass: &'static str,
-    /// Rewrites made.
+    /// Number of rewrites made.
     pub edits: usize,
     /// Nodes before the pass.
     pub nodes_before: usize,

@@ -49,7 +49,6 @@ pub struct Target {
 }
 
 impl Target {
-    /// The host interpreter.
     pub const HOST: Self = Self {
         device: false,
         caches: true,
@@ -61,7 +60,6 @@ impl Target {
         one_row: false,
     };
 
-    /// Any device.
     pub const DEVICE: Self = Self {
         device: true,
         ..Self::HOST
@@ -97,9 +95,7 @@ pub enum Phase {
     Structure,
     /// Types of caches and activations.
     Precision,
-    /// Fewer kernels.
     Fuse,
-    /// Additional outputs.
     Output,
     /// Runs of one row, on a copy of the graph.
     DecodeStep,
@@ -132,9 +128,7 @@ pub struct When {
 pub struct ScheduledPass {
     /// Its part of the order.
     pub phase: Phase,
-    /// The pass.
     pub pass: Pass,
-    /// Whether it runs.
     pub when: When,
 }
 
@@ -203,10 +197,8 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     phases.iter().flat_map(|(phase, passes)| passes.iter().map(step(*phase))).collect()
 }
 
-/// Passes in order.
 #[derive(Clone, Debug)]
 pub struct Pipeline {
-    /// The passes.
     pub passes: Vec<Pass>,
     /// Limit on rewrites over all passes, for bisecting a wrong result to one rewrite.
     pub edit_limit: usize,

@@ -73,7 +73,6 @@ struct Found {
 struct Layer {
     x: ValueId,
     bias: Option<ValueId>,
-    /// The final value.
     y: ValueId,
     origin: Vec<String>,
 }

@@ -34,7 +34,6 @@ struct AffineForm {
 /// What is known of the elements of a value.
 #[derive(Clone, Debug)]
 enum AbstractValue {
-    /// Nothing.
     Any,
     /// They are this integer, as an integer or a float.
     Integer(AffineForm),
@@ -45,7 +44,6 @@ enum AbstractValue {
         /// None of these is negative where the element is false.
         no: Vec<AffineForm>,
     },
-    /// They are floats.
     Float {
         /// The float is at most `low` wherever one of these is negative.
         seen: Vec<AffineForm>,
