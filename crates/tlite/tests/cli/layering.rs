@@ -1,6 +1,6 @@
 //! Which part of the code may use which other part, which dependency, and which names.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// The parts of the library: a folder of `src`, or a file beside them. Each uses only those above
@@ -216,4 +216,65 @@ fn dependencies_stay_in_their_folders() {
         assert!(used, "nothing has {words:?}: the rule is out of date");
     }
     assert_none(&wrong);
+}
+
+/// How often a number that does not fit still becomes a default, by folder.
+const DEFAULTS: &[(&str, usize)] = &[
+    ("crates/convert", 6),
+    ("crates/tlite", 15),
+    ("src/backend", 16),
+    ("src/executor", 5),
+    ("src/graph/op", 98),
+    ("src/llm", 14),
+    ("src/lower", 4),
+    ("src/probe.rs", 3),
+    ("src/selftest", 4),
+];
+
+/// The rest of an expression, without what its brackets hold.
+fn chain(code: &str) -> String {
+    let (mut depth, mut out) = (0i32, String::new());
+    for c in code.chars() {
+        match c {
+            '(' | '[' => depth += 1,
+            ')' | ']' => depth -= 1,
+            '{' if depth > 0 => depth += 1,
+            '}' if depth > 0 => depth -= 1,
+            _ if depth > 0 || c.is_whitespace() => {}
+            ',' | ';' | '{' | '}' => break,
+            _ => out.push(c),
+        }
+    }
+    out
+}
+
+#[test]
+fn conversions_of_integers_have_no_default() {
+    let mut files: BTreeMap<String, String> = BTreeMap::new();
+    for line in lines().iter().filter(|l| l.file != "src/num.rs") {
+        let code = files.entry(line.file.clone()).or_default();
+        code.push_str(&line.code);
+        code.push('\n');
+    }
+    let mut found: BTreeMap<&str, Vec<String>> = DEFAULTS.iter().map(|(f, _)| (*f, Vec::new())).collect();
+    for (file, code) in &files {
+        let conversions = ["try_from(", "try_into("].map(|name| code.match_indices(name));
+        for (at, name) in conversions.into_iter().flatten() {
+            let calls = chain(&code[at + name.len() - 1..]);
+            let default = |call: &str| call.starts_with("unwrap_or") && !call.starts_with("unwrap_or_else");
+            if calls.split('.').any(default) {
+                let place = DEFAULTS.iter().find(|(f, _)| file.starts_with(f));
+                let number = code[..at].lines().count();
+                let what = format!("{file}:{number}: a conversion with a default");
+                found
+                    .entry(place.map_or("other", |p| p.0))
+                    .or_default()
+                    .push(what);
+            }
+        }
+    }
+    let known = |folder: &str| DEFAULTS.iter().find(|(f, _)| *f == folder).map_or(0, |d| d.1);
+    let wrong = found.iter().filter(|(folder, all)| all.len() != known(folder));
+    let wrong = wrong.map(|(folder, all)| format!("{}\n{folder} has {}", all.join("\n"), all.len()));
+    assert_none(&wrong.collect::<Vec<_>>());
 }
