@@ -34,7 +34,7 @@ pub fn saturating(n: u128) -> u64 {
 
 /// A length, a count or an index in 64 bits.
 pub const fn wide(n: usize) -> u64 {
-    const { assert!(usize::BITS <= u64::BITS) };
+    const { assert!(usize::BITS <= u64::BITS, "every `usize` fits") };
     n as u64
 }
 

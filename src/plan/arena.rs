@@ -402,11 +402,11 @@ impl Arena {
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
         for i in 0..records.all.len() {
             let (top, offset) = records.within(i);
-            let slot = slot_of.get(&records.bottom(top)).copied().unwrap_or(0);
-            let pool = pools.as_ref().and_then(|p| p.pool.get(slot).copied());
-            places.push((pool.unwrap_or(0), offset));
-            let start = packed.offsets.get(slot).copied().unwrap_or(0);
-            tensors.push(records.tensor(i, start + offset));
+            let slot = slot_of[&records.bottom(top)];
+            if let Some(p) = &pools {
+                places.push((p.pool[slot], offset));
+            }
+            tensors.push(records.tensor(i, packed.offsets[slot] + offset));
         }
         let open = pools.map(|p| Open {
             symbols: c.open.iter().cloned().collect(),
