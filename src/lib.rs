@@ -96,16 +96,16 @@ mod internal {
     pub mod probe;
     pub mod quant;
     pub mod runner;
-    pub mod selftest;
     pub mod shape;
     pub mod tensor;
+    pub mod validate;
 }
 #[cfg(test)]
 mod testing;
 
 use internal::{
     backend, cache, error, executor, files, fmt, graph, llm, lower, mapped, note, num, parallel, placement,
-    plan, quant, runner, selftest, shape, tensor,
+    plan, quant, runner, shape, tensor, validate,
 };
 
 pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
@@ -128,7 +128,7 @@ pub use tensor::{DType, HostTensor};
 pub mod unstable {
     pub use crate::internal::{
         backend, cache, capi, error, executor, files, fmt, graph, llm, lower, mapped, note, num, parallel,
-        placement, plan, probe, quant, runner, selftest, shape, tensor,
+        placement, plan, probe, quant, runner, shape, tensor, validate,
     };
 }
 

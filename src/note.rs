@@ -59,7 +59,7 @@ pub enum Note {
         context: usize,
     },
     /// A kernel variant was quarantined in this start.
-    KernelLeft {
+    KernelQuarantined {
         /// The variant.
         variant: String,
         /// What is wrong with it.
@@ -70,7 +70,7 @@ pub enum Note {
         driver: String,
     },
     /// Kernel variants were quarantined in an earlier start.
-    KernelsLeft {
+    KernelsQuarantined {
         /// Each variant and what is wrong with it.
         variants: Vec<(String, String)>,
         /// The device.
@@ -79,7 +79,7 @@ pub enum Note {
         driver: String,
     },
     /// Kernels that could not be validated are used unchecked.
-    KernelsUnchecked {
+    KernelsUnvalidated {
         /// Number of kernels.
         count: usize,
         /// One of them.
@@ -163,7 +163,7 @@ impl fmt::Display for Note {
                 "this model computes differently beyond {length} tokens (rotary embeddings for long contexts); \
                  with a context of {context} it always uses the long form; use --context {length} for the short one"
             ),
-            Self::KernelLeft {
+            Self::KernelQuarantined {
                 variant,
                 why,
                 device,
@@ -173,7 +173,7 @@ impl fmt::Display for Note {
                 "kernel {variant} {why} on {device}; a fallback is used, which may be slower; run \
                  `tlite selftest` for details"
             ),
-            Self::KernelsLeft {
+            Self::KernelsQuarantined {
                 variants,
                 device,
                 ..
@@ -186,7 +186,7 @@ impl fmt::Display for Note {
                     variants.join("; ")
                 )
             }
-            Self::KernelsUnchecked {
+            Self::KernelsUnvalidated {
                 count,
                 first,
                 device,

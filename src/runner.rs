@@ -17,9 +17,9 @@ use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
 use crate::note::Note;
 use crate::plan::{Plan, bind};
-use crate::selftest::first_use::{FirstUse, Hear};
 use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
+use crate::validate::first_run::{FirstRun, OnProgress};
 use device::Device;
 use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
@@ -117,25 +117,25 @@ impl Runner {
 
     /// Notes so far about kernels that are not used or could not be validated.
     pub fn notes(&self) -> &[Note] {
-        self.first_use().map_or(&[], FirstUse::notes)
+        self.first_run().map_or(&[], FirstRun::notes)
     }
 
     /// Number of kernels validated so far.
-    pub fn checked_kernels(&self) -> usize {
-        self.first_use().map_or(0, FirstUse::checked)
+    pub fn validated_kernels(&self) -> usize {
+        self.first_run().map_or(0, FirstRun::validated)
     }
 
-    /// Calls `hear` after each validated kernel, with the number validated and the total.
-    pub fn hear_checks(&mut self, hear: Hear) {
+    /// Calls `on_progress` after each validated kernel, with the number validated and the total.
+    pub fn on_kernel_validated(&mut self, on_progress: OnProgress) {
         if let Engine::Device(device) = &mut self.engine {
-            device.hear_checks(hear);
+            device.on_kernel_validated(on_progress);
         }
     }
 
-    fn first_use(&self) -> Option<&FirstUse> {
+    fn first_run(&self) -> Option<&FirstRun> {
         match &self.engine {
             Engine::Host(_) => None,
-            Engine::Device(device) => device.first_use(),
+            Engine::Device(device) => device.first_run(),
         }
     }
 

@@ -33,7 +33,7 @@ pub mod persistent;
 mod profile;
 mod shared;
 pub mod tunable;
-pub mod verdicts;
+pub mod validation;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
 pub(crate) mod x86;

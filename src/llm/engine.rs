@@ -6,7 +6,6 @@
 //! the model runs uncached. One sequence is run (`batch = 1`).
 
 mod build;
-mod check;
 mod cost;
 mod decoder;
 mod device;
@@ -18,6 +17,7 @@ mod ring;
 mod states;
 mod tune;
 mod uncached;
+mod validate;
 
 pub use crate::graph::pass::Logits;
 pub use build::DecoderBuilder;

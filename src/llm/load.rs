@@ -199,9 +199,9 @@ impl Loaded {
     }
 
     /// Number of kernels validated while loading, because no earlier result was stored.
-    pub fn checked_kernels(&self) -> usize {
+    pub fn validated_kernels(&self) -> usize {
         match &self.engine {
-            Engine::Device(decoder) => decoder.checked_kernels(),
+            Engine::Device(decoder) => decoder.validated_kernels(),
             Engine::Host { .. } => 0,
         }
     }
@@ -287,7 +287,7 @@ fn on_device(
     let may_be_shorter = options.context.is_none();
     let mut progress = |ready, all| hear(Loading::Kernels { ready, all });
     let (loaded, told) =
-        DeviceDecoder::checked(decoder, backend, planned, may_be_shorter, store, &mut progress)?;
+        DeviceDecoder::load_validated(decoder, backend, planned, may_be_shorter, store, &mut progress)?;
     notes.extend(told);
     if let [first, ..] = loaded.host_steps() {
         notes.push(Note::HostNodes {

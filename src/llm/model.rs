@@ -72,8 +72,8 @@ impl Model {
     }
 
     /// Number of kernels validated while loading, because no earlier result was stored.
-    pub fn checked_kernels(&self) -> usize {
-        self.loaded.checked_kernels()
+    pub fn validated_kernels(&self) -> usize {
+        self.loaded.validated_kernels()
     }
 
     /// See [`Loaded::used`].

@@ -6,7 +6,7 @@
 //! often, the plan for all values is used from then on.
 //!
 //! Kernels that are new on the device can be validated with the inputs of a plan's first run
-//! ([`crate::selftest::first_use`]).
+//! ([`crate::validate::first_run`]).
 
 use crate::backend::{Backend, Caps, SharedBackend};
 use crate::error::{Error, ErrorKind, Result, Stage};
@@ -14,9 +14,9 @@ use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
 use crate::plan::{Options, Plan};
-use crate::selftest::first_use::{FirstUse, Hear};
 use crate::shape::{Bindings, Fact};
 use crate::tensor::{DType, HostTensor};
+use crate::validate::first_run::{FirstRun, OnProgress};
 use std::sync::Arc;
 
 use super::{Checks, Named};
@@ -48,7 +48,7 @@ pub(super) struct Device {
     /// failed.
     executor: Option<Loaded>,
     /// Validation of new kernels, if enabled.
-    first_use: Option<FirstUse>,
+    first_run: Option<FirstRun>,
 }
 
 struct Loaded {
@@ -56,7 +56,7 @@ struct Loaded {
     /// The graph of the plan.
     graph: Arc<Graph>,
     /// True if its kernels need no further validation.
-    is_checked: bool,
+    is_validated: bool,
 }
 
 fn compile(graph: &Graph, caps: &Caps, float: DType) -> Result<Plan> {
@@ -126,13 +126,13 @@ impl Device {
         graph: Arc<Graph>,
         (float, checks): (DType, Checks),
     ) -> Result<Self> {
-        let first_use = match checks {
+        let first_run = match checks {
             Checks::Off => None,
-            Checks::On(store) => Some(FirstUse::new(backend.caps(), store)),
+            Checks::On(store) => Some(FirstRun::new(backend.caps(), store)),
         };
         let mut device = Self {
             backend: SharedBackend::new(backend),
-            first_use,
+            first_run,
             float,
             pipeline,
             graph,
@@ -159,8 +159,8 @@ impl Device {
     /// Loads a plan of `graph`. The previous one is freed first.
     fn load(&mut self, graph: Arc<Graph>, mut plan: Plan) -> Result<()> {
         self.executor = None;
-        if let Some(first_use) = &mut self.first_use {
-            while first_use.leaves_unbuilt(&mut self.backend, std::slice::from_ref(&plan)) {
+        if let Some(first_run) = &mut self.first_run {
+            while first_run.quarantine_unbuilt(&mut self.backend, std::slice::from_ref(&plan)) {
                 plan = compile(&graph, self.backend.caps(), self.float)?;
             }
         }
@@ -174,7 +174,7 @@ impl Device {
         self.executor = Some(Loaded {
             executor: Executor::of(&Arc::new(program))?,
             graph,
-            is_checked: self.first_use.is_none(),
+            is_validated: self.first_run.is_none(),
         });
         Ok(())
     }
@@ -183,25 +183,25 @@ impl Device {
     /// incorrect ones. An error if an incorrect kernel has no alternative.
     fn check(&mut self, given: &[Named], bindings: &Bindings) -> Result<()> {
         loop {
-            let (Some(first_use), Some(loaded)) = (&mut self.first_use, &mut self.executor) else {
+            let (Some(first_run), Some(loaded)) = (&mut self.first_run, &mut self.executor) else {
                 return Ok(());
             };
-            if loaded.is_checked {
+            if loaded.is_validated {
                 return Ok(());
             }
             let program = loaded.executor.program().clone();
             let executor = &mut loaded.executor;
-            let is_right = first_use.is_right(&mut self.backend, &program, &mut |watch| {
-                while !watch.is_empty() {
+            let is_right = first_run.validate(&mut self.backend, &program, &mut |observer| {
+                while !observer.is_empty() {
                     write(executor, given)?;
-                    if !watch.run(executor, 0, bindings)? {
+                    if !observer.run(executor, 0, bindings)? {
                         break;
                     }
                 }
                 Ok(())
             })?;
             if is_right {
-                loaded.is_checked = true;
+                loaded.is_validated = true;
                 return Ok(());
             }
             let graph = loaded.graph.clone();
@@ -224,16 +224,16 @@ impl Device {
         loaded.map_or(self.plan.as_ref(), |l| l.executor.plan(0))
     }
 
-    /// Reports progress of kernel validation to `hear`, if enabled.
-    pub fn hear_checks(&mut self, hear: Hear) {
-        if let Some(first_use) = &mut self.first_use {
-            first_use.heard_by(hear);
+    /// Reports progress of kernel validation to `on_progress`, if enabled.
+    pub fn on_kernel_validated(&mut self, on_progress: OnProgress) {
+        if let Some(first_run) = &mut self.first_run {
+            first_run.set_on_progress(on_progress);
         }
     }
 
     /// Kernel validation, if enabled.
-    pub fn first_use(&self) -> Option<&FirstUse> {
-        self.first_use.as_ref()
+    pub fn first_run(&self) -> Option<&FirstRun> {
+        self.first_run.as_ref()
     }
 
     /// The executor with a plan for these inputs, which are complete and match `bindings`. The

@@ -18,8 +18,8 @@ use transformer_lite::unstable::graph::op::ALL;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, Logits, SequenceConfig};
 use transformer_lite::unstable::probe;
-use transformer_lite::unstable::selftest::case::{self, Scenario};
 use transformer_lite::unstable::tensor::DType;
+use transformer_lite::unstable::validate::case::{self, Scenario};
 use transformer_lite_convert::decoders::{self, Form, Spec};
 
 /// Lower tiers test one of this many. The kinds of device repeat in pairs and threes, so this has

@@ -1,7 +1,7 @@
 //! Every case of every operator on every device, against `Op::eval`.
 //!
 //! A trial is named `softmax/3x130/.../f16@opencl`, so that filters work. Operators write only the
-//! cases; what is added to each of them says the engine's module `selftest::case`. Here buffers
+//! cases; what is added to each of them says the engine's module `validate::case`. Here buffers
 //! have guard zones besides, and kernels by way of local memory run in each size of their tiles.
 //!
 //! A backend without a device is an ignored trial, or a failing one when `REQUIRE_BACKENDS` names
@@ -17,13 +17,13 @@ use std::sync::Arc;
 use tlite_testing::Device;
 use tlite_testing::suite::Suite;
 use transformer_lite::unstable::graph::op::{ALL, case::Case};
-use transformer_lite::unstable::selftest::case::{self, Depth, Scenario};
 use transformer_lite::unstable::tensor::DType;
+use transformer_lite::unstable::validate::case::{self, Depth, Scenario};
 
 pub fn trials(suite: &mut Suite) {
     if std::env::var_os("CONFORMANCE_ERRORS").is_some() {
         let mut log = env_logger::Builder::new();
-        log.filter_module("transformer_lite::internal::selftest", log::LevelFilter::Debug)
+        log.filter_module("transformer_lite::internal::validate", log::LevelFilter::Debug)
             .init();
     }
     let devices = suite.devices();

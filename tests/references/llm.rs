@@ -29,8 +29,8 @@ use transformer_lite::unstable::llm::{
 };
 use transformer_lite::unstable::placement::Placement;
 use transformer_lite::unstable::plan::Storage;
-use transformer_lite::unstable::selftest::case::as_gpu;
 use transformer_lite::unstable::tensor::DType;
+use transformer_lite::unstable::validate::case::as_gpu;
 
 /// Result of a trial.
 type Outcome = Result<(), String>;

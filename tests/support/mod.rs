@@ -194,8 +194,8 @@ pub fn tlite(args: &[&str]) -> Output {
     command().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-pub use transformer_lite::unstable::selftest::case::POISON;
-use transformer_lite::unstable::selftest::case::{Bench, Guards as Guard};
+pub use transformer_lite::unstable::validate::case::POISON;
+use transformer_lite::unstable::validate::case::{Bench, Guards as Guard};
 
 /// A backend that has no device here.
 pub struct Missing {

@@ -3,7 +3,7 @@
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, Feature, KernelSpec, Language};
-use crate::backend::{BackendError, Caps, DeviceKind, persistent, verdicts, x86};
+use crate::backend::{BackendError, Caps, DeviceKind, persistent, validation, x86};
 use crate::cache::{Key, Kind, Store};
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
@@ -137,7 +137,7 @@ impl Builder<'_> {
         job.text.name.push_str(" in parts");
         job.text.source = kernel::in_parts(&job.text.source);
         let text = job.text.whole();
-        let known = verdicts::of_program(self.store, self.caps, &job.text.name, &text);
+        let known = validation::program_result(self.store, self.caps, &job.text.name, &text);
         if known == Some(false) {
             return Ok(Err(PARTS_DIFFER.to_owned()));
         }
@@ -152,9 +152,9 @@ impl Builder<'_> {
     }
 
     /// Stores whether a program gives the same results as the one that it replaces.
-    pub(super) fn keep_program(&self, name: &str, text: &str, is_right: bool) {
+    pub(super) fn store_program_result(&self, name: &str, text: &str, is_right: bool) {
         if let Some(store) = self.store {
-            verdicts::keep_program(store, self.caps, name, text, is_right);
+            validation::store_program_result(store, self.caps, name, text, is_right);
         }
     }
 
@@ -165,7 +165,7 @@ impl Builder<'_> {
             source,
         };
         let whole = text.whole();
-        if verdicts::of_program(self.store, self.caps, name, &whole) == Some(false) {
+        if validation::program_result(self.store, self.caps, name, &whole) == Some(false) {
             return Ok(Tried::Refused(
                 "the compiler refused it in an earlier start; run `tlite cache clear` to try again"
                     .to_owned(),
@@ -175,7 +175,7 @@ impl Builder<'_> {
             Ok((_, true)) => Ok(Tried::Stored),
             Ok((_, false)) => Ok(Tried::Compiled),
             Err(BackendError::Build { log, .. }) => {
-                self.keep_program(name, &whole, false);
+                self.store_program_result(name, &whole, false);
                 let line = log.lines().find(|l| l.contains("error:")).or(log.lines().next());
                 Ok(Tried::Refused(line.unwrap_or_default().to_owned()))
             }
@@ -201,7 +201,7 @@ impl Builder<'_> {
             source: self.halves() + &source,
             name,
         };
-        let known = verdicts::of_program(self.store, self.caps, &text.name, &text.whole());
+        let known = validation::program_result(self.store, self.caps, &text.name, &text.whole());
         if known == Some(false) {
             return Ok(Err(JOINED_DIFFERS.to_owned()));
         }

@@ -26,7 +26,7 @@ use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
     Backend, BackendError, BufferId, Caps, Command, Driver, KernelId, Launch, OpenOptions, PackedDot,
-    Priority, RecordingId, Stats, View, build_ahead, choose, verdicts, x86,
+    Priority, RecordingId, Stats, View, build_ahead, choose, validation, x86,
 };
 use crate::cache::Store;
 pub use build::PARTS_DIFFER;
@@ -150,7 +150,7 @@ impl OpenCl {
         {
             log::info!("{}: no packed dot products of 8-bit values: {why}", caps.device);
         }
-        verdicts::apply(options.cache.as_deref(), &mut caps);
+        validation::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         Ok(Self {
             recordings: HashMap::new(),

@@ -208,7 +208,7 @@ impl OpenCl {
             kernel.in_parts = Some(Err(why.clone()));
         }
         if let Some((name, text, is_right)) = checked {
-            self.builder().keep_program(&name, &text, is_right);
+            self.builder().store_program_result(&name, &text, is_right);
         }
         Ok(verdict)
     }

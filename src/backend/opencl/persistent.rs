@@ -374,7 +374,7 @@ impl OpenCl {
                 *made = None;
             }
             if let (Some(text), Ok(Some(is_right))) = (text, verdict) {
-                self.builder().keep_program(&name, &text, is_right);
+                self.builder().store_program_result(&name, &text, is_right);
             }
         }
         self.one_by_one(recording, at..recording.steps.len(), launch)

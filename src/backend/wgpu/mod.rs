@@ -20,7 +20,7 @@ use super::{
     Launch, Simd, TensorCores,
 };
 use super::{
-    Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, verdicts,
+    Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, validation,
 };
 use crate::cache::Store;
 use build::{Built, Compiled};
@@ -244,7 +244,7 @@ impl Wgpu {
                 .get_or_insert_with(|| format!("{why} ({reason:?})"));
         });
         let mut caps = caps;
-        verdicts::apply(options.cache.as_deref(), &mut caps);
+        validation::apply(options.cache.as_deref(), &mut caps);
         let mut opened = Self {
             device,
             queue,

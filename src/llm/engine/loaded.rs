@@ -17,7 +17,7 @@ pub struct DeviceDecoder {
     pub(super) decoder: Arc<Decoder>,
     pub(super) program: Arc<Program>,
     /// Number of kernels validated while loading.
-    pub(super) checked: usize,
+    pub(super) validated: usize,
     memory: DecoderMemory,
     set: PlanSet,
 }
@@ -56,7 +56,7 @@ impl DeviceDecoder {
         let program = Program::load_beside(backend, decoder.graph(), plans, decoder.weights, beside, hear)?;
         Ok(Self {
             decoder,
-            checked: 0,
+            validated: 0,
             program: Arc::new(program),
             memory,
             set,

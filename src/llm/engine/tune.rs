@@ -7,7 +7,7 @@
 
 use super::{Decoder, DeviceDecoder, DeviceModel, Logits, SequenceConfig};
 use crate::backend::tunable::{ANY, Tunable, Tuned, Tuning};
-use crate::backend::{Backend, BackendError, SharedBackend, verdicts};
+use crate::backend::{Backend, BackendError, SharedBackend, validation};
 use crate::cache::Store;
 use crate::error::{Error, Result};
 use crate::llm::LanguageModel;
@@ -295,7 +295,7 @@ impl<'s> Tuner<'s> {
         let shape = |t: &Tuned| self.default.keys().any(|(k, s)| *k == t.kernel && *s == t.shape);
         let again = |t: &Tuned| shape(t) && tried.iter().any(|(_, (tunable, c))| is_of(t, tunable, c));
         caps.profile.tuned = kept(&caps.profile.tuned, &again, best.collect());
-        verdicts::keep_tuned(store, &caps);
+        validation::store_tuned(store, &caps);
     }
 
     /// Results, largest gain first.
@@ -367,7 +367,7 @@ fn load(
     };
     let planned = decoder.plan_for(backend.caps(), lengths, true)?;
     let decoder = DeviceDecoder::load_beside(decoder.clone(), backend, planned, beside, &mut |_, _| {})?;
-    if !decoder.check_all(store)? {
+    if !decoder.validate_all(store)? {
         return Ok(None);
     }
     let model = decoder.model()?;

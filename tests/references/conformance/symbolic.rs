@@ -26,10 +26,10 @@ use transformer_lite::unstable::graph::op::transpose::Transpose;
 use transformer_lite::unstable::graph::op::window::{AutoPad, Window};
 use transformer_lite::unstable::graph::{Edit, Graph, Op, State};
 use transformer_lite::unstable::plan::{Options, Plan};
-use transformer_lite::unstable::selftest::case::Scenario;
-use transformer_lite::unstable::selftest::compare::{bound, compare};
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite::unstable::validate::case::Scenario;
+use transformer_lite::unstable::validate::compare::{bound, compare};
 
 type Make = fn() -> Result<Scenario, String>;
 

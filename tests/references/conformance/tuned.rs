@@ -8,8 +8,8 @@ use transformer_lite::unstable::backend::kernel::KernelSpec;
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::tunable::{ANY, Tunable};
 use transformer_lite::unstable::graph::op::{ALL, case::Case};
-use transformer_lite::unstable::selftest::case::{self, Scenario};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
+use transformer_lite::unstable::validate::case::{self, Scenario};
 
 /// A case, what its kernels are chosen for, and a name.
 pub struct Tuned {

@@ -277,7 +277,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             accepted_tokens: outcome.metrics.accepted,
             kernels_compiled: stats.map(|s| s.compiles),
             kernels_cached: stats.map(|s| s.cached),
-            kernels_checked: model.checked_kernels(),
+            kernels_checked: model.validated_kernels(),
         };
         put_json(&mut *stdout, &report)?;
     } else if options.max_tokens > 0 {

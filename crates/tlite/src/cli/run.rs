@@ -283,7 +283,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let start = Instant::now();
     let progress = output::spinner("first run (checks new kernels)".to_owned());
     let line = progress.clone();
-    runner.hear_checks(Box::new(move |done, all| {
+    runner.on_kernel_validated(Box::new(move |done, all| {
         output::count(&line, done, all, "kernels checked");
     }));
     let first = runner.run(&tensors);
@@ -345,7 +345,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             .map(|((name, t), file)| Value::of(name, t, file.clone()))
             .collect(),
         outputs: written,
-        kernels_checked: runner.checked_kernels(),
+        kernels_checked: runner.validated_kernels(),
         checks_kept: store.is_some_and(|s| !s.is_refused()),
         dispatches: plan.map_or(0, |p| p.steps.len()),
         segments: plan.map_or(0, |p| p.segments.len()),

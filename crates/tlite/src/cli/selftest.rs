@@ -11,7 +11,7 @@ use transformer_lite::unstable::backend::{
 };
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::placement::{BackendChoice, Opened};
-use transformer_lite::unstable::selftest::suite::{self, Failure, Outcome};
+use transformer_lite::unstable::validate::selftest::{self, Failure, Outcome};
 
 /// How often a line reports the progress where there is no bar.
 const TELL: Duration = Duration::from_secs(15);
@@ -137,7 +137,7 @@ fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
     line.set_message(caps.device.clone());
     let device = SharedBackend::new(backend);
     let mut told = Instant::now();
-    let outcome = suite::run(device, store.as_deref(), args.quick, &mut |done, all| {
+    let outcome = selftest::run(device, store.as_deref(), args.quick, &mut |done, all| {
         line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
         line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
         // Without a terminal, there is no bar.

@@ -22,7 +22,7 @@ const ORDER: &[&str] = &[
     "plan",
     "note",
     "executor",
-    "selftest",
+    "validate",
     "placement",
     "runner",
     "llm",

@@ -277,7 +277,7 @@ fn notes(s: &mut Snapshot) {
     s.said("Note: a model without a KV cache", &Note::NoCache);
     let window = Note::WindowIgnored { length: 4096 };
     s.said("Note: a sliding window that is not in the graph", &window);
-    let left = Note::KernelLeft {
+    let left = Note::KernelQuarantined {
         variant: "norm_row".to_owned(),
         why: "does not build".to_owned(),
         device: "Adreno (TM) 740".to_owned(),

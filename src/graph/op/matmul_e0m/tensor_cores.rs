@@ -321,7 +321,7 @@ mod tests {
     use super::*;
     use crate::backend::Caps;
     use crate::backend::kernel::Language;
-    use crate::selftest::case::{self, Scenario};
+    use crate::validate::case::{self, Scenario};
     use std::collections::BTreeSet;
 
     /// Bytes of local memory of a work-group of the matrix kernel, as its text in OpenCL C has it:

@@ -1,5 +1,4 @@
-//! Validates kernels on first use: compares them with the reference when they first run on a
-//! device.
+//! Validates kernels at their first run on a device: compares their results with the reference.
 //!
 //! Compilers for GPUs of phones, and of new GPUs, sometimes miscompile a kernel or one form of it.
 //! Each specialised kernel without a stored result is therefore checked once per device and driver:
@@ -9,9 +8,9 @@
 //! fallback is an error. Results apply to the kernels that ran: if the driver refuses images,
 //! everything is planned again without them.
 
-use super::judge;
+use super::validate_node;
 use crate::backend::kernel::KernelSpec;
-use crate::backend::verdicts::{self, Right};
+use crate::backend::validation::{self, ValidatedKernels};
 use crate::backend::{Backend, BackendError, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
@@ -30,20 +29,20 @@ struct Fault {
 }
 
 /// Results of comparing kernels with the reference.
-struct Found {
+struct Findings {
     /// Number of compared kernels.
-    judged: usize,
+    validated: usize,
     /// Kernels that could not be compared.
-    unjudged: Vec<String>,
+    unvalidated: Vec<String>,
     faults: Vec<Fault>,
     refused: Vec<Refused>,
 }
 
-impl Found {
+impl Findings {
     /// Returns the first fault as an error.
-    fn right(self, caps: &Caps) -> Result<()> {
+    fn into_result(self, caps: &Caps) -> Result<()> {
         let refused = self.refused.into_iter().map(|r| r.error);
-        let faults = self.faults.iter().map(|fault| wrong(caps, fault));
+        let faults = self.faults.iter().map(|fault| wrong_results(caps, fault));
         refused.chain(faults).next().map_or(Ok(()), Err)
     }
 }
@@ -55,37 +54,41 @@ struct Refused {
 }
 
 /// Progress callback: the numbers of compared and of all new kernels.
-pub type Hear = Box<dyn FnMut(usize, usize) + Send>;
+pub type OnProgress = Box<dyn FnMut(usize, usize) + Send>;
 
 /// Validation of one model's kernels on one device, with notes for the user.
-pub struct FirstUse {
+pub struct FirstRun {
     store: Option<Arc<Store>>,
     notes: Vec<Note>,
-    checked: usize,
-    hear: Option<Hear>,
+    validated: usize,
+    on_progress: Option<OnProgress>,
 }
 
-impl std::fmt::Debug for FirstUse {
+impl std::fmt::Debug for FirstRun {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "FirstUse, {} kernels checked, {:?}", self.checked, self.notes)
+        write!(
+            f,
+            "FirstRun, {} kernels validated, {:?}",
+            self.validated, self.notes
+        )
     }
 }
 
-impl FirstUse {
+impl FirstRun {
     /// Validates the kernels that `store` does not know on a device with `caps`; without a store,
     /// all.
     pub fn new(caps: &Caps, store: Option<Arc<Store>>) -> Self {
         Self {
             store,
-            notes: known(caps).into_iter().collect(),
-            checked: 0,
-            hear: None,
+            notes: earlier_note(caps).into_iter().collect(),
+            validated: 0,
+            on_progress: None,
         }
     }
 
     /// Sets the progress callback.
-    pub fn heard_by(&mut self, hear: Hear) {
-        self.hear = Some(hear);
+    pub fn set_on_progress(&mut self, on_progress: OnProgress) {
+        self.on_progress = Some(on_progress);
     }
 
     /// Notes about kernels that are quarantined or could not be checked.
@@ -94,63 +97,64 @@ impl FirstUse {
     }
 
     /// Number of kernels that were compared with the reference.
-    pub fn checked(&self) -> usize {
-        self.checked
+    pub fn validated(&self) -> usize {
+        self.validated
     }
 
     /// Compiles the variants among the kernels of `plans`, before anything is uploaded. Returns
     /// whether some do not build; `backend` then quarantines them, and its plans must be made
     /// again.
-    pub fn leaves_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> bool {
+    pub fn quarantine_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> bool {
         let bad = unbuilt(backend, plans);
-        self.leave(backend, bad)
+        self.quarantine(backend, bad)
     }
 
     /// Compares the unknown kernels of `program` with the reference. `observe` is called if there
-    /// are any, or kernels that read images; it loads an executor and runs what [`Watch`] asks for.
-    /// Returns `true` if everything is right. Otherwise `backend` quarantines the wrong variants,
-    /// and its plans must be made again. A wrong kernel without a fallback is an error.
-    pub fn is_right(
+    /// are any, or kernels that read images; it loads an executor and runs what [`Observer`] asks
+    /// for. Returns `true` if everything is right. Otherwise `backend` quarantines the wrong
+    /// variants, and its plans must be made again. A wrong kernel without a fallback is an error.
+    pub fn validate(
         &mut self,
         backend: &mut SharedBackend,
         program: &Program,
-        observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
+        observe: &mut dyn FnMut(&mut Observer<'_>) -> Result<()>,
     ) -> Result<bool> {
-        let hear = self.hear.as_mut();
-        let Some(found) = compare(program, self.store.as_deref(), observe, hear)? else {
+        let on_progress = self.on_progress.as_mut();
+        let Some(findings) = compare(program, self.store.as_deref(), observe, on_progress)? else {
             *backend = backend.without_images();
             return Ok(false);
         };
-        self.checked += found.judged;
-        if found.faults.is_empty() && found.refused.is_empty() {
-            self.notes.extend(unjudged(program.caps(), &found.unjudged));
+        self.validated += findings.validated;
+        if findings.faults.is_empty() && findings.refused.is_empty() {
+            self.notes
+                .extend(unvalidated_note(program.caps(), &findings.unvalidated));
             return Ok(true);
         }
-        let refused = found.refused.iter();
+        let refused = findings.refused.iter();
         let mut bad: Vec<_> = refused
             .map(|r| (r.kernel.clone(), "is refused at its launch".to_owned()))
             .collect();
-        for fault in &found.faults {
-            bad.extend(blame(program.caps(), fault)?);
+        for fault in &findings.faults {
+            bad.extend(variants_at_fault(program.caps(), fault)?);
         }
-        if !self.leave(backend, bad) {
+        if !self.quarantine(backend, bad) {
             // The plan used it although it was quarantined.
-            found.right(program.caps())?;
+            findings.into_result(program.caps())?;
         }
         Ok(false)
     }
 
     /// Quarantines the variants of the `bad` kernels, each with the reason. Returns `false` if all
     /// were quarantined before.
-    fn leave(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) -> bool {
+    fn quarantine(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) -> bool {
         let mut any = false;
         for (spec, why) in bad {
-            for variant in to_leave(&spec) {
+            for variant in variants_to_quarantine(&spec) {
                 let caps = backend.caps();
                 if caps.profile.is_quarantined(spec.kernel, &variant) {
                     continue;
                 }
-                self.notes.push(Note::KernelLeft {
+                self.notes.push(Note::KernelQuarantined {
                     variant: variant.clone(),
                     why: why.clone(),
                     device: caps.device.clone(),
@@ -162,7 +166,7 @@ impl FirstUse {
             }
         }
         if let Some(store) = self.store.as_deref().filter(|_| any) {
-            verdicts::keep_quarantined(store, backend.caps());
+            validation::store_quarantined(store, backend.caps());
         }
         any
     }
@@ -170,22 +174,22 @@ impl FirstUse {
 
 /// Number of kernels of `plans` without a stored result for a device with `caps`.
 pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize {
-    let right = store.map(|s| Right::new(s, caps));
-    unknown(specs(plans), right.as_ref()).count()
+    let validated = store.map(|s| ValidatedKernels::new(s, caps));
+    unknown(specs(plans), validated.as_ref()).count()
 }
 
-/// Compares the unknown kernels of `program` with the reference, like [`FirstUse::is_right`]; the
+/// Compares the unknown kernels of `program` with the reference, like [`FirstRun::validate`]; the
 /// first wrong one is an error. Returns `false` if the driver refuses images: other kernels ran
 /// than planned, and neither are validated.
-pub fn all_right(
+pub fn validate_all(
     program: &Program,
     store: Option<&Store>,
-    observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
+    observe: &mut dyn FnMut(&mut Observer<'_>) -> Result<()>,
 ) -> Result<bool> {
-    let Some(found) = compare(program, store, observe, None)? else {
+    let Some(findings) = compare(program, store, observe, None)? else {
         return Ok(false);
     };
-    found.right(program.caps()).map(|()| true)
+    findings.into_result(program.caps()).map(|()| true)
 }
 
 /// Bytes captured in a run at first; less if the device has no memory for that.
@@ -194,31 +198,31 @@ const LEAST_ROOM: u64 = 1 << 20;
 const SHRINKS: u64 = 4;
 
 /// What is to be captured in runs, and what was.
-pub struct Watch<'a> {
-    new: &'a HashSet<&'a KernelSpec>,
+pub struct Observer<'a> {
+    unknown: &'a HashSet<&'a KernelSpec>,
     done: HashSet<KernelSpec>,
-    judged: HashSet<KernelSpec>,
+    compared: HashSet<KernelSpec>,
     faults: Vec<Fault>,
     /// Kernels whose launch was refused once, which may have had other reasons.
     tried: HashSet<KernelSpec>,
     refused: Vec<Refused>,
     room: Room,
-    hear: Option<&'a mut Hear>,
+    on_progress: Option<&'a mut OnProgress>,
 }
 
-impl std::fmt::Debug for Watch<'_> {
+impl std::fmt::Debug for Observer<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Watch of {} kernels", self.new.len())
+        write!(f, "Observer of {} kernels", self.unknown.len())
     }
 }
 
-impl<'a> Watch<'a> {
-    fn of(new: &'a HashSet<&'a KernelSpec>, hear: Option<&'a mut Hear>) -> Self {
+impl<'a> Observer<'a> {
+    fn new(unknown: &'a HashSet<&'a KernelSpec>, on_progress: Option<&'a mut OnProgress>) -> Self {
         Self {
-            new,
-            hear,
+            unknown,
+            on_progress,
             done: HashSet::new(),
-            judged: HashSet::new(),
+            compared: HashSet::new(),
             faults: Vec::new(),
             tried: HashSet::new(),
             refused: Vec::new(),
@@ -231,13 +235,13 @@ impl<'a> Watch<'a> {
 
     /// Whether there is nothing to capture.
     pub fn is_empty(&self) -> bool {
-        self.new.is_empty()
+        self.unknown.is_empty()
     }
 
     fn wants_sample(&self, plan: &Plan, sample: &Sample) -> bool {
         let steps = sample.steps.iter().filter_map(|s| plan.steps.get(*s));
         let mut kernels = steps.filter_map(|s| plan.kernels.get(s.kernel));
-        kernels.any(|spec| self.new.contains(spec) && !self.done.contains(spec))
+        kernels.any(|spec| self.unknown.contains(spec) && !self.done.contains(spec))
     }
 
     /// Whether a run of `plan` captures something.
@@ -295,15 +299,15 @@ impl<'a> Watch<'a> {
         let own = observed.kernels.iter().filter_map(|k| plan.kernels.get(*k));
         let own: Vec<KernelSpec> = own.cloned().collect();
         self.done.extend(own.iter().cloned());
-        let verdict = judge(observed);
-        if let Some(hear) = &mut self.hear {
-            let done = self.new.iter().filter(|spec| self.done.contains(**spec));
-            hear(done.count(), self.new.len());
+        let result = validate_node(observed);
+        if let Some(on_progress) = &mut self.on_progress {
+            let done = self.unknown.iter().filter(|spec| self.done.contains(**spec));
+            on_progress(done.count(), self.unknown.len());
         }
-        if verdict != Ok(false) {
-            self.judged.extend(own.iter().cloned());
+        if result != Ok(false) {
+            self.compared.extend(own.iter().cloned());
         }
-        if let Err(why) = verdict {
+        if let Err(why) = result {
             self.faults.push(Fault {
                 node: observed.name.clone(),
                 kernels: own,
@@ -313,14 +317,14 @@ impl<'a> Watch<'a> {
     }
 }
 
-/// The `specs` that `right` does not know.
+/// The `specs` without a stored result.
 fn unknown<'s>(
     specs: impl IntoIterator<Item = &'s KernelSpec>,
-    right: Option<&Right<'_>>,
+    validated: Option<&ValidatedKernels<'_>>,
 ) -> impl Iterator<Item = &'s KernelSpec> {
     specs
         .into_iter()
-        .filter(move |spec| !right.is_some_and(|r| r.has(spec)))
+        .filter(move |spec| !validated.is_some_and(|v| v.contains(spec)))
 }
 
 /// Compares the kernels that `store` does not know with the reference, and stores which are right.
@@ -328,38 +332,38 @@ fn unknown<'s>(
 fn compare(
     program: &Program,
     store: Option<&Store>,
-    observe: &mut dyn FnMut(&mut Watch<'_>) -> Result<()>,
-    hear: Option<&mut Hear>,
-) -> Result<Option<Found>> {
+    observe: &mut dyn FnMut(&mut Observer<'_>) -> Result<()>,
+    on_progress: Option<&mut OnProgress>,
+) -> Result<Option<Findings>> {
     let caps = program.caps();
     let kernels = program.kernels();
     let by_image = kernels.iter().any(|spec| !spec.images.is_empty());
-    let mut right = store.map(|s| Right::new(s, caps));
-    let new: HashSet<&KernelSpec> = unknown(kernels, right.as_ref()).collect();
-    let mut watch = Watch::of(&new, hear);
+    let mut validated = store.map(|s| ValidatedKernels::new(s, caps));
+    let new: HashSet<&KernelSpec> = unknown(kernels, validated.as_ref()).collect();
+    let mut observer = Observer::new(&new, on_progress);
     if by_image || !new.is_empty() {
         log::debug!("checking {} kernels", new.len());
-        observe(&mut watch)?;
+        observe(&mut observer)?;
     }
     if by_image && program.refuses_images() {
         return Ok(None);
     }
-    let Watch {
-        judged,
+    let Observer {
+        compared,
         faults,
         refused,
         ..
-    } = watch;
+    } = observer;
     let wrong: HashSet<&KernelSpec> = faults.iter().flat_map(|f| &f.kernels).collect();
-    let (judged, unjudged): (Vec<&KernelSpec>, Vec<&KernelSpec>) =
-        new.into_iter().partition(|spec| judged.contains(*spec));
-    if let Some(right) = right.as_mut().filter(|_| !judged.is_empty()) {
-        let found = judged.iter().filter(|spec| !wrong.contains(**spec));
-        right.keep(found.copied());
+    let (compared, unvalidated): (Vec<&KernelSpec>, Vec<&KernelSpec>) =
+        new.into_iter().partition(|spec| compared.contains(*spec));
+    if let Some(validated) = validated.as_mut().filter(|_| !compared.is_empty()) {
+        let right = compared.iter().filter(|spec| !wrong.contains(**spec));
+        validated.add(right.copied());
     }
-    Ok(Some(Found {
-        judged: judged.len(),
-        unjudged: unjudged.into_iter().map(ToString::to_string).collect(),
+    Ok(Some(Findings {
+        validated: compared.len(),
+        unvalidated: unvalidated.into_iter().map(ToString::to_string).collect(),
         faults,
         refused,
     }))
@@ -367,20 +371,20 @@ fn compare(
 
 /// The variants of a kernel to quarantine first: only the subgroup width or images, if present,
 /// since the other forms may be right without them.
-fn to_leave(spec: &KernelSpec) -> Vec<String> {
+fn variants_to_quarantine(spec: &KernelSpec) -> Vec<String> {
     let outer = spec.outer_forms().next();
     outer.map_or_else(|| spec.variants(), |form| vec![form])
 }
 
 /// A note about the variants quarantined in earlier starts.
-fn known(caps: &Caps) -> Option<Note> {
+fn earlier_note(caps: &Caps) -> Option<Note> {
     let left = caps
         .profile
         .quarantined
         .iter()
         .map(|q| (q.variant.clone(), q.why.clone()));
     let variants: Vec<(String, String)> = left.collect();
-    (!variants.is_empty()).then(|| Note::KernelsLeft {
+    (!variants.is_empty()).then(|| Note::KernelsQuarantined {
         variants,
         device: caps.device.clone(),
         driver: caps.driver.clone(),
@@ -388,8 +392,8 @@ fn known(caps: &Caps) -> Option<Note> {
 }
 
 /// A note about kernels that could not be compared.
-fn unjudged(caps: &Caps, kernels: &[String]) -> Option<Note> {
-    Some(Note::KernelsUnchecked {
+fn unvalidated_note(caps: &Caps, kernels: &[String]) -> Option<Note> {
+    Some(Note::KernelsUnvalidated {
         count: kernels.len(),
         first: kernels.iter().min()?.clone(),
         device: caps.device.clone(),
@@ -398,18 +402,18 @@ fn unjudged(caps: &Caps, kernels: &[String]) -> Option<Note> {
 }
 
 /// The variants behind a fault; an error if there are none.
-fn blame(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, String)>> {
+fn variants_at_fault(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, String)>> {
     let variants = fault.kernels.iter().filter(|spec| !spec.variants().is_empty());
     let why = format!("gives wrong results ({})", fault.why);
     let variants: Vec<_> = variants.map(|spec| (spec.clone(), why.clone())).collect();
     if !variants.is_empty() {
         return Ok(variants);
     }
-    Err(wrong(caps, fault))
+    Err(wrong_results(caps, fault))
 }
 
 /// The error of a fault.
-fn wrong(caps: &Caps, fault: &Fault) -> Error {
+fn wrong_results(caps: &Caps, fault: &Fault) -> Error {
     let names: Vec<String> = fault.kernels.iter().map(ToString::to_string).collect();
     let wrong = BackendError::Wrong {
         kernel: names.join(" or "),

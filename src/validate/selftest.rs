@@ -2,7 +2,7 @@
 
 use super::case::{self, Bench, CaseError, Depth, Fault, Scenario};
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, Caps, Quarantined, SharedBackend, verdicts};
+use crate::backend::{Backend, Caps, Quarantined, SharedBackend, validation};
 use crate::cache::Store;
 use crate::graph::op::ALL;
 use crate::graph::op::case::{Case, Input};
@@ -171,7 +171,7 @@ pub fn run(
             device = device.without(spec.kernel, variant, why);
         }
         if let (Some(store), false) = (store, blamed.is_empty()) {
-            verdicts::keep_quarantined(store, Backend::caps(&device));
+            validation::store_quarantined(store, Backend::caps(&device));
         }
         let lost = error.fault == Fault::Lost;
         let mut why = error.why;

@@ -68,7 +68,7 @@ fn tuned(store: Option<&Store>, caps: &Caps) -> Vec<Tuned> {
 }
 
 /// Stores [`DeviceProfile::tuned`](super::DeviceProfile::tuned) for later starts.
-pub fn keep_tuned(store: &Store, caps: &Caps) {
+pub fn store_tuned(store: &Store, caps: &Caps) {
     match serde_json::to_vec(&caps.profile.tuned) {
         Ok(bytes) => store.put(Kind::Tuning, &tuned_key(caps), &bytes),
         Err(e) => log::warn!("cannot save the tuned kernel settings: {e}"),
@@ -95,7 +95,7 @@ fn list(store: &Store, caps: &Caps) -> Option<Vec<Quarantined>> {
 
 /// Adds [`DeviceProfile::quarantined`](super::DeviceProfile::quarantined) to the stored list.
 /// Another process may have extended that list in the meantime.
-pub fn keep_quarantined(store: &Store, caps: &Caps) {
+pub fn store_quarantined(store: &Store, caps: &Caps) {
     let mut all = quarantined(Some(store), caps);
     all.retain(|q| {
         !caps
@@ -113,14 +113,14 @@ pub fn keep_quarantined(store: &Store, caps: &Caps) {
 
 /// The kernels that passed validation on a device.
 #[derive(Debug)]
-pub struct Right<'a> {
+pub struct ValidatedKernels<'a> {
     store: &'a Store,
     caps: &'a Caps,
     /// The store has a list of quarantined variants.
     listed: bool,
 }
 
-impl<'a> Right<'a> {
+impl<'a> ValidatedKernels<'a> {
     /// Reads the state of the store.
     pub fn new(store: &'a Store, caps: &'a Caps) -> Self {
         Self {
@@ -131,7 +131,7 @@ impl<'a> Right<'a> {
     }
 
     /// Whether a kernel has passed validation.
-    pub fn has(&self, spec: &KernelSpec) -> bool {
+    pub fn contains(&self, spec: &KernelSpec) -> bool {
         if !self.listed && !spec.variants().is_empty() {
             return false;
         }
@@ -140,10 +140,10 @@ impl<'a> Right<'a> {
     }
 
     /// Stores that these kernels passed validation.
-    pub fn keep<'s>(&mut self, specs: impl Iterator<Item = &'s KernelSpec>) {
+    pub fn add<'s>(&mut self, specs: impl Iterator<Item = &'s KernelSpec>) {
         if !self.listed {
             // Another process may have written a list in the meantime.
-            keep_quarantined(self.store, self.caps);
+            store_quarantined(self.store, self.caps);
             self.listed = true;
         }
         for key in specs.filter_map(|spec| key_of(self.caps, spec)) {
@@ -154,7 +154,7 @@ impl<'a> Right<'a> {
 
 /// The stored validation result of another program that a backend made from kernels: `true` if it
 /// gave right results. `program` is its name, `text` its whole source including build options.
-pub fn of_program(store: Option<&Store>, caps: &Caps, program: &str, text: &str) -> Option<bool> {
+pub fn program_result(store: Option<&Store>, caps: &Caps, program: &str, text: &str) -> Option<bool> {
     let found = store?.get(Kind::Verdict, &key(caps, program.to_owned(), text))?;
     match found.as_slice() {
         RIGHT => Some(true),
@@ -163,10 +163,10 @@ pub fn of_program(store: Option<&Store>, caps: &Caps, program: &str, text: &str)
     }
 }
 
-/// Stores the result that [`of_program`] returns.
-pub fn keep_program(store: &Store, caps: &Caps, program: &str, text: &str, is_right: bool) {
-    let verdict = if is_right { RIGHT } else { WRONG };
-    store.put(Kind::Verdict, &key(caps, program.to_owned(), text), verdict);
+/// Stores the result that [`program_result`] returns.
+pub fn store_program_result(store: &Store, caps: &Caps, program: &str, text: &str, is_right: bool) {
+    let result = if is_right { RIGHT } else { WRONG };
+    store.put(Kind::Verdict, &key(caps, program.to_owned(), text), result);
 }
 
 #[cfg(test)]
@@ -196,11 +196,11 @@ mod tests {
     }
 
     fn is_right(store: &Store, caps: &Caps, spec: &KernelSpec) -> bool {
-        Right::new(store, caps).has(spec)
+        ValidatedKernels::new(store, caps).contains(spec)
     }
 
     fn keep_right(store: &Store, caps: &Caps, spec: &KernelSpec) {
-        Right::new(store, caps).keep(std::iter::once(spec));
+        ValidatedKernels::new(store, caps).add(std::iter::once(spec));
     }
 
     /// The device with this variant of `kernel` quarantined.
@@ -221,7 +221,7 @@ mod tests {
         keep_right(&store, &caps, &spec(1));
         keep_right(&store, &caps, &plain);
         // Cases find a fault of it, and the list is lost.
-        keep_quarantined(&store, &without(&caps, &FAST, "softmax"));
+        store_quarantined(&store, &without(&caps, &FAST, "softmax"));
         assert_eq!(quarantined(Some(&store), &caps).len(), 1);
         for damage in [None, Some(&b"{"[..])] {
             match damage {
@@ -239,7 +239,7 @@ mod tests {
         let store = Store::new(dir.path().to_owned(), 1 << 20);
         let of = |variant: &str| without(&Caps::generic_gpu(), &FAST, variant);
         for variant in ["softmax", "softmax WIDE", "softmax"] {
-            keep_quarantined(&store, &of(variant));
+            store_quarantined(&store, &of(variant));
         }
         let all = quarantined(Some(&store), &Caps::generic_gpu());
         let mut names: Vec<&str> = all.iter().map(|q| q.variant.as_str()).collect();
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn verdicts_are_of_a_text_a_device_and_a_driver() {
+    fn results_belong_to_a_text_a_device_and_a_driver() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
         let caps = Caps::generic_gpu();
@@ -290,12 +290,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
         let caps = Caps::generic_gpu();
-        let of = |text: &str| of_program(Some(&store), &caps, "softmax in parts", text);
+        let of = |text: &str| program_result(Some(&store), &caps, "softmax in parts", text);
         assert_eq!(of("a"), None);
-        keep_program(&store, &caps, "softmax in parts", "a", true);
-        keep_program(&store, &caps, "softmax in parts", "b", false);
+        store_program_result(&store, &caps, "softmax in parts", "a", true);
+        store_program_result(&store, &caps, "softmax in parts", "b", false);
         assert_eq!((of("a"), of("b"), of("c")), (Some(true), Some(false), None));
-        assert_eq!(of_program(None, &caps, "softmax in parts", "a"), None);
+        assert_eq!(program_result(None, &caps, "softmax in parts", "a"), None);
     }
 
     #[test]
@@ -304,7 +304,7 @@ mod tests {
         let store = Store::new(dir.path().to_owned(), 1 << 20);
         let caps = without(&Caps::generic_gpu(), &FAST, "softmax");
         keep_right(&store, &caps, &spec(1));
-        keep_quarantined(&store, &caps);
+        store_quarantined(&store, &caps);
         assert_eq!(
             quarantined(Some(&store), &Caps::generic_gpu()),
             caps.profile.quarantined

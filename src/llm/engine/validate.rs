@@ -1,5 +1,5 @@
 //! Validates kernels of a decoder before its first token: the plans run over a few tokens, and
-//! [`selftest::first_use`](crate::selftest::first_use) compares the results of new kernels with the
+//! [`validate::first_run`](crate::validate::first_run) compares the results of new kernels with the
 //! reference.
 
 use super::plans::RunKind;
@@ -8,7 +8,7 @@ use crate::backend::{Backend, Caps, SharedBackend};
 use crate::cache::Store;
 use crate::error::Result;
 use crate::note::Note;
-use crate::selftest::first_use::{self, FirstUse, Watch};
+use crate::validate::first_run::{self, FirstRun, Observer};
 use std::sync::Arc;
 
 /// Prefill tokens for validation: more than one row tile of most kernels.
@@ -18,29 +18,31 @@ impl Planned {
     /// Number of kernels without results in `store` for this device; loading compiles and validates
     /// them.
     pub fn new_kernels(&self, caps: &Caps, store: Option<&Store>) -> usize {
-        first_use::new_kernels(&self.plans, caps, store)
+        first_run::new_kernels(&self.plans, caps, store)
     }
 }
 
 impl DeviceDecoder {
     /// Like [`DeviceDecoder::load`], and validates kernels that are not in `store`. Also returns
     /// notes. Additional error: a kernel without an alternative gives wrong results.
-    pub fn checked(
+    pub fn load_validated(
         decoder: Decoder,
         backend: Box<dyn Backend>,
         mut planned: Planned,
         may_be_shorter: bool,
         store: Option<Arc<Store>>,
-        hear: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<(Self, Vec<Note>)> {
         let (decoder, mut backend) = (Arc::new(decoder), SharedBackend::new(backend));
-        let mut first = FirstUse::new(backend.caps(), store);
+        let mut first = FirstRun::new(backend.caps(), store);
         loop {
             let lengths = planned.lengths();
-            if !first.leaves_unbuilt(&mut backend, &planned.plans) {
-                let mut loaded = Self::load(decoder.clone(), backend.clone(), planned, hear)?;
-                if first.is_right(&mut backend, &loaded.program, &mut |watch| loaded.observe(watch))? {
-                    loaded.checked = first.checked();
+            if !first.quarantine_unbuilt(&mut backend, &planned.plans) {
+                let mut loaded = Self::load(decoder.clone(), backend.clone(), planned, on_progress)?;
+                if first.validate(&mut backend, &loaded.program, &mut |observer| {
+                    loaded.observe(observer)
+                })? {
+                    loaded.validated = first.validated();
                     return Ok((loaded, first.notes().to_vec()));
                 }
             }
@@ -50,28 +52,28 @@ impl DeviceDecoder {
 
     /// Validates kernels that are not in `store`; an error for the first incorrect one. Returns
     /// false if the driver rejected images, so that other kernels ran.
-    pub(super) fn check_all(&self, store: Option<&Store>) -> Result<bool> {
-        first_use::all_right(&self.program, store, &mut |watch| self.observe(watch))
+    pub(super) fn validate_all(&self, store: Option<&Store>) -> Result<bool> {
+        first_run::validate_all(&self.program, store, &mut |observer| self.observe(observer))
     }
 
     /// Number of kernels validated while loading.
-    pub fn checked_kernels(&self) -> usize {
-        self.checked
+    pub fn validated_kernels(&self) -> usize {
+        self.validated
     }
 
-    fn observe(&self, watch: &mut Watch<'_>) -> Result<()> {
+    fn observe(&self, observer: &mut Observer<'_>) -> Result<()> {
         // This creates the images too.
         let mut model = self.model()?;
-        if watch.is_empty() {
+        if observer.is_empty() {
             return Ok(());
         }
-        model.observe(watch)
+        model.observe(observer)
     }
 }
 
 impl DeviceModel {
-    /// Runs each plan that `watch` needs over a few tokens. The cache is empty afterwards.
-    fn observe(&mut self, watch: &mut Watch<'_>) -> Result<()> {
+    /// Runs each plan that `observer` needs over a few tokens. The cache is empty afterwards.
+    fn observe(&mut self, observer: &mut Observer<'_>) -> Result<()> {
         let lengths = self.set.lengths;
         let (context, rows) = (lengths.context, lengths.rows.max(1));
         let first = TOKENS.min(lengths.chunk).min(context.saturating_sub(rows)).max(1);
@@ -87,7 +89,7 @@ impl DeviceModel {
                 RunKind::Verify { .. } => (rows, past),
             };
             let bindings = self.decoder.bindings(kind, count, past);
-            let wanted = self.executor.plan(plan).map(|p| watch.wants(p));
+            let wanted = self.executor.plan(plan).map(|p| observer.wants(p));
             // Later runs read the cache that the first run writes.
             if wanted.is_none_or(|any| !any && kind != RunKind::Prefill) {
                 continue;
@@ -100,7 +102,7 @@ impl DeviceModel {
                 for (name, tensor) in &inputs {
                     self.executor.write(plan, name, tensor)?;
                 }
-                if !watch.run(&mut self.executor, plan, &bindings)? {
+                if !observer.run(&mut self.executor, plan, &bindings)? {
                     break;
                 }
             }

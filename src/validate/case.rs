@@ -16,9 +16,9 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::{DECOMPOSE, Pipeline};
 use crate::graph::{Edit, Graph, Op, ValueId};
 use crate::plan::{Options, Plan, Shared, Storage};
-use crate::selftest::compare::{NORMED, PAIRS, TIES, bound, compare};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor};
+use crate::validate::compare::{NORMED, PAIRS, TIES, bound, compare};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 

@@ -3,8 +3,8 @@
 
 pub mod case;
 pub mod compare;
-pub mod first_use;
-pub mod suite;
+pub mod first_run;
+pub mod selftest;
 
 use crate::executor::Observed;
 use crate::tensor::{DType, HostTensor};
@@ -18,7 +18,7 @@ const LOOSE: f64 = 1e-4;
 const INTEGERS: usize = 64;
 
 /// Compares a node's results with the reference. `Ok(false)` if nothing could be compared.
-pub fn judge(observed: &Observed) -> Result<bool, String> {
+pub fn validate_node(observed: &Observed) -> Result<bool, String> {
     let inputs: Vec<Option<&HostTensor>> = observed.inputs.iter().map(Option::as_ref).collect();
     let wanted = match observed.op.run(&inputs) {
         Ok(wanted) => wanted,
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(said(&[]), Ok(None));
         let doubled = |of: &[f32]| {
             let result = floats(&of.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
-            judge(&Observed {
+            validate_node(&Observed {
                 op: Box::new(Pointwise::binary("Add", Binary::Add)),
                 name: "node".to_owned(),
                 kernels: vec![0],
@@ -144,15 +144,15 @@ mod tests {
         };
         let ones = || Some(floats(&[1.0, 1.0]));
         let halves = |v| vec![Some((floats(&[v, 0.5]), DType::F32))];
-        assert_eq!(judge(&observed(vec![ones()], halves(0.5))), Ok(true));
-        assert!(judge(&observed(vec![ones()], halves(0.7))).is_err());
+        assert_eq!(validate_node(&observed(vec![ones()], halves(0.5))), Ok(true));
+        assert!(validate_node(&observed(vec![ones()], halves(0.7))).is_err());
         assert_eq!(
-            judge(&observed(vec![ones()], vec![None])),
+            validate_node(&observed(vec![ones()], vec![None])),
             Ok(false),
             "nothing to compare"
         );
         assert_eq!(
-            judge(&observed(vec![None], halves(0.7))),
+            validate_node(&observed(vec![None], halves(0.7))),
             Ok(false),
             "no reference"
         );
