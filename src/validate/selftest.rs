@@ -50,7 +50,7 @@ impl Trial {
 
     fn specs(&self, caps: &Caps) -> Vec<KernelSpec> {
         let scenario = Scenario::of(&self.case);
-        let specs = scenario.map(|s| case::quick_specs(&s, caps, self.storage));
+        let specs = scenario.map(|s| case::kernels(&s, caps, self.storage));
         // Planning errors are reported when the case runs.
         specs.ok().and_then(Result::ok).unwrap_or_default()
     }

@@ -1,0 +1,85 @@
+//! How a case fails.
+
+use crate::backend::BackendError;
+use crate::backend::kernel::KernelSpec;
+use crate::error::{Error, ErrorKind, Stage};
+use crate::num::OutOfRange;
+
+/// How a scenario fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Kernels write wrong values, or to the wrong place.
+    Wrong,
+    /// A kernel does not build, needs more than the device has, or is refused at launch.
+    Build,
+    /// The device is lost.
+    Lost,
+    /// Anything that is not a kernel's fault: too little memory, a driver error, an operator that
+    /// cannot be planned.
+    Other,
+}
+
+/// A failure of a scenario on a device.
+#[derive(Clone, Debug, thiserror::Error)]
+#[error("{why}")]
+pub struct CaseError {
+    /// How it fails.
+    pub fault: Fault,
+    /// What differs and by how much, or why it could not run.
+    pub why: String,
+    /// Kernels of the failing plan, if known.
+    pub kernels: Vec<KernelSpec>,
+}
+
+impl CaseError {
+    /// An error of kernels.
+    pub(super) fn wrong(why: impl Into<String>) -> Self {
+        Self {
+            fault: Fault::Wrong,
+            why: why.into(),
+            kernels: Vec::new(),
+        }
+    }
+}
+
+impl From<String> for CaseError {
+    fn from(why: String) -> Self {
+        Self {
+            fault: Fault::Other,
+            why,
+            kernels: Vec::new(),
+        }
+    }
+}
+
+impl From<Error> for CaseError {
+    fn from(e: Error) -> Self {
+        let build = |e: &BackendError| {
+            matches!(
+                e,
+                BackendError::Build { .. } | BackendError::Unsuited { .. } | BackendError::Launch { .. }
+            )
+        };
+        let fault = match &e {
+            Error::Device { source, .. } if build(source) => Fault::Build,
+            e if e.kind() == ErrorKind::DeviceLost => Fault::Lost,
+            _ => Fault::Other,
+        };
+        Self {
+            fault,
+            ..e.chain().into()
+        }
+    }
+}
+
+impl From<BackendError> for CaseError {
+    fn from(e: BackendError) -> Self {
+        Error::device(Stage::Run, "a case", e).into()
+    }
+}
+
+impl From<OutOfRange> for CaseError {
+    fn from(e: OutOfRange) -> Self {
+        e.to_string().into()
+    }
+}
