@@ -379,6 +379,7 @@ fn kind_of_device(e: &BackendError) -> ErrorKind {
         BackendError::ManyDevices { .. } | BackendError::NotOffered { .. } => ErrorKind::Usage,
         BackendError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
         BackendError::Lost(_) => ErrorKind::DeviceLost,
+        BackendError::Internal(_) => ErrorKind::Internal,
         BackendError::Build { .. }
         | BackendError::Unsuited { .. }
         | BackendError::Launch { .. }

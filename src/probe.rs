@@ -13,6 +13,7 @@ use crate::backend::{
     View, x86,
 };
 use crate::fmt::quantity;
+use crate::num;
 use crate::plan::Arithmetic;
 use crate::tensor::DType;
 use serde::{Deserialize, Serialize};
@@ -391,7 +392,7 @@ impl Bench<'_> {
             kernel: one.kernel,
             args: one.args.to_vec(),
             step: 0,
-            params: 0..u32::try_from(one.params.len()).unwrap_or(u32::MAX),
+            params: 0..num::exact(one.params.len(), "the length of parameters")?,
         };
         let launch = Launch {
             params: one.params,
@@ -405,7 +406,7 @@ impl Bench<'_> {
     fn walk(&mut self, spec: &KernelSpec, x: View, y: View) -> Result<f64, BackendError> {
         let shape = &self.shape;
         let (groups, all) = (shape.groups, shape.work_items());
-        let vectors = u32::try_from(shape.bytes / 16).unwrap_or(u32::MAX);
+        let vectors: u32 = num::exact(shape.bytes / 16, "the size of a buffer")?;
         let each = vectors.div_ceil(all);
         let moved = if spec.kernel.name == COPY.name { 2 } else { 1 };
         let id = self.backend.compile(spec)?;
@@ -477,7 +478,7 @@ impl Bench<'_> {
     fn launch(&mut self, x: View, y: View) -> Result<f64, BackendError> {
         let kernel = self.backend.compile(&spec(&COPY, 64, &[]))?;
         let params: Vec<u8> = [64u32, 1, 64].iter().flat_map(|n| n.to_le_bytes()).collect();
-        let len = u32::try_from(params.len()).unwrap_or(u32::MAX);
+        let len = num::exact(params.len(), "the length of parameters")?;
         let mut times = [0.0; 2];
         for (time, count) in times.iter_mut().zip([1, LAUNCHES]) {
             let commands: Vec<Command> = (0..count)

@@ -1,6 +1,8 @@
 //! Errors of drivers and devices.
 #![warn(missing_docs)]
 
+use crate::num::OutOfRange;
+
 /// An error below the executor.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
@@ -110,6 +112,9 @@ pub enum BackendError {
         /// The driver's error code or message.
         why: String,
     },
+    /// A number that does not fit its type, which is a bug in this library.
+    #[error(transparent)]
+    Internal(#[from] OutOfRange),
 }
 
 impl BackendError {

@@ -56,6 +56,7 @@ use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// Handle of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -151,6 +152,11 @@ pub struct Stats {
 
 /// Log target of informational messages about how work is done. `tlite` prints them as notes.
 pub const NOTE: &str = "transformer_lite::note";
+
+/// The time since `start`; the largest number stands for all longer times.
+pub fn nanoseconds_since(start: Instant) -> u64 {
+    u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
+}
 
 /// How commands that are submitted repeatedly reach the device (replay).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

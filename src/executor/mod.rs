@@ -19,6 +19,7 @@ pub use run::Timing;
 use crate::backend::{Backend, BackendError, Caps, KernelId, RecordingId, SharedBackend, Stats, View};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::Graph;
+use crate::num;
 use crate::plan::{LaunchState, Plan, Port, Storage, bind};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
@@ -151,8 +152,7 @@ impl Executor {
 
     fn clear_counters(&mut self) -> Result<()> {
         let Some(view) = self.counters else { return Ok(()) };
-        let zeros = vec![0; usize::try_from(view.len).unwrap_or(0)];
-        let written = self.backend.write(view, &zeros);
+        let written = self.backend.write(view, &zeros(view.len)?);
         written.map_err(|e| Error::device(Stage::Run, "clearing counters", e))
     }
 
@@ -478,4 +478,10 @@ impl Drop for Executor {
             self.backend.destroy_buffer(view.buffer);
         }
     }
+}
+
+/// Bytes for the contents of a buffer of `len` bytes.
+fn zeros(len: u64) -> Result<Vec<u8>> {
+    let len = num::exact(len, "the length of a buffer").map_err(|e| Error::internal(Stage::Run, e))?;
+    Ok(vec![0; len])
 }

@@ -1,13 +1,14 @@
 //! Runs a plan and captures what some nodes read and write, to compare their kernels with the
 //! reference.
 
-use super::Executor;
 use super::load::create;
 use super::pack::from_device;
 use super::run::Work;
+use super::{Executor, zeros};
 use crate::backend::{Backend, BackendError, Command, View};
 use crate::error::{Error, Result, Stage};
 use crate::graph::Op;
+use crate::num;
 use crate::plan::{HostRead, HostWork, Plan, Port, Sample};
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
@@ -209,7 +210,7 @@ impl Executor {
 
     /// The captured values. A node whose values cannot be read is skipped.
     fn collect(&mut self, plan: usize, watched: Vec<Watched>, aside: View) -> Result<Vec<Observed>> {
-        let mut bytes = vec![0; usize::try_from(aside.len).unwrap_or(0)];
+        let mut bytes = zeros(aside.len)?;
         let read = self.backend.read(aside, &mut bytes);
         read.map_err(|e| Error::device(Stage::Run, "reading captured values", e))?;
         let mut all = Vec::with_capacity(watched.len());
@@ -230,8 +231,10 @@ impl Executor {
         };
         let wrong = |port: &Port, e: String| Error::other(Stage::Run, format!("\"{}\": {e}", port.name));
         let tensor = |port: &Port, kept: &Kept| {
-            let from = bytes.get(usize::try_from(kept.at).unwrap_or(usize::MAX)..);
-            let tensor = from_device(from.unwrap_or_default(), port.dtype, port.device, &kept.shape);
+            let start: usize = num::exact(kept.at, "the offset of a captured value")
+                .map_err(|e| Error::internal(Stage::Run, e))?;
+            let from = bytes.get(start..).unwrap_or_default();
+            let tensor = from_device(from, port.dtype, port.device, &kept.shape);
             tensor.map_err(|e| wrong(port, e))
         };
         let mut inputs = Vec::with_capacity(node.reads.len());

@@ -6,6 +6,7 @@ use crate::backend::{Backend, BackendError, Command, Launch, View};
 use crate::graph::op::gather_e0m::GatherE0m;
 use crate::graph::{Graph, ValueId};
 use crate::lower::WeightKey;
+use crate::num;
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -142,13 +143,12 @@ pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) 
     let pairs = view.len / (2 * size);
     let max_grid = backend.caps().profile.max_grid;
     let groups = pairs.div_ceil(u64::from(WORKGROUP)).min(u64::from(max_grid));
-    // Views are shorter than 32 bits can count.
-    let count = |n: u64| u32::try_from(n).unwrap_or(u32::MAX);
+    let count = |n: u64| num::exact::<u32, _>(n, "the size of a fill");
     let ([center, spread], [center_odd, spread_odd]) = match numbers {
         Numbers::Words => ([0.0; 2], [0.0; 2]),
         Numbers::Floats { even, odd, .. } => (even, odd),
     };
-    let words = [pairs, groups * u64::from(WORKGROUP)].map(count);
+    let words = [count(pairs)?, count(groups * u64::from(WORKGROUP))?];
     let floats = [center, spread, center_odd, spread_odd].map(f32::to_le_bytes);
     let params = words
         .into_iter()
@@ -161,11 +161,11 @@ pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) 
         kernel,
         args: vec![view],
         step: 0,
-        params: 0..count(params.len() as u64),
+        params: 0..count(num::wide(params.len()))?,
     }])?;
     let launch = Launch {
         params,
-        grids: vec![[count(groups), 1, 1]],
+        grids: vec![[count(groups)?, 1, 1]],
     };
     let done = backend.submit(recording, &launch).and_then(|()| backend.wait());
     backend.release(recording);

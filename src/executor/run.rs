@@ -1,7 +1,7 @@
 //! Runs a plan: binds symbols, queues device segments, and evaluates host nodes between them.
 
 use super::{Executor, Loaded, loaded_mut};
-use crate::backend::{Backend, RecordingId};
+use crate::backend::{Backend, RecordingId, nanoseconds_since};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead, HostStep};
@@ -157,7 +157,7 @@ impl Executor {
                         step: None,
                         kernel: None,
                         nodes: host_step(executor.loaded(plan)?, step)?.nodes.clone(),
-                        nanoseconds: u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX),
+                        nanoseconds: nanoseconds_since(start),
                     });
                 }
             }

@@ -150,7 +150,10 @@ impl GenerationConfig {
         let mut config = SamplerConfig::sampling();
         if named {
             config.temperature = self.temperature.unwrap_or(1.0);
-            config.top_k = self.top_k.map_or(0, |k| usize::try_from(k).unwrap_or(0));
+            config.top_k = self
+                .top_k
+                .and_then(|k| usize::try_from(k).ok())
+                .unwrap_or_default();
             config.top_p = self.top_p.unwrap_or(1.0);
             config.min_p = self.min_p.unwrap_or(0.0);
         }

@@ -4,6 +4,7 @@
 use super::Tokenizer;
 use super::constraint::Constraint;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::num::{self, OutOfRange};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, panic_utils};
@@ -42,7 +43,7 @@ impl Grammar {
     /// The error is the parser's.
     fn of(grammar: TopLevelGrammar, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self, String> {
         let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
-            let mut factory = ParserFactory::new_simple(&tokens(tokenizer))?;
+            let mut factory = ParserFactory::new_simple(&tokens(tokenizer)?)?;
             factory.quiet();
             factory.create_parser(grammar)
         }));
@@ -104,12 +105,12 @@ fn line(e: &dyn Display) -> String {
 
 /// The vocabulary as bytes, plus an end token that no model has: the parser needs exactly one, and
 /// a model may have several.
-fn tokens(tokenizer: &Tokenizer) -> TokEnv {
+fn tokens(tokenizer: &Tokenizer) -> std::result::Result<TokEnv, OutOfRange> {
     let mut words: Vec<Vec<u8>> = Vec::new();
     let special = |name: &[u8]| [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat();
     for (id, token) in tokenizer.tokens() {
-        let at = usize::try_from(id).unwrap_or(usize::MAX);
-        words.resize(words.len().max(at.saturating_add(1)), Vec::new());
+        let at = id as usize;
+        words.resize(words.len().max(at + 1), Vec::new());
         if let Some(word) = words.get_mut(at) {
             *word = if token.special {
                 special(&token.bytes)
@@ -118,10 +119,10 @@ fn tokens(tokenizer: &Tokenizer) -> TokEnv {
             };
         }
     }
-    let end = u32::try_from(words.len()).unwrap_or(u32::MAX);
+    let end = num::exact(words.len(), "the size of the vocabulary")?;
     words.push(special(b"<|transformer-lite end|>"));
-    let trie = TokTrie::from(&TokRxInfo::new(end.saturating_add(1), end), &words);
-    Arc::new(ApproximateTokEnv::new(trie))
+    let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
+    Ok(Arc::new(ApproximateTokEnv::new(trie)))
 }
 
 impl Constraint for Grammar {
@@ -134,11 +135,11 @@ impl Constraint for Grammar {
         let failed = |e: &dyn Display| Error::other(Stage::Text, format!("the grammar fails: {}", line(e)));
         let allowed = self.matcher.compute_mask_or_eos().map_err(|e| failed(&e))?;
         let ends = self.matcher.is_accepting().map_err(|e| failed(&e))?;
-        let size = u32::try_from(allowed.len()).unwrap_or(u32::MAX);
+        let size = allowed.len();
         let mut left = false;
         for (id, logit) in (0u32..).zip(logits) {
             let is_end = self.eos.contains(&id);
-            if is_end && ends || !is_end && id < size && allowed.is_allowed(id) {
+            if is_end && ends || !is_end && (id as usize) < size && allowed.is_allowed(id) {
                 left = true;
             } else {
                 *logit = f32::NEG_INFINITY;

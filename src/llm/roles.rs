@@ -11,6 +11,7 @@ use crate::graph::op::attention::Attention;
 use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::pass::pattern;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::num::signed;
 use crate::shape::{Dim, DimError, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
 use std::collections::{BTreeMap, BTreeSet};
@@ -165,7 +166,7 @@ pub(super) fn decide_lengths(graph: &mut Graph, context: usize) -> Result<Option
     if derive(&mut derived).is_err() {
         return Ok(None);
     }
-    let context = i64::try_from(context).unwrap_or(i64::MAX);
+    let context = signed(context);
     let consumers = derived.consumers();
     let mut decided = Vec::new();
     for (_, node) in derived.nodes().filter(|(_, n)| n.op.name() == "Greater") {
@@ -348,9 +349,7 @@ pub(super) fn inputs(
         give(IDS, ints(f, &[1, n], &ids))?;
     }
     if let Some(f) = fact(POSITIONS) {
-        let positions: Vec<i64> = (past..all)
-            .map(|p| i64::try_from(p).unwrap_or(i64::MAX))
-            .collect();
+        let positions: Vec<i64> = (signed(past)..signed(all)).collect();
         let shape: &[usize] = if f.shape.rank() == 1 { &[n] } else { &[1, n] };
         give(POSITIONS, ints(f, shape, &positions))?;
     }

@@ -217,7 +217,7 @@ impl KernelSpec {
 
     /// Size of the parameter struct in bytes.
     pub fn params_bytes(&self) -> u32 {
-        u32::try_from(self.fields().count() * 4).unwrap_or(u32::MAX)
+        self.fields().map(|_| 4).sum()
     }
 
     /// Expands the source for the compiler.

@@ -5,6 +5,7 @@ use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, Feature, KernelSpec, Language};
 use crate::backend::{BackendError, Caps, DeviceKind, persistent, validation, x86};
 use crate::cache::{Key, Kind, Store};
+use crate::num;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
 
@@ -309,7 +310,7 @@ impl Builder<'_> {
         } else if code.is_out_of_memory() {
             BackendError::OutOfMemory {
                 label: format!("the program of kernel {}", text.name),
-                bytes: u64::try_from(text.source.len()).unwrap_or(u64::MAX),
+                bytes: num::wide(text.source.len()),
                 why: format!("{call}: {code}"),
             }
         } else {
@@ -365,7 +366,7 @@ impl Builder<'_> {
                 self.failed(name, log, kernel::excerpt(source, None))
             })
         })?;
-        let operands = u32::try_from(spec.bound().count()).unwrap_or(u32::MAX);
+        let operands = num::exact(spec.bound().count(), "the number of operands")?;
         let found = object
             .arg_count()
             .map_err(|code| code.at(call("clGetKernelInfo")))?;

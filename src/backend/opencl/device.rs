@@ -471,7 +471,8 @@ pub(super) fn library_function(name: &CStr) -> Option<NonNull<c_void>> {
     NonNull::new(found.ok()?)
 }
 
-fn clamp(value: u64) -> u32 {
+/// The value as 32 bits, which hold more than any use of such values needs.
+pub(super) fn clamp(value: u64) -> u32 {
     u32::try_from(value).unwrap_or(u32::MAX)
 }
 

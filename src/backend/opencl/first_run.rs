@@ -14,7 +14,7 @@ use super::record::{Block, Dispatch, GroupRange, Step};
 use super::replay::Recording;
 use super::slice::{PARTS, Slicer};
 use super::{OpenCl, size};
-use crate::backend::{BackendError, Launch};
+use crate::backend::{BackendError, Launch, nanoseconds_since};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -116,7 +116,7 @@ impl OpenCl {
             None
         };
         // Without the device's clock, use the host's, which shows more.
-        let time = time.unwrap_or_else(|| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX));
+        let time = time.unwrap_or_else(|| nanoseconds_since(start));
         slicer.longest = slicer.longest.max(time);
         #[expect(clippy::cast_precision_loss, reason = "times are far below 2^52 ns")]
         let time = time as f64;

@@ -5,6 +5,7 @@
 //! created from the buffer. Within one dispatch the memory of an image is only read, as
 //! [`crate::backend`] guarantees for operands.
 
+use super::device::clamp;
 use super::driver::{Context, DeviceHandle, Mem, number};
 use super::record::Block;
 use super::{OpenCl, unknown};
@@ -19,15 +20,14 @@ use std::sync::Arc;
 /// images; an unknown query means the same.
 pub(super) fn listed(device: DeviceHandle, version: (u32, u32), has: impl Fn(&str) -> bool) -> Images {
     let value = |name| device.info(name).map_or(0, |b| number(&b));
-    let clamped = |name| u32::try_from(value(name)).unwrap_or(u32::MAX);
     if value(api::CL_DEVICE_IMAGE_SUPPORT) == 0 {
         return Images::default();
     }
     let listed = Images {
         max_pixels: value(api::CL_DEVICE_IMAGE_MAX_BUFFER_SIZE),
         max_rows: value(api::CL_DEVICE_IMAGE2D_MAX_HEIGHT),
-        pitch_align: clamped(api::CL_DEVICE_IMAGE_PITCH_ALIGNMENT),
-        base_align: clamped(api::CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT),
+        pitch_align: clamp(value(api::CL_DEVICE_IMAGE_PITCH_ALIGNMENT)),
+        base_align: clamp(value(api::CL_DEVICE_IMAGE_BASE_ADDRESS_ALIGNMENT)),
         reads: None,
     };
     let from_buffer = has("cl_khr_image2d_from_buffer") || ((2, 0)..(3, 0)).contains(&version);

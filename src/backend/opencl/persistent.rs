@@ -12,6 +12,7 @@ use super::replay::{Recorder, Recording};
 use super::{OpenCl, with_operands_of};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{BackendError, KernelId, Launch, persistent};
+use crate::num;
 use std::collections::{HashMap, HashSet};
 use std::ffi::CString;
 use std::hash::Hash;
@@ -273,10 +274,10 @@ impl OpenCl {
             why: why.to_string(),
         })?;
         let mut object = with_operands_of(&made.program, &entry, name, &operands)?;
-        let first_value = u32::try_from(operands.len()).unwrap_or(u32::MAX);
-        let values = 2 * u32::try_from(stages.len()).unwrap_or(u32::MAX);
+        let first_value = num::exact(operands.len(), "the number of operands")?;
+        let counters_arg = num::exact(operands.len() + 2 * stages.len(), "the index of an argument")?;
         object
-            .set_mem(first_value.saturating_add(values), &counters.mem)
+            .set_mem(counters_arg, &counters.mem)
             .map_err(|code| counters.error(&format!("clSetKernelArg of kernel {name}"), code))?;
         Ok(Some(Persistent {
             object,

@@ -47,8 +47,9 @@ impl Hints {
         let extensions = device
             .info(api::CL_DEVICE_EXTENSIONS)
             .map_or_else(|_| String::new(), |b| text(&b));
-        let platform = device.info(api::CL_DEVICE_PLATFORM).map_or(0, |b| number(&b));
-        let platform = usize::try_from(platform).unwrap_or(0) as cl_platform_id;
+        let platform = device.info(api::CL_DEVICE_PLATFORM).ok();
+        let platform = platform.and_then(|b| usize::try_from(number(&b)).ok());
+        let platform = platform.unwrap_or_default() as cl_platform_id;
         let of_platform = platform_text(platform, platform_api::CL_PLATFORM_EXTENSIONS);
         let version = device.info(api::CL_DEVICE_VERSION).map(|b| text(&b));
         let hints = Self::listed(&extensions, &of_platform);

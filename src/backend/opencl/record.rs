@@ -1,7 +1,7 @@
 //! Commands with their OpenCL objects created and their arguments set, ready for submission.
 
 use super::driver::{Code, Event, KernelObject, Mem, Queue};
-use crate::backend::{BackendError, KernelId, Launch};
+use crate::backend::{BackendError, KernelId, Launch, nanoseconds_since};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +41,7 @@ impl DriverTime {
     pub(super) fn of<T>(&mut self, call: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = call();
-        self.nanoseconds += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.nanoseconds += nanoseconds_since(start);
         result
     }
 }

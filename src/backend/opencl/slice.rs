@@ -9,7 +9,7 @@
 use super::driver::Queue;
 use super::record::{GroupRange, Job, Step};
 use super::replay::{Queued, Recording, Target};
-use crate::backend::{BackendError, KernelId, Launch, RecordingId};
+use crate::backend::{BackendError, KernelId, Launch, RecordingId, nanoseconds_since};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
 use std::time::Instant;
@@ -405,7 +405,7 @@ impl Recording {
         for (slice, jobs) in self.cut.slices().into_iter().enumerate() {
             let start = Instant::now();
             slicer.drain(1, to.queue)?;
-            to.time.nanoseconds += u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            to.time.nanoseconds += nanoseconds_since(start);
             let events = self.enqueue(&jobs, launch, true, to)?;
             recorded &= events.recorded;
             to.time

@@ -365,9 +365,8 @@ impl Wgpu {
     }
 
     fn kernel(&self, call: &str, id: KernelId) -> Result<&Compiled, BackendError> {
-        usize::try_from(id.0)
-            .ok()
-            .and_then(|i| self.kernels.get(i))
+        self.kernels
+            .get(id.0 as usize)
             .ok_or_else(|| driver(call, format!("there is no kernel {}", id.0)))
     }
 

@@ -2,6 +2,7 @@
 //! submission, because wgpu consumes a command buffer when it is submitted.
 
 use super::{BackendError, Command, KernelId, Launch, RecordingId, View, Wgpu, driver, words};
+use crate::num;
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroU64;
 
@@ -302,17 +303,11 @@ impl Transfer {
 }
 
 fn grid(launch: &Launch, dispatch: &Dispatch) -> Result<[u32; 3], BackendError> {
-    usize::try_from(dispatch.step)
-        .ok()
-        .and_then(|i| launch.grids.get(i))
-        .copied()
-        .ok_or_else(|| {
-            let (command, step, found) = (dispatch.command, dispatch.step, launch.grids.len());
-            driver(
-                "submit",
-                format!("command {command} needs grid {step}, the launch has {found}"),
-            )
-        })
+    launch.grids.get(dispatch.step as usize).copied().ok_or_else(|| {
+        let (command, step, found) = (dispatch.command, dispatch.step, launch.grids.len());
+        let why = format!("command {command} needs grid {step}, the launch has {found}");
+        driver("submit", why)
+    })
 }
 
 /// The uniform buffer for all dispatches, and the number of bytes of the launch's parameters that
@@ -345,7 +340,7 @@ fn params_buffer(
     }
     let usage = ::wgpu::BufferUsages::UNIFORM | ::wgpu::BufferUsages::COPY_DST;
     let buffer = backend.allocate("parameters", size.next_multiple_of(16), usage, None)?;
-    Ok((Some(buffer), usize::try_from(used).unwrap_or(usize::MAX)))
+    Ok((Some(buffer), used as usize))
 }
 
 fn bind_group(
@@ -449,8 +444,8 @@ pub(super) fn profile(
     }
     for (set, first) in timers.sets.iter().zip((0..ran.len()).step_by(TIMES_PER_SET)) {
         let times = (ran.len() - first).min(TIMES_PER_SET);
-        let count = u32::try_from(2 * times).unwrap_or(u32::MAX);
-        encoder.resolve_query_set(set, 0..count, &timers.resolved, first as u64 * 16);
+        let count = num::exact(2 * times, "the number of timestamps")?;
+        encoder.resolve_query_set(set, 0..count, &timers.resolved, num::wide(first) * 16);
     }
     let resolved = timers.resolved.clone();
     let done = encoder.finish();
@@ -491,7 +486,7 @@ impl Timers {
     ) -> Result<::wgpu::ComputePass<'e>, BackendError> {
         let set = self.sets.get(time / TIMES_PER_SET);
         let query_set = set.ok_or_else(|| driver("profile", "too few timestamp queries"))?;
-        let first = u32::try_from(2 * (time % TIMES_PER_SET)).unwrap_or(u32::MAX);
+        let first = num::exact(2 * (time % TIMES_PER_SET), "the index of a timestamp")?;
         Ok(encoder.begin_compute_pass(&::wgpu::ComputePassDescriptor {
             label: None,
             timestamp_writes: Some(::wgpu::ComputePassTimestampWrites {
@@ -512,7 +507,7 @@ fn make_timers(backend: &mut Wgpu, commands: usize) -> Result<(), BackendError> 
     }
     let sets = commands.div_ceil(TIMES_PER_SET).max(1);
     let usage = ::wgpu::BufferUsages::QUERY_RESOLVE | ::wgpu::BufferUsages::COPY_SRC;
-    let resolved = backend.allocate("timestamps", (sets * TIMES_PER_SET * 16) as u64, usage, None)?;
+    let resolved = backend.allocate("timestamps", num::wide(sets * TIMES_PER_SET * 16), usage, None)?;
     let sets = backend
         .scoped(|device| {
             let descriptor = ::wgpu::QuerySetDescriptor {

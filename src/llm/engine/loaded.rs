@@ -5,7 +5,7 @@ use super::plans::{PlanSet, RunKind};
 use super::ring::Rings;
 use super::{Decoder, DeviceModel, SequenceConfig};
 use crate::backend::{Backend, Caps, ReplayMode, SharedBackend, Stats};
-use crate::error::Result;
+use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Program};
 use crate::plan::{HostStep, NodeCost, StateSlot};
 use std::sync::Arc;
@@ -71,7 +71,7 @@ impl DeviceDecoder {
     /// A model with an empty cache.
     pub fn model(&self) -> Result<DeviceModel> {
         Ok(DeviceModel {
-            rings: Rings::new(self.states()),
+            rings: Rings::new(self.states()).map_err(|e| Error::internal(Stage::Plan, e))?,
             decoder: self.decoder.clone(),
             executor: Executor::of(&self.program)?,
             set: self.set.clone(),

@@ -3,6 +3,7 @@
 use super::{Decoder, Logits, SequenceConfig, check_room};
 use crate::backend::Caps;
 use crate::error::Result;
+use crate::num::signed;
 use crate::plan::{Breakpoints, Options, Padding, Plan};
 use crate::shape::Bindings;
 
@@ -26,7 +27,7 @@ impl RunKind {
         match self {
             Self::Prefill => true,
             Self::Decode => tokens == 1,
-            Self::ShortDecode { past: most } => tokens == 1 && number(past) <= most,
+            Self::ShortDecode { past: most } => tokens == 1 && signed(past) <= most,
             Self::ShortPrefill { tokens: most } => (2..=most).contains(&tokens),
             Self::Verify { tokens: most } => wanted != Logits::Last && (2..=most).contains(&tokens),
         }
@@ -68,10 +69,6 @@ impl PlanSet {
     pub fn verifies(&self) -> bool {
         self.kinds.iter().any(|k| matches!(k, RunKind::Verify { .. }))
     }
-}
-
-fn number(n: usize) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
 }
 
 impl Decoder {
@@ -136,8 +133,8 @@ impl Decoder {
         let context = lengths.context;
         let mut options = Options {
             float: self.float_on(caps),
-            state_rows: number(context),
-            run_rows: i64::try_from(lengths.chunk.max(lengths.rows)).ok(),
+            state_rows: signed(context),
+            run_rows: Some(signed(lengths.chunk.max(lengths.rows))),
             ..Options::default()
         };
         if let Some(rows) = &self.rows
@@ -154,7 +151,7 @@ impl Decoder {
                 options.padding = Some(Padding {
                     symbol: self.past.clone(),
                     beyond: 1,
-                    multiple: number(lengths.padding),
+                    multiple: signed(lengths.padding),
                 });
                 let past = match kind {
                     RunKind::ShortDecode { past } => past,
@@ -169,8 +166,8 @@ impl Decoder {
     /// The values of both lengths.
     pub(super) fn sizes(&self, sequence: usize, past: usize) -> Bindings {
         let mut b = Bindings::new();
-        b.set(&self.sequence, number(sequence))
-            .set(&self.past, number(past));
+        b.set(&self.sequence, signed(sequence))
+            .set(&self.past, signed(past));
         b
     }
 
@@ -181,7 +178,7 @@ impl Decoder {
             bindings.remove(&self.sequence);
         }
         if let (RunKind::Verify { .. }, Some(rows)) = (kind, &self.rows) {
-            bindings.set(rows, number(tokens));
+            bindings.set(rows, signed(tokens));
         }
         bindings
     }
@@ -218,5 +215,5 @@ impl Decoder {
 /// The longest cache of a decode run: the new token needs a row too, and padded lengths must not
 /// exceed the state.
 fn last_past(lengths: &SequenceConfig) -> i64 {
-    number(lengths.context.saturating_sub(1))
+    signed(lengths.context.saturating_sub(1))
 }

@@ -1,5 +1,6 @@
 //! Which rows sliding-window caches still hold.
 
+use crate::num::{self, OutOfRange};
 use crate::plan::StateSlot;
 
 /// A state whose last rows are read, and which of its rows exist.
@@ -21,17 +22,20 @@ pub(super) struct Rings(Vec<Ring>);
 
 impl Rings {
     /// The rings of an empty cache.
-    pub fn new(states: &[StateSlot]) -> Self {
-        let number = |n: i64| usize::try_from(n).unwrap_or(0);
-        let ring = |(state, slot): (usize, &StateSlot)| {
-            Some(Ring {
+    pub fn new(states: &[StateSlot]) -> Result<Self, OutOfRange> {
+        let windows = states
+            .iter()
+            .enumerate()
+            .filter_map(|(i, s)| Some((i, s, s.window?)));
+        let rings = windows.map(|(state, slot, window)| {
+            Ok(Ring {
                 state,
-                window: number(slot.window?).max(1),
-                rows: number(slot.rows),
+                window: num::exact::<usize, _>(window, "the length of a window")?.max(1),
+                rows: num::exact(slot.rows, "the rows of a state")?,
                 lost: 0,
             })
-        };
-        Self(states.iter().enumerate().filter_map(ring).collect())
+        });
+        Ok(Self(rings.collect::<Result<_, _>>()?))
     }
 
     /// Records that a run wrote rows up to length `len`.
@@ -82,7 +86,7 @@ mod tests {
             rows: *rows,
             window: *window,
         };
-        Rings::new(&all.iter().map(slot).collect::<Vec<_>>())
+        Rings::new(&all.iter().map(slot).collect::<Vec<_>>()).unwrap()
     }
 
     #[test]

@@ -6,6 +6,7 @@ use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::{Graph, State};
 use crate::llm::prompt_cache::{Identity, Layout, States};
+use crate::num;
 use crate::shape::Bindings;
 use crate::tensor::{DType, HostTensor};
 
@@ -42,7 +43,8 @@ fn row(graph: &Graph, state: &State) -> Result<usize> {
     for (_, d) in others {
         let n = d.eval(&Bindings::new());
         let n = n.map_err(|e| Error::other(Stage::Run, e.to_string()))?;
-        elements *= usize::try_from(n).unwrap_or(0);
+        let n = num::exact::<usize, _>(n, "an axis of a state");
+        elements *= n.map_err(|e| Error::internal(Stage::Run, e))?;
     }
     Ok(elements)
 }

@@ -218,7 +218,7 @@ impl<'s> Tuner<'s> {
     }
 
     fn measure_defaults(&mut self) -> Result<()> {
-        let runs = Runs::of(&self.decoder, &self.lengths, &self.plain.model);
+        let runs = Runs::of(&self.decoder, &self.lengths, &self.plain.model)?;
         let mut times = Times::default();
         runs.take(&mut [(&mut self.plain.model, &mut times)], true)?;
         let levels = times.0.into_iter();
@@ -332,7 +332,7 @@ impl<'s> Tuner<'s> {
         let Some(mut other) = load(&self.decoder, &backend, &self.lengths, self.store, beside)? else {
             return Ok(None);
         };
-        let runs = Runs::of(&self.decoder, &self.lengths, &self.plain.model);
+        let runs = Runs::of(&self.decoder, &self.lengths, &self.plain.model)?;
         let (mut default, mut own) = (Times::default(), Times::default());
         let mut models = [
             (&mut other.model, &mut own),
@@ -385,18 +385,17 @@ struct Runs {
 }
 
 impl Runs {
-    fn of(decoder: &Decoder, lengths: &SequenceConfig, model: &DeviceModel) -> Self {
-        let vocab = model.vocab().max(1);
-        let token = |i: usize| u32::try_from((i * 37 + 5) % vocab).unwrap_or(0);
+    fn of(decoder: &Decoder, lengths: &SequenceConfig, model: &DeviceModel) -> Result<Self> {
         let most = model.context().saturating_sub(1).max(1);
         let few = SHORT.min(most);
-        Self {
-            prompt: (0..lengths.chunk.min(most)).map(token).collect(),
+        let prompt = (0..lengths.chunk.min(most)).map(|i| decoder.sample_token(i));
+        Ok(Self {
+            prompt: prompt.collect::<Result<_>>()?,
             short: if decoder.keeps_cache { lengths.short } else { 0 },
             few,
-            one: token(7),
+            one: decoder.sample_token(7)?,
             decodes: decoder.keeps_cache && model.context() > few,
-        }
+        })
     }
 
     /// Times `models` in alternation. Unless `every` is set, only runs in which the first model

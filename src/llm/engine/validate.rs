@@ -94,9 +94,8 @@ impl DeviceModel {
             if wanted.is_none_or(|any| !any && kind != RunKind::Prefill) {
                 continue;
             }
-            let vocab = self.decoder.vocab.max(1);
-            let tokens = (0..count).map(|i| u32::try_from((i * 37 + 5) % vocab).unwrap_or(0));
-            let tokens: Vec<u32> = tokens.collect();
+            let tokens = (0..count).map(|i| self.decoder.sample_token(i));
+            let tokens: Vec<u32> = tokens.collect::<Result<_>>()?;
             let inputs = self.decoder.inputs(&tokens, past, kind.decodes())?;
             loop {
                 for (name, tensor) in &inputs {
