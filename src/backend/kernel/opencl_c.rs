@@ -2,7 +2,7 @@
 
 use super::image::{ImageKind, Pixel, ROW_PIXELS};
 use super::wave::Wave;
-use super::{FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
+use super::{Arg, FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
 use std::ffi::CStr;
 use std::fmt::Write as _;
@@ -53,12 +53,33 @@ impl KernelSpec {
     }
 
     pub(super) fn prelude_cl(&self, names: &[String], stage: Option<&str>) -> String {
-        let mut s = String::new();
         let wave = self.wave().filter(|_| stage.is_none());
-        s.push_str(wave.map_or("", Wave::pragma));
-        let _ = writeln!(s, "#define WG {}", self.workgroup);
-        s.push_str(CAT);
-        let _ = writeln!(s, "#define MASK_MIN ({MASK_MIN:.1}f)");
+        let mut s = wave.map_or("", Wave::pragma).to_owned();
+        s += &self.defines_cl(names);
+        s += &self.params_cl();
+        if stage.is_none() && self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+            s.push_str(HALF);
+        }
+        let mut by_image = Vec::new();
+        for ((arg, _), image) in self.bound().zip(self.bound_images()) {
+            if let Some((kind, pixel)) = image {
+                s += &image_reader_cl(arg.name, kind, pixel);
+                by_image.push(arg.name);
+            }
+        }
+        for (arg, dtype) in self.args().zip(&self.operands) {
+            if let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name)) {
+                s += &self.accessors_cl(arg, dtype);
+            }
+        }
+        s + &self.entry_cl(wave, stage)
+    }
+
+    fn defines_cl(&self, names: &[String]) -> String {
+        let mut s = format!(
+            "#define WG {}\n{CAT}#define MASK_MIN ({MASK_MIN:.1}f)\n",
+            self.workgroup
+        );
         for (k, v) in &self.defines {
             let _ = writeln!(s, "#define {k} {v}");
         }
@@ -70,114 +91,98 @@ impl KernelSpec {
         for n in names.iter().filter(|n| !self.defines.contains_key(n.as_str())) {
             let _ = writeln!(s, "#define {n}");
         }
-        let elem = self.elem_cl();
+        let (elem, least) = match self.elem_cl() {
+            "float" => ("float", "(-3.4028235e38f)"),
+            other => (other, "(-2147483647 - 1)"),
+        };
         let _ = writeln!(
             s,
-            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {}",
-            if elem == "float" {
-                "(-3.4028235e38f)"
-            } else {
-                "(-2147483647 - 1)"
-            }
+            "#define ELEM {elem}\n#define ELEM2 {elem}2\n#define ELEM4 {elem}4\n#define LEAST {least}"
         );
-        s.push_str("typedef struct {");
-        for (name, ty) in self.fields() {
+        s
+    }
+
+    fn params_cl(&self) -> String {
+        let fields = self.fields().map(|(name, ty)| {
             let ty = match ty {
                 FieldTy::U32 => "uint",
                 FieldTy::I32 => "int",
                 FieldTy::F32 => "float",
             };
-            let _ = write!(s, " {ty} {name};");
-        }
-        s.push_str(" } Params;\n");
-        if stage.is_none() && self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
-            s.push_str(HALF);
-        }
-        let mut by_image = Vec::new();
-        for ((arg, _), image) in self.bound().zip(self.bound_images()) {
-            let Some((kind, pixel)) = image else { continue };
-            let n = arg.name;
-            by_image.push(n);
-            let read = if pixel == Pixel::Words {
-                "read_imageui"
-            } else {
-                "read_imagef"
+            format!(" {ty} {name};")
+        });
+        format!("typedef struct {{{} }} Params;\n", fields.collect::<String>())
+    }
+
+    /// Macros that load and store elements of an operand. Views are aligned for vector access.
+    /// `vload` and `vstore` do not assume that, and GPU compilers then move single elements.
+    fn accessors_cl(&self, arg: &'static Arg, dtype: DType) -> String {
+        let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
+        let t = if dtype.is_float() { "float" } else { "int" };
+        let mut s = String::new();
+        if arg.role.writes() {
+            s += &match dtype {
+                DType::F16 => format!(
+                    "#define {n}_{put}2(i, v) half_store_pair(v, (size_t)(i), {m})\n\
+                     #define {n}_{put}4(i, v) half_store_four(v, (size_t)(i), {m})\n\
+                     #define {n}_{put}(i, v) half_store(v, (size_t)(i), {m})\n\
+                     #define {n}_{put}_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))\n"
+                ),
+                _ => format!(
+                    "#define {n}_{put}2(i, v) (((__global {t}2 *){m})[i] = (v))\n\
+                     #define {n}_{put}4(i, v) (((__global {t}4 *){m})[i] = (v))\n\
+                     #define {n}_{put}(i, v) ({m}[i] = (v))\n\
+                     #define {n}_{put}_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))\n"
+                ),
             };
-            let place = match kind {
-                ImageKind::Image1dBuffer => "(int)(i)".to_owned(),
-                ImageKind::Image2d => {
-                    format!("(int2)((uint)(i) % {ROW_PIXELS}u, (uint)(i) / {ROW_PIXELS}u)")
-                }
-            };
-            let _ = writeln!(s, "#define {n}_at4(i) {read}({n}, {place})");
         }
-        let put = self.store();
-        for (arg, dtype) in self.args().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name))
-            else {
-                continue;
+        if arg.role.reads() && arg.ty == Ty::Elem {
+            s += &match dtype {
+                DType::F16 => format!(
+                    "#define {n}_run(n, i) CAT(half_load, n)(0, {m} + (i))\n\
+                     #define {n}_at(i) half_load((size_t)(i), {m})\n\
+                     #define {n}_at2(i) half_load_pair((size_t)(i), {m})\n\
+                     #define {n}_at4(i) half_load_four((size_t)(i), {m})\n"
+                ),
+                _ => format!(
+                    "#define {n}_run(n, i) CAT(vload, n)(0, {m} + (i))\n\
+                     #define {n}_at(i) ({m}[i])\n\
+                     #define {n}_at2(i) (((const __global {t}2 *){m})[i])\n\
+                     #define {n}_at4(i) (((const __global {t}4 *){m})[i])\n"
+                ),
             };
-            let n = arg.name;
-            let m = self.storage_of(arg);
-            // Views are aligned for vector access. `vload` and `vstore` do not assume that, and GPU
-            // compilers then move single elements.
-            let t = if dtype.is_float() { "float" } else { "int" };
-            if arg.role.writes() {
-                let _ = match dtype {
-                    DType::F16 => writeln!(
-                        s,
-                        "#define {n}_{put}2(i, v) half_store_pair(v, (size_t)(i), {m})\n#define {n}_{put}4(i, v) half_store_four(v, (size_t)(i), {m})"
-                    ),
-                    _ => writeln!(
-                        s,
-                        "#define {n}_{put}2(i, v) (((__global {t}2 *){m})[i] = (v))\n#define {n}_{put}4(i, v) (((__global {t}4 *){m})[i] = (v))"
-                    ),
-                };
-            }
-            if arg.role.writes() {
-                let _ = match dtype {
-                    DType::F16 => writeln!(
-                        s,
-                        "#define {n}_{put}(i, v) half_store(v, (size_t)(i), {m})\n#define {n}_{put}_run(n, i, v) CAT(half_store, n)(v, 0, {m} + (i))"
-                    ),
-                    _ => writeln!(
-                        s,
-                        "#define {n}_{put}(i, v) ({m}[i] = (v))\n#define {n}_{put}_run(n, i, v) CAT(vstore, n)(v, 0, {m} + (i))"
-                    ),
-                };
-            }
-            if arg.role.reads() && arg.ty == Ty::Elem {
-                let _ = match dtype {
-                    DType::F16 => writeln!(s, "#define {n}_run(n, i) CAT(half_load, n)(0, {m} + (i))"),
-                    _ => writeln!(s, "#define {n}_run(n, i) CAT(vload, n)(0, {m} + (i))"),
-                };
-                let _ = match dtype {
-                    DType::F16 => writeln!(
-                        s,
-                        "#define {n}_at(i) half_load((size_t)(i), {m})\n#define {n}_at2(i) half_load_pair((size_t)(i), {m})\n#define {n}_at4(i) half_load_four((size_t)(i), {m})"
-                    ),
-                    _ => writeln!(
-                        s,
-                        "#define {n}_at(i) ({m}[i])\n#define {n}_at2(i) (((const __global {t}2 *){m})[i])\n#define {n}_at4(i) (((const __global {t}4 *){m})[i])"
-                    ),
-                };
-            }
         }
+        s
+    }
+
+    /// The macro with which the kernel's function begins: an entry point, or a function for a stage
+    /// of a persistent kernel.
+    fn entry_cl(&self, wave: Option<Wave>, stage: Option<&str>) -> String {
         let mut signature = self.signature_cl("restrict ");
         signature.push("const Params p".to_owned());
         let signature = signature.join(", ");
         let wave = wave.map_or_else(String::new, Wave::attribute);
-        let _ = match stage {
-            None => writeln!(
-                s,
-                "#define KERNEL __kernel {wave}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})",
+        match stage {
+            None => format!(
+                "#define KERNEL __kernel {wave}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})\n",
                 self.kernel.name
             ),
-            Some(name) => writeln!(
-                s,
-                "#define KERNEL static void {name}({signature}, const uint4 group_at)"
-            ),
-        };
-        s
+            Some(name) => {
+                format!("#define KERNEL static void {name}({signature}, const uint4 group_at)\n")
+            }
+        }
     }
+}
+
+/// The macro that reads four elements of an operand through an image.
+fn image_reader_cl(name: &str, kind: ImageKind, pixel: Pixel) -> String {
+    let read = match pixel {
+        Pixel::Words => "read_imageui",
+        _ => "read_imagef",
+    };
+    let place = match kind {
+        ImageKind::Image1dBuffer => "(int)(i)".to_owned(),
+        ImageKind::Image2d => format!("(int2)((uint)(i) % {ROW_PIXELS}u, (uint)(i) / {ROW_PIXELS}u)"),
+    };
+    format!("#define {name}_at4(i) {read}({name}, {place})\n")
 }

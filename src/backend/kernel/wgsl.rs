@@ -1,6 +1,6 @@
 //! The generated parts of WGSL sources.
 
-use super::{FieldTy, KernelSpec, MASK_MIN, Ty};
+use super::{Arg, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
 
@@ -17,9 +17,24 @@ impl KernelSpec {
     }
 
     pub(super) fn prelude_wgsl(&self) -> String {
-        let mut s = String::new();
-        let _ = writeln!(s, "const WG: u32 = {}u;", self.workgroup);
-        let _ = writeln!(s, "const MASK_MIN: f32 = {MASK_MIN:.1};");
+        let mut s = self.constants_wgsl();
+        s += &self.params_wgsl();
+        for (i, (arg, dtype)) in self.bound().enumerate() {
+            s += &self.binding_wgsl(i + 1, arg, dtype);
+        }
+        for (arg, dtype) in self.args().zip(&self.operands) {
+            if let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) {
+                s += &self.accessors_wgsl(arg, dtype);
+            }
+        }
+        s
+    }
+
+    fn constants_wgsl(&self) -> String {
+        let mut s = format!(
+            "const WG: u32 = {}u;\nconst MASK_MIN: f32 = {MASK_MIN:.1};\n",
+            self.workgroup
+        );
         for (k, v) in &self.defines {
             let _ = if *v < 0 {
                 writeln!(s, "const {k}: i32 = {v};")
@@ -27,105 +42,95 @@ impl KernelSpec {
                 writeln!(s, "const {k}: u32 = {v}u;")
             };
         }
-        let elem = self.elem_wgsl();
-        let least = if elem == "f32" {
-            "-3.4028235e38"
-        } else {
-            "-2147483647 - 1"
+        let (elem, least) = match self.elem_wgsl() {
+            "f32" => ("f32", "-3.4028235e38"),
+            other => (other, "-2147483647 - 1"),
         };
         let _ = writeln!(s, "alias ELEM = {elem};\nconst LEAST: {elem} = {least};");
-        s.push_str("struct Params {");
-        for (name, ty) in self.fields() {
+        s
+    }
+
+    fn params_wgsl(&self) -> String {
+        let fields = self.fields().map(|(name, ty)| {
             let ty = match ty {
                 FieldTy::U32 => "u32",
                 FieldTy::I32 => "i32",
                 FieldTy::F32 => "f32",
             };
-            let _ = write!(s, " {name}: {ty},");
+            format!(" {name}: {ty},")
+        });
+        let fields: String = fields.collect();
+        format!("struct Params {{{fields} }}\n@group(0) @binding(0) var<uniform> p: Params;\n")
+    }
+
+    fn binding_wgsl(&self, binding: usize, arg: &Arg, dtype: DType) -> String {
+        let ty = match (arg.ty, dtype) {
+            (Ty::Elem, DType::F16) if self.is_vec4(arg) => "vec2<u32>",
+            (Ty::Elem, DType::F32) if self.is_vec4(arg) => "vec4<f32>",
+            (Ty::Elem, _) if self.is_vec4(arg) => "vec4<i32>",
+            (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
+            (Ty::Single, DType::F16) => "atomic<u32>",
+            (Ty::Uint4, _) => "vec4<u32>",
+            (Ty::Half4, _) => "vec4<f16>",
+            (_, DType::F32) => "f32",
+            (_, _) => "i32",
+        };
+        let access = match arg.role.is_weight() {
+            true => "read",
+            false => "read_write",
+        };
+        let name = arg.name;
+        format!("@group(0) @binding({binding}) var<storage, {access}> {name}: array<{ty}>;\n")
+    }
+
+    /// Functions that load and store elements of an operand.
+    fn accessors_wgsl(&self, arg: &'static Arg, dtype: DType) -> String {
+        let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
+        let t = if dtype.is_float() { "f32" } else { "i32" };
+        if self.is_vec4(arg) {
+            return match dtype {
+                DType::F16 => format!(
+                    "fn {n}_at4(i: u32) -> vec4<f32> {{ let v = {m}[i]; return vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y)); }}\n"
+                ),
+                _ => format!("fn {n}_at4(i: u32) -> vec4<{t}> {{ return {m}[i]; }}\n"),
+            };
         }
-        s.push_str(" }\n@group(0) @binding(0) var<uniform> p: Params;\n");
-        for (i, (arg, dtype)) in self.bound().enumerate() {
-            let ty = match (arg.ty, dtype) {
-                (Ty::Elem, DType::F16) if self.is_vec4(arg) => "vec2<u32>",
-                (Ty::Elem, DType::F32) if self.is_vec4(arg) => "vec4<f32>",
-                (Ty::Elem, _) if self.is_vec4(arg) => "vec4<i32>",
-                (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
-                (Ty::Single, DType::F16) => "atomic<u32>",
-                (Ty::Uint4, _) => "vec4<u32>",
-                (Ty::Half4, _) => "vec4<f16>",
-                (_, DType::F32) => "f32",
-                (_, _) => "i32",
-            };
-            let access = if arg.role.is_weight() {
-                "read"
-            } else {
-                "read_write"
-            };
-            let _ = writeln!(
-                s,
-                "@group(0) @binding({}) var<storage, {access}> {}: array<{ty}>;",
-                i + 1,
-                arg.name
+        if arg.ty == Ty::Single && dtype == DType::F16 {
+            return format!(
+                "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\n\
+                 fn {n}_{put}4(i: u32, v: vec4<f32>) {{ {n}_{put}2(2u * i, v.xy); {n}_{put}2(2u * i + 1u, v.zw); }}\n\
+                 fn {n}_{put}(i: u32, v: f32) {{ let s = (i & 1u) * 16u; atomicAnd(&{m}[i >> 1u], 0xFFFF0000u >> s); atomicOr(&{m}[i >> 1u], pack2x16float(vec2<f32>(v, 0.0)) << s); }}\n"
             );
         }
-        let put = self.store();
-        for (arg, dtype) in self.args().zip(&self.operands) {
-            let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) else {
-                continue;
+        let mut s = String::new();
+        if arg.ty == Ty::Single {
+            let _ = writeln!(s, "fn {n}_{put}(i: u32, v: {t}) {{ {m}[i] = v; }}");
+        }
+        if arg.role.writes() {
+            s += &match dtype {
+                DType::F16 => format!(
+                    "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ {m}[i] = pack2x16float(v); }}\n\
+                     fn {n}_{put}4(i: u32, v: vec4<f32>) {{ {m}[2u * i] = pack2x16float(v.xy); {m}[2u * i + 1u] = pack2x16float(v.zw); }}\n"
+                ),
+                _ => format!(
+                    "fn {n}_{put}2(i: u32, v: vec2<{t}>) {{ {m}[2u * i] = v.x; {m}[2u * i + 1u] = v.y; }}\n\
+                     fn {n}_{put}4(i: u32, v: vec4<{t}>) {{ {m}[4u * i] = v.x; {m}[4u * i + 1u] = v.y; {m}[4u * i + 2u] = v.z; {m}[4u * i + 3u] = v.w; }}\n"
+                ),
             };
-            let n = arg.name;
-            let m = self.storage_of(arg);
-            let t = if dtype.is_float() { "f32" } else { "i32" };
-            if self.is_vec4(arg) {
-                let _ = match dtype {
-                    DType::F16 => writeln!(
-                        s,
-                        "fn {n}_at4(i: u32) -> vec4<f32> {{ let v = {m}[i]; return vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y)); }}"
-                    ),
-                    _ => writeln!(s, "fn {n}_at4(i: u32) -> vec4<{t}> {{ return {m}[i]; }}"),
-                };
-                continue;
-            }
-            if arg.ty == Ty::Single && dtype == DType::F16 {
-                let _ = writeln!(
-                    s,
-                    "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\nfn {n}_{put}4(i: u32, v: vec4<f32>) {{ {n}_{put}2(2u * i, v.xy); {n}_{put}2(2u * i + 1u, v.zw); }}"
-                );
-                let _ = writeln!(
-                    s,
-                    "fn {n}_{put}(i: u32, v: f32) {{ let s = (i & 1u) * 16u; atomicAnd(&{m}[i >> 1u], 0xFFFF0000u >> s); atomicOr(&{m}[i >> 1u], pack2x16float(vec2<f32>(v, 0.0)) << s); }}"
-                );
-                continue;
-            }
-            if arg.ty == Ty::Single {
-                let _ = writeln!(s, "fn {n}_{put}(i: u32, v: {t}) {{ {m}[i] = v; }}");
-            }
-            if arg.role.writes() {
-                if dtype == DType::F16 {
-                    let _ = writeln!(
-                        s,
-                        "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ {m}[i] = pack2x16float(v); }}\nfn {n}_{put}4(i: u32, v: vec4<f32>) {{ {m}[2u * i] = pack2x16float(v.xy); {m}[2u * i + 1u] = pack2x16float(v.zw); }}"
-                    );
-                } else {
-                    let _ = writeln!(
-                        s,
-                        "fn {n}_{put}2(i: u32, v: vec2<{t}>) {{ {m}[2u * i] = v.x; {m}[2u * i + 1u] = v.y; }}\nfn {n}_{put}4(i: u32, v: vec4<{t}>) {{ {m}[4u * i] = v.x; {m}[4u * i + 1u] = v.y; {m}[4u * i + 2u] = v.z; {m}[4u * i + 3u] = v.w; }}"
-                    );
-                }
-            }
-            if arg.role.reads() && arg.ty == Ty::Elem {
-                if dtype == DType::F16 {
-                    let _ = writeln!(
-                        s,
-                        "fn {n}_at(i: u32) -> f32 {{ let v = unpack2x16float({m}[i >> 1u]); return select(v.x, v.y, (i & 1u) == 1u); }}\nfn {n}_at2(i: u32) -> vec2<f32> {{ return unpack2x16float({m}[i]); }}\nfn {n}_at4(i: u32) -> vec4<f32> {{ return vec4<f32>(unpack2x16float({m}[2u * i]), unpack2x16float({m}[2u * i + 1u])); }}"
-                    );
-                } else {
-                    let _ = writeln!(
-                        s,
-                        "fn {n}_at(i: u32) -> {t} {{ return {m}[i]; }}\nfn {n}_at2(i: u32) -> vec2<{t}> {{ return vec2<{t}>({m}[2u * i], {m}[2u * i + 1u]); }}\nfn {n}_at4(i: u32) -> vec4<{t}> {{ return vec4<{t}>({m}[4u * i], {m}[4u * i + 1u], {m}[4u * i + 2u], {m}[4u * i + 3u]); }}"
-                    );
-                }
-            }
+        }
+        if arg.role.reads() && arg.ty == Ty::Elem {
+            s += &match dtype {
+                DType::F16 => format!(
+                    "fn {n}_at(i: u32) -> f32 {{ let v = unpack2x16float({m}[i >> 1u]); return select(v.x, v.y, (i & 1u) == 1u); }}\n\
+                     fn {n}_at2(i: u32) -> vec2<f32> {{ return unpack2x16float({m}[i]); }}\n\
+                     fn {n}_at4(i: u32) -> vec4<f32> {{ return vec4<f32>(unpack2x16float({m}[2u * i]), unpack2x16float({m}[2u * i + 1u])); }}\n"
+                ),
+                _ => format!(
+                    "fn {n}_at(i: u32) -> {t} {{ return {m}[i]; }}\n\
+                     fn {n}_at2(i: u32) -> vec2<{t}> {{ return vec2<{t}>({m}[2u * i], {m}[2u * i + 1u]); }}\n\
+                     fn {n}_at4(i: u32) -> vec4<{t}> {{ return vec4<{t}>({m}[4u * i], {m}[4u * i + 1u], {m}[4u * i + 2u], {m}[4u * i + 3u]); }}\n"
+                ),
+            };
         }
         s
     }

@@ -262,130 +262,147 @@ fn driver_name(platform: &str, platform_version: &str, device_version: &str, dri
     format!("{platform} ({platform_version}){device}, driver {driver}")
 }
 
-fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Result<Caps, Unfit> {
-    let bytes =
-        |property: &'static str, name| device.info(name).map_err(|code| Unfit::Query { property, code });
-    let words = |property, name| bytes(property, name).map(|b| text(&b));
-    let value = |property, name| bytes(property, name).map(|b| number(&b));
+/// Queries of a device, whose errors name the property.
+#[derive(Clone, Copy)]
+struct Info(DeviceHandle);
 
-    let name = words("CL_DEVICE_NAME", api::CL_DEVICE_NAME)?;
+impl Info {
+    fn bytes(self, property: &'static str, name: u32) -> Result<Vec<u8>, Unfit> {
+        let bytes = self.0.info(name);
+        bytes.map_err(|code| Unfit::Query { property, code })
+    }
+
+    fn words(self, property: &'static str, name: u32) -> Result<String, Unfit> {
+        self.bytes(property, name).map(|b| text(&b))
+    }
+
+    fn value(self, property: &'static str, name: u32) -> Result<u64, Unfit> {
+        self.bytes(property, name).map(|b| number(&b))
+    }
+}
+
+/// A query of [`Info`] for a property.
+macro_rules! query {
+    ($info:ident.$method:ident, $property:ident) => {
+        $info.$method(stringify!($property), api::$property)?
+    };
+}
+
+fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Result<Caps, Unfit> {
+    let info = Info(device);
+    let name = query!(info.words, CL_DEVICE_NAME);
+    let version = query!(info.words, CL_DEVICE_VERSION);
+    let opencl = check_usable(info, &name, &version)?;
+    let driver = query!(info.words, CL_DRIVER_VERSION);
+    let driver = driver_name(platform, platform_version, &version, &driver);
+    let kind = kind_of(info)?;
+    let maker = maker(platform, clamp(query!(info.value, CL_DEVICE_VENDOR_ID)));
+    let mut profile = profile_of(info, kind, maker, opencl)?;
+    profile.set_family(Family::named(&name, &driver));
+    let mut caps = Caps {
+        backend: "opencl",
+        max_buffer_bytes: profile.max_view_bytes,
+        profile,
+        device: name,
+        driver,
+        kind,
+        params_align: 4,
+        memory_bytes: query!(info.value, CL_DEVICE_GLOBAL_MEM_SIZE),
+        profiling: true,
+        priorities: Hints::of(device).any_priority(),
+        refused: Vec::new(),
+    };
+    let extensions = extensions(device);
+    caps.profile.packed_dot = if caps.profile.tensor_cores.is_some() {
+        PackedDot::Ptx
+    } else if x86::vectors(&caps) {
+        PackedDot::X86
+    } else {
+        PackedDot::listed(|extension| extensions.iter().any(|e| e == extension))
+    };
+    caps.profile.images.reads = image::preferred(&caps, &caps.profile.images);
+    Ok(caps)
+}
+
+/// Checks that kernels can be built and run, and returns the version of OpenCL.
+fn check_usable(info: Info, device: &str, version: &str) -> Result<(u32, u32), Unfit> {
     let lacks = |why: String| Unfit::Lacks {
-        device: name.clone(),
+        device: device.to_owned(),
         why,
     };
-    let version = words("CL_DEVICE_VERSION", api::CL_DEVICE_VERSION)?;
-    let number_of_version =
-        version_of(&version).ok_or_else(|| lacks(format!("unreadable version `{version}`")))?;
-    if number_of_version < (1, 2) {
+    let opencl = version_of(version).ok_or_else(|| lacks(format!("unreadable version `{version}`")))?;
+    if opencl < (1, 2) {
         return Err(lacks(format!("expected OpenCL 1.2 or later, found `{version}`")));
     }
-    if value("CL_DEVICE_AVAILABLE", api::CL_DEVICE_AVAILABLE)? == 0 {
+    if query!(info.value, CL_DEVICE_AVAILABLE) == 0 {
         return Err(lacks("the driver reports it as not available".to_owned()));
     }
-    if value("CL_DEVICE_COMPILER_AVAILABLE", api::CL_DEVICE_COMPILER_AVAILABLE)? == 0 {
+    if query!(info.value, CL_DEVICE_COMPILER_AVAILABLE) == 0 {
         return Err(lacks("the driver has no compiler".to_owned()));
     }
-    if value("CL_DEVICE_ENDIAN_LITTLE", api::CL_DEVICE_ENDIAN_LITTLE)? == 0 {
+    if query!(info.value, CL_DEVICE_ENDIAN_LITTLE) == 0 {
         return Err(lacks("it is big-endian, expected little-endian".to_owned()));
     }
-    let driver = words("CL_DRIVER_VERSION", api::CL_DRIVER_VERSION)?;
-    let extensions = words("CL_DEVICE_EXTENSIONS", api::CL_DEVICE_EXTENSIONS)?;
-    let has = |extension: &str| extensions.split_whitespace().any(|e| e == extension);
-    let kinds = value("CL_DEVICE_TYPE", api::CL_DEVICE_TYPE)?;
+    Ok(opencl)
+}
+
+fn kind_of(info: Info) -> Result<DeviceKind, Unfit> {
+    let kinds = query!(info.value, CL_DEVICE_TYPE);
     // Deprecated since OpenCL 2.0; if the driver refuses the query, the device counts as discrete.
-    let unified = device
-        .info(api::CL_DEVICE_HOST_UNIFIED_MEMORY)
-        .is_ok_and(|b| number(&b) != 0);
-    let kind = if kinds & api::CL_DEVICE_TYPE_CPU != 0 {
+    let unified = info.0.info(api::CL_DEVICE_HOST_UNIFIED_MEMORY);
+    Ok(if kinds & api::CL_DEVICE_TYPE_CPU != 0 {
         DeviceKind::Cpu
     } else if kinds & api::CL_DEVICE_TYPE_GPU == 0 {
         DeviceKind::Other
-    } else if unified {
+    } else if unified.is_ok_and(|b| number(&b) != 0) {
         DeviceKind::Integrated
     } else {
         DeviceKind::Discrete
-    };
-    let maker = maker(
-        platform,
-        clamp(value("CL_DEVICE_VENDOR_ID", api::CL_DEVICE_VENDOR_ID)?),
-    );
-    let max_bytes = value("CL_DEVICE_MAX_MEM_ALLOC_SIZE", api::CL_DEVICE_MAX_MEM_ALLOC_SIZE)?;
-    let sizes = bytes(
-        "CL_DEVICE_MAX_WORK_ITEM_SIZES",
-        api::CL_DEVICE_MAX_WORK_ITEM_SIZES,
-    )?;
-    let size_on_x = sizes.get(..size_of::<usize>()).map_or(0, number);
-    let max_workgroup = clamp(
-        value(
-            "CL_DEVICE_MAX_WORK_GROUP_SIZE",
-            api::CL_DEVICE_MAX_WORK_GROUP_SIZE,
-        )?
-        .min(size_on_x),
-    )
-    .max(1);
-    let sub_groups = has("cl_khr_subgroups")
-        || (number_of_version >= (2, 1)
-            && device
-                .info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS)
-                .is_ok_and(|b| number(&b) != 0));
+    })
+}
 
-    let driver = driver_name(platform, platform_version, &version, &driver);
-    let mut profile = DeviceProfile {
+/// The profile as far as it depends on neither the device's name nor its driver's.
+fn profile_of(
+    info: Info,
+    kind: DeviceKind,
+    maker: Maker,
+    opencl: (u32, u32),
+) -> Result<DeviceProfile, Unfit> {
+    let device = info.0;
+    let extensions = query!(info.words, CL_DEVICE_EXTENSIONS);
+    let has = |extension: &str| extensions.split_whitespace().any(|e| e == extension);
+    let sizes = query!(info.bytes, CL_DEVICE_MAX_WORK_ITEM_SIZES);
+    let size_on_x = sizes.get(..size_of::<usize>()).map_or(0, number);
+    let max_workgroup = clamp(query!(info.value, CL_DEVICE_MAX_WORK_GROUP_SIZE).min(size_on_x)).max(1);
+    let sub_groups = || device.info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS);
+    let has_sub_groups =
+        has("cl_khr_subgroups") || (opencl >= (2, 1) && sub_groups().is_ok_and(|b| number(&b) != 0));
+    let takes_ptx = takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device);
+    Ok(DeviceProfile {
         language: Language::OpenCl,
         simd: match kind {
             DeviceKind::Cpu => Simd::CpuLoop,
             _ => Simd::Gpu,
         },
         dedicated_memory: kind == DeviceKind::Discrete,
-        view_align: view_align(value(
-            "CL_DEVICE_MEM_BASE_ADDR_ALIGN",
-            api::CL_DEVICE_MEM_BASE_ADDR_ALIGN,
-        )?),
-        max_view_bytes: max_bytes,
-        local_bytes: clamp(value("CL_DEVICE_LOCAL_MEM_SIZE", api::CL_DEVICE_LOCAL_MEM_SIZE)?),
+        view_align: view_align(query!(info.value, CL_DEVICE_MEM_BASE_ADDR_ALIGN)),
+        max_view_bytes: query!(info.value, CL_DEVICE_MAX_MEM_ALLOC_SIZE),
+        local_bytes: clamp(query!(info.value, CL_DEVICE_LOCAL_MEM_SIZE)),
         fast_local: fast_local(kind, maker),
-        compute_units: clamp(value(
-            "CL_DEVICE_MAX_COMPUTE_UNITS",
-            api::CL_DEVICE_MAX_COMPUTE_UNITS,
-        )?),
+        compute_units: clamp(query!(info.value, CL_DEVICE_MAX_COMPUTE_UNITS)),
         max_workgroup,
         // Kernels keep work-item indices in 32 bits.
         max_grid: u32::MAX / max_workgroup,
-        subgroup: if sub_groups {
-            sub_group_sizes(device).into_iter().min()
-        } else {
-            None
+        subgroup: match has_sub_groups {
+            true => sub_group_sizes(device).into_iter().min(),
+            false => None,
         },
         waves: waves(has, device),
         f16_math: has("cl_khr_fp16"),
-        tensor_cores: takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device)
-            .then_some(TensorCores::Ptx),
-        images: image::listed(device, number_of_version, has),
+        tensor_cores: takes_ptx.then_some(TensorCores::Ptx),
+        images: image::listed(device, opencl, has),
         ..DeviceProfile::generic_gpu()
-    };
-    profile.set_family(Family::named(&name, &driver));
-    let mut caps = Caps {
-        backend: "opencl",
-        profile,
-        device: name.clone(),
-        driver,
-        kind,
-        params_align: 4,
-        max_buffer_bytes: max_bytes,
-        memory_bytes: value("CL_DEVICE_GLOBAL_MEM_SIZE", api::CL_DEVICE_GLOBAL_MEM_SIZE)?,
-        profiling: true,
-        priorities: Hints::of(device).any_priority(),
-        refused: Vec::new(),
-    };
-    caps.profile.packed_dot = if caps.profile.tensor_cores.is_some() {
-        PackedDot::Ptx
-    } else if x86::vectors(&caps) {
-        PackedDot::X86
-    } else {
-        PackedDot::listed(has)
-    };
-    caps.profile.images.reads = image::preferred(&caps, &caps.profile.images);
-    Ok(caps)
+    })
 }
 
 /// `CL_DEVICE_COMPUTE_CAPABILITY_MAJOR_NV` of `cl_nv_device_attribute_query`.
