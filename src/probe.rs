@@ -145,6 +145,25 @@ impl Probe {
         }
     }
 
+    /// Records why a rate is not measured.
+    fn lacks(&mut self, field: &str, why: &str) {
+        self.not_measured.insert(field.to_owned(), why.to_owned());
+    }
+
+    /// A rate; if the kernel does not build although the driver should accept it, `None`, and the
+    /// reason is recorded.
+    fn offered(&mut self, rate: Result<f64, BackendError>, field: &str) -> Result<Option<f64>, BackendError> {
+        match rate {
+            Err(BackendError::Build { log, .. }) => {
+                let first = log.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
+                let why = format!("the driver lists it but cannot compile it: {}", first.trim());
+                self.lacks(field, &why);
+                Ok(None)
+            }
+            rate => rate.map(Some),
+        }
+    }
+
     /// Whether the probe belongs to this device and this build.
     pub fn is_of(&self, caps: &Caps) -> bool {
         self.version == VERSION
@@ -500,127 +519,96 @@ impl Bench<'_> {
     }
 
     fn probe(&mut self) -> Result<Probe, BackendError> {
-        let mut not_measured = BTreeMap::new();
-        let mut without = |field: &str, why: &str| {
-            not_measured.insert(field.to_owned(), why.to_owned());
-        };
         let bytes = self.shape.bytes;
         let (x, y) = (self.buffer("probe x", bytes)?, self.buffer("probe y", bytes)?);
         // Memory that was never written is a single page of zeros to a CPU's operating system, and
         // reading it would measure a cache.
         let fill = Command::Fill { dst: x, byte: 1 };
         self.seconds(&[fill], &Launch::default(), false)?;
-        let copied = {
+        let by_driver = {
             let command = Command::Copy { src: x, dst: y };
             let by_device = self.caps.profiling;
             2.0 * float(bytes) / self.seconds(&[command], &Launch::default(), by_device)?
         };
-        let copy = self.walk(&self.shape.walk(&COPY, "NEAR"), x, y)?;
-        let read = self.walk(&self.shape.walk(&READ, "NEAR"), x, y)?;
-        let image = self.read_image(x, y)?;
-        if let Err(why) = image {
-            without("image_bytes_per_s", why);
+        let copied = self.walk(&self.shape.walk(&COPY, "NEAR"), x, y)?;
+        let mut probe = Probe {
+            version: VERSION,
+            backend: self.caps.backend.to_owned(),
+            device: self.caps.device.clone(),
+            driver: self.caps.driver.clone(),
+            copy_bytes_per_s: copied.max(by_driver),
+            read_bytes_per_s: self.walk(&self.shape.walk(&READ, "NEAR"), x, y)?,
+            image_bytes_per_s: None,
+            f32_flops_per_s: f64::NAN,
+            f16_flops_per_s: None,
+            int8_ops_per_s: None,
+            matrix_flops_per_s: None,
+            launch_s: f64::NAN,
+            clock: if self.caps.profiling { "device" } else { "host" }.to_owned(),
+            not_measured: BTreeMap::new(),
+        };
+        match self.read_image(x, y)? {
+            Ok(rate) => probe.image_bytes_per_s = Some(rate),
+            Err(why) => probe.lacks("image_bytes_per_s", why),
         }
-        let launch_s = self.launch(x, y)?;
+        probe.launch_s = self.launch(x, y)?;
+        self.measure_arithmetic(&mut probe, y)?;
+        Ok(probe)
+    }
 
+    fn measure_arithmetic(&mut self, probe: &mut Probe, y: View) -> Result<(), BackendError> {
         let items = u64::from(self.shape.items);
         let floats = [0.999f32.to_le_bytes(), 0.001f32.to_le_bytes()];
         // Eight chains of vectors.
         let lanes: u64 = if self.shape.explicit { 16 } else { 4 };
         let operations = 2 * 8 * lanes * items;
-        let single = self.rate(&self.shape.walk(&SINGLE, "WIDE"), y, operations, &floats)?;
-        let half = match self.shape.half(&self.caps) {
-            None => {
-                without(
-                    "f16_flops_per_s",
-                    "not supported: the driver has no half arithmetic",
-                );
-                None
-            }
-            Some(spec) => offered(
-                self.rate(&spec, y, operations, &floats),
+        probe.f32_flops_per_s = self.rate(&self.shape.walk(&SINGLE, "WIDE"), y, operations, &floats)?;
+        match self.shape.half(&self.caps) {
+            None => probe.lacks(
                 "f16_flops_per_s",
-                &mut without,
-            )?,
-        };
-        let dot = match self.shape.dot(&self.caps) {
+                "not supported: the driver has no half arithmetic",
+            ),
+            Some(spec) => {
+                let rate = self.rate(&spec, y, operations, &floats);
+                probe.f16_flops_per_s = probe.offered(rate, "f16_flops_per_s")?;
+            }
+        }
+        match self.shape.dot(&self.caps) {
             None => {
                 let lacks = x86::refusal(&self.caps);
                 let why = lacks.unwrap_or_else(|| "the driver lists no packed dot product".to_owned());
-                without("int8_ops_per_s", &format!("not supported: {why}"));
-                None
+                probe.lacks("int8_ops_per_s", &format!("not supported: {why}"));
             }
             Some(spec) => {
                 // Eight chains of dot products of four pairs; with vectors of sixteen columns, four
                 // steps each.
                 let factor = [0x0102_0301u32.to_le_bytes()];
-                let vector = if self.caps.profile.packed_dot == PackedDot::X86 {
-                    16 * 4
-                } else {
-                    1
+                let vector = match self.caps.profile.packed_dot {
+                    PackedDot::X86 => 16 * 4,
+                    _ => 1,
                 };
                 let rate = self.rate(&spec, y, 8 * 8 * vector * items, &factor);
-                offered(rate, "int8_ops_per_s", &mut without)?
+                probe.int8_ops_per_s = probe.offered(rate, "int8_ops_per_s")?;
             }
-        };
-        let matrix = match matrix(&self.caps) {
-            None => {
-                without(
-                    "matrix_flops_per_s",
-                    "not supported: no tensor cores or cooperative matrices that kernels can use",
-                );
-                None
-            }
+        }
+        match matrix(&self.caps) {
+            None => probe.lacks(
+                "matrix_flops_per_s",
+                "not supported: no tensor cores or cooperative matrices that kernels can use",
+            ),
             Some(spec) => {
                 // Four chains of matrix multiplications, 16 x 8 x 16 in OpenCL C and 16 x 16 x 16
                 // in WGSL, per 32 work-items.
-                let product = if by_ptx(&self.caps) {
-                    16 * 8 * 16
-                } else {
-                    16 * 16 * 16
+                let product = match by_ptx(&self.caps) {
+                    true => 16 * 8 * 16,
+                    false => 16 * 16 * 16,
                 };
                 let operations = 2 * 4 * product * u64::from(spec.workgroup / 32);
                 let rate = self.rate(&spec, y, operations, &floats);
-                offered(rate, "matrix_flops_per_s", &mut without)?
+                probe.matrix_flops_per_s = probe.offered(rate, "matrix_flops_per_s")?;
             }
-        };
-        Ok(Probe {
-            version: VERSION,
-            backend: self.caps.backend.to_owned(),
-            device: self.caps.device.clone(),
-            driver: self.caps.driver.clone(),
-            copy_bytes_per_s: copy.max(copied),
-            read_bytes_per_s: read,
-            image_bytes_per_s: image.ok(),
-            f32_flops_per_s: single,
-            f16_flops_per_s: half,
-            int8_ops_per_s: dot,
-            matrix_flops_per_s: matrix,
-            launch_s,
-            clock: if self.caps.profiling { "device" } else { "host" }.to_owned(),
-            not_measured,
-        })
-    }
-}
-
-/// A rate; if the kernel does not build although the driver should accept it, `None`, and the
-/// reason is recorded.
-fn offered(
-    rate: Result<f64, BackendError>,
-    field: &str,
-    without: &mut dyn FnMut(&str, &str),
-) -> Result<Option<f64>, BackendError> {
-    match rate {
-        Ok(rate) => Ok(Some(rate)),
-        Err(BackendError::Build { log, .. }) => {
-            let first = log.lines().find(|l| !l.trim().is_empty()).unwrap_or_default();
-            without(
-                field,
-                &format!("the driver lists it but cannot compile it: {}", first.trim()),
-            );
-            Ok(None)
         }
-        Err(e) => Err(e),
+        Ok(())
     }
 }
 

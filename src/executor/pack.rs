@@ -107,28 +107,10 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
             tensors.len()
         ));
     };
-    let (last, rows) = match t.shape().split_last() {
-        Some((last, before)) => (*last, before.iter().product::<usize>()),
-        None => (1, 1),
-    };
-    match pack {
-        Pack::Plain { dtype } => to_device(t, *dtype),
+    match *pack {
+        Pack::Plain { dtype } => to_device(t, dtype),
         Pack::Bytes => to_device(t, DType::U32),
-        Pack::Rows { dtype, first, count } => {
-            let mut shape = t.shape().to_vec();
-            let axis = shape
-                .first_mut()
-                .ok_or("cannot select rows of a tensor without axes")?;
-            let size = t.byte_len().checked_div(*axis).unwrap_or(0);
-            let bytes = t
-                .bytes()
-                .map_err(|e| e.to_string())?
-                .get(first * size..(first + count) * size)
-                .ok_or("rows outside the tensor")?;
-            *axis = *count;
-            let part = HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(|e| e.to_string())?;
-            to_device(&part, *dtype)
-        }
+        Pack::Rows { dtype, first, count } => to_device(&rows(t, first, count)?, dtype),
         Pack::Columns {
             dtype,
             transpose,
@@ -136,56 +118,91 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
             count,
             stride,
             panel,
-        } => {
-            let panel = (*panel).max(1);
-            if !stride.is_multiple_of(panel) {
-                return Err(format!(
-                    "{stride} columns are not a multiple of panels of {panel}"
-                ));
-            }
-            let data = t.to_f32().map_err(|e| e.to_string())?;
-            // Logical rows, and the strides of a logical (row, column).
-            let (depth, row_step, column_step) = if *transpose {
-                (last, 1, last)
-            } else {
-                (rows, last, 1)
-            };
-            let mut out = vec![0f32; depth * stride];
-            for (i, row) in out.chunks_exact_mut(panel).enumerate() {
-                let (start, r) = (i / depth.max(1) * panel, i % depth.max(1));
-                for (c, item) in (start..*count).zip(row) {
-                    *item = *data
-                        .get(r * row_step + (first + c) * column_step)
-                        .ok_or("columns outside the tensor")?;
-                }
-            }
-            Ok(floats(&out, *dtype))
-        }
+        } => Ok(floats(
+            &columns(t, transpose, first..first + count, stride, panel.max(1))?,
+            dtype,
+        )),
         Pack::Tiles {
             dtype,
             rows,
             tile,
             first,
             count,
-        } => {
-            let data = t.to_f32().map_err(|e| e.to_string())?;
-            let slices = t.shape().first().copied().unwrap_or(0);
-            let depth = data.len().checked_div(slices).unwrap_or(0);
-            let a_group = rows.div_ceil(*tile).max(1);
-            let mut out = vec![0f32; count * tile * depth];
-            for (i, part) in out.chunks_exact_mut((tile * depth).max(1)).enumerate() {
-                let (group, row) = ((first + i) / a_group, (first + i) % a_group * tile);
-                for r in row..(row + tile).min(*rows) {
-                    let from = (group * rows + r) * depth;
-                    let slice = data.get(from..from + depth).ok_or("tiles outside the tensor")?;
-                    for (to, v) in part.iter_mut().skip(r - row).step_by(*tile).zip(slice) {
-                        *to = *v;
-                    }
-                }
-            }
-            Ok(floats(&out, *dtype))
+        } => Ok(floats(&tiles(t, rows, tile, first..first + count)?, dtype)),
+    }
+}
+
+/// A range of rows, the elements of the first axis.
+fn rows(t: &HostTensor, first: usize, count: usize) -> Result<HostTensor, String> {
+    let mut shape = t.shape().to_vec();
+    let axis = shape
+        .first_mut()
+        .ok_or("cannot select rows of a tensor without axes")?;
+    let size = t.byte_len().checked_div(*axis).unwrap_or(0);
+    let bytes = t
+        .bytes()
+        .map_err(|e| e.to_string())?
+        .get(first * size..(first + count) * size)
+        .ok_or("rows outside the tensor")?;
+    *axis = count;
+    HostTensor::from_bytes(t.dtype(), &shape, bytes).map_err(|e| e.to_string())
+}
+
+/// A range of the columns of a matrix of floats, zero-padded to `stride` and cut into panels of
+/// `panel`.
+fn columns(
+    t: &HostTensor,
+    transpose: bool,
+    columns: Range<usize>,
+    stride: usize,
+    panel: usize,
+) -> Result<Vec<f32>, String> {
+    if !stride.is_multiple_of(panel) {
+        return Err(format!(
+            "{stride} columns are not a multiple of panels of {panel}"
+        ));
+    }
+    let (last, before) = match t.shape().split_last() {
+        Some((last, before)) => (*last, before.iter().product()),
+        None => (1, 1),
+    };
+    // Logical rows, and the strides of a logical (row, column).
+    let (depth, row_step, column_step) = match transpose {
+        true => (last, 1, last),
+        false => (before, last, 1),
+    };
+    let data = t.to_f32().map_err(|e| e.to_string())?;
+    let mut out = vec![0f32; depth * stride];
+    for (i, row) in out.chunks_exact_mut(panel).enumerate() {
+        let (start, r) = (i / depth.max(1) * panel, i % depth.max(1));
+        for (c, item) in columns.clone().skip(start).zip(row) {
+            *item = *data
+                .get(r * row_step + c * column_step)
+                .ok_or("columns outside the tensor")?;
         }
     }
+    Ok(out)
+}
+
+/// A range of tiles of `tile` rows, whose elements are side by side, of matrices with this many
+/// rows.
+fn tiles(t: &HostTensor, rows: usize, tile: usize, tiles: Range<usize>) -> Result<Vec<f32>, String> {
+    let data = t.to_f32().map_err(|e| e.to_string())?;
+    let matrices = t.shape().first().copied().unwrap_or(0);
+    let depth = data.len().checked_div(matrices).unwrap_or(0);
+    let per_matrix = rows.div_ceil(tile).max(1);
+    let mut out = vec![0f32; tiles.len() * tile * depth];
+    for (i, part) in tiles.zip(out.chunks_exact_mut((tile * depth).max(1))) {
+        let (matrix, row) = (i / per_matrix, i % per_matrix * tile);
+        for r in row..(row + tile).min(rows) {
+            let from = (matrix * rows + r) * depth;
+            let values = data.get(from..from + depth).ok_or("tiles outside the tensor")?;
+            for (to, v) in part.iter_mut().skip(r - row).step_by(tile).zip(values) {
+                *to = *v;
+            }
+        }
+    }
+    Ok(out)
 }
 
 /// A range of the columns of tensors that stand side by side and have 4-byte items: words of

@@ -151,38 +151,62 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
         Err(e) => return Err(Error::io("cannot read", path, e)),
     };
     let wanted = states.identity()?;
-    let wrong = |what: &str| damaged(path, what);
-    let other = |what: String| Error::file(Stage::Text, path, what).of_kind(ErrorKind::PromptCacheMismatch);
+    let (header, mut rest) = header(body(&bytes, path)?, path)?;
+    check_identity(&header.identity, &wanted, path)?;
+    let ids = rest.rows(header.tokens, 4)?;
+    let mut tokens: Vec<u32> = ids
+        .chunks_exact(4)
+        .map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]))
+        .collect();
+    tokens.truncate(context);
+    let parts = state_parts(&header, &mut rest, tokens.len())?;
+    if !rest.bytes.is_empty() {
+        let what = format!(
+            "the prompt cache has {} too many for {}",
+            count_text(rest.bytes.len(), "byte"),
+            count_text(header.tokens, "token")
+        );
+        return Err(damaged(path, &what));
+    }
+    states.write_states(tokens.len(), &parts)?;
+    Ok(tokens)
+}
+
+/// The file without its checksum, which must be right.
+fn body<'a>(bytes: &'a [u8], path: &Path) -> Result<&'a [u8]> {
     if !bytes.starts_with(MAGIC) {
-        return Err(wrong("not a prompt cache: it does not start with TLITEKV2"));
+        let what = "not a prompt cache: it does not start with TLITEKV2";
+        return Err(damaged(path, what));
     }
     let (body, sum) = bytes
         .split_last_chunk::<4>()
-        .ok_or_else(|| wrong("the prompt cache is truncated"))?;
+        .ok_or_else(|| damaged(path, "the prompt cache is truncated"))?;
     let (found, computed) = (u32::from_le_bytes(*sum), crc32fast::hash(body));
-    if found != computed {
-        let whole = header(&bytes, path).ok().and_then(|(header, rest)| {
-            let before = bytes.len() - rest.bytes.len();
-            header.bytes()?.checked_add(before + sum.len())
-        });
-        return Err(wrong(&match whole.filter(|whole| *whole > bytes.len()) {
-            Some(whole) => format!(
-                "the prompt cache is truncated: found {} bytes, expected {whole}",
-                bytes.len()
-            ),
-            None => {
-                format!(
-                    "the prompt cache is damaged: its checksum is {computed:08x}, but the file \
-                     records {found:08x}"
-                )
-            }
-        }));
+    if found == computed {
+        return Ok(body);
     }
-    let (header, mut rest) = header(body, path)?;
-    let identity = &header.identity;
+    let whole = header(bytes, path).ok().and_then(|(header, rest)| {
+        let before = bytes.len() - rest.bytes.len();
+        header.bytes()?.checked_add(before + sum.len())
+    });
+    let what = match whole.filter(|whole| *whole > bytes.len()) {
+        Some(whole) => format!(
+            "the prompt cache is truncated: found {} bytes, expected {whole}",
+            bytes.len()
+        ),
+        None => format!(
+            "the prompt cache is damaged: its checksum is {computed:08x}, but the file records {found:08x}"
+        ),
+    };
+    Err(damaged(path, &what))
+}
+
+/// Checks that a file was written with the same model and KV cache type.
+fn check_identity(found: &Identity, wanted: &Identity, path: &Path) -> Result<()> {
+    let other = |what: String| Error::file(Stage::Text, path, what).of_kind(ErrorKind::PromptCacheMismatch);
     for (what, found, wanted) in [
-        ("model", &identity.model, &wanted.model),
-        ("KV cache type (--kv, --float)", &identity.float, &wanted.float),
+        ("model", &found.model, &wanted.model),
+        ("KV cache type (--kv, --float)", &found.float, &wanted.float),
     ] {
         if found != wanted {
             return Err(other(format!(
@@ -190,58 +214,46 @@ pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
             )));
         }
     }
-    if identity.states != wanted.states {
-        let differs = |(a, b): &(&Layout, &Layout)| a != b;
-        let mut pairs = identity.states.iter().zip(&wanted.states);
-        let what = match pairs.find(differs) {
-            Some((found, wanted)) => format!("{found}; expected {wanted}"),
-            None => format!("{}; expected {}", identity.states.len(), wanted.states.len()),
-        };
-        return Err(other(format!(
-            "the prompt cache has other states than the model: {what}"
-        )));
+    if found.states == wanted.states {
+        return Ok(());
     }
-    let ids = rest.rows(header.tokens, 4)?;
-    let mut tokens: Vec<u32> = ids
-        .chunks_exact(4)
-        .map(|c| u32::from_le_bytes([c[0], c[1], c[2], c[3]]))
-        .collect();
-    tokens.truncate(context);
-    let mut parts = Vec::with_capacity(identity.states.len());
-    if header.rows.len() != identity.states.len() {
-        return Err(wrong(
-            "the header of the prompt cache does not give the row count of each state",
-        ));
+    let mut pairs = found.states.iter().zip(&wanted.states);
+    let what = match pairs.find(|(a, b)| a != b) {
+        Some((found, wanted)) => format!("{found}; expected {wanted}"),
+        None => format!("{}; expected {}", found.states.len(), wanted.states.len()),
+    };
+    Err(other(format!(
+        "the prompt cache has other states than the model: {what}"
+    )))
+}
+
+/// The rows of each state for the first `tokens` tokens.
+fn state_parts<'a>(header: &Header, rest: &mut Rest<'a>, tokens: usize) -> Result<Vec<&'a [u8]>> {
+    let path = rest.path;
+    let states = &header.identity.states;
+    if header.rows.len() != states.len() {
+        let what = "the header of the prompt cache does not give the row count of each state";
+        return Err(damaged(path, what));
     }
-    for (state, rows) in identity.states.iter().zip(&header.rows) {
+    let mut parts = Vec::with_capacity(states.len());
+    for (state, rows) in states.iter().zip(&header.rows) {
         let part = rest.rows(*rows, state.row)?;
-        let missing = header.tokens.checked_sub(*rows);
-        let missing = missing.ok_or_else(|| {
-            wrong(&format!(
-                "{state}: found {rows} rows for {} tokens",
-                header.tokens
-            ))
+        let missing = header.tokens.checked_sub(*rows).ok_or_else(|| {
+            let what = format!("{state}: found {rows} rows for {} tokens", header.tokens);
+            damaged(path, &what)
         })?;
-        let kept = tokens.len().saturating_sub(missing);
-        if kept < state.needed(tokens.len()) {
-            return Err(wrong(&format!(
+        let kept = tokens.saturating_sub(missing);
+        if kept < state.needed(tokens) {
+            let what = format!(
                 "the prompt cache holds {} tokens but only part of state {state} ({rows} rows); it cannot \
-                 be truncated to {} tokens, the context of this model",
-                header.tokens,
-                tokens.len()
-            )));
+                 be truncated to {tokens} tokens, the context of this model",
+                header.tokens
+            );
+            return Err(damaged(path, &what));
         }
         parts.push(part.get(..kept * state.row).unwrap_or(part));
     }
-    if !rest.bytes.is_empty() {
-        return Err(wrong(&format!(
-            "the prompt cache has {} too many for {}",
-            count_text(rest.bytes.len(), "byte"),
-            count_text(header.tokens, "token")
-        )));
-    }
-    states.write_states(tokens.len(), &parts)?;
-    Ok(tokens)
+    Ok(parts)
 }
 
 /// The header of a prompt cache, and the bytes after it.

@@ -107,105 +107,19 @@ impl Wgpu {
 
     /// Builds the pipeline for `spec`. Several threads may build at once.
     pub(super) fn build(&self, spec: &KernelSpec) -> Result<Built, BackendError> {
-        let failed = |log: String, source_excerpt: String| BackendError::Build {
-            kernel: spec.to_string(),
-            device: format!("{}, {}", self.caps.device, self.caps.driver),
-            log,
-            source_excerpt,
-        };
         let source = spec.expand(Language::Wgsl).map_err(|e| {
-            failed(
-                e.to_string(),
-                excerpt(spec.kernel.sources.wgsl.unwrap_or_default(), None),
-            )
+            let text = spec.kernel.sources.wgsl.unwrap_or_default();
+            self.failed(spec, e.to_string(), excerpt(text, None))
         })?;
-
-        let descriptor = ::wgpu::ShaderModuleDescriptor {
-            label: Some(spec.kernel.name),
-            source: ::wgpu::ShaderSource::Wgsl(source.as_str().into()),
-        };
-        let mut checks = ::wgpu::ShaderRuntimeChecks::unchecked();
-        // Divisors can come from a model's tensors.
-        checks.int_div_checks = true;
-        let mut info = None;
-        let module = self.scoped(|device| {
-            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray
-            // queries and no mesh shaders. The executor has checked that every view covers what the
-            // kernel touches for the given parameters; the pad word after a tensor with an odd
-            // number of words is inside the buffer.
-            let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
-            info = pollster::block_on(module.get_compilation_info())
-                .messages
-                .into_iter()
-                .next();
-            module
-        });
-        let module = module.map_err(|e| {
-            let line = info
-                .as_ref()
-                .and_then(|m| m.location)
-                .and_then(|l| usize::try_from(l.line_number).ok());
-            failed(
-                info.as_ref().map_or_else(|| words(&e), |m| m.message.clone()),
-                excerpt(&source, line),
-            )
-        })?;
-
+        let module = self.module(spec, &source)?;
         let params_exact = spec.params_bytes();
         let params = u64::from(params_exact).next_multiple_of(16).max(16);
-        let uniform = ::wgpu::BindingType::Buffer {
-            ty: ::wgpu::BufferBindingType::Uniform,
-            has_dynamic_offset: true,
-            min_binding_size: NonZeroU64::new(params),
-        };
-        let storage = spec.bound().map(|(arg, dtype)| ::wgpu::BindingType::Buffer {
-            ty: ::wgpu::BufferBindingType::Storage {
-                read_only: arg.role.is_weight(),
-            },
-            has_dynamic_offset: false,
-            min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
-                (Ty::Uint4, _) => 16,
-                (Ty::Half4, _) => 8,
-                (Ty::Elem, DType::F16) if spec.is_vec4(arg) => 8,
-                (Ty::Elem, _) if spec.is_vec4(arg) => 16,
-                _ => 4,
-            }),
-        });
-        let entries: Vec<_> = (0..)
-            .zip(std::iter::once(uniform).chain(storage))
-            .map(|(binding, ty)| ::wgpu::BindGroupLayoutEntry {
-                binding,
-                visibility: ::wgpu::ShaderStages::COMPUTE,
-                ty,
-                count: None,
-            })
-            .collect();
+        let entries = layout_entries(spec, params);
         let kept = self.kept(spec, &source);
+        let cache = kept.as_ref().map(|k| &k.cache);
         let (layout, pipeline) = self
-            .scoped(|device| {
-                let layout = device.create_bind_group_layout(&::wgpu::BindGroupLayoutDescriptor {
-                    label: Some(spec.kernel.name),
-                    entries: &entries,
-                });
-                let whole = device.create_pipeline_layout(&::wgpu::PipelineLayoutDescriptor {
-                    label: Some(spec.kernel.name),
-                    bind_group_layouts: &[Some(&layout)],
-                    immediate_size: 0,
-                });
-                let pipeline = device.create_compute_pipeline(&::wgpu::ComputePipelineDescriptor {
-                    label: Some(spec.kernel.name),
-                    layout: Some(&whole),
-                    module: &module,
-                    entry_point: Some(spec.kernel.name),
-                    compilation_options: ::wgpu::PipelineCompilationOptions {
-                        constants: &[],
-                        zero_initialize_workgroup_memory: false,
-                    },
-                    cache: kept.as_ref().map(|k| &k.cache),
-                });
-                (layout, pipeline)
-            })
-            .map_err(|e| failed(words(&e), excerpt(&source, None)))?;
+            .scoped(|device| pipeline(device, spec, &module, &entries, cache))
+            .map_err(|e| self.failed(spec, words(&e), excerpt(&source, None)))?;
         self.check("compile")?;
         let stored = kept.is_some_and(Kept::finish);
         let kernel = Compiled {
@@ -218,4 +132,98 @@ impl Wgpu {
         };
         Ok(Built { kernel, stored })
     }
+
+    fn failed(&self, spec: &KernelSpec, log: String, source_excerpt: String) -> BackendError {
+        BackendError::Build {
+            kernel: spec.to_string(),
+            device: format!("{}, {}", self.caps.device, self.caps.driver),
+            log,
+            source_excerpt,
+        }
+    }
+
+    fn module(&self, spec: &KernelSpec, source: &str) -> Result<::wgpu::ShaderModule, BackendError> {
+        let descriptor = ::wgpu::ShaderModuleDescriptor {
+            label: Some(spec.kernel.name),
+            source: ::wgpu::ShaderSource::Wgsl(source.into()),
+        };
+        let mut checks = ::wgpu::ShaderRuntimeChecks::unchecked();
+        // Divisors can come from a model's tensors.
+        checks.int_div_checks = true;
+        let mut info = None;
+        let module = self.scoped(|device| {
+            // SAFETY: the text is one of this crate's kernels: its loops end, and it has no ray
+            // queries and no mesh shaders. The executor has checked that every view covers what the
+            // kernel touches for the given parameters; the pad word after a tensor with an odd
+            // number of words is inside the buffer.
+            let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
+            let messages = pollster::block_on(module.get_compilation_info()).messages;
+            info = messages.into_iter().next();
+            module
+        });
+        module.map_err(|e| {
+            let location = info.as_ref().and_then(|m| m.location);
+            let line = location.map(|l| l.line_number as usize);
+            let log = info.map_or_else(|| words(&e), |m| m.message);
+            self.failed(spec, log, excerpt(source, line))
+        })
+    }
+}
+
+/// The bindings of a kernel: its parameters, of `params` bytes, then its operands.
+fn layout_entries(spec: &KernelSpec, params: u64) -> Vec<::wgpu::BindGroupLayoutEntry> {
+    let uniform = ::wgpu::BindingType::Buffer {
+        ty: ::wgpu::BufferBindingType::Uniform,
+        has_dynamic_offset: true,
+        min_binding_size: NonZeroU64::new(params),
+    };
+    let storage = spec.bound().map(|(arg, dtype)| ::wgpu::BindingType::Buffer {
+        ty: ::wgpu::BufferBindingType::Storage {
+            read_only: arg.role.is_weight(),
+        },
+        has_dynamic_offset: false,
+        min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
+            (Ty::Uint4, _) => 16,
+            (Ty::Half4, _) => 8,
+            (Ty::Elem, DType::F16) if spec.is_vec4(arg) => 8,
+            (Ty::Elem, _) if spec.is_vec4(arg) => 16,
+            _ => 4,
+        }),
+    });
+    let all = (0..).zip(std::iter::once(uniform).chain(storage));
+    let entries = all.map(|(binding, ty)| ::wgpu::BindGroupLayoutEntry {
+        binding,
+        visibility: ::wgpu::ShaderStages::COMPUTE,
+        ty,
+        count: None,
+    });
+    entries.collect()
+}
+
+fn pipeline(
+    device: &::wgpu::Device,
+    spec: &KernelSpec,
+    module: &::wgpu::ShaderModule,
+    entries: &[::wgpu::BindGroupLayoutEntry],
+    cache: Option<&::wgpu::PipelineCache>,
+) -> (::wgpu::BindGroupLayout, ::wgpu::ComputePipeline) {
+    let label = Some(spec.kernel.name);
+    let layout = device.create_bind_group_layout(&::wgpu::BindGroupLayoutDescriptor { label, entries });
+    let whole = device.create_pipeline_layout(&::wgpu::PipelineLayoutDescriptor {
+        label,
+        bind_group_layouts: &[Some(&layout)],
+        immediate_size: 0,
+    });
+    let pipeline = device.create_compute_pipeline(&::wgpu::ComputePipelineDescriptor {
+        label,
+        layout: Some(&whole),
+        module,
+        entry_point: Some(spec.kernel.name),
+        compilation_options: ::wgpu::PipelineCompilationOptions {
+            constants: &[],
+            zero_initialize_workgroup_memory: false,
+        },
+        cache,
+    });
+    (layout, pipeline)
 }
