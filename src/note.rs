@@ -108,6 +108,18 @@ pub enum Unused {
     },
 }
 
+impl fmt::Display for Unused {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Host => f.write_str("on the host"),
+            Self::NoCache => f.write_str("without a cache"),
+            Self::Driver { device, backend } => {
+                write!(f, "on {device}: its {backend} driver does not support it")
+            }
+        }
+    }
+}
+
 impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -121,16 +133,7 @@ impl fmt::Display for Note {
                 option,
                 value,
                 reason,
-            } => {
-                write!(f, "--{option} {value} has no effect ")?;
-                match reason {
-                    Unused::Host => f.write_str("on the host"),
-                    Unused::NoCache => f.write_str("without a cache"),
-                    Unused::Driver { device, backend } => {
-                        write!(f, "on {device}: its {backend} driver does not support it")
-                    }
-                }
-            }
+            } => write!(f, "--{option} {value} has no effect {reason}"),
             Self::ShorterContext { context, wanted } => write!(
                 f,
                 "the context is {context} tokens instead of {wanted}: more do not fit in device memory"
@@ -178,13 +181,10 @@ impl fmt::Display for Note {
                 device,
                 ..
             } => {
-                let variants: Vec<String> =
-                    variants.iter().map(|(name, why)| format!("{name} {why}")).collect();
-                write!(
-                    f,
-                    "kernels quarantined in an earlier run on {device}: {}",
-                    variants.join("; ")
-                )
+                let variants = variants.iter().map(|(name, why)| format!("{name} {why}"));
+                let variants: Vec<String> = variants.collect();
+                let variants = variants.join("; ");
+                write!(f, "kernels quarantined in an earlier run on {device}: {variants}")
             }
             Self::KernelsUnvalidated {
                 count,

@@ -1,6 +1,7 @@
 //! Prepares runs: reserves memory, checks and records dispatches.
 
 use super::{Executor, Loaded};
+use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, BackendError, BufferId, Command, KernelId, RecordingId, View};
 use crate::error::{Error, Result, Stage};
 use crate::plan::{LaunchState, Plan, Segment};
@@ -75,91 +76,77 @@ impl Executor {
     /// Checks every dispatch of a plan and returns the commands.
     pub(super) fn commands(&self, index: usize) -> Result<Vec<Command>> {
         let loaded = self.loaded(index)?;
-        let (plan, kernels, live) = (&loaded.plan, &loaded.kernels, loaded.live);
-        let caps = self.backend.caps().clone();
-        let mut commands = Vec::with_capacity(plan.steps.len());
-        for (step, i) in plan.steps.iter().zip(0u32..) {
+        let plan = &loaded.plan;
+        let commands = plan.steps.iter().zip(0u32..).map(|(step, i)| {
             let spec = &plan.kernels[step.kernel];
-            let wrong = |what: String| {
-                Error::other(
-                    Stage::Plan,
-                    format!(
-                        "step {i}, kernel {spec}, nodes \"{}\": {what}",
-                        step.nodes.join("\", \"")
-                    ),
-                )
-            };
-            let views: Vec<View> = step
-                .args
-                .iter()
-                .map(|p| {
-                    self.view(plan, live, *p)
-                        .ok_or_else(|| wrong(format!("{p:?} does not exist")))
-                })
-                .collect::<Result<_>>()?;
-            if views.len() != spec.bound().count() {
-                return Err(wrong(format!(
-                    "found {} operands, expected {}",
-                    views.len(),
-                    spec.bound().count()
-                )));
-            }
-            for ((view, (arg, _)), image) in views.iter().zip(spec.bound()).zip(spec.bound_images()) {
-                let Some((kind, pixel)) = image else { continue };
-                let fits = caps.profile.images.shape(kind, pixel, view.len).is_some();
-                if !fits || !view.offset.is_multiple_of(caps.profile.images.align(kind, pixel)) {
-                    return Err(wrong(format!(
-                        "operand {} at {view:?} does not fit in {kind}",
-                        arg.name
-                    )));
-                }
-            }
-            for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {
-                if !view.offset.is_multiple_of(caps.profile.view_align)
-                    || !view.len.is_multiple_of(4)
-                    || view.len == 0
-                {
-                    return Err(wrong(format!(
-                        "operand {} at {view:?} is not aligned to {} bytes",
-                        arg.name, caps.profile.view_align
-                    )));
-                }
-                if view.len > caps.profile.max_view_bytes {
-                    return Err(wrong(format!(
-                        "operand {} has {} bytes, the device binds at most {}",
-                        arg.name, view.len, caps.profile.max_view_bytes
-                    )));
-                }
-                if view.buffer == self.arena.buffer && view.offset + view.len > self.arena.len {
-                    return Err(wrong(format!(
-                        "operand {} ends at byte {}, after the end of the arena at {}",
-                        arg.name,
-                        view.offset + view.len,
-                        self.arena.len
-                    )));
-                }
-                for (other, (arg2, _)) in views.iter().zip(spec.bound()).take(n) {
-                    let writes = |a: &crate::backend::kernel::Arg| a.role.writes();
-                    let overlap = other.buffer == view.buffer
-                        && other.offset < view.offset + view.len
-                        && view.offset < other.offset + other.len;
-                    let mixed = other.buffer == view.buffer && arg.role.is_weight() != arg2.role.is_weight();
-                    if mixed || overlap && (writes(arg) || writes(arg2)) {
-                        return Err(wrong(format!(
-                            "operands {} and {} conflict: {view:?} and {other:?}",
-                            arg.name, arg2.name
-                        )));
-                    }
-                }
-            }
-            commands.push(Command::Dispatch {
-                kernel: kernels[step.kernel],
-                args: views,
+            let views = step.args.iter().map(|p| {
+                let view = self.view(plan, loaded.live, *p);
+                view.ok_or_else(|| format!("{p:?} does not exist"))
+            });
+            let views = views.collect::<Result<Vec<View>, String>>();
+            let views = views.and_then(|views| self.check_views(spec, &views).map(|()| views));
+            let args = views.map_err(|what| {
+                let nodes = step.nodes.join("\", \"");
+                let what = format!("step {i}, kernel {spec}, nodes \"{nodes}\": {what}");
+                Error::other(Stage::Plan, what)
+            })?;
+            Ok(Command::Dispatch {
+                kernel: loaded.kernels[step.kernel],
+                args,
                 step: i,
                 params: step.params.clone(),
-            });
+            })
+        });
+        commands.collect()
+    }
+
+    /// Checks number, alignment, size and aliasing of the operands of a kernel.
+    fn check_views(&self, spec: &KernelSpec, views: &[View]) -> Result<(), String> {
+        let profile = &self.backend.caps().profile;
+        let expected = spec.bound().count();
+        if views.len() != expected {
+            return Err(format!("found {} operands, expected {expected}", views.len()));
         }
-        Ok(commands)
+        for ((view, (arg, _)), image) in views.iter().zip(spec.bound()).zip(spec.bound_images()) {
+            let Some((kind, pixel)) = image else { continue };
+            let fits = profile.images.shape(kind, pixel, view.len).is_some();
+            if !fits || !view.offset.is_multiple_of(profile.images.align(kind, pixel)) {
+                return Err(format!("operand {} at {view:?} does not fit in {kind}", arg.name));
+            }
+        }
+        for (n, (view, (arg, _))) in views.iter().zip(spec.bound()).enumerate() {
+            let (name, end) = (arg.name, view.offset + view.len);
+            let align = profile.view_align;
+            if !view.offset.is_multiple_of(align) || !view.len.is_multiple_of(4) || view.len == 0 {
+                return Err(format!(
+                    "operand {name} at {view:?} is not aligned to {align} bytes"
+                ));
+            }
+            if view.len > profile.max_view_bytes {
+                return Err(format!(
+                    "operand {name} has {} bytes, the device binds at most {}",
+                    view.len, profile.max_view_bytes
+                ));
+            }
+            if view.buffer == self.arena.buffer && end > self.arena.len {
+                return Err(format!(
+                    "operand {name} ends at byte {end}, after the end of the arena at {}",
+                    self.arena.len
+                ));
+            }
+            for (other, (arg2, _)) in views.iter().zip(spec.bound()).take(n) {
+                let same = other.buffer == view.buffer;
+                let overlap = same && other.offset < end && view.offset < other.offset + other.len;
+                let mixed = same && arg.role.is_weight() != arg2.role.is_weight();
+                if mixed || overlap && (arg.role.writes() || arg2.role.writes()) {
+                    return Err(format!(
+                        "operands {name} and {} conflict: {view:?} and {other:?}",
+                        arg2.name
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Checks every dispatch of a plan and records its segments.

@@ -188,6 +188,59 @@ pub(super) const DRIVER: Driver = Driver {
     open: |options| Ok(Box::new(Wgpu::open(options)?)),
 };
 
+fn keeps_pipelines(adapter: &::wgpu::Adapter) -> bool {
+    adapter.features().contains(::wgpu::Features::PIPELINE_CACHE)
+}
+
+/// The device with the features that kernels use, and with pipeline caches if wanted and offered.
+fn request_device(
+    adapter: &::wgpu::Adapter,
+    caps: &Caps,
+    keeps_pipelines: bool,
+) -> Result<(::wgpu::Device, ::wgpu::Queue), BackendError> {
+    let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
+    let mut required_features = adapter.features() & usual;
+    if caps.profile.lane_broadcast() {
+        required_features |= ::wgpu::Features::SUBGROUP;
+    }
+    if keeps_pipelines {
+        required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;
+    }
+    let mut experimental_features = ::wgpu::ExperimentalFeatures::disabled();
+    if caps.profile.tensor_cores.is_some() {
+        required_features |= TENSOR_CORES;
+        // SAFETY: the kernels that use cooperative matrices load and store whole matrices
+        // inside their own work-group memory.
+        experimental_features = unsafe { ::wgpu::ExperimentalFeatures::enabled() };
+    }
+    let request = ::wgpu::DeviceDescriptor {
+        label: Some("transformer-lite"),
+        required_features,
+        experimental_features,
+        required_limits: adapter.limits(),
+        // A model is a few large buffers; large blocks for suballocation would mostly stay
+        // empty.
+        memory_hints: ::wgpu::MemoryHints::MemoryUsage,
+        ..Default::default()
+    };
+    pollster::block_on(adapter.request_device(&request))
+        .map_err(|e| driver(format!("request device {}", caps.device), e))
+}
+
+/// Keeps the first error that the device reports outside of error scopes, and why it was lost.
+fn report_faults(device: &::wgpu::Device, fault: &Arc<Mutex<Fault>>) {
+    let store = Arc::clone(fault);
+    device.on_uncaptured_error(Arc::new(move |e: ::wgpu::Error| {
+        lock(&store).first.get_or_insert_with(|| words(&e));
+    }));
+    let store = Arc::clone(fault);
+    device.set_device_lost_callback(move |reason, why| {
+        lock(&store)
+            .lost
+            .get_or_insert_with(|| format!("{why} ({reason:?})"));
+    });
+}
+
 impl Wgpu {
     /// Opens the adapter that `options` select.
     ///
@@ -201,59 +254,19 @@ impl Wgpu {
         }
         let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
         let chosen = choose(&all, options.device.as_deref())?;
-        let (Some(adapter), Some(caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
+        let (Some(adapter), Some(mut caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
             return Err(driver("choose adapter", "index out of range"));
         };
-        let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
-        let mut required_features = adapter.features() & usual;
-        if caps.profile.lane_broadcast() {
-            required_features |= ::wgpu::Features::SUBGROUP;
-        }
-        let keeps_pipelines = adapter.features().contains(::wgpu::Features::PIPELINE_CACHE);
-        if options.cache.is_some() {
-            required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;
-        }
-        let mut experimental_features = ::wgpu::ExperimentalFeatures::disabled();
-        if caps.profile.tensor_cores.is_some() {
-            required_features |= TENSOR_CORES;
-            // SAFETY: the kernels that use cooperative matrices load and store whole matrices
-            // inside their own work-group memory.
-            experimental_features = unsafe { ::wgpu::ExperimentalFeatures::enabled() };
-        }
-        let request = ::wgpu::DeviceDescriptor {
-            label: Some("transformer-lite"),
-            required_features,
-            experimental_features,
-            required_limits: adapter.limits(),
-            // A model is a few large buffers; large blocks for suballocation would mostly stay
-            // empty.
-            memory_hints: ::wgpu::MemoryHints::MemoryUsage,
-            ..Default::default()
-        };
-        let (device, queue) = pollster::block_on(adapter.request_device(&request))
-            .map_err(|e| driver(format!("request device {}", caps.device), e))?;
+        let (device, queue) = request_device(adapter, &caps, options.cache.is_some())?;
         let fault = Arc::new(Mutex::new(Fault::default()));
-        let store = Arc::clone(&fault);
-        device.on_uncaptured_error(Arc::new(move |e: ::wgpu::Error| {
-            lock(&store).first.get_or_insert_with(|| words(&e));
-        }));
-        let store = Arc::clone(&fault);
-        device.set_device_lost_callback(move |reason, why| {
-            lock(&store)
-                .lost
-                .get_or_insert_with(|| format!("{why} ({reason:?})"));
-        });
-        let mut caps = caps;
+        report_faults(&device, &fault);
         validation::apply(options.cache.as_deref(), &mut caps);
+        let features = adapter.features().iter_names();
         let mut opened = Self {
             device,
             queue,
             caps,
-            features: adapter
-                .features()
-                .iter_names()
-                .map(|(name, _)| name.to_owned())
-                .collect(),
+            features: features.map(|(name, _)| name.to_owned()).collect(),
             fault,
             buffers: HashMap::new(),
             next_buffer: 0,
@@ -265,7 +278,7 @@ impl Wgpu {
             timers: None,
             pending: 0,
             flushed: None,
-            store: options.cache.clone().filter(|_| keeps_pipelines),
+            store: options.cache.clone().filter(|_| keeps_pipelines(adapter)),
             stats: Stats::default(),
         };
         if opened.caps.profile.tensor_cores.is_some()

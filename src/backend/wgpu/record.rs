@@ -414,69 +414,81 @@ pub(super) fn profile(
     let mut encoder = backend
         .device
         .create_command_encoder(&::wgpu::CommandEncoderDescriptor::default());
-    // Commands that ran, in order. Queries are numbered without gaps, since only written ones may
-    // be resolved.
-    let mut ran = Vec::new();
-    for segment in &recording.segments {
-        match segment {
-            Segment::Pass(dispatches) => {
-                for dispatch in dispatches {
-                    let [x, y, z] = grid(launch, dispatch)?;
-                    if x == 0 || y == 0 || z == 0 {
-                        continue;
-                    }
-                    let mut pass = timers.pass(&mut encoder, ran.len(), true, true)?;
-                    pass.set_pipeline(&dispatch.pipeline);
-                    pass.set_bind_group(0, &dispatch.group, &[dispatch.offset]);
-                    pass.dispatch_workgroups(x, y, z);
-                    ran.push(dispatch.command);
-                }
-            }
-            Segment::Transfer(transfer) => {
-                // Core WebGPU has timestamps only at the ends of passes, so a copy stands between
-                // empty passes.
-                drop(timers.pass(&mut encoder, ran.len(), true, false)?);
-                transfer.encode(&mut encoder);
-                drop(timers.pass(&mut encoder, ran.len(), false, true)?);
-                ran.push(transfer.command);
-            }
-        }
-    }
-    for (set, first) in timers.sets.iter().zip((0..ran.len()).step_by(TIMES_PER_SET)) {
-        let times = (ran.len() - first).min(TIMES_PER_SET);
-        let count = num::exact(2 * times, "the number of timestamps")?;
-        encoder.resolve_query_set(set, 0..count, &timers.resolved, num::wide(first) * 16);
-    }
+    let ran = timers.encode(&mut encoder, recording, launch)?;
     let resolved = timers.resolved.clone();
     let done = encoder.finish();
     backend.queue_submit(Some(done));
     backend.stats.submits += 1;
     backend.check("profile")?;
 
-    let mut result = vec![0; commands];
+    let mut times = vec![0; commands];
     let mut bytes = vec![0u8; 16 * ran.len()];
     if bytes.is_empty() {
-        return Ok(result);
+        return Ok(times);
     }
     backend.download(&resolved, 0, &mut bytes)?;
     let period = f64::from(backend.queue.get_timestamp_period());
-    for (command, pair) in ran.into_iter().zip(bytes.chunks_exact(16)) {
-        let (begin, end) = pair.split_at(8);
-        let tick = |b: &[u8]| b.try_into().map_or(0, u64::from_le_bytes);
-        if let Some(time) = result.get_mut(command) {
+    let (ticks, _) = bytes.as_chunks::<8>();
+    for (command, pair) in ran.into_iter().zip(ticks.chunks_exact(2)) {
+        let [begin, end] = [pair[0], pair[1]].map(u64::from_le_bytes);
+        if let Some(time) = times.get_mut(command) {
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
                 reason = "a time of at least 0, far below 2^63 ns"
             )]
-            let nanoseconds = (tick(end).saturating_sub(tick(begin)) as f64 * period) as u64;
+            let nanoseconds = (end.saturating_sub(begin) as f64 * period) as u64;
             *time = nanoseconds;
         }
     }
-    Ok(result)
+    Ok(times)
 }
 
 impl Timers {
+    /// Encodes a recording with a timestamp before and after each command, and returns the commands
+    /// that run.
+    fn encode(
+        &self,
+        encoder: &mut ::wgpu::CommandEncoder,
+        recording: &Recording,
+        launch: &Launch,
+    ) -> Result<Vec<usize>, BackendError> {
+        // Commands that ran, in order. Queries are numbered without gaps, since only written ones may
+        // be resolved.
+        let mut ran = Vec::new();
+        for segment in &recording.segments {
+            match segment {
+                Segment::Pass(dispatches) => {
+                    for dispatch in dispatches {
+                        let [x, y, z] = grid(launch, dispatch)?;
+                        if x == 0 || y == 0 || z == 0 {
+                            continue;
+                        }
+                        let mut pass = self.pass(encoder, ran.len(), true, true)?;
+                        pass.set_pipeline(&dispatch.pipeline);
+                        pass.set_bind_group(0, &dispatch.group, &[dispatch.offset]);
+                        pass.dispatch_workgroups(x, y, z);
+                        ran.push(dispatch.command);
+                    }
+                }
+                Segment::Transfer(transfer) => {
+                    // Core WebGPU has timestamps only at the ends of passes, so a copy stands between
+                    // empty passes.
+                    drop(self.pass(encoder, ran.len(), true, false)?);
+                    transfer.encode(encoder);
+                    drop(self.pass(encoder, ran.len(), false, true)?);
+                    ran.push(transfer.command);
+                }
+            }
+        }
+        for (set, first) in self.sets.iter().zip((0..ran.len()).step_by(TIMES_PER_SET)) {
+            let times = (ran.len() - first).min(TIMES_PER_SET);
+            let count = num::exact(2 * times, "the number of timestamps")?;
+            encoder.resolve_query_set(set, 0..count, &self.resolved, num::wide(first) * 16);
+        }
+        Ok(ran)
+    }
+
     fn pass<'e>(
         &self,
         encoder: &'e mut ::wgpu::CommandEncoder,
