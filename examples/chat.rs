@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     conversation.set_slides(true);
     for line in std::io::stdin().lines() {
         // Each turn feeds only new tokens. When the context is full, the oldest turns are dropped.
-        let mut answer = conversation.say(Message::user(line?), &GenerateOptions::default())?;
+        let mut answer = conversation.send(Message::user(line?), &GenerateOptions::default())?;
         println!("{}", answer.text()?);
     }
     Ok(())

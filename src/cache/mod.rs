@@ -122,7 +122,7 @@ pub struct Store {
     /// Total size of the files in bytes, once something has been written.
     size: Mutex<Option<u64>>,
     /// A warning about the folder has been logged.
-    told: AtomicBool,
+    warned: AtomicBool,
     /// Whether the folder is private to the user; if not, it is not used.
     own: OnceLock<bool>,
     /// Held while damaged files are removed and reported.
@@ -145,7 +145,7 @@ impl Store {
             folder,
             limit,
             size: Mutex::new(None),
-            told: AtomicBool::new(false),
+            warned: AtomicBool::new(false),
             own: OnceLock::new(),
             mending: Mutex::new(()),
         }
@@ -174,7 +174,7 @@ impl Store {
             .unwrap_or(Path::new("."));
         let tried = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(there);
         if tried.is_err() {
-            self.told.store(true, Ordering::Relaxed);
+            self.warned.store(true, Ordering::Relaxed);
         }
         // The error of the trial file contains its name.
         tried.map(drop).map_err(|e| e.kind().into())
@@ -182,7 +182,7 @@ impl Store {
 
     /// Whether something could not be read or written.
     pub fn is_refused(&self) -> bool {
-        self.told.load(Ordering::Relaxed)
+        self.warned.load(Ordering::Relaxed)
     }
 
     /// The contents stored under `key`. A damaged or foreign file is removed.
@@ -196,7 +196,7 @@ impl Store {
             Ok(read) => read,
             Err(e) if e.kind() == ErrorKind::NotFound => return None,
             Err(e) => {
-                self.tell("read", &path, &e);
+                self.warn_once("read", &path, &e);
                 return None;
             }
         };
@@ -241,7 +241,7 @@ impl Store {
         let Some(bytes) = self.bytes_of(key) else { return };
         let path = self.path(kind, &bytes);
         if let Err(e) = create_folder(&self.folder) {
-            return self.tell("write", &path, &e);
+            return self.warn_once("write", &path, &e);
         }
         if !self.is_own() {
             return;
@@ -249,7 +249,7 @@ impl Store {
         let file = entry::write(&bytes, contents);
         match self.write(&path, &file) {
             Ok(()) => self.trim(file.len() as u64),
-            Err(e) => self.tell("write", &path, &e),
+            Err(e) => self.warn_once("write", &path, &e),
         }
     }
 
@@ -320,7 +320,7 @@ impl Store {
         *self.own.get_or_init(|| {
             let exposed = exposed(&metadata);
             if let Some(why) = &exposed {
-                self.told.store(true, Ordering::Relaxed);
+                self.warned.store(true, Ordering::Relaxed);
                 log::warn!(
                     "the cache folder {} is not used: {why}, and drivers execute its files",
                     self.folder.display()
@@ -370,13 +370,13 @@ impl Store {
         match std::fs::remove_file(path) {
             Ok(()) => {}
             Err(e) if e.kind() == ErrorKind::NotFound => {}
-            Err(e) => self.tell("remove", path, &e),
+            Err(e) => self.warn_once("remove", path, &e),
         }
     }
 
     /// Logs once that the folder cannot be used.
-    fn tell(&self, what: &str, path: &Path, e: &std::io::Error) {
-        if !self.told.swap(true, Ordering::Relaxed) {
+    fn warn_once(&self, what: &str, path: &Path, e: &std::io::Error) {
+        if !self.warned.swap(true, Ordering::Relaxed) {
             log::warn!(
                 "cannot {what} cache file {}: {e}; the next start may be slower",
                 path.display()

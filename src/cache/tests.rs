@@ -114,7 +114,7 @@ fn a_folder_that_cannot_be_used_changes_nothing() {
         let store = Store::new(place, DEFAULT_LIMIT);
         store.put(Kind::Program, &key("x"), b"one");
         assert_eq!(store.get(Kind::Program, &key("x")), None);
-        assert!(store.told.load(Ordering::Relaxed));
+        assert!(store.warned.load(Ordering::Relaxed));
         store.remove(Kind::Program, &key("x"));
     }
     // A folder where a file should be.
@@ -167,7 +167,7 @@ fn writers_at_once_leave_whole_files() {
                         assert!(found.len() == 10_000 && found.iter().all(|b| *b == found[0]));
                     }
                 }
-                assert!(!store.told.load(Ordering::Relaxed));
+                assert!(!store.warned.load(Ordering::Relaxed));
             });
         }
     });
@@ -199,7 +199,7 @@ fn a_folder_that_others_can_write_is_not_used() {
             store.get(Kind::Program, &key("y")),
         ];
         assert_eq!(found.map(|f| f.is_some()), [own; 2], "mode {bits:o}");
-        assert_eq!(store.told.load(Ordering::Relaxed), !own, "mode {bits:o}");
+        assert_eq!(store.warned.load(Ordering::Relaxed), !own, "mode {bits:o}");
         // It can be looked at and cleared.
         assert_eq!(store.entries().unwrap().len(), if own { 2 } else { 1 });
         mode(0o700);
@@ -220,6 +220,6 @@ fn a_folder_of_somebody_else_is_not_used() {
     let store = Store::new(theirs.to_owned(), DEFAULT_LIMIT);
     store.put(Kind::Program, &key("x"), b"one");
     assert_eq!(store.get(Kind::Program, &key("x")), None);
-    assert!(store.told.load(Ordering::Relaxed));
+    assert!(store.warned.load(Ordering::Relaxed));
     assert!(store.entries().unwrap().is_empty());
 }

@@ -28,7 +28,7 @@ impl Listener {
         Self { callback, user }
     }
 
-    fn hear(&self, level: Level, text: &str) {
+    fn report(&self, level: Level, text: &str) {
         let level = match level {
             Level::Error => TliteLogLevel::Error,
             Level::Warn => TliteLogLevel::Warning,
@@ -56,7 +56,7 @@ impl Log for ToListener {
         if self.enabled(record.metadata())
             && let Some(listener) = &*LISTENER.read().unwrap_or_else(PoisonError::into_inner)
         {
-            listener.hear(record.level(), &record.args().to_string());
+            listener.report(record.level(), &record.args().to_string());
         }
     }
 

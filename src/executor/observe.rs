@@ -59,7 +59,7 @@ struct Kept {
 }
 
 /// The copies for a node: operands in the order of those on the device, then results.
-struct Watched {
+struct Capture {
     sample: Sample,
     reads: Vec<Option<Kept>>,
     writes: Vec<Option<Kept>>,
@@ -81,11 +81,11 @@ impl Executor {
     ) -> Result<Observation> {
         self.bind(plan, bindings)?;
         let planned = Arc::clone(&self.loaded(plan)?.plan);
-        let mut watched = Vec::new();
+        let mut captures = Vec::new();
         let (mut bytes, mut more) = (0, false);
         for sample in planned.samples.iter().filter(|s| wanted(&planned, s)) {
             let start = bytes;
-            match self.watch(plan, sample.clone(), &mut bytes) {
+            match self.prepare(plan, sample.clone(), &mut bytes) {
                 Ok(_) if bytes - start > room.each.min(self.backend.caps().max_buffer_bytes) => {
                     log::debug!(
                         "node \"{}\" is not captured: it takes {} bytes",
@@ -95,7 +95,7 @@ impl Executor {
                     bytes = start;
                 }
                 Ok(_) if start > 0 && bytes > room.together => (bytes, more) = (start, true),
-                Ok(w) => watched.push(w),
+                Ok(w) => captures.push(w),
                 Err(e) => {
                     bytes = start;
                     let name = &sample.node.name;
@@ -105,8 +105,8 @@ impl Executor {
         }
         let aside = create(&mut self.backend, "observed values", bytes.max(ALIGN))?;
         let found = self
-            .run_observed(plan, &watched, aside)
-            .and_then(|()| self.collect(plan, watched, aside));
+            .run_observed(plan, &captures, aside)
+            .and_then(|()| self.collect(plan, captures, aside));
         // The driver may still use queued memory.
         let waited = self.wait();
         self.backend.destroy_buffer(aside.buffer);
@@ -121,7 +121,7 @@ impl Executor {
     }
 
     /// Decides what is captured for a node, at byte `end` of the buffer, and advances `end`.
-    fn watch(&self, plan: usize, sample: Sample, end: &mut u64) -> Result<Watched> {
+    fn prepare(&self, plan: usize, sample: Sample, end: &mut u64) -> Result<Capture> {
         let mut keep = |port: &Port| -> Result<Option<Kept>> {
             let loaded = self.loaded(plan)?;
             let shape = port.shape.eval(loaded.bound.bindings());
@@ -154,7 +154,7 @@ impl Executor {
         let reads = reads.collect::<Result<_>>()?;
         let writes = sample.node.writes.iter().map(|w| keep(&w.port));
         let writes = writes.collect::<Result<_>>()?;
-        Ok(Watched {
+        Ok(Capture {
             sample,
             reads,
             writes,
@@ -163,7 +163,7 @@ impl Executor {
 
     /// Runs `plan`, which must be bound, and copies each node's operands before it and its results
     /// after it.
-    fn run_observed(&mut self, plan: usize, watched: &[Watched], aside: View) -> Result<()> {
+    fn run_observed(&mut self, plan: usize, captures: &[Capture], aside: View) -> Result<()> {
         let copy = |kept: &Kept| Command::Copy {
             src: kept.from,
             dst: View {
@@ -174,7 +174,7 @@ impl Executor {
         };
         let (mut before, mut after): (BTreeMap<usize, Vec<Command>>, BTreeMap<usize, Vec<Command>>) =
             (BTreeMap::new(), BTreeMap::new());
-        for w in watched {
+        for w in captures {
             if let (Some(first), Some(last)) = (w.sample.steps.iter().min(), w.sample.steps.iter().max()) {
                 before
                     .entry(*first)
@@ -209,12 +209,12 @@ impl Executor {
     }
 
     /// The captured values. A node whose values cannot be read is skipped.
-    fn collect(&mut self, plan: usize, watched: Vec<Watched>, aside: View) -> Result<Vec<Observed>> {
+    fn collect(&mut self, plan: usize, captures: Vec<Capture>, aside: View) -> Result<Vec<Observed>> {
         let mut bytes = zeros(aside.len)?;
         let read = self.backend.read(aside, &mut bytes);
         read.map_err(|e| Error::device(Stage::Run, "reading captured values", e))?;
-        let mut all = Vec::with_capacity(watched.len());
-        for w in watched {
+        let mut all = Vec::with_capacity(captures.len());
+        for w in captures {
             let name = w.sample.node.name.clone();
             match self.observed(plan, w, &bytes) {
                 Ok(observed) => all.extend(observed),
@@ -224,7 +224,7 @@ impl Executor {
         Ok(all)
     }
 
-    fn observed(&mut self, plan: usize, w: Watched, bytes: &[u8]) -> Result<Option<Observed>> {
+    fn observed(&mut self, plan: usize, w: Capture, bytes: &[u8]) -> Result<Option<Observed>> {
         let node = w.sample.node;
         let HostWork::Op(op) = node.work else {
             return Ok(None);

@@ -38,15 +38,15 @@ impl std::fmt::Debug for Program {
 
 impl Program {
     /// Uploads the weights of `plans` of `graph`, or generates them, and compiles the kernels.
-    /// `hear` is called with the number of finished and all items.
+    /// `on_progress` is called with the number of finished and all items.
     pub fn load(
         backend: SharedBackend,
         graph: &Graph,
         plans: Vec<Plan>,
         weights: WeightSource,
-        hear: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
-        Self::load_beside(backend, graph, plans, weights, None, hear)
+        Self::load_beside(backend, graph, plans, weights, None, on_progress)
     }
 
     /// Like [`Program::load`], sharing the weights of `lender`, which has other plans of `graph` on
@@ -57,7 +57,7 @@ impl Program {
         plans: Vec<Plan>,
         weights: WeightSource,
         lender: Option<Arc<Self>>,
-        hear: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
         let mut program = Self {
             backend,
@@ -75,7 +75,7 @@ impl Program {
         let specs = specs(&plans);
         program
             .backend
-            .compile_ahead(&specs, &mut |ready| hear(ready, specs.len()));
+            .compile_ahead(&specs, &mut |ready| on_progress(ready, specs.len()));
         for plan in plans {
             let kernels = compile(&mut program.backend, &plan)?;
             program.plans.push((Arc::new(plan), kernels.into()));

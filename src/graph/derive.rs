@@ -90,7 +90,7 @@ fn prune(graph: &mut Graph) {
         } else {
             known.at_least(&c.dim, 0)
         };
-        let again = graph.assumed.iter().any(|o| o.assumed.says(c));
+        let again = graph.assumed.iter().any(|o| o.assumed.same_condition(c));
         if follows == Some(true) || again {
             continue;
         }

@@ -22,12 +22,12 @@ pub struct Conversation {
     messages: Vec<Message>,
     slides: bool,
     /// Text and tokens up to the last answer.
-    said: Option<Said>,
+    encoded: Option<Encoded>,
 }
 
 /// A text as formatted by the chat template, and its tokens.
 #[derive(Debug)]
-struct Said {
+struct Encoded {
     text: String,
     tokens: Vec<u32>,
 }
@@ -44,7 +44,7 @@ impl Conversation {
             session,
             messages,
             slides: false,
-            said: None,
+            encoded: None,
         }
     }
 
@@ -63,7 +63,7 @@ impl Conversation {
     /// Replaces all messages. Tokens that they share with the KV cache are not run again.
     pub fn restore(&mut self, messages: Vec<Message>) {
         self.messages = messages;
-        self.said = None;
+        self.encoded = None;
     }
 
     /// The messages that were not dropped, answers included.
@@ -80,13 +80,13 @@ impl Conversation {
     pub fn clear(&mut self) {
         let instructions = self.messages.iter().take_while(|m| is_system(m)).count();
         self.messages.truncate(instructions);
-        self.said = None;
+        self.encoded = None;
         self.session.clear();
     }
 
     /// Answers `message` from the user or a tool. Returns the errors of [`Conversation::answer`];
     /// the conversation is then unchanged.
-    pub fn say(&mut self, message: Message, options: &GenerateOptions) -> Result<Reply<'_>> {
+    pub fn send(&mut self, message: Message, options: &GenerateOptions) -> Result<Reply<'_>> {
         let mut messages = self.messages.clone();
         messages.push(message);
         self.answer(messages, options)
@@ -135,7 +135,7 @@ impl Conversation {
             answer,
             codec,
             messages: &mut self.messages,
-            said: &mut self.said,
+            encoded: &mut self.encoded,
             prompt,
             text: String::new(),
             tokens: Vec::new(),
@@ -146,39 +146,43 @@ impl Conversation {
 
     /// Text and tokens of `messages`, followed by the start of an answer. Earlier messages keep
     /// their tokens.
-    fn encoded(&self, messages: &[Message], values: &Values) -> Result<Said> {
+    fn encode(&self, messages: &[Message], values: &Values) -> Result<Encoded> {
         let codec = self.session.codec();
         let (text, tokenizer) = (codec.chat()?.render(messages, values, true)?, codec.tokenizer());
-        if let Some(said) = &self.said
-            && let Some(rest) = text.strip_prefix(said.text.as_str())
+        if let Some(encoded) = &self.encoded
+            && let Some(rest) = text.strip_prefix(encoded.text.as_str())
         {
             let rest = tokenizer.encode(rest, false)?;
             // Any other token could have merged with the text before it.
             if rest.first().is_some_and(|id| tokenizer.is_special(*id)) {
-                let tokens = [said.tokens.as_slice(), &rest].concat();
-                return Ok(Said { text, tokens });
+                let tokens = [encoded.tokens.as_slice(), &rest].concat();
+                return Ok(Encoded { text, tokens });
             }
         }
         let tokens = tokenizer.encode(&text, false)?;
-        Ok(Said { text, tokens })
+        Ok(Encoded { text, tokens })
     }
 
     /// The part of `messages` to feed: all, unless the conversation slides and too little room
     /// would remain for an answer.
-    fn fitting(&self, mut messages: Vec<Message>, options: &GenerateOptions) -> Result<(Vec<Message>, Said)> {
+    fn fitting(
+        &self,
+        mut messages: Vec<Message>,
+        options: &GenerateOptions,
+    ) -> Result<(Vec<Message>, Encoded)> {
         let context = self.session.context();
         let room = options.max_tokens.min(context / 4);
         let head = messages.iter().take_while(|m| is_system(m)).count();
         loop {
-            let said = self.encoded(&messages, &options.template_values)?;
+            let encoded = self.encode(&messages, &options.template_values)?;
             // A question is dropped with its answer and tool results; the last question stays.
             let turns = messages.iter().enumerate().skip(head + 1);
             let next = turns.filter(|(_, m)| m.role == "user").map(|(at, _)| at).next();
             match next {
-                Some(next) if self.slides && said.tokens.len() + room > context => {
+                Some(next) if self.slides && encoded.tokens.len() + room > context => {
                     messages.drain(head..next);
                 }
-                _ => return Ok((messages, said)),
+                _ => return Ok((messages, encoded)),
             }
         }
     }
@@ -192,14 +196,14 @@ impl Conversation {
             .unwrap_or(head)
             .max(head);
         let turn = [messages.get(..head), messages.get(last..)].map(Option::unwrap_or_default);
-        Ok(self.encoded(&turn.concat(), values)?.tokens.len())
+        Ok(self.encode(&turn.concat(), values)?.tokens.len())
     }
 
     /// Number of leading `tokens` of `messages` that precede the first turn.
     fn header(&self, messages: &[Message], tokens: &[u32], values: &Values) -> usize {
         let mut silent: Vec<Message> = messages.iter().take_while(|m| is_system(m)).cloned().collect();
         silent.push(Message::user(""));
-        let silent = self.encoded(&silent, values).map_or_else(
+        let silent = self.encode(&silent, values).map_or_else(
             |e| {
                 log::debug!(
                     "cannot keep system messages when the context slides: {}",
@@ -207,7 +211,7 @@ impl Conversation {
                 );
                 Vec::new()
             },
-            |said| said.tokens,
+            |encoded| encoded.tokens,
         );
         let pairs = silent.iter().zip(tokens);
         pairs.take_while(|(a, b)| a == b).count()
@@ -220,8 +224,8 @@ pub struct Reply<'a> {
     answer: Answer<'a>,
     codec: Arc<Codec>,
     messages: &'a mut Vec<Message>,
-    said: &'a mut Option<Said>,
-    prompt: Said,
+    encoded: &'a mut Option<Encoded>,
+    prompt: Encoded,
     /// Text so far.
     text: String,
     tokens: Vec<u32>,
@@ -274,7 +278,7 @@ impl Iterator for Reply<'_> {
 
 impl Drop for Reply<'_> {
     fn drop(&mut self) {
-        *self.said = None;
+        *self.encoded = None;
         if self.failed {
             self.messages.pop();
             return;
@@ -282,7 +286,7 @@ impl Drop for Reply<'_> {
         // Tokens of a stop string, or of held-back text, have more text than was delivered.
         let text = self.codec.tokenizer().decode(&self.tokens);
         if text.is_ok_and(|text| text == self.text) {
-            *self.said = Some(Said {
+            *self.encoded = Some(Encoded {
                 text: std::mem::take(&mut self.prompt.text) + &self.text,
                 tokens: [self.prompt.tokens.as_slice(), &self.tokens].concat(),
             });

@@ -53,13 +53,13 @@ pub struct SequenceConfig {
     pub chunk: usize,
     /// Prefill runs of at most this many tokens use their own plan, with kernels for few rows. 0
     /// means none.
-    pub short: usize,
+    pub short_prefill: usize,
     /// Decode grids and parameters are computed for the next multiple of this many tokens, so they
     /// change only at multiples.
     pub padding: usize,
     /// Maximum tokens of a run that returns the logits of all of them, for a decoder with
     /// [`Logits::Tail`]: one token plus its draft. Below 2 there is no plan for such runs.
-    pub rows: usize,
+    pub verify_tokens: usize,
 }
 
 impl SequenceConfig {
@@ -68,9 +68,9 @@ impl SequenceConfig {
         Self {
             context,
             chunk: CHUNK.min(context),
-            short: 0,
+            short_prefill: 0,
             padding: PADDING,
-            rows: 0,
+            verify_tokens: 0,
         }
     }
 
@@ -79,19 +79,19 @@ impl SequenceConfig {
     pub fn on(mut self, caps: &Caps) -> Self {
         if let Some(few) = Breakpoints::on(caps).rows {
             self.chunk = LONG_CHUNK.min(self.context);
-            self.short = if self.chunk > few { few } else { 0 };
+            self.short_prefill = if self.chunk > few { few } else { 0 };
         }
         self
     }
 }
 
-/// A decoder that returns intermediate values, those of [`DecoderBuilder::watching`].
-pub trait Watch: LanguageModel {
-    /// Appends `tokens` (at least one) to the cache and passes the elements of each watched value
+/// A decoder that returns intermediate values, those of [`DecoderBuilder::observing`].
+pub trait Observe: LanguageModel {
+    /// Appends `tokens` (at least one) to the cache and passes the elements of each observed value
     /// to `take`, with its index in the list, in consecutive pieces along the tokens. Errors of
     /// `take` are returned. As with [`LanguageModel::forward`], an error leaves the cache at an
     /// unspecified length.
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
+    fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()>;
 }
 
 fn check_room(have: usize, more: usize, context: usize) -> Result<()> {

@@ -288,9 +288,9 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let waiting = self.context.get(self.fed()..).unwrap_or_default().to_vec();
         // One run at a time, so that a cancelled prompt ends soon.
         let run = self.model.run_length().max(1);
-        let tell = |done| {
+        let report = |done| {
             if waiting.len() > run {
-                self.limits.progress.tell(done, waiting.len());
+                self.limits.progress.report(done, waiting.len());
             }
         };
         let mut done = 0;
@@ -298,16 +298,16 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             if self.limits.cancel.is_cancelled() {
                 return Ok(Some(Finish::Cancelled));
             }
-            tell(done);
+            report(done);
             done += part.len();
             if done == waiting.len() && self.sampler.is_greedy() {
                 let id = self.model.most_likely(part)?;
-                tell(done);
+                report(done);
                 return self.take(id);
             }
             self.model.forward(part, &mut self.logits)?;
         }
-        tell(done);
+        report(done);
         self.check_logits(self.logits.len(), 1)?;
         let id = self.sampler.sample(&self.logits)?;
         self.take(id)

@@ -180,7 +180,7 @@ mod tests {
         (dir, tokenizer)
     }
 
-    fn say(
+    fn generate(
         grammar: Grammar,
         config: SamplerConfig,
         model: &mut dyn LanguageModel,
@@ -210,21 +210,21 @@ mod tests {
     fn a_model_says_what_the_grammar_allows() {
         let (_dir, tokenizer) = tokenizer();
         let text = "start: \"yes\" | \"no\" tail?\ntail: \"!\"+";
-        let say = |byte, draft| {
+        let generate = |byte, draft| {
             let grammar = Grammar::lark(text, &tokenizer, &[257]).unwrap();
-            say(grammar, SamplerConfig::default(), &mut stubborn(byte), draft)
+            generate(grammar, SamplerConfig::default(), &mut stubborn(byte), draft)
         };
         for draft in [false, true] {
             // Of what is equally likely the first: `n` before `y`, `!` before the end.
-            assert_eq!(say(b'y', draft), ("yes".to_owned(), Some(Finish::Complete)));
-            let (loud, end) = say(b'!', draft);
+            assert_eq!(generate(b'y', draft), ("yes".to_owned(), Some(Finish::Complete)));
+            let (loud, end) = generate(b'!', draft);
             assert!(loud.starts_with("no!!!!") && loud.len() == 600, "{loud}");
             assert_eq!(end, Some(Finish::MaxTokens));
         }
         // An end token counts where the text may end, and nowhere else.
         let mut ending = FakeModel::new(258, 1000, |_| 257);
         let grammar = Grammar::lark(text, &tokenizer, &[257]).unwrap();
-        let (text, end) = super::tests::say(grammar, SamplerConfig::default(), &mut ending, false);
+        let (text, end) = super::tests::generate(grammar, SamplerConfig::default(), &mut ending, false);
         assert_eq!((text.as_str(), end), ("no", Some(Finish::Eos(257))));
     }
 
@@ -246,7 +246,7 @@ mod tests {
             };
             let grammar = Grammar::json_schema(schema, &tokenizer, &[257]).unwrap();
             let mut model = FakeModel::new(258, 1000, |cache| (cache.len() as u32 * 37) % 128);
-            let (text, end) = say(grammar, config, &mut model, seed % 2 == 0);
+            let (text, end) = generate(grammar, config, &mut model, seed % 2 == 0);
             assert_eq!(end, Some(Finish::Complete), "{text}");
             let value: serde_json::Value = serde_json::from_str(&text).unwrap();
             let name = value["name"].as_str().unwrap();

@@ -7,7 +7,7 @@ pub use options::{Activations, KvType, LoadOptions, MOST_DRAFTS, PADDINGS, Purpo
 pub use prepare::PlannedDecoder;
 
 use super::engine::{
-    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Planned, Tuner, Uncached, Watch,
+    Decoder, DecoderMemory, DeviceDecoder, DeviceModel, HostModel, Observe, Planned, Tuner, Uncached,
 };
 use super::folder::ModelFolder;
 use crate::backend::{Backend, Caps, Stats};
@@ -86,14 +86,14 @@ pub struct Used {
 pub const OTHERS: &str = "`tlite run` runs any ONNX file";
 
 impl Loaded {
-    /// Loads `model.onnx` of `folder` and reports progress to `hear`. Usage errors: file not found,
+    /// Loads `model.onnx` of `folder` and reports progress to `on_progress`. Usage errors: file not found,
     /// not a decoder, no such device, a context that the model does not support or the device has
     /// no memory for, numbers out of range.
     pub fn new(
         folder: &ModelFolder,
         options: &LoadOptions,
         purpose: Purpose<'_>,
-        hear: &mut dyn FnMut(Loading<'_>),
+        on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
         options.check()?;
         // A missing file is reported before a missing device.
@@ -115,7 +115,14 @@ impl Loaded {
                 let caps = backend.caps();
                 notes.extend(options.place.priority_note(Some(caps)));
                 let planned = prepared(folder, options, purpose, caps, options.import(), &mut notes)?;
-                Engine::Device(on_device(backend, planned, options, context, &mut notes, hear)?)
+                Engine::Device(on_device(
+                    backend,
+                    planned,
+                    options,
+                    context,
+                    &mut notes,
+                    on_progress,
+                )?)
             }
         };
         Ok(Self { engine, notes })
@@ -231,7 +238,7 @@ impl Loaded {
     }
 
     /// A model with an empty cache.
-    pub fn model(&self) -> Result<Box<dyn Watch + Send>> {
+    pub fn model(&self) -> Result<Box<dyn Observe + Send>> {
         let kept = self.keeps_cache();
         Ok(match &self.engine {
             Engine::Device(decoder) if kept => Box::new(decoder.model()?),
@@ -265,7 +272,7 @@ fn on_device(
     options: &LoadOptions,
     context: usize,
     notes: &mut Vec<Note>,
-    hear: &mut dyn FnMut(Loading<'_>),
+    on_progress: &mut dyn FnMut(Loading<'_>),
 ) -> Result<DeviceDecoder> {
     let memory = planned.memory();
     if memory.context < context {
@@ -274,21 +281,21 @@ fn on_device(
             wanted: context,
         });
     }
-    hear(Loading::Memory(&memory));
+    on_progress(Loading::Memory(&memory));
     let store = options.place.options.cache.clone();
     let kernels = planned.new_kernels(backend.caps(), store.as_deref());
     if kernels > 0 {
-        hear(Loading::New {
+        on_progress(Loading::New {
             device: &backend.caps().device,
             kernels,
             kept: store.as_ref().is_some_and(|s| !s.is_refused()),
         });
     }
     let may_be_shorter = options.context.is_none();
-    let mut progress = |ready, all| hear(Loading::Kernels { ready, all });
-    let (loaded, told) =
+    let mut progress = |ready, all| on_progress(Loading::Kernels { ready, all });
+    let (loaded, validation_notes) =
         DeviceDecoder::load_validated(decoder, backend, planned, may_be_shorter, store, &mut progress)?;
-    notes.extend(told);
+    notes.extend(validation_notes);
     if let [first, ..] = loaded.host_steps() {
         notes.push(Note::HostNodes {
             count: loaded.host_steps().len(),

@@ -38,15 +38,15 @@ impl Model {
         Ok(model)
     }
 
-    /// Like [`Model::load`], with a loaded codec and without logging. Progress goes to `hear`, as
+    /// Like [`Model::load`], with a loaded codec and without logging. Progress goes to `on_progress`, as
     /// in [`Loaded::new`].
     pub fn with_codec(
         folder: &ModelFolder,
         codec: Arc<Codec>,
         options: &LoadOptions,
-        hear: &mut dyn FnMut(Loading<'_>),
+        on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
-        let loaded = Arc::new(Loaded::new(folder, options, Purpose::Generation, hear)?);
+        let loaded = Arc::new(Loaded::new(folder, options, Purpose::Generation, on_progress)?);
         Ok(Self { loaded, codec })
     }
 

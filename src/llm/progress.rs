@@ -9,14 +9,14 @@ use std::sync::Arc;
 pub struct Progress(Option<Arc<dyn Fn(usize, usize) + Send + Sync>>);
 
 impl Progress {
-    /// Reports progress to `hear`.
-    pub fn of(hear: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
-        Self(Some(Arc::new(hear)))
+    /// Reports progress to `on_progress`.
+    pub fn of(on_progress: impl Fn(usize, usize) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(on_progress)))
     }
 
-    pub(super) fn tell(&self, done: usize, all: usize) {
-        if let Some(hear) = &self.0 {
-            hear(done, all);
+    pub(super) fn report(&self, done: usize, all: usize) {
+        if let Some(on_progress) = &self.0 {
+            on_progress(done, all);
         }
     }
 }

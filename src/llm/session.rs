@@ -3,7 +3,7 @@
 use super::codec::{Codec, Prompt};
 use super::draft::{Draft, reuse};
 use super::sampler::Sampler;
-use super::stop::{StopStrings, StopWatch};
+use super::stop::{StopMatcher, StopStrings};
 use super::template::Values;
 use super::tokenizer::TextStream;
 use super::{Cancel, Finish, Generator, LanguageModel, Limits, Metrics, Progress, Token, prompt_cache};
@@ -175,7 +175,7 @@ impl Session {
         Ok(Answer {
             generator,
             text: Some(self.codec.tokenizer().stream()),
-            stop: options.stop.watch(),
+            stop: options.stop.matcher(),
             cached: &mut self.cached,
             reused,
             finish: None,
@@ -189,7 +189,7 @@ pub struct Answer<'a> {
     generator: Generator<'a, dyn LanguageModel + Send>,
     /// `None` after the end or an error.
     text: Option<TextStream<'a>>,
-    stop: StopWatch,
+    stop: StopMatcher,
     cached: &'a mut Vec<u32>,
     reused: usize,
     finish: Option<Finish>,

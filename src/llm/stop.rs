@@ -16,8 +16,8 @@ impl StopStrings {
     }
 
     /// Starts matching at the beginning of a text.
-    pub fn watch(&self) -> StopWatch {
-        StopWatch {
+    pub fn matcher(&self) -> StopMatcher {
+        StopMatcher {
             strings: self.0.clone(),
             held: String::new(),
             found: false,
@@ -29,14 +29,14 @@ impl StopStrings {
 /// text is split: it ends before the string that is completed first, or before the longest if
 /// several are completed together.
 #[derive(Debug)]
-pub struct StopWatch {
+pub struct StopMatcher {
     strings: Vec<String>,
     /// Text that may be the start of a stop string.
     held: String,
     found: bool,
 }
 
-impl StopWatch {
+impl StopMatcher {
     /// Takes the next piece and returns the text that is certain to stay. Returns nothing once a
     /// stop string was found.
     pub fn push(&mut self, piece: &str) -> String {
@@ -115,21 +115,21 @@ mod tests {
             list in proptest::collection::vec("[ab\u{e9}]{1,4}", 0..4),
         ) {
             let stop = StopStrings::new(list.clone()).unwrap();
-            let mut watch = stop.watch();
+            let mut matcher = stop.matcher();
             let mut shown = String::new();
             let mut given = String::new();
             for piece in &pieces {
-                let certain = watch.push(piece);
+                let certain = matcher.push(piece);
                 shown.push_str(&certain);
                 given.push_str(piece);
                 prop_assert!(given.starts_with(&shown), "{shown:?} of {given:?}");
-                if !watch.found() {
+                if !matcher.found() {
                     let (wanted, found) = reference(&given, &list);
                     prop_assert!(!found && wanted.starts_with(&shown));
                 }
             }
-            let found = watch.found();
-            shown.push_str(&watch.finish());
+            let found = matcher.found();
+            shown.push_str(&matcher.finish());
             prop_assert_eq!((shown, found), reference(&pieces.concat(), &list));
         }
     }
@@ -137,21 +137,21 @@ mod tests {
     #[test]
     fn only_what_may_become_a_stop_string_waits() {
         let stop = strings(&["</s>", "\n\nUser"]);
-        let mut watch = stop.watch();
-        let pieces = ["Hi <", "b>", "</", "s", "x", "\n", "\n", "User: more", "x"].map(|p| watch.push(p));
+        let mut matcher = stop.matcher();
+        let pieces = ["Hi <", "b>", "</", "s", "x", "\n", "\n", "User: more", "x"].map(|p| matcher.push(p));
         assert_eq!(pieces, ["Hi ", "<b>", "", "", "</sx", "", "", "", ""]);
-        assert!(watch.found());
-        assert_eq!(watch.finish(), "");
-        let mut watch = stop.watch();
-        assert_eq!(watch.push("a\n"), "a");
-        assert!(!watch.found());
-        assert_eq!(watch.finish(), "\n", "what was held back is text after all");
+        assert!(matcher.found());
+        assert_eq!(matcher.finish(), "");
+        let mut matcher = stop.matcher();
+        assert_eq!(matcher.push("a\n"), "a");
+        assert!(!matcher.found());
+        assert_eq!(matcher.finish(), "\n", "what was held back is text after all");
     }
 
     #[test]
     fn empty_ones_are_refused() {
         let e = StopStrings::new(vec!["a".to_owned(), String::new()]).unwrap_err();
         crate::testing::assert_usage(&e, "stop", &[]);
-        assert_eq!(strings(&[]).watch().push("anything"), "anything");
+        assert_eq!(strings(&[]).matcher().push("anything"), "anything");
     }
 }

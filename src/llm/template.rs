@@ -333,14 +333,14 @@ mod tests {
         let asked = Message::assistant("")
             .with("tool_calls", call)
             .with("content", json!(null));
-        let told = Message::tool("add", "{\"sum\": 2}").with("tool_call_id", "7");
+        let result = Message::tool("add", "{\"sum\": 2}").with("tool_call_id", "7");
         let (_dir, folder) = folder(json!({"chat_template": text, "bos_token": "<s>"}));
         let values = json!({"tools": [{"name": "add"}], "bos_token": "<b>", "messages": []});
         let serde_json::Value::Object(values) = values else {
             panic!()
         };
         let template = ChatTemplate::load(&folder).unwrap();
-        let found = template.render(&[asked, told], &values, true).unwrap();
+        let found = template.render(&[asked, result], &values, true).unwrap();
         let expected = "assistant|None|||add{\"a\": 1};tool|{\"sum\": 2}|add|7|;[{\"name\": \"add\"}]<b>2";
         assert_eq!(found, expected);
     }

@@ -44,21 +44,21 @@ pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
     }
 }
 
-/// The stored probe of the device, or a new one, which is stored if there is a store. `hear` is
+/// The stored probe of the device, or a new one, which is stored if there is a store. `on_progress` is
 /// called with a sentence before the measurement and with the outcome of storing it.
 pub fn of_device(
     backend: &mut dyn Backend,
     store: Option<&Store>,
-    hear: &mut dyn FnMut(&str),
+    on_progress: &mut dyn FnMut(&str),
 ) -> Result<Probe> {
     let caps = backend.caps().clone();
     if let Some(probe) = store.and_then(|store| load(store, &caps)) {
         return Ok(probe);
     }
-    hear(&format!("measuring {} (once)", caps.device));
+    on_progress(&format!("measuring {} (once)", caps.device));
     let probe =
         measure(backend).map_err(|e| Error::device(Stage::Run, format!("measuring {}", caps.device), e))?;
-    hear(&save(store, &caps, &probe));
+    on_progress(&save(store, &caps, &probe));
     Ok(probe)
 }
 
@@ -97,8 +97,8 @@ mod tests {
             ..Caps::generic_gpu()
         };
         assert_eq!(load(&store, &caps), None);
-        let said = save(Some(&store), &caps, &probe(&caps));
-        assert!(said.contains(&dir.path().display().to_string()), "{said}");
+        let message = save(Some(&store), &caps, &probe(&caps));
+        assert!(message.contains(&dir.path().display().to_string()), "{message}");
         assert_eq!(load(&store, &caps), Some(probe(&caps)));
         // It is listed and cleared with the rest.
         let entries = store.entries().unwrap();
@@ -116,7 +116,7 @@ mod tests {
             version: 0,
             ..probe(&caps)
         };
-        assert_ne!(save(Some(&store), &caps, &old), said);
+        assert_ne!(save(Some(&store), &caps, &old), message);
         assert_eq!(load(&store, &caps), None);
         store.put(Kind::Probe, &key(&caps), b"{");
         assert_eq!(load(&store, &caps), None);

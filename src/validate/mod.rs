@@ -36,8 +36,8 @@ pub fn validate_node(observed: &Observed) -> Result<bool, String> {
     for (i, (wanted, found)) in wanted.iter().zip(&observed.results).enumerate() {
         if let Some((found, stored)) = found {
             let result = close(wanted, found, *stored);
-            let said = result.map_err(|e| format!("result {i} of {}: {e}", observed.op.name()))?;
-            compared |= said.is_some_and(|numbers| numbers || !blank);
+            let result = result.map_err(|e| format!("result {i} of {}: {e}", observed.op.name()))?;
+            compared |= result.is_some_and(|numbers| numbers || !blank);
         }
     }
     Ok(compared)
@@ -111,10 +111,10 @@ mod tests {
 
     #[test]
     fn what_says_nothing_is_not_judged() {
-        let said = |data: &[f32]| close(&floats(data), &floats(data), DType::F32);
-        assert_eq!(said(&[0.0, f32::NAN]), Ok(Some(false)));
-        assert_eq!(said(&[f32::NAN, f32::NAN]), Ok(None));
-        assert_eq!(said(&[]), Ok(None));
+        let result = |data: &[f32]| close(&floats(data), &floats(data), DType::F32);
+        assert_eq!(result(&[0.0, f32::NAN]), Ok(Some(false)));
+        assert_eq!(result(&[f32::NAN, f32::NAN]), Ok(None));
+        assert_eq!(result(&[]), Ok(None));
         let doubled = |of: &[f32]| {
             let result = floats(&of.iter().map(|v| 2.0 * v).collect::<Vec<_>>());
             validate_node(&Observed {

@@ -133,12 +133,12 @@ fn blame(
 
 /// Runs the cases on a device; if `quick`, one per kernel. A variant that makes a case fail is
 /// quarantined from then on, also in `store`. If the device is lost, the remaining cases are
-/// skipped. `hear` is called with the numbers of finished and all cases.
+/// skipped. `on_progress` is called with the numbers of finished and all cases.
 pub fn run(
     mut device: SharedBackend,
     store: Option<&Store>,
     quick: bool,
-    hear: &mut dyn FnMut(usize, usize),
+    on_progress: &mut dyn FnMut(usize, usize),
 ) -> Outcome {
     let start = Instant::now();
     let trials = trials(Backend::caps(&device), quick);
@@ -152,7 +152,7 @@ pub fn run(
         device.compile_ahead(&specs.iter().collect::<Vec<_>>(), &mut |_| {});
     }
     for (done, trial) in trials.iter().enumerate() {
-        hear(done, trials.len());
+        on_progress(done, trials.len());
         let run = |device: &SharedBackend| {
             let scenario = Scenario::of(&trial.case)?;
             case::run(device as &dyn Bench, &scenario, trial.storage, depth)
@@ -187,7 +187,7 @@ pub fn run(
             break;
         }
     }
-    hear(trials.len(), trials.len());
+    on_progress(trials.len(), trials.len());
     Outcome {
         passed,
         failed,

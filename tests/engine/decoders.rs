@@ -16,7 +16,7 @@ use transformer_lite::unstable::graph::pass::{Pipeline, Target};
 use transformer_lite::unstable::graph::text;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{
-    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, SequenceConfig, Watch,
+    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, Observe, SequenceConfig,
 };
 use transformer_lite::unstable::plan::{LaunchState, Plan, weight_bytes};
 use transformer_lite::unstable::shape::Bindings;
@@ -420,25 +420,25 @@ fn a_watched_decoder_ends_with_what_is_watched() {
     let (_dir, folder) = tlite_testing::tiny_model("llama", tlite_testing::gguf::Traits::default());
     let first = "/model/layers.0/input_layernorm/Mul_1_output_0";
     let last = "/model/layers.1/post_attention_layernorm/Mul_1_output_0";
-    let watching = |names: &[&str]| {
+    let observing = |names: &[&str]| {
         let names: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
         let graph = import(&model(&folder)).unwrap();
         DecoderBuilder::new(&Target::HOST)
-            .watching(&names)
+            .observing(&names)
             .build(graph)
             .unwrap()
     };
     let size = |d: &Decoder| (d.graph().nodes().count(), d.graph().states().len());
-    let sizes = [&[first][..], &[first, last], &[first, last, "logits"]].map(|names| size(&watching(names)));
+    let sizes = [&[first][..], &[first, last], &[first, last, "logits"]].map(|names| size(&observing(names)));
     // Before the first layer there is no cache but the one that a decoder has.
     assert_eq!(sizes.map(|(_, states)| states), [1, 4, 4]);
     assert!(
         sizes[0].0 * 2 < sizes[1].0 && sizes[1].0 + 5 < sizes[2].0,
         "{sizes:?}"
     );
-    assert!(watching(&[first, last]).graph().output("logits").is_none());
+    assert!(observing(&[first, last]).graph().output("logits").is_none());
     let rows = |names: &[&str]| {
-        let mut model = HostModel::new(watching(names), 16).unwrap();
+        let mut model = HostModel::new(observing(names), 16).unwrap();
         let mut found = Vec::new();
         // In two pieces, of which the second sees the first through the cache.
         for tokens in [&[5, 9, 200][..], &[7]] {
@@ -446,7 +446,7 @@ fn a_watched_decoder_ends_with_what_is_watched() {
                 found.push((i, rows.to_vec()));
                 Ok(())
             };
-            model.watch(tokens, &mut take).unwrap();
+            model.observe(tokens, &mut take).unwrap();
         }
         found.retain(|(i, _)| *i == 0);
         found

@@ -692,7 +692,7 @@ fn conversation(dir: &Path, device: &Device) -> Outcome {
     for i in 0..20 {
         let message = format!("Tell me fact number {i} about the sea, briefly.");
         let mut reply = conversation
-            .say(Message::user(message.as_str()), &options)
+            .send(Message::user(message.as_str()), &options)
             .text()?;
         reply.text().text()?;
         let turn = format!("<|im_end|>\n<|im_start|>user\n{message}<|im_end|>\n<|im_start|>assistant\n");

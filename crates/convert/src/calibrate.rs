@@ -18,15 +18,15 @@ pub use products::Products;
 pub use weighted::WeightedMethods;
 
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::llm::engine::Watch;
+use transformer_lite::unstable::llm::engine::Observe;
 use transformer_lite::unstable::llm::perplexity::Text;
 use transformer_lite::unstable::quant::{Hessian, HessianError};
 
 /// Bytes of Hessians held at a time; a single Hessian may exceed it.
 pub const BUDGET: usize = 1 << 30;
 
-/// Opens the model with the named values watched.
-pub type Opener<'a> = dyn Fn(&[String]) -> Result<Box<dyn Watch>> + Sync + 'a;
+/// Opens the model with the named values observed.
+pub type Opener<'a> = dyn Fn(&[String]) -> Result<Box<dyn Observe>> + Sync + 'a;
 
 /// Receives rows of a value, with its index among the inputs.
 type Take<'a> = dyn FnMut(usize, &[f32]) -> Result<(), HessianError> + 'a;
@@ -121,7 +121,7 @@ impl<'a> Calibration<'a> {
         let mut model = (self.open)(&names)?;
         for (done, window) in self.windows.iter().enumerate() {
             model.truncate(0);
-            model.watch(window, &mut |i, rows| {
+            model.observe(window, &mut |i, rows| {
                 take(i, rows).map_err(|e| {
                     let name = names.get(i).map_or("", String::as_str);
                     Error::other(Stage::Quantize, format!("value \"{name}\": {e}"))

@@ -318,7 +318,7 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
     }
     let lengths = SequenceConfig {
         chunk: CHUNK,
-        rows: ROWS,
+        verify_tokens: ROWS,
         ..SequenceConfig::of(CONTEXT)
     };
     let all = Target::DEVICE.on(caps);

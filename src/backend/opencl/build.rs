@@ -43,7 +43,7 @@ pub(super) struct Compiled {
     /// Axes whose number of work-groups the text does not query.
     pub(super) free_axes: [bool; 3],
     /// A message that the kernel cannot run in parts has been logged.
-    pub(super) told: bool,
+    pub(super) warned: bool,
     pub(super) entry: CString,
     /// Kernel and defines, for errors.
     pub(super) name: Arc<str>,
@@ -399,7 +399,7 @@ impl Builder<'_> {
             program,
             in_parts: None,
             free_axes: spec.free_axes(),
-            told: false,
+            warned: false,
             entry: job.entry.clone(),
             name: name.as_str().into(),
             workgroup: spec.workgroup,

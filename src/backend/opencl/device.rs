@@ -410,9 +410,9 @@ const COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 
 /// NVIDIA's compilers accept inline PTX; from compute capability 8 on it has all instructions that
 /// the tensor core kernels use.
-fn takes_ptx(kind: DeviceKind, maker: Maker, told: bool, device: DeviceHandle) -> bool {
+fn takes_ptx(kind: DeviceKind, maker: Maker, has_attributes: bool, device: DeviceHandle) -> bool {
     let major = || device.info(COMPUTE_CAPABILITY_MAJOR_NV).map(|b| number(&b));
-    kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && told && major().is_ok_and(|n| n >= 8)
+    kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && has_attributes && major().is_ok_and(|n| n >= 8)
 }
 
 /// Subgroup sizes if the driver reports them per device; otherwise they depend on the kernel.

@@ -187,7 +187,7 @@ impl OpenCl {
             match self.save(&self.written(dispatch)) {
                 Ok(saved) => Some(saved),
                 Err(BackendError::OutOfMemory { why, .. }) => {
-                    self.tell(
+                    self.warn_once(
                         dispatch.kernel,
                         &format!("(not measured: no memory to try a part of it: {why})"),
                     );
@@ -239,7 +239,7 @@ impl OpenCl {
         fill: f64,
     ) -> Result<bool, BackendError> {
         if let Err(why) = self.arm_in_parts(dispatch)? {
-            self.tell(dispatch.kernel, &format!("cannot be split: {why}"));
+            self.warn_once(dispatch.kernel, &format!("cannot be split: {why}"));
             return Ok(false);
         }
         if !self.is_unchecked(dispatch.kernel) {
@@ -251,7 +251,7 @@ impl OpenCl {
             Ok(()) => Ok(true),
             Err(why) => {
                 dispatch.in_parts = None;
-                self.tell(dispatch.kernel, &format!("cannot be split: {why}"));
+                self.warn_once(dispatch.kernel, &format!("cannot be split: {why}"));
                 Ok(false)
             }
         }

@@ -103,9 +103,9 @@ impl OpenCl {
 
     /// Records once per kernel that its dispatches exceed a slice; [`OpenCl::tell_of_slices`] logs
     /// them together.
-    pub(super) fn tell(&mut self, kernel: KernelId, why: &str) {
+    pub(super) fn warn_once(&mut self, kernel: KernelId, why: &str) {
         if let Some(kernel) = self.kernels.get_mut(kernel.0 as usize)
-            && !std::mem::replace(&mut kernel.told, true)
+            && !std::mem::replace(&mut kernel.warned, true)
         {
             self.above_slice.push(format!("{} {why}", kernel.name));
         }
@@ -135,7 +135,7 @@ impl OpenCl {
                 Ok(axis) => {
                     axes.insert(step, axis);
                 }
-                Err(why) => self.tell(dispatch.kernel, &format!("cannot be split: {why}")),
+                Err(why) => self.warn_once(dispatch.kernel, &format!("cannot be split: {why}")),
             }
         }
         recording.forget();
@@ -144,7 +144,7 @@ impl OpenCl {
             .renew(budget, &recording.steps, launch, &|step| axes.get(&step).copied());
         for (step, parts) in recording.cut.above_in_parts(budget) {
             if let Some(Step::Dispatch(dispatch)) = recording.steps.get(step) {
-                self.tell(dispatch.kernel, &format!("even when split into {parts} parts"));
+                self.warn_once(dispatch.kernel, &format!("even when split into {parts} parts"));
             }
         }
         Ok(())

@@ -48,7 +48,7 @@ pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
 /// The branch that alone assumes sizes to be equal, if exactly one does.
 fn narrower<'a>(a: &'a DerivedBody, b: &'a DerivedBody) -> Option<&'a DerivedBody> {
     let alone =
-        |x: &DerivedBody, y: &DerivedBody| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.says(q)));
+        |x: &DerivedBody, y: &DerivedBody| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.same_condition(q)));
     match (alone(a, b), alone(b, a)) {
         (true, false) => Some(a),
         (false, true) => Some(b),
@@ -93,7 +93,7 @@ impl Op for If {
         // by size in the run, and nothing is known of their elements.
         let both: Vec<Assumption> = a
             .assumed()
-            .filter(|p| b.assumed().any(|q| p.says(q)))
+            .filter(|p| b.assumed().any(|q| p.same_condition(q)))
             .cloned()
             .collect();
         let sure = a.rests_on(&both) && b.rests_on(&both);

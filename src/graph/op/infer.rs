@@ -42,7 +42,7 @@ pub struct Assumption {
 
 impl Assumption {
     /// True if the other states the same condition.
-    pub fn says(&self, other: &Self) -> bool {
+    pub fn same_condition(&self, other: &Self) -> bool {
         self.equal == other.equal && self.dim == other.dim
     }
 }

@@ -40,7 +40,7 @@ fn tokens(max_tokens: usize) -> GenerateOptions {
 impl Talk {
     /// The answer to `text`, and how many messages were forgotten.
     fn ask(&mut self, text: &str) -> Result<(String, usize)> {
-        let mut reply = self.conversation.say(Message::user(text), &tokens(8))?;
+        let mut reply = self.conversation.send(Message::user(text), &tokens(8))?;
         Ok((reply.text()?, reply.forgotten()))
     }
 
@@ -136,7 +136,7 @@ fn a_cut_answer_is_encoded_anew() {
         stop: StopStrings::new(vec!["k".to_owned()]).unwrap(),
         ..tokens(8)
     };
-    let mut reply = t.conversation.say(Message::user("hi"), &stopping).unwrap();
+    let mut reply = t.conversation.send(Message::user("hi"), &stopping).unwrap();
     assert_eq!(reply.text().unwrap(), "o");
     drop(reply);
     assert_eq!(t.ask("you").unwrap().0, "ok");
@@ -147,7 +147,7 @@ fn a_cut_answer_is_encoded_anew() {
 #[test]
 fn an_answer_may_be_left() {
     let mut t = talk(polite(100), None);
-    let mut reply = t.conversation.say(Message::user("hi"), &tokens(8)).unwrap();
+    let mut reply = t.conversation.send(Message::user("hi"), &tokens(8)).unwrap();
     assert_eq!(reply.next().unwrap().unwrap().text, "o");
     drop(reply);
     assert_eq!(
@@ -159,7 +159,7 @@ fn an_answer_may_be_left() {
         ..tokens(8)
     };
     cancelled.cancel.cancel();
-    let mut reply = t.conversation.say(Message::user("you"), &cancelled).unwrap();
+    let mut reply = t.conversation.send(Message::user("you"), &cancelled).unwrap();
     assert_eq!(reply.text().unwrap(), "");
     assert_eq!(reply.finish(), Some(Finish::Cancelled));
 }
@@ -243,7 +243,10 @@ fn a_full_context_slides_on_request() {
         Some("s"),
     );
     t.conversation.set_slides(true);
-    let mut reply = t.conversation.say(Message::user("hi there"), &tokens(8)).unwrap();
+    let mut reply = t
+        .conversation
+        .send(Message::user("hi there"), &tokens(8))
+        .unwrap();
     assert_eq!(reply.text().unwrap().len(), 8);
     assert!(reply.metrics().forgotten > 0);
     drop(reply);
@@ -258,7 +261,7 @@ fn tools_are_asked_and_answer() {
     let mut options = tokens(8);
     options.template_values.insert("tools".to_owned(), json!(["f"]));
     for message in [Message::user("hi"), Message::tool("f", "7")] {
-        let mut reply = t.conversation.say(message, &options).unwrap();
+        let mut reply = t.conversation.send(message, &options).unwrap();
         assert_eq!(reply.text().unwrap(), "ok");
     }
     let model = t.model();

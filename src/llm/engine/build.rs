@@ -26,7 +26,7 @@ fn bad(what: impl Into<String>) -> Error {
 #[derive(Clone, Debug)]
 pub struct DecoderBuilder {
     target: Target,
-    watched: Vec<String>,
+    observed: Vec<String>,
     float: Option<DType>,
     weights: WeightSource,
 }
@@ -36,18 +36,18 @@ impl DecoderBuilder {
     pub fn new(target: &Target) -> Self {
         Self {
             target: *target,
-            watched: Vec::new(),
+            observed: Vec::new(),
             float: None,
             weights: WeightSource::default(),
         }
     }
 
-    /// Keeps the values `names` unchanged, for [`Watch`](super::Watch). If there are any, only what
-    /// they need is computed: logits are available only if they are watched. Building fails for a
+    /// Keeps the values `names` unchanged, for [`Observe`](super::Observe). If there are any, only what
+    /// they need is computed: logits are available only if they are observed. Building fails for a
     /// name that no node outputs.
     #[must_use]
-    pub fn watching(mut self, names: &[String]) -> Self {
-        self.watched = names.to_vec();
+    pub fn observing(mut self, names: &[String]) -> Self {
+        self.observed = names.to_vec();
         self
     }
 
@@ -78,7 +78,7 @@ impl DecoderBuilder {
     /// Makes a decoder of an imported graph.
     pub fn build(self, mut graph: Graph) -> Result<Decoder> {
         let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
-        let watched_vocab = watch(&mut graph, &self.watched)?;
+        let observed_vocab = observe(&mut graph, &self.observed)?;
         let sequence = name_sizes(&mut graph, ids)?;
         let fingerprint = states::fingerprint(&graph);
         let mut target = self.target;
@@ -89,7 +89,7 @@ impl DecoderBuilder {
         check_inputs(&graph)?;
         let past = past(&graph, &sequence)?;
         let rows = logits_rows(&graph, self.target.logits)?;
-        let vocab = watched_vocab.map_or_else(|| vocabulary(&graph), Ok)?;
+        let vocab = observed_vocab.map_or_else(|| vocabulary(&graph), Ok)?;
         let without_mask = roles::unmasked(&graph);
         Ok(Decoder {
             keeps_cache: !graph.states().is_empty(),
@@ -111,16 +111,16 @@ impl DecoderBuilder {
             fingerprint,
             weights: self.weights,
             window: None,
-            watched: self.watched,
+            observed: self.observed,
             passes,
         })
     }
 }
 
-/// Makes the values `watched` the only outputs, if there are any; returns the columns of the logits
+/// Makes the values `observed` the only outputs, if there are any; returns the columns of the logits
 /// then.
-fn watch(graph: &mut Graph, watched: &[String]) -> Result<Option<usize>> {
-    for name in watched {
+fn observe(graph: &mut Graph, observed: &[String]) -> Result<Option<usize>> {
+    for name in observed {
         let value = graph
             .find(name)
             .filter(|v| graph.value(*v).producer.is_some())
@@ -129,21 +129,21 @@ fn watch(graph: &mut Graph, watched: &[String]) -> Result<Option<usize>> {
             Edit::new(graph).add_output(value);
         }
     }
-    if watched.is_empty() {
+    if observed.is_empty() {
         return Ok(None);
     }
     derive(graph)?;
     let vocab = vocabulary(graph)?;
-    end_with(graph, watched);
+    end_with(graph, observed);
     Ok(Some(vocab))
 }
 
-/// Removes outputs that the values `watched`, themselves outputs, do not need. Keeps the caches
+/// Removes outputs that the values `observed`, themselves outputs, do not need. Keeps the caches
 /// that they depend on, or the first cache if there are none, since a decoder has one.
-fn end_with(graph: &mut Graph, watched: &[String]) {
+fn end_with(graph: &mut Graph, observed: &[String]) {
     let name = |v: ValueId| graph.value(v).name.as_str();
     let mut needed = HashSet::new();
-    let wanted = |v: &ValueId| watched.iter().any(|w| w == name(*v));
+    let wanted = |v: &ValueId| observed.iter().any(|w| w == name(*v));
     let mut work: Vec<ValueId> = graph.outputs().iter().copied().filter(wanted).collect();
     let is_cache = |v: ValueId| {
         let node = graph.producer(v).map(|(_, n)| n);

@@ -43,8 +43,8 @@ pub struct Decoder {
     pub(super) weights: WeightSource,
     /// Sliding-window size of masks that are made per run, if any.
     pub(super) window: Option<usize>,
-    /// Names of the watched intermediate values.
-    pub(super) watched: Vec<String>,
+    /// Names of the observed intermediate values.
+    pub(super) observed: Vec<String>,
     /// Reports of the passes.
     pub passes: Vec<PassReport>,
 }

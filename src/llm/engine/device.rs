@@ -2,7 +2,7 @@
 
 use super::plans::{PlanSet, Run, RunKind};
 use super::ring::Rings;
-use super::{Decoder, DeviceDecoder, Logits, SequenceConfig, Watch, check_room, check_rows};
+use super::{Decoder, DeviceDecoder, Logits, Observe, SequenceConfig, check_room, check_rows};
 use crate::backend::{Backend, Caps, Stats};
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Timing};
@@ -197,7 +197,7 @@ impl LanguageModel for DeviceModel {
 
     fn most_rows(&self) -> usize {
         if self.set.verifies() {
-            self.set.lengths.rows
+            self.set.lengths.verify_tokens
         } else if self.decoder.all_rows {
             usize::MAX
         } else {
@@ -241,14 +241,14 @@ impl LanguageModel for DeviceModel {
     }
 }
 
-impl Watch for DeviceModel {
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+impl Observe for DeviceModel {
+    fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
         check_room(self.len, tokens.len(), self.set.lengths.context)?;
         let mut data = Vec::new();
         for part in tokens.chunks(self.set.lengths.chunk) {
             let sizes = self.decoder.sizes(part.len(), self.len);
             let plan = self.advance(part, Logits::Last)?.plan;
-            for (i, name) in self.decoder.watched.iter().enumerate() {
+            for (i, name) in self.decoder.observed.iter().enumerate() {
                 let shape = self.shape(plan, name, &sizes)?;
                 data.resize(shape.iter().product(), 0.0);
                 self.executor.read_f32(plan, name, 0, &mut data)?;

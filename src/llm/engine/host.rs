@@ -1,6 +1,6 @@
 //! Decoders in the interpreter.
 
-use super::{Decoder, Logits, Watch, check_room, check_rows};
+use super::{Decoder, Logits, Observe, check_room, check_rows};
 use crate::error::{Error, Result, Stage};
 use crate::graph::ValueId;
 use crate::graph::interp::Interpreter;
@@ -157,10 +157,10 @@ impl LanguageModel for HostModel {
     }
 }
 
-impl Watch for HostModel {
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+impl Observe for HostModel {
+    fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
         let mut results = self.results(tokens, Logits::Last)?;
-        for (i, name) in self.decoder.watched.clone().iter().enumerate() {
+        for (i, name) in self.decoder.observed.clone().iter().enumerate() {
             take(i, &self.taken(&mut results, name)?)?;
         }
         Ok(())

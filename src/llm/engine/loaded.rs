@@ -32,15 +32,15 @@ impl DeviceDecoder {
     }
 
     /// Uploads the weights of `decoder`, which was planned for the device of `backend`, and
-    /// compiles its kernels. `hear` receives progress as in [`Program::load`]. An error if the
+    /// compiles its kernels. `on_progress` receives progress as in [`Program::load`]. An error if the
     /// device rejects memory or kernels.
     pub fn load(
         decoder: Arc<Decoder>,
         backend: SharedBackend,
         planned: Planned,
-        hear: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
-        Self::load_beside(decoder, backend, planned, None, hear)
+        Self::load_beside(decoder, backend, planned, None, on_progress)
     }
 
     /// Like [`DeviceDecoder::load`], sharing equal weights with `beside` on the same device.
@@ -49,11 +49,18 @@ impl DeviceDecoder {
         backend: SharedBackend,
         planned: Planned,
         beside: Option<&Self>,
-        hear: &mut dyn FnMut(usize, usize),
+        on_progress: &mut dyn FnMut(usize, usize),
     ) -> Result<Self> {
         let Planned { plans, set, memory } = planned;
         let beside = beside.map(|other| other.program.clone());
-        let program = Program::load_beside(backend, decoder.graph(), plans, decoder.weights, beside, hear)?;
+        let program = Program::load_beside(
+            backend,
+            decoder.graph(),
+            plans,
+            decoder.weights,
+            beside,
+            on_progress,
+        )?;
         Ok(Self {
             decoder,
             validated: 0,

@@ -77,14 +77,14 @@ impl Decoder {
         let mut kinds = vec![RunKind::Prefill];
         if self.keeps_cache {
             kinds.push(RunKind::Decode);
-            if self.rows.is_some() && lengths.rows > 1 {
-                let tokens = lengths.rows.min(lengths.context);
+            if self.rows.is_some() && lengths.verify_tokens > 1 {
+                let tokens = lengths.verify_tokens.min(lengths.context);
                 kinds.push(RunKind::Verify { tokens });
             }
             let keys = Breakpoints::on(caps).keys.min(last_past(lengths));
             kinds.push(RunKind::ShortDecode { past: keys - 1 });
-            if (1..lengths.chunk).contains(&lengths.short) {
-                let tokens = lengths.short;
+            if (1..lengths.chunk).contains(&lengths.short_prefill) {
+                let tokens = lengths.short_prefill;
                 kinds.push(RunKind::ShortPrefill { tokens });
             }
         }
@@ -134,7 +134,7 @@ impl Decoder {
         let mut options = Options {
             float: self.float_on(caps),
             state_rows: signed(context),
-            run_rows: Some(signed(lengths.chunk.max(lengths.rows))),
+            run_rows: Some(signed(lengths.chunk.max(lengths.verify_tokens))),
             ..Options::default()
         };
         if let Some(rows) = &self.rows

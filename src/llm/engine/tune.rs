@@ -378,23 +378,27 @@ fn load(
 struct Runs {
     prompt: Vec<u32>,
     /// Maximum tokens of short prefill runs with their own plan, or 0.
-    short: usize,
-    few: usize,
-    one: u32,
+    short_prefill: usize,
+    /// Tokens in the cache of decode steps.
+    past: usize,
+    token: u32,
     decodes: bool,
 }
 
 impl Runs {
     fn of(decoder: &Decoder, lengths: &SequenceConfig, model: &DeviceModel) -> Result<Self> {
         let most = model.context().saturating_sub(1).max(1);
-        let few = SHORT.min(most);
+        let past = SHORT.min(most);
         let prompt = (0..lengths.chunk.min(most)).map(|i| decoder.sample_token(i));
         Ok(Self {
             prompt: prompt.collect::<Result<_>>()?,
-            short: if decoder.keeps_cache { lengths.short } else { 0 },
-            few,
-            one: decoder.sample_token(7)?,
-            decodes: decoder.keeps_cache && model.context() > few,
+            short_prefill: match decoder.keeps_cache {
+                true => lengths.short_prefill,
+                false => 0,
+            },
+            past,
+            token: decoder.sample_token(7)?,
+            decodes: decoder.keeps_cache && model.context() > past,
         })
     }
 
@@ -410,19 +414,18 @@ impl Runs {
         if differs(models, &self.prompt) {
             in_turn(models, &self.prompt, 0, PREFILLS)?;
         }
-        if let Some(few) = self.prompt.get(..self.short).filter(|few| !few.is_empty())
-            && differs(models, few)
-        {
-            in_turn(models, few, 0, PREFILLS)?;
+        let short = self.prompt.get(..self.short_prefill).unwrap_or_default();
+        if !short.is_empty() && differs(models, short) {
+            in_turn(models, short, 0, PREFILLS)?;
         }
         if !self.decodes {
             return Ok(());
         }
-        let one = [self.one];
-        let short = self.prompt.get(..self.few).unwrap_or(&one);
+        let one = [self.token];
+        let past = self.prompt.get(..self.past).unwrap_or(&one);
         for (model, _) in &mut *models {
             model.truncate(0);
-            model.advance(short, Logits::Last)?;
+            model.advance(past, Logits::Last)?;
         }
         if differs(models, &one) {
             in_turn(models, &one, short.len(), DECODES)?;

@@ -1,6 +1,6 @@
 //! Decoders without a KV cache: every new token runs all previous tokens again.
 
-use super::{Watch, check_room};
+use super::{Observe, check_room};
 use crate::error::Result;
 use crate::llm::LanguageModel;
 
@@ -11,7 +11,7 @@ pub(crate) struct Uncached<M> {
     tokens: Vec<u32>,
 }
 
-impl<M: Watch> Uncached<M> {
+impl<M: Observe> Uncached<M> {
     /// Wraps `model`, whose decoder has no KV cache ([`super::Decoder::keeps_cache`]).
     pub fn new(model: M) -> Self {
         Self {
@@ -36,7 +36,7 @@ impl<M: Watch> Uncached<M> {
     }
 }
 
-impl<M: Watch> LanguageModel for Uncached<M> {
+impl<M: Observe> LanguageModel for Uncached<M> {
     fn vocab(&self) -> usize {
         self.model.vocab()
     }
@@ -86,13 +86,13 @@ impl<M: Watch> LanguageModel for Uncached<M> {
     }
 }
 
-impl<M: Watch> Watch for Uncached<M> {
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+impl<M: Observe> Observe for Uncached<M> {
+    fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
         let past = self.tokens.len();
         self.append(tokens)?;
         let all = self.tokens.len();
-        // A run covers all tokens, so watched values are complete.
-        self.model.watch(&self.tokens, &mut |i, elements| {
+        // A run covers all tokens, so observed values are complete.
+        self.model.observe(&self.tokens, &mut |i, elements| {
             take(i, elements.get(elements.len() / all * past..).unwrap_or_default())
         })
     }

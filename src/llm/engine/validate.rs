@@ -40,7 +40,7 @@ impl DeviceDecoder {
             if !first.quarantine_unbuilt(&mut backend, &planned.plans) {
                 let mut loaded = Self::load(decoder.clone(), backend.clone(), planned, on_progress)?;
                 if first.validate(&mut backend, &loaded.program, &mut |observer| {
-                    loaded.observe(observer)
+                    loaded.observe_kernels(observer)
                 })? {
                     loaded.validated = first.validated();
                     return Ok((loaded, first.notes().to_vec()));
@@ -53,7 +53,9 @@ impl DeviceDecoder {
     /// Validates kernels that are not in `store`; an error for the first incorrect one. Returns
     /// false if the driver rejected images, so that other kernels ran.
     pub(super) fn validate_all(&self, store: Option<&Store>) -> Result<bool> {
-        first_run::validate_all(&self.program, store, &mut |observer| self.observe(observer))
+        first_run::validate_all(&self.program, store, &mut |observer| {
+            self.observe_kernels(observer)
+        })
     }
 
     /// Number of kernels validated while loading.
@@ -61,21 +63,21 @@ impl DeviceDecoder {
         self.validated
     }
 
-    fn observe(&self, observer: &mut Observer<'_>) -> Result<()> {
+    fn observe_kernels(&self, observer: &mut Observer<'_>) -> Result<()> {
         // This creates the images too.
         let mut model = self.model()?;
         if observer.is_empty() {
             return Ok(());
         }
-        model.observe(observer)
+        model.observe_kernels(observer)
     }
 }
 
 impl DeviceModel {
     /// Runs each plan that `observer` needs over a few tokens. The cache is empty afterwards.
-    fn observe(&mut self, observer: &mut Observer<'_>) -> Result<()> {
+    fn observe_kernels(&mut self, observer: &mut Observer<'_>) -> Result<()> {
         let lengths = self.set.lengths;
-        let (context, rows) = (lengths.context, lengths.rows.max(1));
+        let (context, rows) = (lengths.context, lengths.verify_tokens.max(1));
         let first = TOKENS.min(lengths.chunk).min(context.saturating_sub(rows)).max(1);
         // Runs after these tokens have room for their own.
         let past = first.min(context.saturating_sub(rows));

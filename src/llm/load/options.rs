@@ -189,7 +189,7 @@ impl LoadOptions {
     /// A decoder for a host or device.
     pub(super) fn builder(&self, target: Target, purpose: Purpose<'_>) -> DecoderBuilder {
         let builder = DecoderBuilder::new(&target.with(purpose.logits(self)))
-            .watching(purpose.watched())
+            .observing(purpose.observed())
             .with_weights(self.weights);
         match self.float {
             Some(float) => builder.stored_in(float),
@@ -205,12 +205,12 @@ pub enum Purpose<'a> {
     Generation,
     /// Evaluation: logits of every token.
     Evaluation,
-    /// Watching the named intermediate values: [`Watch`](crate::llm::engine::Watch).
+    /// Watching the named intermediate values: [`Observe`](crate::llm::engine::Observe).
     Watching(&'a [String]),
 }
 
 impl<'a> Purpose<'a> {
-    fn watched(self) -> &'a [String] {
+    fn observed(self) -> &'a [String] {
         match self {
             Self::Watching(names) => names,
             Self::Generation | Self::Evaluation => &[],

@@ -148,7 +148,7 @@ pub(super) fn prepared(
     }
     let lengths = SequenceConfig {
         padding: options.padding,
-        rows: if drafts { options.drafts + 1 } else { 0 },
+        verify_tokens: if drafts { options.drafts + 1 } else { 0 },
         ..SequenceConfig::of(context).on(caps)
     };
     let planned = decoder.plan_for(caps, &lengths, options.context.is_none())?;

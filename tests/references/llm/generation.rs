@@ -73,7 +73,7 @@ fn loaded(
         ..Target::DEVICE
     };
     let lengths = SequenceConfig {
-        rows: ROWS,
+        verify_tokens: ROWS,
         ..SequenceConfig::of(CONTEXT)
     };
     let decoder = halves(model, &target, logits)?;

@@ -49,8 +49,8 @@ impl LanguageModel for Telling {
     }
 }
 
-impl Watch for Telling {
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+impl Observe for Telling {
+    fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
         for part in tokens.chunks(2) {
             let rows: Vec<f32> = part.iter().flat_map(|t| [*t as f32, 1.0]).collect();
             self.cache.extend(part);
@@ -65,7 +65,7 @@ impl Watch for Telling {
     }
 }
 
-fn open(names: &[String]) -> Result<Box<dyn Watch>> {
+fn open(names: &[String]) -> Result<Box<dyn Observe>> {
     assert_eq!(names, ["a", "b"]);
     Ok(Box::new(Telling { cache: vec![] }))
 }

@@ -3,7 +3,7 @@
 use super::digest::{Hash, is_sha256, sha256};
 use super::entry::{self, Entry, LAYOUT, Manifest, Origin, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
-use super::{Event, Hear, ModelStore};
+use super::{Event, ModelStore, OnEvent};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
 use crate::gguf::{self, Gguf};
 use crate::new_folder::{NewFolder, REMOVED, set_aside};
@@ -120,7 +120,7 @@ impl Source {
     }
 
     /// The SHA-256 of a GGUF file, or that of the names and digests of a checkpoint's files.
-    fn key(&self, total: u64, hear: Hear<'_>) -> Result<String> {
+    fn key(&self, total: u64, on_event: OnEvent<'_>) -> Result<String> {
         let mut done = 0;
         let mut digest = |path: &Path| {
             if let Some((_, known)) = self.known.iter().find(|(file, _)| file == path) {
@@ -128,7 +128,7 @@ impl Source {
             }
             let found = sha256(path, |bytes| {
                 done += bytes;
-                hear(Event::Hashing {
+                on_event(Event::Hashing {
                     name: &self.name,
                     done,
                     total,
@@ -172,9 +172,9 @@ impl Source {
         }
     }
 
-    fn convert_into(&self, folder: &Path, hear: Hear<'_>) -> Result<Summary> {
+    fn convert_into(&self, folder: &Path, on_event: OnEvent<'_>) -> Result<Summary> {
         let mut progress = |p: Progress<'_>| {
-            hear(Event::Converting {
+            on_event(Event::Converting {
                 name: &self.name,
                 done: p.done,
                 total: p.total,
@@ -197,7 +197,7 @@ fn clean(name: &str) -> String {
 
 impl ModelStore {
     /// The entry of `source`, which is converted where there is none.
-    pub(super) fn convert(&self, source: &Source, hear: Hear<'_>) -> Result<Entry> {
+    pub(super) fn convert(&self, source: &Source, on_event: OnEvent<'_>) -> Result<Entry> {
         self.sweep();
         let stamps = source.stamps()?;
         let places = source.places(&stamps);
@@ -211,31 +211,37 @@ impl ModelStore {
             return Ok(entry);
         }
         let bytes = stamps.iter().map(|s| s.bytes).sum();
-        let key = source.key(bytes, hear)?;
+        let key = source.key(bytes, on_event)?;
         if let Some(entry) = self.with_key(&key, &places)? {
             return Ok(entry);
         }
         let digits = key.get(..KEY_DIGITS).unwrap_or(&key);
-        let _lock = self.lock(digits, || hear(Event::Waiting { name: &source.name }))?;
+        let _lock = self.lock(digits, || on_event(Event::Waiting { name: &source.name }))?;
         // Another process may have made it meanwhile.
         if let Some(entry) = self.with_key(&key, &places)? {
             return Ok(entry);
         }
-        let made = self.convert_locked(source, &stamps, &key, hear);
+        let made = self.convert_locked(source, &stamps, &key, on_event);
         made.map_err(|e| self.explained(e, &source.label))
     }
 
     /// Converts `source`, whose lock is held.
-    fn convert_locked(&self, source: &Source, stamps: &[Stamp], key: &str, hear: Hear<'_>) -> Result<Entry> {
+    fn convert_locked(
+        &self,
+        source: &Source,
+        stamps: &[Stamp],
+        key: &str,
+        on_event: OnEvent<'_>,
+    ) -> Result<Entry> {
         let digits = key.get(..KEY_DIGITS).unwrap_or(key);
         // The name is chosen at the end; until then it only has to be free.
         let prefix = format!("{TEMPORARY}{digits}-");
         let mut new = NewFolder::create(&self.folder.join(format!("{TEMPORARY}{digits}")), &prefix)?;
-        hear(Event::Begin {
+        on_event(Event::Begin {
             folder: new.path(),
             name: &source.name,
         });
-        let summary = source.convert_into(new.path(), hear)?;
+        let summary = source.convert_into(new.path(), on_event)?;
         if source.stamps()? != stamps {
             let what = format!("{} changed while it was converted; try again", source.label);
             return Err(Error::other(Stage::Convert, what));

@@ -89,7 +89,7 @@ pub enum Event<'a> {
 }
 
 /// Receives [`Event`]s.
-pub type Hear<'a> = &'a mut dyn FnMut(Event<'_>);
+pub type OnEvent<'a> = &'a mut dyn FnMut(Event<'_>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ModelStore {
@@ -141,20 +141,20 @@ impl ModelStore {
     ///
     /// Usage errors: nothing of this name; a malformed `hf:` name. Other errors: those of a
     /// conversion or a download; a models folder that cannot be written.
-    pub fn resolve(&self, model: &Path, hear: Hear<'_>) -> Result<PathBuf> {
+    pub fn resolve(&self, model: &Path, on_event: OnEvent<'_>) -> Result<PathBuf> {
         let text = model.to_str();
         if let Some(name) = text.filter(|t| t.starts_with(hub::PREFIX)) {
             let spec: Spec = name.parse()?;
-            return Ok(self.pull_once(&spec, hear)?.folder().to_owned());
+            return Ok(self.pull_once(&spec, on_event)?.folder().to_owned());
         }
         if is_source(model) {
-            return Ok(self.import(model, hear)?.folder().to_owned());
+            return Ok(self.import(model, on_event)?.folder().to_owned());
         }
         if model.is_file() || model.join("model.onnx").is_file() {
             return Ok(model.to_owned());
         }
         if let Some(entry) = text.map(|name| self.find(name)).transpose()?.flatten() {
-            return Ok(self.current(entry, hear)?.folder().to_owned());
+            return Ok(self.current(entry, on_event)?.folder().to_owned());
         }
         if model.exists() {
             return Ok(model.to_owned());
@@ -166,20 +166,20 @@ impl ModelStore {
     /// is not known. Errors as of [`crate::gguf::convert`] and
     /// [`crate::checkpoint::folder::convert`]; a models folder that cannot be written. After an
     /// error nothing is left.
-    pub fn import(&self, path: &Path, hear: Hear<'_>) -> Result<Entry> {
-        self.convert(&Source::local(path)?, hear)
+    pub fn import(&self, path: &Path, on_event: OnEvent<'_>) -> Result<Entry> {
+        self.convert(&Source::local(path)?, on_event)
     }
 
     /// As [`ModelStore::import`], of a model on the hub. `fresh` asks the hub for the present
     /// version; otherwise an entry or a file that was downloaded before is used without a look at
     /// the network. Errors also as of [`hub::HubError`].
-    pub fn pull(&self, hub: &Hub, spec: &Spec, fresh: bool, hear: Hear<'_>) -> Result<Entry> {
+    pub fn pull(&self, hub: &Hub, spec: &Spec, fresh: bool, on_event: OnEvent<'_>) -> Result<Entry> {
         if let Some(entry) = self.pulled(spec)?.filter(|_| !fresh) {
             entry.touch();
             return Ok(entry);
         }
-        let source = Source::hub(hub.fetch(spec, fresh, hear)?, spec)?;
-        self.convert(&source, hear)
+        let source = Source::hub(hub.fetch(spec, fresh, on_event)?, spec)?;
+        self.convert(&source, on_event)
     }
 
     /// The entry of a model on the hub that is ready to use, if there is one.
@@ -195,27 +195,27 @@ impl ModelStore {
         self.set_aside(entry)
     }
 
-    fn pull_once(&self, spec: &Spec, hear: Hear<'_>) -> Result<Entry> {
+    fn pull_once(&self, spec: &Spec, on_event: OnEvent<'_>) -> Result<Entry> {
         if let Some(entry) = self.pulled(spec)? {
             entry.touch();
             return Ok(entry);
         }
-        self.pull(&Hub::from_env()?, spec, false, hear)
+        self.pull(&Hub::from_env()?, spec, false, on_event)
     }
 
     /// `entry`, or what its source is converted to where the entry is of another layout.
-    fn current(&self, entry: Entry, hear: Hear<'_>) -> Result<Entry> {
+    fn current(&self, entry: Entry, on_event: OnEvent<'_>) -> Result<Entry> {
         if entry.is_current() {
             entry.touch();
             return Ok(entry);
         }
         let source = &entry.manifest().source;
         if source.starts_with(hub::PREFIX) {
-            return self.pull_once(&source.parse()?, hear);
+            return self.pull_once(&source.parse()?, on_event);
         }
         let path = Path::new(source);
         if path.exists() {
-            return self.import(path, hear);
+            return self.import(path, on_event);
         }
         let what = format!(
             "{} was converted by another version of tlite, and its source {source} is gone; \

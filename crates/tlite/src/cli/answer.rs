@@ -151,19 +151,19 @@ impl AnswerOptions {
         }
     }
 
-    /// The draft, if one is asked for. `hear` and errors are those of [`load_draft_model`].
+    /// The draft, if one is asked for. `on_progress` and errors are those of [`load_draft_model`].
     fn load_draft(
         &self,
         exec: &ExecOptions,
         tokenizer: &Tokenizer,
-        hear: &mut dyn FnMut(Loading<'_>),
+        on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Option<Box<dyn Draft>>> {
         if let Some(dir) = &self.draft_model {
             let draft = load_draft_model(dir, exec, tokenizer, &mut |step| match step {
                 Loading::Memory(memory) => {
                     detail(&mut std::io::stderr(), &format!("draft model: memory {memory}"));
                 }
-                step => hear(step),
+                step => on_progress(step),
             });
             return match draft {
                 Ok(draft) => Ok(Some(Box::new(draft))),
@@ -182,16 +182,16 @@ impl AnswerOptions {
             .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
     }
 
-    /// A session of `model` with these options, whose tokens `sampler` chooses. `hear` is called
+    /// A session of `model` with these options, whose tokens `sampler` chooses. `on_progress` is called
     /// while a draft model is loaded.
     pub fn session(
         &self,
         model: &Model,
         sampler: Sampler,
         exec: &ExecOptions,
-        hear: &mut dyn FnMut(Loading<'_>),
+        on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Session> {
-        let draft = self.load_draft(exec, model.codec().tokenizer(), hear)?;
+        let draft = self.load_draft(exec, model.codec().tokenizer(), on_progress)?;
         let mut session = model.session()?;
         session.set_sampler(sampler);
         if let Some(draft) = draft {
@@ -215,13 +215,13 @@ impl AnswerOptions {
 }
 
 /// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the
-/// command, limited to what the draft model supports. `hear` is called as by [`load`]. A usage
+/// command, limited to what the draft model supports. `on_progress` is called as by [`load`]. A usage
 /// error for a model with other tokens, and errors of loading.
 fn load_draft_model(
     dir: &Path,
     exec: &ExecOptions,
     tokenizer: &Tokenizer,
-    hear: &mut dyn FnMut(Loading<'_>),
+    on_progress: &mut dyn FnMut(Loading<'_>),
 ) -> Result<ModelDraft> {
     if !Tokenizer::load(dir)?.has_tokens_of(tokenizer) {
         let what = "the vocabulary differs from the model's; a draft model needs the same tokenizer";
@@ -237,7 +237,7 @@ fn load_draft_model(
         greedy: true,
         ..options
     };
-    let loaded = load(&folder, &options, Purpose::Generation, hear)?;
+    let loaded = load(&folder, &options, Purpose::Generation, on_progress)?;
     Ok(ModelDraft::new(loaded.model()?))
 }
 

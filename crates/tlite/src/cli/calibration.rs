@@ -8,7 +8,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::graph::onnx::import;
-use transformer_lite::unstable::llm::engine::{PADDING, Watch};
+use transformer_lite::unstable::llm::engine::{Observe, PADDING};
 use transformer_lite::unstable::llm::load::Purpose;
 use transformer_lite::unstable::llm::{Activations, KvType, ModelFolder, Tokenizer};
 use transformer_lite::unstable::quant::Integers;
@@ -104,7 +104,7 @@ pub fn with_methods<T>(
     };
     let place = place(&mut exec)?;
     let load_options = exec.load_options();
-    let open = |names: &[String]| -> Result<Box<dyn Watch>> {
+    let open = |names: &[String]| -> Result<Box<dyn Observe>> {
         Ok(load(&folder, &load_options, Purpose::Watching(names), &mut |_| ())?.model()?)
     };
     let progress = |p: Progress| {

@@ -231,9 +231,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     )?;
 
     let options = args.answers.load_options(&args.exec, &sampler);
-    let ((model, mut session), time) = waiting(&folder, |hear| {
-        let model = Model::with_codec(&folder, codec.clone(), &options, hear)?;
-        let session = args.answers.session(&model, sampler, &args.exec, hear)?;
+    let ((model, mut session), time) = waiting(&folder, |on_progress| {
+        let model = Model::with_codec(&folder, codec.clone(), &options, on_progress)?;
+        let session = args.answers.session(&model, sampler, &args.exec, on_progress)?;
         Ok((model, session))
     })?;
     let place = model.place();

@@ -136,10 +136,10 @@ impl Interrupt {
         }
     }
 
-    /// While the guard exists, `say` is called before Ctrl-C ends the program, for example to print
+    /// While the guard exists, `message` is called before Ctrl-C ends the program, for example to print
     /// partial results. Work continues meanwhile.
-    pub fn parting(&self, say: impl FnOnce() + Send + 'static) -> Parting<'_> {
-        *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(say));
+    pub fn parting(&self, message: impl FnOnce() + Send + 'static) -> Parting<'_> {
+        *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(message));
         Parting(&self.0)
     }
 
@@ -263,17 +263,17 @@ mod tests {
     #[test]
     fn words_at_the_end_are_said_once_and_only_in_their_time() {
         let interrupt = Interrupt::without_handler();
-        let said = Arc::new(AtomicBool::new(false));
+        let printed = Arc::new(AtomicBool::new(false));
         let words = || {
-            let said = said.clone();
-            move || assert!(!said.swap(true, Ordering::SeqCst))
+            let printed = printed.clone();
+            move || assert!(!printed.swap(true, Ordering::SeqCst))
         };
         drop(interrupt.parting(words()));
         interrupt.0.part();
-        assert!(!said.load(Ordering::SeqCst));
+        assert!(!printed.load(Ordering::SeqCst));
         let _guard = interrupt.parting(words());
         interrupt.0.part();
         interrupt.0.part();
-        assert!(said.load(Ordering::SeqCst));
+        assert!(printed.load(Ordering::SeqCst));
     }
 }

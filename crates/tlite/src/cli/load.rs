@@ -170,21 +170,21 @@ impl Drop for Sign {
     }
 }
 
-/// Loads the model in `folder`. `hear` and errors are those of [`Loaded::new`].
+/// Loads the model in `folder`. `on_progress` and errors are those of [`Loaded::new`].
 pub fn load(
     folder: &ModelFolder,
     options: &LoadOptions,
     purpose: Purpose<'_>,
-    hear: &mut dyn FnMut(Loading<'_>),
+    on_progress: &mut dyn FnMut(Loading<'_>),
 ) -> Result<Loaded> {
-    let loaded = Loaded::new(folder, options, purpose, hear)?;
+    let loaded = Loaded::new(folder, options, purpose, on_progress)?;
     print_notes(loaded.notes());
     Ok(loaded)
 }
 
 /// As [`load`], with progress on standard error.
 pub fn load_model(folder: &ModelFolder, options: &LoadOptions, purpose: Purpose<'_>) -> Result<LoadedModel> {
-    let (loaded, time) = waiting(folder, |hear| load(folder, options, purpose, hear))?;
+    let (loaded, time) = waiting(folder, |on_progress| load(folder, options, purpose, on_progress))?;
     let place = loaded.place();
     let printed: &[String] = &[];
     print_loaded(printed, &place, time);
@@ -249,14 +249,14 @@ mod tests {
 
     #[test]
     fn a_sign_reports_until_it_is_dropped() {
-        let (told, heard) = channel();
+        let (sender, receiver) = channel();
         let sign = Sign::new(Duration::from_millis(1), move |_| {
-            let _gone = told.send(());
+            let _gone = sender.send(());
         });
-        heard.recv().unwrap();
+        receiver.recv().unwrap();
         drop(sign);
         // Everything it sent before is followed by its end.
-        while heard.recv().is_ok() {}
+        while receiver.recv().is_ok() {}
     }
 
     #[test]

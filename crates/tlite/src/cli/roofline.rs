@@ -117,8 +117,8 @@ fn measured(options: &ExecOptions) -> Result<(Box<dyn Backend>, Probe)> {
     let place = options.on.placement();
     let mut backend = place.open_device(HOST_LACKS)?;
     let kept = options.on.cache.probes();
-    let hear = &mut |what: &str| note(&mut std::io::stderr(), what);
-    let probe = store::of_device(backend.as_mut(), kept.as_ref(), hear)?;
+    let on_progress = &mut |what: &str| note(&mut std::io::stderr(), what);
+    let probe = store::of_device(backend.as_mut(), kept.as_ref(), on_progress)?;
     Ok((backend, probe))
 }
 

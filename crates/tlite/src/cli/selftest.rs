@@ -14,7 +14,7 @@ use transformer_lite::unstable::placement::{BackendChoice, Opened};
 use transformer_lite::unstable::validate::selftest::{self, Failure, Outcome};
 
 /// How often a line reports the progress where there is no bar.
-const TELL: Duration = Duration::from_secs(15);
+const REPORT_INTERVAL: Duration = Duration::from_secs(15);
 
 const EXAMPLES: &str = "\
 Examples:
@@ -136,13 +136,13 @@ fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
     let line = bar(0);
     line.set_message(caps.device.clone());
     let device = SharedBackend::new(backend);
-    let mut told = Instant::now();
+    let mut reported = Instant::now();
     let outcome = selftest::run(device, store.as_deref(), args.quick, &mut |done, all| {
         line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
         line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
         // Without a terminal, there is no bar.
-        if line.is_hidden() && told.elapsed() >= TELL {
-            told = Instant::now();
+        if line.is_hidden() && reported.elapsed() >= REPORT_INTERVAL {
+            reported = Instant::now();
             let what = format!("{}: {done} of {all} cases", caps.device);
             note(&mut std::io::stderr(), &what);
         }

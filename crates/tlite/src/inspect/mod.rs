@@ -472,9 +472,9 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     let lengths = SequenceConfig {
         context,
         chunk: request.chunk.min(context).max(1),
-        short: 0,
+        short_prefill: 0,
         padding: request.padding,
-        rows: 0,
+        verify_tokens: 0,
     };
     let batch = graph.input("input_ids").and_then(|v| graph.fact(v).ok());
     let batch = batch.and_then(|f| f.shape.0.first()?.as_symbol().cloned());

@@ -104,7 +104,7 @@ fn steps<T>(work: impl FnOnce(&mut dyn FnMut(Event<'_>)) -> Result<T>) -> (T, St
 }
 
 fn import(place: &Place, path: &Path) -> (Entry, String) {
-    steps(|hear| place.store.import(path, hear))
+    steps(|on_event| place.store.import(path, on_event))
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn another_layout_is_converted_anew() {
     assert_eq!(import(&place, &place.gguf).1, "rc");
     assert_eq!(place.contents(), ["tiny"]);
     make_old();
-    let (_, steps) = steps(|hear| place.store.resolve(Path::new("tiny"), hear));
+    let (_, steps) = steps(|on_event| place.store.resolve(Path::new("tiny"), on_event));
     assert_eq!(steps, "rc");
     make_old();
     std::fs::remove_file(&place.gguf).unwrap();
@@ -263,7 +263,7 @@ fn paths_that_are_no_sources_stay() {
     let empty = place.path("empty");
     std::fs::create_dir(&empty).unwrap();
     for path in [&onnx, &empty, &place.dir.path().to_owned()] {
-        let (resolved, steps) = steps(|hear| place.store.resolve(path, hear));
+        let (resolved, steps) = steps(|on_event| place.store.resolve(path, on_event));
         assert_eq!((&resolved, steps.as_str()), (path, ""));
     }
     assert!(place.contents().is_empty());
@@ -274,7 +274,7 @@ fn names_stand_for_entries() {
     let place = Place::new();
     let (entry, _) = import(&place, &place.gguf);
     for name in ["tiny", "TINY"] {
-        let (folder, _) = steps(|hear| place.store.resolve(Path::new(name), hear));
+        let (folder, _) = steps(|on_event| place.store.resolve(Path::new(name), on_event));
         assert_eq!(folder, entry.folder());
     }
     for (name, word) in [

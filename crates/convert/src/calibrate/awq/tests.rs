@@ -11,7 +11,7 @@ use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::onnx::import;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter};
 use transformer_lite::unstable::llm::LanguageModel;
-use transformer_lite::unstable::llm::engine::Watch;
+use transformer_lite::unstable::llm::engine::Observe;
 use transformer_lite::unstable::llm::perplexity::Text;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -49,8 +49,8 @@ fn uneven(rows: usize, k: usize) -> Vec<f32> {
         .collect()
 }
 
-impl Watch for Uneven {
-    fn watch(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
+impl Observe for Uneven {
+    fn observe(&mut self, tokens: &[u32], take: &mut dyn FnMut(usize, &[f32]) -> Result<()>) -> Result<()> {
         for (i, k) in self.0.iter().enumerate() {
             take(i, &uneven(tokens.len() * 20, *k))?;
         }
@@ -173,7 +173,7 @@ fn calibrated<T>(
     let graph = import(&input.join("model.onnx")).unwrap();
     let products = Products::of(&graph);
     let opened = AtomicUsize::new(0);
-    let open = |names: &[String]| -> Result<Box<dyn Watch>> {
+    let open = |names: &[String]| -> Result<Box<dyn Observe>> {
         opened.fetch_add(1, Ordering::Relaxed);
         let k = |name: &String| products.all().iter().find(|p| p.input == *name).unwrap().k;
         Ok(Box::new(Uneven(names.iter().map(k).collect())))

@@ -1,7 +1,7 @@
 //! Requests to the hub.
 
 use super::super::digest::is_sha256;
-use super::super::{Event, Hear};
+use super::super::{Event, OnEvent};
 use super::address::{authority, escaped, host, joined};
 use super::choose::{self, Choice};
 use super::store::{Partial, unwritable};
@@ -117,11 +117,11 @@ struct Client<'a> {
 impl Hub {
     /// The present version of a model's files; those that are in the cache are not downloaded.
     /// Without a connection the files in the cache are used, if all are there.
-    pub(super) fn download(&self, spec: &Spec, hear: Hear<'_>) -> Result<Fetched> {
+    pub(super) fn download(&self, spec: &Spec, on_event: OnEvent<'_>) -> Result<Fetched> {
         let client = Client::new(self, spec)?;
         let fetched = match spec.file() {
-            Some(file) => client.file(file, hear),
-            None => client.choose(hear),
+            Some(file) => client.file(file, on_event),
+            None => client.choose(on_event),
         };
         let unreachable = |e: &Error| {
             let cause = std::error::Error::source(e).and_then(|e| e.downcast_ref());
@@ -130,7 +130,7 @@ impl Hub {
         match fetched {
             Err(e) if unreachable(&e) => match self.find_cached(spec)? {
                 Some(found) => {
-                    hear(Event::Offline { why: &e.to_string() });
+                    on_event(Event::Offline { why: &e.to_string() });
                     Ok(found)
                 }
                 None => Err(e),
@@ -184,8 +184,8 @@ impl<'a> Client<'a> {
     }
 
     /// A GGUF file by its name.
-    fn file(&self, name: &str, hear: Hear<'_>) -> Result<Fetched> {
-        let got = self.get(name, REVISION, hear)?;
+    fn file(&self, name: &str, on_event: OnEvent<'_>) -> Result<Fetched> {
+        let got = self.get(name, REVISION, on_event)?;
         self.fetched(name, got)
     }
 
@@ -202,18 +202,18 @@ impl<'a> Client<'a> {
     }
 
     /// The model that the repository's list of files leads to.
-    fn choose(&self, hear: Hear<'_>) -> Result<Fetched> {
-        let (commit, names) = self.list(hear)?;
+    fn choose(&self, on_event: OnEvent<'_>) -> Result<Fetched> {
+        let (commit, names) = self.list(on_event)?;
         let none = |what: &str| {
             let (repo, what) = (self.spec.repo().to_owned(), what.to_owned());
             Err(HubError::NoModel { repo, what }.into_error())
         };
         match choose::choose(&names) {
             Choice::Gguf(name) => {
-                let got = self.get(&name, &commit, hear)?;
+                let got = self.get(&name, &commit, on_event)?;
                 self.fetched(&name, got)
             }
-            Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, hear),
+            Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, on_event),
             Choice::Checkpoint => none("it has no tokenizer.json"),
             Choice::Split => none("its GGUF files are parts of larger ones, which are not supported"),
             Choice::None => none("it has neither"),
@@ -221,11 +221,11 @@ impl<'a> Client<'a> {
     }
 
     /// The files of a checkpoint among the files `names` of the repository.
-    fn checkpoint(&self, commit: &str, names: &[String], hear: Hear<'_>) -> Result<Fetched> {
+    fn checkpoint(&self, commit: &str, names: &[String], on_event: OnEvent<'_>) -> Result<Fetched> {
         let mut verified = Vec::new();
         let mut folder = None;
         let mut get = |name: &str| {
-            let got = self.get(name, commit, hear)?;
+            let got = self.get(name, commit, on_event)?;
             folder = folder.take().or_else(|| got.path.parent().map(Path::to_owned));
             let digest = got.claimed.filter(|_| got.verified);
             verified.extend(digest.map(|d| (got.path.clone(), d)));
@@ -273,15 +273,15 @@ impl<'a> Client<'a> {
     }
 
     /// The commit of the present version, and the names of its files.
-    fn list(&self, hear: Hear<'_>) -> Result<(String, Vec<String>)> {
+    fn list(&self, on_event: OnEvent<'_>) -> Result<(String, Vec<String>)> {
         let url = format!(
             "{}/api/models/{}/revision/{REVISION}",
             self.hub.endpoint,
             self.spec.repo()
         );
-        let (mut response, _) = self.request(&Method::GET, &url, 0, hear)?;
+        let (mut response, _) = self.request(&Method::GET, &url, 0, on_event)?;
         if !response.status().is_success() {
-            return Err(self.refused(&response, None, hear));
+            return Err(self.refused(&response, None, on_event));
         }
         let body = response.body_mut().with_config().limit(MAX_LIST).read_to_vec();
         let body = body.map_err(|e| match e {
@@ -297,17 +297,17 @@ impl<'a> Client<'a> {
     }
 
     /// Makes sure that the file `name` of a version is in the cache.
-    fn get(&self, name: &str, revision: &str, hear: Hear<'_>) -> Result<Got> {
+    fn get(&self, name: &str, revision: &str, on_event: OnEvent<'_>) -> Result<Got> {
         let url = format!(
             "{}/{}/resolve/{revision}/{}",
             self.hub.endpoint,
             self.spec.repo(),
             escaped(name)
         );
-        let (response, meta) = self.request(&Method::HEAD, &url, 0, hear)?;
+        let (response, meta) = self.request(&Method::HEAD, &url, 0, on_event)?;
         let status = response.status();
         if !status.is_success() && !status.is_redirection() {
-            return Err(self.refused(&response, Some(name), hear));
+            return Err(self.refused(&response, Some(name), on_event));
         }
         let plain = |text: &String| {
             text.bytes()
@@ -323,7 +323,7 @@ impl<'a> Client<'a> {
         let claimed = is_sha256(&etag).then(|| etag.clone());
         let verified = match blob.is_file() {
             true => false,
-            false => self.download(name, &url, &etag, meta.size, &blob, hear)?,
+            false => self.download(name, &url, &etag, meta.size, &blob, on_event)?,
         };
         let path = repo.link(&commit, name, &blob)?;
         Ok(Got {
@@ -342,10 +342,10 @@ impl<'a> Client<'a> {
         etag: &str,
         size: Option<u64>,
         blob: &Path,
-        hear: Hear<'_>,
+        on_event: OnEvent<'_>,
     ) -> Result<bool> {
         let repo = self.repo();
-        let _lock = repo.lock(etag, || hear(Event::Waiting { name }))?;
+        let _lock = repo.lock(etag, || on_event(Event::Waiting { name }))?;
         if blob.is_file() {
             return Ok(false);
         }
@@ -356,7 +356,7 @@ impl<'a> Client<'a> {
         let mut partial = Partial::open(&path, size)?;
         let mut again = partial.done > 0;
         loop {
-            self.transfer(name, url, &mut partial, hear)?;
+            self.transfer(name, url, &mut partial, on_event)?;
             let found = partial.hash.clone().finish();
             if found == etag || !is_sha256(etag) {
                 break;
@@ -383,11 +383,11 @@ impl<'a> Client<'a> {
 
     /// Reads the rest of a file, in as many requests as it takes. An error after some that brought
     /// nothing.
-    fn transfer(&self, name: &str, url: &str, partial: &mut Partial, hear: Hear<'_>) -> Result<()> {
+    fn transfer(&self, name: &str, url: &str, partial: &mut Partial, on_event: OnEvent<'_>) -> Result<()> {
         let mut failures = 0;
         loop {
             let before = partial.done;
-            let why = match self.read(name, url, partial, hear) {
+            let why = match self.read(name, url, partial, on_event) {
                 Ok(()) if partial.total.is_none_or(|total| total == partial.done) => return Ok(()),
                 Ok(()) => "the server closed the connection".to_owned(),
                 Err(Stopped::Broken(why)) => why,
@@ -403,16 +403,22 @@ impl<'a> Client<'a> {
                 }
                 .into_error());
             }
-            pause(backoff(failures), &format!("{name}: {why}"), hear);
+            pause(backoff(failures), &format!("{name}: {why}"), on_event);
         }
     }
 
     /// Reads the rest of a file in one request.
-    fn read(&self, name: &str, url: &str, partial: &mut Partial, hear: Hear<'_>) -> Result<(), Stopped> {
+    fn read(
+        &self,
+        name: &str,
+        url: &str,
+        partial: &mut Partial,
+        on_event: OnEvent<'_>,
+    ) -> Result<(), Stopped> {
         if partial.total == Some(partial.done) {
             return Ok(());
         }
-        let (response, _) = self.request(&Method::GET, url, partial.done, hear)?;
+        let (response, _) = self.request(&Method::GET, url, partial.done, on_event)?;
         match response.status().as_u16() {
             206 if first_byte(response.headers()) == Some(partial.done) => {}
             // The whole file, though a part was asked for.
@@ -421,14 +427,14 @@ impl<'a> Client<'a> {
                 partial.restart()?;
                 return Err(Stopped::Broken("the server cannot continue there".to_owned()));
             }
-            status if status >= 400 => return Err(self.refused(&response, Some(name), hear).into()),
+            status if status >= 400 => return Err(self.refused(&response, Some(name), on_event).into()),
             status => return Err(self.unexpected(format!("status {status} for {name}")).into()),
         }
         let (_, body) = response.into_parts();
         let mut body = body.into_reader();
         let mut block = vec![0; BLOCK];
         loop {
-            hear(Event::Downloading {
+            on_event(Event::Downloading {
                 file: name,
                 done: partial.done,
                 total: partial.total,
@@ -456,7 +462,7 @@ impl<'a> Client<'a> {
         method: &Method,
         url: &str,
         start: u64,
-        hear: Hear<'_>,
+        on_event: OnEvent<'_>,
     ) -> Result<(Response<Body>, Meta)> {
         let mut attempts = 0;
         loop {
@@ -494,7 +500,7 @@ impl<'a> Client<'a> {
             if attempts >= ATTEMPTS || wait > LONGEST_PAUSE {
                 return Err(error);
             }
-            pause(wait, &why, hear);
+            pause(wait, &why, on_event);
         }
     }
 
@@ -542,7 +548,7 @@ impl<'a> Client<'a> {
     }
 
     /// The error of an answer with a status that says no.
-    fn refused(&self, response: &Response<Body>, file: Option<&str>, hear: Hear<'_>) -> Error {
+    fn refused(&self, response: &Response<Body>, file: Option<&str>, on_event: OnEvent<'_>) -> Error {
         let repo = self.spec.repo().to_owned();
         let code = response.headers().get("x-error-code");
         let code = code.and_then(|c| c.to_str().ok()).unwrap_or_default();
@@ -555,7 +561,7 @@ impl<'a> Client<'a> {
             .into_error(),
             (404, Some(file)) if code != "RepoNotFound" => {
                 // Without the repository its list of files is not to be had either.
-                self.list(hear).map_or_else(
+                self.list(on_event).map_or_else(
                     |e| e,
                     |(_, names)| {
                         HubError::NoFile {
@@ -608,9 +614,9 @@ fn backoff(failures: u32) -> Duration {
     PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(8))
 }
 
-fn pause(time: Duration, why: &str, hear: Hear<'_>) {
+fn pause(time: Duration, why: &str, on_event: OnEvent<'_>) {
     let seconds = time.as_secs_f64();
-    hear(Event::Retrying { why, seconds });
+    on_event(Event::Retrying { why, seconds });
     std::thread::sleep(time);
 }
 

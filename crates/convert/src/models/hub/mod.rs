@@ -33,7 +33,7 @@ mod store;
 
 pub use cache::Cached;
 
-use super::Hear;
+use super::OnEvent;
 use crate::checkpoint::folder::is_checkpoint;
 use cache::{Cache, Repo};
 use choose::Choice;
@@ -357,7 +357,7 @@ impl Hub {
     }
 
     /// The files of a model, from the cache or the network. `fresh` asks the network first.
-    pub(super) fn fetch(&self, spec: &Spec, fresh: bool, hear: Hear<'_>) -> Result<Fetched> {
+    pub(super) fn fetch(&self, spec: &Spec, fresh: bool, on_event: OnEvent<'_>) -> Result<Fetched> {
         let cached = |why| {
             let found = self.find_cached(spec)?;
             found.ok_or_else(|| {
@@ -373,11 +373,11 @@ impl Hub {
         }
         #[cfg(not(all(feature = "hub", not(target_os = "android"))))]
         {
-            let _ = hear;
+            let _ = on_event;
             cached("this build cannot download; build it with the feature `hub`")
         }
         #[cfg(all(feature = "hub", not(target_os = "android")))]
-        self.download(spec, hear)
+        self.download(spec, on_event)
     }
 
     /// The files of a model in the cache, if all are there.

@@ -394,15 +394,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let stop = args.answers.stop_strings()?;
     let options = args.answers.load_options(&args.exec, &sampler);
     let mut memory = None;
-    let ((model, session), time) = waiting(&folder, |hear| {
-        let mut watch = |step: Loading<'_>| {
+    let ((model, session), time) = waiting(&folder, |on_progress| {
+        let mut observer = |step: Loading<'_>| {
             if let Loading::Memory(taken) = step {
                 memory = Some(taken.to_string());
             }
-            hear(step);
+            on_progress(step);
         };
-        let model = Model::with_codec(&folder, codec.clone(), &options, &mut watch)?;
-        let session = args.answers.session(&model, sampler, &args.exec, &mut watch)?;
+        let model = Model::with_codec(&folder, codec.clone(), &options, &mut observer)?;
+        let session = args.answers.session(&model, sampler, &args.exec, &mut observer)?;
         Ok((model, session))
     })?;
     let place = model.place();

@@ -111,7 +111,7 @@ fn on(
     target: &Target,
     lengths: &SequenceConfig,
 ) -> Result<DeviceModel, String> {
-    let logits = if lengths.rows > 1 {
+    let logits = if lengths.verify_tokens > 1 {
         Logits::Tail
     } else {
         Logits::Last
@@ -409,7 +409,7 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
     let prompt = tokens(50);
     let generate = |rows: usize, most: usize| -> Result<(Vec<u32>, usize), String> {
         let lengths = SequenceConfig {
-            rows,
+            verify_tokens: rows,
             ..lengths(CONTEXT)
         };
         let mut model = on(device, &model, &Target::DEVICE, &lengths)?;
