@@ -217,7 +217,8 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::MissingInput => Self::MissingInput,
             ErrorKind::Busy => Self::Busy,
             ErrorKind::Interrupted => Self::Interrupted,
-            ErrorKind::Internal | ErrorKind::Other => Self::Other,
+            ErrorKind::Internal => Self::Internal,
+            ErrorKind::Other => Self::Other,
         }
     }
 }

@@ -29,6 +29,8 @@ fn panics_and_errors_become_messages() {
     let long = || Err(Error::usage("prompt", "is long").of_kind(ErrorKind::ContextExceeded));
     assert!(guarded(true, long));
     assert_eq!(tlite_last_error_code(), TliteError::ContextExceeded);
+    assert!(guarded(true, || Err(Error::internal(Stage::Run, "no step"))));
+    assert_eq!(tlite_last_error_code(), TliteError::Internal);
     let other = std::thread::spawn(last_error).join().unwrap();
     assert_eq!(other, "", "each thread has its own");
 }
