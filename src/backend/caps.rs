@@ -27,7 +27,6 @@ pub struct Caps {
     /// Names and versions of the driver, and the device's version if it has one. For some devices
     /// only this text names the model.
     pub driver: String,
-    /// Kind of processor.
     pub kind: DeviceKind,
     /// What kernel selection depends on.
     pub profile: DeviceProfile,

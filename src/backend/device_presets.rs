@@ -21,7 +21,6 @@ pub enum Family {
 }
 
 impl Family {
-    /// All values.
     pub const ALL: [Self; 2] = [Self::Adreno, Self::Mali];
 
     /// The family of a GPU, by the names that its driver reports. Arm's drivers and Mesa both
@@ -34,7 +33,6 @@ impl Family {
     }
 }
 
-/// A phone's GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Phone {
     /// Short name, such as `adreno-750`.

@@ -22,16 +22,21 @@
 //!   [`Launch::params`].
 #![warn(missing_docs)]
 
+#[allow(missing_docs, reason = "internal")]
 mod caps;
+#[allow(missing_docs, reason = "internal")]
 pub mod device_presets;
 mod error;
+#[allow(missing_docs, reason = "internal")]
 pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
 #[cfg(feature = "opencl")]
 pub mod persistent;
+#[allow(missing_docs, reason = "internal")]
 mod profile;
 mod shared;
+#[allow(missing_docs, reason = "internal")]
 pub mod tunable;
 pub mod validation;
 #[cfg(feature = "wgpu")]

@@ -13,7 +13,6 @@ use std::fmt;
 /// A kernel with settings that can be tuned.
 #[derive(Debug)]
 pub struct Tunable {
-    /// The kernel.
     pub kernel: &'static Kernel,
     /// Names of the settings. [`ASKED_WAVE`] is a subgroup width ([`Wave::of`]); [`BY_IMAGE`] is 1
     /// or 0.
@@ -31,7 +30,6 @@ pub struct Tuned {
     pub checksum: u32,
     /// The shape; [`ANY`] for every shape without an entry of its own.
     pub shape: String,
-    /// The settings.
     pub choice: Vec<u32>,
 }
 
@@ -49,9 +47,7 @@ pub const ANY: &str = "*";
 pub struct Tuning {
     /// The kernel and its settings.
     pub tunable: &'static Tunable,
-    /// What it computes.
     pub shape: String,
-    /// The settings.
     pub choice: Vec<u32>,
     /// Whether they are the default.
     pub is_default: bool,

@@ -58,7 +58,6 @@ impl Loaded {
 /// commands one after another.
 pub struct Executor {
     program: Arc<Program>,
-    /// The program's backend.
     backend: SharedBackend,
     states: Vec<View>,
     arena: View,
@@ -156,7 +155,6 @@ impl Executor {
         written.map_err(|e| Error::device(Stage::Run, "clearing counters", e))
     }
 
-    /// The device's capabilities.
     pub fn caps(&self) -> &Caps {
         self.backend.caps()
     }

@@ -18,9 +18,7 @@ use std::sync::Arc;
 /// A node as computed in a run on the device.
 #[derive(Debug)]
 pub struct Observed {
-    /// Its operator.
     pub op: Box<dyn Op>,
-    /// Its name.
     pub name: String,
     /// The kernels that computed it, by index into [`crate::plan::Plan::kernels`].
     pub kernels: Vec<usize>,

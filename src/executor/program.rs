@@ -88,7 +88,6 @@ impl Program {
         self.lender.as_ref()?.weights.get(key).copied()
     }
 
-    /// The device's capabilities.
     pub fn caps(&self) -> &Caps {
         self.backend.caps()
     }
@@ -98,12 +97,10 @@ impl Program {
         self.backend.stats()
     }
 
-    /// See [`Backend::replay_mode`].
     pub fn replay_mode(&self) -> ReplayMode {
         self.backend.replay_mode()
     }
 
-    /// See [`Backend::refuses_images`].
     pub fn refuses_images(&self) -> bool {
         self.backend.refuses_images()
     }
@@ -113,7 +110,6 @@ impl Program {
         specs(self.plans.iter().map(|(plan, _)| plan.as_ref()))
     }
 
-    /// Number of plans.
     pub fn plans(&self) -> usize {
         self.plans.len()
     }

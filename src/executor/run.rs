@@ -21,7 +21,6 @@ pub struct Timing {
     pub kernel: Option<String>,
     /// Names of the model's nodes that the step computes.
     pub nodes: Vec<String>,
-    /// The time.
     pub nanoseconds: u64,
 }
 

@@ -29,7 +29,6 @@ pub type Guards = Box<dyn Fn() -> Result<(), String>>;
 
 /// A device that runs cases.
 pub trait Bench {
-    /// The device's capabilities.
     fn caps(&self) -> &Caps;
 
     /// A backend for one executor, whose views are aligned to `align`, and guards of its buffers.
@@ -50,7 +49,6 @@ impl Bench for SharedBackend {
 /// How much of a scenario is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
-    /// Its first form.
     Quick,
     /// Every form, with weights whole and split.
     Whole,

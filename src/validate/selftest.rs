@@ -25,7 +25,6 @@ pub struct Failure {
 pub struct Outcome {
     /// Number of passed cases.
     pub passed: usize,
-    /// Failed cases.
     pub failed: Vec<Failure>,
     /// Kernel variants quarantined on the device, including those found by these cases.
     pub quarantined: Vec<Quarantined>,

@@ -98,7 +98,6 @@ pub struct Further {
 /// An argument of the function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Argument {
-    /// The kernel's result.
     Result,
     /// The second of two results of the kernel.
     Other,
@@ -113,7 +112,6 @@ pub struct Epilogue {
     pub function: ByLanguage<String>,
     /// The function also exists for vectors in OpenCL C.
     pub vectors: bool,
-    /// Its arguments.
     pub arguments: Vec<Argument>,
     /// Its operands; their types come last in [`super::KernelSpec::operands`].
     pub operands: Vec<Further>,

@@ -54,14 +54,12 @@ impl fmt::Display for ImageKind {
 pub enum Pixel {
     /// Halves, read as floats.
     Halves,
-    /// Floats.
     Floats,
     /// 32-bit words.
     Words,
 }
 
 impl Pixel {
-    /// All values.
     pub const ALL: [Self; 3] = [Self::Halves, Self::Floats, Self::Words];
 
     /// The pixels of an operand; `None` if images do not support them.
@@ -74,7 +72,6 @@ impl Pixel {
         }
     }
 
-    /// Size in bytes.
     pub fn bytes(self) -> u64 {
         match self {
             Self::Halves => 8,
@@ -105,7 +102,6 @@ pub struct Images {
 pub struct ImageShape {
     /// Pixels per row.
     pub width: u64,
-    /// Rows.
     pub height: u64,
     /// Bytes of all rows, which are contiguous: those of the view, rounded up to a whole row or
     /// pixel.

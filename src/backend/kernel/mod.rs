@@ -176,7 +176,6 @@ pub struct Kernel {
     pub sources: ByLanguage<Option<&'static str>>,
     /// Parameters, `p` in the text: name and type of each, in order.
     pub params: &'static [(&'static str, FieldTy)],
-    /// Operands in order.
     pub args: &'static [Arg],
     /// What it needs from a device, and the fallback for other devices; `None` for a generic
     /// kernel.
@@ -210,7 +209,6 @@ pub enum Feature {
 pub type Features = ByLanguage<&'static [Feature]>;
 
 impl Features {
-    /// None.
     pub const NONE: Self = Self::all(&[]);
 
     /// The same features in all languages.
@@ -226,7 +224,6 @@ impl Features {
 /// [`DeviceProfile::takes_form`].
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
-    /// The define.
     pub define: &'static str,
     /// What it needs from a device, whatever the sizes.
     pub needs: fn(&DeviceProfile) -> bool,
@@ -253,7 +250,6 @@ const fn file_stem(path: &'static str) -> &'static str {
     path.split_at(start).1
 }
 
-/// A source language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
     /// OpenCL C 1.2.
@@ -274,9 +270,7 @@ impl fmt::Display for Language {
 /// Something for each source language.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 pub struct ByLanguage<T> {
-    /// OpenCL C.
     pub opencl_c: T,
-    /// WGSL.
     pub wgsl: T,
 }
 
@@ -291,7 +285,6 @@ impl<T> ByLanguage<T> {
 }
 
 impl Language {
-    /// All languages.
     pub const ALL: [Self; 2] = [Self::OpenCl, Self::Wgsl];
 }
 

@@ -16,7 +16,6 @@ use std::fmt;
 /// A kernel with everything that its compilation depends on.
 #[derive(Clone, Debug)]
 pub struct KernelSpec {
-    /// The kernel.
     pub kernel: &'static Kernel,
     /// Work-items in a work-group (one-dimensional).
     pub workgroup: u32,
@@ -96,9 +95,7 @@ impl fmt::Display for KernelSpec {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("kernel {kernel}: {reason}")]
 pub struct ExpandError {
-    /// Kernel name.
     pub kernel: &'static str,
-    /// The reason.
     pub reason: ExpandReason,
 }
 

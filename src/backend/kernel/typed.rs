@@ -16,7 +16,6 @@ pub trait Signature {
 /// A kernel and the type of its arguments.
 #[derive(Debug)]
 pub struct TypedKernel<A> {
-    /// The kernel.
     pub kernel: Kernel,
     args: PhantomData<fn(A)>,
 }
@@ -42,7 +41,6 @@ impl<A> Deref for TypedKernel<A> {
 /// An operand of the kernels with arguments `A`, by index.
 #[derive(Debug)]
 pub struct OperandOf<A> {
-    /// Its index.
     pub index: usize,
     args: PhantomData<fn(A)>,
 }

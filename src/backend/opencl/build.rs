@@ -18,7 +18,6 @@ pub const PARTS_DIFFER: &str = "its results in parts differ from those of a sing
 /// A kernel compiled so that parts of its grid can run.
 pub(super) struct InParts {
     pub(super) program: Program,
-    /// Kernel and defines.
     pub(super) name: String,
     /// The whole text until its results have been compared with those of the plain kernel.
     pub(super) unchecked: Option<String>,
@@ -26,7 +25,6 @@ pub(super) struct InParts {
     pub(super) tries: u32,
 }
 
-/// A persistent kernel.
 pub(super) struct Joined {
     pub(super) program: Program,
     /// The stages, for errors.
@@ -92,7 +90,6 @@ struct Job<'a> {
 
 /// The source of a program.
 struct Text {
-    /// Kernel and defines.
     name: String,
     source: String,
 }

@@ -163,18 +163,12 @@ handle!(
     /// A context of one device.
     Context, cl_context, context_api::release_context
 );
-handle!(
-    /// An in-order queue.
-    Queue, cl_command_queue, queue_api::release_command_queue
-);
+handle!(Queue, cl_command_queue, queue_api::release_command_queue);
 handle!(
     /// A buffer, a sub-buffer, or an image over either.
     Mem, cl_mem, memory_api::release_mem_object
 );
-handle!(
-    /// A program.
-    Program, cl_program, program_api::release_program
-);
+handle!(Program, cl_program, program_api::release_program);
 handle!(
     /// A kernel object: an entry point and its argument values.
     KernelObject, cl_kernel, kernel_api::release_kernel

@@ -89,7 +89,6 @@ pub(super) struct Dispatch {
     pub(super) args: Vec<Arc<Block>>,
 }
 
-/// One command.
 #[derive(Debug)]
 pub(super) enum Step {
     Dispatch(Dispatch),
@@ -247,7 +246,6 @@ impl Dispatch {
         }))
     }
 
-    /// See [`Step::enqueue`].
     pub(super) fn enqueue(
         &mut self,
         queue: &Queue,

@@ -257,7 +257,6 @@ impl Recording {
         Ok(())
     }
 
-    /// Records all jobs.
     fn build(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<(), BackendError> {
         let most = match &*to.recorder {
             Recorder::Qcom(api) => api.most(),

@@ -11,7 +11,6 @@ fn found<'p>(plan: &dyn Fn(usize) -> Option<&'p Plan>, at: usize) -> Result<&'p 
 }
 
 impl Decoder {
-    /// See [`Planned::costs`].
     pub(super) fn costs<'p>(
         &self,
         set: &PlanSet,

@@ -3,7 +3,6 @@
 
 use std::cmp::Ordering;
 
-/// A candidate token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Candidate {
     pub id: u32,

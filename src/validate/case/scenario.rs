@@ -17,7 +17,6 @@ use std::sync::Arc;
 /// runs of one plan.
 #[derive(Debug)]
 pub struct Scenario {
-    /// The operator.
     pub op: Box<dyn Op>,
     /// One fact per operand. Operands with unknown contents are inputs of the graph.
     pub operands: Vec<Fact>,

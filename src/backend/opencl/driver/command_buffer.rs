@@ -121,15 +121,12 @@ unsafe impl Sync for MutableCommand {}
 
 /// New values of a recorded dispatch.
 pub(crate) struct Change<'a> {
-    /// The dispatch.
     pub(crate) command: MutableCommand,
     /// Index and bytes of the parameter argument.
     pub(crate) param: (u32, &'a [u8]),
-    /// Global size.
     pub(crate) global: [usize; 3],
 }
 
-/// A command buffer.
 #[derive(Debug)]
 pub(crate) struct CommandBuffer {
     raw: api::cl_command_buffer_khr,
@@ -223,7 +220,6 @@ impl CommandBuffer {
         Ok((mutable && !command.is_null()).then_some(MutableCommand(command)))
     }
 
-    /// Ends the recording.
     pub(crate) fn finalize(&mut self) -> Result<(), Code> {
         // SAFETY: the buffer is live.
         done(self.api.finalize.map(|f| unsafe { f(self.raw) }))

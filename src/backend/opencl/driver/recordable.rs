@@ -125,11 +125,9 @@ pub(crate) struct Change<'a> {
     pub(crate) dispatch: u32,
     /// Index and bytes of the parameter argument.
     pub(crate) param: (u32, &'a [u8]),
-    /// Global size.
     pub(crate) global: [usize; 3],
 }
 
-/// A recording.
 #[derive(Debug)]
 pub(crate) struct QueueRecording {
     raw: Raw,
