@@ -41,14 +41,8 @@ const TEXT: Text = Text::new(
 
 fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec {
     KernelSpec {
-        kernel,
-        workgroup: 64,
-        defines: BTreeMap::new(),
-        operands: vec![Some(dtype), Some(DType::F32)],
-        in_place: None,
-        epilogue: None,
         images: BTreeMap::from([(0, kind)]),
-        vec4: BTreeSet::new(),
+        ..plain(kernel, 64, &[dtype, DType::F32])
     }
 }
 
@@ -59,34 +53,20 @@ fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
     let size = if dtype == DType::F16 { 2 } else { 4 };
     let align = cl.caps().profile.view_align.max(cl.caps().profile.images.room());
     let first = 3 * align;
-    let source = cl.create_buffer("source", first + count as u64 * size).unwrap();
-    let [x, y] = [first, 0].map(|offset| View {
+    let source = buffer(cl, "source", first + count as u64 * size).buffer;
+    let x = View {
         buffer: source,
-        offset,
+        offset: first,
         len: count as u64 * size,
-    });
-    let y = View {
-        buffer: cl.create_buffer("y", count as u64 * 4).unwrap(),
-        len: count as u64 * 4,
-        ..y
     };
-    let staged = View {
-        buffer: cl.create_buffer("staged", x.len).unwrap(),
-        offset: 0,
-        len: x.len,
-    };
+    let y = buffer(cl, "y", count as u64 * 4);
+    let staged = buffer(cl, "staged", x.len);
     let kernel = cl.compile(spec).unwrap();
-    let recording = cl
-        .record(&[
-            Command::Copy { src: staged, dst: x },
-            Command::Dispatch {
-                kernel,
-                args: vec![x, y],
-                step: 0,
-                params: 0..4,
-            },
-        ])
-        .unwrap();
+    let commands = [
+        Command::Copy { src: staged, dst: x },
+        dispatch(kernel, &[x, y], 0, 0..4),
+    ];
+    let recording = cl.record(&commands).unwrap();
     let launch = Launch {
         params: n.to_le_bytes().to_vec(),
         grids: vec![[n.div_ceil(64), 1, 1]],
@@ -98,10 +78,8 @@ fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
             .collect();
         cl.write(staged, &to_bytes(&wanted, dtype)).unwrap();
         cl.submit(recording, &launch).unwrap();
-        let mut found = vec![0; count * 4];
-        cl.read(y, &mut found).unwrap();
         assert_eq!(
-            found,
+            read(cl, y),
             to_bytes(&wanted, DType::F32),
             "{spec}, {n} pixels, times {factor}"
         );

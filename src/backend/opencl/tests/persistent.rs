@@ -55,16 +55,7 @@ const DISPATCHES: u32 = 48;
 
 /// `turn` and `last`.
 fn specs(last: &'static Text) -> [KernelSpec; 2] {
-    [&TURN, last].map(|kernel| KernelSpec {
-        kernel,
-        workgroup: 1,
-        defines: BTreeMap::new(),
-        operands: vec![Some(DType::F32); 2],
-        in_place: None,
-        epilogue: None,
-        images: BTreeMap::new(),
-        vec4: BTreeSet::new(),
-    })
+    [&TURN, last].map(|kernel| plain(kernel, 1, &[DType::F32; 2]))
 }
 
 /// How many launches the device means to make of them, in turn.
@@ -80,14 +71,12 @@ fn foretold(cl: &mut OpenCl, last: &'static Text) -> usize {
 /// of `plus` and numbers of work-groups; and how many persistent kernels stand for them in the end.
 fn run(cl: &mut OpenCl, last: &'static Text, launches: &[(f32, u32)]) -> (Vec<Vec<u8>>, usize) {
     let bytes = COUNTED as u64 * 4;
-    let views = ["a", "b"].map(|name| whole(cl.create_buffer(name, bytes).unwrap(), bytes));
+    let views = ["a", "b"].map(|name| buffer(cl, name, bytes));
     let kernels = specs(last).map(|spec| cl.compile(&spec).unwrap());
     let commands: Vec<Command> = (0..DISPATCHES)
-        .map(|i| Command::Dispatch {
-            kernel: kernels[i as usize % 2],
-            args: vec![views[i as usize % 2], views[(i as usize + 1) % 2]],
-            step: i % 2,
-            params: 0..4,
+        .map(|i| {
+            let (this, other) = (i as usize % 2, (i as usize + 1) % 2);
+            dispatch(kernels[this], &[views[this], views[other]], i % 2, 0..4)
         })
         .collect();
     let id = cl.record(&commands).unwrap();
@@ -99,9 +88,7 @@ fn run(cl: &mut OpenCl, last: &'static Text, launches: &[(f32, u32)]) -> (Vec<Ve
             grids: vec![[*groups, 1, 1], [2 * groups, 1, 1]],
         };
         cl.submit(id, &launch).unwrap();
-        let mut out = vec![0; bytes as usize];
-        cl.read(views[0], &mut out).unwrap();
-        out
+        read(cl, views[0])
     });
     let results = results.collect();
     (results, cl.recordings[&id].persistent.len())

@@ -21,34 +21,28 @@ pub(super) fn ways() -> Vec<ReplayMode> {
 /// rows and epsilon. Results of all runs, and how many of them came from recordings of the driver.
 fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>, u64) {
     let cols = (cl.caps().profile.view_align / 4) as usize;
-    let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
+    let kernel = cl.compile(&rms_norm_spec(1, DType::F32, false)).unwrap();
     let bytes = 4 * (rows * cols) as u64;
-    let place = |cl: &mut OpenCl, name| whole(cl.create_buffer(name, bytes).unwrap(), bytes);
-    let all: Vec<View> = ["a", "b", "c", "d", "e"].map(|n| place(cl, n)).to_vec();
-    let scale = whole(
-        cl.create_buffer("scale", 4 * cols as u64).unwrap(),
-        4 * cols as u64,
-    );
+    let all = ["a", "b", "c", "d", "e"].map(|label| buffer(cl, label, bytes));
+    let scale = buffer(cl, "scale", 4 * cols as u64);
     cl.write(scale, &to_bytes(&values(cols), DType::F32)).unwrap();
-    let dispatch = |from: usize, to: usize, step: u32| Command::Dispatch {
-        kernel,
-        args: vec![all[from], scale, all[to]],
-        step,
-        params: 12 * step..12 * step + 12,
+    let apply = |from: usize, to: usize, step: u32| {
+        let params = 12 * step..12 * step + 12;
+        dispatch(kernel, &[all[from], scale, all[to]], step, params)
     };
     let fill = |n: usize| Command::Fill { dst: all[n], byte: 0 };
     let commands = [
         fill(1),
         fill(2),
         fill(4),
-        dispatch(0, 1, 0),
-        dispatch(1, 2, 1),
+        apply(0, 1, 0),
+        apply(1, 2, 1),
         Command::Copy {
             src: all[2],
             dst: all[3],
         },
-        dispatch(3, 4, 2),
-        dispatch(4, 1, 3),
+        apply(3, 4, 2),
+        apply(4, 1, 3),
     ];
     let recording = cl.record(&commands).unwrap();
     let before = cl.stats().recorded_submits;
@@ -58,14 +52,12 @@ fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>
             .unwrap();
         let launch = Launch {
             params: (0..4u8)
-                .flat_map(|i| params(*n, cols as u32, epsilon * f32::from(i + 1)))
+                .flat_map(|i| rms_norm_params(*n as usize, cols, epsilon * f32::from(i + 1)))
                 .collect(),
             grids: vec![[*n, 1, 1]; 4],
         };
         cl.submit(recording, &launch).unwrap();
-        let mut out = vec![0; bytes as usize];
-        cl.read(all[1], &mut out).unwrap();
-        results.push(out);
+        results.push(read(cl, all[1]));
     }
     let recorded = cl.stats().recorded_submits - before;
     cl.release(recording);
@@ -122,36 +114,25 @@ fn profiles_and_recordings_do_not_mix() {
     let cols = 64;
     for way in ways() {
         let mut cl = opened(way, Some(0));
-        let kernel = cl.compile(&spec(1, DType::F32, false)).unwrap();
+        let kernel = cl.compile(&rms_norm_spec(1, DType::F32, false)).unwrap();
         let bytes = 4 * 4 * cols as u64;
-        let [x, y, scale] = ["x", "y", "scale"].map(|n| whole(cl.create_buffer(n, bytes).unwrap(), bytes));
+        let [x, y, scale] = ["x", "y", "scale"].map(|label| buffer(&mut cl, label, bytes));
         cl.write(x, &to_bytes(&values(4 * cols), DType::F32)).unwrap();
         cl.write(scale, &to_bytes(&values(4 * cols), DType::F32)).unwrap();
-        let command = Command::Dispatch {
-            kernel,
-            args: vec![x, scale, y],
-            step: 0,
-            params: 0..12,
-        };
-        let recording = cl.record(&[command]).unwrap();
+        let recording = cl.record(&[dispatch(kernel, &[x, scale, y], 0, 0..12)]).unwrap();
         let launch = |epsilon| Launch {
-            params: params(4, cols as u32, epsilon),
+            params: rms_norm_params(4, cols, epsilon),
             grids: vec![[4, 1, 1]],
-        };
-        let read = |cl: &mut OpenCl| {
-            let mut out = vec![0; bytes as usize];
-            cl.read(y, &mut out).unwrap();
-            out
         };
         for _ in 0..3 {
             cl.submit(recording, &launch(1e-5)).unwrap();
         }
-        let expected = read(&mut cl);
+        let expected = read(&mut cl, y);
         cl.profile(recording, &launch(3.0)).unwrap();
-        assert_ne!(read(&mut cl), expected);
+        assert_ne!(read(&mut cl, y), expected);
         for _ in 0..3 {
             cl.submit(recording, &launch(1e-5)).unwrap();
-            assert_eq!(read(&mut cl), expected, "{way}");
+            assert_eq!(read(&mut cl, y), expected, "{way}");
         }
     }
 }
@@ -244,25 +225,16 @@ fn what_is_above_a_slice_runs_in_parts() {
         let mut cl = opened(ReplayMode::Off, Some(1));
         let cols = 256;
         let rows = 1 << 15;
-        let kernel = cl.compile(&spec(1, DType::F32, in_place)).unwrap();
+        let kernel = cl.compile(&rms_norm_spec(1, DType::F32, in_place)).unwrap();
         let bytes = 4 * (rows * cols) as u64;
-        let [x, y, scale] = ["x", "y", "scale"].map(|n| whole(cl.create_buffer(n, bytes).unwrap(), bytes));
+        let [x, y, scale] = ["x", "y", "scale"].map(|label| buffer(&mut cl, label, bytes));
         let input = values(rows * cols);
         cl.write(scale, &to_bytes(&values(cols), DType::F32)).unwrap();
         let result = if in_place { x } else { y };
-        let command = Command::Dispatch {
-            kernel,
-            args: if in_place {
-                vec![x, scale]
-            } else {
-                vec![x, scale, y]
-            },
-            step: 0,
-            params: 0..12,
-        };
-        let recording = cl.record(&[command]).unwrap();
+        let args: &[View] = if in_place { &[x, scale] } else { &[x, scale, y] };
+        let recording = cl.record(&[dispatch(kernel, args, 0, 0..12)]).unwrap();
         let launch = Launch {
-            params: params(rows as u32, cols as u32, 1e-5),
+            params: rms_norm_params(rows, cols, 1e-5),
             grids: vec![[rows as u32, 1, 1]],
         };
         let expected = rms_norm(&input, &values(cols), cols, 1e-5);
@@ -270,8 +242,7 @@ fn what_is_above_a_slice_runs_in_parts() {
             cl.write(y, &vec![0; bytes as usize]).unwrap();
             cl.write(x, &to_bytes(&input, DType::F32)).unwrap();
             cl.submit(recording, &launch).unwrap();
-            let mut out = vec![0; bytes as usize];
-            cl.read(result, &mut out).unwrap();
+            let out = read(&mut cl, result);
             assert_close(&from_bytes(&out, DType::F32), &expected, DType::F32);
             // The kernel was compiled once more, for parts, when it first ran.
             assert_eq!(cl.stats().compiles, 2, "in place: {in_place}");
@@ -293,8 +264,8 @@ fn a_slice_without_an_event_is_waited_for() {
     }
     let mut cl = opened(ReplayMode::Off, Some(1));
     let bytes = 1 << 28;
-    let buffer = cl.create_buffer("much", bytes).unwrap();
-    let (block, _) = cl.place(whole(buffer, bytes)).unwrap();
+    let much = buffer(&mut cl, "much", bytes);
+    let (block, _) = cl.place(much).unwrap();
     let fill = || {
         cl.queue
             .fill(&block.mem, 0, bytes as usize, 1, true)
@@ -307,5 +278,5 @@ fn a_slice_without_an_event_is_waited_for() {
     slicer.drain(0, &cl.queue).unwrap();
     // Times are told of what is done alone.
     assert!(last.end().is_ok(), "drained while it runs");
-    cl.destroy_buffer(buffer);
+    cl.destroy_buffer(much.buffer);
 }
