@@ -3,6 +3,7 @@
 //! The real model is a folder named by `TLITE_TEST_MODEL_DIR` that holds `e0m4`, a quantized model.
 //! Without the variable these trials are ignored, or fail when `REQUIRE_BACKENDS` is set.
 
+mod agreement;
 mod answers;
 mod generation;
 #[cfg(feature = "opencl")]
@@ -14,18 +15,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Text, Tier};
-#[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::BackendKind;
+use transformer_lite::unstable::backend::OpenOptions;
+#[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::device_presets::Family;
-use transformer_lite::unstable::backend::{Backend as _, DeviceKind, OpenOptions};
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{
     Decoder, DecoderBuilder, DeviceModel, HostModel, Logits, SequenceConfig,
 };
 use transformer_lite::unstable::llm::{
-    Activations, Conversation, GenerateOptions, KvType, LanguageModel, LoadOptions, Message, Model, Sampler,
-    SamplerConfig, Tokenizer,
+    Conversation, GenerateOptions, LanguageModel, LoadOptions, Message, Model, Sampler, SamplerConfig,
+    Tokenizer,
 };
 use transformer_lite::unstable::placement::Placement;
 use transformer_lite::unstable::plan::Storage;
@@ -81,7 +82,7 @@ pub fn trials(suite: &mut Suite) {
         for d in &devices {
             let (dir, device) = (dir.clone(), d.clone());
             suite.add(format!("large/agreement@{}", d.label(&devices)), move || {
-                agreement(&dir, &device, None, &WAYS[..1])
+                agreement::check(&dir, &device, None, &agreement::FLOATS)
             });
         }
     } else if Tier::of_environment() == Tier::Nightly {
@@ -96,37 +97,43 @@ pub fn trials(suite: &mut Suite) {
 fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
     let model = Arc::new(model.to_owned());
     let dir = model.clone();
-    suite.add("real/answers@host", move || answers::agree(&dir, None));
+    suite.add_nightly("real/answers@host", move || answers::agree(&dir, None));
     for d in devices {
         let label = d.label(devices);
-        let mut add = |name: String, run: OnModel| {
-            let (dir, device) = (model.clone(), d.clone());
-            suite.add(format!("real/{name}@{label}"), move || run(&dir, &device));
+        let mut add = |nightly: bool, name: String, run: OnModel| {
+            let (name, dir, device) = (format!("real/{name}@{label}"), model.clone(), d.clone());
+            let run = move || run(&dir, &device);
+            if nightly {
+                suite.add_nightly(name, run);
+            } else {
+                suite.add(name, run);
+            }
         };
-        add(
-            "agreement".to_owned(),
-            Box::new(|dir, d| agreement(dir, d, None, &WAYS)),
-        );
+        // Long trials of the backend whose driver is the slowest, on what others compare with the
+        // host in other ways.
+        let slow = d.kind == BackendKind::Wgpu;
+        let floats: OnModel = Box::new(|dir, d| agreement::check(dir, d, None, &agreement::FLOATS));
+        add(false, "agreement".to_owned(), floats);
+        let bytes: OnModel = Box::new(|dir, d| agreement::check(dir, d, None, &agreement::BYTES));
+        add(slow, "agreement_in_8_bits".to_owned(), bytes);
         // All phones that matter here have half arithmetic.
         #[cfg(feature = "opencl")]
         if d.kind == BackendKind::OpenCl && d.caps.profile.f16_math {
             for family in Family::ALL {
-                let run = move |dir: &Path, d: &Device| agreement(dir, d, Some(family), &WAYS);
-                add(format!("agreement_as_{family:?}"), Box::new(run));
+                let run = move |dir: &Path, d: &Device| agreement::of_family(dir, d, family);
+                add(false, format!("agreement_as_{family:?}"), Box::new(run));
             }
         }
-        add("conversation".to_owned(), Box::new(conversation));
-        add(
-            "answers".to_owned(),
-            Box::new(|dir, d| answers::agree(dir, Some(d))),
-        );
+        add(false, "conversation".to_owned(), Box::new(conversation));
+        let answers: OnModel = Box::new(|dir, d| answers::agree(dir, Some(d)));
+        add(slow, "answers".to_owned(), answers);
         #[cfg(feature = "opencl")]
         if d.kind == BackendKind::OpenCl {
             let run = |dir: &Path, d: &Device| {
                 let _turn = d.turn();
                 recordings::ways_change_nothing(dir, d, true)
             };
-            add("ways_change_nothing".to_owned(), Box::new(run));
+            add(false, "ways_change_nothing".to_owned(), Box::new(run));
         }
     }
 }
@@ -554,113 +561,6 @@ fn split_weights(device: &Device) -> Outcome {
     } else {
         close("split weights", &whole, &found, 0.0)
     }
-}
-
-/// Single tokens at the start, of which few are behind them, rows of a run of many and of one of
-/// few, and single tokens behind many.
-const AGREEING: [usize; 3] = [20, 220, 320];
-
-/// Types of activations and cache, with the largest mean divergence and the smallest agreement of
-/// the best token.
-type Way = (Activations, KvType, f64, f64);
-
-/// The first are the defaults, whose bounds are those of a right answer; quantized activations have
-/// bounds of their own.
-const WAYS: [Way; 3] = [
-    (Activations::Auto, KvType::Float, 1e-3, 0.985),
-    (Activations::Float, KvType::Q8, 1e-3, 0.98),
-    (Activations::Int8, KvType::Float, 5e-3, 0.96),
-];
-
-/// Teacher-forced over real text: mean divergence from the host, over all and by each way to feed
-/// tokens, and agreement of the best token. As a GPU of a family the device has the kernels
-/// for that.
-fn agreement(dir: &Path, device: &Device, family: Option<Family>, ways: &[Way]) -> Outcome {
-    let _turn = device.turn();
-    let share = || {
-        device.share().with_caps(|caps| {
-            if family.is_some() {
-                caps.kind = DeviceKind::Integrated;
-                as_gpu(&mut caps.profile);
-                caps.profile.set_family(family);
-            }
-        })
-    };
-    let tokenizer = Tokenizer::load(dir).text()?;
-    let ids = tokenizer
-        .encode(include_str!("../data/pride_and_prejudice.txt"), true)
-        .text()?;
-    let [early, many, few] = AGREEING;
-    if ids.len() <= few {
-        return Err(format!("the text has only {} tokens", ids.len()));
-    }
-    let rows = host_rows(dir, &ids)?;
-    for &(act, kv, bound, agreeing) in ways {
-        let target = Target {
-            int8_activations: act == Activations::Int8,
-            kv_q8: kv == KvType::Q8,
-            ..Target::DEVICE
-        };
-        let decoder = decoder(dir, &target, Logits::All)?;
-        let lengths = SequenceConfig::of(ids.len()).on(share().caps());
-        let mut model = DeviceModel::new(decoder, Box::new(share()), &lengths).text()?;
-        let mut found = Vec::new();
-        for part in [&ids[..early], &ids[early..many], &ids[many..few], &ids[few..]] {
-            match part.len() {
-                100.. => found.extend(model.forward_all(part).text()?),
-                _ => {
-                    for token in part {
-                        found.extend(model.forward_all(&[*token]).text()?);
-                    }
-                }
-            }
-        }
-        let of = rows.iter().zip(found.chunks(model.vocab())).map(|(p, q)| {
-            let (lp, lq) = (log_softmax(p), log_softmax(q));
-            let divergence = lp.iter().zip(&lq).map(|(a, b)| a.exp() * (a - b)).sum::<f64>();
-            (divergence, best(p) == best(q))
-        });
-        let of: Vec<(f64, bool)> = of.collect();
-        #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
-        let mean = |of: &[(f64, bool)]| of.iter().map(|(d, _)| d).sum::<f64>() / of.len() as f64;
-        #[expect(clippy::cast_precision_loss, reason = "a few hundred tokens")]
-        let share = of.iter().filter(|(_, agrees)| *agrees).count() as f64 / of.len() as f64;
-        let parts = [&of[..early], &of[early..many], &of[many..few], &of[few..]].map(mean);
-        let what = family.map_or(String::new(), |family| format!(" as {family:?}"));
-        eprintln!(
-            "{}{what}, {act:?}, cache {kv:?}: mean divergence {:.2e}, by parts {parts:.5?}, best token agrees at {:.1} % of {}",
-            device.kind,
-            mean(&of),
-            100.0 * share,
-            of.len(),
-        );
-        // Of bytes the first tokens have the largest errors, whatever way they are fed: their
-        // bounds are of a text.
-        let exact = (act, kv) == (Activations::Auto, KvType::Float);
-        let by_parts = exact && parts.iter().any(|p| *p >= bound);
-        if of.len() != ids.len() || mean(&of) >= bound || by_parts || share < agreeing {
-            return Err(format!(
-                "{act:?}, cache {kv:?}: mean divergence {:.2e}, by parts {parts:.5?} (below {bound:.0e} wanted), agreement {share:.3} of {} rows ({agreeing} of {} wanted)",
-                mean(&of),
-                of.len(),
-                ids.len()
-            ));
-        }
-    }
-    Ok(())
-}
-
-fn log_softmax(row: &[f32]) -> Vec<f64> {
-    let max = row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = row.iter().map(|v| f64::from(*v - max).exp()).sum();
-    row.iter().map(|v| f64::from(*v - max) - sum.ln()).collect()
-}
-
-fn best(row: &[f32]) -> usize {
-    row.iter()
-        .enumerate()
-        .max_by(|a, b| a.1.total_cmp(b.1))
-        .map_or(0, |(i, _)| i)
 }
 
 /// A conversation of 20 turns: each turn feeds its own tokens, whatever tokens the answers had.

@@ -1,16 +1,26 @@
 //! Test binaries whose trials follow from data: cases, files, models and devices.
 
-use crate::{Device, Missing, devices, required};
+use crate::{Device, Missing, Tier, devices, required};
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::cmp::Reverse;
 use std::fmt::Display;
 use std::process::ExitCode;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 /// Trials of one subject. Their names begin with the subject's and `::`, as tests in a module do.
 pub struct Suite {
     name: &'static str,
     trials: Vec<Trial>,
+    times: Times,
     after: Option<After>,
 }
+
+/// How long each trial took, waiting for its device included.
+type Times = Arc<Mutex<Vec<(Duration, String)>>>;
+
+/// Trials whose times are printed, if they take a second or more.
+const SLOWEST: usize = 10;
 
 /// Runs after the trials. The flag is true where no trial of the suite was filtered out.
 type After = Box<dyn FnOnce(bool) -> Result<(), String>>;
@@ -18,8 +28,45 @@ type After = Box<dyn FnOnce(bool) -> Result<(), String>>;
 impl Suite {
     /// Adds a trial.
     pub fn add(&mut self, name: impl Display, run: impl FnOnce() -> Result<(), String> + Send + 'static) {
+        let trial = self.trial(name, run);
+        self.trials.push(trial);
+    }
+
+    /// Adds a trial that repeats at length what others check. Below the nightly tier it is listed as
+    /// ignored, with its kind.
+    pub fn add_nightly(
+        &mut self,
+        name: impl Display,
+        run: impl FnOnce() -> Result<(), String> + Send + 'static,
+    ) {
+        self.add_if(Tier::of_environment() == Tier::Nightly, "nightly", name, run);
+    }
+
+    /// Adds a trial. Where it does not `run_here`, it is listed as ignored, with its kind.
+    pub fn add_if(
+        &mut self,
+        run_here: bool,
+        kind: &str,
+        name: impl Display,
+        run: impl FnOnce() -> Result<(), String> + Send + 'static,
+    ) {
+        let trial = self.trial(name, run);
+        self.trials.push(if run_here {
+            trial
+        } else {
+            trial.with_kind(kind).with_ignored_flag(true)
+        });
+    }
+
+    fn trial(&self, name: impl Display, run: impl FnOnce() -> Result<(), String> + Send + 'static) -> Trial {
         let name = format!("{}::{name}", self.name);
-        self.trials.push(Trial::test(name, move || Ok(run()?)));
+        let times = Arc::clone(&self.times);
+        Trial::test(name.clone(), move || {
+            let start = Instant::now();
+            let result = run();
+            crate::lock(&times).push((start.elapsed(), name));
+            Ok(result?)
+        })
     }
 
     /// Adds a trial that stands for those that cannot run here: it fails where they must run, and
@@ -86,6 +133,7 @@ pub fn run(suites: &[Named]) -> ExitCode {
         arguments.filter = Some(rest.clone());
     }
     let (mut trials, mut checks) = (Vec::new(), Vec::new());
+    let times = Times::default();
     for (name, fill) in suites {
         let prefix = format!("{name}::");
         let skipped = !arguments.exact && arguments.skip.iter().any(|s| prefix.contains(s));
@@ -95,6 +143,7 @@ pub fn run(suites: &[Named]) -> ExitCode {
         let mut suite = Suite {
             name,
             trials: Vec::new(),
+            times: Arc::clone(&times),
             after: None,
         };
         fill(&mut suite);
@@ -103,6 +152,7 @@ pub fn run(suites: &[Named]) -> ExitCode {
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     let mut passed = !conclusion.has_failed();
+    print_slowest(&times);
     if !arguments.list {
         for (name, check) in checks {
             if let Err(why) = check(whole) {
@@ -115,5 +165,14 @@ pub fn run(suites: &[Named]) -> ExitCode {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(101)
+    }
+}
+
+fn print_slowest(times: &Times) {
+    let mut times = crate::lock(times);
+    times.retain(|(took, _)| took.as_secs() > 0);
+    times.sort_unstable_by_key(|(took, _)| Reverse(*took));
+    for (took, name) in times.iter().take(SLOWEST) {
+        println!("{:6.1} s  {name}", took.as_secs_f64());
     }
 }
