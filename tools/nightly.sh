@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Runs all checks of test.sh, and what takes too long for every change: all specialisations of all
-# kernels on this machine's devices, all kernel texts in the phones' compilers, and the accuracy of
-# a model of 0.5 billion parameters.
+# Runs all checks of test.sh, and what takes too long for every change:
+# - all specialisations of all kernels on this machine's devices, and all kernel texts in the
+#   phones' compilers
+# - the accuracy of a model of 0.5 billion parameters
+# - trials of the kind "nightly", which test.sh lists as ignored
+# - all operators on Intel's OpenCL, and its models with the phones' kernels
+# - each benchmark, once
 set -euo pipefail
 TLITE_TESTS=nightly exec "$(dirname "${BASH_SOURCE[0]}")/test.sh"
