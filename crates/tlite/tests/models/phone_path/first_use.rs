@@ -1,8 +1,10 @@
 //! `tlite run` checks kernels where they first run on a device: outputs stay right without those
 //! that are wrong, or the run ends.
 
+use super::images::{IMAGES_TRIED, refusals};
+use super::of;
 use super::play::{self, Outcome, Run};
-use super::{IMAGES_TRIED, VARIANT, of, refusals, refused_builds};
+use super::quarantine::{VARIANT, refused_builds};
 use std::path::Path;
 use tlite_standin::{Config, Profile};
 use tlite_testing::Text;

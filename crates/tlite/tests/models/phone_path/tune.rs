@@ -1,8 +1,9 @@
 //! `tlite tune` on phones: what only some devices have is among the sets that are measured, and
 //! what is chosen is used.
 
+use super::images::{IMAGES_TRIED, refusals};
+use super::of;
 use super::play::{self, Outcome, Run};
-use super::{IMAGES_TRIED, of, refusals};
 use tlite_standin::{Config, Profile, Slow};
 use tlite_testing::{gguf::Traits, tiny_model};
 use transformer_lite::unstable::backend::kernel::wave::Wave;
