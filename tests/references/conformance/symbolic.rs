@@ -25,6 +25,7 @@ use transformer_lite::unstable::graph::op::softmax::Softmax;
 use transformer_lite::unstable::graph::op::transpose::Transpose;
 use transformer_lite::unstable::graph::op::window::{AutoPad, Window};
 use transformer_lite::unstable::graph::{Edit, Graph, Op, State};
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Known, Quotient, Shape, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -133,232 +134,196 @@ fn scenario(op: impl Op + 'static, operands: &[Operand], runs: &[(i64, i64)]) ->
 /// Values of `s` and `t`: growing, shrinking, odd, even, one, above a work-group.
 const RUNS: &[(i64, i64)] = &[(1, 1), (5, 9), (2, 4), (7, 70), (1, 131), (4, 7)];
 
+/// A scenario with the usual values.
+fn usual(op: impl Op + 'static, operands: &[Operand]) -> Result<Scenario, String> {
+    scenario(op, operands, RUNS)
+}
+
+fn data(shape: &'static str) -> Operand {
+    Data(shape, plain)
+}
+
 /// All scenarios by name.
 pub fn scenarios() -> Vec<(&'static str, Make)> {
+    [matmuls(), rows(), attention(), moves(), ranges(), windows()].concat()
+}
+
+fn matmuls() -> Vec<(&'static str, Make)> {
+    const PLAIN: MatMul = MatMul { trans_b: false };
+    const TRANSPOSED: MatMul = MatMul { trans_b: true };
     vec![
         ("matmul/s,33xt", || {
-            scenario(
-                MatMul { trans_b: false },
-                &[Data("3,s,33", plain), Data("3,33,t", plain)],
-                RUNS,
-            )
+            usual(PLAIN, &[data("3,s,33"), data("3,33,t")])
         }),
         ("matmul/odd_weight", || {
-            scenario(
-                MatMul { trans_b: false },
-                &[Data("1,s,31", plain), Constant(&[31, 7])],
-                RUNS,
-            )
+            usual(PLAIN, &[data("1,s,31"), Constant(&[31, 7])])
         }),
         ("matmul/even_weight", || {
-            scenario(
-                MatMul { trans_b: false },
-                &[Data("1,s,64", plain), Constant(&[64, 130])],
-                RUNS,
-            )
+            usual(PLAIN, &[data("1,s,64"), Constant(&[64, 130])])
         }),
         ("matmul/inner_symbol", || {
-            scenario(
-                MatMul { trans_b: false },
-                &[Data("2,s,t", plain), Data("2,t,6", plain)],
-                RUNS,
-            )
+            usual(PLAIN, &[data("2,s,t"), data("2,t,6")])
         }),
         ("matmul/transposed", || {
-            scenario(
-                MatMul { trans_b: true },
-                &[Data("1,3,s,8", plain), Data("1,1,t,8", plain)],
-                RUNS,
-            )
+            usual(TRANSPOSED, &[data("1,3,s,8"), data("1,1,t,8")])
         }),
+    ]
+}
+
+/// Elementwise operators, and those that work on rows.
+fn rows() -> Vec<(&'static str, Make)> {
+    const SOFTMAX: Softmax = Softmax {
+        axis: -1,
+        flatten: false,
+    };
+    const NORM: RmsNorm = RmsNorm { epsilon: 1e-5 };
+    fn reduce(kind: Kind, axes: &[i64], keep: bool) -> Reduce {
+        let axes = Some(axes.to_vec());
+        Reduce {
+            kind,
+            axes,
+            keep,
+            noop_without_axes: false,
+        }
+    }
+    fn negate() -> Pointwise {
+        let expr = Expr::Unary(Unary::Neg, Box::new(Expr::Input(0)));
+        let name = "Neg".into();
+        Pointwise { name, expr }
+    }
+    fn few(shape: &'static str) -> Operand {
+        Data(shape, |i| i.ints(0, 9))
+    }
+    vec![
         ("softmax/s,t", || {
-            scenario(
-                Softmax {
-                    axis: -1,
-                    flatten: false,
-                },
-                &[Data("1,3,s,t", |i| i.range(-8.0, 8.0))],
-                RUNS,
-            )
+            usual(SOFTMAX, &[Data("1,3,s,t", |i| i.range(-8.0, 8.0))])
         }),
-        ("softmax/one_row", || {
-            scenario(
-                Softmax {
-                    axis: -1,
-                    flatten: false,
-                },
-                &[Data("1,t", plain)],
-                RUNS,
-            )
-        }),
+        ("softmax/one_row", || usual(SOFTMAX, &[data("1,t")])),
         ("pointwise/mask", || {
-            let add = Pointwise::binary("Add", Binary::Add);
-            scenario(add, &[Data("1,3,s,t", plain), Data("1,1,s,t", plain)], RUNS)
+            usual(
+                Pointwise::binary("Add", Binary::Add),
+                &[data("1,3,s,t"), data("1,1,s,t")],
+            )
         }),
         ("pointwise/outer", || {
-            let less = Pointwise::binary("Less", Binary::Less);
-            scenario(
-                less,
-                &[Data("s,1", |i| i.ints(0, 9)), Data("t", |i| i.ints(0, 9))],
-                RUNS,
-            )
+            usual(Pointwise::binary("Less", Binary::Less), &[few("s,1"), few("t")])
         }),
-        ("pointwise/flat", || {
-            let op = Pointwise {
-                name: "Neg".into(),
-                expr: Expr::Unary(Unary::Neg, Box::new(Expr::Input(0))),
-            };
-            scenario(op, &[Data("s,t", plain)], RUNS)
-        }),
-        ("attention/mask", || {
-            let op = Attention::scaled(0.3);
-            let mask = Data("1,1,s,s+t", |i| i.range(-4.0, 0.0));
-            scenario(
-                op,
-                &[
-                    Data("1,s,4,8", plain),
-                    Data("1,s+t,2,8", plain),
-                    Data("1,s+t,2,8", plain),
-                    mask,
-                ],
-                RUNS,
-            )
-        }),
-        ("attention/decode", || {
-            let op = Attention::scaled(0.125);
-            let kv = || Data("1,t,3,64", plain);
-            scenario(op, &[Data("1,1,9,64", plain), kv(), kv()], RUNS)
-        }),
-        ("attention/split", || {
-            let op = Attention::scaled(0.125);
-            let kv = || Data("1,t,2,24", plain);
-            let runs = &[(1, 700), (1, 3), (1, 513), (1, 129), (1, 128)];
-            scenario(op, &[Data("1,1,6,24", plain), kv(), kv()], runs)
-        }),
-        ("concat/inner", || {
-            scenario(
-                Concat { axis: -1 },
-                &[Data("3,s", plain), Data("3,t", plain)],
-                RUNS,
-            )
-        }),
-        ("concat/outer", || {
-            scenario(
-                Concat { axis: 0 },
-                &[Data("s,3", plain), Data("t,3", plain), Data("1,3", plain)],
-                RUNS,
-            )
-        }),
-        ("rms_norm/odd", || {
-            scenario(
-                RmsNorm { epsilon: 1e-5 },
-                &[Data("1,s,33", plain), Constant(&[33])],
-                RUNS,
-            )
-        }),
+        ("pointwise/flat", || usual(negate(), &[data("s,t")])),
+        ("rms_norm/odd", || usual(NORM, &[data("1,s,33"), Constant(&[33])])),
         ("rms_norm/even", || {
-            scenario(
-                RmsNorm { epsilon: 1e-5 },
-                &[Data("1,s,130", plain), Constant(&[130])],
-                RUNS,
-            )
-        }),
-        ("rotary/s", || {
-            let angles = || Data("1,s,1,6", plain);
-            let halves = Rotary { pairs: Pairs::Halves };
-            scenario(halves, &[Data("1,s,3,6", plain), angles(), angles()], RUNS)
-        }),
-        ("rotary/s/neighbours", || {
-            let angles = || Data("s,1,1,2", plain);
-            let neighbours = Rotary {
-                pairs: Pairs::Neighbours,
-            };
-            scenario(neighbours, &[Data("s,1,3,6", plain), angles(), angles()], RUNS)
+            usual(NORM, &[data("1,s,130"), Constant(&[130])])
         }),
         ("reduce/sum", || {
-            let op = Reduce {
-                kind: Kind::Sum,
-                axes: Some(vec![-1]),
-                keep: true,
-                noop_without_axes: false,
-            };
-            scenario(op, &[Data("s,t", plain)], RUNS)
+            usual(reduce(Kind::Sum, &[-1], true), &[data("s,t")])
         }),
         ("reduce/mean", || {
-            let op = Reduce {
-                kind: Kind::Mean,
-                axes: Some(vec![-1]),
-                keep: false,
-                noop_without_axes: false,
-            };
-            scenario(op, &[Data("s,t,5", plain)], RUNS)
+            usual(reduce(Kind::Mean, &[-1], false), &[data("s,t,5")])
+        }),
+        ("reduce/inner", || {
+            usual(reduce(Kind::Mean, &[0, 2], false), &[data("s,3,t,5")])
+        }),
+    ]
+}
+
+fn attention() -> Vec<(&'static str, Make)> {
+    const HALVES: Rotary = Rotary { pairs: Pairs::Halves };
+    const NEIGHBOURS: Rotary = Rotary {
+        pairs: Pairs::Neighbours,
+    };
+    const LONG: &[(i64, i64)] = &[(1, 700), (1, 3), (1, 513), (1, 129), (1, 128)];
+    vec![
+        ("attention/mask", || {
+            let mask = Data("1,1,s,s+t", |i| i.range(-4.0, 0.0));
+            let kv = || data("1,s+t,2,8");
+            usual(Attention::scaled(0.3), &[data("1,s,4,8"), kv(), kv(), mask])
+        }),
+        ("attention/decode", || {
+            let kv = || data("1,t,3,64");
+            usual(Attention::scaled(0.125), &[data("1,1,9,64"), kv(), kv()])
+        }),
+        ("attention/split", || {
+            let kv = || data("1,t,2,24");
+            scenario(Attention::scaled(0.125), &[data("1,1,6,24"), kv(), kv()], LONG)
+        }),
+        ("rotary/s", || {
+            usual(HALVES, &[data("1,s,3,6"), data("1,s,1,6"), data("1,s,1,6")])
+        }),
+        ("rotary/s/neighbours", || {
+            usual(NEIGHBOURS, &[data("1,s,3,6"), data("s,1,1,2"), data("s,1,1,2")])
+        }),
+    ]
+}
+
+/// Operators that move elements.
+fn moves() -> Vec<(&'static str, Make)> {
+    const BY_ROWS: Gather = Gather { axis: 0 };
+    const ENDLESS: Operand = List("9223372036854775807");
+    fn transpose(perm: Option<&[i64]>) -> Transpose {
+        let perm = perm.map(<[i64]>::to_vec);
+        Transpose { perm }
+    }
+    vec![
+        ("concat/inner", || {
+            usual(Concat { axis: -1 }, &[data("3,s"), data("3,t")])
+        }),
+        ("concat/outer", || {
+            usual(Concat { axis: 0 }, &[data("s,3"), data("t,3"), data("1,3")])
         }),
         ("transpose/heads", || {
-            scenario(
-                Transpose {
-                    perm: Some(vec![0, 2, 1, 3]),
-                },
-                &[Data("1,s,3,t", plain)],
-                RUNS,
-            )
+            usual(transpose(Some(&[0, 2, 1, 3])), &[data("1,s,3,t")])
         }),
         ("transpose/all", || {
-            scenario(
-                Transpose { perm: None },
-                &[Data("s,2,t", |i| i.ints(-9, 9))],
-                RUNS,
-            )
+            usual(transpose(None), &[Data("s,2,t", |i| i.ints(-9, 9))])
         }),
         ("slice/last_row", || {
-            let lists = [List("s-1"), List("9223372036854775807"), List("1")];
-            let [start, end, axes] = lists;
-            scenario(Slice, &[Data("1,s,33", plain), start, end, axes], RUNS)
+            usual(Slice, &[data("1,s,33"), List("s-1"), ENDLESS, List("1")])
         }),
         ("slice/from_end", || {
-            scenario(
-                Slice,
-                &[Data("s,2*t", plain), List("t"), List("2*t"), List("1")],
-                RUNS,
-            )
+            usual(Slice, &[data("s,2*t"), List("t"), List("2*t"), List("1")])
         }),
         ("gather/table", || {
-            scenario(
-                Gather { axis: 0 },
-                &[Constant(&[9, 33]), Data("1,s", |i| i.ints(-9, 8))],
-                RUNS,
-            )
+            usual(BY_ROWS, &[Constant(&[9, 33]), Data("1,s", |i| i.ints(-9, 8))])
         }),
         ("gather/computed", || {
-            scenario(
-                Gather { axis: 0 },
-                &[Data("t,6", plain), Data("s", |i| i.ints(-1, 0))],
-                RUNS,
-            )
+            usual(BY_ROWS, &[data("t,6"), Data("s", |i| i.ints(-1, 0))])
         }),
+        ("expand/groups", || {
+            usual(Expand, &[data("1,2,1,t,3"), List("1,2,s,t,3")])
+        }),
+    ]
+}
+
+fn ranges() -> Vec<(&'static str, Make)> {
+    vec![
         ("range/down", || {
-            scenario(Range, &[Number("s+t"), Number("-3"), Number("-2")], RUNS)
+            usual(Range, &[Number("s+t"), Number("-3"), Number("-2")])
         }),
         ("range/from_zero", || {
-            scenario(Range, &[Number("0"), Number("t+1"), Number("1")], RUNS)
+            usual(Range, &[Number("0"), Number("t+1"), Number("1")])
         }),
         ("range/past", || {
-            scenario(Range, &[Number("t"), Number("s+t"), Number("1")], RUNS)
+            usual(Range, &[Number("t"), Number("s+t"), Number("1")])
         }),
         ("range/floats", || {
-            scenario(Range, &[Float("t"), Float("s+t"), Float("1")], RUNS)
+            usual(Range, &[Float("t"), Float("s+t"), Float("1")])
         }),
         ("constant_of_shape/floats", || {
             let value = HostTensor::from_f32(&[1], &[-3.0]).map_err(|e| e.to_string())?;
-            scenario(ConstantOfShape { value }, &[List("s,t,3")], RUNS)
+            usual(ConstantOfShape { value }, &[List("s,t,3")])
         }),
+    ]
+}
+
+fn windows() -> Vec<(&'static str, Make)> {
+    vec![
         ("conv/padded", || {
             let window = Window {
                 pads: vec![1, 2, 0, 1],
                 strides: vec![2, 1],
                 ..Window::new(&[])
             };
-            let operands = [Data("1,3,s+2,2*t+1", plain), Constant(&[9, 3, 3, 3])];
-            scenario(Conv { window, group: 1 }, &operands, RUNS)
+            let operands = [data("1,3,s+2,2*t+1"), Constant(&[9, 3, 3, 3])];
+            usual(Conv { window, group: 1 }, &operands)
         }),
         ("conv/same", || {
             let window = Window {
@@ -366,18 +331,14 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
                 strides: vec![2, 2],
                 ..Window::new(&[])
             };
-            let operands = [Data("s,4,t,s+t", plain), Constant(&[6, 2, 2, 3])];
-            scenario(Conv { window, group: 2 }, &operands, RUNS)
+            let operands = [data("s,4,t,s+t"), Constant(&[6, 2, 2, 3])];
+            usual(Conv { window, group: 2 }, &operands)
         }),
         ("conv/pixels", || {
-            let operands = [Data("1,5,s,t", plain), Constant(&[12, 5, 1, 1])];
-            scenario(
-                Conv {
-                    window: Window::new(&[]),
-                    group: 1,
-                },
-                &operands,
-                RUNS,
+            let window = Window::new(&[]);
+            usual(
+                Conv { window, group: 1 },
+                &[data("1,5,s,t"), Constant(&[12, 5, 1, 1])],
             )
         }),
         ("pool/same", || {
@@ -387,19 +348,7 @@ pub fn scenarios() -> Vec<(&'static str, Make)> {
                 strides: vec![2, 3],
                 ..Window::new(&[3, 2])
             };
-            scenario(Pool { kind, window }, &[Data("1,2,s+t,t", plain)], RUNS)
-        }),
-        ("reduce/inner", || {
-            let op = Reduce {
-                kind: Kind::Mean,
-                axes: Some(vec![0, 2]),
-                keep: false,
-                noop_without_axes: false,
-            };
-            scenario(op, &[Data("s,3,t,5", plain)], RUNS)
-        }),
-        ("expand/groups", || {
-            scenario(Expand, &[Data("1,2,1,t,3", plain), List("1,2,s,t,3")], RUNS)
+            usual(Pool { kind, window }, &[data("1,2,s+t,t")])
         }),
     ]
 }
@@ -459,8 +408,7 @@ pub fn kv_append(device: &Device, storage: DType) -> Result<(), String> {
         kept.truncate(t * 6);
         kept.extend(tensor.f32s().map_err(|e| e.to_string())?.iter().map(|v| -v));
         executor.write(0, "new", &tensor).map_err(error)?;
-        let count = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-        let bindings = Bindings::from([("s", count(s)), ("t", count(t))]);
+        let bindings = Bindings::from([("s", num::signed(s)), ("t", num::signed(t))]);
         executor.run(0, &bindings).map_err(error)?;
         let found = executor.read(0, "out").map_err(error)?;
         let wanted = HostTensor::from_f32(&[1, s + t, 3, 2], &kept).map_err(|e| e.to_string())?;

@@ -4,7 +4,7 @@
 use serde_json::Value;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use transformer_lite::unstable::backend::DeviceKind;
+use transformer_lite::unstable::backend::{Caps, DeviceKind};
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -63,6 +63,48 @@ fn number(of: &Value, field: &str) -> f64 {
     of[field].as_f64().unwrap_or_else(|| panic!("{field} of {of}"))
 }
 
+/// What is in a list of a report.
+#[track_caller]
+fn list<'a>(of: &'a Value, field: &str) -> &'a [Value] {
+    of[field].as_array().unwrap_or_else(|| panic!("{field} of {of}"))
+}
+
+/// The command on a device, with models to measure against it.
+struct Place<'a> {
+    cache: &'a Path,
+    /// The folder of [`product`], where the command also writes.
+    product: &'a Path,
+    decoder: &'a str,
+    backend: String,
+    caps: Caps,
+}
+
+impl Place<'_> {
+    /// The arguments, separated by spaces, with those that select the device; `MODEL` stands for
+    /// the decoder and `PRODUCT` for the other model.
+    fn arguments(&self, line: &str) -> Vec<String> {
+        let device = ["--backend", &self.backend, "--device", &self.caps.device];
+        let arguments = line.split(' ').map(|argument| match argument {
+            "MODEL" => self.decoder,
+            "PRODUCT" => self.product.to_str().unwrap(),
+            other => other,
+        });
+        arguments.chain(device).map(str::to_owned).collect()
+    }
+
+    #[track_caller]
+    fn run(&self, line: &str) -> Value {
+        let arguments = self.arguments(line);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        json(self.cache, &arguments)
+    }
+
+    /// Whether dispatches are joined in persistent kernels.
+    fn joins(&self) -> bool {
+        self.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64")
+    }
+}
+
 #[test]
 fn devices_are_measured_once_and_models_against_them() {
     let cache = tempfile::tempdir().unwrap();
@@ -71,273 +113,176 @@ fn devices_are_measured_once_and_models_against_them() {
     let (_dir, decoder) = tlite_testing::tiny_model("llama", Default::default());
     for device in tlite_testing::present() {
         let _turn = device.turn();
-        let backend = device.kind.to_string();
-        let on = device.share();
-        let name = transformer_lite::unstable::backend::Backend::caps(&on)
-            .device
-            .clone();
-        let start = std::time::Instant::now();
-        let probed = json(cache.path(), &["devices", "--probe", "--device", &name]);
-        let seconds = start.elapsed().as_secs_f64();
-        eprintln!("{backend}: probed in {seconds:.1} s");
-        let rows = probed["devices"].as_array().unwrap();
-        let row = rows.iter().find(|r| r["backend"] == backend.as_str()).unwrap();
-        let probe = &row["probe"];
-        assert!(
-            row["extensions"].as_array().is_some_and(|e| !e.is_empty()),
-            "{row}"
-        );
-        for field in ["copy_bytes_per_s", "read_bytes_per_s", "f32_flops_per_s"] {
-            // A slow core moves and computes more than this, and no device a thousand times what
-            // today's do.
-            assert!((1e7..1e17).contains(&number(probe, field)), "{field}: {probe}");
-        }
-        assert!((0.0..0.01).contains(&number(probe, "launch_s")), "{probe}");
-        for field in [
-            "image_bytes_per_s",
-            "f16_flops_per_s",
-            "int8_ops_per_s",
-            "matrix_flops_per_s",
-        ] {
-            let told = probe["not_measured"][field].is_string();
-            assert_ne!(probe[field].is_number(), told, "{field}: {probe}");
-        }
-        let kept = json(cache.path(), &["cache", "list"]);
-        let files = kept["files"].as_array().unwrap();
-        assert!(
-            files
-                .iter()
-                .any(|f| f["kind"] == "probe" && f["device"] == name.as_str()),
-            "{kept}"
-        );
-
-        let place = ["--backend", &backend, "--device", &name];
-        let small = models.path().to_str().unwrap();
-        let run = |args: &[&str]| json(cache.path(), &[args, &place].concat());
-        let roofline = run(&["roofline", small, "--bind", "N=10"]);
-        assert_eq!(
-            roofline["probe"]["f32_flops_per_s"], probe["f32_flops_per_s"],
-            "what was kept is used"
-        );
-        let halves = run(&["roofline", small, "--bind", "N=10", "--float", "f16"]);
-        let read = |of: &Value| number(&of["work"][0]["whole"], "read_bytes");
-        assert!(read(&halves) < read(&roofline), "{halves}");
-        let work = &roofline["work"][0];
-        let product = &work["kinds"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .find(|k| k["op"].as_str().unwrap().starts_with("MatMul"))
-            .unwrap()
-            .clone();
-        assert!(number(product, "flops") >= 2.0 * 10.0 * 64.0 * 32.0, "{product}");
-        assert!(
-            number(product, "flops") <= 2.0 * 10.0 * 64.0 * 32.0 + 1000.0,
-            "{product}"
-        );
-        assert!(number(&work["whole"], "least_s") > 0.0);
-        let decoded = run(&[
-            "roofline",
-            decoder.to_str().unwrap(),
-            "--prefill",
-            "16,32",
-            "--depth",
-            "8",
-            "--context",
-            "64",
-        ]);
-        let names: Vec<&str> = decoded["work"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|w| w["name"].as_str().unwrap())
-            .collect();
-        assert_eq!(names, ["prefill 16", "prefill 32", "decode at 8"]);
-        // Of the true size: a token takes the 30 layers' weights at least.
-        let made_up = run(&[
-            "roofline",
-            "--random",
-            "smollm2-135m",
-            "--depth",
-            "8",
-            "--context",
-            "64",
-        ]);
-        assert_eq!(made_up["model"], "smollm2-135m");
-        let work = made_up["work"].as_array().unwrap();
-        let decoded = work.iter().find(|w| w["name"] == "decode at 8").unwrap();
-        let bytes = number(&decoded["whole"], "read_bytes");
-        assert!((0.8e8..1.2e8).contains(&bytes), "{bytes} bytes");
-        let dispatches = number(&decoded["whole"], "launches");
-        let launches = number(decoded, "launches");
-        let caps = transformer_lite::unstable::backend::Backend::caps(&on);
-        let joins = caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
-        assert_eq!(launches < dispatches, joins, "{launches} of {dispatches}");
-
-        if !transformer_lite::unstable::backend::Backend::caps(&on).profiling {
-            refused(
-                cache.path(),
-                &[&["profile", small, "--bind", "N=10"][..], &place].concat(),
-                &[&name],
-            );
-            continue;
-        }
-        let random = [
-            "profile",
-            "--random",
-            "smollm2-135m",
-            "--layers",
-            "1",
-            "--context",
-            "64",
-        ];
-        let profiled = run(&[&random[..], &["--prefill", "8", "--past", "8"]].concat());
-        assert_eq!(profiled["runs"].as_array().unwrap().len(), 2, "{profiled}");
-        let trace = models.path().join("trace.json");
-        let page = models.path().join("page.html");
-        let (t, h) = (trace.to_str().unwrap(), page.to_str().unwrap());
-        let model = decoder.to_str().unwrap();
-        let profiled = run(&[
-            "profile",
-            model,
-            "--prefill",
-            "16",
-            "--past",
-            "8",
-            "--context",
-            "64",
-            "--trace",
-            t,
-            "--html",
-            h,
-        ]);
-        for run in profiled["runs"].as_array().unwrap() {
-            assert!(
-                number(&run["whole"], "seconds") > 0.0 && number(&run["whole"], "flops") > 0.0,
-                "{run}"
-            );
-            let shares: f64 = run["kinds"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|k| number(k, "share"))
-                .sum();
-            assert!((shares - 1.0).abs() < 1e-6, "shares of operators sum to {shares}");
-            let commands: u64 = run["lines"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .map(|l| l["launches"].as_u64().unwrap())
-                .sum();
-            assert_eq!(commands, run["events"].as_array().unwrap().len() as u64);
-        }
-        let events: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
-        let mut last = (0, 0.0);
-        for e in events["traceEvents"].as_array().unwrap() {
-            let at = (e["pid"].as_u64().unwrap(), e["ts"].as_f64().unwrap());
-            assert!(at >= last, "{at:?} behind {last:?}");
-            last = at;
-        }
-        let html = std::fs::read_to_string(&page).unwrap();
-        assert_eq!(html.matches("<svg").count(), 2);
-        for run in profiled["runs"].as_array().unwrap() {
-            for kind in run["kinds"]
-                .as_array()
-                .unwrap()
-                .iter()
-                .filter(|k| number(k, "launches") > 0.0)
-            {
-                let op = kind["op"].as_str().unwrap();
-                assert!(
-                    html.contains(&format!("data-op=\"{op}\"")),
-                    "{op} is not in the picture"
-                );
-            }
-        }
-        let dom = tlite_testing::browser::opened(&html, "");
-        assert_eq!(dom.matches("<circle").count(), html.matches("<circle").count());
-        assert_eq!(
-            dom.matches("<polyline").count(),
-            html.matches("<polyline").count()
-        );
-        for word in ["http://", "https://", "src=", "@import", "url(", "<script"] {
-            assert!(!html.contains(word), "the page has {word}");
-        }
-        let other = run(&["profile", small, "--bind", "N=10"]);
-        assert_eq!(other["runs"][0]["name"], "run");
-        // A speed beside its limit.
-        let bench = run(&[
-            "bench",
-            model,
-            "--prefill",
-            "16",
-            "--decode",
-            "4",
-            "--repeat",
-            "1",
-            "--context",
-            "64",
-        ]);
-        let used = |json: &Value| ["act", "kv", "recording"].map(|key| json[key].as_str().map(str::to_owned));
-        let way = match caps.kind {
-            DeviceKind::Cpu if joins => Some("persistent"),
-            // Of a GPU's driver it is not known whether it records.
-            DeviceKind::Cpu => Some("off"),
-            _ => bench["recording"].as_str(),
+        let place = Place {
+            cache: cache.path(),
+            product: models.path(),
+            decoder: decoder.to_str().unwrap(),
+            backend: device.kind.to_string(),
+            caps: device.caps.clone(),
         };
-        let way = way.map(str::to_owned);
-        let some = |text: &str| Some(text.to_owned());
-        let float = match caps.kind {
-            DeviceKind::Cpu => "f32",
-            _ => "f16",
-        };
-        assert_eq!(used(&bench), [some("float"), some(float), way.clone()], "{bench}");
-        let other = run(&[
-            "bench",
-            "--random",
-            "smollm2-135m",
-            "--layers",
-            "1",
-            "--group-size",
-            "channel",
-            "--prefill",
-            "1",
-            "--decode",
-            "1",
-            "--repeat",
-            "1",
-            "--context",
-            "64",
-            "--act",
-            "int8",
-            "--kv",
-            "q8",
-        ]);
-        assert_eq!(used(&other), [some("int8"), some("q8"), way], "{other}");
-        let planned = run(&[
-            "roofline",
-            model,
-            "--prefill",
-            "16",
-            "--depth",
-            "2",
-            "--context",
-            "64",
-        ]);
-        for (line, work) in std::iter::zip(
-            bench["results"].as_array().unwrap(),
-            planned["work"].as_array().unwrap(),
-        ) {
-            assert_eq!(
-                line["launches"].as_f64(),
-                work["launches"].as_f64(),
-                "{line} {work}"
-            );
-            assert_eq!(line["most_tokens_per_s"], work["most_tokens_per_s"]);
-            assert!(
-                number(line, "most_tokens_per_s") > 0.0 && number(line, "share_of_most") > 0.0,
-                "{line}"
-            );
+        let probe = probe(&place);
+        rooflines(&place, &probe);
+        made_up_model(&place);
+        if place.caps.profiling {
+            profiles(&place);
+            speeds_beside_limits(&place);
+        } else {
+            let arguments = place.arguments("profile PRODUCT --bind N=10");
+            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+            refused(place.cache, &arguments, &[&place.caps.device]);
+        }
+    }
+}
+
+/// Measures the device, which is kept.
+fn probe(place: &Place<'_>) -> Value {
+    let name = place.caps.device.as_str();
+    let start = std::time::Instant::now();
+    let probed = json(place.cache, &["devices", "--probe", "--device", name]);
+    let seconds = start.elapsed().as_secs_f64();
+    eprintln!("{}: probed in {seconds:.1} s", place.backend);
+    let mut rows = list(&probed, "devices").iter();
+    let row = rows.find(|r| r["backend"] == place.backend.as_str()).unwrap();
+    assert!(!list(row, "extensions").is_empty(), "{row}");
+    let probe = &row["probe"];
+    for field in ["copy_bytes_per_s", "read_bytes_per_s", "f32_flops_per_s"] {
+        // A slow core moves and computes more than this, and no device a thousand times what
+        // today's do.
+        assert!((1e7..1e17).contains(&number(probe, field)), "{field}: {probe}");
+    }
+    assert!((0.0..0.01).contains(&number(probe, "launch_s")), "{probe}");
+    for field in [
+        "image_bytes_per_s",
+        "f16_flops_per_s",
+        "int8_ops_per_s",
+        "matrix_flops_per_s",
+    ] {
+        let told = probe["not_measured"][field].is_string();
+        assert_ne!(probe[field].is_number(), told, "{field}: {probe}");
+    }
+    let kept = json(place.cache, &["cache", "list"]);
+    let is_probe = |f: &Value| f["kind"] == "probe" && f["device"] == name;
+    assert!(list(&kept, "files").iter().any(is_probe), "{kept}");
+    probe.clone()
+}
+
+fn rooflines(place: &Place<'_>, probe: &Value) {
+    let roofline = place.run("roofline PRODUCT --bind N=10");
+    let used = &roofline["probe"]["f32_flops_per_s"];
+    assert_eq!(used, &probe["f32_flops_per_s"], "what was kept is used");
+    let halves = place.run("roofline PRODUCT --bind N=10 --float f16");
+    let read = |of: &Value| number(&of["work"][0]["whole"], "read_bytes");
+    assert!(read(&halves) < read(&roofline), "{halves}");
+    let work = &roofline["work"][0];
+    let is_product = |k: &&Value| k["op"].as_str().unwrap().starts_with("MatMul");
+    let product = list(work, "kinds").iter().find(is_product).unwrap();
+    let flops = 2.0 * 10.0 * 64.0 * 32.0;
+    assert!(
+        (flops..=flops + 1000.0).contains(&number(product, "flops")),
+        "{product}"
+    );
+    assert!(number(&work["whole"], "least_s") > 0.0);
+    let decoded = place.run("roofline MODEL --prefill 16,32 --depth 8 --context 64");
+    let names = list(&decoded, "work").iter().map(|w| w["name"].as_str().unwrap());
+    assert!(names.eq(["prefill 16", "prefill 32", "decode at 8"]), "{decoded}");
+}
+
+/// Of the true size: a token takes the 30 layers' weights at least.
+fn made_up_model(place: &Place<'_>) {
+    let made_up = place.run("roofline --random smollm2-135m --depth 8 --context 64");
+    assert_eq!(made_up["model"], "smollm2-135m");
+    let mut work = list(&made_up, "work").iter();
+    let decoded = work.find(|w| w["name"] == "decode at 8").unwrap();
+    let bytes = number(&decoded["whole"], "read_bytes");
+    assert!((0.8e8..1.2e8).contains(&bytes), "{bytes} bytes");
+    let (dispatches, launches) = (number(&decoded["whole"], "launches"), number(decoded, "launches"));
+    assert_eq!(launches < dispatches, place.joins(), "{launches} of {dispatches}");
+}
+
+fn profiles(place: &Place<'_>) {
+    let random = "profile --random smollm2-135m --layers 1 --context 64 --prefill 8 --past 8";
+    let profiled = place.run(random);
+    assert_eq!(list(&profiled, "runs").len(), 2, "{profiled}");
+    let [trace, page] = ["trace.json", "page.html"].map(|name| place.product.join(name));
+    let profiled = place.run(&format!(
+        "profile MODEL --prefill 16 --past 8 --context 64 --trace {} --html {}",
+        trace.display(),
+        page.display()
+    ));
+    let runs = list(&profiled, "runs");
+    for run in runs {
+        let whole = &run["whole"];
+        assert!(
+            number(whole, "seconds") > 0.0 && number(whole, "flops") > 0.0,
+            "{run}"
+        );
+        let shares: f64 = list(run, "kinds").iter().map(|k| number(k, "share")).sum();
+        assert!((shares - 1.0).abs() < 1e-6, "shares of operators sum to {shares}");
+        let launches = list(run, "lines").iter().map(|l| l["launches"].as_u64().unwrap());
+        assert_eq!(launches.sum::<u64>(), list(run, "events").len() as u64);
+    }
+    let events: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    let mut last = (0, 0.0);
+    for e in list(&events, "traceEvents") {
+        let at = (e["pid"].as_u64().unwrap(), e["ts"].as_f64().unwrap());
+        assert!(at >= last, "{at:?} behind {last:?}");
+        last = at;
+    }
+    shows(&std::fs::read_to_string(&page).unwrap(), runs);
+    let other = place.run("profile PRODUCT --bind N=10");
+    assert_eq!(other["runs"][0]["name"], "run");
+}
+
+/// The page has a picture of each run, with each operator, and nothing from elsewhere.
+fn shows(html: &str, runs: &[Value]) {
+    assert_eq!(html.matches("<svg").count(), 2);
+    let kinds = runs.iter().flat_map(|run| list(run, "kinds"));
+    for kind in kinds.filter(|k| number(k, "launches") > 0.0) {
+        let op = kind["op"].as_str().unwrap();
+        assert!(
+            html.contains(&format!("data-op=\"{op}\"")),
+            "{op} is not in the picture"
+        );
+    }
+    let dom = tlite_testing::browser::opened(html, "");
+    for shape in ["<circle", "<polyline"] {
+        assert_eq!(dom.matches(shape).count(), html.matches(shape).count(), "{shape}");
+    }
+    for word in ["http://", "https://", "src=", "@import", "url(", "<script"] {
+        assert!(!html.contains(word), "the page has {word}");
+    }
+}
+
+fn speeds_beside_limits(place: &Place<'_>) {
+    let bench = place.run("bench MODEL --prefill 16 --decode 4 --repeat 1 --context 64");
+    let other = place.run(
+        "bench --random smollm2-135m --layers 1 --group-size channel --prefill 1 --decode 1 --repeat 1 \
+         --context 64 --act int8 --kv q8",
+    );
+    let way = match place.caps.kind {
+        DeviceKind::Cpu if place.joins() => "persistent",
+        // Of a GPU's driver it is not known whether it records.
+        DeviceKind::Cpu => "off",
+        _ => bench["recording"].as_str().unwrap(),
+    };
+    let float = match place.caps.kind {
+        DeviceKind::Cpu => "f32",
+        _ => "f16",
+    };
+    let used = |json: &Value| ["act", "kv", "recording"].map(|key| json[key].as_str().map(str::to_owned));
+    let wanted = |act, kv| [act, kv, way].map(|text: &str| Some(text.to_owned()));
+    assert_eq!(used(&bench), wanted("float", float), "{bench}");
+    assert_eq!(used(&other), wanted("int8", "q8"), "{other}");
+    let planned = place.run("roofline MODEL --prefill 16 --depth 2 --context 64");
+    for (line, work) in std::iter::zip(list(&bench, "results"), list(&planned, "work")) {
+        assert_eq!(
+            line["launches"].as_f64(),
+            work["launches"].as_f64(),
+            "{line} {work}"
+        );
+        assert_eq!(line["most_tokens_per_s"], work["most_tokens_per_s"]);
+        for field in ["most_tokens_per_s", "share_of_most"] {
+            assert!(number(line, field) > 0.0, "{line}");
         }
     }
 }

@@ -1,0 +1,96 @@
+//! Flags of generic kernels: each makes another kernel of the file, so there are few.
+
+use super::{root, stems};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Flags of forms for CPUs.
+const CPU_FLAGS: &[&str] = &[
+    "BROADCAST",
+    "ITEM",
+    "LINE",
+    "NEAR",
+    "RUNS",
+    "SOFT_HALF",
+    "TAIL",
+    "TALL",
+    "VECTORS",
+    "WIDE",
+    "X86_BYTES",
+    "X86_HALF",
+];
+
+/// Defines that are numbers; sources also test whether they are given.
+const NUMBERS: &[&str] = &[
+    "BITS", "EACH", "FOLD", "HIGH", "LOW", "NORM", "RING", "RUN", "SPAN", "SPLIT", "TUPLE", "WINDOW",
+];
+
+/// The most flags of a generic kernel or helper.
+const MOST_FLAGS: usize = 4;
+
+/// Files with more flags: their number, and why they are not split.
+const MANY_FLAGS: &[(&str, usize, &str)] = &[
+    (
+        "common/dot",
+        5,
+        "one product of bytes for each extension, and the order of loads",
+    ),
+    (
+        "common/tile",
+        6,
+        "vector access of each operand is chosen separately",
+    ),
+    (
+        "conv",
+        6,
+        "transposed convolutions and layouts of weights share the loops",
+    ),
+    (
+        "grid_sample",
+        5,
+        "the modes of one ONNX operator, each a few lines",
+    ),
+    ("reduce", 11, "the functions of ten ONNX operators, each one line"),
+    (
+        "resize",
+        14,
+        "the coordinates and roundings of one ONNX operator, each one line",
+    ),
+];
+
+/// Flags are the names that a file tests. Those of the framework (`HAS_B`, `IMAGE_X`, `IN_PLACE`,
+/// and grids), of CPU forms and numbers do not count.
+#[test]
+fn generic_kernels_have_few_flags() {
+    let mut flags: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for (folder, extension) in [("cl", "cl"), ("shaders", "wgsl")] {
+        for sub in ["", "common/"] {
+            for stem in stems(&format!("{folder}/{sub}"), extension) {
+                let path = root().join(format!("{folder}/{sub}{stem}.{extension}"));
+                let text = std::fs::read_to_string(path).unwrap();
+                let tests = text.lines().filter_map(|line| {
+                    let (directive, name) = line.trim().split_once(' ')?;
+                    ["#ifdef", "#ifndef"].contains(&directive).then(|| name.trim())
+                });
+                let counts = |name: &&str| {
+                    !["HAS_", "IMAGE_"].iter().any(|p| name.starts_with(p))
+                        && !["FOLDED", "IN_PLACE", "ROUNDS"].contains(name)
+                        && !CPU_FLAGS.contains(name)
+                        && !NUMBERS.contains(name)
+                };
+                let all = flags.entry(format!("{sub}{stem}")).or_default();
+                all.extend(tests.filter(counts).map(str::to_owned));
+            }
+        }
+    }
+    let mut many = Vec::new();
+    for (file, flags) in flags {
+        if flags.len() > MOST_FLAGS {
+            eprintln!("{file}: {flags:?}");
+            many.push((file, flags.len()));
+        }
+    }
+    let expected = MANY_FLAGS
+        .iter()
+        .map(|(file, flags, _)| ((*file).to_owned(), *flags));
+    assert_eq!(many, expected.collect::<Vec<_>>());
+}
