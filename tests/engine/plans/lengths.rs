@@ -213,3 +213,140 @@ fn symbols_follow_from_shapes() {
     assert!(solve(&[("-N-9223372036854775807", &[1])]).is_err());
     assert!(solve(&[("9223372036854775807*N", &[1])]).is_err());
 }
+
+#[test]
+fn lengths_that_data_tells() {
+    for device in devices() {
+        let _turn = device.turn();
+        // The rows of x at which mask is not zero, doubled.
+        let mut b = Build::default();
+        let (mask, x) = (b.input("mask", DType::I64, "n"), b.input("x", DType::F32, "n 6"));
+        let at = b.node(NonZero, &[mask]);
+        let minus = b.ints(&[-1]);
+        let flat = b.node(Reshape::Reshape { allow_zero: false }, &[at, minus]);
+        let rows = b.node(Gather { axis: 0 }, &[x, flat]);
+        let twice = b.node(Pointwise::binary("Add", Binary::Add), &[rows, rows]);
+        let graph = b.finish(&[twice]);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16)])).unwrap();
+        assert_eq!(
+            plan.host.iter().map(|h| h.name.as_str()).collect::<Vec<_>>(),
+            ["node1"]
+        );
+        assert_eq!(plan.host[0].why, HostReason::Data);
+        assert_eq!(plan.host[0].read_backs(), 0, "the mask is given, not computed");
+        assert!(
+            matches!(plan.segments.as_slice(), [Segment::Host(0), Segment::Device(_)]),
+            "{:?}",
+            plan.segments
+        );
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for mask in [
+            vec![0, 1, 1, 0, 5],
+            vec![1; 16],
+            vec![0, 0, 0, 2],
+            vec![0; 7],
+            vec![3],
+        ] {
+            let given = [
+                ("mask", HostTensor::from_i64(&[mask.len()], &mask).unwrap()),
+                ("x", random(&[mask.len(), 6], 3)),
+            ];
+            check(&mut executor, &graph, &given);
+        }
+        // As many of the largest as an input says.
+        let mut b = Build::default();
+        let (x, k) = (b.input("x", DType::F32, "2 9"), b.input("k", DType::I64, "1"));
+        let y = b.node(unary(Unary::Neg), &[x]);
+        let top = b.nodes(
+            TopK {
+                axis: -1,
+                k: None,
+                largest: true,
+            },
+            &[y, k],
+            2,
+        );
+        let graph = b.finish(&top);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        assert_eq!(plan.host.iter().map(|h| h.read_backs()).sum::<usize>(), 1);
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for k in [1, 4, 9] {
+            check(
+                &mut executor,
+                &graph,
+                &[
+                    ("x", random(&[2, 9], 4)),
+                    ("k", HostTensor::from_i64(&[1], &[k]).unwrap()),
+                ],
+            );
+        }
+        // x expanded to a shape that the device computes.
+        let mut b = Build::default();
+        let (x, a) = (b.input("x", DType::F32, "1 4"), b.input("a", DType::I64, "2"));
+        let sizes = b.node(Pointwise::binary("Add", Binary::Add), &[a, a]);
+        let wide = b.node(Expand, &[x, sizes]);
+        let out = b.node(unary(Unary::Neg), &[wide]);
+        let graph = b.finish(&[out]);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for n in [1, 3, 8] {
+            let a = HostTensor::from_i64(&[2], &[n, 2]).unwrap();
+            check(&mut executor, &graph, &[("x", random(&[1, 4], 5)), ("a", a)]);
+        }
+    }
+}
+
+#[test]
+fn ten_sizes_through_one_load() {
+    let sizes = [
+        (5, 9),
+        (17, 3),
+        (1, 1),
+        (40, 40),
+        (2, 31),
+        (33, 8),
+        (7, 7),
+        (40, 1),
+        (1, 40),
+        (12, 20),
+    ];
+    for device in devices() {
+        let _turn = device.turn();
+        let graph = mixed();
+        let plan = |bounds: &[(&str, i64)]| Plan::compile(&graph, &device.caps, &options(bounds)).unwrap();
+        let load = |plan| Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let run = |executor: &mut Executor, (n, m): (usize, usize)| {
+            let given = [("x", random(&[1, n, 8], 1)), ("y", random(&[1, m, 8], 2))];
+            check(executor, &graph, &given);
+            executor.read(0, &graph.value(graph.outputs()[0]).name).unwrap()
+        };
+        let (mut bounded, mut open) = (load(plan(&[("n", 40), ("m", 40)])), load(plan(&[])));
+        let loaded = bounded.stats();
+        for (i, size) in sizes.into_iter().enumerate() {
+            let fresh = run(&mut load(plan(&[("n", 40), ("m", 40)])), size);
+            let now = bounded.stats();
+            let shared = run(&mut bounded, size);
+            let after = bounded.stats();
+            assert_eq!(
+                (now.compiles, now.recordings),
+                (after.compiles, after.recordings),
+                "run {i}"
+            );
+            assert!(
+                i == 0 || now.allocations == after.allocations,
+                "run {i} takes memory"
+            );
+            assert_eq!(fresh.bytes().unwrap(), shared.bytes().unwrap());
+            assert_eq!(run(&mut open, size).bytes().unwrap(), shared.bytes().unwrap());
+        }
+        assert!(loaded.recordings > 0);
+        // Once the largest sizes were met, an open plan takes no more memory either.
+        let before = open.stats();
+        run(&mut open, (39, 40));
+        let after = open.stats();
+        assert_eq!(
+            (before.allocations, before.recordings),
+            (after.allocations, after.recordings)
+        );
+    }
+}

@@ -147,3 +147,93 @@ fn kernel_without_source_runs_on_the_host() {
     let error = opencl.kernels[0].expand(Language::Wgsl).unwrap_err();
     assert_eq!(error.reason, ExpandReason::NoSource(Language::Wgsl));
 }
+
+/// `-x` on the device, `x + d` in `f64` on the host, and what follows from it in `f32` on the
+/// device again.
+#[test]
+fn types_that_devices_do_not_hold_stay_on_the_host() {
+    let cast = |to| Pointwise {
+        name: "Cast".to_owned(),
+        expr: Expr::Cast(to, Box::new(Expr::Input(0))),
+    };
+    let mut b = Build::default();
+    let (x, d) = (b.input("x", DType::F32, "n 3"), b.input("d", DType::F64, "n 3"));
+    let minus = b.node(unary(Unary::Neg), &[x]);
+    let wide = b.node(cast(DType::F64), &[minus]);
+    let sum = b.node(Pointwise::binary("Add", Binary::Add), &[wide, d]);
+    let turned = b.node(
+        Transpose {
+            perm: Some(vec![1, 0]),
+        },
+        &[sum],
+    );
+    let narrow = b.node(cast(DType::F32), &[turned]);
+    let out = b.node(unary(Unary::Sigmoid), &[narrow]);
+    let count = b.node(cast(DType::U64), &[d]);
+    let graph = b.finish(&[out, sum, count]);
+    let mut fused = (*graph).clone();
+    Pipeline {
+        passes: vec![FUSE],
+        edit_limit: usize::MAX,
+    }
+    .run(&mut fused)
+    .unwrap();
+    assert_eq!(
+        fused.nodes().count(),
+        graph.nodes().count(),
+        "nothing is joined over f64"
+    );
+    let plan = Plan::compile(&graph, &fake_caps(), &options(&[("n", 16)])).unwrap();
+    assert_eq!((plan.host.len(), plan.steps.len()), (5, 2));
+    let wide = |h: &HostStep| matches!(h.why, HostReason::Type(DType::F64 | DType::U64));
+    assert!(plan.host.iter().all(wide), "{:?}", plan.host);
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(&graph, &device.caps, &options(&[("n", 16)])).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        for n in [1, 5, 16] {
+            let d: Vec<f64> = (0u32..n * 3).map(|i| 1e9 + f64::from(i) / 3.0).collect();
+            let rows = usize::try_from(n).unwrap();
+            let d = HostTensor::from_f64(&[rows, 3], &d).unwrap();
+            check(&mut executor, &graph, &[("x", random(&[rows, 3], 6)), ("d", d)]);
+        }
+    }
+}
+
+/// An output that is another name of a value, as exporters that put the sequence first have their
+/// logits, is stored as any other.
+#[test]
+fn outputs_are_floats_under_any_name() {
+    let mut b = Build::default();
+    let x = b.input("x", DType::F32, "1 4 8");
+    let square = b.node(Pointwise::binary("Mul", Binary::Mul), &[x, x]);
+    let perm = Some(vec![1, 0, 2]);
+    let turned = b.node(Transpose { perm }, &[square]);
+    let inside = b.node(unary(Unary::Neg), &[square]);
+    let last = b.node(unary(Unary::Abs), &[inside]);
+    let graph = b.finish(&[turned, last]);
+    let halves = Options {
+        float: DType::F16,
+        ..options(&[])
+    };
+    for device in devices() {
+        let _turn = device.turn();
+        let plan = Plan::compile(&graph, &device.caps, &halves).unwrap();
+        assert!(
+            plan.outputs.iter().all(|o| o.device == DType::F32),
+            "{:?}",
+            plan.outputs
+        );
+        // Two products of elements and one of their negative: the new name takes no dispatch.
+        assert_eq!(plan.steps.len(), 3);
+        let name = plan.outputs[0].name.clone();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        // Exact in a half; its square is not.
+        let v = 1.0 + 1.0 / 1024.0;
+        let given = HostTensor::from_f32(&[1, 4, 8], &[v; 32]).unwrap();
+        executor.write(0, "x", &given).unwrap();
+        executor.run(0, &Bindings::new()).unwrap();
+        let found = executor.read(0, &name).unwrap();
+        assert_eq!(found.to_f32().unwrap().as_ref(), [v * v; 32]);
+    }
+}

@@ -153,29 +153,7 @@ fn answer(stream: &TcpStream, port: u16, state: &Mutex<State>) {
         .token
         .is_none_or(|t| header("authorization") == format!("Bearer {t}"));
     if let Some(digest) = asked.path.strip_prefix("/cdn/") {
-        let content = state.files.values().find(|c| sha256(c) == digest);
-        let mut content = content.unwrap().clone();
-        if let Some(Fault::Corrupt) = fault {
-            content[100] ^= 1;
-        }
-        let first = header("range")
-            .strip_prefix("bytes=")
-            .and_then(|r| r.strip_suffix('-'));
-        let first: Option<usize> = first.map(|f| f.parse().unwrap());
-        let first = first.filter(|_| !matches!(fault, Some(Fault::Whole)));
-        let part = &content[first.unwrap_or(0)..];
-        let range = format!(
-            "Content-Range: bytes {}-{}/{}\r\n",
-            first.unwrap_or(0),
-            content.len() - 1,
-            content.len()
-        );
-        let (status, range) = first.map_or((200, ""), |_| (206, range.as_str()));
-        let end = match fault {
-            Some(Fault::Cut(end)) => end,
-            _ => part.len(),
-        };
-        return send(stream, &asked, status, range, part, end);
+        return send_part(stream, &asked, &state, digest, fault.as_ref());
     }
     if !allowed {
         return plain(401, "X-Error-Code: RepoNotFound\r\n", b"no");
@@ -220,6 +198,28 @@ fn answer(stream: &TcpStream, port: u16, state: &Mutex<State>) {
             plain(200, &headers, content);
         }
     }
+}
+
+/// Sends the file with this digest, from the byte on that the request names.
+fn send_part(stream: &TcpStream, asked: &Asked, state: &State, digest: &str, fault: Option<&Fault>) {
+    let content = state.files.values().find(|c| sha256(c) == digest);
+    let mut content = content.unwrap().clone();
+    if let Some(Fault::Corrupt) = fault {
+        content[100] ^= 1;
+    }
+    let range = asked.headers.get("range");
+    let first = range.and_then(|r| r.strip_prefix("bytes=")?.strip_suffix('-'));
+    let first: Option<usize> = first.map(|f| f.parse().unwrap());
+    let first = first.filter(|_| !matches!(fault, Some(Fault::Whole)));
+    let (start, len) = (first.unwrap_or(0), content.len());
+    let range = format!("Content-Range: bytes {start}-{}/{len}\r\n", len - 1);
+    let (status, range) = first.map_or((200, ""), |_| (206, range.as_str()));
+    let part = &content[start..];
+    let end = match fault {
+        Some(Fault::Cut(end)) => *end,
+        _ => part.len(),
+    };
+    send(stream, asked, status, range, part, end);
 }
 
 /// A user with a folder of their own.

@@ -295,38 +295,34 @@ fn images() -> Outcome {
         };
         code
     };
-    let (line, rows) = (0x10f6, 0x10f1);
-    let (near, far) = (part(128)?, part(512)?);
+    let (line, near, far) = (0x10f6, part(128)?, part(512)?);
+    let rows = |object, width, height, pitch| make(0x10f1, object, width, height, pitch);
     for (what, code, wanted) in [
         (
             "rows of 32 pixels",
-            make(rows, buffer, 32, 4, 0),
+            rows(buffer, 32, 4, 0),
             INVALID_IMAGE_DESCRIPTOR,
         ),
         (
             "the same, given",
-            make(rows, buffer, 32, 4, 32 * 8),
+            rows(buffer, 32, 4, 32 * 8),
             INVALID_IMAGE_DESCRIPTOR,
         ),
-        (
-            "65 pixels",
-            make(rows, buffer, 32, 4, 65 * 8),
-            INVALID_IMAGE_DESCRIPTOR,
-        ),
-        ("64 pixels", make(rows, buffer, 32, 4, 64 * 8), cl::SUCCESS),
+        ("65 pixels", rows(buffer, 32, 4, 65 * 8), INVALID_IMAGE_DESCRIPTOR),
+        ("64 pixels", rows(buffer, 32, 4, 64 * 8), cl::SUCCESS),
         (
             "shorter than a row",
-            make(rows, buffer, 128, 4, 64 * 8),
+            rows(buffer, 128, 4, 64 * 8),
             INVALID_IMAGE_DESCRIPTOR,
         ),
         (
             "from byte 128 on",
-            make(rows, near, 64, 4, 64 * 8),
+            rows(near, 64, 4, 64 * 8),
             INVALID_IMAGE_DESCRIPTOR,
         ),
-        ("from byte 512 on", make(rows, far, 64, 4, 64 * 8), cl::SUCCESS),
-        ("all of a part", make(rows, far, 64, 64, 64 * 8), cl::SUCCESS),
-        ("a row more", make(rows, far, 64, 65, 64 * 8), INVALID_IMAGE_SIZE),
+        ("from byte 512 on", rows(far, 64, 4, 64 * 8), cl::SUCCESS),
+        ("all of a part", rows(far, 64, 64, 64 * 8), cl::SUCCESS),
+        ("a row more", rows(far, 64, 65, 64 * 8), INVALID_IMAGE_SIZE),
         ("one axis", make(line, near, 4096, 0, 0), cl::SUCCESS),
         ("a pixel more", make(line, near, 4097, 0, 0), INVALID_IMAGE_SIZE),
         (
