@@ -11,6 +11,7 @@ use transformer_lite::unstable::graph::op::{
     split::Split, tile::Tile, transpose::Transpose, trilu::Trilu,
 };
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId, derive};
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Shape, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -45,15 +46,25 @@ impl Values<'_> {
         }
     }
 
+    fn reshape(&mut self, v: ValueId, to: &[i64]) -> ValueId {
+        let to = self.constant(to);
+        self.node(Reshape::Reshape { allow_zero: false }, &[v, to])
+    }
+
     /// One more list by operator `kind`, of earlier lists and numbers.
     fn step(&mut self, (kind, a, b, n): (u8, usize, usize, i64)) {
-        let (v, len) = self.lists[a % self.lists.len()];
-        let (w, other) = self.lists[b % self.lists.len()];
-        let size = i64::try_from(len).unwrap();
-        let reshape = |s: &mut Self, v, to: &[i64]| {
-            let to = s.constant(to);
-            s.node(Reshape::Reshape { allow_zero: false }, &[v, to])
-        };
+        let first = self.lists[a % self.lists.len()];
+        let second = self.lists[b % self.lists.len()];
+        if kind < 6 {
+            self.moving(kind, first, second, n);
+        } else {
+            self.computing(kind, first, second, b, n);
+        }
+    }
+
+    /// By an operator that moves elements.
+    fn moving(&mut self, kind: u8, (v, len): (ValueId, usize), (w, other): (ValueId, usize), n: i64) {
+        let size = num::signed(len);
         match kind {
             0 if len > 0 => {
                 let at = self.constant(&[n.rem_euclid(size), -1, 0]);
@@ -71,11 +82,11 @@ impl Values<'_> {
                 self.keep(y, len + other, &[v, w]);
             }
             3 if len <= 8 => {
-                let column = reshape(self, v, &[-1, 1]);
+                let column = self.reshape(v, &[-1, 1]);
                 let by = self.constant(&[1, 2]);
                 let tiled = self.node(Tile, &[column, by]);
                 let turned = self.node(Transpose { perm: None }, &[tiled]);
-                let y = reshape(self, turned, &[-1]);
+                let y = self.reshape(turned, &[-1]);
                 self.keep(y, 2 * len, &[v]);
             }
             4 if len > 1 => {
@@ -94,12 +105,26 @@ impl Values<'_> {
                 self.keep(rest, len - 1, &[v]);
             }
             5 => {
-                let row = reshape(self, v, &[1, -1]);
+                let row = self.reshape(v, &[1, -1]);
                 let diagonal = self.constant(&[1]);
                 let upper = self.node(Trilu { upper: true }, &[row, diagonal]);
-                let y = reshape(self, upper, &[-1]);
+                let y = self.reshape(upper, &[-1]);
                 self.keep(y, len, &[v]);
             }
+            _ => {}
+        }
+    }
+
+    /// By an operator that makes other elements; `b` and `n` choose its kind and its numbers.
+    fn computing(
+        &mut self,
+        kind: u8,
+        (v, len): (ValueId, usize),
+        (w, other): (ValueId, usize),
+        b: usize,
+        n: i64,
+    ) {
+        match kind {
             6 => {
                 let zero = self.constant(&[0]);
                 let op = Cumulative {

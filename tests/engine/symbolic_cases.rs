@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use transformer_lite::unstable::graph::op::case::{Case, input};
 use transformer_lite::unstable::graph::op::{ALL, InferCx};
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use transformer_lite::unstable::tensor::HostTensor;
 
@@ -56,24 +57,44 @@ fn symbolic(tensor: &HostTensor, axes: Axes) -> Fact {
     Fact::new(tensor.dtype(), Shape(sizes.collect()))
 }
 
+/// Operands as derivation sees them: those that are `free` with symbols.
+fn operand_facts(case: &Case, tensors: &[HostTensor], axes: Axes, free: impl Fn(usize) -> bool) -> Vec<Fact> {
+    let fact = |(i, t): (usize, &HostTensor)| match free(i) {
+        true => symbolic(t, axes),
+        false if case.inputs[i].is_const => Fact::of(Arc::new(t.clone())),
+        false => Fact {
+            known: Known::No,
+            ..Fact::of(Arc::new(t.clone()))
+        },
+    };
+    tensors.iter().enumerate().map(fact).collect()
+}
+
+/// Fails unless the results have the derived shapes.
+fn compare(derived: &[Fact], results: &[HostTensor], bindings: &Bindings) -> Result<(), String> {
+    for (fact, result) in derived.iter().zip(results) {
+        let same = |(d, n): (&Dim, &usize)| match d.eval(bindings) {
+            Ok(v) => v == num::signed(*n),
+            // A size that only the run tells has no value here.
+            Err(_) => true,
+        };
+        if fact.dtype != result.dtype()
+            || fact.shape.rank() != result.shape().len()
+            || !fact.shape.0.iter().zip(result.shape()).all(same)
+        {
+            return Err(format!("derived {fact}, found {result:?}"));
+        }
+    }
+    Ok(())
+}
+
 /// Evaluates once under `axes` with the values that `draw` gives; false where derivation refuses or
 /// an assumption fails.
 fn check(case: &Case, axes: Axes, data: usize, draw: &mut dyn FnMut() -> i64) -> Result<bool, String> {
     let tensors: Vec<HostTensor> = (1..).zip(&case.inputs).map(|(s, i)| i.make(s).unwrap()).collect();
     // The first operands are data; the others keep their sizes, as weights do.
     let free = |i: usize| i < data && !case.inputs[i].is_const && tensors[i].dtype().is_float();
-    let facts: Vec<Fact> = tensors
-        .iter()
-        .enumerate()
-        .map(|(i, t)| match free(i) {
-            true => symbolic(t, axes),
-            false if case.inputs[i].is_const => Fact::of(Arc::new(t.clone())),
-            false => Fact {
-                known: Known::No,
-                ..Fact::of(Arc::new(t.clone()))
-            },
-        })
-        .collect();
+    let facts = operand_facts(case, &tensors, axes, free);
     let inputs: Vec<Option<&Fact>> = facts.iter().map(Some).collect();
     let constraints = Constraints::default();
     let cx = InferCx::new(&inputs, &constraints);
@@ -135,19 +156,7 @@ fn check(case: &Case, axes: Axes, data: usize, draw: &mut dyn FnMut() -> i64) ->
         }
         Err(e) => return Err(format!("{}: {e}", what())),
     };
-    for (fact, result) in derived.iter().zip(&results) {
-        if fact.dtype != result.dtype() || fact.shape.rank() != result.shape().len() {
-            return Err(format!("{}: derived {fact}, found {result:?}", what()));
-        }
-        for (d, n) in fact.shape.0.iter().zip(result.shape()) {
-            // A size that only the run tells has no value here.
-            if let Ok(v) = d.eval(&bindings)
-                && usize::try_from(v) != Ok(*n)
-            {
-                return Err(format!("{}: derived {fact}, found {result:?}", what()));
-            }
-        }
-    }
+    compare(&derived, &results, &bindings).map_err(|e| format!("{}: {e}", what()))?;
     Ok(true)
 }
 

@@ -6,7 +6,7 @@
 use serde_json::json;
 use std::path::PathBuf;
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Text, carries};
+use tlite_testing::{Device, Outcome, Text, carries};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::graph::{Edit, onnx};
@@ -17,8 +17,6 @@ use transformer_lite::unstable::llm::sampler::arg_max;
 use transformer_lite::unstable::llm::{LanguageModel, LoadOptions, ModelFolder};
 use transformer_lite::unstable::note::Note;
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
-
-type Outcome = Result<(), String>;
 
 /// A file, and its layers.
 const FILES: [(&str, usize); 31] = [

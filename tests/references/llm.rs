@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Text, Tier};
+use tlite_testing::{Device, Outcome, Text, Tier};
 use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::backend::OpenOptions;
 #[cfg(feature = "opencl")]
@@ -32,9 +32,6 @@ use transformer_lite::unstable::placement::Placement;
 use transformer_lite::unstable::plan::Storage;
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite::unstable::validate::case::as_gpu;
-
-/// Result of a trial.
-type Outcome = Result<(), String>;
 
 type OnDevice = fn(&Device) -> Outcome;
 type OnModel = Box<dyn FnOnce(&Path, &Device) -> Outcome + Send>;

@@ -8,12 +8,10 @@
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use tlite_testing::Text;
 use tlite_testing::suite::Suite;
+use tlite_testing::{Outcome, Text};
 use transformer_lite::unstable::llm::{ChatTemplate, ModelFolder, Raised};
 use transformer_lite_convert::gguf::Gguf;
-
-type Outcome = Result<(), String>;
 
 /// The template whose loop over tools Python refuses without tools; here it is empty.
 const LOOPS_OVER_NONE: &str = "file:NousResearch-Hermes-3-Llama-3.1-8B-tool_use.jinja";

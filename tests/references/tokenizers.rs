@@ -5,13 +5,11 @@
 //! which fails when `REQUIRE_BACKENDS` is set.
 
 use std::path::{Path, PathBuf};
-use tlite_testing::Text;
 use tlite_testing::suite::Suite;
+use tlite_testing::{Outcome, Text};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::llm::Tokenizer;
 use transformer_lite_convert::gguf;
-
-type Outcome = Result<(), String>;
 
 /// A vocabulary, and the token that it puts before a text.
 const VOCABULARIES: &[(&str, Option<u32>)] = &[

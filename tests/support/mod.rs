@@ -32,6 +32,9 @@ use transformer_lite_convert::models;
 use transformer_lite::unstable::error::{self, Error, ErrorKind, Result};
 use transformer_lite_convert::gguf::{Array, GgmlType, Gguf, Value};
 
+/// Result of a trial.
+pub type Outcome = Result<(), String>;
+
 /// Any displayable error as a trial's.
 pub trait Text<T> {
     /// The error as text.
@@ -45,13 +48,23 @@ impl<T, E: std::fmt::Display> Text<T> for std::result::Result<T, E> {
 }
 
 /// An error unless `e` is of this kind and carries each of `values`.
-pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Result<(), String> {
+pub fn refusal(e: &Error, kind: ErrorKind, values: &[&str]) -> Outcome {
     let said = e.chain();
     match values.iter().find(|v| !carries(&said, v)) {
         _ if e.kind() != kind => Err(format!("{kind:?} expected, found {:?}: {said}", e.kind())),
         Some(value) => Err(format!("expected {value:?} in: {said}")),
         None => Ok(()),
     }
+}
+
+/// An error, with the place of the call, unless both are equal.
+#[track_caller]
+pub fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
+    if found == wanted {
+        return Ok(());
+    }
+    let place = std::panic::Location::caller();
+    Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
 }
 
 /// How much is tested, in rising order.

@@ -1,6 +1,6 @@
 //! Test binaries whose trials follow from data: cases, files, models and devices.
 
-use crate::{Device, Missing, Tier, devices, required};
+use crate::{Device, Missing, Outcome, Tier, devices, required};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::cmp::Reverse;
 use std::fmt::Display;
@@ -23,22 +23,18 @@ type Times = Arc<Mutex<Vec<(Duration, String)>>>;
 const SLOWEST: usize = 10;
 
 /// Runs after the trials. The flag is true where no trial of the suite was filtered out.
-type After = Box<dyn FnOnce(bool) -> Result<(), String>>;
+type After = Box<dyn FnOnce(bool) -> Outcome>;
 
 impl Suite {
     /// Adds a trial.
-    pub fn add(&mut self, name: impl Display, run: impl FnOnce() -> Result<(), String> + Send + 'static) {
+    pub fn add(&mut self, name: impl Display, run: impl FnOnce() -> Outcome + Send + 'static) {
         let trial = self.trial(name, run);
         self.trials.push(trial);
     }
 
     /// Adds a trial that repeats at length what others check. Below the nightly tier it is listed as
     /// ignored, with its kind.
-    pub fn add_nightly(
-        &mut self,
-        name: impl Display,
-        run: impl FnOnce() -> Result<(), String> + Send + 'static,
-    ) {
+    pub fn add_nightly(&mut self, name: impl Display, run: impl FnOnce() -> Outcome + Send + 'static) {
         self.add_if(Tier::of_environment() == Tier::Nightly, "nightly", name, run);
     }
 
@@ -48,7 +44,7 @@ impl Suite {
         run_here: bool,
         kind: &str,
         name: impl Display,
-        run: impl FnOnce() -> Result<(), String> + Send + 'static,
+        run: impl FnOnce() -> Outcome + Send + 'static,
     ) {
         let trial = self.trial(name, run);
         self.trials.push(if run_here {
@@ -58,7 +54,7 @@ impl Suite {
         });
     }
 
-    fn trial(&self, name: impl Display, run: impl FnOnce() -> Result<(), String> + Send + 'static) -> Trial {
+    fn trial(&self, name: impl Display, run: impl FnOnce() -> Outcome + Send + 'static) -> Trial {
         let name = format!("{}::{name}", self.name);
         let times = Arc::clone(&self.times);
         Trial::test(name.clone(), move || {
@@ -105,7 +101,7 @@ impl Suite {
     }
 
     /// What is checked when the trials have run.
-    pub fn after(&mut self, check: impl FnOnce(bool) -> Result<(), String> + 'static) {
+    pub fn after(&mut self, check: impl FnOnce(bool) -> Outcome + 'static) {
         self.after = Some(Box::new(check));
     }
 }

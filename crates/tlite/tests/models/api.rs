@@ -6,7 +6,7 @@ mod c;
 use std::path::{Path, PathBuf};
 use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Text};
+use tlite_testing::{Device, Outcome, Text, equal};
 use transformer_lite::unstable::backend::{Backend as _, BackendKind, OpenOptions};
 use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::pass::Target;
@@ -18,9 +18,6 @@ use transformer_lite::unstable::llm::{
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite_convert::gguf::Value;
-
-/// Result of a trial.
-type Outcome = Result<(), String>;
 
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
@@ -95,15 +92,6 @@ fn text(session: &mut Session, prompt: &str, max_tokens: usize) -> Result<String
         .text()
 }
 
-#[track_caller]
-fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
-    if found == wanted {
-        return Ok(());
-    }
-    let place = std::panic::Location::caller();
-    Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
-}
-
 /// A second model of a decoder takes memory for its own state and for nothing else, and gives it
 /// back.
 fn executors_share_weights(device: &Device) -> Outcome {
@@ -163,6 +151,24 @@ fn executors_share_weights(device: &Device) -> Outcome {
     Ok(())
 }
 
+/// Answers of a conversation are sampled: the same for one seed, and others for another.
+fn seeds_decide(session: &mut Session, options: &GenerateOptions) -> Outcome {
+    let mut sampled = Vec::new();
+    for seed in [1, 1, 2] {
+        let sampler = Sampler::new(SamplerConfig {
+            temperature: 2.0,
+            seed,
+            ..SamplerConfig::default()
+        });
+        session.clear();
+        session.set_sampler(sampler.text()?);
+        let mut answer = session.generate(&[Message::user("hello")], options).text()?;
+        sampled.push(answer.text().text()?);
+    }
+    let same = (sampled[0] == sampled[1], sampled[0] == sampled[2]);
+    equal(&same, &(true, false))
+}
+
 fn sessions(place: BackendChoice) -> Outcome {
     let (_dir, folder) = speaking_model();
     let model = Model::load(&folder, &options(place)).text()?;
@@ -219,25 +225,7 @@ fn sessions(place: BackendChoice) -> Outcome {
     equal(&answer.finish(), &Some(Finish::ContextFull))?;
     drop(answer);
 
-    // Sampling, and a conversation.
-    let sampler = |seed| {
-        Sampler::new(SamplerConfig {
-            temperature: 2.0,
-            seed,
-            ..SamplerConfig::default()
-        })
-    };
-    let mut sampled = Vec::new();
-    for seed in [1, 1, 2] {
-        first.clear();
-        first.set_sampler(sampler(seed).text()?);
-        let mut answer = first.generate(&[Message::user("hello")], &few).text()?;
-        sampled.push(answer.text().text()?);
-    }
-    equal(
-        &(sampled[0] == sampled[1], sampled[0] == sampled[2]),
-        &(true, false),
-    )?;
+    seeds_decide(&mut first, &few)?;
 
     // Drafts change nothing.
     let drafting = LoadOptions {

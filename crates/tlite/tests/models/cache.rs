@@ -6,12 +6,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tlite_testing::gguf::Traits;
 use tlite_testing::suite::Suite;
-use tlite_testing::{Text, carries, tiny_model};
+use tlite_testing::{Outcome, Text, carries, equal, tiny_model};
 use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
-
-/// Result of a trial.
-type Outcome = Result<(), String>;
 
 type Work = fn(&Starts) -> Outcome;
 
@@ -147,15 +144,6 @@ fn told(output: &Output) -> Result<Told, String> {
     })
 }
 
-#[track_caller]
-fn equal<T: PartialEq + std::fmt::Debug>(found: &T, wanted: &T) -> Outcome {
-    if found == wanted {
-        return Ok(());
-    }
-    let place = std::panic::Location::caller();
-    Err(format!("{place}: found {found:?}, wanted {wanted:?}"))
-}
-
 /// All files below a folder.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let list = std::fs::read_dir(folder).into_iter().flatten().flatten();
@@ -232,10 +220,9 @@ fn damaged(starts: &Starts) -> Outcome {
 /// What becomes of one file: its new bytes, or none for a file that is gone.
 type Loss = fn(&[u8]) -> Option<Vec<u8>>;
 
-/// One file after another is damaged or gone, of each kind that commands write for the device, and
-/// all others are whole.
-fn alone(starts: &Starts) -> Outcome {
-    let model = starts.dir.path().join("e0m4");
+/// Quantizes the model to `model`, measures the device and tunes it. Whether there was anything to
+/// choose.
+fn quantized_and_tuned(starts: &Starts, model: &Path) -> Result<bool, String> {
     let done = |command: &str, args: &[&std::ffi::OsStr]| {
         let output = tlite_testing::command().arg(command).args(args).output().text()?;
         match output.status.success() {
@@ -252,8 +239,6 @@ fn alone(starts: &Starts) -> Outcome {
     )?;
     done("devices", &[&["--probe".as_ref()], &device[..], &cache].concat())?;
     let tune = [
-        "--backend",
-        &backend,
         "--act",
         "float",
         "--sets",
@@ -261,16 +246,26 @@ fn alone(starts: &Starts) -> Outcome {
         "--seconds",
         "9999",
         "--json",
-    ]
-    .map(AsRef::as_ref);
+        "--backend",
+        &backend,
+    ];
+    let tune = tune.map(AsRef::as_ref);
     let tuned = done("tune", &[&[model.as_ref()], &tune[..], &device, &cache].concat())?;
     let tuned: serde_json::Value = serde_json::from_slice(&tuned).text()?;
+    Ok(tuned["all"] != 0)
+}
+
+/// One file after another is damaged or gone, of each kind that commands write for the device, and
+/// all others are whole.
+fn alone(starts: &Starts) -> Outcome {
+    let model = starts.dir.path().join("e0m4");
+    let tuned = quantized_and_tuned(starts, &model)?;
     // What follows is compiled and checked for an answer, so that it is used.
     for kind in [Kind::Program, Kind::Pipeline, Kind::Verdict] {
         starts.store().clear(Some(kind)).text()?;
     }
     let start = || {
-        let command = starts.command(&folder);
+        let command = starts.command(&starts.folder());
         let args: Vec<_> = command.get_args().map(std::ffi::OsStr::to_owned).collect();
         let changed = args.iter().map(|arg| {
             if *arg == starts.model {
@@ -296,7 +291,7 @@ fn alone(starts: &Starts) -> Outcome {
     let kinds: BTreeSet<Kind> = entries.iter().map(|e| e.kind).collect();
     let mut all = BTreeSet::from([compiled, Kind::Verdict, Kind::Probe]);
     // Kernels for CPUs through wgpu have no numbers to choose.
-    all.extend((tuned["all"] != 0).then_some(Kind::Tuning));
+    all.extend(tuned.then_some(Kind::Tuning));
     equal(&kinds, &all)?;
     let losses: [(&str, Loss); 3] = [
         ("half of", |b| b.get(..b.len() / 2).map(<[u8]>::to_vec)),

@@ -16,7 +16,7 @@ use std::sync::Arc;
 use tlite_testing::gguf::{File, byte_vocabulary, random};
 use tlite_testing::hugging_face::{self, Folder, Order, f32s};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Text};
+use tlite_testing::{Device, Outcome, Text};
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
 use transformer_lite::unstable::graph::pass::Target;
@@ -27,9 +27,6 @@ use transformer_lite::unstable::tensor::{DType, HostTensor};
 use transformer_lite_convert::gguf::{GgmlType, Value};
 use transformer_lite_convert::quantize::{Options, quantize};
 use transformer_lite_convert::{checkpoint, gguf};
-
-/// Result of a trial.
-type Outcome = Result<(), String>;
 
 /// Largest difference of two logits, over the largest logit, on the host.
 const HOST: f32 = 2e-5;

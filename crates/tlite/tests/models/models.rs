@@ -15,18 +15,17 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use tlite::inspect::{Request, inspect};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Text};
+use tlite_testing::{Device, Outcome, Text};
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, derive, onnx};
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Logits, SequenceConfig};
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Symbol};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
-
-type Outcome = Result<(), String>;
 
 /// A model and the sizes of its inputs, from the largest to others.
 struct Real {
@@ -564,33 +563,39 @@ fn on_device(path: &Path, real: &Real, device: &Device, float: DType, most: f32)
 /// parts.
 fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
     let tokens: Vec<u32> = (0..12).map(|i| (i * 89 + 5) % VOCABULARY as u32).collect();
+    match device {
+        None => integers_on_host(path, &tokens),
+        Some(device) => integers_on_device(path, device, &tokens),
+    }
+}
+
+fn integers_on_host(path: &Path, tokens: &[u32]) -> Outcome {
+    let graph = derived(path, None)?;
+    let count = num::signed(tokens.len());
+    let mut sizes = bindings(&[("batch_size", 1), ("past_sequence_length", 0)]);
+    sizes.set(&Symbol::new("sequence_length"), count);
+    let mut given = inputs(&graph, &sizes)?;
+    for (name, t) in &mut given {
+        let list: Vec<i64> = match name.as_str() {
+            "input_ids" => tokens.iter().map(|t| i64::from(*t)).collect(),
+            "position_ids" => (0..count).collect(),
+            _ => continue,
+        };
+        *t = HostTensor::from_i64(&[1, tokens.len()], &list).text()?;
+    }
+    let wanted = interpret(&graph, &given)?.remove("logits").ok_or("no logits")?;
+    let decoder = Decoder::load(path, &Target::HOST).text()?;
+    let found = HostModel::new(decoder, 32).text()?.forward_all(tokens).text()?;
+    if found == *wanted.to_f32().text()? {
+        Ok(())
+    } else {
+        Err("the form with a cache differs".to_owned())
+    }
+}
+
+fn integers_on_device(path: &Path, device: &Device, tokens: &[u32]) -> Outcome {
     let load = |target: &Target| Decoder::load(path, target).text();
     let lengths = SequenceConfig::of(32);
-    let Some(device) = device else {
-        let graph = derived(path, None)?;
-        let count = i64::try_from(tokens.len()).text()?;
-        let mut sizes = bindings(&[("batch_size", 1), ("past_sequence_length", 0)]);
-        sizes.set(&Symbol::new("sequence_length"), count);
-        let mut given = inputs(&graph, &sizes)?;
-        for (name, t) in &mut given {
-            let list: Vec<i64> = match name.as_str() {
-                "input_ids" => tokens.iter().map(|t| i64::from(*t)).collect(),
-                "position_ids" => (0..count).collect(),
-                _ => continue,
-            };
-            *t = HostTensor::from_i64(&[1, tokens.len()], &list).text()?;
-        }
-        let wanted = interpret(&graph, &given)?.remove("logits").ok_or("no logits")?;
-        let found = HostModel::new(load(&Target::HOST)?, lengths.context)
-            .text()?
-            .forward_all(&tokens)
-            .text()?;
-        return if found == *wanted.to_f32().text()? {
-            Ok(())
-        } else {
-            Err("the form with a cache differs".to_owned())
-        };
-    };
     let _turn = device.turn();
     let mut host = HostModel::new(load(&Target::HOST)?, lengths.context).text()?;
     let decoder = load(&Target::DEVICE)?;
@@ -618,17 +623,19 @@ fn decoder_of_integers(path: &Path, device: Option<&Device>) -> Outcome {
         let plan = usize::from(part.len() == 1);
         let list = |list: Vec<i64>| HostTensor::from_i64(&[1, list.len()], &list).text();
         let total = past + part.len();
-        let count = |n: usize| i64::try_from(n).unwrap_or(0);
         let given = [
             ("input_ids", list(part.iter().map(|t| i64::from(*t)).collect())?),
-            ("position_ids", list((count(past)..count(total)).collect())?),
+            (
+                "position_ids",
+                list((num::signed(past)..num::signed(total)).collect())?,
+            ),
             ("attention_mask", list(vec![1; total])?),
         ];
         for (name, tensor) in &given {
             executor.write(plan, name, tensor).text()?;
         }
         let mut bound = executor.bindings(plan).text()?;
-        bound.set(decoder.past(), count(past));
+        bound.set(decoder.past(), num::signed(past));
         executor.run(plan, &bound).text()?;
         past = total;
         let found = executor.read(plan, "logits").text()?;

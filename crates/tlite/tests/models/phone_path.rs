@@ -172,6 +172,12 @@ type ModelTrial = Box<dyn FnOnce(&Model) -> Outcome + Send>;
 /// Takes the name and the code of a trial.
 type Add<'a> = dyn FnMut(&str, ModelTrial) + 'a;
 
+/// A call that is refused, and which of them.
+struct Refused {
+    call: &'static str,
+    nth: u64,
+}
+
 /// The `nth` of these calls fails.
 fn fault(call: &str, nth: u64, code: i32) -> Fault {
     Fault {

@@ -2,7 +2,7 @@
 
 use super::play::{Outcome, Run};
 use super::standin::extensions;
-use super::{Model, UNCUT, of, refusing};
+use super::{Model, Refused, UNCUT, of, refusing};
 use tlite_standin::Profile;
 
 /// Tokens that cross a multiple of the padding.
@@ -79,12 +79,6 @@ pub fn decode(model: &Model) -> Outcome {
          changed {changed} times; {one_by_one} dispatches came one by one, {} without recordings",
         dispatches(&plain)
     ))
-}
-
-/// A call that is refused, and which of them.
-pub struct Refused {
-    call: &'static str,
-    nth: u64,
 }
 
 pub fn refused_calls() -> [(&'static str, Refused); 6] {

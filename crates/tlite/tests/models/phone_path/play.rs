@@ -5,11 +5,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tlite_standin::{CONFIG, Config};
+pub use tlite_testing::Outcome;
 use tlite_testing::carries;
 use transformer_lite::unstable::graph::op::ALL;
-
-/// Result of a trial.
-pub type Outcome = Result<(), String>;
 
 /// No run takes that long, on a busy machine either.
 const LIMIT: Duration = Duration::from_secs(300);

@@ -1,7 +1,7 @@
 //! Decoding on an Adreno from the driver's recordings.
 
 use super::play::Outcome;
-use super::{Add, Model, TOKENS, UNCUT, fault, of, refusing, with_faults};
+use super::{Add, Model, Refused, TOKENS, UNCUT, fault, of, refusing, with_faults};
 use tlite_standin::{Fault, Profile, cl};
 
 /// The trials of a model.
@@ -37,12 +37,6 @@ fn recorded(model: &Model, options: &[&str]) -> Outcome {
         ));
     }
     Ok(())
-}
-
-/// A call about recordings that fails, and how often it may be made.
-struct Refused {
-    call: &'static str,
-    nth: u64,
 }
 
 fn recordings_refused() -> [(&'static str, Refused); 5] {

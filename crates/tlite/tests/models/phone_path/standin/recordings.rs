@@ -395,7 +395,6 @@ fn changes_are_checked(work: &Work, api: &Buffers) -> Outcome {
         size: size_of::<f32>(),
         value: (&raw const by).cast(),
     };
-    let (unknown, small) = (DispatchArg { index: 7, ..arg }, DispatchArg { size: 2, ..arg });
     let config = DispatchConfig {
         command,
         arg_count: 1,
@@ -415,6 +414,37 @@ fn changes_are_checked(work: &Work, api: &Buffers) -> Outcome {
         cl::INVALID_OPERATION,
     )?;
     ok("its end", api.finalize(buffer))?;
+    wrong_changes(work, config, |kind, config| change(buffer, kind, config))?;
+    work.write(&[0.0; COUNT])?;
+    ok("queued", api.enqueue(buffer))?;
+    same("as recorded", work.read()?, [1.0; COUNT])?;
+    work.write(&[0.0; COUNT])?;
+    ok("changed", change(buffer, 0, &config))?;
+    ok("queued", api.enqueue(buffer))?;
+    same("as changed", work.read()?, halves(5.0, 0.0))?;
+    ok("release", api.release(buffer))?;
+    same("released", change(buffer, 0, &config), cl::INVALID_COMMAND_BUFFER)?;
+    let fixed = api.create(work.queue, 0)?;
+    ok("dispatch", api.dispatch(fixed, null_mut(), work.add, None))?;
+    ok("its end", api.finalize(fixed))?;
+    same(
+        "nothing can be changed",
+        change(fixed, 0, &config),
+        cl::INVALID_OPERATION,
+    )?;
+    ok("release", api.release(fixed))
+}
+
+/// Changes that differ from a right one in one thing.
+fn wrong_changes(
+    work: &Work,
+    config: DispatchConfig,
+    change: impl Fn(u32, &DispatchConfig) -> Code,
+) -> Outcome {
+    // SAFETY: the right one has one argument.
+    let arg = unsafe { *config.args };
+    let (unknown, small) = (DispatchArg { index: 7, ..arg }, DispatchArg { size: 2, ..arg });
+    let half = COUNT / 2;
     let with_args = |args| DispatchConfig { args, ..config };
     for (what, kind, config, wanted) in [
         ("another type", 1, config, cl::INVALID_VALUE),
@@ -456,24 +486,7 @@ fn changes_are_checked(work: &Work, api: &Buffers) -> Outcome {
             cl::INVALID_VALUE,
         ),
     ] {
-        same(what, change(buffer, kind, &config), wanted)?;
+        same(what, change(kind, &config), wanted)?;
     }
-    work.write(&[0.0; COUNT])?;
-    ok("queued", api.enqueue(buffer))?;
-    same("as recorded", work.read()?, [1.0; COUNT])?;
-    work.write(&[0.0; COUNT])?;
-    ok("changed", change(buffer, 0, &config))?;
-    ok("queued", api.enqueue(buffer))?;
-    same("as changed", work.read()?, halves(5.0, 0.0))?;
-    ok("release", api.release(buffer))?;
-    same("released", change(buffer, 0, &config), cl::INVALID_COMMAND_BUFFER)?;
-    let fixed = api.create(work.queue, 0)?;
-    ok("dispatch", api.dispatch(fixed, null_mut(), work.add, None))?;
-    ok("its end", api.finalize(fixed))?;
-    same(
-        "nothing can be changed",
-        change(fixed, 0, &config),
-        cl::INVALID_OPERATION,
-    )?;
-    ok("release", api.release(fixed))
+    Ok(())
 }
