@@ -138,7 +138,7 @@ fn product(
 
 fn packed(bits: Bits, group: usize, k: usize, n: usize) -> Vec<HostTensor> {
     let words: Vec<u32> = (0..bits.rows(k) * n)
-        .map(|i| u32::try_from(i & 0xFFFF).unwrap_or(0).wrapping_mul(0x9E37_79B9))
+        .map(|i| u32::try_from(i & 0xFFFF).unwrap().wrapping_mul(0x9E37_79B9))
         .collect();
     let scales: Vec<f16> = (0..k.div_ceil(group) * n)
         .flat_map(|_| [f16::from_f32(0.01), f16::from_f32(2.9)])

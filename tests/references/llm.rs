@@ -15,6 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Outcome, Text, Tier};
+#[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::backend::OpenOptions;
 #[cfg(feature = "opencl")]
@@ -94,43 +95,38 @@ pub fn trials(suite: &mut Suite) {
 fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
     let model = Arc::new(model.to_owned());
     let dir = model.clone();
-    suite.add_nightly("real/answers@host", move || answers::agree(&dir, None));
+    suite.add_in(Tier::Nightly, "real/answers@host", move || {
+        answers::agree(&dir, None)
+    });
     for d in devices {
         let label = d.label(devices);
-        let mut add = |nightly: bool, name: String, run: OnModel| {
+        let mut add = |tier: Tier, name: String, run: OnModel| {
             let (name, dir, device) = (format!("real/{name}@{label}"), model.clone(), d.clone());
-            let run = move || run(&dir, &device);
-            if nightly {
-                suite.add_nightly(name, run);
-            } else {
-                suite.add(name, run);
-            }
+            suite.add_in(tier, name, move || run(&dir, &device));
         };
-        // Long trials of the backend whose driver is the slowest, on what others compare with the
-        // host in other ways.
-        let slow = d.kind == BackendKind::Wgpu;
+        let (each, long) = (Tier::Quick, d.tier_of_long_trials());
         let floats: OnModel = Box::new(|dir, d| agreement::check(dir, d, None, &agreement::FLOATS));
-        add(false, "agreement".to_owned(), floats);
+        add(each, "agreement".to_owned(), floats);
         let bytes: OnModel = Box::new(|dir, d| agreement::check(dir, d, None, &agreement::BYTES));
-        add(slow, "agreement_in_8_bits".to_owned(), bytes);
+        add(long, "agreement_in_8_bits".to_owned(), bytes);
         // All phones that matter here have half arithmetic.
         #[cfg(feature = "opencl")]
         if d.kind == BackendKind::OpenCl && d.caps.profile.f16_math {
             for family in Family::ALL {
                 let run = move |dir: &Path, d: &Device| agreement::of_family(dir, d, family);
-                add(false, format!("agreement_as_{family:?}"), Box::new(run));
+                add(each, format!("agreement_as_{family:?}"), Box::new(run));
             }
         }
-        add(false, "conversation".to_owned(), Box::new(conversation));
+        add(each, "conversation".to_owned(), Box::new(conversation));
         let answers: OnModel = Box::new(|dir, d| answers::agree(dir, Some(d)));
-        add(slow, "answers".to_owned(), answers);
+        add(long, "answers".to_owned(), answers);
         #[cfg(feature = "opencl")]
         if d.kind == BackendKind::OpenCl {
             let run = |dir: &Path, d: &Device| {
                 let _turn = d.turn();
                 recordings::ways_change_nothing(dir, d, true)
             };
-            add(false, "ways_change_nothing".to_owned(), Box::new(run));
+            add(each, "ways_change_nothing".to_owned(), Box::new(run));
         }
     }
 }
@@ -167,7 +163,7 @@ fn close(what: &str, wanted: &[f32], found: &[f32], bound: f64) -> Outcome {
 /// Different tokens of the tiny vocabulary.
 fn tokens(count: usize) -> Vec<u32> {
     (0..count)
-        .map(|i| u32::try_from((i * 89 + i * i * 7 + 5) % VOCAB).unwrap_or(0))
+        .map(|i| u32::try_from((i * 89 + i * i * 7 + 5) % VOCAB).unwrap())
         .collect()
 }
 

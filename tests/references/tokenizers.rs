@@ -157,7 +157,7 @@ fn streams(path: &Path) -> Outcome {
                 state = state
                     .wrapping_mul(6_364_136_223_846_793_005)
                     .wrapping_add(1_442_695_040_888_963_407);
-                u32::try_from((state >> 33) % count).unwrap_or(0)
+                u32::try_from((state >> 33) % count).unwrap()
             })
             .collect();
         compare(&ids)?;

@@ -229,7 +229,11 @@ pub fn gptq(bits: usize, group: i64, order: Order, v2: bool, model_type: &str) -
     for layer in 0..2 {
         let mut orders: BTreeMap<(usize, &str), Vec<usize>> = BTreeMap::new();
         for (name, k, n) in PROJECTIONS {
-            let size = usize::try_from(group).unwrap_or(k);
+            let size = if group < 0 {
+                k
+            } else {
+                usize::try_from(group).unwrap()
+            };
             let key = match (order, name) {
                 (Order::Shared, "self_attn.q_proj" | "self_attn.k_proj" | "self_attn.v_proj") => "qkv",
                 (Order::Shared, "mlp.gate_proj" | "mlp.up_proj") => "mlp",

@@ -312,6 +312,14 @@ impl Device {
         }
     }
 
+    /// Tier of long trials that run on another backend too: drivers for wgpu are the slowest.
+    pub fn tier_of_long_trials(&self) -> Tier {
+        match self.kind {
+            BackendKind::Wgpu => Tier::Nightly,
+            BackendKind::OpenCl => Tier::Quick,
+        }
+    }
+
     /// Backend name, and the device's where the backend has several.
     pub fn label(&self, all: &[Self]) -> String {
         if all.iter().filter(|d| d.kind == self.kind).count() == 1 {
@@ -435,7 +443,7 @@ impl Guards {
         let mut inner = lock(&self.inner);
         for (buffer, bytes) in lock(&self.buffers).iter() {
             for (offset, where_) in [(0, "before"), (self.shift + bytes, "after")] {
-                let mut zone = vec![0; usize::try_from(self.shift).unwrap_or(0)];
+                let mut zone = vec![0; usize::try_from(self.shift).unwrap()];
                 let view = View {
                     buffer: *buffer,
                     offset,
@@ -464,7 +472,7 @@ impl Backend for Shared {
         let id = inner.create_buffer(label, whole)?;
         lock(&self.buffers).insert(id, bytes);
         if self.shift > 0 {
-            let poison = vec![POISON; usize::try_from(whole).unwrap_or(0)];
+            let poison = vec![POISON; usize::try_from(whole).unwrap()];
             inner.write(
                 View {
                     buffer: id,

@@ -32,10 +32,10 @@ impl Suite {
         self.trials.push(trial);
     }
 
-    /// Adds a trial that repeats at length what others check. Below the nightly tier it is listed as
-    /// ignored, with its kind.
-    pub fn add_nightly(&mut self, name: impl Display, run: impl FnOnce() -> Outcome + Send + 'static) {
-        self.add_if(Tier::of_environment() == Tier::Nightly, "nightly", name, run);
+    /// Adds a trial for this tier and those above. Below it is listed as ignored, with its kind.
+    pub fn add_in(&mut self, tier: Tier, name: impl Display, run: impl FnOnce() -> Outcome + Send + 'static) {
+        let kind = if tier == Tier::Nightly { "nightly" } else { "ci" };
+        self.add_if(Tier::of_environment() >= tier, kind, name, run);
     }
 
     /// Adds a trial. Where it does not `run_here`, it is listed as ignored, with its kind.

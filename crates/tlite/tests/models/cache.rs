@@ -6,28 +6,27 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use tlite_testing::gguf::Traits;
 use tlite_testing::suite::Suite;
-use tlite_testing::{Outcome, Text, carries, equal, tiny_model};
+use tlite_testing::{Outcome, Text, Tier, carries, equal, tiny_model};
 use transformer_lite::unstable::backend::{BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
 
 type Work = fn(&Starts) -> Outcome;
 
 pub fn trials(suite: &mut Suite) {
-    let works: [(&str, Work); 6] = [
-        ("a_second_start_compiles_nothing", twice),
-        ("damaged_files_are_made_anew", damaged),
-        ("each_file_alone_changes_no_token", alone),
-        ("refused_programs_are_made_anew", refused),
-        ("folders_that_cannot_be_written", unwritable),
-        ("two_processes_at_once", at_once),
-    ];
     let devices = suite.devices();
     for d in &devices {
-        for (name, work) in works {
+        let works: [(&str, Work, Tier); 6] = [
+            ("a_second_start_compiles_nothing", twice, Tier::Quick),
+            ("damaged_files_are_made_anew", damaged, Tier::Quick),
+            ("each_file_alone_changes_no_token", alone, d.tier_of_long_trials()),
+            ("refused_programs_are_made_anew", refused, Tier::Quick),
+            ("folders_that_cannot_be_written", unwritable, Tier::Quick),
+            ("two_processes_at_once", at_once, Tier::Quick),
+        ];
+        for (name, work, tier) in works {
             let (kind, device) = (d.kind, d.caps.device.clone());
-            suite.add(format!("{name}@{}", d.label(&devices)), move || {
-                work(&Starts::new(kind, device))
-            });
+            let name = format!("{name}@{}", d.label(&devices));
+            suite.add_in(tier, name, move || work(&Starts::new(kind, device)));
         }
     }
     suite.add("a_library_writes_nothing_by_itself", off_by_default);

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use tlite::inspect::{Request, inspect};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Outcome, Text};
+use tlite_testing::{Device, Outcome, Text, Tier};
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
@@ -236,9 +236,12 @@ pub fn trials(suite: &mut Suite) {
         let name = format!("{}: greedy tokens", greedy.name);
         for d in &devices {
             let (path, device) = (path.clone(), d.clone());
-            suite.add(format!("{name}@{}", d.label(&devices)), move || {
-                greedy_tokens(&path, greedy, Some(&device))
-            });
+            let name = format!("{name}@{}", d.label(&devices));
+            let tier = match greedy.exported {
+                Some(_) => d.tier_of_long_trials(),
+                None => Tier::Quick,
+            };
+            suite.add_in(tier, name, move || greedy_tokens(&path, greedy, Some(&device)));
         }
         suite.add(format!("{name}@host"), move || greedy_tokens(&path, greedy, None));
     }
@@ -382,10 +385,10 @@ fn inputs(graph: &Graph, sizes: &Bindings) -> Result<Vec<(String, HostTensor)>, 
         } else {
             let value = |i: usize| match name.as_str() {
                 "sr" => 16000,
-                _ if fact.dtype == DType::U8 => i64::try_from((i * 89 + 5) % 251).unwrap_or(0),
+                _ if fact.dtype == DType::U8 => num::signed((i * 89 + 5) % 251),
                 n if n.contains("mask") => 1,
                 n if n.contains("type") => 0,
-                _ => i64::try_from((i * 89 + 5) % 997).unwrap_or(0),
+                _ => num::signed((i * 89 + 5) % 997),
             };
             HostTensor::from_ints(fact.dtype, &shape, &(0..count).map(value).collect::<Vec<_>>())
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite::inspect::{Request, inspect};
 use tlite_testing::suite::Suite;
-use tlite_testing::{self, Device, Text, Traffic, carries};
+use tlite_testing::{self, Device, Text, Tier, Traffic, carries};
 use transformer_lite::unstable::backend::{DeviceKind, Simd};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
@@ -20,6 +20,7 @@ use transformer_lite::unstable::llm::engine::{
 use transformer_lite::unstable::llm::{
     Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::text as plan_text;
 use transformer_lite::unstable::tensor::DType;
 
@@ -32,6 +33,7 @@ const CHUNK: usize = 16;
 const CONTEXT: usize = 200;
 /// What the longest trials feed.
 const LONG: usize = 4096;
+const LONGEST: &str = "4000_tokens";
 
 /// Families with their windows and the layers that have them. All layers of the last are as those
 /// of Mistral.
@@ -52,7 +54,12 @@ pub fn trials(suite: &mut Suite, all: &[Arc<Case>], devices: &[Device]) {
         for d in devices {
             let mut add = |what: &str, run: fn(&Family, usize, &Device) -> Outcome| {
                 let (this, device) = (case.clone(), d.clone());
-                suite.add(format!("windows/{name}/{what}@{}", d.label(devices)), move || {
+                let tier = match what {
+                    LONGEST => d.tier_of_long_trials(),
+                    _ => Tier::Quick,
+                };
+                let name = format!("windows/{name}/{what}@{}", d.label(devices));
+                suite.add_in(tier, name, move || {
                     let _turn = device.turn();
                     run(&this.family, window, &device)
                 });
@@ -63,7 +70,7 @@ pub fn trials(suite: &mut Suite, all: &[Arc<Case>], devices: &[Device]) {
             if name == "gemma2" {
                 add("steps_of_8_bits", steps_of_8_bits);
                 add("drafts", drafts);
-                add("4000_tokens", many_tokens);
+                add(LONGEST, many_tokens);
             }
             if name == "qwen2" {
                 add("split", split);
@@ -87,7 +94,7 @@ fn model(family: &Family, window: usize) -> Result<(tempfile::TempDir, PathBuf),
 
 fn tokens(count: usize) -> Vec<u32> {
     (0..count)
-        .map(|i| u32::try_from((i * 7 + i * i * 3 + i / 5) % 32).unwrap_or(0))
+        .map(|i| u32::try_from((i * 7 + i * i * 3 + i / 5) % 32).unwrap())
         .collect()
 }
 
@@ -148,7 +155,7 @@ fn host_rows(model: &Path, target: &Target, tokens: &[u32]) -> Result<Vec<Vec<f3
 /// Bytes of a cache for `rows` rows, in halves.
 fn bytes(family: &Family, rows: usize) -> u64 {
     let dim = match family.config.get("head_dim").and_then(serde_json::Value::as_u64) {
-        Some(dim) => usize::try_from(dim).unwrap_or(0),
+        Some(dim) => usize::try_from(dim).unwrap(),
         None => family.size("hidden_size") / family.size("num_attention_heads"),
     };
     (family.size("num_key_value_heads") * dim * rows * 2) as u64
@@ -194,8 +201,9 @@ fn exact_bytes(family: &Family, window: usize, windowed: Windowed) -> Outcome {
         ..Request::default()
     };
     let report = inspect(&model.join("model.onnx"), &request).text()?;
-    let size = |n: usize| i64::try_from(n).unwrap_or(0);
-    let kept = |s: &&tlite::inspect::StateReport| (s.rows, s.window) == (size(ring), Some(size(window)));
+    let kept = |s: &&tlite::inspect::StateReport| {
+        (s.rows, s.window) == (num::signed(ring), Some(num::signed(window)))
+    };
     if report.states_bytes != wanted.iter().sum::<u64>()
         || report.states.iter().filter(kept).count() != windows
     {

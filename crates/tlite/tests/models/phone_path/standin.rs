@@ -251,6 +251,15 @@ fn memory() -> Outcome {
     ok("room again", phone.buffer(context, 2000).1)
 }
 
+/// 32 KiB of a buffer.
+fn part_of(buffer: Handle, origin: usize) -> Result<Handle, String> {
+    let (mut code, region) = (cl::SUCCESS, [origin, 1 << 15]);
+    // SAFETY: CL_BUFFER_CREATE_TYPE_REGION takes an origin and a size.
+    let part =
+        unsafe { standin::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code) };
+    ok("sub-buffer", code).map(|()| part)
+}
+
 fn images() -> Outcome {
     use cl::{INVALID_IMAGE_DESCRIPTOR, INVALID_IMAGE_SIZE, INVALID_MEM_OBJECT};
     let phone = Phone::of(Profile::Adreno)?;
@@ -258,14 +267,6 @@ fn images() -> Outcome {
     ok("context", code)?;
     let (buffer, code) = phone.buffer(context, 1 << 16);
     ok("buffer", code)?;
-    let part = |origin: usize| {
-        let mut code = cl::SUCCESS;
-        let region = [origin, 1 << 15];
-        // SAFETY: CL_BUFFER_CREATE_TYPE_REGION takes an origin and a size.
-        let part =
-            unsafe { standin::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code) };
-        ok("sub-buffer", code).map(|()| part)
-    };
     // CL_RGBA, CL_HALF_FLOAT: 8 bytes.
     let format = [0x10b5, 0x10dd];
     let make = |kind, object, width, height, row_pitch| {
@@ -295,7 +296,7 @@ fn images() -> Outcome {
         };
         code
     };
-    let (line, near, far) = (0x10f6, part(128)?, part(512)?);
+    let (line, near, far) = (0x10f6, part_of(buffer, 128)?, part_of(buffer, 512)?);
     let rows = |object, width, height, pitch| make(0x10f1, object, width, height, pitch);
     for (what, code, wanted) in [
         (
