@@ -19,16 +19,16 @@ const SIZES: [(&str, usize); 4] = [
 /// Most bytes of a design note.
 const NOTE: usize = 6_000;
 
-fn read(path: &Path) -> String {
+pub fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-fn name(path: &Path) -> String {
+pub fn name(path: &Path) -> String {
     path.strip_prefix(ROOT).unwrap_or(path).display().to_string()
 }
 
 /// Files below `folder` whose name ends with one of `extensions`.
-fn files(folder: &str, extensions: &[&str]) -> Vec<PathBuf> {
+pub fn files(folder: &str, extensions: &[&str]) -> Vec<PathBuf> {
     let (mut found, mut folders) = (Vec::new(), vec![Path::new(ROOT).join(folder)]);
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(&folder).unwrap() {

@@ -11,3 +11,4 @@ mod layering;
 mod messages;
 mod models_folder;
 mod roofline;
+mod sizes;

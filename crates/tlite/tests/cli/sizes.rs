@@ -1,0 +1,266 @@
+//! How long files and functions are. The few that read best whole are listed with a reason.
+
+use super::documents::{files, name, read};
+use std::collections::BTreeSet;
+
+/// Lines of a file.
+const LONGEST_FILE: usize = 700;
+/// Lines of code of a function: blank lines and comments do not count.
+const LONGEST_FUNCTION: usize = 80;
+
+/// How many exceptions there may be.
+const MOST_FILES: usize = 6;
+const MOST_FUNCTIONS: usize = 56;
+
+/// Longer files, and why they are not split.
+const FILES: &[(&str, &str)] = &[
+    ("crates/tlite/src/cli/bench.rs", "not yet split by subject"),
+    ("crates/tlite/src/cli/inspect.rs", "not yet split by subject"),
+    ("src/graph/op/mod.rs", "not yet split by subject"),
+    ("src/plan/compile.rs", "not yet split by subject"),
+    ("src/selftest/case.rs", "not yet split by subject"),
+    ("src/shape/dim.rs", "not yet split by subject"),
+];
+
+/// Longer functions by file and name, and why they are not split.
+#[rustfmt::skip]
+const FUNCTIONS: &[(&str, &str, &str)] = &[
+    ("crates/convert/src/gguf/params.rs", "params", "not yet split into steps"),
+    ("crates/convert/src/gguf/read.rs", "from_bytes", "not yet split into steps"),
+    ("crates/convert/src/gguf/tests/conversion.rs", "what_cannot_be_converted_is_named_and_leaves_nothing", "a table of cases, one after another"),
+    ("crates/convert/src/gguf/tokenizer.rs", "read", "not yet split into steps"),
+    ("crates/convert/src/quantize/source.rs", "assemble", "not yet split into steps"),
+    ("crates/convert/src/quantize/tests.rs", "a_model_survives_and_tied_weights_are_packed_once", "not yet split into steps"),
+    ("crates/tlite/src/cli/bench.rs", "run", "not yet split into steps"),
+    ("crates/tlite/src/cli/generate.rs", "run", "not yet split into steps"),
+    ("crates/tlite/src/cli/run.rs", "run", "not yet split into steps"),
+    ("crates/tlite/src/roofline/measured.rs", "new", "not yet split into steps"),
+    ("src/backend/kernel/opencl_c.rs", "prelude_cl", "not yet split into steps"),
+    ("src/backend/kernel/wgsl.rs", "prelude_wgsl", "not yet split into steps"),
+    ("src/backend/opencl/device.rs", "caps_of", "not yet split into steps"),
+    ("src/backend/wgpu/build.rs", "build", "not yet split into steps"),
+    ("src/executor/load.rs", "commands", "not yet split into steps"),
+    ("src/executor/pack.rs", "pack", "not yet split into steps"),
+    ("src/graph/onnx/import.rs", "node", "not yet split into steps"),
+    ("src/graph/op/attention.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/attention/lower.rs", "emit", "not yet split into steps"),
+    ("src/graph/op/conv.rs", "emit", "not yet split into steps"),
+    ("src/graph/op/conv/cases.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/conv/tiled.rs", "emit", "not yet split into steps"),
+    ("src/graph/op/fused.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/group_query_attention.rs", "eval", "not yet split into steps"),
+    ("src/graph/op/matmul.rs", "lower", "not yet split into steps"),
+    ("src/graph/op/matmul_e0m.rs", "emit", "not yet split into steps"),
+    ("src/graph/op/matmul_e0m/int8.rs", "emit_int8", "not yet split into steps"),
+    ("src/graph/op/matmul_integer.rs", "lower", "not yet split into steps"),
+    ("src/graph/op/norm.rs", "eval", "not yet split into steps"),
+    ("src/graph/op/norm.rs", "lower", "not yet split into steps"),
+    ("src/graph/op/pointwise.rs", "eval", "not yet split into steps"),
+    ("src/graph/op/pointwise.rs", "print_wide", "not yet split into steps"),
+    ("src/graph/op/pointwise/cases.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/pointwise/import.rs", "import", "not yet split into steps"),
+    ("src/graph/op/pool.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/recurrent.rs", "run", "not yet split into steps"),
+    ("src/graph/op/recurrent/steps.rs", "cell", "not yet split into steps"),
+    ("src/graph/op/recurrent/steps.rs", "direction", "not yet split into steps"),
+    ("src/graph/op/reshape.rs", "shape", "not yet split into steps"),
+    ("src/graph/op/resize.rs", "cases", "a table of cases, one after another"),
+    ("src/graph/op/resize.rs", "eval", "not yet split into steps"),
+    ("src/graph/op/resize/lower.rs", "emit", "not yet split into steps"),
+    ("src/graph/op/rotary_embedding.rs", "parts", "not yet split into steps"),
+    ("src/graph/op/sdpa.rs", "eval", "not yet split into steps"),
+    ("src/graph/pass/cleanup/sink_transposes.rs", "run", "not yet split into steps"),
+    ("src/graph/pass/decoder/kv_cache.rs", "rewrite", "not yet split into steps"),
+    ("src/graph/pass/decoder/window/seen.rs", "behind", "not yet split into steps"),
+    ("src/graph/pass/fuse/attention.rs", "find", "not yet split into steps"),
+    ("src/graph/pass/fuse/elementwise.rs", "find", "not yet split into steps"),
+    ("src/llm/prompt_cache.rs", "load", "not yet split into steps"),
+    ("src/note.rs", "fmt", "not yet split into steps"),
+    ("src/plan/arena.rs", "place", "not yet split into steps"),
+    ("src/plan/compile.rs", "compile", "not yet split into steps"),
+    ("src/plan/text.rs", "print", "not yet split into steps"),
+    ("src/probe.rs", "probe", "not yet split into steps"),
+    ("src/selftest/case.rs", "one_form", "not yet split into steps"),
+];
+
+/// The text with strings, characters and comments as blanks; a line within a string is not blank.
+fn code(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(first) = rest.chars().next() {
+        let after_word = out.ends_with(|c: char| c.is_alphanumeric() || c == '_');
+        let (len, mask) = if rest.starts_with("//") {
+            (rest.find('\n').unwrap_or(rest.len()), ' ')
+        } else if rest.starts_with("/*") {
+            (block_comment(rest), ' ')
+        } else if let (false, Some(len)) = (after_word, raw_string(rest)) {
+            (len, '.')
+        } else if first == '"' {
+            (string(rest), '.')
+        } else if let Some(len) = character(rest) {
+            (len, '.')
+        } else {
+            out.push(first);
+            rest = &rest[first.len_utf8()..];
+            continue;
+        };
+        let (masked, after) = rest.split_at(len);
+        out.extend(masked.chars().map(|c| if c == '\n' { c } else { mask }));
+        rest = after;
+    }
+    out
+}
+
+/// Length of the block comment that the text begins with; comments nest.
+fn block_comment(text: &str) -> usize {
+    let (mut depth, mut at) = (0, 0);
+    loop {
+        let rest = &text.as_bytes()[at..];
+        if rest.starts_with(b"/*") {
+            (depth, at) = (depth + 1, at + 2);
+        } else if rest.starts_with(b"*/") {
+            (depth, at) = (depth - 1, at + 2);
+        } else {
+            at += 1;
+        }
+        if depth == 0 || rest.is_empty() {
+            return at.min(text.len());
+        }
+    }
+}
+
+/// Length of the raw string that the text begins with.
+fn raw_string(text: &str) -> Option<usize> {
+    let prefix = ["br", "cr", "r"].into_iter().find(|p| text.starts_with(p))?;
+    let marks = text[prefix.len()..].bytes().take_while(|b| *b == b'#').count();
+    let start = prefix.len() + marks + 1;
+    if !text[start - 1..].starts_with('"') {
+        return None;
+    }
+    let end = format!("\"{}", "#".repeat(marks));
+    Some(start + text[start..].find(&end)? + end.len())
+}
+
+/// Length of the string that the text begins with.
+fn string(text: &str) -> usize {
+    let mut escaped = true;
+    for (i, byte) in text.bytes().enumerate() {
+        match byte {
+            b'"' if !escaped => return i + 1,
+            b'\\' if !escaped => escaped = true,
+            _ => escaped = false,
+        }
+    }
+    text.len()
+}
+
+/// Length of the character that the text begins with; a lifetime is none.
+fn character(text: &str) -> Option<usize> {
+    let inner = text.strip_prefix('\'')?;
+    if let Some(escape) = inner.strip_prefix('\\') {
+        return Some(2 + 1 + escape[1..].find('\'')? + 1);
+    }
+    let first = inner.chars().next()?;
+    inner[first.len_utf8()..]
+        .starts_with('\'')
+        .then_some(1 + first.len_utf8() + 1)
+}
+
+/// Names of the functions in a text without strings and comments, with their lines of code.
+fn functions(code: &str) -> Vec<(&str, usize)> {
+    let word = |c: char| c.is_alphanumeric() || c == '_';
+    let mut found = Vec::new();
+    for (at, _) in code.match_indices("fn ") {
+        let name = code[at + 3..].split(|c| !word(c)).next().unwrap();
+        if name.is_empty() || code[..at].ends_with(word) {
+            continue;
+        }
+        // A declaration ends with a semicolon, which types of arrays have within brackets.
+        let mut brackets = 0;
+        let start = code[at..].find(|c| {
+            match c {
+                '(' | '[' => brackets += 1,
+                ')' | ']' => brackets -= 1,
+                _ => {}
+            }
+            brackets == 0 && (c == '{' || c == ';')
+        });
+        let Some(start) = start.map(|s| at + s).filter(|s| code[*s..].starts_with('{')) else {
+            continue;
+        };
+        let mut braces = 0;
+        let end = code[start..].find(|c| {
+            match c {
+                '{' => braces += 1,
+                '}' => braces -= 1,
+                _ => {}
+            }
+            braces == 0
+        });
+        let line = code[..at].rfind('\n').map_or(0, |i| i + 1);
+        let end = end.map_or(code.len(), |e| start + e + 1);
+        let lines = code[line..end].lines().filter(|l| !l.trim().is_empty());
+        found.push((name, lines.count()));
+    }
+    found
+}
+
+/// Fails unless what exceeds is what is listed, which is no more than `most`.
+#[track_caller]
+fn compare(found: &BTreeSet<String>, listed: &BTreeSet<String>, most: usize) {
+    let new: Vec<_> = found.difference(listed).collect();
+    assert!(
+        new.is_empty(),
+        "too long, split by subject or into steps: {new:#?}"
+    );
+    let gone: Vec<_> = listed.difference(found).collect();
+    assert!(
+        gone.is_empty(),
+        "no longer too long: remove from the list: {gone:#?}"
+    );
+    assert!(
+        listed.len() <= most,
+        "{} exceptions, {most} allowed",
+        listed.len()
+    );
+}
+
+#[test]
+fn files_and_functions_have_few_lines() {
+    let (mut long_files, mut long_functions) = (BTreeSet::new(), BTreeSet::new());
+    for folder in ["src", "crates", "tests", "benches", "examples"] {
+        for path in files(folder, &["rs"]) {
+            let (text, file) = (read(&path), name(&path).replace('\\', "/"));
+            for (function, lines) in functions(&code(&text)) {
+                if lines > LONGEST_FUNCTION {
+                    long_functions.insert(format!("{file} {function}"));
+                }
+            }
+            if text.lines().count() > LONGEST_FILE {
+                long_files.insert(file);
+            }
+        }
+    }
+    let listed = FILES.iter().map(|(file, _)| (*file).to_owned());
+    compare(&long_files, &listed.collect(), MOST_FILES);
+    let listed = FUNCTIONS.iter().map(|(file, name, _)| format!("{file} {name}"));
+    compare(&long_functions, &listed.collect(), MOST_FUNCTIONS);
+}
+
+#[test]
+fn lines_of_code_are_counted() {
+    let text = r##"
+fn first(a: [u8; 2]) -> u8 { // }
+    /* {
+    */
+    let b = ["}", r#"}""#, "\"}"];
+
+    let c = ('}', '\'', b'}', 'a');
+    |x: &'static u8| c
+}
+trait T { fn declared(&self, a: [u8; 2]); fn second() { "
+{" } }
+"##;
+    let code = code(text);
+    assert_eq!(functions(&code), [("first", 5), ("second", 2)]);
+}
