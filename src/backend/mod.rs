@@ -36,7 +36,8 @@ pub mod persistent;
 #[allow(missing_docs, reason = "internal")]
 mod profile;
 mod shared;
-#[cfg(all(test, any(feature = "opencl", feature = "wgpu")))]
+#[cfg(test)]
+#[cfg(any(feature = "opencl", feature = "wgpu"))]
 mod suite;
 #[allow(missing_docs, reason = "internal")]
 pub mod tunable;

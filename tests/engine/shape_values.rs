@@ -166,7 +166,11 @@ impl Values<'_> {
             }
             10 => {
                 let divisor = self.constant(&[n.rem_euclid(4) + 1]);
-                let f = if b % 2 == 0 { Binary::Div } else { Binary::Mod };
+                let f = if b.is_multiple_of(2) {
+                    Binary::Div
+                } else {
+                    Binary::Mod
+                };
                 let y = self.node(Pointwise::binary("f", f), &[v, divisor]);
                 self.keep(y, len, &[]);
             }

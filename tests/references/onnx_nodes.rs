@@ -90,9 +90,7 @@ enum Outcome {
     /// On a device, with nothing left to run: planning computed the results of the values of
     /// inputs.
     Planned,
-    /// The importer's reason.
     Unsupported(String),
-    /// What is wrong.
     Failed(String),
 }
 

@@ -26,7 +26,6 @@ const SLOWEST: usize = 10;
 type After = Box<dyn FnOnce(bool) -> Outcome>;
 
 impl Suite {
-    /// Adds a trial.
     pub fn add(&mut self, name: impl Display, run: impl FnOnce() -> Outcome + Send + 'static) {
         let trial = self.trial(name, run);
         self.trials.push(trial);

@@ -24,6 +24,10 @@ fn open() -> OpenCl {
     OpenCl::open(&OpenOptions::default()).unwrap()
 }
 
+fn device() -> Option<OpenCl> {
+    has_device(BackendKind::OpenCl).then(open)
+}
+
 fn opened(recording: ReplayMode, slice_ms: Option<u32>) -> OpenCl {
     let options = OpenOptions {
         recording,
@@ -112,10 +116,7 @@ fn a_missing_library_and_a_missing_platform_are_no_driver() {
 
 #[test]
 fn whole_buffers_and_transfers_take_no_sub_buffers() {
-    if !has_device(BackendKind::OpenCl) {
-        return;
-    }
-    let mut cl = open();
+    let Some(mut cl) = device() else { return };
     let align = cl.caps().profile.view_align;
     let all = buffer(&mut cl, "data", 4 * align);
     let at = |offset| View {
@@ -183,10 +184,7 @@ fn sub_buffers_are_created_once() {
 
 #[test]
 fn fills_are_timed() {
-    if !has_device(BackendKind::OpenCl) {
-        return;
-    }
-    let mut cl = open();
+    let Some(mut cl) = device() else { return };
     let dst = buffer(&mut cl, "x", 1 << 20);
     let recording = cl.record(&[Command::Fill { dst, byte: 1 }]).unwrap();
     let times = cl.profile(recording, &Launch::default()).unwrap();
@@ -195,10 +193,7 @@ fn fills_are_timed() {
 
 #[test]
 fn a_work_group_above_the_limit_is_unsuited() {
-    if !has_device(BackendKind::OpenCl) {
-        return;
-    }
-    let mut cl = open();
+    let Some(mut cl) = device() else { return };
     let limit = cl.caps().profile.max_workgroup;
     let spec = KernelSpec {
         workgroup: 2 * limit,
@@ -215,10 +210,7 @@ fn a_work_group_above_the_limit_is_unsuited() {
 
 #[test]
 fn a_refused_launch_names_the_kernel_and_the_range() {
-    if !has_device(BackendKind::OpenCl) {
-        return;
-    }
-    let mut cl = open();
+    let Some(mut cl) = device() else { return };
     let kernel = cl.compile(&rms_norm_spec(1, DType::F32, true)).unwrap();
     let a = buffer(&mut cl, "a", 64);
     let recording = cl.record(&[dispatch(kernel, &[a, a], 3, 0..12)]).unwrap();

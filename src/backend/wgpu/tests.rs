@@ -9,26 +9,20 @@ use crate::testing::{carries, has_device};
 
 backend_suite!(Wgpu; broken_kernels_are_named_with_log_and_place);
 
-fn open() -> Wgpu {
-    Wgpu::open(&OpenOptions::default()).unwrap()
+fn device() -> Option<Wgpu> {
+    has_device(BackendKind::Wgpu).then(|| Wgpu::open(&OpenOptions::default()).unwrap())
 }
 
 #[test]
 fn adapters_are_listed_without_being_opened() {
-    if !has_device(BackendKind::Wgpu) {
-        return;
-    }
-    let w = open();
+    let Some(w) = device() else { return };
     assert!((DRIVER.list)().unwrap().contains(w.caps()));
     assert!(w.caps().profile.local_bytes >= 16384);
 }
 
 #[test]
 fn transfers_longer_than_a_piece_arrive_whole() {
-    if !has_device(BackendKind::Wgpu) {
-        return;
-    }
-    let mut w = open();
+    let Some(mut w) = device() else { return };
     let n = PIECE + 4096;
     let all = buffer(&mut w, "large", n as u64);
     let data: Vec<u8> = (0..n).map(|i| ((i * 31) >> 7) as u8).collect();
@@ -52,10 +46,7 @@ static NOTHING: Kernel = Kernel {
 /// wgpu's own complaints arrive as errors of the call, and the device stays usable.
 #[test]
 fn a_refused_submission_is_an_error_of_the_call() {
-    if !has_device(BackendKind::Wgpu) {
-        return;
-    }
-    let mut w = open();
+    let Some(mut w) = device() else { return };
     let [a, b] = ["a", "b"].map(|label| buffer(&mut w, label, 32));
     let kernel = w.compile(&plain(&NOTHING, 8, &[DType::U32, DType::U32])).unwrap();
     let launch = |groups| Launch {
@@ -84,10 +75,7 @@ fn an_entry_point_of_another_name_is_a_build_error() {
         None,
         Some("@compute @workgroup_size(WG)\nfn another_name() { x[0] = p.n; }"),
     );
-    if !has_device(BackendKind::Wgpu) {
-        return;
-    }
-    let mut w = open();
+    let Some(mut w) = device() else { return };
     match w.compile(&plain(&ENTRY, 8, &[DType::U32])).unwrap_err() {
         BackendError::Build { kernel, log, .. } => {
             assert!(
@@ -102,10 +90,7 @@ fn an_entry_point_of_another_name_is_a_build_error() {
 
 #[test]
 fn a_lost_device_is_reported_by_every_later_call() {
-    if !has_device(BackendKind::Wgpu) {
-        return;
-    }
-    let mut w = open();
+    let Some(mut w) = device() else { return };
     let b = buffer(&mut w, "b", 64);
     w.device.destroy();
     let _ = w.wait();

@@ -29,7 +29,6 @@ pub fn matches(glob: &str, text: &str) -> bool {
 }
 
 impl Expectations {
-    /// Reads the list.
     pub fn load() -> Self {
         Self::parse(include_str!("../expected_failures.txt")).unwrap_or_else(|e| panic!("{e}"))
     }

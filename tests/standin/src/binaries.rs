@@ -27,7 +27,6 @@ pub(crate) fn split(binary: &[u8]) -> Option<(String, &[u8])> {
     Some((String::from_utf8_lossy(source).into_owned(), own))
 }
 
-/// The real answer.
 fn real_info(program: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code {
     real!(clGetProgramInfo(program: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code)
         .unwrap_or(cl::MISSING)

@@ -20,7 +20,6 @@ const EVENT_STATUS: Uint = 0x11d3;
 /// `CL_STRUCTURE_TYPE_MUTABLE_DISPATCH_CONFIG_KHR`, the only type of changes.
 const DISPATCH_CONFIG: Uint = 0;
 
-/// A command buffer.
 #[derive(Debug)]
 pub(crate) struct CommandBuffer {
     mutable: bool,
@@ -47,11 +46,9 @@ struct Command {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchArg {
-    /// Which argument.
     pub index: Uint,
     /// Bytes.
     pub size: usize,
-    /// The value.
     pub value: *const c_void,
 }
 
@@ -59,7 +56,6 @@ pub struct DispatchArg {
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct DispatchConfig {
-    /// Its handle.
     pub command: Handle,
     pub arg_count: Uint,
     pub svm_count: Uint,

@@ -41,7 +41,6 @@ pub struct Config {
     pub no_device: Option<Code>,
     /// The phone's platform has its device twice.
     pub twice: bool,
-    /// Calls that fail.
     pub faults: Vec<Fault>,
     /// Calls that take longer.
     pub delays: Vec<Delay>,
@@ -90,7 +89,6 @@ pub struct Delay {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Slow {
-    /// Its name.
     pub kernel: String,
     /// Nanoseconds that each work-group takes longer.
     pub ns: u64,

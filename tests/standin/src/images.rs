@@ -18,7 +18,6 @@ const MOST_PIXELS: usize = 1 << 14;
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct ImageDesc {
-    /// Its kind.
     pub kind: Uint,
     /// Pixels of a row.
     pub width: usize,

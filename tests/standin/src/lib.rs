@@ -25,7 +25,6 @@
 #![allow(
     clippy::missing_safety_doc,
     clippy::too_many_arguments,
-    missing_docs,
     reason = "functions of the C interface are described in its specification"
 )]
 

@@ -23,7 +23,6 @@ struct Recorded {
     grid: Grid,
 }
 
-/// A recording.
 #[derive(Clone, Debug)]
 pub(crate) struct Recording {
     queue: usize,
@@ -41,7 +40,6 @@ pub struct ArgUpdate {
     pub index: Uint,
     /// Bytes.
     pub size: usize,
-    /// The value.
     pub value: *const c_void,
 }
 
@@ -51,7 +49,6 @@ pub struct ArgUpdate {
 pub struct OffsetUpdate {
     /// Which of the dispatches.
     pub dispatch: Uint,
-    /// Its offset.
     pub offsets: [usize; 3],
 }
 

@@ -20,7 +20,6 @@ pub(crate) enum Arg {
     Local(usize),
 }
 
-/// A kernel object.
 #[derive(Clone, Debug)]
 pub(crate) struct Kernel {
     pub(crate) program: usize,
@@ -45,11 +44,9 @@ pub(crate) struct Memory {
     pub(crate) bytes: u64,
     /// Its first byte in the buffer that it is a part of.
     pub(crate) origin: u64,
-    /// That buffer.
     pub(crate) part_of: Option<usize>,
 }
 
-/// A program.
 #[derive(Debug)]
 pub(crate) struct Program {
     pub(crate) source: String,
@@ -113,7 +110,6 @@ impl State {
         }
     }
 
-    /// Writes a line.
     pub(crate) fn log(&mut self, line: &str) {
         if let Some(file) = &mut self.log {
             // The test that reads it fails where lines are missing.

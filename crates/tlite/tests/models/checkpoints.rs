@@ -40,14 +40,12 @@ struct Data {
     decoders: Vec<Family>,
 }
 
-/// A tiny decoder.
 #[derive(Deserialize)]
 struct Family {
     name: String,
     architecture: String,
     /// Tokens of the prompt; those after it are decoded one by one.
     prefill: usize,
-    /// Tokens in all.
     count: usize,
     config: Json,
     /// Metadata beyond the sizes.

@@ -92,10 +92,7 @@ fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
 
 #[test]
 fn images_show_what_is_in_buffers() {
-    if !has_device(BackendKind::OpenCl) {
-        return;
-    }
-    let mut cl = open();
+    let Some(mut cl) = device() else { return };
     for kind in ImageKind::ALL {
         for dtype in [DType::F16, DType::F32] {
             for n in [1, 64, 255, 256, 1000] {
@@ -161,10 +158,7 @@ fn a_kind_that_is_asked_for_is_there_or_an_error() {
 
 #[test]
 fn a_kernel_that_does_not_compile_with_images_reads_buffers() {
-    if !has_device(BackendKind::OpenCl) {
-        return;
-    }
-    let mut cl = open();
+    let Some(mut cl) = device() else { return };
     let spec = by_image(&NO_IMAGES, DType::F16, ImageKind::Image1dBuffer);
     let id = cl.compile(&spec).unwrap();
     assert_eq!(cl.compile(&spec.without_images()).unwrap(), id);
