@@ -24,11 +24,11 @@
         clippy::cast_sign_loss
     )
 )]
+mod builder;
 pub mod calibrate;
 pub mod checkpoint;
 pub mod decoders;
 pub mod gguf;
 pub mod models;
 pub mod new_folder;
-mod onnx_int;
 pub mod quantize;

@@ -4,12 +4,13 @@
 
 use super::params::{Activation, Window};
 use super::rope::Rope;
-use super::weights::{Builder, Matrix};
+use super::weights::{Checkpoint, Matrix};
 use super::{Kept, Params};
-use crate::onnx_int::onnx_int;
+use crate::builder::{BATCH, Builder, axis, cache_names, module, perm};
 use transformer_lite::unstable::error::Result;
-use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Added to the scores of hidden keys.
@@ -18,294 +19,215 @@ const MASKED: f32 = f32::MIN;
 const OPSET: i64 = 20;
 const EMBEDDING: &str = "model.embed_tokens.weight";
 
-impl Builder<'_> {
+impl Builder<Checkpoint<'_>> {
     /// Builds the whole model and returns the writer, to be finished, and the weights that kept
     /// their bits.
     pub fn build(mut self) -> Result<(ModelWriter, Kept)> {
-        let p = self.params;
+        let p = self.source.params;
         self.out.opset("", OPSET);
-        self.signature()?;
+        self.signature(DType::F32, p.vocab, p.layers, |length| {
+            [BATCH.into(), p.kv_heads.into(), length.into(), p.head_dim.into()]
+        })?;
         let shared = Shared::add(&mut self)?;
 
         let (mut x, mut head) = self.embedding()?;
         for layer in 0..p.layers {
             x = self.layer(layer, &x, &shared)?;
         }
-        let x = self.norm("model.norm", "/model/norm", &x, p.hidden, &shared)?;
+        let x = self.norm("/model/norm", &x, p.hidden, &shared)?;
+        let scope = "/lm_head";
         if !p.tied {
             head = self.matrix("lm_head.weight", p.hidden, p.vocab, None)?;
         } else if let Matrix::Float(name) = head {
-            let swap = [("perm", Attr::Ints(vec![1, 0]))];
-            head = Matrix::Float(self.node("Transpose", "/lm_head/Transpose", &[&name], &swap)?);
+            head = Matrix::Float(self.node("Transpose", scope, &[&name], &perm(&[1, 0]))?);
         }
         match p.logit_cap {
-            None => self.product("/lm_head/MatMul", &x, &head, "logits")?,
+            None => drop(self.product(scope, &x, &head, Some("logits"))?),
             Some(cap) => {
-                let product = "/lm_head/MatMul_output_0";
-                self.product("/lm_head/MatMul", &x, &head, product)?;
+                let product = self.product(scope, &x, &head, None)?;
                 let cap = self.scalar("/lm_head/cap", cap)?;
-                let bent = self.bend("/lm_head", product, &cap)?;
-                self.node_as("Mul", "/lm_head/Mul", &[&bent, &cap], &[], "logits")?;
+                let bent = self.bend(scope, &product, &cap)?;
+                self.node_as("Mul", scope, &[&bent, &cap], &[], "logits")?;
             }
         }
-        self.tensors.all_used()?;
-        if !self.kept.weights.is_empty() {
+        self.source.tensors.all_used()?;
+        if !self.source.kept.weights.is_empty() {
             self.out.opset(OWN_DOMAIN, 1);
         }
-        Ok((self.out, self.kept))
+        Ok((self.out, self.source.kept))
     }
 
     /// The rows of the tokens, and the embedding as stored: `[vocab, hidden]` for floats.
     fn embedding(&mut self) -> Result<(String, Matrix)> {
-        let p = self.params;
-        let path = "/model/embed_tokens/Gather";
+        let p = self.source.params;
+        let scope = "/model/embed_tokens";
         let shape = [p.vocab, p.hidden];
-        let mut stored = self.tensors.stored(EMBEDDING, &shape)?;
+        let mut stored = self.source.tensors.stored(EMBEDDING, &shape)?;
         let (mut x, table) = match self.grids(EMBEDDING, &shape, &mut stored) {
             Some(grids) => {
                 let packed = self.pack(EMBEDDING, grids, &stored, None)?;
-                let x = format!("{path}_output_0");
-                self.own_node("GatherE0M", path, "input_ids", &packed, &x)?;
+                let x = self.packed_node("GatherE0M", scope, "input_ids", &packed, None)?;
                 (x, Matrix::Packed(packed))
             }
             None => {
                 self.copy(EMBEDDING, shape, &stored)?;
-                let x = self.node("Gather", path, &[EMBEDDING, "input_ids"], &[])?;
+                let x = self.node("Gather", scope, &[EMBEDDING, "input_ids"], &[])?;
                 (x, Matrix::Float(EMBEDDING.to_owned()))
             }
         };
         if p.embedding_scale != 1.0 {
             let scale = self.scalar("/model/constants/embedding_scale", p.embedding_scale)?;
-            x = self.node("Mul", "/model/embed_tokens/Mul", &[&x, &scale], &[])?;
+            x = self.node("Mul", scope, &[&x, &scale], &[])?;
         }
         Ok((x, table))
     }
 
-    fn signature(&mut self) -> Result<()> {
-        let p = self.params;
-        let (batch, sequence, past) = ("batch_size", "sequence_length", "past_sequence_length");
-        let total = format!("{past} + {sequence}");
-        let ids = [batch.into(), sequence.into()];
-        self.out.add_input("input_ids", DType::I64, &ids)?;
-        self.out.add_input(
-            "attention_mask",
-            DType::I64,
-            &[batch.into(), total.as_str().into()],
-        )?;
-        self.out.add_input("position_ids", DType::I64, &ids)?;
-        self.out.add_output(
-            "logits",
-            DType::F32,
-            &[batch.into(), sequence.into(), p.vocab.into()],
-        )?;
-        let cache = |length: &str| -> [Size; 4] {
-            [batch.into(), p.kv_heads.into(), length.into(), p.head_dim.into()]
-        };
-        for layer in 0..p.layers {
-            for part in ["key", "value"] {
-                self.out.add_input(
-                    &format!("past_key_values.{layer}.{part}"),
-                    DType::F32,
-                    &cache(past),
-                )?;
-                self.out
-                    .add_output(&format!("present.{layer}.{part}"), DType::F32, &cache(&total))?;
-            }
-        }
-        Ok(())
-    }
-
     /// RMS normalization of rows of `width`, with a weight.
-    fn norm(&mut self, target: &str, path: &str, x: &str, width: usize, s: &Shared) -> Result<String> {
-        let weight = format!("{target}.weight");
-        self.vector(&weight, width, self.params.norm_offset, None)?;
-        let square = self.node("Pow", &format!("{path}/Pow"), &[x, &s.two], &[])?;
+    fn norm(&mut self, scope: &str, x: &str, width: usize, s: &Shared) -> Result<String> {
+        let weight = format!("{}.weight", module(scope));
+        self.vector(&weight, width, self.source.params.norm_offset, None)?;
+        let square = self.node("Pow", scope, &[x, &s.two], &[])?;
         let keep = [("keepdims", Attr::Int(1))];
-        let mean = self.node(
-            "ReduceMean",
-            &format!("{path}/ReduceMean"),
-            &[&square, &s.last_axis],
-            &keep,
-        )?;
-        let sum = self.node("Add", &format!("{path}/Add"), &[&mean, &s.eps], &[])?;
-        let root = self.node("Sqrt", &format!("{path}/Sqrt"), &[&sum], &[])?;
-        let inverse = self.node("Reciprocal", &format!("{path}/Reciprocal"), &[&root], &[])?;
-        let scaled = self.node("Mul", &format!("{path}/Mul"), &[x, &inverse], &[])?;
-        self.node("Mul", &format!("{path}/Mul_1"), &[&weight, &scaled], &[])
+        let mean = self.node("ReduceMean", scope, &[&square, &s.last_axis], &keep)?;
+        let sum = self.node("Add", scope, &[&mean, &s.eps], &[])?;
+        let root = self.node("Sqrt", scope, &[&sum], &[])?;
+        let inverse = self.node("Reciprocal", scope, &[&root], &[])?;
+        let scaled = self.node("Mul", scope, &[x, &inverse], &[])?;
+        self.node("Mul", scope, &[&weight, &scaled], &[])
     }
 
     /// `tanh(x / cap)`.
-    fn bend(&mut self, path: &str, x: &str, cap: &str) -> Result<String> {
-        let divided = self.node("Div", &format!("{path}/Div"), &[x, cap], &[])?;
-        self.node("Tanh", &format!("{path}/Tanh"), &[&divided], &[])
+    fn bend(&mut self, scope: &str, x: &str, cap: &str) -> Result<String> {
+        let divided = self.node("Div", scope, &[x, cap], &[])?;
+        self.node("Tanh", scope, &[&divided], &[])
     }
 
     /// A projection with its weight and, if the checkpoint has one, its bias.
     fn linear(&mut self, l: &Linear<'_>, layer: usize, x: &str) -> Result<String> {
-        let target = format!("model.layers.{layer}.{}", l.target);
-        let path = format!("/model/layers.{layer}/{}", l.target.replace('.', "/"));
-        let mut weight = self.matrix(&format!("{target}.weight"), l.inputs, l.outputs, l.columns)?;
+        let scope = format!("/model/layers.{layer}/{}", l.scope);
+        let name = module(&scope);
+        let mut weight = self.matrix(&format!("{name}.weight"), l.inputs, l.outputs, l.columns)?;
         if let (Matrix::Packed(packed), true) = (&mut weight, l.in_order) {
             packed.order = None;
         }
-        let product = format!("{path}/MatMul_output_0");
-        self.product(&format!("{path}/MatMul"), x, &weight, &product)?;
+        let product = self.product(&scope, x, &weight, None)?;
         if !l.bias {
             return Ok(product);
         }
-        let bias = format!("{target}.bias");
+        let bias = format!("{name}.bias");
         self.vector(&bias, l.outputs, 0.0, l.columns)?;
-        self.node("Add", &format!("{path}/Add"), &[&product, &bias], &[])
-    }
-
-    /// Splits `x` along its last axis into the sizes in the value `sizes`.
-    fn split<const N: usize>(&mut self, path: &str, x: &str, sizes: &str) -> Result<[String; N]> {
-        let parts: [String; N] = std::array::from_fn(|i| format!("{path}_output_{i}"));
-        self.out.add_node(NodeSpec {
-            domain: "",
-            op: "Split",
-            name: path,
-            inputs: &[x, sizes],
-            outputs: &parts.each_ref().map(String::as_str),
-            attributes: &[("axis", Attr::Int(-1))],
-        })?;
-        Ok(parts)
+        self.node("Add", &scope, &[&product, &bias], &[])
     }
 
     /// Rotates `x` of shape `[batch, sequence, heads, head_dim]` by the angles of its positions.
-    fn rotate(&mut self, path: &str, x: &str, angles: &Angles, s: &Shared) -> Result<String> {
-        let last = [("axis", Attr::Int(-1))];
+    fn rotate(&mut self, scope: &str, x: &str, angles: &Angles, s: &Shared) -> Result<String> {
+        let slice = |b: &mut Self, name: &str, x: &str, from: &str, to: &str| {
+            b.named_node(
+                "Slice",
+                &format!("{scope}/{name}"),
+                &[x, from, to, &s.axis_3, &s.one],
+                &[],
+            )
+        };
         let (mut part, mut rest) = (x.to_owned(), None);
         if let Some(width) = &s.rotated {
-            let bounds = [x, &s.zero, width, &s.axis_3, &s.one];
-            part = self.node("Slice", &format!("{path}/Slice_2"), &bounds, &[])?;
-            let bounds = [x, width, &s.end, &s.axis_3, &s.one];
-            rest = Some(self.node("Slice", &format!("{path}/Slice_3"), &bounds, &[])?);
+            part = slice(self, "Slice_2", x, &s.zero, width)?;
+            rest = Some(slice(self, "Slice_3", x, width, &s.end)?);
         }
-        let x: &str = &part;
-        let plain = self.node("Mul", &format!("{path}/Mul"), &[x, &angles.cos], &[])?;
-        let bounds = [x, &s.half, &s.end, &s.axis_3, &s.one];
-        let upper = self.node("Slice", &format!("{path}/Slice_1"), &bounds, &[])?;
-        let negated = self.node("Neg", &format!("{path}/Neg"), &[&upper], &[])?;
-        let bounds = [x, &s.zero, &s.half, &s.axis_3, &s.one];
-        let lower = self.node("Slice", &format!("{path}/Slice"), &bounds, &[])?;
-        let half_turn = self.node("Concat", &format!("{path}/Concat"), &[&negated, &lower], &last)?;
-        let turned = self.node("Mul", &format!("{path}/Mul_1"), &[&half_turn, &angles.sin], &[])?;
-        let turned = self.node("Add", &format!("{path}/Add"), &[&plain, &turned], &[])?;
+        let plain = self.node("Mul", scope, &[&part, &angles.cos], &[])?;
+        let upper = slice(self, "Slice_1", &part, &s.half, &s.end)?;
+        let negated = self.node("Neg", scope, &[&upper], &[])?;
+        let lower = slice(self, "Slice", &part, &s.zero, &s.half)?;
+        let half_turn = self.node("Concat", scope, &[&negated, &lower], &axis(-1))?;
+        let turned = self.node("Mul", scope, &[&half_turn, &angles.sin], &[])?;
+        let turned = self.node("Add", scope, &[&plain, &turned], &[])?;
         match rest {
             None => Ok(turned),
-            Some(rest) => self.node("Concat", &format!("{path}/Concat_1"), &[&turned, &rest], &last),
+            Some(rest) => self.node("Concat", scope, &[&turned, &rest], &axis(-1)),
         }
     }
 
     /// Appends new keys or values to the cache and adds a query-group axis.
-    fn cache(&mut self, path: &str, layer: usize, part: &str, new: &str, s: &Shared) -> Result<String> {
-        let past = format!("past_key_values.{layer}.{part}");
-        let present = format!("present.{layer}.{part}");
-        let axis = [("axis", Attr::Int(2))];
-        self.node_as(
-            "Concat",
-            &format!("{path}/{part}/Concat"),
-            &[&past, new],
-            &axis,
-            &present,
-        )?;
-        self.node(
-            "Unsqueeze",
-            &format!("{path}/{part}/Unsqueeze"),
-            &[&present, &s.axis_2],
-            &[],
-        )
+    fn cache(&mut self, scope: &str, layer: usize, part: &str, new: &str, s: &Shared) -> Result<String> {
+        let [past, present] = cache_names(layer, part);
+        let scope = format!("{scope}/{part}");
+        self.node_as("Concat", &scope, &[&past, new], &axis(2), &present)?;
+        self.node("Unsqueeze", &scope, &[&present, &s.axis_2], &[])
     }
 
     /// Queries, keys and values, each `[batch, sequence, width]`.
     fn projections(&mut self, layer: usize, x: &str, s: &Shared) -> Result<[String; 3]> {
-        let p = self.params;
-        let projection = |target, outputs| Linear {
-            target,
-            inputs: p.hidden,
-            outputs,
-            bias: p.qkv_bias,
-            columns: None,
-            in_order: false,
+        let p = self.source.params;
+        let mut linear = |scope: &str, outputs: usize| {
+            let projection = Linear::new(scope, p.hidden, outputs, p.qkv_bias);
+            self.linear(&projection, layer, x)
         };
         let (q, kv) = (p.q_width(), p.kv_width());
         match &s.joint {
             Some(joint) => {
-                let all = self.linear(&projection("self_attn.qkv_proj", q + 2 * kv), layer, x)?;
-                self.split(
-                    &format!("/model/layers.{layer}/self_attn/Split"),
-                    &all,
-                    &joint.qkv,
-                )
+                let all = linear("self_attn/qkv_proj", q + 2 * kv)?;
+                self.split(&format!("/model/layers.{layer}/self_attn"), &all, &joint.qkv)
             }
             None => Ok([
-                self.linear(&projection("self_attn.q_proj", q), layer, x)?,
-                self.linear(&projection("self_attn.k_proj", kv), layer, x)?,
-                self.linear(&projection("self_attn.v_proj", kv), layer, x)?,
+                linear("self_attn/q_proj", q)?,
+                linear("self_attn/k_proj", kv)?,
+                linear("self_attn/v_proj", kv)?,
             ]),
         }
     }
 
     fn attention(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
-        let p = self.params;
-        let (name, path) = (
-            format!("model.layers.{layer}.self_attn"),
-            format!("/model/layers.{layer}/self_attn"),
-        );
-        let at = |name: &str| format!("{path}/{name}");
-        let swap = [("perm", Attr::Ints(vec![0, 2, 1, 3]))];
+        let p = self.source.params;
+        let scope = &format!("/model/layers.{layer}/self_attn");
+        let at = |name: &str| format!("{scope}/{name}");
+        let swap = perm(&[0, 2, 1, 3]);
         let view = s.view(p, layer);
 
         let [q, k, v] = self.projections(layer, x, s)?;
-        let mut q = self.node("Reshape", &at("q/Reshape"), &[&q, &s.q_heads], &[])?;
-        let mut k = self.node("Reshape", &at("k/Reshape"), &[&k, &s.kv_heads], &[])?;
-        let v = self.node("Reshape", &at("v/Reshape"), &[&v, &s.kv_heads], &[])?;
+        let mut q = self.node("Reshape", &at("q"), &[&q, &s.q_heads], &[])?;
+        let mut k = self.node("Reshape", &at("k"), &[&k, &s.kv_heads], &[])?;
+        let v = self.node("Reshape", &at("v"), &[&v, &s.kv_heads], &[])?;
         if p.architecture.normalizes_heads() {
-            q = self.norm(&format!("{name}.q_norm"), &at("q_norm"), &q, p.head_dim, s)?;
-            k = self.norm(&format!("{name}.k_norm"), &at("k_norm"), &k, p.head_dim, s)?;
+            q = self.norm(&at("q_norm"), &q, p.head_dim, s)?;
+            k = self.norm(&at("k_norm"), &k, p.head_dim, s)?;
         }
         let q = self.rotate(&at("q/rotary"), &q, view.angles, s)?;
         let k = self.rotate(&at("k/rotary"), &k, view.angles, s)?;
-        let q = self.node("Transpose", &at("q/Transpose"), &[&q], &swap)?;
-        let k = self.node("Transpose", &at("k/Transpose"), &[&k], &swap)?;
-        let v = self.node("Transpose", &at("v/Transpose"), &[&v], &swap)?;
-        let k = self.cache(&path, layer, "key", &k, s)?;
-        let v = self.cache(&path, layer, "value", &v, s)?;
+        let q = self.node("Transpose", &at("q"), &[&q], &swap)?;
+        let k = self.node("Transpose", &at("k"), &[&k], &swap)?;
+        let v = self.node("Transpose", &at("v"), &[&v], &swap)?;
+        let k = self.cache(scope, layer, "key", &k, s)?;
+        let v = self.cache(scope, layer, "value", &v, s)?;
 
-        let flip = [("perm", Attr::Ints(vec![0, 1, 2, 4, 3]))];
-        let k = self.node("Transpose", &at("key/Transpose"), &[&k], &flip)?;
-        let q = self.node("Reshape", &at("q/Reshape_1"), &[&q, &s.groups], &[])?;
-        let scores = self.node("MatMul", &at("MatMul"), &[&q, &k], &[])?;
-        let mut scores = self.node("Mul", &at("Mul"), &[&scores, &s.scale], &[])?;
+        let flip = perm(&[0, 1, 2, 4, 3]);
+        let k = self.node("Transpose", &at("key"), &[&k], &flip)?;
+        let q = self.node("Reshape", &at("q"), &[&q, &s.groups], &[])?;
+        let scores = self.node("MatMul", scope, &[&q, &k], &[])?;
+        let mut scores = self.node("Mul", scope, &[&scores, &s.scale], &[])?;
         if let Some(cap) = &s.score_cap {
-            scores = self.bend(&path, &scores, cap)?;
-            scores = self.node("Mul", &at("Mul_1"), &[&scores, cap], &[])?;
+            scores = self.bend(scope, &scores, cap)?;
+            scores = self.node("Mul", scope, &[&scores, cap], &[])?;
         }
-        let scores = self.node("Add", &at("Add"), &[&scores, view.mask], &[])?;
-        let weights = self.node("Softmax", &at("Softmax"), &[&scores], &[("axis", Attr::Int(-1))])?;
-        let mixed = self.node("MatMul", &at("MatMul_1"), &[&weights, &v], &[])?;
-        let mixed = self.node("Reshape", &at("Reshape"), &[&mixed, &s.merged_groups], &[])?;
-        let mixed = self.node("Transpose", &at("Transpose"), &[&mixed], &swap)?;
-        let mixed = self.node("Reshape", &at("Reshape_1"), &[&mixed, &s.merged_heads], &[])?;
-        let output = Linear {
-            target: "self_attn.o_proj",
-            inputs: p.q_width(),
-            outputs: p.hidden,
-            bias: p.output_bias,
-            columns: None,
-            in_order: false,
-        };
+        let scores = self.node("Add", scope, &[&scores, view.mask], &[])?;
+        let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
+        let mixed = self.node("MatMul", scope, &[&weights, &v], &[])?;
+        let mixed = self.node("Reshape", scope, &[&mixed, &s.merged_groups], &[])?;
+        let mixed = self.node("Transpose", scope, &[&mixed], &swap)?;
+        let mixed = self.node("Reshape", scope, &[&mixed, &s.merged_heads], &[])?;
+        let output = Linear::new("self_attn/o_proj", p.q_width(), p.hidden, p.output_bias);
         self.linear(&output, layer, &mixed)
     }
 
     fn mlp(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
-        let p = self.params;
-        let path = format!("/model/layers.{layer}/mlp");
+        let p = self.source.params;
+        let scope = &format!("/model/layers.{layer}/mlp");
         // Values between the matrices can be in the order of the last matrix at no cost.
-        let mut order = if self.keep_bits {
+        let mut order = if self.source.keep_bits {
             let name = format!("model.layers.{layer}.mlp.down_proj.weight");
-            self.tensors.stored(&name, &[p.hidden, p.intermediate])?.order
+            self.source
+                .tensors
+                .stored(&name, &[p.hidden, p.intermediate])?
+                .order
         } else {
             None
         };
@@ -313,65 +235,55 @@ impl Builder<'_> {
             let upper: Vec<usize> = order.iter().map(|i| i + p.intermediate).collect();
             order.extend(upper);
         }
-        let matrix = |target, outputs| Linear {
-            target,
-            inputs: p.hidden,
-            outputs,
-            bias: p.mlp_bias,
-            columns: order.as_deref(),
-            in_order: false,
+        let mut linear = |scope: &str, outputs: usize| {
+            let matrix = Linear {
+                columns: order.as_deref(),
+                ..Linear::new(scope, p.hidden, outputs, p.mlp_bias)
+            };
+            self.linear(&matrix, layer, x)
         };
         let [gate, up] = match &s.joint {
             Some(joint) => {
-                let both = self.linear(&matrix("mlp.gate_up_proj", 2 * p.intermediate), layer, x)?;
-                self.split(&format!("{path}/Split"), &both, &joint.gate_up)?
+                let both = linear("mlp/gate_up_proj", 2 * p.intermediate)?;
+                self.split(scope, &both, &joint.gate_up)?
             }
             None => [
-                self.linear(&matrix("mlp.gate_proj", p.intermediate), layer, x)?,
-                self.linear(&matrix("mlp.up_proj", p.intermediate), layer, x)?,
+                linear("mlp/gate_proj", p.intermediate)?,
+                linear("mlp/up_proj", p.intermediate)?,
             ],
         };
-        let act = |what: &str| format!("{path}/act_fn/{what}");
+        let act = &format!("{scope}/act_fn");
         let gate = match p.architecture.activation() {
             Activation::Silu => {
-                let sigmoid = self.node("Sigmoid", &act("Sigmoid"), &[&gate], &[])?;
-                self.node("Mul", &act("Mul"), &[&gate, &sigmoid], &[])?
+                let sigmoid = self.node("Sigmoid", act, &[&gate], &[])?;
+                self.node("Mul", act, &[&gate, &sigmoid], &[])?
             }
             Activation::GeluTanh => {
                 let tanh = [("approximate", Attr::Str("tanh".to_owned()))];
-                self.node("Gelu", &act("Gelu"), &[&gate], &tanh)?
+                self.node("Gelu", act, &[&gate], &tanh)?
             }
         };
-        let gated = self.node("Mul", &format!("{path}/Mul"), &[&gate, &up], &[])?;
+        let gated = self.node("Mul", scope, &[&gate, &up], &[])?;
         let down = Linear {
-            target: "mlp.down_proj",
-            inputs: p.intermediate,
-            outputs: p.hidden,
-            bias: p.mlp_bias,
-            columns: None,
             in_order: true,
+            ..Linear::new("mlp/down_proj", p.intermediate, p.hidden, p.mlp_bias)
         };
         self.linear(&down, layer, &gated)
     }
 
     fn layer(&mut self, layer: usize, x: &str, s: &Shared) -> Result<String> {
-        let (hidden, results) = (self.params.hidden, self.params.architecture.normalizes_results());
-        let norm = |b: &mut Self, which: &str, x: &str| {
-            let (name, path) = (
-                format!("model.layers.{layer}.{which}"),
-                format!("/model/layers.{layer}/{which}"),
-            );
-            b.norm(&name, &path, x, hidden, s)
-        };
-        let add = |b: &mut Self, which: &str, x: &str, y: &str| {
-            b.node("Add", &format!("/model/layers.{layer}/{which}"), &[x, y], &[])
-        };
+        let (hidden, results) = (
+            self.source.params.hidden,
+            self.source.params.architecture.normalizes_results(),
+        );
+        let scope = &format!("/model/layers.{layer}");
+        let norm = |b: &mut Self, which: &str, x: &str| b.norm(&format!("{scope}/{which}"), x, hidden, s);
         let normed = norm(self, "input_layernorm", x)?;
         let mut attention = self.attention(layer, &normed, s)?;
         if results {
             attention = norm(self, "post_attention_layernorm", &attention)?;
         }
-        let x = add(self, "Add", x, &attention)?;
+        let x = self.node("Add", scope, &[x, &attention], &[])?;
         let before_mlp = if results {
             "pre_feedforward_layernorm"
         } else {
@@ -382,14 +294,14 @@ impl Builder<'_> {
         if results {
             mlp = norm(self, "post_feedforward_layernorm", &mlp)?;
         }
-        add(self, "Add_1", &x, &mlp)
+        self.node("Add", scope, &[&x, &mlp], &[])
     }
 }
 
 /// A projection of a layer.
 struct Linear<'a> {
-    /// Name after `model.layers.{layer}.`.
-    target: &'a str,
+    /// Scope in the layer.
+    scope: &'a str,
     inputs: usize,
     outputs: usize,
     bias: bool,
@@ -397,6 +309,19 @@ struct Linear<'a> {
     columns: Option<&'a [usize]>,
     /// True if its input is already in the order that it needs.
     in_order: bool,
+}
+
+impl<'a> Linear<'a> {
+    fn new(scope: &'a str, inputs: usize, outputs: usize, bias: bool) -> Self {
+        Self {
+            scope,
+            inputs,
+            outputs,
+            bias,
+            columns: None,
+            in_order: false,
+        }
+    }
 }
 
 /// Names of values that all layers read.
@@ -446,9 +371,9 @@ struct View<'a> {
 }
 
 impl Shared {
-    fn add(b: &mut Builder<'_>) -> Result<Self> {
-        let p = b.params;
-        let (heads, kv_heads, dim) = (onnx_int(p.heads)?, onnx_int(p.kv_heads)?, onnx_int(p.head_dim)?);
+    fn add(b: &mut Builder<Checkpoint<'_>>) -> Result<Self> {
+        let p = b.source.params;
+        let (heads, kv_heads, dim) = (signed(p.heads), signed(p.kv_heads), signed(p.head_dim));
         let axis_2 = b.ints("/model/constants/axis_2", &[2])?;
         let angles = rotary(b, "rotary_emb", &p.rope, &axis_2)?;
         let zero = b.ints("/model/constants/zero", &[0])?;
@@ -463,7 +388,7 @@ impl Shared {
             }
             _ => None,
         };
-        let rotated = onnx_int(p.rope.width)?;
+        let rotated = signed(p.rope.width);
         Ok(Self {
             two: b.scalar("/model/constants/two", 2.0)?,
             eps: b.scalar("/model/constants/eps", p.eps)?,
@@ -491,11 +416,7 @@ impl Shared {
             merged_groups: b.ints("/model/constants/merged_groups", &[0, heads, -1, dim])?,
             merged_heads: b.ints("/model/constants/merged_heads", &[0, 0, heads * dim])?,
             joint: if p.architecture.joins_projections() {
-                let (q, kv, inner) = (
-                    onnx_int(p.q_width())?,
-                    onnx_int(p.kv_width())?,
-                    onnx_int(p.intermediate)?,
-                );
+                let (q, kv, inner) = (signed(p.q_width()), signed(p.kv_width()), signed(p.intermediate));
                 Some(Joint {
                     qkv: b.ints("/model/constants/qkv", &[q, kv, kv])?,
                     gate_up: b.ints("/model/constants/gate_up", &[inner, inner])?,
@@ -526,8 +447,9 @@ impl Shared {
 }
 
 /// Computes cosines and sines of the rotary angles.
-fn rotary(b: &mut Builder<'_>, module: &str, rope: &Rope, axis_2: &str) -> Result<Angles> {
-    let at = |name: &str| format!("/model/{module}/{name}");
+fn rotary(b: &mut Builder<Checkpoint<'_>>, module: &str, rope: &Rope, axis_2: &str) -> Result<Angles> {
+    let scope = &format!("/model/{module}");
+    let at = |name: &str| format!("{scope}/{name}");
     let (short, long) = rope.frequencies();
     let shape = [1, 1, short.len()];
     let mut frequencies = b.constant(
@@ -539,74 +461,69 @@ fn rotary(b: &mut Builder<'_>, module: &str, rope: &Rope, axis_2: &str) -> Resul
             &format!("model.{module}.long_inv_freq"),
             HostTensor::from_f32(&shape, &long),
         )?;
-        let original = b.scalar_int(&at("original"), onnx_int(original)?)?;
+        let original = b.scalar_int(&at("original"), signed(original))?;
         let one = b.scalar_int(&at("one"), 1)?;
-        let shape = b.node("Shape", &at("Shape"), &["attention_mask"], &[])?;
-        let total = b.node(
-            "Gather",
-            &at("Gather"),
-            &[&shape, &one],
-            &[("axis", Attr::Int(0))],
-        )?;
-        let is_long = b.node("Greater", &at("Greater"), &[&total, &original], &[])?;
-        frequencies = b.node("Where", &at("Where"), &[&is_long, &long, &frequencies], &[])?;
+        let shape = b.node("Shape", scope, &["attention_mask"], &[])?;
+        let total = b.node("Gather", scope, &[&shape, &one], &axis(0))?;
+        let is_long = b.node("Greater", scope, &[&total, &original], &[])?;
+        frequencies = b.node("Where", scope, &[&is_long, &long, &frequencies], &[])?;
     }
     let float = [("to", Attr::Int(1))];
-    let positions = b.node("Cast", &at("Cast"), &["position_ids"], &float)?;
-    let positions = b.node("Unsqueeze", &at("Unsqueeze"), &[&positions, axis_2], &[])?;
-    let angles = b.node("Mul", &at("Mul"), &[&positions, &frequencies], &[])?;
-    let last = [("axis", Attr::Int(-1))];
-    let angles = b.node("Concat", &at("Concat"), &[&angles, &angles], &last)?;
+    let positions = b.node("Cast", scope, &["position_ids"], &float)?;
+    let positions = b.node("Unsqueeze", scope, &[&positions, axis_2], &[])?;
+    let angles = b.node("Mul", scope, &[&positions, &frequencies], &[])?;
+    let last = axis(-1);
+    let angles = b.node("Concat", scope, &[&angles, &angles], &last)?;
     let magnitude = (rope.magnitude != 1.0)
         .then(|| b.scalar(&at("magnitude"), rope.magnitude))
         .transpose()?;
-    let mut part = |function: &str, unsqueeze: &str| {
-        let mut y = b.node(function, &at(function), &[&angles], &[])?;
+    let mut part = |function: &str| {
+        let mut y = b.node(function, scope, &[&angles], &[])?;
         if let Some(m) = &magnitude {
-            y = b.node("Mul", &at(&format!("{function}/Mul")), &[&y, m], &[])?;
+            y = b.node("Mul", &at(function), &[&y, m], &[])?;
         }
-        b.node("Unsqueeze", &at(unsqueeze), &[&y, axis_2], &[])
+        b.node("Unsqueeze", scope, &[&y, axis_2], &[])
     };
     Ok(Angles {
-        cos: part("Cos", "Unsqueeze_1")?,
-        sin: part("Sin", "Unsqueeze_2")?,
+        cos: part("Cos")?,
+        sin: part("Sin")?,
     })
 }
 
 /// The mask `[batch, 1, 1, sequence, total]`: zero where a query sees a key, else [`MASKED`]. Also
 /// the mask of sliding-window layers, if the model's context exceeds the window.
-fn mask(b: &mut Builder<'_>, axis_0: &str, axis_1: &str) -> Result<(String, Option<String>)> {
-    let path = "/model/mask";
-    let at = |name: &str| format!("{path}/{name}");
+fn mask(b: &mut Builder<Checkpoint<'_>>, axis_0: &str, axis_1: &str) -> Result<(String, Option<String>)> {
+    let scope = "/model/mask";
+    let at = |name: &str| format!("{scope}/{name}");
     let zero = b.scalar_int(&at("zero"), 0)?;
     let one = b.scalar_int(&at("one"), 1)?;
     let two = b.scalar_int(&at("two"), 2)?;
     let outer = b.ints(&at("outer_axes"), &[1, 2, 3])?;
     let visible = b.scalar(&at("visible"), 0.0)?;
     let masked = b.scalar(&at("masked"), MASKED)?;
-    let first = [("axis", Attr::Int(0))];
+    let first = axis(0);
 
-    let shape = b.node("Shape", &at("Shape"), &["input_ids"], &[])?;
-    let sequence = b.node("Gather", &at("Gather"), &[&shape, &one], &first)?;
-    let shape = b.node("Shape", &at("Shape_1"), &["past_key_values.0.key"], &[])?;
-    let past = b.node("Gather", &at("Gather_1"), &[&shape, &two], &first)?;
-    let total = b.node("Add", &at("Add"), &[&past, &sequence], &[])?;
-    let keys = b.node("Range", &at("Range"), &[&zero, &total, &one], &[])?;
-    let keys = b.node("Unsqueeze", &at("Unsqueeze"), &[&keys, axis_0], &[])?;
-    let queries = b.node("Range", &at("Range_1"), &[&past, &total, &one], &[])?;
-    let queries = b.node("Unsqueeze", &at("Unsqueeze_1"), &[&queries, axis_1], &[])?;
-    let causal = b.node("LessOrEqual", &at("LessOrEqual"), &[&keys, &queries], &[])?;
-    let padding = b.node("Unsqueeze", &at("Unsqueeze_2"), &["attention_mask", &outer], &[])?;
-    let padding = b.node("Cast", &at("Cast"), &[&padding], &[("to", Attr::Int(9))])?;
-    let seen = b.node("And", &at("And"), &[&causal, &padding], &[])?;
-    let all = b.node("Where", &at("Where"), &[&seen, &visible, &masked], &[])?;
-    let Some(window) = &b.params.window else {
+    let shape = b.node("Shape", scope, &["input_ids"], &[])?;
+    let sequence = b.node("Gather", scope, &[&shape, &one], &first)?;
+    let shape = b.node("Shape", scope, &["past_key_values.0.key"], &[])?;
+    let past = b.node("Gather", scope, &[&shape, &two], &first)?;
+    let total = b.node("Add", scope, &[&past, &sequence], &[])?;
+    let keys = b.node("Range", scope, &[&zero, &total, &one], &[])?;
+    let keys = b.node("Unsqueeze", scope, &[&keys, axis_0], &[])?;
+    let queries = b.node("Range", scope, &[&past, &total, &one], &[])?;
+    let queries = b.node("Unsqueeze", scope, &[&queries, axis_1], &[])?;
+    let causal = b.node("LessOrEqual", scope, &[&keys, &queries], &[])?;
+    let padding = b.node("Unsqueeze", scope, &["attention_mask", &outer], &[])?;
+    let padding = b.node("Cast", scope, &[&padding], &[("to", Attr::Int(9))])?;
+    let seen = b.node("And", scope, &[&causal, &padding], &[])?;
+    let all = b.node("Where", scope, &[&seen, &visible, &masked], &[])?;
+    let Some(window) = &b.source.params.window else {
         return Ok((all, None));
     };
-    let length = b.scalar_int(&at("window"), onnx_int(window.length)?)?;
-    let before = b.node("Sub", &at("Sub"), &[&queries, &length], &[])?;
-    let near = b.node("Greater", &at("Greater"), &[&keys, &before], &[])?;
-    let seen = b.node("And", &at("And_1"), &[&seen, &near], &[])?;
-    let near = b.node("Where", &at("Where_1"), &[&seen, &visible, &masked], &[])?;
+    let length = b.scalar_int(&at("window"), signed(window.length))?;
+    let before = b.node("Sub", scope, &[&queries, &length], &[])?;
+    let near = b.node("Greater", scope, &[&keys, &before], &[])?;
+    let seen = b.node("And", scope, &[&seen, &near], &[])?;
+    let near = b.node("Where", scope, &[&seen, &visible, &masked], &[])?;
     Ok((all, Some(near)))
 }

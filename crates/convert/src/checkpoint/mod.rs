@@ -1,6 +1,6 @@
 //! Converts decoder checkpoints of any supported [`Architecture`] to ONNX models.
 //!
-//! [`Builder`] writes graph and weights from [`Params`] and [`Tensors`], which readers of file
+//! A [`Builder`] writes graph and weights from [`Params`] and [`Tensors`], which readers of file
 //! formats provide: [`crate::gguf`], and [`folder`] for Hugging Face checkpoints, plain or
 //! quantized with GPTQ or AWQ.
 
@@ -22,14 +22,15 @@ mod weights;
 
 pub use params::{Activation, Architecture, Params, Window};
 pub use store::{Stored, Tensors};
-pub use weights::Builder;
 
+use crate::builder::Builder;
 use crate::quantize::{Left, Quantized};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::ModelWriter;
+use weights::Checkpoint;
 
 /// Prefix of the temporary folder of a conversion.
 pub const TEMPORARY: &str = ".convert-";
@@ -96,7 +97,8 @@ pub(crate) fn write_model(
         done += bytes;
         progress(Progress { tensor, done, total });
     };
-    let (writer, kept) = Builder::new(tensors, params, writer, keep_bits, &mut report).build()?;
+    let source = Checkpoint::new(tensors, params, keep_bits, &mut report);
+    let (writer, kept) = Builder::new(writer, source).build()?;
     let written = writer.finish()?;
     let name = metadata.iter().find(|(key, _)| *key == "name");
     Ok(Summary {

@@ -1,29 +1,30 @@
 //! Writes the weights and nodes of a converted model.
 
 use super::{Kept, Params, Stored, Tensors};
-use crate::onnx_int::onnx_int;
+use crate::builder::{Builder, Packed, axis, constant_error};
 use crate::quantize::{Left, Quantized};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::graph::onnx::write::{Attr, ExternalData, ModelWriter, NodeSpec};
-use transformer_lite::unstable::graph::op::OWN_DOMAIN;
-use transformer_lite::unstable::quant::{Bits, Grids, Packed as PackedMatrix, QuantError};
-use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
+use transformer_lite::unstable::graph::onnx::write::ExternalData;
+use transformer_lite::unstable::num;
+use transformer_lite::unstable::quant::{Grids, Packed as PackedMatrix, QuantError};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Elements decoded at once when a tensor is copied in its own order.
 const CHUNK: usize = 1 << 20;
 /// Rows of a transposed matrix gathered at once.
 const STRIPE: usize = 64;
 
-/// Writes the graph and its weights.
-pub struct Builder<'a> {
-    pub(super) tensors: &'a dyn Tensors,
-    pub(super) params: &'a Params,
-    pub(super) out: ModelWriter,
-    pub(super) keep_bits: bool,
-    pub(super) kept: Kept,
+/// A checkpoint, as the source of a graph.
+pub struct Checkpoint<'a> {
+    pub tensors: &'a dyn Tensors,
+    pub params: &'a Params,
+    /// True if quantized matrices are stored as E0M.
+    pub keep_bits: bool,
+    pub kept: Kept,
     /// The last reordered value, its order, and the result.
     ordered: Option<(String, Vec<usize>, String)>,
-    /// Receives a tensor's name and the number of written bytes, in `f32`.
+    /// Receives the name of a weight and the bytes written since the last call, each weight counted
+    /// as an `f32`.
     progress: &'a mut dyn FnMut(&str, u64),
 }
 
@@ -33,26 +34,6 @@ pub(super) enum Matrix {
     /// Name of a float matrix.
     Float(String),
     Packed(Packed),
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Packed {
-    codes: String,
-    scales: String,
-    bits: Bits,
-    group: usize,
-    /// Row i is for input `order[i]`.
-    pub(super) order: Option<Vec<usize>>,
-}
-
-impl Packed {
-    fn attributes(&self) -> Result<[(&'static str, Attr); 2]> {
-        let group = onnx_int(self.group)?;
-        Ok([
-            ("bits", Attr::Int(i64::from(self.bits.count()))),
-            ("group_size", Attr::Int(group)),
-        ])
-    }
 }
 
 fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
@@ -65,33 +46,30 @@ fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
     Ok(v)
 }
 
-impl<'a> Builder<'a> {
-    /// A builder for an empty model file. With `keep_bits`, quantized matrices are stored as E0M.
-    /// `progress` receives the name of a weight and the bytes written since the last call, each
-    /// weight counted as an `f32`.
+impl<'a> Checkpoint<'a> {
     pub fn new(
         tensors: &'a dyn Tensors,
         params: &'a Params,
-        out: ModelWriter,
         keep_bits: bool,
         progress: &'a mut dyn FnMut(&str, u64),
     ) -> Self {
         Self {
             tensors,
             params,
-            out,
             keep_bits,
             kept: Kept::default(),
             ordered: None,
             progress,
         }
     }
+}
 
+impl Builder<Checkpoint<'_>> {
     /// Copies a matrix in its own order.
     pub(super) fn copy(&mut self, name: &str, [rows, width]: [usize; 2], stored: &Stored<'_>) -> Result<()> {
         let at_once = (CHUNK / width.max(1)).clamp(1, rows.max(1));
         let mut buffer: Vec<f32> = heap(at_once * width, name)?;
-        let (tensors, progress) = (self.tensors, &mut *self.progress);
+        let (tensors, progress) = (self.source.tensors, &mut *self.source.progress);
         self.out
             .add_initializer_external(name, DType::F32, &[rows, width], |out| {
                 for first in (0..rows).step_by(at_once) {
@@ -112,14 +90,14 @@ impl<'a> Builder<'a> {
         offset: f32,
         columns: Option<&[usize]>,
     ) -> Result<()> {
-        let stored = self.tensors.stored(name, &[length])?;
+        let stored = self.source.tensors.stored(name, &[length])?;
         let mut values: Vec<f32> = heap(length, name)?;
-        read(self.tensors, name, &stored, 0, &mut values)?;
+        read(self.source.tensors, name, &stored, 0, &mut values)?;
         values.iter_mut().for_each(|v| *v += offset);
         if let Some(columns) = columns {
             values = columns.iter().filter_map(|c| values.get(*c).copied()).collect();
         }
-        let progress = &mut *self.progress;
+        let progress = &mut *self.source.progress;
         self.out
             .add_initializer_external(name, DType::F32, &[length], |out| {
                 emit(out, name, &values, progress)
@@ -135,14 +113,14 @@ impl<'a> Builder<'a> {
         outputs: usize,
         columns: Option<&[usize]>,
     ) -> Result<Matrix> {
-        let mut stored = self.tensors.stored(name, &[outputs, inputs])?;
+        let mut stored = self.source.tensors.stored(name, &[outputs, inputs])?;
         if let Some(grids) = self.grids(name, &[outputs, inputs], &mut stored) {
             return Ok(Matrix::Packed(self.pack(name, grids, &stored, columns)?));
         }
         let mut all: Vec<f32> = heap(inputs * outputs, name)?;
-        read(self.tensors, name, &stored, 0, &mut all)?;
+        read(self.source.tensors, name, &stored, 0, &mut all)?;
         let mut stripe: Vec<f32> = heap(STRIPE.min(inputs) * outputs, name)?;
-        let progress = &mut *self.progress;
+        let progress = &mut *self.source.progress;
         self.out
             .add_initializer_external(name, DType::F32, &[inputs, outputs], |out| {
                 for first in (0..inputs).step_by(STRIPE) {
@@ -170,7 +148,7 @@ impl<'a> Builder<'a> {
         shape: &[usize],
         stored: &mut Stored<'s>,
     ) -> Option<Grids<'s>> {
-        if !self.keep_bits {
+        if !self.source.keep_bits {
             return None;
         }
         let grids = stored.grids.take();
@@ -182,7 +160,7 @@ impl<'a> Builder<'a> {
                 _ => return grids,
             },
         };
-        self.kept.left.push(Left {
+        self.source.kept.left.push(Left {
             name: name.to_owned(),
             shape: shape.to_vec(),
             reason,
@@ -202,11 +180,12 @@ impl<'a> Builder<'a> {
             let column = grids.column;
             grids.column = Box::new(move |j, out| column(columns.get(j).copied().unwrap_or(j), out));
         }
-        let packed = grids.pack().map_err(|e| self.tensors.bad(name, &e.to_string()));
+        let packed = grids
+            .pack()
+            .map_err(|e| self.source.tensors.bad(name, &e.to_string()));
         let (packed, loss) = packed?;
         let out = Packed {
-            codes: format!("{name}.codes"),
-            scales: format!("{name}.scales"),
+            operands: [format!("{name}.codes"), format!("{name}.scales")],
             bits: packed.bits,
             group: packed.group,
             order: stored.order.clone(),
@@ -217,76 +196,53 @@ impl<'a> Builder<'a> {
         );
         let shape = [packed.bits.rows(packed.k), packed.n];
         self.out
-            .add_initializer_external(&out.codes, DType::U32, &shape, |to| to.write(codes))?;
+            .add_initializer_external(&out.operands[0], DType::U32, &shape, |to| to.write(codes))?;
         let shape = [packed.k.div_ceil(packed.group), packed.n, 2];
         self.out
-            .add_initializer_external(&out.scales, DType::F16, &shape, |to| to.write(scales))?;
-        (self.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
+            .add_initializer_external(&out.operands[1], DType::F16, &shape, |to| to.write(scales))?;
+        (self.source.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
         let (format, after) = ((packed.bits, packed.group), (codes.len() + scales.len()) as u64);
         let shape = [packed.n, packed.k];
         let row = Quantized::new(name, &shape, format, &loss, stored.bytes, after);
-        self.kept.weights.push(row);
+        self.source.kept.weights.push(row);
         Ok(out)
     }
 
-    /// Adds the matmul of `x` and a matrix: node `path`, value `output`.
-    pub(super) fn product(&mut self, path: &str, x: &str, matrix: &Matrix, output: &str) -> Result<()> {
-        let packed = match matrix {
-            Matrix::Float(name) => return self.node_as("MatMul", path, &[x, name], &[], output),
-            Matrix::Packed(packed) => packed,
-        };
-        let x = match &packed.order {
-            Some(order) => self.in_order(path, x, order)?,
-            None => x.to_owned(),
-        };
-        self.own_node("MatMulE0M", path, &x, packed, output)
-    }
-
-    /// Adds a node of this project's domain that reads a packed matrix.
-    pub(super) fn own_node(
+    /// The matmul of `x` and a matrix.
+    pub(super) fn product(
         &mut self,
-        op: &str,
-        path: &str,
+        scope: &str,
         x: &str,
-        packed: &Packed,
-        output: &str,
-    ) -> Result<()> {
-        self.out.add_node(NodeSpec {
-            domain: OWN_DOMAIN,
-            op,
-            name: path,
-            inputs: &[x, &packed.codes, &packed.scales],
-            outputs: &[output],
-            attributes: &packed.attributes()?,
-        })
+        matrix: &Matrix,
+        output: Option<&str>,
+    ) -> Result<String> {
+        match matrix {
+            Matrix::Float(name) => self.matmul(scope, x, name, output),
+            Matrix::Packed(packed) => {
+                let x = match &packed.order {
+                    Some(order) => self.in_order(&format!("{scope}/MatMul"), x, order)?,
+                    None => x.to_owned(),
+                };
+                self.packed_node("MatMulE0M", scope, &x, packed, output)
+            }
+        }
     }
 
     /// Reorders `x` along its last axis. Matmuls that read one value in one order share the result.
-    fn in_order(&mut self, path: &str, x: &str, order: &[usize]) -> Result<String> {
-        if let Some((of, known, result)) = &self.ordered
+    fn in_order(&mut self, scope: &str, x: &str, order: &[usize]) -> Result<String> {
+        if let Some((of, known, result)) = &self.source.ordered
             && of == x
             && known == order
         {
             return Ok(result.clone());
         }
-        let list: Vec<i64> = order.iter().map(|i| onnx_int(*i)).collect::<Result<_>>()?;
-        let name = format!("{path}/order");
+        let list: Vec<i64> = order.iter().map(|i| num::signed(*i)).collect();
+        let name = format!("{scope}/order");
         let tensor = HostTensor::from_i64(&[list.len()], &list).map_err(|e| constant_error(&name, e))?;
         self.out.add_initializer(&name, &tensor)?;
-        let result = self.node(
-            "Gather",
-            &format!("{path}/Gather"),
-            &[x, &name],
-            &[("axis", Attr::Int(-1))],
-        )?;
-        self.ordered = Some((x.to_owned(), order.to_vec(), result.clone()));
+        let result = self.node("Gather", scope, &[x, &name], &axis(-1))?;
+        self.source.ordered = Some((x.to_owned(), order.to_vec(), result.clone()));
         Ok(result)
-    }
-
-    pub(super) fn constant(&mut self, name: &str, tensor: Result<HostTensor, TensorError>) -> Result<String> {
-        let tensor = tensor.map_err(|e| constant_error(name, e))?;
-        self.out.add_constant(name, &tensor)?;
-        Ok(name.to_owned())
     }
 
     pub(super) fn ints(&mut self, name: &str, values: &[i64]) -> Result<String> {
@@ -299,38 +255,6 @@ impl<'a> Builder<'a> {
 
     pub(super) fn scalar(&mut self, name: &str, value: f32) -> Result<String> {
         self.constant(name, HostTensor::from_f32(&[], &[value]))
-    }
-
-    /// Adds a node named `path` with one named output.
-    pub(super) fn node_as(
-        &mut self,
-        op: &str,
-        path: &str,
-        inputs: &[&str],
-        attributes: &[(&str, Attr)],
-        output: &str,
-    ) -> Result<()> {
-        self.out.add_node(NodeSpec {
-            domain: "",
-            op,
-            name: path,
-            inputs,
-            outputs: &[output],
-            attributes,
-        })
-    }
-
-    /// Adds a node named `path` and returns its output.
-    pub(super) fn node(
-        &mut self,
-        op: &str,
-        path: &str,
-        inputs: &[&str],
-        attributes: &[(&str, Attr)],
-    ) -> Result<String> {
-        let output = format!("{path}_output_0");
-        self.node_as(op, path, inputs, attributes, &output)?;
-        Ok(output)
     }
 }
 
@@ -353,8 +277,4 @@ fn emit(
     out.write(bytes)?;
     progress(name, bytes.len() as u64);
     Ok(())
-}
-
-fn constant_error(name: &str, e: TensorError) -> Error {
-    Error::caused(Stage::Convert, format!("constant \"{name}\""), e)
 }

@@ -1,12 +1,13 @@
-//! Building blocks of the graphs of all families: nodes with the exporter's names, constants, size
-//! computations, weights, and parts that decoders share.
+//! Building blocks of the graphs of all families: constants, size computations, weights, and parts
+//! that decoders share.
 
 use super::{Family, Form, Spec};
-use crate::onnx_int::onnx_int;
+use crate::builder::{Builder, Packed, axis, module, perm};
+use Length::{Is, Of};
 use std::collections::HashMap;
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
-use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::graph::onnx::{type_code, write::Attr};
+use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::quant::{Bits, group_size};
 use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
@@ -27,126 +28,44 @@ impl Random {
     }
 }
 
-pub(super) struct Builder<'a> {
+/// A known model, as the source of a graph with random weights or none.
+pub(super) struct Exporter<'a> {
     pub spec: &'a Spec,
     pub form: Form,
     pub float: DType,
     pub random: Random,
-    pub out: ModelWriter,
-    /// Number of uses of an operator per scope, for the exporter's names.
-    pub used: HashMap<String, usize>,
     /// Constants by value.
     pub numbers: HashMap<String, String>,
 }
 
-pub(super) const BATCH: &str = "batch_size";
-const SEQUENCE: &str = "sequence_length";
-const PAST: &str = "past_sequence_length";
-const TOTAL: &str = "past_sequence_length + sequence_length";
+impl Builder<Exporter<'_>> {
+    // ---- constants ----
 
-type Attrs<'a> = [(&'a str, Attr)];
-
-/// Names of quantized weights and scales, and the attributes of the node that reads them.
-type Packed = ([String; 2], [(&'static str, Attr); 2]);
-
-pub(super) fn axis(a: i64) -> [(&'static str, Attr); 1] {
-    [("axis", Attr::Int(a))]
-}
-
-pub(super) fn perm(p: &[i64]) -> [(&'static str, Attr); 1] {
-    [("perm", Attr::Ints(p.to_vec()))]
-}
-
-impl Builder<'_> {
-    // ---- nodes and constants ----
-
-    fn name(&mut self, op: &str, scope: &str) -> String {
-        let name = format!("{scope}/{op}");
-        let n = self.used.entry(name.clone()).or_insert(0);
-        *n += 1;
-        if *n == 1 {
-            name
-        } else {
-            format!("{name}_{}", *n - 1)
-        }
-    }
-
-    fn node_of(
-        &mut self,
-        domain: &str,
-        op: &str,
-        scope: &str,
-        inputs: &[&str],
-        attributes: &Attrs<'_>,
-        output: Option<&str>,
-    ) -> Result<String> {
-        // The quantizer keeps the names of the nodes that it replaces.
-        let name = self.name(op.trim_end_matches("E0M"), scope);
-        let output = output.map_or_else(|| format!("{name}_output_0"), str::to_owned);
-        self.out.add_node(NodeSpec {
-            domain,
-            op,
-            name: &name,
-            inputs,
-            outputs: &[&output],
-            attributes,
-        })?;
-        Ok(output)
-    }
-
-    pub(super) fn node(
-        &mut self,
-        op: &str,
-        scope: &str,
-        inputs: &[&str],
-        attributes: &Attrs<'_>,
-    ) -> Result<String> {
-        self.node_of("", op, scope, inputs, attributes, None)
-    }
-
-    /// A node with an explicit output name.
-    pub(super) fn node_as(
-        &mut self,
-        op: &str,
-        scope: &str,
-        inputs: &[&str],
-        attributes: &Attrs<'_>,
-        output: &str,
-    ) -> Result<()> {
-        self.node_of("", op, scope, inputs, attributes, Some(output))
-            .map(|_| ())
-    }
-
-    pub(super) fn constant(
-        &mut self,
-        key: String,
-        tensor: Result<HostTensor, TensorError>,
-    ) -> Result<String> {
-        if let Some(name) = self.numbers.get(&key) {
+    /// The constant of this key, which all nodes that need it share.
+    pub(super) fn shared(&mut self, key: String, tensor: Result<HostTensor, TensorError>) -> Result<String> {
+        if let Some(name) = self.source.numbers.get(&key) {
             return Ok(name.clone());
         }
-        let name = format!("onnx::constant_{}", self.numbers.len());
-        let tensor = tensor.map_err(|e| Error::other(Stage::Convert, e.to_string()))?;
-        self.out.add_constant(&name, &tensor)?;
-        self.numbers.insert(key, name.clone());
+        let name = self.constant(&format!("onnx::constant_{}", self.source.numbers.len()), tensor)?;
+        self.source.numbers.insert(key, name.clone());
         Ok(name)
     }
 
     pub(super) fn ints(&mut self, values: &[i64]) -> Result<String> {
-        self.constant(
+        self.shared(
             format!("{values:?}"),
             HostTensor::from_i64(&[values.len()], values),
         )
     }
 
     pub(super) fn int(&mut self, value: i64) -> Result<String> {
-        self.constant(value.to_string(), HostTensor::from_i64(&[], &[value]))
+        self.shared(value.to_string(), HostTensor::from_i64(&[], &[value]))
     }
 
     pub(super) fn scalar(&mut self, value: f32) -> Result<String> {
-        self.constant(
+        self.shared(
             format!("{value:e}"),
-            HostTensor::from_floats(self.float, &[], &[value]),
+            HostTensor::from_floats(self.source.float, &[], &[value]),
         )
     }
 
@@ -160,38 +79,33 @@ impl Builder<'_> {
     }
 
     /// A list of sizes, each a named scalar or a number.
-    fn list(&mut self, scope: &str, sizes: &[SizeItem<'_>]) -> Result<String> {
+    fn list(&mut self, scope: &str, sizes: &[Length<'_>]) -> Result<String> {
         let mut parts = Vec::new();
         for size in sizes {
             parts.push(match size {
-                SizeItem::Of(scalar) => {
+                Of(scalar) => {
                     let zero = self.ints(&[0])?;
                     self.node("Unsqueeze", scope, &[scalar, &zero], &[])?
                 }
-                SizeItem::Is(n) => self.ints(&[*n])?,
+                Is(n) => self.ints(&[*n])?,
             });
         }
         let parts: Vec<&str> = parts.iter().map(String::as_str).collect();
         self.node("Concat", scope, &parts, &axis(0))
     }
 
-    pub(super) fn view(&mut self, scope: &str, x: &str, sizes: &[SizeItem<'_>]) -> Result<String> {
+    pub(super) fn view(&mut self, scope: &str, x: &str, sizes: &[Length<'_>]) -> Result<String> {
         let list = self.list(scope, sizes)?;
         self.node("Reshape", scope, &[x, &list], &[])
     }
 
     /// `x.expand(sizes)`, where -1 keeps a size, as the exporter writes it.
-    pub(super) fn expand(&mut self, scope: &str, x: &str, sizes: &[SizeItem<'_>]) -> Result<String> {
+    pub(super) fn expand(&mut self, scope: &str, x: &str, sizes: &[Length<'_>]) -> Result<String> {
         let list = self.list(scope, sizes)?;
         let rank = self.node("Shape", scope, &[&list], &[])?;
-        let one =
-            HostTensor::from_i64(&[1], &[1]).map_err(|e| Error::other(Stage::Convert, e.to_string()))?;
-        let ones = self.node(
-            "ConstantOfShape",
-            scope,
-            &[&rank],
-            &[("value", Attr::Tensor(one))],
-        )?;
+        let one = HostTensor::from_i64(&[1], &[1]).map_err(tensor_error)?;
+        let value = [("value", Attr::Tensor(one))];
+        let ones = self.node("ConstantOfShape", scope, &[&rank], &value)?;
         let minus = self.int(-1)?;
         let minus = self.node("Mul", scope, &[&ones, &minus], &[])?;
         let keeps = self.node("Equal", scope, &[&list, &minus], &[])?;
@@ -216,69 +130,60 @@ impl Builder<'_> {
     }
 
     /// Splits the last axis into parts of these sizes.
-    pub(super) fn split<const N: usize>(
+    pub(super) fn split_into<const N: usize>(
         &mut self,
         scope: &str,
         x: &str,
         sizes: [usize; N],
     ) -> Result<[String; N]> {
-        let list: Vec<i64> = sizes.iter().map(|s| onnx_int(*s)).collect::<Result<_>>()?;
-        let list = self.ints(&list)?;
-        let name = self.name("Split", scope);
-        let parts: [String; N] = std::array::from_fn(|i| format!("{name}_output_{i}"));
-        let outputs: Vec<&str> = parts.iter().map(String::as_str).collect();
-        self.out.add_node(NodeSpec {
-            domain: "",
-            op: "Split",
-            name: &name,
-            inputs: &[x, &list],
-            outputs: &outputs,
-            attributes: &axis(-1),
-        })?;
-        Ok(parts)
+        let sizes = self.ints(&sizes.map(signed))?;
+        self.split(scope, x, &sizes)
     }
 
     pub(super) fn cast(&mut self, scope: &str, x: &str, to: DType) -> Result<String> {
-        let code = transformer_lite::unstable::graph::onnx::type_code(to);
-        self.node("Cast", scope, &[x], &[("to", Attr::Int(code.into()))])
+        self.node("Cast", scope, &[x], &[("to", Attr::Int(type_code(to).into()))])
     }
 
     // ---- weights ----
 
     /// A weight in the data file: uniform within `spread` around `center`.
     pub(super) fn weight(&mut self, name: &str, shape: &[usize], center: f32, spread: f32) -> Result<()> {
-        let (float, random) = (self.float, &mut self.random);
+        let (float, random) = (self.source.float, &mut self.source.random);
         self.out.add_initializer_external(name, float, shape, |out| {
             let row: Vec<f32> = (0..shape.iter().product())
                 .map(|_| center + spread * random.number())
                 .collect();
-            let tensor = HostTensor::from_floats(float, shape, &row)
-                .map_err(|e| Error::other(Stage::Convert, e.to_string()))?;
-            out.write(
-                tensor
-                    .bytes()
-                    .map_err(|e| Error::other(Stage::Convert, e.to_string()))?,
-            )
+            let tensor = HostTensor::from_floats(float, shape, &row).map_err(tensor_error)?;
+            out.write(tensor.bytes().map_err(tensor_error)?)
         })
     }
 
-    /// The operands of a packed `k` x `n` matrix and the attributes of the node that reads them.
+    /// A packed `k` x `n` matrix, which is not written.
+    fn matrix(name: &str, k: usize, bits: Bits, asked: usize) -> Packed {
+        Packed {
+            operands: [format!("{name}.codes"), format!("{name}.scales")],
+            bits,
+            group: group_size(asked, k),
+            order: None,
+        }
+    }
+
+    /// Writes a packed `k` x `n` matrix.
     fn packed(&mut self, name: &str, k: usize, n: usize, bits: Bits, asked: usize) -> Result<Packed> {
-        let group = group_size(asked, k);
-        let names = [format!("{name}.codes"), format!("{name}.scales")];
-        let random = &mut self.random;
+        let packed = Self::matrix(name, k, bits, asked);
+        let random = &mut self.source.random;
         let shape = [bits.rows(k), n];
         self.out
-            .add_initializer_external(&names[0], DType::U32, &shape, |out| {
+            .add_initializer_external(&packed.operands[0], DType::U32, &shape, |out| {
                 for _ in 0..shape[0] * shape[1] {
                     out.write(&random.word().to_le_bytes()[..4])?;
                 }
                 Ok(())
             })?;
-        let shape = [k.div_ceil(group), n, 2];
+        let shape = [k.div_ceil(packed.group), n, 2];
         let scale = 1.0 / (k as f32).sqrt();
         self.out
-            .add_initializer_external(&names[1], DType::F16, &shape, |out| {
+            .add_initializer_external(&packed.operands[1], DType::F16, &shape, |out| {
                 // Quantized values are 2 to 4, so weights are from -scale to scale.
                 let pair = [half::f16::from_f32(scale), half::f16::from_f32(3.0)];
                 let bytes: Vec<u8> = pair.iter().flat_map(|h| h.to_le_bytes()).collect();
@@ -287,32 +192,22 @@ impl Builder<'_> {
                 }
                 Ok(())
             })?;
-        let attributes = [
-            ("bits", Attr::Int(bits.count().into())),
-            ("group_size", Attr::Int(onnx_int(group)?)),
-        ];
-        Ok((names, attributes))
+        Ok(packed)
     }
 
-    /// `x` times a `k` x `n` matrix, optionally plus a bias.
-    pub(super) fn linear(
-        &mut self,
-        scope: &str,
-        name: &str,
-        x: &str,
-        [k, n]: [usize; 2],
-        bias: bool,
-    ) -> Result<String> {
-        let product = self.product(scope, &format!("{name}.weight"), x, [k, n], Bits::Four, None)?;
+    /// `x` times the `k` x `n` matrix of the scope's module, optionally plus its bias.
+    pub(super) fn linear(&mut self, scope: &str, x: &str, size: [usize; 2], bias: bool) -> Result<String> {
+        let name = module(scope);
+        let product = self.product(scope, &format!("{name}.weight"), x, size, Bits::Four, None)?;
         if !bias {
             return Ok(product);
         }
         let bias = format!("{name}.bias");
-        self.weight(&bias, &[n], 0.0, 0.1)?;
+        self.weight(&bias, &[size[1]], 0.0, 0.1)?;
         self.node("Add", scope, &[&bias, &product], &[])
     }
 
-    pub(super) fn product(
+    fn product(
         &mut self,
         scope: &str,
         weight: &str,
@@ -321,27 +216,25 @@ impl Builder<'_> {
         bits: Bits,
         output: Option<&str>,
     ) -> Result<String> {
-        match self.form {
+        match self.source.form {
             Form::E0m4(asked) => {
-                let ([codes, scales], attributes) = self.packed(weight, k, n, bits, asked)?;
-                let operands = [x, &codes, &scales];
-                self.node_of(OWN_DOMAIN, "MatMulE0M", scope, &operands, &attributes, output)
+                let packed = self.packed(weight, k, n, bits, asked)?;
+                self.packed_node("MatMulE0M", scope, x, &packed, output)
             }
             Form::Float(_) => {
                 self.weight(weight, &[k, n], 0.0, 1.0 / (k as f32).sqrt())?;
-                self.node_of("", "MatMul", scope, &[x, weight], &[], output)
+                self.matmul(scope, x, weight, output)
             }
         }
     }
 
     /// Rows of the embedding for `ids`.
     pub(super) fn embed(&mut self, scope: &str, weight: &str, ids: &str) -> Result<String> {
-        let (vocab, hidden) = (self.spec.vocab, self.spec.hidden);
-        match self.form {
+        let (vocab, hidden) = (self.source.spec.vocab, self.source.spec.hidden);
+        match self.source.form {
             Form::E0m4(asked) => {
-                let ([codes, scales], attributes) = self.packed(weight, hidden, vocab, Bits::Eight, asked)?;
-                let operands = [ids, &codes, &scales];
-                self.node_of(OWN_DOMAIN, "GatherE0M", scope, &operands, &attributes, None)
+                let packed = self.packed(weight, hidden, vocab, Bits::Eight, asked)?;
+                self.packed_node("GatherE0M", scope, ids, &packed, None)
             }
             Form::Float(_) => {
                 self.weight(weight, &[vocab, hidden], 0.0, 1.0)?;
@@ -358,23 +251,18 @@ impl Builder<'_> {
         x: &str,
         output: Option<&str>,
     ) -> Result<String> {
-        let size = [self.spec.hidden, self.spec.vocab];
-        if !self.spec.tied {
+        let size = [self.source.spec.hidden, self.source.spec.vocab];
+        if !self.source.spec.tied {
             return self.product(scope, "lm_head.weight", x, size, Bits::Eight, output);
         }
-        match self.form {
+        match self.source.form {
             Form::E0m4(asked) => {
-                let attributes = [
-                    ("bits", Attr::Int(8)),
-                    ("group_size", Attr::Int(onnx_int(group_size(asked, size[0]))?)),
-                ];
-                let (codes, scales) = (format!("{embedding}.codes"), format!("{embedding}.scales"));
-                let operands = [x, codes.as_str(), scales.as_str()];
-                self.node_of(OWN_DOMAIN, "MatMulE0M", scope, &operands, &attributes, output)
+                let packed = Self::matrix(embedding, size[0], Bits::Eight, asked);
+                self.packed_node("MatMulE0M", scope, x, &packed, output)
             }
             Form::Float(_) => {
                 let turned = self.node("Transpose", scope, &[embedding], &perm(&[1, 0]))?;
-                self.node_of("", "MatMul", scope, &[x, &turned], &[], output)
+                self.matmul(scope, x, &turned, output)
             }
         }
     }
@@ -382,15 +270,20 @@ impl Builder<'_> {
     // ---- what all families share ----
 
     /// RMS normalization.
-    pub(super) fn norm(&mut self, scope: &str, name: &str, x: &str) -> Result<String> {
-        let weight = format!("{name}.weight");
-        let gemma = self.spec.family == Family::Gemma;
-        self.weight(&weight, &[self.spec.hidden], if gemma { 0.0 } else { 1.0 }, 0.1)?;
+    pub(super) fn norm(&mut self, scope: &str, x: &str) -> Result<String> {
+        let weight = format!("{}.weight", module(scope));
+        let gemma = self.source.spec.family == Family::Gemma;
+        self.weight(
+            &weight,
+            &[self.source.spec.hidden],
+            if gemma { 0.0 } else { 1.0 },
+            0.1,
+        )?;
         let two = self.scalar(2.0)?;
         let square = self.node("Pow", scope, &[x, &two], &[])?;
         let attributes = [("axes", Attr::Ints(vec![-1])), ("keepdims", Attr::Int(1))];
         let mean = self.node("ReduceMean", scope, &[&square], &attributes)?;
-        let eps = self.scalar(self.spec.eps)?;
+        let eps = self.scalar(self.source.spec.eps)?;
         let sum = self.node("Add", scope, &[&mean, &eps], &[])?;
         let root = self.node("Sqrt", scope, &[&sum], &[])?;
         let one = self.scalar(1.0)?;
@@ -403,29 +296,34 @@ impl Builder<'_> {
         self.node("Mul", scope, &[&weight, &scaled], &[])
     }
 
-    pub(super) fn inputs(&mut self) -> Result<()> {
-        let ids = [BATCH.into(), SEQUENCE.into()];
-        self.out.add_input("input_ids", DType::I64, &ids)?;
-        self.out
-            .add_input("attention_mask", DType::I64, &[BATCH.into(), TOTAL.into()])?;
-        self.out.add_input("position_ids", DType::I64, &ids)?;
-        let (float, vocab) = (self.float, self.spec.vocab);
-        self.out
-            .add_output("logits", float, &[BATCH.into(), SEQUENCE.into(), vocab.into()])
+    /// `x * sigmoid(x)`.
+    pub(super) fn silu(&mut self, scope: &str, x: &str) -> Result<String> {
+        let sigmoid = self.node("Sigmoid", scope, &[x], &[])?;
+        self.node("Mul", scope, &[x, &sigmoid], &[])
     }
 
-    pub(super) fn caches(&mut self, shape: impl Fn(&str) -> [Size; 4]) -> Result<()> {
-        for layer in 0..self.spec.layers {
-            for part in ["key", "value"] {
-                let (past, present) = (
-                    format!("past_key_values.{layer}.{part}"),
-                    format!("present.{layer}.{part}"),
-                );
-                self.out.add_input(&past, self.float, &shape(PAST))?;
-                self.out.add_output(&present, self.float, &shape(TOTAL))?;
-            }
-        }
-        Ok(())
+    /// Scaled products of queries and keys.
+    pub(super) fn scores(&mut self, scope: &str, q: &str, k: &str) -> Result<String> {
+        let turned = self.node("Transpose", scope, &[k], &perm(&[0, 1, 3, 2]))?;
+        let scores = self.node("MatMul", scope, &[q, &turned], &[])?;
+        let root = self.scalar((self.source.spec.head_dim as f32).sqrt())?;
+        self.node("Div", scope, &[&scores, &root], &[])
+    }
+
+    /// Values weighted by masked scores; the heads of each token are joined by a transposition and
+    /// a view.
+    pub(super) fn mix(
+        &mut self,
+        scope: &str,
+        [scores, mask, v]: [&str; 3],
+        order: &[i64],
+        sizes: &[Length<'_>],
+    ) -> Result<String> {
+        let scores = self.node("Add", scope, &[scores, mask], &[])?;
+        let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
+        let mixed = self.node("MatMul", scope, &[&weights, v], &[])?;
+        let mixed = self.node("Transpose", scope, &[&mixed], &perm(order))?;
+        self.view(scope, &mixed, sizes)
     }
 
     /// 0 where a query sees a key, else the lowest number: `[batch, 1, sequence, total]`. `past` is
@@ -440,7 +338,7 @@ impl Builder<'_> {
         let column = self.ints(&[-1, 1])?;
         let queries = self.node("Reshape", scope, &[&queries, &column], &[])?;
         let later = self.node("Greater", scope, &[&keys, &queries], &[])?;
-        let lowest = if self.float == DType::F16 {
+        let lowest = if self.source.float == DType::F16 {
             -65504.0
         } else {
             f32::MIN
@@ -448,18 +346,10 @@ impl Builder<'_> {
         let (lowest, seen) = (self.scalar(lowest)?, self.scalar(0.0)?);
         let causal = self.node("Where", scope, &[&later, &lowest, &seen], &[])?;
         let causal = self.unsqueeze(scope, &causal, &[0, 1])?;
-        let causal = self.expand(
-            scope,
-            &causal,
-            &[
-                SizeItem::Of(&batch),
-                SizeItem::Is(1),
-                SizeItem::Is(-1),
-                SizeItem::Is(-1),
-            ],
-        )?;
+        let sizes = [Of(&batch), Is(1), Is(-1), Is(-1)];
+        let causal = self.expand(scope, &causal, &sizes)?;
         let padding = self.unsqueeze(scope, "attention_mask", &[1, 2])?;
-        let padding = self.cast(scope, &padding, self.float)?;
+        let padding = self.cast(scope, &padding, self.source.float)?;
         let sum = self.node("Add", scope, &[&causal, &padding], &[])?;
         let hidden = self.node("Equal", scope, &[&sum, &seen], &[])?;
         self.node("Where", scope, &[&hidden, &lowest, &causal], &[])
@@ -468,8 +358,12 @@ impl Builder<'_> {
 
 /// An element of a list of sizes.
 #[derive(Clone, Copy)]
-pub(super) enum SizeItem<'a> {
+pub(super) enum Length<'a> {
     /// The scalar with this name.
     Of(&'a str),
     Is(i64),
+}
+
+fn tensor_error(e: TensorError) -> Error {
+    Error::other(Stage::Convert, e.to_string())
 }

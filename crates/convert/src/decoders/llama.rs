@@ -1,16 +1,21 @@
 //! Llama and its relatives Qwen and Gemma.
 
 use super::Family;
-use super::builder::{BATCH, Builder, SizeItem, axis, perm};
-use crate::onnx_int::onnx_int;
+use super::builder::{
+    Exporter,
+    Length::{Is, Of},
+};
+use crate::builder::{BATCH, Builder, axis, cache_names, perm};
 use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
-impl Builder<'_> {
+impl Builder<Exporter<'_>> {
     pub(super) fn llama(&mut self) -> Result<()> {
-        let s = self.spec;
-        self.inputs()?;
-        self.caches(|length| [BATCH.into(), s.kv_heads.into(), length.into(), s.head_dim.into()])?;
+        let s = self.source.spec;
+        self.signature(self.source.float, s.vocab, s.layers, |length| {
+            [BATCH.into(), s.kv_heads.into(), length.into(), s.head_dim.into()]
+        })?;
         let embedding = "model.embed_tokens.weight";
         let mut x = self.embed("/model/embed_tokens", embedding, "input_ids")?;
         let past = self.size("/model", "past_key_values.0.key", 2)?;
@@ -21,35 +26,26 @@ impl Builder<'_> {
             x = self.node("Mul", "/model", &[&x, &scale], &[])?;
         }
         for layer in 0..s.layers {
-            let (name, scope) = (format!("model.layers.{layer}"), format!("/model/layers.{layer}"));
-            let normed = self.norm(
-                &format!("{scope}/input_layernorm"),
-                &format!("{name}.input_layernorm"),
-                &x,
-            )?;
+            let scope = format!("/model/layers.{layer}");
+            let normed = self.norm(&format!("{scope}/input_layernorm"), &x)?;
             let mixed = self.attention(layer, &normed, &mask, &angles)?;
             x = self.node("Add", &scope, &[&x, &mixed], &[])?;
-            let after = "post_attention_layernorm";
-            let normed = self.norm(&format!("{scope}/{after}"), &format!("{name}.{after}"), &x)?;
-            let mlp = self.mlp(&format!("{scope}/mlp"), &format!("{name}.mlp"), &normed)?;
+            let normed = self.norm(&format!("{scope}/post_attention_layernorm"), &x)?;
+            let mlp = self.mlp(&format!("{scope}/mlp"), &normed)?;
             x = self.node("Add", &scope, &[&x, &mlp], &[])?;
         }
-        let x = self.norm("/model/norm", "model.norm", &x)?;
+        let x = self.norm("/model/norm", &x)?;
         self.head("/lm_head", embedding, &x, Some("logits")).map(|_| ())
     }
 
     /// Cosines and sines of the rotary angles: `[batch, sequence, head_dim]` with an axis of size 1
     /// for the heads.
     fn angles(&mut self, scope: &str) -> Result<[String; 2]> {
-        let frequencies = self.frequencies(self.spec.head_dim);
+        let frequencies = self.frequencies(self.source.spec.head_dim);
         let shape = [1, frequencies.len(), 1];
-        let frequencies = self.constant("inv_freq".to_owned(), HostTensor::from_f32(&shape, &frequencies))?;
+        let frequencies = self.shared("inv_freq".to_owned(), HostTensor::from_f32(&shape, &frequencies))?;
         let batch = self.size(scope, "position_ids", 0)?;
-        let frequencies = self.expand(
-            scope,
-            &frequencies,
-            &[SizeItem::Of(&batch), SizeItem::Is(-1), SizeItem::Is(1)],
-        )?;
+        let frequencies = self.expand(scope, &frequencies, &[Of(&batch), Is(-1), Is(1)])?;
         let positions = self.unsqueeze(scope, "position_ids", &[1])?;
         let positions = self.cast(scope, &positions, DType::F32)?;
         let angles = self.node("MatMul", scope, &[&frequencies, &positions], &[])?;
@@ -58,8 +54,8 @@ impl Builder<'_> {
         let mut out = [String::new(), String::new()];
         for (out, op) in out.iter_mut().zip(["Cos", "Sin"]) {
             let mut v = self.node(op, scope, &[&angles], &[])?;
-            if self.float != DType::F32 {
-                v = self.cast(scope, &v, self.float)?;
+            if self.source.float != DType::F32 {
+                v = self.cast(scope, &v, self.source.float)?;
             }
             *out = self.unsqueeze(scope, &v, &[1])?;
         }
@@ -68,7 +64,7 @@ impl Builder<'_> {
 
     pub(super) fn frequencies(&self, dim: usize) -> Vec<f32> {
         (0..dim / 2)
-            .map(|i| 1.0 / self.spec.theta.powf(2.0 * i as f32 / dim as f32))
+            .map(|i| 1.0 / self.source.spec.theta.powf(2.0 * i as f32 / dim as f32))
             .collect()
     }
 
@@ -99,29 +95,14 @@ impl Builder<'_> {
     }
 
     fn attention(&mut self, layer: usize, x: &str, mask: &str, angles: &[String; 2]) -> Result<String> {
-        let s = self.spec;
-        let (name, scope) = (
-            format!("model.layers.{layer}.self_attn"),
-            format!("/model/layers.{layer}/self_attn"),
-        );
-        let scope = scope.as_str();
+        let s = self.source.spec;
+        let scope = &format!("/model/layers.{layer}/self_attn");
         let dim = s.head_dim;
         let bias = s.family == Family::Qwen;
         let (batch, sequence) = (self.size(scope, x, 0)?, self.size(scope, x, 1)?);
         let mut heads = |part: &str, heads: usize| -> Result<String> {
-            let v = self.linear(
-                &format!("{scope}/{part}"),
-                &format!("{name}.{part}"),
-                x,
-                [s.hidden, heads * dim],
-                bias,
-            )?;
-            let sizes = [
-                SizeItem::Of(&batch),
-                SizeItem::Of(&sequence),
-                SizeItem::Is(onnx_int(heads)?),
-                SizeItem::Is(onnx_int(dim)?),
-            ];
+            let v = self.linear(&format!("{scope}/{part}"), x, [s.hidden, heads * dim], bias)?;
+            let sizes = [Of(&batch), Of(&sequence), Is(signed(heads)), Is(signed(dim))];
             let v = self.view(scope, &v, &sizes)?;
             self.node("Transpose", scope, &[&v], &perm(&[0, 2, 1, 3]))
         };
@@ -133,36 +114,20 @@ impl Builder<'_> {
         let (q, k) = (self.rotate(scope, &q, angles)?, self.rotate(scope, &k, angles)?);
         let mut whole = Vec::new();
         for (part, new) in [("key", &k), ("value", &v)] {
-            let (past, present) = (
-                format!("past_key_values.{layer}.{part}"),
-                format!("present.{layer}.{part}"),
-            );
+            let [past, present] = cache_names(layer, part);
             self.node_as("Concat", scope, &[&past, new], &axis(-2), &present)?;
             whole.push(self.repeat(scope, present)?);
         }
         let (k, v) = (&whole[0], &whole[1]);
-        let turned = self.node("Transpose", scope, &[k], &perm(&[0, 1, 3, 2]))?;
-        let scores = self.node("MatMul", scope, &[&q, &turned], &[])?;
-        let root = self.scalar((dim as f32).sqrt())?;
-        let scores = self.node("Div", scope, &[&scores, &root], &[])?;
+        let scores = self.scores(scope, &q, k)?;
         let total = self.size(scope, k, 2)?;
         let total = self.unsqueeze(scope, &total, &[0])?;
         let (zero, last, one) = (self.ints(&[0])?, self.ints(&[3])?, self.ints(&[1])?);
         let mask = self.node("Slice", scope, &[mask, &zero, &total, &last, &one], &[])?;
-        let scores = self.node("Add", scope, &[&scores, &mask], &[])?;
-        let weights = self.node("Softmax", scope, &[&scores], &axis(-1))?;
-        let mixed = self.node("MatMul", scope, &[&weights, v], &[])?;
-        let mixed = self.node("Transpose", scope, &[&mixed], &perm(&[0, 2, 1, 3]))?;
-        let width = onnx_int(s.heads * dim)?;
-        let mixed = self.view(
-            scope,
-            &mixed,
-            &[SizeItem::Of(&batch), SizeItem::Of(&sequence), SizeItem::Is(width)],
-        )?;
-        let out = format!("{scope}/o_proj");
+        let sizes = [Of(&batch), Of(&sequence), Is(signed(s.heads * dim))];
+        let mixed = self.mix(scope, [&scores, &mask, v], &[0, 2, 1, 3], &sizes)?;
         self.linear(
-            &out,
-            &format!("{name}.o_proj"),
+            &format!("{scope}/o_proj"),
             &mixed,
             [s.heads * dim, s.hidden],
             false,
@@ -171,53 +136,33 @@ impl Builder<'_> {
 
     /// Repeats keys or values `[batch, kv_heads, total, head_dim]` for each query head.
     fn repeat(&mut self, scope: &str, x: String) -> Result<String> {
-        let s = self.spec;
+        let s = self.source.spec;
         let times = s.heads / s.kv_heads;
         if times == 1 {
             return Ok(x);
         }
-        let sizes: Vec<String> = (0..4).map(|a| self.size(scope, &x, a)).collect::<Result<_>>()?;
-        let of = |i: usize| SizeItem::Of(&sizes[i]);
+        let lengths: Vec<String> = (0..4).map(|a| self.size(scope, &x, a)).collect::<Result<_>>()?;
+        let of = |i: usize| Of(&lengths[i]);
         let wide = self.unsqueeze(scope, &x, &[2])?;
-        let wide = self.expand(
-            scope,
-            &wide,
-            &[of(0), of(1), SizeItem::Is(onnx_int(times)?), of(2), of(3)],
-        )?;
-        let times = self.int(onnx_int(times)?)?;
-        let heads = self.node("Mul", scope, &[&sizes[1], &times], &[])?;
-        self.view(scope, &wide, &[of(0), SizeItem::Of(&heads), of(2), of(3)])
+        let sizes = [of(0), of(1), Is(signed(times)), of(2), of(3)];
+        let wide = self.expand(scope, &wide, &sizes)?;
+        let times = self.int(signed(times))?;
+        let heads = self.node("Mul", scope, &[&lengths[1], &times], &[])?;
+        self.view(scope, &wide, &[of(0), Of(&heads), of(2), of(3)])
     }
 
-    fn mlp(&mut self, scope: &str, name: &str, x: &str) -> Result<String> {
-        let s = self.spec;
-        let mut linear = |part: &str, x: &str, size| {
-            self.linear(
-                &format!("{scope}/{part}"),
-                &format!("{name}.{part}"),
-                x,
-                size,
-                false,
-            )
-        };
-        let gate = linear("gate_proj", x, [s.hidden, s.inner])?;
-        let up = linear("up_proj", x, [s.hidden, s.inner])?;
+    fn mlp(&mut self, scope: &str, x: &str) -> Result<String> {
+        let s = self.source.spec;
+        let gate = self.linear(&format!("{scope}/gate_proj"), x, [s.hidden, s.inner], false)?;
+        let up = self.linear(&format!("{scope}/up_proj"), x, [s.hidden, s.inner], false)?;
         let act = format!("{scope}/act_fn");
         let gate = if s.family == Family::Gemma {
             self.gelu(&act, &gate)?
         } else {
-            let sigmoid = self.node("Sigmoid", &act, &[&gate], &[])?;
-            self.node("Mul", &act, &[&gate, &sigmoid], &[])?
+            self.silu(&act, &gate)?
         };
         let gated = self.node("Mul", scope, &[&gate, &up], &[])?;
-        let down = format!("{scope}/down_proj");
-        self.linear(
-            &down,
-            &format!("{name}.down_proj"),
-            &gated,
-            [s.inner, s.hidden],
-            false,
-        )
+        self.linear(&format!("{scope}/down_proj"), &gated, [s.inner, s.hidden], false)
     }
 
     /// The tanh form of GELU.

@@ -12,7 +12,8 @@ mod builder;
 mod chat_glm;
 mod llama;
 
-use builder::{Builder, Random};
+use crate::builder::Builder;
+use builder::{Exporter, Random};
 use std::collections::HashMap;
 use std::path::Path;
 use transformer_lite::unstable::error::{Result, Stage};
@@ -238,15 +239,14 @@ pub fn write(spec: &Spec, form: Form, weights: Weights, folder: &Path) -> Result
         Form::E0m4(_) => DType::F32,
         Form::Float(dtype) => dtype,
     };
-    let mut b = Builder {
+    let source = Exporter {
         spec,
         form,
         float,
         random: Random(weights.unwrap_or(0)),
-        out,
-        used: HashMap::new(),
         numbers: HashMap::new(),
     };
+    let mut b = Builder::new(out, source);
     b.out.opset("", 17);
     if matches!(form, Form::E0m4(_)) {
         b.out.opset(OWN_DOMAIN, 1);

@@ -4,12 +4,12 @@ use super::nodes::{Change, Facts, Use, int};
 use super::transcode::{self, Kept};
 use super::weight::Weight;
 use super::{Left, Options};
-use crate::onnx_int::onnx_int;
 use std::collections::HashSet;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
+use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::quant::{Bits, Packed, group_size};
 
 /// The changes of a graph.
@@ -129,7 +129,7 @@ fn replacement(n: &NodeProto, w: &Weight) -> Result<NodeProto> {
         op_type: if product { "MatMulE0M" } else { "GatherE0M" }.to_owned(),
         attribute: vec![
             int("bits", i64::from(w.bits.count())),
-            int("group_size", onnx_int(w.group)?),
+            int("group_size", signed(w.group)),
         ],
         domain: OWN_DOMAIN.to_owned(),
     })

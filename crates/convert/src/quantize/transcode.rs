@@ -4,7 +4,6 @@
 use super::nodes::{Change, Facts, attribute, int, standard};
 use super::source::Source;
 use super::{Left, Quantized};
-use crate::onnx_int::onnx_int;
 use half::f16;
 use std::collections::{HashMap, HashSet};
 use transformer_lite::unstable::error::Result;
@@ -12,6 +11,7 @@ use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, GraphProto,
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
+use transformer_lite::unstable::num::signed;
 use transformer_lite::unstable::quant::{
     Bits, GROUP_STEP, Grid, GridColumn, Grids, Loss, Packed, QuantError,
 };
@@ -502,7 +502,7 @@ impl Kept {
             op_type: if rows { "GatherE0M" } else { "MatMulE0M" }.to_owned(),
             attribute: vec![
                 int("bits", i64::from(bits.count())),
-                int("group_size", onnx_int(group)?),
+                int("group_size", signed(group)),
             ],
             domain: OWN_DOMAIN.to_owned(),
         });
