@@ -32,7 +32,7 @@ pub struct AnswerOptions {
     /// Maximum number of tokens [default: no limit]
     ///
     /// Without a limit, an answer ends when the model ends it or the context is full.
-    #[arg(short = 'n', long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = from_zero::<usize>)]
     max_tokens: Option<usize>,
     /// Stop before TEXT; can be given more than once
     ///
@@ -72,13 +72,7 @@ pub struct AnswerOptions {
     #[arg(long, value_name = "DIR", hide_short_help = true)]
     pub draft_model: Option<PathBuf>,
     /// Maximum number of tokens per draft, from 1 to 64 [default: 8]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = draft_tokens,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", value_parser = draft_tokens, hide_short_help = true)]
     pub draft_tokens: Option<usize>,
 }
 

@@ -37,13 +37,7 @@ pub struct CacheOptions {
     )]
     pub cache_dir: Option<PathBuf>,
     /// Cache size limit in MB; least recently used files are removed first [default: 4096]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = megabytes,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", value_parser = megabytes, hide_short_help = true)]
     pub cache_mb: Option<NonZeroU64>,
 }
 

@@ -1,7 +1,7 @@
 //! The methods of `tlite quantize`, and the calibration text that some of them need.
 
 use super::load::{load, place};
-use super::options::{DeviceOptions, ExecOptions, Float, from_one, read_text};
+use super::options::{DeviceOptions, ExecOptions, Float, Precision, from_one, read_text};
 use super::perplexity::{encode, window};
 use indicatif::ProgressBar;
 use std::num::NonZeroUsize;
@@ -43,14 +43,7 @@ pub struct CalibrationOptions {
     #[arg(long, value_name = "FILE")]
     calibration: Option<PathBuf>,
     /// Use the first N tokens of the text
-    #[arg(
-        long,
-        value_name = "N",
-        default_value = "8192",
-        value_parser = from_one,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", default_value = "8192", value_parser = from_one, hide_short_help = true)]
     calibration_tokens: NonZeroUsize,
     /// Where the model runs.
     #[command(flatten)]
@@ -97,9 +90,11 @@ pub fn with_methods<T>(
     let mut exec = ExecOptions {
         on: given.on.clone(),
         context: NonZeroUsize::new(window),
-        float: given.float,
-        kv: KvType::Float,
-        act: Activations::Float,
+        precision: Precision {
+            float: given.float,
+            kv: KvType::Float,
+            act: Activations::Float,
+        },
         padding: PADDING,
     };
     let place = place(&mut exec)?;

@@ -36,7 +36,7 @@ mod tune;
 pub use cache::CacheOptions;
 pub use docs::{json_markdown, markdown, operators_markdown};
 pub use interrupt::INTERRUPTED;
-pub use options::{DeviceOptions, ExecOptions, Float, ModelArg, Verbosity};
+pub use options::{DeviceOptions, ExecOptions, Float, ModelArg, Precision, Verbosity};
 pub use output::{LogLines, is_broken_pipe, printable};
 pub use sampling::{Chosen, SamplingOptions};
 
@@ -105,9 +105,23 @@ const GROUPS: [(&str, &[&str]); 5] = [
     ("Other", &["completions", "man", "help"]),
 ];
 
+/// Value names of options that take numbers.
+const NUMBERS: [&str; 4] = ["F", "MS", "N", "N,..."];
+
+/// `command` whose options for numbers parse negative ones, so that the error for them says what is
+/// expected instead of that there is no such option.
+fn with_negative_numbers(command: clap::Command) -> clap::Command {
+    let negative = |arg: clap::Arg| {
+        let names = arg.get_value_names().unwrap_or_default();
+        let is_number = names.iter().any(|n| NUMBERS.contains(&n.as_str()));
+        arg.allow_negative_numbers(is_number)
+    };
+    command.mut_args(negative).mut_subcommands(with_negative_numbers)
+}
+
 /// The command line, with commands in groups.
 pub fn command() -> clap::Command {
-    let command = Cli::command();
+    let command = with_negative_numbers(Cli::command());
     let mut built = command.clone();
     built.build();
     let mut template = "{about}\n\n{usage-heading} tlite [OPTIONS] COMMAND\n".to_owned();

@@ -107,14 +107,7 @@ pub struct DeviceOptions {
     /// Maximum time in milliseconds that queued work occupies an OpenCL device before other
     /// programs get a turn; 0 means no limit [default: 8 on GPUs that share the host's memory, else
     /// 0]
-    #[arg(
-        long,
-        value_name = "MS",
-        value_parser = slice_ms,
-        allow_negative_numbers = true,
-        hide_short_help = true,
-        help_heading = ADVANCED
-    )]
+    #[arg(long, value_name = "MS", value_parser = slice_ms, hide_short_help = true, help_heading = ADVANCED)]
     pub slice_ms: Option<u32>,
 }
 
@@ -178,13 +171,7 @@ pub struct PassOptions {
     #[arg(long, value_name = "NAME,...", value_delimiter = ',', hide_short_help = true)]
     pub skip_pass: Vec<String>,
     /// Stop after N rewrites of all passes together, to bisect a wrong result
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = from_zero::<usize>,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", value_parser = from_zero::<usize>, hide_short_help = true)]
     pub edit_limit: Option<usize>,
 }
 
@@ -206,34 +193,12 @@ impl PassOptions {
     }
 }
 
-/// Options of every command that executes a decoder.
-#[derive(Clone, Debug, Default, clap::Args)]
-#[command(next_help_heading = EXECUTION)]
-pub struct ExecOptions {
-    /// Backend and device.
-    #[command(flatten)]
-    pub on: DeviceOptions,
-    /// Context length in tokens [default: up to 4096]
-    ///
-    /// The default is the length that the model was made for, at most 4096.
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        value_parser = from_one,
-        allow_negative_numbers = true,
-        help_heading = EXECUTION
-    )]
-    pub context: Option<NonZeroUsize>,
+/// Types of activations and KV cache of a decoder.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct Precision {
     /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32 on CPUs or if the
     /// model quantizes at run time]
-    #[arg(
-        long,
-        value_enum,
-        value_name = "TYPE",
-        hide_short_help = true,
-        help_heading = EXECUTION
-    )]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = EXECUTION)]
     pub float: Option<Float>,
     /// Storage of the KV cache on a device
     #[arg(
@@ -255,13 +220,28 @@ pub struct ExecOptions {
         help_heading = EXECUTION
     )]
     pub act: Activations,
+}
+
+/// Options of every command that executes a decoder.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = EXECUTION)]
+pub struct ExecOptions {
+    /// Backend and device.
+    #[command(flatten)]
+    pub on: DeviceOptions,
+    /// Context length in tokens [default: up to 4096]
+    ///
+    /// The default is the length that the model was made for, at most 4096.
+    #[arg(short, long, value_name = "N", value_parser = from_one, help_heading = EXECUTION)]
+    pub context: Option<NonZeroUsize>,
+    #[command(flatten)]
+    pub precision: Precision,
     /// Round the attended length of each decoding step up to a multiple of N (32 to 256)
     #[arg(
         long,
         value_name = "N",
         default_value_t = PADDING,
         value_parser = padding,
-        allow_negative_numbers = true,
         hide_short_help = true,
         help_heading = ADVANCED
     )]
@@ -274,9 +254,9 @@ impl ExecOptions {
         LoadOptions {
             place: self.on.placement(),
             context: self.context.map(NonZeroUsize::get),
-            float: self.float.map(Float::dtype),
-            kv: self.kv,
-            act: self.act,
+            float: self.precision.float.map(Float::dtype),
+            kv: self.precision.kv,
+            act: self.precision.act,
             padding: self.padding,
             drafts: 0,
             greedy: false,

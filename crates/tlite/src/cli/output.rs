@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::num;
 
 const STDOUT: &str = "standard output";
 
@@ -226,7 +227,7 @@ const UNKNOWN: &str = "{wide_msg}";
 
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
-    let bar = ProgressBar::new(u64::try_from(steps).unwrap_or(u64::MAX));
+    let bar = ProgressBar::new(num::wide(steps));
     shown(match ProgressStyle::with_template(COUNTED) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
@@ -243,8 +244,8 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
         line.set_style(style);
     }
     line.set_message(printable(what).into_owned());
-    line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
-    line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
+    line.set_length(num::wide(all));
+    line.set_position(num::wide(done));
 }
 
 /// A bar over bytes on standard error; nothing when that is no terminal. Only its message is shown

@@ -1,10 +1,9 @@
 //! `tlite perplexity`.
 
-use super::choices;
 use super::interrupt::Interrupt;
 use super::load::{load_model, model_folder};
 use super::options::{
-    DeviceOptions, EXECUTION, ExecOptions, Float, ModelArg, Verbosity, from_one, read_text,
+    DeviceOptions, EXECUTION, ExecOptions, ModelArg, Precision, Verbosity, from_one, read_text,
 };
 use super::output::{bar, figures, note, put, put_json, text_output};
 use schemars::JsonSchema;
@@ -17,7 +16,7 @@ use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{PlaceName, Purpose};
 use transformer_lite::unstable::llm::metrics::rate;
 use transformer_lite::unstable::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
-use transformer_lite::unstable::llm::{Activations, KvType, LanguageModel, ModelFolder, Tokenizer};
+use transformer_lite::unstable::llm::{LanguageModel, ModelFolder, Tokenizer};
 
 /// Default window.
 pub(super) const WINDOW: usize = 512;
@@ -47,7 +46,7 @@ pub struct Args {
     #[arg(long, value_name = "MODEL2")]
     reference: Option<PathBuf>,
     /// Score only the first N tokens
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_one)]
     tokens: Option<NonZeroUsize>,
     /// Print one JSON object instead of the lines
     #[arg(long)]
@@ -57,45 +56,10 @@ pub struct Args {
     #[command(flatten)]
     on: DeviceOptions,
     /// Tokens of a window [default: 512, limited by the models]
-    #[arg(
-        short,
-        long,
-        value_name = "N",
-        value_parser = from_one,
-        allow_negative_numbers = true,
-        help_heading = EXECUTION
-    )]
+    #[arg(short, long, value_name = "N", value_parser = from_one, help_heading = EXECUTION)]
     context: Option<NonZeroUsize>,
-    /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32 on CPUs or if the
-    /// model quantizes at run time]
-    #[arg(
-        long,
-        value_enum,
-        value_name = "TYPE",
-        help_heading = EXECUTION,
-        hide_short_help = true
-    )]
-    float: Option<Float>,
-    /// Storage of the KV cache on a device
-    #[arg(
-        long,
-        value_parser = choices::kv(),
-        default_value = "float",
-        value_name = "TYPE",
-        help_heading = EXECUTION,
-        hide_short_help = true
-    )]
-    kv: KvType,
-    /// Precision of activations in matmuls with 4-bit and 8-bit weights, on a device
-    #[arg(
-        long,
-        value_parser = choices::activations(),
-        default_value = "auto",
-        value_name = "TYPE",
-        help_heading = EXECUTION,
-        hide_short_help = true
-    )]
-    act: Activations,
+    #[command(flatten)]
+    precision: Precision,
 }
 
 /// The object of `tlite perplexity --json`.
@@ -260,9 +224,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let exec = ExecOptions {
         on: args.on.clone(),
         context: NonZeroUsize::new(window),
-        float: args.float,
-        kv: args.kv,
-        act: args.act,
+        precision: args.precision,
         padding: PADDING,
     };
     let loaded = |folder: &ModelFolder| load_model(folder, &exec.load_options(), Purpose::Evaluation);

@@ -62,10 +62,10 @@ pub struct Args {
     #[command(flatten)]
     model: RandomOptions,
     /// Prefill length of a language model [default: 128]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_one)]
     prefill: Option<NonZeroUsize>,
     /// Tokens in the cache before the decoding step [default: 128]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_one)]
     past: Option<NonZeroUsize>,
     /// Input sizes of other models, such as batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...")]
@@ -221,7 +221,11 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
         let what = format!("is for language models, and {} is not one", model.display());
         return Err(Error::usage(option, what));
     }
-    let float = args.exec.on.storage(args.exec.float)?.unwrap_or(DType::F32);
+    let float = args
+        .exec
+        .on
+        .storage(args.exec.precision.float)?
+        .unwrap_or(DType::F32);
     let backend = load::open(&args.exec.on)?;
     let graph = onnx::import(&model_file(model)?)?;
     let mut runner = Runner::of(graph, backend, float)?;

@@ -104,7 +104,7 @@ pub struct Args {
     /// Bits per weight: 2, 3, 4, 5, 6 or 8 [default: 4]
     ///
     /// With --method mixed, N is the average including scales [default: 4.5].
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true)]
+    #[arg(short, long, value_name = "N")]
     bits: Option<f64>,
     /// Format of the weights, in place of --bits
     #[arg(
@@ -121,12 +121,12 @@ pub struct Args {
     /// `channel` is one scale per column. The last group of a column may be shorter. By default,
     /// the group size of an existing quantization grid is detected (for example in a GGUF file
     /// converted with --float); otherwise it is 128.
-    #[arg(short, long, value_name = "N", allow_negative_numbers = true, value_parser = group_size)]
+    #[arg(short, long, value_name = "N", value_parser = group_size)]
     group_size: Option<usize>,
     /// Bits per weight of the output head and embedding [default: 8]
     ///
     /// 2, 3, 4, 5, 6 or 8. With --method mixed, this is their minimum.
-    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = width)]
+    #[arg(long, value_name = "N", value_parser = width)]
     head_bits: Option<u32>,
     /// Write a page that shows the errors of weights and methods
     #[arg(long, value_name = "FILE")]

@@ -38,31 +38,16 @@ pub struct RandomOptions {
     )]
     random: Option<String>,
     /// Weights that share a scale, or `channel` for a whole column [default: 128]
-    #[arg(
-        long,
-        value_name = "N",
-        allow_negative_numbers = true,
-        value_parser = group_size,
-        help_heading = HEADING,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", value_parser = group_size, help_heading = HEADING, hide_short_help = true)]
     group_size: Option<usize>,
     /// Use only the first N layers [default: all]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = from_one,
-        allow_negative_numbers = true,
-        help_heading = HEADING,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", value_parser = from_one, help_heading = HEADING, hide_short_help = true)]
     layers: Option<NonZeroUsize>,
     /// Seed of the weights [default: 0]
     #[arg(
         long,
         value_name = "N",
         value_parser = from_zero::<u32>,
-        allow_negative_numbers = true,
         help_heading = HEADING,
         hide_short_help = true
     )]

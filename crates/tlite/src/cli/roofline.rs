@@ -51,22 +51,10 @@ pub struct Args {
     #[command(flatten)]
     model: RandomOptions,
     /// Prompt lengths of a language model [default: 128,1024]
-    #[arg(
-        long,
-        value_name = "N,...",
-        value_delimiter = ',',
-        value_parser = from_one,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_one)]
     prefill: Vec<NonZeroUsize>,
     /// Tokens in the cache before a decoding step [default: 128,1024]
-    #[arg(
-        long,
-        value_name = "N,...",
-        value_delimiter = ',',
-        value_parser = from_zero::<usize>,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "N,...", value_delimiter = ',', value_parser = from_zero::<usize>)]
     depth: Vec<usize>,
     /// Input sizes of other models, such as batch=1,sequence=16
     #[arg(long, value_name = "NAME=N,...")]
@@ -164,8 +152,8 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
         ("--prefill", !args.prefill.is_empty()),
         ("--depth", !args.depth.is_empty()),
         ("--context", args.exec.context.is_some()),
-        ("--kv", args.exec.kv != usual.kv),
-        ("--act", args.exec.act != usual.act),
+        ("--kv", args.exec.precision.kv != usual.precision.kv),
+        ("--act", args.exec.precision.act != usual.precision.act),
         ("--padding", args.exec.padding != PADDING),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
@@ -175,7 +163,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
     let request = Request {
         caps: backend.caps().clone(),
         bind: parse_bind(&args.bind)?,
-        float: args.exec.on.storage(args.exec.float)?,
+        float: args.exec.on.storage(args.exec.precision.float)?,
         ..Request::default()
     };
     let mut work = Vec::new();

@@ -66,7 +66,6 @@ pub struct Args {
         value_name = "N",
         default_value = "0",
         value_parser = from_zero::<u64>,
-        allow_negative_numbers = true,
         requires = "random",
         hide_short_help = true,
         help_heading = ADVANCED
@@ -89,7 +88,6 @@ pub struct Args {
     #[arg(
         long,
         value_name = "F",
-        allow_negative_numbers = true,
         value_parser = tolerance,
         requires = "compare",
         hide_short_help = true,
@@ -97,7 +95,7 @@ pub struct Args {
     )]
     tolerance: Option<f32>,
     /// Number of timed runs
-    #[arg(long, value_name = "N", default_value = "1", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "1", value_parser = from_one)]
     repeat: NonZeroUsize,
     /// Type of activations on a device [default: f32]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]

@@ -23,107 +23,53 @@ pub struct SamplingOptions {
     /// Greedy decoding always takes the most likely token. By default, temperature, top-k, top-p
     /// and min-p come from the model's `generation_config.json`. If it sets none of them, they are
     /// 0.8, 40, 0.95 and 0.05.
-    #[arg(
-        long,
-        visible_alias = "temp",
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(TEMPERATURE)
-    )]
+    #[arg(long, visible_alias = "temp", value_name = "F", value_parser = number(TEMPERATURE))]
     pub temperature: Option<f32>,
     /// Sample from the N most likely tokens; 0 is off
-    #[arg(long, value_name = "N", value_parser = from_zero::<usize>, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_zero::<usize>)]
     pub top_k: Option<usize>,
     /// Sample from the most likely tokens whose probabilities sum to F; 1 is off
-    #[arg(long, value_name = "F", allow_negative_numbers = true, value_parser = number(TOP_P))]
+    #[arg(long, value_name = "F", value_parser = number(TOP_P))]
     pub top_p: Option<f32>,
     /// Sample from tokens at least F times as likely as the most likely one; 0 is off
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(MIN_P),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(MIN_P), hide_short_help = true)]
     pub min_p: Option<f32>,
     /// Random seed [default: random]
     ///
     /// The same seed gives the same text.
-    #[arg(long, value_name = "N", value_parser = from_zero::<u64>, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_zero::<u64>)]
     pub seed: Option<u64>,
     /// Sample from the most typical tokens whose probabilities sum to F; 1 is off [default: 1]
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(TYPICAL_P),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(TYPICAL_P), hide_short_help = true)]
     pub typical_p: Option<f32>,
     /// Penalize repeated tokens: divide positive logits by F, multiply negative logits by F; 1 is
     /// off
     ///
     /// Default: the value in `generation_config.json` when tokens are sampled, else 1.
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(REPETITION),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(REPETITION), hide_short_help = true)]
     pub repetition_penalty: Option<f32>,
     /// Subtract F, from -2 to 2, from a token's logit for each time it occurred [default: 0]
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(FREQUENCY),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(FREQUENCY), hide_short_help = true)]
     pub frequency_penalty: Option<f32>,
     /// Subtract F, from -2 to 2, from the logit of every token that occurred [default: 0]
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(PRESENCE),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(PRESENCE), hide_short_help = true)]
     pub presence_penalty: Option<f32>,
     /// Number of latest tokens that the repetition, frequency and presence penalties consider; 0
     /// turns them off [default: 64]
-    #[arg(
-        long,
-        value_name = "N",
-        value_parser = from_zero::<usize>,
-        allow_negative_numbers = true,
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "N", value_parser = from_zero::<usize>, hide_short_help = true)]
     pub penalty_last_n: Option<usize>,
     /// DRY: subtract F * base ^ (length - allowed length) from tokens that extend a repeated
     /// sequence; 0 is off [default: 0]
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(DRY_MULTIPLIER),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(DRY_MULTIPLIER), hide_short_help = true)]
     pub dry_multiplier: Option<f32>,
     /// DRY: base [default: 1.75]
-    #[arg(
-        long,
-        value_name = "F",
-        allow_negative_numbers = true,
-        value_parser = number(DRY_BASE),
-        hide_short_help = true
-    )]
+    #[arg(long, value_name = "F", value_parser = number(DRY_BASE), hide_short_help = true)]
     pub dry_base: Option<f32>,
     /// DRY: longest repeated sequence, in tokens, that is not penalized [default: 2]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     pub dry_allowed_length: Option<NonZeroUsize>,
     /// DRY: number of last tokens to search for repeats [default: all]
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true, hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     pub dry_last_n: Option<NonZeroUsize>,
     /// DRY: a token that contains TEXT ends a repeated sequence; can be given more than once
     /// [default: line feed, :, ", *]

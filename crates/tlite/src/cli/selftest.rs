@@ -10,6 +10,7 @@ use transformer_lite::unstable::backend::{
     self, Backend, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined, SharedBackend,
 };
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::placement::{BackendChoice, Opened};
 use transformer_lite::unstable::validate::selftest::{self, Failure, Outcome};
 
@@ -138,8 +139,8 @@ fn check(backend: Box<dyn Backend>, args: &Args) -> Row {
     let device = SharedBackend::new(backend);
     let mut reported = Instant::now();
     let outcome = selftest::run(device, store.as_deref(), args.quick, &mut |done, all| {
-        line.set_length(u64::try_from(all).unwrap_or(u64::MAX));
-        line.set_position(u64::try_from(done).unwrap_or(u64::MAX));
+        line.set_length(num::wide(all));
+        line.set_position(num::wide(done));
         // Without a terminal, there is no bar.
         if line.is_hidden() && reported.elapsed() >= REPORT_INTERVAL {
             reported = Instant::now();

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::llm::engine::{Tuner, TuningRow};
 use transformer_lite::unstable::llm::load::Loaded;
+use transformer_lite::unstable::num;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,12 +34,12 @@ pub struct Args {
     #[command(flatten)]
     model: ModelArg,
     /// Time limit in seconds; the first setting is always measured
-    #[arg(long, value_name = "N", default_value = "60", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", default_value = "60", value_parser = from_one)]
     seconds: NonZeroUsize,
     /// Measure at most N settings besides the defaults
     ///
     /// Settings chosen earlier come first, then those close to the defaults.
-    #[arg(long, value_name = "N", value_parser = from_one, allow_negative_numbers = true)]
+    #[arg(long, value_name = "N", value_parser = from_one)]
     sets: Option<NonZeroUsize>,
     /// Print one JSON object
     #[arg(long)]
@@ -168,7 +169,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     learn(&tuner);
     let (defaults, begun) = (start.elapsed(), Instant::now());
-    let budget = Duration::from_secs(u64::try_from(args.seconds.get()).unwrap_or(u64::MAX));
+    let budget = Duration::from_secs(num::wide(args.seconds.get()));
     let progress = bar(tuner.sets().min(args.sets.map_or(usize::MAX, NonZeroUsize::get)));
     let most = args.sets.map_or(usize::MAX, NonZeroUsize::get);
     let time_left = |tuner: &Tuner<'_>| tuner.measured() == 0 || start.elapsed() < budget;

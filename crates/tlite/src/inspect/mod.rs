@@ -27,6 +27,7 @@ use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
 use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, DecoderBuilder, PADDING, SequenceConfig};
 use transformer_lite::unstable::llm::folder::check_form;
 use transformer_lite::unstable::llm::{KvType, ModelFolder};
+use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::{Options, Plan, weight_bytes};
 use transformer_lite::unstable::shape::{Bindings, Constraints};
 use transformer_lite::unstable::tensor::DType;
@@ -491,10 +492,9 @@ fn decoder(file: &Path, graph: Graph, request: &Request, symbols: &mut Symbols) 
     if let Some(batch) = batch {
         symbols.decide(&batch, 1, BoundFrom::OneSequence)?;
     }
-    let number = |n: usize| i64::try_from(n).unwrap_or(i64::MAX);
-    symbols.decide(decoder.sequence(), number(lengths.chunk), BoundFrom::Chunk)?;
-    symbols.decide(decoder.past(), number(context), BoundFrom::Context)?;
-    symbols.assume_rest(decoder.graph(), Some(number(context)))?;
+    symbols.decide(decoder.sequence(), num::signed(lengths.chunk), BoundFrom::Chunk)?;
+    symbols.decide(decoder.past(), num::signed(context), BoundFrom::Context)?;
+    symbols.assume_rest(decoder.graph(), Some(num::signed(context)))?;
     let mut plans = Vec::new();
     for (name, mut options) in ["prefill", "decode"]
         .into_iter()
@@ -525,9 +525,7 @@ fn plain(mut graph: Graph, request: &Request, symbols: &mut Symbols) -> Result<P
         float: request.float.unwrap_or(DType::F32),
         // Without a device the question is what the model needs, not which kernels there are.
         every_on_device: request.caps == Caps::generic_gpu(),
-        state_rows: request
-            .context
-            .map_or(0, |n| i64::try_from(n).unwrap_or(i64::MAX)),
+        state_rows: request.context.map_or(0, num::signed),
         ..Options::default()
     };
     symbols.apply(&mut options);

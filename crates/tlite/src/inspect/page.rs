@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use std::collections::HashMap;
 use transformer_lite::unstable::fmt::size_text;
 use transformer_lite::unstable::graph::class::Class;
+use transformer_lite::unstable::num;
 
 const HTML: &str = include_str!("page/page.html");
 /// The style of pages.
@@ -66,9 +67,8 @@ impl<'a> Tables<'a> {
     }
 
     fn operands(&mut self, all: &'a [Option<ValueReport>]) -> Vec<i64> {
-        let number = |n: usize| i64::try_from(n).unwrap_or(-1);
         all.iter()
-            .map(|v| v.as_ref().map_or(-1, |v| number(self.value(v))))
+            .map(|v| v.as_ref().map_or(-1, |v| num::signed(self.value(v))))
             .collect()
     }
 

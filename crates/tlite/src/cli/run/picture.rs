@@ -17,7 +17,7 @@ pub struct PictureArgs {
     #[arg(long, value_name = "WxH", value_parser = size)]
     pub image_size: Option<(u32, u32)>,
     /// Round the picture's size up to a multiple of N
-    #[arg(long, value_name = "N", value_parser = multiple, allow_negative_numbers = true, conflicts_with = "image_size", hide_short_help = true)]
+    #[arg(long, value_name = "N", value_parser = multiple, conflicts_with = "image_size", hide_short_help = true)]
     image_multiple: Option<u32>,
     /// How to fit pictures whose aspect ratio differs from the input's [default: stretch]
     #[arg(long, value_enum, value_name = "HOW")]
