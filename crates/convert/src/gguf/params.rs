@@ -84,6 +84,45 @@ impl Metadata<'_> {
         Ok(())
     }
 
+    /// The numbers of query heads and of key heads, and their width.
+    fn heads(&self, hidden: usize) -> Result<(usize, usize, usize)> {
+        let g = self.g;
+        let heads = self.need_size("attention.head_count")?;
+        let kv_heads = self.size("attention.head_count_kv")?.unwrap_or(heads);
+        if heads % kv_heads != 0 {
+            return Err(g.bad(format!(
+                "{heads} query heads are not a multiple of {kv_heads} key heads"
+            )));
+        }
+        let head_dim = match self.size("attention.key_length")? {
+            Some(v) => v,
+            None if hidden % heads == 0 => hidden / heads,
+            None => return Err(g.bad(format!("width {hidden} is not a multiple of {heads} heads"))),
+        };
+        if head_dim % 2 != 0 {
+            return Err(g.bad(format!("expected heads of an even width, found {head_dim}")));
+        }
+        if let Some(v) = self.size("attention.value_length")?.filter(|v| *v != head_dim) {
+            return Err(g.bad(format!(
+                "metadata \"{}\": expected the head width {head_dim}, found {v}",
+                self.key("attention.value_length")
+            )));
+        }
+        Ok((heads, kv_heads, head_dim))
+    }
+
+    /// The number of rows of the embedding, whose width is `hidden`.
+    fn vocabulary(&self, hidden: usize) -> Result<usize> {
+        let g = self.g;
+        g.check_types()?;
+        let name = "token_embd.weight";
+        let embedding = g.tensor(name).ok_or_else(|| missing(g, name))?;
+        let vocab = embedding.dims.get(1).copied().unwrap_or(1);
+        let stated = self.size("vocab_size")?.unwrap_or(vocab);
+        expect_dims(g, embedding, &[hidden, stated])?;
+        Ok(vocab)
+    }
+
     /// The rotary embedding of layers that see all keys.
     fn rope(&self, head_dim: usize, context: usize) -> Result<Rope> {
         let g = self.g;
@@ -231,37 +270,11 @@ pub fn params(g: &Gguf) -> Result<Params> {
     let hidden = m.need_size("embedding_length")?;
     let intermediate = m.need_size("feed_forward_length")?;
     let context = m.need_size("context_length")?;
-    let heads = m.need_size("attention.head_count")?;
-    let kv_heads = m.size("attention.head_count_kv")?.unwrap_or(heads);
-    if heads % kv_heads != 0 {
-        return Err(g.bad(format!(
-            "{heads} query heads are not a multiple of {kv_heads} key heads"
-        )));
-    }
-    let head_dim = match m.size("attention.key_length")? {
-        Some(v) => v,
-        None if hidden % heads == 0 => hidden / heads,
-        None => return Err(g.bad(format!("width {hidden} is not a multiple of {heads} heads"))),
-    };
-    if head_dim % 2 != 0 {
-        return Err(g.bad(format!("expected heads of an even width, found {head_dim}")));
-    }
-    if let Some(v) = m.size("attention.value_length")?.filter(|v| *v != head_dim) {
-        return Err(g.bad(format!(
-            "metadata \"{}\": expected the head width {head_dim}, found {v}",
-            m.key("attention.value_length")
-        )));
-    }
+    let (heads, kv_heads, head_dim) = m.heads(hidden)?;
     let eps_key = "attention.layer_norm_rms_epsilon";
     let eps = m.need(eps_key, m.number(eps_key)?)?;
 
-    g.check_types()?;
-    let embedding = g
-        .tensor("token_embd.weight")
-        .ok_or_else(|| missing(g, "token_embd.weight"))?;
-    let vocab = embedding.dims.get(1).copied().unwrap_or(1);
-    let stated = m.size("vocab_size")?.unwrap_or(vocab);
-    expect_dims(g, embedding, &[hidden, stated])?;
+    let vocab = m.vocabulary(hidden)?;
     // The tensors bound the sizes in the metadata before anything is allocated.
     let width = |count: usize| count.saturating_mul(head_dim);
     let outputs = if architecture.joins_projections() {

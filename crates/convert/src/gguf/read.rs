@@ -193,6 +193,28 @@ impl<'a> Cursor<'a> {
         Error::cut_off(Stage::Convert, self.path, needs, self.bytes.len() as u64)
     }
 
+    /// The version of the format, at the start of a file.
+    fn version(&mut self) -> Result<u32> {
+        let bytes = self.bytes;
+        if !bytes.starts_with(&MAGIC) && !MAGIC.starts_with(bytes) {
+            let start = bytes.get(..MAGIC.len()).unwrap_or(bytes).escape_ascii();
+            let what = kind::explained(&format!("not a GGUF file (it begins with \"{start}\")"), bytes);
+            return Err(Error::file(Stage::Convert, self.path, what));
+        }
+        self.array_bytes(1, HEADER)?;
+        self.take(MAGIC.len() as u64)?;
+        let version = self.u32()?;
+        if (2..=3).contains(&version) {
+            return Ok(version);
+        }
+        let order = match (2..=3).contains(&version.swap_bytes()) {
+            true => " (a big-endian file)",
+            false => "",
+        };
+        let what = format!("expected GGUF version 2 or 3, found {version}{order}");
+        Err(Error::file(Stage::Convert, self.path, what))
+    }
+
     fn left(&self) -> u64 {
         self.bytes.len().saturating_sub(self.at) as u64
     }
@@ -388,23 +410,7 @@ impl Gguf {
     pub fn from_bytes(path: &Path, source: Box<dyn Bytes>) -> Result<Self> {
         let bytes = source.bytes();
         let mut c = Cursor { path, bytes, at: 0 };
-        if !bytes.starts_with(&MAGIC) && !MAGIC.starts_with(bytes) {
-            let start = bytes.get(..MAGIC.len()).unwrap_or(bytes).escape_ascii();
-            let what = kind::explained(&format!("not a GGUF file (it begins with \"{start}\")"), bytes);
-            return Err(Error::file(Stage::Convert, path, what));
-        }
-        c.array_bytes(1, HEADER)?;
-        c.take(MAGIC.len() as u64)?;
-        let version = c.u32()?;
-        if !(2..=3).contains(&version) {
-            let order = if (2..=3).contains(&version.swap_bytes()) {
-                " (a big-endian file)"
-            } else {
-                ""
-            };
-            let what = format!("expected GGUF version 2 or 3, found {version}{order}");
-            return Err(Error::file(Stage::Convert, path, what));
-        }
+        let version = c.version()?;
         let tensor_count = c.u64()?;
         let entry_count = c.u64()?;
         c.array_bytes(tensor_count, MIN_TENSOR)?;
@@ -443,14 +449,11 @@ impl Gguf {
         let mut end = data_start;
         for (mut info, offset) in entries {
             if offset % alignment != 0 {
-                return Err(Error::damaged(
-                    Stage::Convert,
-                    path,
-                    format!(
-                        "tensor \"{}\": offset {offset} is not a multiple of the alignment {alignment}",
-                        info.name
-                    ),
-                ));
+                let what = format!(
+                    "tensor \"{}\": offset {offset} is not a multiple of the alignment {alignment}",
+                    info.name
+                );
+                return Err(Error::damaged(Stage::Convert, path, what));
             }
             let start = data_start.saturating_add(offset);
             end = end.max(start.saturating_add(info.bytes.unwrap_or(0) as u64));

@@ -118,78 +118,21 @@ impl Vocabulary {
         if model == "bert" {
             tokens = word_pieces(g, &tokens, &roles)?;
         }
-        let mut index: HashMap<&str, usize> = HashMap::new();
-        for (id, token) in tokens.iter().enumerate() {
-            if let Some(first) = index.insert(token, id) {
-                return Err(g.bad(format!("tokens {first} and {id} have the same text {token:?}")));
-            }
-        }
-        if u32::try_from(tokens.len()).is_err() || tokens.is_empty() {
-            return Err(g.bad(format!("a vocabulary of {} tokens cannot be used", tokens.len())));
-        }
-        let prefix = g.opt_bool("tokenizer.ggml.add_space_prefix")?;
-        let (kind, class, merges) = match model {
-            "gpt2" => {
-                let key = "tokenizer.ggml.pre";
-                let name = missing_or(g, key, g.opt_str(key))?;
-                let pre = Pre::named(name).ok_or_else(|| {
-                    g.unsupported(format!(
-                        "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported are {}",
-                        Pre::names()
-                    ))
-                })?;
-                (Kind::ByteLevel(pre), pre.class, stored_merges(g, &index)?)
-            }
-            "llama" => {
-                let prefix = prefix.unwrap_or(true);
-                let merges = scored_merges(g, &tokens, &roles, &index)?;
-                (Kind::SentencePiece { prefix }, "LlamaTokenizer", merges)
-            }
-            "gemma4" => {
-                let prefix = prefix.unwrap_or(false);
-                (
-                    Kind::SentencePiece { prefix },
-                    "GemmaTokenizer",
-                    stored_merges(g, &index)?,
-                )
-            }
-            "bert" => (Kind::WordPiece, "BertTokenizer", Vec::new()),
-            _ => {
-                return Err(g.unsupported(format!(
-                    "metadata \"{key}\": tokenizer \"{model}\" is not supported; supported are gpt2, llama, gemma4, bert",
-                    key = "tokenizer.ggml.model"
-                )));
-            }
-        };
-        let id = |name: &str| -> Result<Option<u32>> {
-            let key = format!("tokenizer.ggml.{name}_token_id");
-            g.opt_usize(&key)?
-                .map(|id| {
-                    u32::try_from(id)
-                        .ok()
-                        .filter(|_| id < tokens.len())
-                        .ok_or_else(|| {
-                            g.bad(format!(
-                                "metadata \"{key}\": expected an id below {}, found {id}",
-                                tokens.len()
-                            ))
-                        })
-                })
-                .transpose()
-        };
+        let index = indexed(g, &tokens)?;
+        let (kind, class, merges) = segmentation(g, model, &tokens, &roles, &index)?;
         // BERT puts classification and separator tokens around a text; GGUF spells the latter so.
         let (first, last): (_, &[_]) = match kind {
             Kind::WordPiece => ("cls", &["seperator"]),
             _ => ("bos", &["eos", "eot", "eom"]),
         };
+        let id = |name: &str| token_id(g, name, tokens.len());
         let mut eos = Vec::new();
         for name in last {
             eos.extend(id(name)?.filter(|v| !eos.contains(v)));
         }
         for id in ENDS.iter().filter_map(|text| index.get(text)) {
-            let v = u32::try_from(*id).unwrap_or(u32::MAX);
-            if roles.get(*id) == Some(&Role::Control) && !eos.contains(&v) {
-                eos.push(v);
+            if roles.get(*id as usize) == Some(&Role::Control) && !eos.contains(id) {
+                eos.push(*id);
             }
         }
         let sentence_piece = matches!(kind, Kind::SentencePiece { .. });
@@ -216,37 +159,29 @@ impl Vocabulary {
             return Err(needed("last", name));
         }
         let unk = match id("unknown")? {
-            None if sentence_piece => roles
-                .iter()
-                .position(|r| *r == Role::Unknown)
-                .and_then(|id| u32::try_from(id).ok()),
+            None if sentence_piece => (0..)
+                .zip(&roles)
+                .find(|(_, r)| **r == Role::Unknown)
+                .map(|(id, _)| id),
             v => v,
         };
         // As in the tokenizer.json of Phi-3; GGUF files do not tell.
         let strips_right = sentence_piece && g.opt_str("general.architecture")? == Some("phi3");
-        let chat_template = g.opt_str("tokenizer.chat_template")?.map(str::to_owned);
-        let mut named_templates = Vec::new();
-        for name in g.opt_strings("tokenizer.chat_templates")?.unwrap_or_default() {
-            let key = format!("tokenizer.chat_template.{name}");
-            let text = missing_or(g, &key, g.opt_str(&key))?;
-            named_templates.push((name.clone(), text.to_owned()));
-        }
-        let pad = id("padding")?;
         Ok(Self {
             kind,
             class,
+            chat_template: g.opt_str("tokenizer.chat_template")?.map(str::to_owned),
+            named_templates: named_templates(g)?,
+            pad: id("padding")?,
             tokens,
             roles,
             merges,
             bos,
             eos,
-            pad,
             unk,
             add_bos,
             add_eos,
             strips_right,
-            chat_template,
-            named_templates,
         })
     }
 
@@ -260,6 +195,85 @@ impl Vocabulary {
     fn text(&self, id: Option<u32>) -> Option<&str> {
         id.and_then(|id| self.tokens.get(id as usize)).map(String::as_str)
     }
+}
+
+/// Ids by text. An error if a text occurs twice, or for a vocabulary that is empty or too large.
+fn indexed<'t>(g: &Gguf, tokens: &'t [String]) -> Result<HashMap<&'t str, u32>> {
+    if u32::try_from(tokens.len()).is_err() || tokens.is_empty() {
+        return Err(g.bad(format!("a vocabulary of {} tokens cannot be used", tokens.len())));
+    }
+    let mut index = HashMap::new();
+    for (id, token) in (0..).zip(tokens) {
+        if let Some(first) = index.insert(token.as_str(), id) {
+            return Err(g.bad(format!("tokens {first} and {id} have the same text {token:?}")));
+        }
+    }
+    Ok(index)
+}
+
+/// How text becomes tokens, the class of the tokenizer in Hugging Face's library, and the merges.
+fn segmentation(
+    g: &Gguf,
+    model: &str,
+    tokens: &[String],
+    roles: &[Role],
+    index: &HashMap<&str, u32>,
+) -> Result<(Kind, &'static str, Vec<(String, String)>)> {
+    let prefix = g.opt_bool("tokenizer.ggml.add_space_prefix")?;
+    Ok(match model {
+        "gpt2" => {
+            let key = "tokenizer.ggml.pre";
+            let name = missing_or(g, key, g.opt_str(key))?;
+            let pre = Pre::named(name).ok_or_else(|| {
+                g.unsupported(format!(
+                    "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported are {}",
+                    Pre::names()
+                ))
+            })?;
+            (Kind::ByteLevel(pre), pre.class, stored_merges(g, index)?)
+        }
+        "llama" => {
+            let prefix = prefix.unwrap_or(true);
+            let merges = scored_merges(g, tokens, roles, index)?;
+            (Kind::SentencePiece { prefix }, "LlamaTokenizer", merges)
+        }
+        "gemma4" => {
+            let prefix = prefix.unwrap_or(false);
+            let merges = stored_merges(g, index)?;
+            (Kind::SentencePiece { prefix }, "GemmaTokenizer", merges)
+        }
+        "bert" => (Kind::WordPiece, "BertTokenizer", Vec::new()),
+        _ => {
+            return Err(g.unsupported(format!(
+                "metadata \"tokenizer.ggml.model\": tokenizer \"{model}\" is not supported; supported are \
+                 gpt2, llama, gemma4, bert"
+            )));
+        }
+    })
+}
+
+/// The id of a special token, of `count` tokens.
+fn token_id(g: &Gguf, name: &str, count: usize) -> Result<Option<u32>> {
+    let key = format!("tokenizer.ggml.{name}_token_id");
+    let Some(id) = g.opt_usize(&key)? else {
+        return Ok(None);
+    };
+    match u32::try_from(id) {
+        Ok(found) if id < count => Ok(Some(found)),
+        _ => Err(g.bad(format!(
+            "metadata \"{key}\": expected an id below {count}, found {id}"
+        ))),
+    }
+}
+
+fn named_templates(g: &Gguf) -> Result<Vec<(String, String)>> {
+    let names = g.opt_strings("tokenizer.chat_templates")?.unwrap_or_default();
+    let template = |name: &String| {
+        let key = format!("tokenizer.chat_template.{name}");
+        let text = missing_or(g, &key, g.opt_str(&key))?;
+        Ok((name.clone(), text.to_owned()))
+    };
+    names.iter().map(template).collect()
 }
 
 fn roles(g: &Gguf, count: usize) -> Result<Vec<Role>> {
@@ -308,7 +322,7 @@ fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String
 }
 
 /// The merges of a byte-level vocabulary, each of which joins two tokens to a third.
-fn stored_merges(g: &Gguf, index: &HashMap<&str, usize>) -> Result<Vec<(String, String)>> {
+fn stored_merges(g: &Gguf, index: &HashMap<&str, u32>) -> Result<Vec<(String, String)>> {
     let key = "tokenizer.ggml.merges";
     let merges = missing_or(g, key, g.opt_strings(key))?;
     merges
@@ -342,7 +356,7 @@ fn scored_merges(
     g: &Gguf,
     tokens: &[String],
     roles: &[Role],
-    index: &HashMap<&str, usize>,
+    index: &HashMap<&str, u32>,
 ) -> Result<Vec<(String, String)>> {
     let key = "tokenizer.ggml.scores";
     let scores = match g.get(key) {
@@ -361,14 +375,9 @@ fn scored_merges(
             "metadata \"{key}\": expected {count} entries, one per token, found {found}"
         )));
     }
-    let normal = |id: usize| roles.get(id) == Some(&Role::Normal);
+    let normal = |id: u32| roles.get(id as usize) == Some(&Role::Normal);
     let mut merges = Vec::new();
-    for (id, (token, score)) in tokens
-        .iter()
-        .zip(scores)
-        .enumerate()
-        .filter(|(id, _)| normal(*id))
-    {
+    for (id, (token, score)) in (0..).zip(tokens.iter().zip(scores)).filter(|(id, _)| normal(*id)) {
         for (at, _) in token.char_indices().skip(1) {
             let (left, right) = token.split_at(at);
             if let (Some(l), Some(r)) = (index.get(left), index.get(right))

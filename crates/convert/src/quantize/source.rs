@@ -18,6 +18,13 @@ use transformer_lite::unstable::tensor::{Bytes, HostTensor};
 /// Maximum length of a Protocol Buffers message, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 
+// Field numbers of ONNX files.
+const MODEL_GRAPH: u64 = 7;
+const MODEL_OPSET: u64 = 8;
+const GRAPH_NODE: u64 = 1;
+const GRAPH_INITIALIZER: u64 = 5;
+const GRAPH_VALUE_INFO: u64 = 13;
+
 /// Bytes of a tensor's elements; 0 for a damaged tensor, which fails when it is read.
 pub(super) fn bytes_of(t: &TensorProto) -> u64 {
     let size = transformer_lite::unstable::graph::onnx::dtype_of(i64::from(t.data_type))
@@ -112,12 +119,6 @@ impl Source {
         origins: &[Origin],
         tensors: &[TensorProto],
     ) -> Result<Vec<u8>> {
-        const MODEL_GRAPH: u64 = 7;
-        const MODEL_OPSET: u64 = 8;
-        const GRAPH_NODE: u64 = 1;
-        const GRAPH_INITIALIZER: u64 = 5;
-        const GRAPH_VALUE_INFO: u64 = 13;
-        let damaged = || self.bad("the model's fields cannot be parsed; the file may be damaged");
         let mut fields = Vec::new();
         let mut out = Vec::new();
         // Nodes of this engine's own domain: those that stay and those that are added.
@@ -130,12 +131,12 @@ impl Source {
         let unused = |content: &[u8]| {
             OperatorSetIdProto::decode(content).is_ok_and(|o| o.domain == OWN_DOMAIN && !kept)
         };
-        for field in wire::fields(&self.bytes).ok_or_else(damaged)? {
+        for field in wire::fields(&self.bytes).ok_or_else(|| self.damaged())? {
             if field.tag == MODEL_OPSET && unused(field.content) {
                 continue;
             }
             if field.tag == MODEL_GRAPH {
-                fields.extend(wire::fields(field.content).ok_or_else(damaged)?);
+                fields.extend(wire::fields(field.content).ok_or_else(|| self.damaged())?);
             } else {
                 out.extend_from_slice(field.whole);
             }
@@ -147,24 +148,48 @@ impl Source {
             };
             wire::put(&mut out, MODEL_OPSET, &opset.encode_to_vec());
         }
-        let gone: HashSet<&str> = self
+        let graph = self.new_graph(&fields, changes, origins, tensors)?;
+        wire::put(&mut out, MODEL_GRAPH, &graph);
+        if out.len() > MESSAGE_LIMIT {
+            return Err(self.bad(format!(
+                "the new graph has {} bytes; the format allows {MESSAGE_LIMIT}",
+                out.len()
+            )));
+        }
+        Ok(out)
+    }
+
+    fn damaged(&self) -> Error {
+        self.bad("the model's fields cannot be parsed; the file may be damaged")
+    }
+
+    /// The graph of the new file, from the fields of the old one.
+    fn new_graph(
+        &self,
+        fields: &[wire::Field<'_>],
+        changes: &[Change],
+        origins: &[Origin],
+        tensors: &[TensorProto],
+    ) -> Result<Vec<u8>> {
+        let damaged = || self.damaged();
+        let dropped = self
             .graph
             .node
             .iter()
             .zip(changes)
-            .filter(|(_, change)| **change == Change::Drop)
+            .filter(|(_, c)| **c == Change::Drop);
+        let gone: HashSet<&str> = dropped
             .flat_map(|(n, _)| n.output.iter().map(String::as_str))
             .collect();
         let mut graph = Vec::new();
-        let (mut nodes, mut infos) = (
-            changes.iter(),
-            self.graph
-                .value_info
-                .iter()
-                .map(|v| gone.contains(v.name.as_str())),
-        );
+        let mut nodes = changes.iter();
+        let mut infos = self
+            .graph
+            .value_info
+            .iter()
+            .map(|v| gone.contains(v.name.as_str()));
         let mut old = Vec::new();
-        for field in &fields {
+        for field in fields {
             match field.tag {
                 GRAPH_NODE => match nodes.next().ok_or_else(damaged)? {
                     Change::Keep => graph.extend_from_slice(field.whole),
@@ -193,14 +218,7 @@ impl Source {
                 }
             }
         }
-        wire::put(&mut out, MODEL_GRAPH, &graph);
-        if out.len() > MESSAGE_LIMIT {
-            return Err(self.bad(format!(
-                "the new graph has {} bytes; the format allows {MESSAGE_LIMIT}",
-                out.len()
-            )));
-        }
-        Ok(out)
+        Ok(graph)
     }
 }
 

@@ -7,6 +7,7 @@ use super::{Left, Quantized};
 use half::f16;
 use std::collections::{HashMap, HashSet};
 use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, GraphProto, NodeProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
@@ -219,6 +220,44 @@ fn fits(bits: Bits, k: usize, n: usize, group: usize) -> std::result::Result<(),
     Packed::check(bits, group, k, n).map_err(|e| e.to_string())
 }
 
+/// Bits of quantized values of this type.
+fn integer_bits(data_type: i32) -> Result<Bits, String> {
+    match onnx::dtype_of(i64::from(data_type)) {
+        Ok(DType::I4 | DType::U4) => Ok(Bits::Four),
+        Ok(DType::I8 | DType::U8) => Ok(Bits::Eight),
+        Ok(DType::I2 | DType::U2) => Ok(Bits::Two),
+        _ => {
+            let name = onnx::type_name(i64::from(data_type));
+            Err(format!("its quantized values are of type {name}"))
+        }
+    }
+}
+
+/// What a scale of a `DequantizeLinear` is for, and the group size: scales have the shape `dims`.
+fn scale_layout(
+    node: &NodeProto,
+    dims: &[i64],
+    [k, n]: [usize; 2],
+    transposed: bool,
+) -> Result<(ScaleOf, usize), String> {
+    let of = |name: &str, default: i64| attribute(node, name).map_or(default, |a| a.i);
+    let (axis, block) = (of("axis", 1), of("block_size", 0));
+    let axis = if axis < 0 { axis + 2 } else { axis };
+    // The axis of the initializer that is K.
+    let k_axis = i64::from(transposed);
+    // The last group of a column may extend beyond its end.
+    let whole = k.next_multiple_of(GROUP_STEP);
+    if block == 0 && (dims.is_empty() || dims == [1]) {
+        Ok((ScaleOf::All, whole))
+    } else if block == 0 && axis != k_axis && usize::try_from(dims.iter().product::<i64>()) == Ok(n) {
+        Ok((ScaleOf::Column, whole))
+    } else if block > 0 && axis == k_axis {
+        Ok((ScaleOf::Group, usize::try_from(block).map_err(|e| e.to_string())?))
+    } else {
+        Err("its scales vary along K".to_owned())
+    }
+}
+
 fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto) -> Found {
     let codes = operand(facts, node, 0)?;
     let tensor = &graph.initializer[codes];
@@ -232,15 +271,7 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         return None;
     }
     let decide = || {
-        let bits = match transformer_lite::unstable::graph::onnx::dtype_of(i64::from(tensor.data_type)) {
-            Ok(DType::I4 | DType::U4) => Bits::Four,
-            Ok(DType::I8 | DType::U8) => Bits::Eight,
-            Ok(DType::I2 | DType::U2) => Bits::Two,
-            _ => {
-                let name = transformer_lite::unstable::graph::onnx::type_name(i64::from(tensor.data_type));
-                return Err(format!("its quantized values are of type {name}"));
-            }
-        };
+        let bits = integer_bits(tensor.data_type)?;
         if facts.readers.get(tensor.name.as_str()).map_or(0, Vec::len) > 1
             || facts.outside.contains(tensor.name.as_str())
         {
@@ -262,26 +293,7 @@ fn dequantize(graph: &GraphProto, facts: &Facts<'_>, at: usize, node: &NodeProto
         } else {
             (rows, columns)
         };
-        let of = |name: &str, default: i64| attribute(node, name).map_or(default, |a| a.i);
-        let (axis, block) = (of("axis", 1), of("block_size", 0));
-        let axis = if axis < 0 { axis + 2 } else { axis };
-        // The axis of the initializer that is K.
-        let k_axis = i64::from(transposed);
-        let count = scale.dims.iter().product::<i64>();
-        let (scale_of, group) = if block == 0 && (scale.dims.is_empty() || scale.dims == [1]) {
-            (ScaleOf::All, k)
-        } else if block == 0 && axis != k_axis && usize::try_from(count) == Ok(n) {
-            (ScaleOf::Column, k)
-        } else if block > 0 && axis == k_axis {
-            (ScaleOf::Group, usize::try_from(block).map_err(|e| e.to_string())?)
-        } else {
-            return Err("its scales vary along K".to_owned());
-        };
-        // The last group of a column may extend beyond its end.
-        let group = match scale_of {
-            ScaleOf::Group => group,
-            _ => group.next_multiple_of(GROUP_STEP),
-        };
+        let (scale_of, group) = scale_layout(node, &scale.dims, [k, n], transposed)?;
         fits(bits, k, n, group)?;
         let readers = uses.iter().filter_map(|(u, _)| u.reader()).collect();
         let mut dropped = transposes.clone();

@@ -1,8 +1,8 @@
 //! `tlite generate`.
 
-use super::answer::{AnswerOptions, Facts, Reading, answer};
+use super::answer::{AnswerOptions, Facts, Outcome, Reading, answer};
 use super::interrupt::Interrupt;
-use super::load::{model_folder, print_loaded, waiting};
+use super::load::{LoadTime, model_folder, print_loaded, waiting};
 use super::options::{ExecOptions, MODEL, MODEL_LONG, MODEL_OPTION, Verbosity};
 use super::output::{figures, note, put, put_json, text_output};
 use super::sampling::{Chosen, SamplingOptions};
@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::llm::load::Used;
+use transformer_lite::unstable::llm::load::{PlaceName, Used};
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{Codec, Finish, GenerateOptions, Message, Model};
 
@@ -206,6 +206,38 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
     Ok(text)
 }
 
+fn report<'a>(
+    model: &Model,
+    place: &'a PlaceName,
+    prompt_tokens: usize,
+    seed: Option<u64>,
+    outcome: &'a Outcome,
+    time: LoadTime,
+) -> Result<Report<'a>> {
+    let (stats, metrics) = (model.stats(), &outcome.metrics);
+    Ok(Report {
+        backend: place.backend,
+        device: &place.device,
+        driver: &place.driver,
+        used: model.used()?,
+        prompt_tokens,
+        reused_tokens: outcome.reused,
+        tokens: &outcome.tokens,
+        text: &outcome.text,
+        stop: outcome.finish.map(stop),
+        seed,
+        load_ms: time.all_ms(),
+        compile_ms: time.compiling_ms(),
+        prefill_tokens_per_s: metrics.prefill_tokens_per_s(),
+        decode_tokens_per_s: metrics.decode_tokens_per_s(),
+        drafted_tokens: metrics.drafted,
+        accepted_tokens: metrics.accepted,
+        kernels_compiled: stats.map(|s| s.compiles),
+        kernels_cached: stats.map(|s| s.cached),
+        kernels_checked: model.validated_kernels(),
+    })
+}
+
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
@@ -254,32 +286,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let live: &mut dyn Write = if args.json { &mut nowhere } else { &mut *stdout };
     let outcome = answer(&mut session, prompt.as_slice(), &options, live)?;
     drop((generating, reading));
-    let used = model.used()?;
-    let facts = Facts::new(seed, &used);
+    let facts = Facts::new(seed, &model.used()?);
     if args.json {
-        let stats = model.stats();
-        let report = Report {
-            backend: place.backend,
-            device: &place.device,
-            driver: &place.driver,
-            used,
-            prompt_tokens: prompt.len(),
-            reused_tokens: outcome.reused,
-            tokens: &outcome.tokens,
-            text: &outcome.text,
-            stop: outcome.finish.map(stop),
-            seed,
-            load_ms: time.all_ms(),
-            compile_ms: time.compiling_ms(),
-            prefill_tokens_per_s: outcome.metrics.prefill_tokens_per_s(),
-            decode_tokens_per_s: outcome.metrics.decode_tokens_per_s(),
-            drafted_tokens: outcome.metrics.drafted,
-            accepted_tokens: outcome.metrics.accepted,
-            kernels_compiled: stats.map(|s| s.compiles),
-            kernels_cached: stats.map(|s| s.cached),
-            kernels_checked: model.validated_kernels(),
-        };
-        put_json(&mut *stdout, &report)?;
+        put_json(
+            &mut *stdout,
+            &report(&model, &place, prompt.len(), seed, &outcome, time)?,
+        )?;
     } else if options.max_tokens > 0 {
         put(&mut *stdout, "\n")?;
     }

@@ -214,9 +214,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let other = other
         .map(|path| model_folder("--reference", path, &["tokenizer.json", "model.onnx"], interrupt))
         .transpose()?;
-    let tokens = encode(&Tokenizer::load(folder.dir())?, &text)?;
+    let encoded = |folder: &ModelFolder| encode(&Tokenizer::load(folder.dir())?, &text);
+    let tokens = encoded(&folder)?;
     if let Some(other) = &other {
-        check_same(&tokens, &encode(&Tokenizer::load(other.dir())?, &text)?)?;
+        check_same(&tokens, &encoded(other)?)?;
     }
     let folders: Vec<&ModelFolder> = std::iter::once(&folder).chain(&other).collect();
     let window = window(&folders, args.context.map(NonZeroUsize::get))?;
@@ -239,19 +240,14 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     };
     let progress = bar(0);
     let start = Instant::now();
-    let report = evaluate(
-        model.model.as_mut(),
-        reference
-            .as_mut()
-            .map(|r| r.model.as_mut() as &mut dyn LanguageModel),
-        &tokens,
-        &options,
-        &mut |p| {
-            progress.set_length(p.total as u64);
-            progress.set_position(p.done as u64);
-            progress.set_message(format!("perplexity {:.3}", p.perplexity));
-        },
-    );
+    let other = reference
+        .as_mut()
+        .map(|r| r.model.as_mut() as &mut dyn LanguageModel);
+    let report = evaluate(model.model.as_mut(), other, &tokens, &options, &mut |p| {
+        progress.set_length(p.total as u64);
+        progress.set_position(p.done as u64);
+        progress.set_message(format!("perplexity {:.3}", p.perplexity));
+    });
     progress.finish_and_clear();
     let report = report?;
     drop(generating);
@@ -259,10 +255,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         note(&mut std::io::stderr(), "interrupted before a token was scored");
         return Err(Error::Interrupted);
     }
-    let end = if report.cancelled {
-        Err(Error::Interrupted)
-    } else {
-        Ok(())
+    let end = match report.cancelled {
+        true => Err(Error::Interrupted),
+        false => Ok(()),
     };
     let measured = Measured {
         report: &report,

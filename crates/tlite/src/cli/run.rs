@@ -23,7 +23,7 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use transformer_lite::unstable::backend::Backend;
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::placement::BackendChoice;
@@ -241,6 +241,72 @@ fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], out
     }
 }
 
+/// Loads the model on the chosen device, with activations in `float`.
+fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Result<Runner> {
+    let backend = load::open(&args.on)?;
+    let pipeline = args.passes.apply(Runner::pipeline(backend.is_some()))?;
+    if backend.is_none() {
+        note_unused(float);
+    }
+    let caps = backend.as_deref().map(Backend::caps);
+    load::print_notes(args.on.placement().priority_note(caps).as_slice());
+    let progress = output::spinner(format!("loading {}", file.display()));
+    let float = float.unwrap_or(DType::F32);
+    let runner = onnx::import(file).and_then(|graph| Runner::after(&pipeline, graph, backend, float, checks));
+    progress.finish_and_clear();
+    runner
+}
+
+/// The first run, which checks new kernels.
+fn first_run(runner: &mut Runner, inputs: &[Named]) -> Result<Vec<Named>> {
+    let progress = output::spinner("first run (checks new kernels)".to_owned());
+    let line = progress.clone();
+    runner.hear_checks(Box::new(move |done, all| {
+        output::count(&line, done, all, "kernels checked");
+    }));
+    let first = runner.run(inputs);
+    progress.finish_and_clear();
+    first
+}
+
+/// Writes the outputs if asked, and summarizes them.
+fn summarized(args: &Args, labels: Option<&Labels>, outputs: &[Named]) -> Result<Vec<Value>> {
+    let mut all = Vec::new();
+    for (name, tensor) in outputs {
+        let file = args.output_dir.as_ref().map(|dir| dir.join(file_name(name)));
+        if let Some(file) = &file {
+            npy::write(file, tensor)?;
+        }
+        all.push(Value::output(name, tensor, file));
+    }
+    if let Some(labels) = labels {
+        name_classes(labels, &mut all);
+    }
+    Ok(all)
+}
+
+fn milliseconds(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// An error if the run was interrupted or outputs differ from their references.
+fn verdict(report: &Report, repeat: NonZeroUsize) -> Result<()> {
+    if report.interrupted {
+        let runs = count_text(1 + report.runs_ms.len(), "run");
+        let what = format!("interrupted after {runs} of {repeat}");
+        note(&mut std::io::stderr(), &what);
+        return Err(Error::Interrupted);
+    }
+    match report.compare.iter().filter(|c| !c.passed).count() {
+        0 => Ok(()),
+        apart => {
+            let all = report.compare.len();
+            let what = format!("{apart} of {all} outputs differ from their references");
+            Err(Error::other(Stage::Run, what))
+        }
+    }
+}
+
 /// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
@@ -249,27 +315,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.check()?;
     let labels = args.labels.as_deref().map(Labels::read).transpose()?;
     let start = Instant::now();
-    let ms = |start: Instant| start.elapsed().as_secs_f64() * 1e3;
-    let backend = load::open(&args.on)?;
-    let pipeline = args.passes.apply(Runner::pipeline(backend.is_some()))?;
-    if backend.is_none() {
-        note_unused(float);
-    }
-    load::print_notes(
-        args.on
-            .placement()
-            .priority_note(backend.as_deref().map(Backend::caps))
-            .as_slice(),
-    );
-    let float = float.unwrap_or(DType::F32);
-    let store = args.on.placement().options.cache;
-    let checks = Checks::On(store.clone());
-    let progress = output::spinner(format!("loading {}", file.display()));
-    let runner =
-        onnx::import(&file).and_then(|graph| Runner::after(&pipeline, graph, backend, float, checks));
-    progress.finish_and_clear();
-    let mut runner = runner?;
-    let load_ms = ms(start);
+    let store = args.on.cache.store();
+    let mut runner = loaded(args, &file, float, Checks::On(store.clone()))?;
+    let load_ms = milliseconds(start);
     let given = inputs(args, &runner)?;
     let tensors: Vec<Named> = given.iter().map(|(t, _)| t.clone()).collect();
     runner
@@ -279,14 +327,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot make a folder", dir, e))?;
     }
     let start = Instant::now();
-    let progress = output::spinner("first run (checks new kernels)".to_owned());
-    let line = progress.clone();
-    runner.on_kernel_validated(Box::new(move |done, all| {
-        output::count(&line, done, all, "kernels checked");
-    }));
-    let first = runner.run(&tensors);
-    progress.finish_and_clear();
-    let first_ms = ms(start);
+    let first = first_run(&mut runner, &tensors);
+    let first_ms = milliseconds(start);
     load::print_notes(runner.notes());
     let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
     let mut runs_ms = Vec::new();
@@ -299,7 +341,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         }
         let start = Instant::now();
         outputs = runner.run(&tensors)?;
-        runs_ms.push(ms(start));
+        runs_ms.push(milliseconds(start));
     }
     drop(repeating);
     let interrupted = stop.is_cancelled();
@@ -308,20 +350,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else {
         Vec::new()
     };
-    let mut written = Vec::new();
-    for (name, tensor) in &outputs {
-        let file = args.output_dir.as_ref().map(|dir| dir.join(file_name(name)));
-        if let Some(file) = &file {
-            npy::write(file, tensor)?;
-        }
-        written.push(Value::output(name, tensor, file));
-    }
-    if let Some(labels) = &labels {
-        name_classes(labels, &mut written);
-    }
+    let summaries = summarized(args, labels.as_ref(), &outputs)?;
     suggest(args, &runner, &given, &outputs);
     // On the host activations are in f32.
-    let half = float == DType::F16 && runner.caps().is_some();
+    let half = float == Some(DType::F16) && runner.caps().is_some();
     let tolerance = args.tolerance.unwrap_or(if half { 2e-2 } else { 1e-3 });
     let compare = match &args.compare {
         Some(dir) => compared(dir, &outputs, tolerance)?,
@@ -342,7 +374,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             .iter()
             .map(|((name, t), file)| Value::of(name, t, file.clone()))
             .collect(),
-        outputs: written,
+        outputs: summaries,
         kernels_checked: runner.validated_kernels(),
         checks_kept: store.is_some_and(|s| !s.is_refused()),
         dispatches: plan.map_or(0, |p| p.steps.len()),
@@ -361,23 +393,5 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         let text = text(&report, segments, args.verbosity.quiet);
         put(&mut out, &text)?;
     }
-    if interrupted {
-        let runs = count_text(1 + report.runs_ms.len(), "run");
-        note(
-            &mut std::io::stderr(),
-            &format!("interrupted after {runs} of {}", args.repeat),
-        );
-        return Err(Error::Interrupted);
-    }
-    let apart = report.compare.iter().filter(|c| !c.passed).count();
-    if apart > 0 {
-        return Err(Error::other(
-            transformer_lite::unstable::error::Stage::Run,
-            format!(
-                "{apart} of {} outputs differ from their references",
-                report.compare.len()
-            ),
-        ));
-    }
-    Ok(())
+    verdict(&report, args.repeat)
 }

@@ -128,11 +128,98 @@ pub struct Profile {
 /// Operator name of nodes on the host.
 const HOST: &str = "host";
 
+/// Time and costs of some commands.
 struct Sum {
     nanoseconds: u64,
     total: Total,
     nodes: usize,
     arithmetic: Arithmetic,
+}
+
+impl Sum {
+    fn new(nodes: usize, total: Total, arithmetic: Arithmetic) -> Self {
+        Self {
+            nanoseconds: 0,
+            total,
+            nodes,
+            arithmetic,
+        }
+    }
+}
+
+/// A node before its time is compared with that of the run.
+struct Line {
+    node: String,
+    op: String,
+    nodes: Vec<String>,
+    sum: Sum,
+}
+
+fn seconds(nanoseconds: u64) -> f64 {
+    float(nanoseconds) / 1e9
+}
+
+/// The commands of a run, and the nodes that they compute.
+fn commands(timings: &[Timing], costs: &[NodeCost], peaks: &Peaks) -> (Vec<Event>, Vec<Line>) {
+    let mut of_step = HashMap::new();
+    for (i, cost) in costs.iter().enumerate() {
+        of_step.extend(cost.commands.iter().map(|c| (c.step, (i, cost, c))));
+    }
+    let mut line_of: HashMap<usize, usize> = HashMap::new();
+    let mut lines: Vec<Line> = Vec::new();
+    let mut events = Vec::with_capacity(timings.len());
+    for t in timings {
+        let found = t.step.and_then(|s| of_step.get(&s));
+        let known = found.and_then(|(i, ..)| line_of.get(i).copied());
+        let line = known.unwrap_or_else(|| {
+            let (node, op, sum) = match found {
+                Some((_, cost, _)) => {
+                    let sum = Sum::new(1, Total::of(cost, peaks), cost.arithmetic);
+                    (cost.name.clone(), cost.op.clone(), sum)
+                }
+                None => {
+                    let sum = Sum::new(1, Total::default(), Arithmetic::F32);
+                    (t.nodes.first().cloned().unwrap_or_default(), HOST.to_owned(), sum)
+                }
+            };
+            let nodes = t.nodes.clone();
+            lines.push(Line { node, op, nodes, sum });
+            lines.len() - 1
+        });
+        line_of.extend(found.map(|(i, ..)| (*i, line)));
+        if let Some(line) = lines.get_mut(line) {
+            line.sum.nanoseconds += t.nanoseconds;
+        }
+        events.push(Event {
+            kernel: t.kernel.clone(),
+            line,
+            nanoseconds: t.nanoseconds,
+            read_bytes: found.map_or(0, |(.., c)| c.read),
+            written_bytes: found.map_or(0, |(.., c)| c.written),
+        });
+    }
+    (events, lines)
+}
+
+/// Time by kernel, longest first.
+fn by_kernel(timings: &[Timing]) -> Vec<KernelTime> {
+    let mut kernels: Vec<KernelTime> = Vec::new();
+    for t in timings {
+        let kernel = t.kernel.as_deref().unwrap_or(HOST);
+        match kernels.iter_mut().find(|k| k.kernel == kernel) {
+            Some(k) => {
+                k.dispatches += 1;
+                k.seconds += seconds(t.nanoseconds);
+            }
+            None => kernels.push(KernelTime {
+                kernel: kernel.to_owned(),
+                dispatches: 1,
+                seconds: seconds(t.nanoseconds),
+            }),
+        }
+    }
+    kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    kernels
 }
 
 impl Profile {
@@ -143,125 +230,45 @@ impl Profile {
             launch_s: 0.0,
             ..*peaks
         };
-        let mut of_step = HashMap::new();
-        for (i, cost) in costs.iter().enumerate() {
-            of_step.extend(cost.commands.iter().map(|c| (c.step, (i, c))));
-        }
-        let all: u64 = timings.iter().map(|t| t.nanoseconds).sum();
-        let seconds = |ns: u64| float(ns) / 1e9;
-        let whole = seconds(all);
-        let mut line_of: HashMap<Option<usize>, usize> = HashMap::new();
-        let mut lines: Vec<(String, String, Vec<String>, Sum)> = Vec::new();
-        let mut events = Vec::with_capacity(timings.len());
-        for t in timings {
-            let found = t.step.and_then(|s| of_step.get(&s));
-            let known = found.and_then(|(i, _)| line_of.get(&Some(*i)).copied());
-            let line = known.unwrap_or_else(|| {
-                let (name, op, sum) = match found.and_then(|(i, _)| costs.get(*i)) {
-                    Some(cost) => (
-                        cost.name.clone(),
-                        cost.op.clone(),
-                        Sum {
-                            nanoseconds: 0,
-                            total: Total::of(cost, peaks),
-                            nodes: 1,
-                            arithmetic: cost.arithmetic,
-                        },
-                    ),
-                    None => (
-                        t.nodes.first().cloned().unwrap_or_default(),
-                        HOST.to_owned(),
-                        Sum {
-                            nanoseconds: 0,
-                            total: Total::default(),
-                            nodes: 1,
-                            arithmetic: Arithmetic::F32,
-                        },
-                    ),
-                };
-                lines.push((name, op, t.nodes.clone(), sum));
-                lines.len() - 1
-            });
-            if let Some((i, _)) = found {
-                line_of.insert(Some(*i), line);
-            }
-            if let Some((.., sum)) = lines.get_mut(line) {
-                sum.nanoseconds += t.nanoseconds;
-            }
-            events.push(Event {
-                kernel: t.kernel.clone(),
-                line,
-                nanoseconds: t.nanoseconds,
-                read_bytes: found.map_or(0, |(_, c)| c.read),
-                written_bytes: found.map_or(0, |(_, c)| c.written),
-            });
-        }
+        let whole = seconds(timings.iter().map(|t| t.nanoseconds).sum());
+        let (events, lines) = commands(timings, costs, peaks);
         let mut kinds: BTreeMap<&str, Sum> = BTreeMap::new();
         let mut together = Total::default();
-        for (_, op, _, sum) in &lines {
-            let kind = kinds.entry(op).or_insert(Sum {
-                nanoseconds: 0,
-                total: Total::default(),
-                nodes: 0,
-                arithmetic: sum.arithmetic,
-            });
+        for Line { op, sum, .. } in &lines {
+            let new = Sum::new(0, Total::default(), sum.arithmetic);
+            let kind = kinds.entry(op).or_insert(new);
             kind.nanoseconds += sum.nanoseconds;
             kind.total.add(&sum.total);
             kind.nodes += 1;
             together.add(&sum.total);
         }
         let measured = |sum: &Sum| {
-            Measured::new(
-                seconds(sum.nanoseconds),
-                whole,
-                sum.total,
-                peaks.rate(sum.arithmetic),
-                peaks,
-            )
+            let rate = peaks.rate(sum.arithmetic);
+            Measured::new(seconds(sum.nanoseconds), whole, sum.total, rate, peaks)
         };
-        let mut kinds: Vec<TimedKind> = kinds
-            .iter()
-            .map(|(op, sum)| TimedKind {
-                op: (*op).to_owned(),
-                nodes: sum.nodes,
-                arithmetic: sum.arithmetic,
-                measured: measured(sum),
-            })
-            .collect();
+        let kind = |(op, sum): (&&str, &Sum)| TimedKind {
+            op: (*op).to_owned(),
+            nodes: sum.nodes,
+            arithmetic: sum.arithmetic,
+            measured: measured(sum),
+        };
+        let mut kinds: Vec<TimedKind> = kinds.iter().map(kind).collect();
         kinds.sort_by(|a, b| b.measured.seconds.total_cmp(&a.measured.seconds));
-        let mut kernels: Vec<KernelTime> = Vec::new();
-        for t in timings {
-            let kernel = t.kernel.as_deref().unwrap_or(HOST);
-            match kernels.iter_mut().find(|k| k.kernel == kernel) {
-                Some(k) => {
-                    k.dispatches += 1;
-                    k.seconds += seconds(t.nanoseconds);
-                }
-                None => kernels.push(KernelTime {
-                    kernel: kernel.to_owned(),
-                    dispatches: 1,
-                    seconds: seconds(t.nanoseconds),
-                }),
-            }
-        }
-        kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
         // The fastest rate that any of them uses.
-        let rates = lines.iter().map(|(.., s)| peaks.rate(s.arithmetic));
+        let rates = lines.iter().map(|l| peaks.rate(l.sum.arithmetic));
         let most = rates.fold(peaks.rate(Arithmetic::F32), f64::max);
+        let line = |l: Line| TimedLine {
+            measured: measured(&l.sum),
+            node: l.node,
+            op: l.op,
+            nodes: l.nodes,
+        };
         Self {
             name,
             whole: Measured::new(whole, whole, together, most, peaks),
             kinds,
-            kernels,
-            lines: lines
-                .into_iter()
-                .map(|(node, op, nodes, sum)| TimedLine {
-                    measured: measured(&sum),
-                    node,
-                    op,
-                    nodes,
-                })
-                .collect(),
+            kernels: by_kernel(timings),
+            lines: lines.into_iter().map(line).collect(),
             events,
         }
     }

@@ -312,41 +312,34 @@ struct Dot<'a> {
     radius: f64,
 }
 
+fn computes(k: &TimedKind) -> bool {
+    k.measured.work.total.flops > 0
+}
+
+/// Operations per second; for what computes nothing, its bytes per second at the left `edge`, where
+/// it is as high as under the roof of memory.
+fn height(k: &TimedKind, edge: f64) -> f64 {
+    match computes(k) {
+        true => k.measured.flops_per_s,
+        false => k.measured.bytes_per_s * edge,
+    }
+}
+
 fn picture(out: &mut String, run: &Profile, peaks: &Peaks) {
-    let on_device: Vec<&TimedKind> = run
-        .kinds
-        .iter()
-        .filter(|k| k.measured.work.total.bytes() > 0)
-        .collect();
-    let computes = |k: &TimedKind| k.measured.work.total.flops > 0;
-    let mut intensities: Vec<f64> = on_device
-        .iter()
-        .filter(|k| computes(k))
-        .map(|k| k.measured.work.total.intensity())
-        .collect();
-    let ridge = peaks.f32_flops_per_s / peaks.bytes_per_s;
-    intensities.extend([0.1, ridge * 2.0]);
+    let on_device = run.kinds.iter().filter(|k| k.measured.work.total.bytes() > 0);
+    let on_device: Vec<&TimedKind> = on_device.collect();
+    let intensity = |k: &TimedKind| k.measured.work.total.intensity();
+    let computing = on_device.iter().filter(|k| computes(k));
+    let mut intensities: Vec<f64> = computing.map(|k| intensity(k)).collect();
+    let ridge = |rate: f64| 2.0 * rate / peaks.bytes_per_s;
+    intensities.extend([0.1, ridge(peaks.f32_flops_per_s)]);
     let others = [peaks.matrix_flops_per_s, peaks.int8_ops_per_s];
-    let top = others.into_iter().flatten().fold(peaks.f32_flops_per_s, f64::max);
-    intensities.extend(
-        others
-            .into_iter()
-            .flatten()
-            .map(|rate| 2.0 * rate / peaks.bytes_per_s),
-    );
+    let others = others.into_iter().flatten();
+    let top = others.clone().fold(peaks.f32_flops_per_s, f64::max);
+    intensities.extend(others.map(ridge));
     let x = Axis::new(&intensities, [LEFT, RIGHT]);
     let edge = 10f64.powf(x.low);
-    // What computes nothing stands at the left edge, as high as its bytes per second are under the
-    // roof of memory.
-    let height = |k: &TimedKind| {
-        let m = &k.measured;
-        if computes(k) {
-            m.flops_per_s
-        } else {
-            m.bytes_per_s * edge
-        }
-    };
-    let mut speeds: Vec<f64> = on_device.iter().map(|k| height(k)).collect();
+    let mut speeds: Vec<f64> = on_device.iter().map(|k| height(k, edge)).collect();
     speeds.extend([top, edge * peaks.bytes_per_s]);
     let y = Axis::new(&speeds, [BOTTOM, TOP]);
     let _ = writeln!(
@@ -356,44 +349,36 @@ fn picture(out: &mut String, run: &Profile, peaks: &Peaks) {
     );
     axes(out, &x, &y);
     let taken = roofs(out, &x, &y, peaks);
-    let mut dots: Vec<Dot<'_>> = on_device
-        .iter()
-        .map(|kind| {
-            let m = &kind.measured;
-            let intensity = if computes(kind) {
-                m.work.total.intensity()
-            } else {
-                edge
-            };
-            Dot {
-                kind,
-                x: x.at(intensity),
-                y: y.at(height(kind)),
-                radius: 2.5 + 12.0 * m.share.clamp(0.0, 1.0).sqrt(),
-            }
-        })
-        .collect();
+    let dots = on_device.into_iter().map(|kind| Dot {
+        kind,
+        x: x.at(if computes(kind) { intensity(kind) } else { edge }),
+        y: y.at(height(kind, edge)),
+        radius: 2.5 + 12.0 * kind.measured.share.clamp(0.0, 1.0).sqrt(),
+    });
+    let mut dots: Vec<Dot<'_>> = dots.collect();
     // Small ones stay visible on large ones.
     dots.sort_by(|a, b| b.radius.total_cmp(&a.radius));
-    for dot in &dots {
-        let m = &dot.kind.measured;
-        let (name, class) = arithmetic_name(dot.kind.arithmetic);
-        let _ = writeln!(
-            out,
-            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{:.1}\" data-op=\"{op}\">\
-             <title>{op}: {}, {} of the time, {} of its limit, bound by {}, {name}</title></circle>",
-            dot.x,
-            dot.y,
-            dot.radius,
-            quantity(m.seconds, "s"),
-            percent(m.share),
-            percent(m.share_of_least),
-            m.work.bound.name(),
-            op = escaped(&dot.kind.op),
-        );
-    }
+    dots.iter().for_each(|dot| circle(out, dot));
     labels(out, &dots, taken);
     out.push_str("</svg>\n");
+}
+
+fn circle(out: &mut String, dot: &Dot<'_>) {
+    let m = &dot.kind.measured;
+    let (name, class) = arithmetic_name(dot.kind.arithmetic);
+    let _ = writeln!(
+        out,
+        "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{:.1}\" r=\"{:.1}\" data-op=\"{op}\">\
+         <title>{op}: {}, {} of the time, {} of its limit, bound by {}, {name}</title></circle>",
+        dot.x,
+        dot.y,
+        dot.radius,
+        quantity(m.seconds, "s"),
+        percent(m.share),
+        percent(m.share_of_least),
+        m.work.bound.name(),
+        op = escaped(&dot.kind.op),
+    );
 }
 
 fn axes(out: &mut String, x: &Axis, y: &Axis) {
