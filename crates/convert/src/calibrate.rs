@@ -34,7 +34,6 @@ type Take<'a> = dyn FnMut(usize, &[f32]) -> Result<(), HessianError> + 'a;
 /// Progress of a run over the text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Finished windows.
     pub done: usize,
     pub total: usize,
 }

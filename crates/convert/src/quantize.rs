@@ -56,7 +56,6 @@ const DATA: &str = "model.onnx.data";
 /// Allowed group sizes: multiples of [`GROUP_STEP`] in this range, and [`PER_CHANNEL`].
 pub const GROUP_SIZES: std::ops::RangeInclusive<usize> = 16..=256;
 
-/// Options of [`quantize`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
     /// Number of weights per group; see [`GROUP_SIZES`] and
@@ -109,17 +108,14 @@ pub struct Quantized {
     pub bits: Bits,
     /// Number of weights per group.
     pub group: usize,
-    /// Largest absolute error.
     pub max_error: f32,
     /// Norm of the error divided by the norm of the weight.
     pub relative_error: f64,
-    /// Mean absolute error.
     pub mae: f64,
     /// Mean absolute error of min-max asymmetric INT4 with the same groups
     /// ([`transformer_lite::unstable::quant::int4_error`]); `None` for a weight that was already
     /// quantized.
     pub mae_int4: Option<f64>,
-    /// Mean squared error.
     pub mse: f64,
     /// Bytes of the initializer.
     pub bytes_before: u64,

@@ -27,7 +27,6 @@ pub enum Bound {
 }
 
 impl Bound {
-    /// Its name.
     pub fn name(self) -> &'static str {
         match self {
             Self::Memory => "memory",

@@ -22,8 +22,8 @@ const SHIFTS: [u32; 8] = [0, 16, 4, 20, 8, 24, 12, 28];
 
 /// The nibble of column `j` in row `row`, with `words` words per row.
 fn nibble(tensor: Tensor<'_>, row: usize, words: usize, j: usize) -> u8 {
-    let word = tensor.word(row * words + j / 8);
-    u8::try_from(word >> SHIFTS[j % 8] & 15).unwrap_or_default()
+    let [low, ..] = (tensor.word(row * words + j / 8) >> SHIFTS[j % 8]).to_le_bytes();
+    low & 15
 }
 
 impl Awq {

@@ -28,7 +28,6 @@ pub struct Config {
     path: PathBuf,
     /// Path of the object in the file, as a prefix of its keys.
     inside: String,
-    /// The object's entries.
     pub map: Map<String, Value>,
 }
 

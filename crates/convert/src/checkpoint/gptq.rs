@@ -41,7 +41,8 @@ fn value(bits: Bits, i: usize, word: impl Fn(usize) -> u32) -> u8 {
     if shift + bits.count() as usize > 32 {
         both |= u64::from(word(w + 1)) << 32;
     }
-    u8::try_from(both >> shift & u64::from(bits.top())).unwrap_or_default()
+    let [low, ..] = (both >> shift).to_le_bytes();
+    low & bits.top()
 }
 
 impl Gptq {

@@ -34,17 +34,22 @@ impl Architecture {
         Self::Phi3,
     ];
 
+    /// Name in GGUF files, and class name in Hugging Face's library.
+    const fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Self::Llama => ("llama", "LlamaForCausalLM"),
+            Self::Qwen2 => ("qwen2", "Qwen2ForCausalLM"),
+            Self::Qwen3 => ("qwen3", "Qwen3ForCausalLM"),
+            Self::Gemma => ("gemma", "GemmaForCausalLM"),
+            Self::Gemma2 => ("gemma2", "Gemma2ForCausalLM"),
+            Self::Gemma3 => ("gemma3", "Gemma3ForCausalLM"),
+            Self::Phi3 => ("phi3", "Phi3ForCausalLM"),
+        }
+    }
+
     /// Name in GGUF files.
     pub const fn name(self) -> &'static str {
-        match self {
-            Self::Llama => "llama",
-            Self::Qwen2 => "qwen2",
-            Self::Qwen3 => "qwen3",
-            Self::Gemma => "gemma",
-            Self::Gemma2 => "gemma2",
-            Self::Gemma3 => "gemma3",
-            Self::Phi3 => "phi3",
-        }
+        self.names().0
     }
 
     /// `model_type` in `config.json`.
@@ -57,15 +62,7 @@ impl Architecture {
 
     /// Class name in Hugging Face's library.
     pub const fn class(self) -> &'static str {
-        match self {
-            Self::Llama => "LlamaForCausalLM",
-            Self::Qwen2 => "Qwen2ForCausalLM",
-            Self::Qwen3 => "Qwen3ForCausalLM",
-            Self::Gemma => "GemmaForCausalLM",
-            Self::Gemma2 => "Gemma2ForCausalLM",
-            Self::Gemma3 => "Gemma3ForCausalLM",
-            Self::Phi3 => "Phi3ForCausalLM",
-        }
+        self.names().1
     }
 
     /// True for the Gemma architectures.
@@ -128,7 +125,6 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// Sliding-window attention.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Window {
     /// Keys that a query sees, including its own.
@@ -178,7 +174,6 @@ pub struct Params {
     pub scale: f32,
     /// Soft-capping: scores `s` become `cap * tanh(s / cap)`.
     pub score_cap: Option<f32>,
-    /// Soft-capping of logits.
     pub logit_cap: Option<f32>,
     /// Factor for embedding rows.
     pub embedding_scale: f32,

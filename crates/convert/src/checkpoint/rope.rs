@@ -22,10 +22,11 @@ pub struct Rope {
 /// Scaling of frequencies, with the names and formulas of Hugging Face's library.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Scaling {
-    /// No scaling.
     Default,
     /// All frequencies are divided by a factor.
-    Linear { factor: f32 },
+    Linear {
+        factor: f32,
+    },
     /// Low frequencies are divided by a factor, high ones are unchanged, those between are blended.
     Llama3 {
         factor: f32,
@@ -85,7 +86,6 @@ pub fn decimal(v: f32) -> Value {
 }
 
 impl Rope {
-    /// Without scaling.
     pub fn plain(theta: f32, width: usize) -> Self {
         Self {
             theta,

@@ -9,7 +9,6 @@ pub type ReadRows<'a> = Box<dyn Fn(usize, &mut [f32]) -> Result<()> + 'a>;
 
 /// A stored tensor, in the order of the graph's heads.
 pub struct Stored<'a> {
-    /// Reads its elements.
     pub rows: ReadRows<'a>,
     /// For quantized tensors: the matrix of `inputs` rows and `outputs` columns; its column j is
     /// row j of the tensor.

@@ -38,7 +38,6 @@ pub enum Family {
 /// Sizes of a decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Spec {
-    /// Name for [`Spec::find`].
     pub name: &'static str,
     pub family: Family,
     pub layers: usize,
@@ -63,135 +62,104 @@ pub struct Spec {
 
 /// The models of section 3 of the paper.
 pub const SPECS: [Spec; 5] = [
-    Spec {
-        name: "gemma-2b",
-        family: Family::Gemma,
-        layers: 18,
-        hidden: 2048,
-        heads: 8,
-        kv_heads: 1,
-        head_dim: 256,
-        inner: 16_384,
-        vocab: 256_000,
-        theta: 1e4,
-        eps: 1e-6,
-        tied: true,
-        context: 2304,
-    },
-    Spec {
-        name: "qwen1.5-4b",
-        family: Family::Qwen,
-        layers: 40,
-        hidden: 2560,
-        heads: 20,
-        kv_heads: 20,
-        head_dim: 128,
-        inner: 6912,
-        vocab: 151_936,
-        theta: 5e6,
-        eps: 1e-6,
-        tied: false,
-        context: 2304,
-    },
-    Spec {
-        name: "chatglm2-6b",
-        family: Family::ChatGlm,
-        layers: 28,
-        hidden: 4096,
-        heads: 32,
-        kv_heads: 2,
-        head_dim: 128,
-        inner: 13_696,
-        vocab: 65_024,
-        theta: 1e4,
-        eps: 1e-5,
-        tied: false,
-        context: 2304,
-    },
-    Spec {
-        name: "llama2-7b",
-        family: Family::Llama,
-        layers: 32,
-        hidden: 4096,
-        heads: 32,
-        kv_heads: 32,
-        head_dim: 128,
-        inner: 11_008,
-        vocab: 32_000,
-        theta: 1e4,
-        eps: 1e-5,
-        tied: false,
-        context: 900,
-    },
-    Spec {
-        name: "qwen1.5-14b",
-        family: Family::Qwen,
-        layers: 40,
-        hidden: 5120,
-        heads: 40,
-        kv_heads: 40,
-        head_dim: 128,
-        inner: 13_696,
-        vocab: 152_064,
-        theta: 1e6,
-        eps: 1e-6,
-        tied: false,
-        context: 2304,
-    },
+    Spec::new(
+        "gemma-2b",
+        Family::Gemma,
+        [18, 2048, 8, 1, 256, 16_384, 256_000],
+        (1e4, 1e-6),
+        true,
+        2304,
+    ),
+    Spec::new(
+        "qwen1.5-4b",
+        Family::Qwen,
+        [40, 2560, 20, 20, 128, 6912, 151_936],
+        (5e6, 1e-6),
+        false,
+        2304,
+    ),
+    Spec::new(
+        "chatglm2-6b",
+        Family::ChatGlm,
+        [28, 4096, 32, 2, 128, 13_696, 65_024],
+        (1e4, 1e-5),
+        false,
+        2304,
+    ),
+    Spec::new(
+        "llama2-7b",
+        Family::Llama,
+        [32, 4096, 32, 32, 128, 11_008, 32_000],
+        (1e4, 1e-5),
+        false,
+        900,
+    ),
+    Spec::new(
+        "qwen1.5-14b",
+        Family::Qwen,
+        [40, 5120, 40, 40, 128, 13_696, 152_064],
+        (1e6, 1e-6),
+        false,
+        2304,
+    ),
 ];
 
 /// The small model of the demo.
-pub const SMOLLM2: Spec = Spec {
-    name: "smollm2-135m",
-    family: Family::Llama,
-    layers: 30,
-    hidden: 576,
-    heads: 9,
-    kv_heads: 3,
-    head_dim: 64,
-    inner: 1536,
-    vocab: 49_152,
-    theta: 1e5,
-    eps: 1e-5,
-    tied: true,
-    context: 2048,
-};
+pub const SMOLLM2: Spec = Spec::new(
+    "smollm2-135m",
+    Family::Llama,
+    [30, 576, 9, 3, 64, 1536, 49_152],
+    (1e5, 1e-5),
+    true,
+    2048,
+);
 
 /// Few key and value heads for many query heads: used to measure decode with long contexts.
-pub const QWEN25: Spec = Spec {
-    name: "qwen2.5-0.5b",
-    family: Family::Qwen,
-    layers: 24,
-    hidden: 896,
-    heads: 14,
-    kv_heads: 2,
-    head_dim: 64,
-    inner: 4864,
-    vocab: 151_936,
-    theta: 1e6,
-    eps: 1e-6,
-    tied: true,
-    context: 4096,
-};
+pub const QWEN25: Spec = Spec::new(
+    "qwen2.5-0.5b",
+    Family::Qwen,
+    [24, 896, 14, 2, 64, 4864, 151_936],
+    (1e6, 1e-6),
+    true,
+    4096,
+);
 
 /// A larger model of the same family, between the small models and those of the paper.
-pub const QWEN25_LARGER: Spec = Spec {
-    name: "qwen2.5-1.5b",
-    family: Family::Qwen,
-    layers: 28,
-    hidden: 1536,
-    heads: 12,
-    kv_heads: 2,
-    head_dim: 128,
-    inner: 8960,
-    vocab: 151_936,
-    theta: 1e6,
-    eps: 1e-6,
-    tied: true,
-    context: 4096,
-};
+pub const QWEN25_LARGER: Spec = Spec::new(
+    "qwen2.5-1.5b",
+    Family::Qwen,
+    [28, 1536, 12, 2, 128, 8960, 151_936],
+    (1e6, 1e-6),
+    true,
+    4096,
+);
 
 impl Spec {
+    const fn new(
+        name: &'static str,
+        family: Family,
+        [layers, hidden, heads, kv_heads, head_dim, inner, vocab]: [usize; 7],
+        (theta, eps): (f32, f32),
+        tied: bool,
+        context: usize,
+    ) -> Self {
+        Self {
+            name,
+            family,
+            layers,
+            hidden,
+            heads,
+            kv_heads,
+            head_dim,
+            inner,
+            vocab,
+            theta,
+            eps,
+            tied,
+            context,
+        }
+    }
+
     /// All models: the paper's and the small ones.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         SPECS.iter().chain([&QWEN25_LARGER, &QWEN25, &SMOLLM2])
@@ -215,7 +183,6 @@ impl Spec {
     }
 }
 
-/// Weight storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
     /// 4 bits, and 8 bits for embedding and output head, in groups of this size, like

@@ -91,7 +91,6 @@ pub struct Vocabulary {
     pub bos: Option<u32>,
     /// Ends of an answer; the first is the end of a sequence.
     pub eos: Vec<u32>,
-    /// Filler.
     pub pad: Option<u32>,
     unk: Option<u32>,
     add_bos: bool,

@@ -3,7 +3,7 @@
 use super::digest::{Hash, is_sha256, sha256};
 use super::entry::{self, Entry, LAYOUT, Manifest, Origin, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
-use super::{Event, ModelStore, OnEvent};
+use super::{Event, ModelStore, OnEvent, wait_for};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
 use crate::gguf::{self, Gguf};
 use crate::new_folder::{NewFolder, REMOVED, set_aside};
@@ -34,7 +34,6 @@ enum SourceFormat {
     Checkpoint,
 }
 
-/// What is converted.
 pub(super) struct Source {
     form: SourceFormat,
     /// The file or folder.
@@ -334,15 +333,7 @@ impl ModelStore {
         let folder = self.folder.join(LOCKS);
         std::fs::create_dir_all(&folder).map_err(|e| self.unwritable(&e))?;
         let file = open_lock(&folder.join(name)).map_err(|e| self.unwritable(&e))?;
-        let taken = match file.try_lock() {
-            Ok(()) => Ok(()),
-            Err(TryLockError::WouldBlock) => {
-                waiting();
-                file.lock()
-            }
-            Err(TryLockError::Error(e)) => Err(e),
-        };
-        Ok(taken
+        Ok(wait_for(&file, waiting)
             .map_err(|e| log::debug!("no lock in {}: {e}", folder.display()))
             .is_ok()
             .then_some(file))

@@ -21,7 +21,6 @@ pub const TEMPORARY: &str = ".dequantize-";
 /// Number of weights decoded at a time.
 const BAND: usize = 1 << 20;
 
-/// Summary of [`dequantize_into`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dequantized {
     /// Number of matrices converted to floats.

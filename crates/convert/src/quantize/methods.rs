@@ -15,7 +15,6 @@ use transformer_lite::unstable::quant::{Bits, ByGroup, ColumnMethod, Hessian, In
 /// Chooses a method for each weight. A plain [`Method`] applies to all weights; calibrated methods
 /// use the inputs of each weight.
 pub trait Methods: Sync {
-    /// Name for display.
     fn name(&self) -> &'static str;
 
     /// Examines the plan. Called once, after the output was found to be free and before any weight

@@ -55,7 +55,6 @@ pub fn attribute<'a>(n: &'a NodeProto, name: &str) -> Option<&'a AttributeProto>
     n.attribute.iter().find(|a| a.name == name)
 }
 
-/// An integer attribute.
 pub fn int(name: &str, i: i64) -> AttributeProto {
     AttributeProto {
         name: name.to_owned(),

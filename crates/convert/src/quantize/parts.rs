@@ -63,7 +63,6 @@ struct Numbers {
     crc32: u32,
 }
 
-/// A finished weight.
 pub(super) struct QuantizedWeight {
     bytes: Mapped,
     pub record: Record,

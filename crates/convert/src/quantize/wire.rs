@@ -5,7 +5,6 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field<'a> {
     pub tag: u64,
-    /// Key and value.
     pub whole: &'a [u8],
     /// Content of a length-delimited field; empty for others.
     pub content: &'a [u8],

@@ -235,18 +235,15 @@ fn load_draft_model(
     Ok(ModelDraft::new(loaded.model()?))
 }
 
-/// A finished answer.
 #[derive(Debug, PartialEq)]
 pub struct Outcome {
     /// Generated IDs, without an end token.
     pub tokens: Vec<u32>,
     /// Their text, up to a stop string.
     pub text: String,
-    /// Why it ended.
     pub finish: Option<Finish>,
     /// Tokens of the prompt that were already in the cache.
     pub reused: usize,
-    /// Counts and times.
     pub metrics: Metrics,
 }
 

@@ -18,7 +18,6 @@ use transformer_lite::unstable::llm::ModelFolder;
 use transformer_lite::unstable::llm::load::{LoadOptions, PlaceName, Purpose, Used};
 use transformer_lite::unstable::probe::store;
 
-/// Default prompt lengths.
 const PREFILL: [usize; 2] = [128, 512];
 /// Default numbers of tokens to decode.
 const DECODE: [usize; 1] = [64];
@@ -220,7 +219,6 @@ fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Res
     Ok((lines, cancel.is_cancelled()))
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let source = args.model.source(interrupt)?;

@@ -266,7 +266,6 @@ fn text(entries: &[Entry], files: bool, now: SystemTime) -> String {
     fitted_table(&rows, 2, 1)
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let mut out = text_output();
     match &args.action {

@@ -115,7 +115,6 @@ fn folder_bytes(folder: &Path) -> u64 {
     files.filter_map(|e| e.metadata().ok()).map(|m| m.len()).sum()
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     if let Some(file) = &args.report_json {

@@ -29,7 +29,6 @@ Examples:
   tlite dequantize models/qwen-q4 -o models/qwen-f16
   tlite quantize MODEL -o small && tlite dequantize small -o float";
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     check_form("MODEL", &args.model)?;
     let new = NewFolder::create(&args.output, DEQUANTIZE_TEMPORARY)?;

@@ -382,7 +382,6 @@ impl Report {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let options = CacheOptions {
         cache_dir: args.cache_dir.clone(),

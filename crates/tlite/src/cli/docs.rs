@@ -297,7 +297,6 @@ pub fn markdown() -> String {
     out
 }
 
-/// Environment variables.
 const VARIABLES: [(&str, &str); 9] = [
     (
         "TLITE_MODELS",

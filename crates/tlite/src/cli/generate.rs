@@ -238,7 +238,6 @@ fn report<'a>(
     })
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let mut notes = std::io::stderr();

@@ -120,7 +120,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let given = args.model.given()?;

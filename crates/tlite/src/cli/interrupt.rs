@@ -160,7 +160,6 @@ impl Interrupt {
     }
 }
 
-/// Guard of [`Interrupt::generating`].
 pub struct Generating<'a>(&'a State);
 
 impl Generating<'_> {
@@ -176,7 +175,6 @@ impl Drop for Generating<'_> {
     }
 }
 
-/// Guard of [`Interrupt::parting`].
 pub struct Parting<'a>(&'a State);
 
 impl Drop for Parting<'_> {
@@ -185,7 +183,6 @@ impl Drop for Parting<'_> {
     }
 }
 
-/// Guard of [`Interrupt::hinting`].
 pub struct Hinting<'a>(&'a State);
 
 impl Drop for Hinting<'_> {
@@ -194,7 +191,6 @@ impl Drop for Hinting<'_> {
     }
 }
 
-/// Guard of [`Interrupt::scratch`].
 pub struct Scratch<'a> {
     state: &'a State,
     path: PathBuf,

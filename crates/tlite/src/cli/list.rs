@@ -147,7 +147,6 @@ fn text(entries: &[Entry], downloads: &[Cached], now: SystemTime) -> String {
     fitted_table(&rows, 2, 1)
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let store = ModelStore::open_default()?;
     store.sweep();

@@ -22,7 +22,6 @@ use transformer_lite::unstable::placement::{BackendChoice, Opened};
 pub struct LoadedModel {
     /// The model with an empty cache.
     pub model: Box<dyn LanguageModel>,
-    /// Where it runs.
     pub place: PlaceName,
     /// What the model was made from.
     pub all: Loaded,
@@ -104,12 +103,10 @@ pub struct LoadTime {
 }
 
 impl LoadTime {
-    /// [`LoadTime::all`] in milliseconds.
     pub fn all_ms(self) -> f64 {
         milliseconds(self.all)
     }
 
-    /// [`LoadTime::compiling`] in milliseconds.
     pub fn compiling_ms(self) -> f64 {
         milliseconds(self.compiling)
     }

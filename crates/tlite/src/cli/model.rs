@@ -46,7 +46,6 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Shows an event.
     pub fn show(&mut self, event: Event<'_>) {
         if let Event::Begin { folder, .. } = event {
             self.unfinished = Some(self.interrupt.scratch(folder));

@@ -154,7 +154,6 @@ pub enum Float {
 }
 
 impl Float {
-    /// As element type.
     pub fn dtype(self) -> DType {
         match self {
             Self::F32 => DType::F32,
@@ -265,7 +264,6 @@ impl ExecOptions {
     }
 }
 
-/// Parses `--padding`.
 pub fn padding(text: &str) -> Result<usize, String> {
     whole(text, *PADDINGS.start(), *PADDINGS.end())
 }

@@ -37,14 +37,12 @@ pub struct ManArgs {
     dir: PathBuf,
 }
 
-/// Runs `tlite completions`.
 pub fn completions(args: &CompletionsArgs) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command(), "tlite", &mut script);
     put(&mut text_output(), &String::from_utf8_lossy(&script))
 }
 
-/// Runs `tlite man`.
 pub fn man(args: &ManArgs) -> Result<()> {
     let dir = &args.dir;
     std::fs::create_dir_all(dir).map_err(|e| Error::io("cannot create", dir, e))?;

@@ -16,12 +16,10 @@ const STDOUT: &str = "standard output";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Level {
-    /// Errors only.
     Quiet = 0,
     /// Notes, warnings and one line of figures.
     #[default]
     Normal = 1,
-    /// Details too.
     Verbose = 2,
 }
 

@@ -18,7 +18,6 @@ use transformer_lite::unstable::llm::metrics::rate;
 use transformer_lite::unstable::llm::perplexity::{Comparison, Options, Report, Text, evaluate};
 use transformer_lite::unstable::llm::{LanguageModel, ModelFolder, Tokenizer};
 
-/// Default window.
 pub(super) const WINDOW: usize = 512;
 /// The quantile of the divergence that is reported beside the mean.
 const SHARE: f64 = 0.99;
@@ -205,7 +204,6 @@ pub(super) fn window(folders: &[&ModelFolder], asked: Option<usize>) -> Result<u
     })
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let text = read_text("--text", &args.text)?;

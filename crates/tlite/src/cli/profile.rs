@@ -334,7 +334,6 @@ fn write(file: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     for (option, file) in [("--trace", &args.trace), ("--html", &args.html)] {

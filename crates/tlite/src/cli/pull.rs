@@ -31,7 +31,6 @@ pub struct Args {
     json: bool,
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let spec: Spec = args.model.parse()?;
     let store = ModelStore::open_default()?;

@@ -459,7 +459,6 @@ impl Args {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     check_form("MODEL", &args.model)?;

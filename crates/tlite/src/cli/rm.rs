@@ -104,7 +104,6 @@ fn agreed(targets: &[Target]) -> Result<bool> {
     Ok(matches!(line.trim(), "y" | "Y" | "yes"))
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     let store = ModelStore::open_default()?;
     store.sweep();

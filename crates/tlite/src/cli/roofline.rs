@@ -275,7 +275,6 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
     out
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let source = args.model.source(interrupt)?;

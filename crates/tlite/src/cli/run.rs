@@ -269,6 +269,29 @@ fn first_run(runner: &mut Runner, inputs: &[Named]) -> Result<Vec<Named>> {
     first
 }
 
+/// Milliseconds of each run after the first, up to Ctrl-C, and true if there was one.
+fn repeated(
+    runner: &mut Runner,
+    inputs: &[Named],
+    repeat: NonZeroUsize,
+    interrupt: &Interrupt,
+    outputs: &mut Vec<Named>,
+) -> Result<(Vec<f64>, bool)> {
+    let mut runs_ms = Vec::new();
+    let repeating = interrupt.generating();
+    let stop = repeating.flag();
+    for _ in 1..repeat.get() {
+        if stop.is_cancelled() {
+            break;
+        }
+        let start = Instant::now();
+        *outputs = runner.run(inputs)?;
+        runs_ms.push(milliseconds(start));
+    }
+    drop(repeating);
+    Ok((runs_ms, stop.is_cancelled()))
+}
+
 /// Writes the outputs if asked, and summarizes them.
 fn summarized(args: &Args, labels: Option<&Labels>, outputs: &[Named]) -> Result<Vec<Value>> {
     let mut all = Vec::new();
@@ -307,7 +330,6 @@ fn verdict(report: &Report, repeat: NonZeroUsize) -> Result<()> {
     }
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let file = model_file(&args.model)?;
@@ -331,20 +353,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let first_ms = milliseconds(start);
     load::print_notes(runner.notes());
     let mut outputs = first.map_err(|e| explained(args, &runner, &given, e))?;
-    let mut runs_ms = Vec::new();
-    // Times measured before Ctrl-C are shown.
-    let repeating = interrupt.generating();
-    let stop = repeating.flag();
-    for _ in 1..args.repeat.get() {
-        if stop.is_cancelled() {
-            break;
-        }
-        let start = Instant::now();
-        outputs = runner.run(&tensors)?;
-        runs_ms.push(milliseconds(start));
-    }
-    drop(repeating);
-    let interrupted = stop.is_cancelled();
+    let (runs_ms, interrupted) = repeated(&mut runner, &tensors, args.repeat, interrupt, &mut outputs)?;
     let profile = if args.profile && !interrupted {
         shares(&runner.profile(&tensors)?)
     } else {

@@ -86,7 +86,6 @@ const BREAKERS: [&str; 4] = ["\n", ":", "\"", "*"];
 /// A sampler, and the seed to show.
 #[derive(Debug)]
 pub struct Chosen {
-    /// The sampler.
     pub sampler: Sampler,
     /// Its seed; `None` if no random number decides.
     pub seed: Option<u64>,

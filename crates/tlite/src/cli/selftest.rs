@@ -198,7 +198,6 @@ fn text(report: &Report) -> String {
     out
 }
 
-/// Runs the command.
 pub fn run(args: &Args) -> Result<()> {
     args.verbosity.apply(args.json);
     let (found, absent) = devices(&args.on)?;

@@ -126,7 +126,6 @@ fn text(rows: &[TuningRow]) -> String {
     fitted_table(&rows, 4, 0)
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let start = Instant::now();

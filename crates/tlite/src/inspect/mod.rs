@@ -32,7 +32,6 @@ use transformer_lite::unstable::plan::{Options, Plan, weight_bytes};
 use transformer_lite::unstable::shape::{Bindings, Constraints};
 use transformer_lite::unstable::tensor::DType;
 
-/// Options of [`inspect`].
 #[derive(Clone, Debug)]
 pub struct Request {
     /// The device to plan for.

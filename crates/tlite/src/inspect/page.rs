@@ -39,7 +39,6 @@ impl<'a> Interned<'a> {
 struct Tables<'a> {
     /// Names and other texts.
     texts: Interned<'a>,
-    /// Expressions.
     exprs: Interned<'a>,
     /// Types: element type and sizes.
     types: HashMap<(&'a str, &'a [String]), usize>,

@@ -11,7 +11,6 @@ const PREFERRED: [&str; 20] = [
 /// What is downloaded of a repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Choice {
-    /// This GGUF file.
     Gguf(String),
     Checkpoint,
     /// Nothing: its GGUF files are parts of larger ones.

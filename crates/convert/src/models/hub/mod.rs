@@ -162,11 +162,7 @@ pub enum HubError {
     },
     /// The repository has nothing that can be converted.
     #[error("{repo}: expected a GGUF file, or config.json, tokenizer.json and safetensors files; {what}")]
-    NoModel {
-        repo: String,
-        /// What is missing.
-        what: String,
-    },
+    NoModel { repo: String, what: String },
     /// Status 429, again and again, or for longer than is worth waiting.
     #[error(
         "{host}: too many requests (status 429); try again {}; a token in HF_TOKEN raises the limit",
@@ -192,7 +188,6 @@ pub enum HubError {
         expected: String,
         /// The digest of the content.
         found: String,
-        /// What to do.
         todo: &'static str,
     },
     /// The transfer broke off, again and again.
@@ -203,7 +198,6 @@ pub enum HubError {
         done: u64,
         /// Bytes in all, if known.
         total: Option<u64>,
-        /// The last failure.
         why: String,
     },
     /// There is no connection to the server.
@@ -227,11 +221,7 @@ pub enum HubError {
     #[error(
         "{host}: unexpected answer: {what}; HF_ENDPOINT names the hub, `https://huggingface.co` by default"
     )]
-    Unexpected {
-        host: String,
-        /// Expected and found.
-        what: String,
-    },
+    Unexpected { host: String, what: String },
 }
 
 impl HubError {
@@ -255,7 +245,6 @@ fn listed(words: &str, files: &[String]) -> String {
     format!("{words} {}{more}", shown.join(", "))
 }
 
-/// What was fetched.
 pub(super) struct Fetched {
     /// Its full name: a spec with the file, or without one for a checkpoint.
     pub name: String,

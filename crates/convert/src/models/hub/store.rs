@@ -1,8 +1,9 @@
 //! Writing to the cache: unfinished files, locks, and the links of a version.
 
 use super::super::digest::{Hash, feed};
+use super::super::wait_for;
 use super::{REVISION, Repo};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
@@ -76,15 +77,7 @@ impl Repo {
             .write(true)
             .open(&path);
         let file = file.map_err(|e| unwritable(&path, &e))?;
-        let taken = match file.try_lock() {
-            Ok(()) => Ok(()),
-            Err(TryLockError::WouldBlock) => {
-                waiting();
-                file.lock()
-            }
-            Err(TryLockError::Error(e)) => Err(e),
-        };
-        taken.unwrap_or_else(|e| log::debug!("no lock {}: {e}", path.display()));
+        wait_for(&file, waiting).unwrap_or_else(|e| log::debug!("no lock {}: {e}", path.display()));
         Ok(file)
     }
 

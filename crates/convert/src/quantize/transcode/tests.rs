@@ -258,7 +258,7 @@ fn results_of_another_type_than_the_scales() {
             int("output_dtype", data_type),
         ];
         let nodes = vec![
-            node("", "DequantizeLinear", &["w", "scales"], "d", attributes),
+            dequantize(attributes),
             node("", "Gather", &["d", "tokens"], "rows", vec![int("axis", 0)]),
             node("", "Cast", &["rows"], "wide", vec![int("to", 1)]),
             node("", "ReduceSum", &["wide"], "sum", vec![int("keepdims", 0)]),
@@ -309,13 +309,7 @@ fn tensors_of_few_bits_that_stay_are_copied() {
     // Read by a node that takes no packed weight, from a file beside the model.
     let outside = tensor("w", I4, &[K, N], noises(K * N / 2));
     let nodes = vec![
-        node(
-            "",
-            "DequantizeLinear",
-            &["w", "scales"],
-            "d",
-            vec![int("axis", 1)],
-        ),
+        dequantize(vec![int("axis", 1)]),
         node("", "Gemm", &["x", "d"], "g", vec![]),
         node("", "MatMul", &["x", "second"], "m", vec![]),
         node("", "Add", &["m", "g"], "y", vec![]),
@@ -351,6 +345,11 @@ fn tensors_of_few_bits_that_stay_are_copied() {
         let all: f32 = given.iter().map(|a| a * a).sum();
         assert!((off / all).sqrt() < 0.1, "{}", folder.display());
     }
+}
+
+/// `d = DequantizeLinear(w, scales)`.
+fn dequantize(attributes: Vec<AttributeProto>) -> NodeProto {
+    node("", "DequantizeLinear", &["w", "scales"], "d", attributes)
 }
 
 /// `y = x * DequantizeLinear(w)`, through a transpose if `w` is one.
@@ -432,13 +431,7 @@ fn what_is_no_grid_along_columns_is_left() {
     refused(&odd, &["12", "8"]);
     // Scales that another node reads stay, and so does its part of the graph.
     let nodes = vec![
-        node(
-            "",
-            "DequantizeLinear",
-            &["w", "scales"],
-            "d",
-            vec![int("axis", 1)],
-        ),
+        dequantize(vec![int("axis", 1)]),
         node("", "MatMul", &["x", "d"], "m", vec![]),
         node("", "Add", &["m", "scales"], "y", vec![]),
     ];

@@ -214,9 +214,11 @@ pub(super) fn bench(
             break;
         }
         let mut random = SplitMix64::new(0);
-        let tokens: Vec<u32> = (0..test.depth() + test.tokens())
-            .map(|_| u32::try_from(random.next_u64() % vocab).unwrap_or(0))
-            .collect();
+        let tokens =
+            (0..test.depth() + test.tokens()).map(|_| num::exact(random.next_u64() % vocab, "a token"));
+        let tokens: Vec<u32> = tokens
+            .collect::<Result<_, _>>()
+            .map_err(|e| Error::internal(Stage::Run, e))?;
         let mut runs = Vec::new();
         model.truncate(0);
         for run in 0..=repeat.get() {

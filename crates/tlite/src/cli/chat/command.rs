@@ -28,7 +28,6 @@ pub const INPUT: [(&str, &str); 4] = [
     ("Ctrl-C", "stop an answer, or clear the line"),
 ];
 
-/// A parsed entry.
 #[derive(Debug, PartialEq)]
 pub enum Entry {
     /// White space.

@@ -71,11 +71,8 @@ pub fn is_dumb() -> bool {
 
 /// The two output streams of a chat.
 pub struct Console<'a> {
-    /// Answers.
     pub out: &'a mut dyn Write,
-    /// Everything else.
     pub notes: &'a mut dyn Write,
-    /// Appearance of `notes`.
     pub looks: Looks,
 }
 

@@ -56,7 +56,6 @@ impl HistoryFile {
         Ok(entries)
     }
 
-    /// Appends `entry`.
     pub fn add(&self, entry: &str) -> std::io::Result<()> {
         if entry.len() > MOST_BYTES {
             return Ok(());

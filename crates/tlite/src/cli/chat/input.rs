@@ -15,10 +15,8 @@ pub const INDENT: &str = "  ";
 /// Hint after Ctrl-C at an empty prompt.
 pub const HINT: &str = "(Ctrl-C again or /exit to leave)";
 
-/// Result of reading.
 #[derive(Debug, PartialEq)]
 pub enum Input {
-    /// An entry.
     Text {
         /// The text without [`QUOTES`] and continuation backslashes.
         text: String,

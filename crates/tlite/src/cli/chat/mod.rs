@@ -90,9 +90,7 @@ struct Talk<'a> {
 /// What `/stats` shows of the model.
 #[derive(Debug, Default)]
 struct About {
-    /// The model's name.
     model: String,
-    /// Backend and device.
     place: String,
     /// Memory use; unknown on the host.
     memory: Option<String>,
@@ -374,7 +372,6 @@ fn help(console: &mut Console<'_>) {
     console.rows(&rows);
 }
 
-/// Runs the command.
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(false);
     let given = args.model.given()?;

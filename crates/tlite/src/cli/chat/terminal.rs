@@ -83,18 +83,14 @@ mod other {
     pub struct QuietTerminal;
 
     impl QuietTerminal {
-        /// Changes nothing.
         pub fn enter() -> Self {
             Self
         }
 
-        /// Changes nothing.
         pub fn apply(&self) {}
 
-        /// Changes nothing.
         pub fn leave(&self) {}
 
-        /// Does nothing.
         pub fn restorer(&self) -> impl FnOnce() + Send + 'static {
             || {}
         }

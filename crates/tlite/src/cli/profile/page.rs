@@ -49,7 +49,6 @@ const NAMED_SHARE: f64 = 0.01;
 /// Operators in the list of times.
 const LISTED: usize = 8;
 
-/// The page, whole.
 pub fn render(report: &Report<'_>) -> String {
     let name = escaped(&report.model);
     let p = &report.peaks;

@@ -19,7 +19,6 @@ const BIND: &str = "--bind";
 pub struct InputFile {
     /// `None` for the only input.
     pub name: Option<String>,
-    /// The file.
     pub file: PathBuf,
 }
 

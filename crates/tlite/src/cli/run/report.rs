@@ -201,7 +201,6 @@ pub struct Top {
 
 /// Numbers of elements of one row among which the largest are listed, as of a classifier's scores.
 const SCORES: std::ops::RangeInclusive<usize> = 10..=100_000;
-/// Elements listed.
 const SHOWN: usize = 5;
 
 /// The largest of `scores`, of which there must be a likely number of classes in one row of
@@ -227,7 +226,6 @@ fn largest(shape: &[usize], scores: &[f64]) -> Vec<Top> {
 }
 
 impl Value {
-    /// An input.
     pub fn of(name: &str, t: &HostTensor, file: Option<PathBuf>) -> Self {
         Self::summed(name, t, file).0
     }
@@ -389,7 +387,6 @@ fn head(report: &Report) -> String {
     out
 }
 
-/// Outputs and comparisons.
 fn results(report: &Report) -> String {
     let mut out = format!("outputs\n{}", values(&report.outputs, ""));
     if !report.compare.is_empty() {
