@@ -96,7 +96,7 @@ impl Metadata<'_> {
         }
         let head_dim = match self.size("attention.key_length")? {
             Some(v) => v,
-            None if hidden % heads == 0 => hidden / heads,
+            None if hidden.is_multiple_of(heads) => hidden / heads,
             None => return Err(g.bad(format!("width {hidden} is not a multiple of {heads} heads"))),
         };
         if head_dim % 2 != 0 {

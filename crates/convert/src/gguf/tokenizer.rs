@@ -40,6 +40,9 @@ const ENDS: [&str; 9] = [
     "<|EOT|>",
 ];
 
+/// Pairs of tokens that are joined, in order.
+type Merges = Vec<(String, String)>;
+
 /// How text becomes tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -86,7 +89,7 @@ pub struct Vocabulary {
     /// Texts by id, as `tokenizer.json` writes them; no text occurs twice.
     pub tokens: Vec<String>,
     roles: Vec<Role>,
-    merges: Vec<(String, String)>,
+    merges: Merges,
     /// Beginning of a sequence.
     pub bos: Option<u32>,
     /// Ends of an answer; the first is the end of a sequence.
@@ -217,7 +220,7 @@ fn segmentation(
     tokens: &[String],
     roles: &[Role],
     index: &HashMap<&str, u32>,
-) -> Result<(Kind, &'static str, Vec<(String, String)>)> {
+) -> Result<(Kind, &'static str, Merges)> {
     let prefix = g.opt_bool("tokenizer.ggml.add_space_prefix")?;
     Ok(match model {
         "gpt2" => {
@@ -321,7 +324,7 @@ fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String
 }
 
 /// The merges of a byte-level vocabulary, each of which joins two tokens to a third.
-fn stored_merges(g: &Gguf, index: &HashMap<&str, u32>) -> Result<Vec<(String, String)>> {
+fn stored_merges(g: &Gguf, index: &HashMap<&str, u32>) -> Result<Merges> {
     let key = "tokenizer.ggml.merges";
     let merges = missing_or(g, key, g.opt_strings(key))?;
     merges
@@ -351,12 +354,7 @@ fn stored_merges(g: &Gguf, index: &HashMap<&str, u32>) -> Result<Vec<(String, St
 
 /// The merges that a SentencePiece vocabulary implies: all pairs of tokens whose joint text is a
 /// token, best score of the joint token first.
-fn scored_merges(
-    g: &Gguf,
-    tokens: &[String],
-    roles: &[Role],
-    index: &HashMap<&str, u32>,
-) -> Result<Vec<(String, String)>> {
+fn scored_merges(g: &Gguf, tokens: &[String], roles: &[Role], index: &HashMap<&str, u32>) -> Result<Merges> {
     let key = "tokenizer.ggml.scores";
     let scores = match g.get(key) {
         Some(Entry::Array(Array::F32(v))) => v,
