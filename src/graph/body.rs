@@ -48,7 +48,9 @@ impl DerivedBody {
 
     /// True if the facts assume nothing that is not in `list`.
     pub fn rests_on(&self, list: &[Assumption]) -> bool {
-        self.assumed.iter().all(|a| list.iter().any(|b| a.same_condition(b)))
+        self.assumed
+            .iter()
+            .all(|a| list.iter().any(|b| a.same_condition(b)))
     }
 
     /// Facts of the `carried` values after all iterations. Their results start at result number

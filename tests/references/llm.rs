@@ -32,7 +32,6 @@ use transformer_lite::unstable::llm::{
 use transformer_lite::unstable::placement::Placement;
 use transformer_lite::unstable::plan::Storage;
 use transformer_lite::unstable::tensor::DType;
-use transformer_lite::unstable::validate::case::as_gpu;
 
 type OnDevice = fn(&Device) -> Outcome;
 type OnModel = Box<dyn FnOnce(&Path, &Device) -> Outcome + Send>;

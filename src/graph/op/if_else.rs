@@ -47,8 +47,10 @@ pub(super) fn truth(x: &HostTensor) -> OpResult<bool> {
 
 /// The branch that alone assumes sizes to be equal, if exactly one does.
 fn narrower<'a>(a: &'a DerivedBody, b: &'a DerivedBody) -> Option<&'a DerivedBody> {
-    let alone =
-        |x: &DerivedBody, y: &DerivedBody| x.assumed().any(|p| p.equal && !y.assumed().any(|q| p.same_condition(q)));
+    let alone = |x: &DerivedBody, y: &DerivedBody| {
+        x.assumed()
+            .any(|p| p.equal && !y.assumed().any(|q| p.same_condition(q)))
+    };
     match (alone(a, b), alone(b, a)) {
         (true, false) => Some(a),
         (false, true) => Some(b),

@@ -18,8 +18,8 @@ fn specialisations_compile_on_the_device() {
     let all = specs();
     let step = Tier::Nightly.step(SPARSE);
     std::thread::scope(|threads| {
-        for kind in transformer_lite::unstable::backend::COMPILED {
-            let Some(device) = device(*kind) else { continue };
+        for kind in BackendKind::compiled() {
+            let Some(device) = device(kind) else { continue };
             threads.spawn(move || {
                 let mut backend = device.share();
                 let start = std::time::Instant::now();

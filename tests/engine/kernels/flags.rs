@@ -39,22 +39,6 @@ const MANY_FLAGS: &[(&str, usize, &str)] = &[
         6,
         "vector access of each operand is chosen separately",
     ),
-    (
-        "conv",
-        6,
-        "transposed convolutions and layouts of weights share the loops",
-    ),
-    (
-        "grid_sample",
-        5,
-        "the modes of one ONNX operator, each a few lines",
-    ),
-    ("reduce", 11, "the functions of ten ONNX operators, each one line"),
-    (
-        "resize",
-        14,
-        "the coordinates and roundings of one ONNX operator, each one line",
-    ),
 ];
 
 /// Flags are the names that a file tests. Those of the framework (`HAS_B`, `IMAGE_X`, `IN_PLACE`,

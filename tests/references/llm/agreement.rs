@@ -9,7 +9,7 @@ use transformer_lite::unstable::backend::{Backend as _, DeviceKind};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{Activations, KvType, LanguageModel as _, Tokenizer};
-use transformer_lite::unstable::selftest::case::as_gpu;
+use transformer_lite::unstable::validate::case::as_gpu;
 
 /// Single tokens at the start, of which few are behind them, rows of a run of many and of one of
 /// few, and single tokens behind many.

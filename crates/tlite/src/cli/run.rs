@@ -261,7 +261,7 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
 fn first_run(runner: &mut Runner, inputs: &[Named]) -> Result<Vec<Named>> {
     let progress = output::spinner("first run (checks new kernels)".to_owned());
     let line = progress.clone();
-    runner.hear_checks(Box::new(move |done, all| {
+    runner.on_kernel_validated(Box::new(move |done, all| {
         output::count(&line, done, all, "kernels checked");
     }));
     let first = runner.run(inputs);
