@@ -181,7 +181,7 @@ fn rooflines(place: &Place<'_>, probe: &Value) {
         (flops..=flops + 1000.0).contains(&number(product, "flops")),
         "{product}"
     );
-    assert!(number(&work["whole"], "least_s") > 0.0);
+    assert!(number(&work["whole"], "least_s") > 0.0, "{work}");
     let decoded = place.run("roofline MODEL --prefill 16,32 --depth 8 --context 64");
     let names = list(&decoded, "work").iter().map(|w| w["name"].as_str().unwrap());
     assert!(names.eq(["prefill 16", "prefill 32", "decode at 8"]), "{decoded}");
@@ -190,7 +190,7 @@ fn rooflines(place: &Place<'_>, probe: &Value) {
 /// Of the true size: a token takes the 30 layers' weights at least.
 fn made_up_model(place: &Place<'_>) {
     let made_up = place.run("roofline --random smollm2-135m --depth 8 --context 64");
-    assert_eq!(made_up["model"], "smollm2-135m");
+    assert_eq!(made_up["model"], "smollm2-135m", "{made_up}");
     let mut work = list(&made_up, "work").iter();
     let decoded = work.find(|w| w["name"] == "decode at 8").unwrap();
     let bytes = number(&decoded["whole"], "read_bytes");
@@ -219,7 +219,7 @@ fn profiles(place: &Place<'_>) {
         let shares: f64 = list(run, "kinds").iter().map(|k| number(k, "share")).sum();
         assert!((shares - 1.0).abs() < 1e-6, "shares of operators sum to {shares}");
         let launches = list(run, "lines").iter().map(|l| l["launches"].as_u64().unwrap());
-        assert_eq!(launches.sum::<u64>(), list(run, "events").len() as u64);
+        assert_eq!(launches.sum::<u64>(), list(run, "events").len() as u64, "{run}");
     }
     let events: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
     let mut last = (0, 0.0);
@@ -230,12 +230,12 @@ fn profiles(place: &Place<'_>) {
     }
     shows(&std::fs::read_to_string(&page).unwrap(), runs);
     let other = place.run("profile PRODUCT --bind N=10");
-    assert_eq!(other["runs"][0]["name"], "run");
+    assert_eq!(other["runs"][0]["name"], "run", "{other}");
 }
 
 /// The page has a picture of each run, with each operator, and nothing from elsewhere.
 fn shows(html: &str, runs: &[Value]) {
-    assert_eq!(html.matches("<svg").count(), 2);
+    assert_eq!(html.matches("<svg").count(), 2, "{html}");
     let kinds = runs.iter().flat_map(|run| list(run, "kinds"));
     for kind in kinds.filter(|k| number(k, "launches") > 0.0) {
         let op = kind["op"].as_str().unwrap();
@@ -280,7 +280,7 @@ fn speeds_beside_limits(place: &Place<'_>) {
             work["launches"].as_f64(),
             "{line} {work}"
         );
-        assert_eq!(line["most_tokens_per_s"], work["most_tokens_per_s"]);
+        assert_eq!(line["most_tokens_per_s"], work["most_tokens_per_s"], "{line}");
         for field in ["most_tokens_per_s", "share_of_most"] {
             assert!(number(line, field) > 0.0, "{line}");
         }
