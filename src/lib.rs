@@ -51,7 +51,8 @@
 //!
 //! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in
 //! the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
-//! machines that have none. `schema` derives JSON schemas of the reports that `tlite --json` prints.
+//! machines that have none. `schema` derives JSON schemas of the reports that `tlite --json`
+//! prints.
 //!
 //! # Stability
 //!

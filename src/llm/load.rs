@@ -86,9 +86,9 @@ pub struct Used {
 pub const OTHERS: &str = "`tlite run` runs any ONNX file";
 
 impl Loaded {
-    /// Loads `model.onnx` of `folder` and reports progress to `on_progress`. Usage errors: file not found,
-    /// not a decoder, no such device, a context that the model does not support or the device has
-    /// no memory for, numbers out of range.
+    /// Loads `model.onnx` of `folder` and reports progress to `on_progress`. Usage errors: file not
+    /// found, not a decoder, no such device, a context that the model does not support or the
+    /// device has no memory for, numbers out of range.
     pub fn new(
         folder: &ModelFolder,
         options: &LoadOptions,

@@ -38,8 +38,8 @@ impl Model {
         Ok(model)
     }
 
-    /// Like [`Model::load`], with a loaded codec and without logging. Progress goes to `on_progress`, as
-    /// in [`Loaded::new`].
+    /// Like [`Model::load`], with a loaded codec and without logging. Progress goes to
+    /// `on_progress`, as in [`Loaded::new`].
     pub fn with_codec(
         folder: &ModelFolder,
         codec: Arc<Codec>,

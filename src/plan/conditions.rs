@@ -8,8 +8,8 @@ use crate::shape::{Bindings, Constraints, Dim, Symbol};
 use std::collections::{BTreeSet, HashSet};
 
 impl Compiler<'_> {
-    /// Assumptions of shape inference and operators, the capacity of every state, and the constraints
-    /// of the model; without those that every run meets or that cannot be checked.
+    /// Assumptions of shape inference and operators, the capacity of every state, and the
+    /// constraints of the model; without those that every run meets or that cannot be checked.
     pub fn conditions(&self) -> Result<Vec<Condition>> {
         let mut all = Vec::new();
         for a in self.graph.assumptions() {

@@ -44,8 +44,8 @@ pub fn save(store: Option<&Store>, caps: &Caps, probe: &Probe) -> String {
     }
 }
 
-/// The stored probe of the device, or a new one, which is stored if there is a store. `on_progress` is
-/// called with a sentence before the measurement and with the outcome of storing it.
+/// The stored probe of the device, or a new one, which is stored if there is a store. `on_progress`
+/// is called with a sentence before the measurement and with the outcome of storing it.
 pub fn of_device(
     backend: &mut dyn Backend,
     store: Option<&Store>,

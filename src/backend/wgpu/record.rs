@@ -453,8 +453,8 @@ impl Timers {
         recording: &Recording,
         launch: &Launch,
     ) -> Result<Vec<usize>, BackendError> {
-        // Commands that ran, in order. Queries are numbered without gaps, since only written ones may
-        // be resolved.
+        // Commands that ran, in order. Queries are numbered without gaps, since only written ones
+        // may be resolved.
         let mut ran = Vec::new();
         for segment in &recording.segments {
             match segment {
@@ -472,8 +472,8 @@ impl Timers {
                     }
                 }
                 Segment::Transfer(transfer) => {
-                    // Core WebGPU has timestamps only at the ends of passes, so a copy stands between
-                    // empty passes.
+                    // Core WebGPU has timestamps only at the ends of passes, so a copy stands
+                    // between empty passes.
                     drop(self.pass(encoder, ran.len(), true, false)?);
                     transfer.encode(encoder);
                     drop(self.pass(encoder, ran.len(), false, true)?);

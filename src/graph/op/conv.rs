@@ -236,8 +236,8 @@ impl Op for Conv {
     }
 }
 
-/// The weights in tiles of `tile` of the `rows` output channels of a group, `count` tiles in all, in
-/// ranges (operand, first tile, count) that a kernel can bind. A tile sums `depth` terms.
+/// The weights in tiles of `tile` of the `rows` output channels of a group, `count` tiles in all,
+/// in ranges (operand, first tile, count) that a kernel can bind. A tile sums `depth` terms.
 fn packed_tiles(
     cx: &mut LowerCx<'_>,
     (rows, tile, count): (usize, usize, usize),

@@ -42,9 +42,9 @@ impl DecoderBuilder {
         }
     }
 
-    /// Keeps the values `names` unchanged, for [`Observe`](super::Observe). If there are any, only what
-    /// they need is computed: logits are available only if they are observed. Building fails for a
-    /// name that no node outputs.
+    /// Keeps the values `names` unchanged, for [`Observe`](super::Observe). If there are any, only
+    /// what they need is computed: logits are available only if they are observed. Building fails
+    /// for a name that no node outputs.
     #[must_use]
     pub fn observing(mut self, names: &[String]) -> Self {
         self.observed = names.to_vec();
@@ -117,8 +117,8 @@ impl DecoderBuilder {
     }
 }
 
-/// Makes the values `observed` the only outputs, if there are any; returns the columns of the logits
-/// then.
+/// Makes the values `observed` the only outputs, if there are any; returns the columns of the
+/// logits then.
 fn observe(graph: &mut Graph, observed: &[String]) -> Result<Option<usize>> {
     for name in observed {
         let value = graph

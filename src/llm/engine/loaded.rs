@@ -32,8 +32,8 @@ impl DeviceDecoder {
     }
 
     /// Uploads the weights of `decoder`, which was planned for the device of `backend`, and
-    /// compiles its kernels. `on_progress` receives progress as in [`Program::load`]. An error if the
-    /// device rejects memory or kernels.
+    /// compiles its kernels. `on_progress` receives progress as in [`Program::load`]. An error if
+    /// the device rejects memory or kernels.
     pub fn load(
         decoder: Arc<Decoder>,
         backend: SharedBackend,

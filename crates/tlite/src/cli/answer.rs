@@ -176,8 +176,8 @@ impl AnswerOptions {
             .map(|DraftKind::Ngram| -> Box<dyn Draft> { Box::new(NgramDraft::default()) }))
     }
 
-    /// A session of `model` with these options, whose tokens `sampler` chooses. `on_progress` is called
-    /// while a draft model is loaded.
+    /// A session of `model` with these options, whose tokens `sampler` chooses. `on_progress` is
+    /// called while a draft model is loaded.
     pub fn session(
         &self,
         model: &Model,
@@ -209,8 +209,8 @@ impl AnswerOptions {
 }
 
 /// The model in `dir` as a draft for one with the tokens of `tokenizer`. Its context is that of the
-/// command, limited to what the draft model supports. `on_progress` is called as by [`load`]. A usage
-/// error for a model with other tokens, and errors of loading.
+/// command, limited to what the draft model supports. `on_progress` is called as by [`load`]. A
+/// usage error for a model with other tokens, and errors of loading.
 fn load_draft_model(
     dir: &Path,
     exec: &ExecOptions,

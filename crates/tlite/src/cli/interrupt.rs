@@ -136,8 +136,8 @@ impl Interrupt {
         }
     }
 
-    /// While the guard exists, `message` is called before Ctrl-C ends the program, for example to print
-    /// partial results. Work continues meanwhile.
+    /// While the guard exists, `message` is called before Ctrl-C ends the program, for example to
+    /// print partial results. Work continues meanwhile.
     pub fn parting(&self, message: impl FnOnce() + Send + 'static) -> Parting<'_> {
         *self.0.parting.lock().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(message));
         Parting(&self.0)

@@ -267,7 +267,7 @@ impl CommandBuffer {
         // The only configuration type.
         let types = vec![0; configs.len()];
         let list: Vec<*const c_void> = configs.iter().map(|c| ptr::from_ref(c).cast()).collect();
-        let count = api::cl_uint::try_from(list.len()).unwrap_or(0);
+        let count = api::cl_uint::try_from(list.len()).map_err(|_| Code(codes::CL_INVALID_VALUE))?;
         // SAFETY: both lists have `count` entries, which point to structures that outlive the call.
         done(
             self.api

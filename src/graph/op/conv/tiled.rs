@@ -103,8 +103,8 @@ pub(super) fn emit(
     Ok(true)
 }
 
-/// The weights of `outputs` output channels, `rows` a group, in ranges (operand, first, count) that a
-/// kernel can bind. `None` if a group is too large.
+/// The weights of `outputs` output channels, `rows` a group, in ranges (operand, first, count) that
+/// a kernel can bind. `None` if a group is too large.
 fn packed_rows(
     cx: &mut LowerCx<'_>,
     (rows, outputs): (usize, usize),

@@ -171,7 +171,8 @@ impl Recurrent {
         Ok(Some(results))
     }
 
-    /// The products of the inputs, plus the biases `b` of a direction that can be added to all steps.
+    /// The products of the inputs, plus the biases `b` of a direction that can be added to all
+    /// steps.
     fn with_biases(
         &self,
         cx: &mut Parts<'_, '_>,

@@ -1,8 +1,8 @@
 //! Conditions on positions that must hold where a mask leaves a key visible.
 //!
 //! Each value that a mask depends on is described by how its elements follow from their positions:
-//! a [`AffineForm`] of integers, a truth value with conditions for true and for false, or a number that
-//! is low unless conditions hold. All conditions are necessary, none is sufficient. Unknown
+//! a [`AffineForm`] of integers, a truth value with conditions for true and for false, or a number
+//! that is low unless conditions hold. All conditions are necessary, none is sufficient. Unknown
 //! operators give no conditions.
 
 use crate::graph::op::expand::Expand;
