@@ -7,7 +7,7 @@
 //! again; without a store every start does so. If the list of quarantined variants is lost,
 //! variants are checked again at their next use.
 
-use super::kernel::{BUILD_OPTIONS, KernelSpec, Language};
+use super::kernel::KernelSpec;
 use super::tunable::Tuned;
 use super::{Caps, Quarantined};
 use crate::cache::{Key, Kind, Store};
@@ -31,10 +31,7 @@ fn key(caps: &Caps, subject: String, text: &str) -> Key {
 fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
     let language = caps.profile.language;
     let text = spec.expand(language).ok()?;
-    let options = match language {
-        Language::OpenCl => BUILD_OPTIONS.to_string_lossy(),
-        Language::Wgsl => "".into(),
-    };
+    let options = language.options().to_string_lossy();
     Some(key(caps, spec.to_string(), &format!("// {options}\n{text}")))
 }
 

@@ -45,6 +45,7 @@ pub mod epilogue;
 pub mod image;
 mod opencl_c;
 mod preprocess;
+mod printer;
 mod spec;
 mod typed;
 pub mod wave;
@@ -359,7 +360,9 @@ impl Kernel {
     /// generated accessors and compiler options.
     pub fn checksum(&'static self) -> u32 {
         let mut sum = crc32fast::Hasher::new();
-        sum.update(BUILD_OPTIONS.to_bytes());
+        for language in Language::ALL {
+            sum.update(language.options().to_bytes());
+        }
         let text = |language| Some((language, (*self.sources.of(language))?));
         for (language, text) in Language::ALL.into_iter().filter_map(text) {
             sum.update(text.as_bytes());
@@ -368,8 +371,9 @@ impl Kernel {
             }
         }
         for spec in self.samples() {
-            sum.update(spec.prelude_cl(&[], None).as_bytes());
-            sum.update(spec.prelude_wgsl().as_bytes());
+            for language in Language::ALL {
+                sum.update(language.printer().prelude(&spec, &[], None).as_bytes());
+            }
         }
         sum.finalize()
     }

@@ -1,6 +1,8 @@
 //! The generated parts of OpenCL C sources.
 
+use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel, ROW_PIXELS};
+use super::printer::Printer;
 use super::wave::Wave;
 use super::{Arg, FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
@@ -23,8 +25,60 @@ pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
 
+pub(super) struct OpenClC;
+
+impl Printer for OpenClC {
+    fn options(&self) -> &'static CStr {
+        BUILD_OPTIONS
+    }
+
+    fn flags(&self, spec: &KernelSpec) -> Result<Vec<String>, String> {
+        let mut flags = Vec::new();
+        for (i, kind) in &spec.images {
+            let arg = spec.kernel.args.get(*i);
+            let dtype = spec.operands.get(*i).copied().flatten();
+            let pixel = arg.zip(dtype).and_then(|(a, d)| Pixel::of(a.ty, d));
+            let reads = arg.is_some_and(|a| !a.role.writes());
+            match (arg, pixel) {
+                (Some(arg), Some(_)) if reads && spec.in_place != Some(*i) => {
+                    flags.push(format!("IMAGE_{}", arg.name.to_uppercase()));
+                }
+                _ => return Err(format!("operand {i} cannot be read through {kind}")),
+            }
+        }
+        Ok(flags)
+    }
+
+    fn prelude(&self, spec: &KernelSpec, flags: &[String], stage: Option<&str>) -> String {
+        let wave = spec.wave().filter(|_| stage.is_none());
+        let mut s = wave.map_or("", Wave::pragma).to_owned();
+        s += &spec.defines_cl(flags);
+        s += &spec.params_cl();
+        if stage.is_none() && spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+            s.push_str(HALF);
+        }
+        let mut by_image = Vec::new();
+        for ((arg, _), image) in spec.bound().zip(spec.bound_images()) {
+            if let Some((kind, pixel)) = image {
+                s += &image_reader_cl(arg.name, kind, pixel);
+                by_image.push(arg.name);
+            }
+        }
+        for (arg, dtype) in spec.args().zip(&spec.operands) {
+            if let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name)) {
+                s += &spec.accessors_cl(arg, dtype);
+            }
+        }
+        s + &spec.entry_cl(wave, stage)
+    }
+
+    fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String {
+        epilogue.accessors_cl(y.name, types, spec.elem_cl())
+    }
+}
+
 impl KernelSpec {
-    pub(super) fn elem_cl(&self) -> &'static str {
+    fn elem_cl(&self) -> &'static str {
         if self.elem_is_float() { "float" } else { "int" }
     }
 
@@ -50,29 +104,6 @@ impl KernelSpec {
             signature.push(format!("__global {constant}{base} *{restrict}{}", arg.name));
         }
         signature
-    }
-
-    pub(super) fn prelude_cl(&self, names: &[String], stage: Option<&str>) -> String {
-        let wave = self.wave().filter(|_| stage.is_none());
-        let mut s = wave.map_or("", Wave::pragma).to_owned();
-        s += &self.defines_cl(names);
-        s += &self.params_cl();
-        if stage.is_none() && self.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
-            s.push_str(HALF);
-        }
-        let mut by_image = Vec::new();
-        for ((arg, _), image) in self.bound().zip(self.bound_images()) {
-            if let Some((kind, pixel)) = image {
-                s += &image_reader_cl(arg.name, kind, pixel);
-                by_image.push(arg.name);
-            }
-        }
-        for (arg, dtype) in self.args().zip(&self.operands) {
-            if let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors() && !by_image.contains(&arg.name)) {
-                s += &self.accessors_cl(arg, dtype);
-            }
-        }
-        s + &self.entry_cl(wave, stage)
     }
 
     fn defines_cl(&self, names: &[String]) -> String {

@@ -2,12 +2,11 @@
 
 use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel};
-use super::preprocess::{lines, preprocess};
+use super::preprocess::preprocess;
 use super::wave::{WAVE, Wave};
-use super::wgsl::{FOLDED_ENTRY, LINEAR};
 use super::{
-    Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, Ty, args, fields,
-    form_name, image_form,
+    Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, args, fields, form_name,
+    image_form,
 };
 use crate::tensor::DType;
 use std::collections::{BTreeMap, BTreeSet};
@@ -256,58 +255,21 @@ impl KernelSpec {
         if self.in_place.is_some() {
             names.push("IN_PLACE".to_owned());
         }
-        if language == Language::OpenCl {
-            for (i, kind) in &self.images {
-                let arg = self.kernel.args.get(*i);
-                let dtype = self.operands.get(*i).copied().flatten();
-                let pixel = arg.zip(dtype).and_then(|(a, d)| Pixel::of(a.ty, d));
-                let reads = arg.is_some_and(|a| !a.role.writes());
-                match (arg, pixel) {
-                    (Some(arg), Some(_)) if reads && self.in_place != Some(*i) => {
-                        names.push(format!("IMAGE_{}", arg.name.to_uppercase()));
-                    }
-                    _ => return Err(error(format!("operand {i} cannot be read through {kind}"))),
-                }
-            }
-        }
-        let mut out = match language {
-            Language::OpenCl => self.prelude_cl(&names, stage),
-            Language::Wgsl => self.prelude_wgsl(),
-        };
+        let printer = language.printer();
+        names.extend(printer.flags(self).map_err(error)?);
+        let mut generated = printer.prelude(self, &names, stage);
         if let Some(epilogue) = &self.epilogue {
             let result = self
                 .result()
                 .ok_or_else(|| error("the kernel has no result to apply the epilogue to".to_owned()))?;
-            let types: Vec<DType> = self
-                .operands
-                .iter()
-                .skip(self.kernel.args.len())
-                .flatten()
-                .copied()
-                .collect();
-            let (y, single) = (result.name, result.ty == Ty::Single);
-            out.push_str(&match language {
-                Language::OpenCl => {
-                    epilogue.function.opencl_c.clone() + &epilogue.accessors_cl(y, &types, self.elem_cl())
-                }
-                Language::Wgsl => {
-                    epilogue.function.wgsl.clone() + &epilogue.accessors_wgsl(y, self.elem_wgsl(), single)
-                }
-            });
+            let others = self.operands.iter().skip(self.kernel.args.len());
+            let types: Vec<DType> = others.flatten().copied().collect();
+            generated += epilogue.function.of(language);
+            generated += &printer.epilogue(self, epilogue, result, &types);
         }
         let mut body = String::new();
         preprocess(text, language, &names, 0, &mut body).map_err(error)?;
-        if language == Language::Wgsl {
-            // WGSL extensions must come first.
-            let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
-            out.insert_str(0, &lines(&enabled));
-            body = lines(&rest);
-        }
-        out.push_str(&body);
-        if language == Language::Wgsl && self.defines.contains_key(FOLDED) {
-            out = out.replace(LINEAR, FOLDED_ENTRY);
-        }
-        Ok(out)
+        Ok(printer.join(self, generated, &body))
     }
 
     /// The result that is written through accessors.

@@ -1,33 +1,55 @@
 //! The generated parts of WGSL sources.
 
-use super::{Arg, FieldTy, KernelSpec, MASK_MIN, Ty};
+use super::epilogue::Epilogue;
+use super::preprocess::lines;
+use super::printer::Printer;
+use super::{Arg, FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
 
 /// The entry point of a WGSL text whose work-items are numbered along one axis.
 pub const LINEAR: &str = "(@builtin(global_invocation_id) id: vec3<u32>) {";
 /// The entry point for a grid too long for one axis, folded over two.
-pub(super) const FOLDED_ENTRY: &str =
+const FOLDED_ENTRY: &str =
     "(@builtin(global_invocation_id) folded: vec3<u32>, @builtin(num_workgroups) folds: vec3<u32>) {
   let id = vec3<u32>(folded.x + folded.y * folds.x * WG, 0u, 0u);";
 
-impl KernelSpec {
-    pub(super) fn elem_wgsl(&self) -> &'static str {
-        if self.elem_is_float() { "f32" } else { "i32" }
-    }
+pub(super) struct Wgsl;
 
-    pub(super) fn prelude_wgsl(&self) -> String {
-        let mut s = self.constants_wgsl();
-        s += &self.params_wgsl();
-        for (i, (arg, dtype)) in self.bound().enumerate() {
-            s += &self.binding_wgsl(i + 1, arg, dtype);
+impl Printer for Wgsl {
+    fn prelude(&self, spec: &KernelSpec, _flags: &[String], _stage: Option<&str>) -> String {
+        let mut s = spec.constants_wgsl();
+        s += &spec.params_wgsl();
+        for (i, (arg, dtype)) in spec.bound().enumerate() {
+            s += &spec.binding_wgsl(i + 1, arg, dtype);
         }
-        for (arg, dtype) in self.args().zip(&self.operands) {
+        for (arg, dtype) in spec.args().zip(&spec.operands) {
             if let Some(dtype) = dtype.filter(|_| arg.ty.has_accessors()) {
-                s += &self.accessors_wgsl(arg, dtype);
+                s += &spec.accessors_wgsl(arg, dtype);
             }
         }
         s
+    }
+
+    fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, _types: &[DType]) -> String {
+        epilogue.accessors_wgsl(y.name, spec.elem_wgsl(), y.ty == Ty::Single)
+    }
+
+    /// Puts extensions first, as WGSL demands.
+    fn join(&self, spec: &KernelSpec, generated: String, body: &str) -> String {
+        let (enabled, rest): (Vec<_>, Vec<_>) = body.lines().partition(|l| l.starts_with("enable "));
+        let text = lines(&enabled) + &generated + &lines(&rest);
+        if spec.defines.contains_key(FOLDED) {
+            text.replace(LINEAR, FOLDED_ENTRY)
+        } else {
+            text
+        }
+    }
+}
+
+impl KernelSpec {
+    fn elem_wgsl(&self) -> &'static str {
+        if self.elem_is_float() { "f32" } else { "i32" }
     }
 
     fn constants_wgsl(&self) -> String {
