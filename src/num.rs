@@ -1,8 +1,8 @@
-//! Conversions of integers. A number that does not fit is an error, never a default.
+//! Integer conversions. A number that does not fit is an error, never a default.
 
 use std::fmt::Display;
 
-/// A number that does not fit the type it must have: a bug where it was computed.
+/// A number that does not fit its target type. This is a bug in the code that computed the number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} is {value}, which does not fit {target}")]
 pub struct OutOfRange {
@@ -21,18 +21,18 @@ pub fn exact<T: TryFrom<S>, S: Copy + Display>(n: S, what: &'static str) -> Resu
     })
 }
 
-/// A length, a count or an index of something in memory, as a signed number. Rust allocates no more
-/// than `isize::MAX` bytes, so all of them fit; only larger arguments saturate.
+/// A length, count or index of something in memory, as a signed number. Rust allocates at most
+/// `isize::MAX` bytes, so every real one fits; larger arguments saturate.
 pub fn signed(n: usize) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-/// `n`, or the largest number of 64 bits if `n` is larger: for durations and other measures.
+/// `n`, or `u64::MAX` if `n` is larger. For durations and other measurements.
 pub fn saturating(n: u128) -> u64 {
     u64::try_from(n).unwrap_or(u64::MAX)
 }
 
-/// A length, a count or an index in 64 bits.
+/// A length, count or index in 64 bits.
 pub const fn wide(n: usize) -> u64 {
     const { assert!(usize::BITS <= u64::BITS, "every `usize` fits") };
     n as u64

@@ -1,19 +1,19 @@
 //! The interface that a device implements: buffers, views of buffers, kernels, recordings.
 //!
-//! Contract shared by all backends:
+//! The contract of all backends:
 //!
 //! * **[`crate::executor::Executor`] validates, backends trust.** The executor checks bounds,
 //!   alignment, argument counts, access conflicts and grid limits once. A backend reports only what
-//!   could not be foreseen: a failed build, out of memory, a lost device, an error code of the
+//!   could not be foreseen: a failed build, out of memory, a lost device, or an error code of the
 //!   driver.
-//! * **Order.** Commands of one recording see all writes of earlier commands, and a submission sees
-//!   all writes of earlier submissions. There is no barrier command.
-//! * **Views** are one level deep: a range of a buffer, `offset` a multiple of
-//!   [`DeviceProfile::view_align`], `len` a multiple of 4 and at most
+//! * **Order.** Each command sees all writes of earlier commands in its recording and in earlier
+//!   submissions. There is no barrier command.
+//! * **Views** are ranges of buffers, never of other views. `offset` is a multiple of
+//!   [`DeviceProfile::view_align`]; `len` is a multiple of 4 and at most
 //!   [`DeviceProfile::max_view_bytes`].
-//! * **Access.** Within one dispatch a buffer is bound either only through [`kernel::Role::Weight`]
-//!   operands (read only) or only through the others. Two operands of one dispatch never overlap: a
-//!   kernel that works in place has one binding for both.
+//! * **Access.** Within one dispatch, a buffer is bound either only to [`kernel::Role::Weight`]
+//!   operands, which are read-only, or only to other operands. Two operands of one dispatch never
+//!   overlap: a kernel that works in place has a single binding for both.
 //! * **Images.** An operand that a kernel [reads through an image](kernel::KernelSpec::images) is
 //!   an ordinary view. The backend creates the image from it when it records the commands
 //!   ([`kernel::image`]). If the driver refuses the image, the backend uses the kernel without
@@ -128,14 +128,14 @@ pub struct Launch {
     pub grids: Vec<[u32; 3]>,
 }
 
-/// Running totals of a backend since it was opened.
+/// Totals since the backend was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Stats {
     /// Device buffers and sub-buffers created, staging buffers included.
     pub allocations: u64,
     /// Images created from buffers.
     pub images: u64,
-    /// Bytes of device buffers alive, staging buffers included.
+    /// Bytes of all existing device buffers, staging buffers included.
     pub bytes: u64,
     /// Kernels compiled from source.
     pub compiles: u64,
@@ -145,42 +145,43 @@ pub struct Stats {
     pub recordings: u64,
     /// Recordings submitted.
     pub submits: u64,
-    /// Recordings submitted for which the driver replayed every dispatch ([`ReplayMode`]).
+    /// Submitted recordings for which the driver replayed every dispatch ([`ReplayMode`]).
     pub recorded_submits: u64,
-    /// Launches in submitted recordings. Every command counts once, whatever its grid; dispatches
-    /// that the backend joins count as one, and each part of a sliced dispatch counts as one. Trial
-    /// runs and comparison runs of a first run are not counted.
+    /// Launches in submitted recordings. Every command counts once, even if its grid is empty.
+    /// Dispatches that the backend merges count as one; each part of a sliced dispatch counts as
+    /// one. The additional runs of a first run, for trial and comparison, are not counted.
     pub launches: u64,
     /// Nanoseconds spent in driver calls that submit, write, read or wait; 0 if not measured.
     pub driver_ns: u64,
-    /// Device nanoseconds of the longest slice ([`OpenOptions::slice_ms`]) and of the largest batch
-    /// that the measuring first run of a recording queues at once; 0 if work is not sliced.
+    /// Device time in nanoseconds of the longest slice ([`OpenOptions::slice_ms`]), or of the
+    /// longest batch that the first run of a recording queues to measure it; 0 if work is not
+    /// sliced.
     pub longest_slice_ns: u64,
 }
 
-/// Log target of informational messages about how work is done. `tlite` prints them as notes.
+/// Log target of informational messages. `tlite` prints them as notes.
 pub const NOTE: &str = "transformer_lite::note";
 
-/// The time since `start`; the largest number stands for all longer times.
+/// The time since `start` in nanoseconds; saturates.
 pub fn nanoseconds_since(start: Instant) -> u64 {
     u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// How commands that are submitted repeatedly reach the device (replay).
+/// How repeatedly submitted commands reach the device (replay).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplayMode {
-    /// The driver's recordings on a GPU that supports them, persistent kernels on a CPU, else
-    /// queued one by one.
+    /// Uses driver recordings on a GPU that supports them and persistent kernels on a CPU;
+    /// otherwise queues commands one by one.
     #[default]
     Auto,
-    /// Joined in persistent kernels; CPUs only.
+    /// Merges dispatches into persistent kernels; CPUs only.
     Persistent,
-    /// `cl_khr_command_buffer`; updated in place if the driver also has
-    /// `cl_khr_command_buffer_mutable_dispatch`.
+    /// Uses `cl_khr_command_buffer`, and updates command buffers in place if the driver also
+    /// supports `cl_khr_command_buffer_mutable_dispatch`.
     CommandBuffer,
-    /// `cl_qcom_recordable_queues`.
+    /// Uses `cl_qcom_recordable_queues`.
     Qcom,
-    /// Queued one by one.
+    /// Queues commands one by one.
     Off,
 }
 
@@ -259,7 +260,7 @@ pub trait Backend: Send {
     /// names it in errors.
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError>;
 
-    /// Frees a buffer. Recordings that use it must have been released before.
+    /// Frees a buffer. Recordings that use it must already be released.
     fn destroy_buffer(&mut self, buffer: BufferId);
 
     /// Writes `bytes` to the start of `dst` after all work submitted before. `bytes.len()` is a
@@ -274,8 +275,8 @@ pub trait Backend: Send {
     fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError>;
 
     /// Compiles kernels ahead of [`Backend::compile`], several at once if that is faster. Calls
-    /// `done` after each kernel with the number that are ready. Kernels that fail are skipped;
-    /// `compile` reports the error.
+    /// `done` after each kernel with the number of kernels that are ready. Skips kernels that fail;
+    /// `compile` reports their errors.
     fn compile_ahead(&mut self, specs: &[&KernelSpec], done: &mut dyn FnMut(usize)) {
         let _one_by_one = (specs, done);
     }
@@ -283,8 +284,8 @@ pub trait Backend: Send {
     /// Prepares commands for submission.
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError>;
 
-    /// Number of launches that a recording of dispatches of these kernels takes in sequence: fewer
-    /// than `kernels.len()` if the backend joins dispatches.
+    /// Number of launches in a recording that dispatches these kernels in sequence: fewer than
+    /// `kernels.len()` if the backend merges dispatches.
     fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
         kernels.len()
     }
@@ -292,7 +293,7 @@ pub trait Backend: Send {
     /// Queues a recording with these launch values. Returns before the device has finished.
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError>;
 
-    /// Runs a recording and returns the device time of each command in nanoseconds, 0 for a command
+    /// Runs a recording and returns the device time of each command in nanoseconds; 0 for a command
     /// that did not run. Fails if [`Caps::profiling`] is false.
     fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError>;
 
@@ -311,20 +312,21 @@ pub trait Backend: Send {
         false
     }
 
-    /// How recordings reach the device now, whatever was asked for; never [`ReplayMode::Auto`].
+    /// How recordings currently reach the device, which may differ from the requested mode; never
+    /// [`ReplayMode::Auto`].
     fn replay_mode(&self) -> ReplayMode {
         ReplayMode::Off
     }
 
-    /// Names of the optional extensions and features that the driver offers. For display, and for
-    /// what [`Caps`] does not cover.
+    /// Names of the driver's optional extensions and features, for display and for what [`Caps`]
+    /// does not cover.
     fn extensions(&self) -> Vec<String> {
         Vec::new()
     }
 }
 
-/// Shared part of [`Backend::compile_ahead`]: builds those of `specs` that are not `known`, on all
-/// cores, and returns those that succeeded. `compile` reports the error of one that failed.
+/// Shared part of [`Backend::compile_ahead`]: builds the `specs` that are not `known`, on all
+/// cores, and returns the kernels that were built. `compile` reports the errors of the others.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 fn build_ahead<'a, T: Send>(
     specs: &[&'a KernelSpec],
@@ -352,14 +354,14 @@ fn build_ahead<'a, T: Send>(
     built
 }
 
-/// How a backend lists the capabilities of its devices and opens one of them.
+/// The functions by which a backend lists the capabilities of its devices and opens one of them.
 struct Driver {
     list: fn() -> Result<Vec<Caps>, BackendError>,
     open: fn(&OpenOptions) -> Result<Box<dyn Backend>, BackendError>,
 }
 
-/// Declares the backends: the value of [`BackendKind`], the name, which is also the feature and the
-/// module with the constant `DRIVER`, and a text for users.
+/// Declares the backends. Each line gives the variant of [`BackendKind`], the module that contains
+/// `DRIVER`, the name, which is also the name of the Cargo feature, and a description for users.
 macro_rules! backends {
     ($($(#[$doc:meta])* $kind:ident = $module:ident $name:tt $about:literal;)*) => {
         /// A backend.
@@ -379,14 +381,14 @@ macro_rules! backends {
                 }
             }
 
-            /// The programming interfaces that it uses, for people.
+            /// The graphics or compute interfaces that the backend uses, as text for users.
             pub const fn about(self) -> &'static str {
                 match self {
                     $(Self::$kind => $about,)*
                 }
             }
 
-            /// `None` if the backend is not part of this build.
+            /// The backend's driver; `None` if the backend is not part of this build.
             const fn driver(self) -> Option<&'static Driver> {
                 match self {
                     $(
@@ -433,7 +435,7 @@ pub fn list(kind: BackendKind) -> Result<Vec<Caps>, BackendError> {
     (kind.linked()?.list)()
 }
 
-/// The devices with unique names `NAME#N`, as [`OpenOptions::device`] accepts them.
+/// The devices, each with a unique name `NAME#N` that [`OpenOptions::device`] accepts.
 pub fn numbered(all: &[Caps]) -> impl Iterator<Item = (String, &Caps)> {
     all.iter().enumerate().map(|(i, caps)| {
         let same = all.iter().take(i + 1).filter(|c| c.device == caps.device);
@@ -444,22 +446,22 @@ pub fn numbered(all: &[Caps]) -> impl Iterator<Item = (String, &Caps)> {
 /// Which device to open, and how.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OpenOptions {
-    /// The device with this name, else the one whose name or driver contains this text (ASCII case
-    /// ignored). A suffix `#N` selects the Nth of several matches. `None`: the best device
-    /// (discrete before integrated before CPU).
+    /// The device with this name; if there is none, the device whose name or driver contains this
+    /// text. ASCII case is ignored. A suffix `#N` selects the Nth of several matches. `None`
+    /// selects the best device (discrete GPU before integrated GPU before CPU).
     pub device: Option<String>,
     /// Scheduling priority; `None` means [`Priority::default_on`].
     pub priority: Option<Priority>,
     /// Where compiled kernels are cached; `None` disables the cache.
     pub cache: Option<Arc<Store>>,
     /// How repeated commands reach an OpenCL device. Opening fails if the device lacks the
-    /// mechanism asked for.
+    /// requested mechanism.
     pub recording: ReplayMode,
     /// Whether kernels read operands through images (OpenCL only).
     pub images: ImageUse,
-    /// Milliseconds that queued work may hold an OpenCL device before other work gets its turn; 0
-    /// for no limit. Default: 8 on GPUs that share the host's memory, since they probably draw the
-    /// screen, and no limit elsewhere.
+    /// Milliseconds that queued work may occupy an OpenCL device before other work gets its turn; 0
+    /// for no limit. Default: 8 on GPUs that share the host's memory, since they probably also draw
+    /// the screen; no limit on other devices.
     pub slice_ms: Option<u32>,
 }
 
@@ -488,8 +490,8 @@ impl Priority {
         }
     }
 
-    /// The priority of a device for which none is asked: low on integrated GPUs, which probably
-    /// draw the screen, else the driver's default (`None`).
+    /// The default priority: low on integrated GPUs, which probably also draw the screen; otherwise
+    /// the driver's default (`None`).
     pub fn default_on(kind: DeviceKind) -> Option<Self> {
         (kind == DeviceKind::Integrated).then_some(Self::Low)
     }
@@ -510,7 +512,7 @@ impl OpenOptions {
         }
     }
 
-    /// The error for an option that only the OpenCL backend supports, if one is set.
+    /// An error if an option is set that only the OpenCL backend supports.
     pub fn for_opencl(&self) -> Option<BackendError> {
         let refusal = |field, value: String, can: &str| {
             let why = format!("{value}: only the OpenCL backend {can}");
@@ -526,8 +528,7 @@ impl OpenOptions {
         }
     }
 
-    /// Whether a priority is asked for that the device with `caps` cannot apply, because its driver
-    /// takes none.
+    /// Whether a priority is requested but the device's driver does not support priorities.
     pub fn priority_is_unused(&self, caps: &Caps) -> bool {
         !caps.priorities && matches!(self.priority, Some(Priority::Low | Priority::High))
     }
@@ -546,14 +547,14 @@ pub fn open(kind: BackendKind, options: &OpenOptions) -> Result<Box<dyn Backend>
     (kind.linked()?.open)(options)
 }
 
-/// The device among `all` that [`open`] would choose.
+/// The device in `all` that [`open`] would choose.
 pub fn pick(mut all: Vec<Caps>, device: Option<&str>) -> Result<Caps, BackendError> {
     let i = choose(&all, device)?;
     Ok(all.swap_remove(i))
 }
 
-/// Index of the device to open among `all`: the one that `asked` names (see
-/// [`OpenOptions::device`]), else the best kind.
+/// Index in `all` of the device to open: the device that `asked` names (see
+/// [`OpenOptions::device`]); without `asked`, the first device of the best kind.
 pub(crate) fn choose(all: &[Caps], asked: Option<&str>) -> Result<usize, BackendError> {
     let rank = |kind| match kind {
         DeviceKind::Discrete => 0,
@@ -601,7 +602,7 @@ pub fn is_called(names: [&str; 2], text: &str) -> bool {
     names.iter().any(|n| n.to_ascii_lowercase().contains(&text))
 }
 
-/// The names of devices, with their drivers if several devices share a name.
+/// The names of devices as a list, with the driver where several devices share a name.
 pub fn names(devices: &[&Caps]) -> String {
     let same = |c: &Caps| devices.iter().filter(|d| d.device == c.device).count() > 1;
     let named = devices.iter().map(|c| match same(c) {
@@ -616,8 +617,8 @@ pub fn names(devices: &[&Caps]) -> String {
     }
 }
 
-/// Indices of the devices with this name; if there are none, of those whose name or driver contains
-/// this text.
+/// Indices of the devices with this name; if there are none, indices of the devices whose name or
+/// driver contains this text.
 fn named(all: &[Caps], text: &str) -> Vec<usize> {
     let of = |holds: &dyn Fn(&Caps) -> bool| -> Vec<usize> {
         let found = all.iter().enumerate().filter(|(_, c)| holds(c));

@@ -1,4 +1,4 @@
-//! What kernel selection knows about a device.
+//! The facts about a device by which operators choose kernels.
 
 use super::device_presets::Family;
 use super::kernel::image::{ImageKind, Images};
@@ -12,17 +12,17 @@ pub enum Simd {
     /// On a GPU: the work-items of a subgroup run in lockstep.
     Gpu,
     /// On a CPU, with explicit vectors: a work-item is a loop iteration on a core, and the kernel's
-    /// own vector types decide vectorization. Barriers are expensive. Such a device wants one row
-    /// per work-item, in runs of 16 elements.
+    /// own vector types decide vectorization. Barriers are expensive. Kernels are fastest with one
+    /// row per work-item, read in runs of 16 elements.
     CpuLoop,
-    /// On a CPU, with implicit vectors: a work-item is a lane of a core's vector. Loads are made
-    /// lane by lane, wherever they lie, so a vector of four elements takes little longer than one.
-    /// Barriers and local memory cost more than they save.
+    /// On a CPU, with implicit vectors: a work-item is a lane of a core's vector. Each lane loads
+    /// separately, even from adjacent addresses, so a load of four elements takes little longer
+    /// than a load of one. Barriers and local memory cost more than they save.
     CpuLanes,
 }
 
-/// How kernels use tensor cores: 16 x 16 tiles of halves, accumulated in single precision by 32
-/// work-items together.
+/// How kernels use tensor cores: 32 work-items together multiply 16 x 16 tiles in half precision
+/// and accumulate in single precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorCores {
     /// Inline PTX in OpenCL C.
@@ -31,15 +31,15 @@ pub enum TensorCores {
     CooperativeMatrix,
 }
 
-/// What operators know about a device when they choose kernels: facts and limits, but no names.
-/// Each backend fills in the profile of its devices.
+/// What operators know about a device when they choose kernels: facts and limits, but no names of
+/// devices or drivers. Each backend fills in the profiles of its devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProfile {
-    /// The language of its kernels.
+    /// The language of the device's kernels.
     pub language: Language,
-    /// How it executes work-items.
+    /// How the device executes work-items.
     pub simd: Simd,
-    /// It has memory of its own, as discrete GPUs do.
+    /// The device has its own memory, as discrete GPUs do.
     pub dedicated_memory: bool,
     /// Required alignment of a view's offset, in bytes: a power of two, at least 16, so that
     /// kernels can load vectors of four words.
@@ -48,27 +48,28 @@ pub struct DeviceProfile {
     pub max_view_bytes: u64,
     /// Work-group (local, shared) memory in bytes.
     pub local_bytes: u32,
-    /// Local memory is faster than the caches of global memory, so staging data that several
-    /// work-items read pays off.
+    /// Local memory is faster than the caches of global memory, so kernels stage data there that
+    /// several work-items read.
     pub fast_local: bool,
-    /// Compute units; 0 if the driver does not say.
+    /// Compute units; 0 if the driver does not report them.
     pub compute_units: u32,
     /// Largest number of work-items in a work-group.
     pub max_workgroup: u32,
     /// Largest grid on each axis, in work-groups.
     pub max_grid: u32,
-    /// Subgroup size if the driver has subgroups; the smallest one if it varies.
+    /// Subgroup size if the driver supports subgroups; the smallest size if it varies.
     pub subgroup: Option<u32>,
-    /// Subgroup widths that kernels may request; empty if the compiler alone decides.
+    /// Subgroup sizes that kernels may request; empty if only the compiler decides.
     pub waves: Vec<Wave>,
     /// Half-precision arithmetic is available.
     pub f16_math: bool,
-    /// Half-precision arithmetic is faster than single precision. CPU drivers only emulate it.
+    /// Half-precision arithmetic is faster than single precision. False on CPUs, whose drivers only
+    /// emulate it.
     pub fast_f16: bool,
     /// Work-items have so few registers that large result tiles do not fit.
     pub few_registers: bool,
-    /// The compiler moves all loads of an unrolled loop to its front, which needs more registers
-    /// than there are.
+    /// The compiler moves all loads of an unrolled loop to its beginning, which needs more
+    /// registers than the device has.
     pub hoists_loads: bool,
     /// Tensor cores, if kernels can use them.
     pub tensor_cores: Option<TensorCores>,
@@ -95,9 +96,9 @@ pub struct Quarantined {
 }
 
 impl DeviceProfile {
-    /// Whether the device can run a kernel: always for a generic one; for a variant, if the device
-    /// has what it needs and the variant is not quarantined. Only this method and
-    /// [`DeviceProfile::takes_form`] decide that.
+    /// Whether the device can run a kernel. Always true for a generic kernel. For a variant, true
+    /// if the device has what it needs and the variant is not quarantined. Only this method and
+    /// [`DeviceProfile::takes_form`] make this decision.
     pub fn takes(&self, kernel: &'static Kernel) -> bool {
         let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
         kernel.variant.is_none_or(able)
@@ -112,14 +113,14 @@ impl DeviceProfile {
         form.is_some_and(able)
     }
 
-    /// The kind of image through which a kernel reads operands that fit, unless that form of the
-    /// kernel is quarantined.
+    /// The kind of image through which a kernel reads operands that fit; `None` if plans do not use
+    /// images or that form of the kernel is quarantined.
     pub fn images_of(&self, kernel: &'static Kernel) -> Option<ImageKind> {
         let used = |_: &ImageKind| !self.is_quarantined(kernel, &kernel::image_form(kernel));
         self.images.reads.filter(used)
     }
 
-    /// Whether this variant, the kernel itself or one of its forms, is quarantined.
+    /// Whether this variant is quarantined: the kernel itself or one of its forms.
     pub fn is_quarantined(&self, kernel: &'static Kernel, variant: &str) -> bool {
         let same = |q: &Quarantined| q.variant == variant && q.checksum == kernel.checksum();
         self.quarantined.iter().any(same)
@@ -135,11 +136,11 @@ impl DeviceProfile {
         });
     }
 
-    /// Compute units, or an estimate for a device of this kind if the driver does not say.
+    /// Compute units, or an estimate for this kind of device if the driver does not report them.
     pub fn assumed_compute_units(&self) -> u32 {
         match (self.compute_units, self.dedicated_memory) {
-            // Desktop GPUs with tensor cores have 24 to 170, and too few work-groups cost more than
-            // small ones.
+            // Desktop GPUs with tensor cores have 24 to 170 compute units. Too few work-groups cost
+            // more time than work-groups that are too small.
             (0, true) if self.tensor_cores.is_some() => 128,
             (0, true) => 64,
             (0, false) => 16,
@@ -147,7 +148,7 @@ impl DeviceProfile {
         }
     }
 
-    /// Kernels run on a CPU.
+    /// Whether kernels run on a CPU.
     pub fn is_cpu(&self) -> bool {
         self.simd != Simd::Gpu
     }
@@ -162,21 +163,22 @@ impl DeviceProfile {
         self.simd == Simd::CpuLanes
     }
 
-    /// Like [`DeviceProfile::lane_vectors`], with subgroups of at least 8 lanes: broadcasting a
-    /// value to the subgroup is cheaper than loading it again, so each lane loads a different row
-    /// and all lanes share them.
+    /// Like [`DeviceProfile::lane_vectors`], with subgroups of at least 8 lanes. Broadcasting a
+    /// value to the subgroup is then cheaper than loading it again, so each lane loads a different
+    /// row and shares it with the others.
     pub fn lane_broadcast(&self) -> bool {
         self.lane_vectors() && self.subgroup.is_some_and(|lanes| lanes >= 8)
     }
 
-    /// Sets what drivers do not report about a GPU but what follows from its family.
+    /// Sets the properties that follow from a GPU's family and that drivers do not report.
     pub fn set_family(&mut self, family: Option<Family>) {
         self.few_registers = family == Some(Family::Mali);
         self.fast_f16 = self.f16_math && family.is_some();
         self.hoists_loads = self.fast_f16 && self.language == Language::OpenCl;
     }
 
-    /// A GPU that shares the host's memory, with kernels in OpenCL C and limits that phones meet.
+    /// A GPU that shares the host's memory, with OpenCL C kernels and limits that phones
+    /// support.
     pub fn generic_gpu() -> Self {
         Self {
             language: Language::OpenCl,
@@ -208,7 +210,7 @@ impl DeviceProfile {
 /// compute in one instruction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PackedDot {
-    /// Single multiplications.
+    /// Separate multiplications.
     #[default]
     None,
     /// The built-in function of WGSL.
@@ -224,7 +226,7 @@ pub enum PackedDot {
 }
 
 impl PackedDot {
-    /// The define that selects it in OpenCL C (cl/common/dot.cl).
+    /// The define that selects it in OpenCL C (`cl/common/dot.cl`).
     pub fn define(self) -> Option<&'static str> {
         match self {
             Self::None | Self::Wgsl => None,
@@ -235,7 +237,7 @@ impl PackedDot {
         }
     }
 
-    /// Chooses by the extensions that an OpenCL driver lists.
+    /// Chooses by the extensions that an OpenCL driver lists; `has` tests for one of them.
     #[cfg(feature = "opencl")]
     pub(crate) fn listed(has: impl Fn(&str) -> bool) -> Self {
         [
@@ -248,7 +250,7 @@ impl PackedDot {
     }
 }
 
-/// How the maker of a GPU is known.
+/// How the vendor of a GPU is identified.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Maker {
@@ -258,8 +260,9 @@ pub(crate) enum Maker {
     ApplesDriver,
 }
 
-/// [`DeviceProfile::fast_local`]: NVIDIA, AMD, Intel and Apple GPUs have dedicated local memory,
-/// and Apple's drivers drive only these. Mali has none, and Adreno's is not faster than its caches.
+/// The value of [`DeviceProfile::fast_local`]. NVIDIA, AMD, Intel and Apple GPUs have dedicated
+/// local memory, and Apple's drivers support no other GPUs. Mali has none, and Adreno's is not
+/// faster than its caches.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 pub(crate) fn fast_local(kind: super::DeviceKind, maker: Maker) -> bool {
     let known = match maker {
@@ -276,7 +279,7 @@ mod tests {
     #[test]
     fn local_memory_is_fast_on_gpus_that_have_some() {
         use super::super::DeviceKind::{Cpu, Discrete, Integrated, Other};
-        // As NVIDIA's, AMD's and Intel's drivers say, and MoltenVK of an Apple GPU.
+        // As reported by the drivers of NVIDIA, AMD and Intel, and by MoltenVK for an Apple GPU.
         for (kind, number) in [
             (Discrete, 0x10de),
             (Discrete, 0x1002),
@@ -285,8 +288,8 @@ mod tests {
         ] {
             assert!(fast_local(kind, Maker::Pci(number)), "{number:#x}");
         }
-        // Mali, Adreno, PowerVR, Microsoft's and Mesa's renderers, Intel's OpenCL on a CPU; nothing
-        // known.
+        // Mali, Adreno, PowerVR, the software renderers of Microsoft and Mesa, Intel's OpenCL on a
+        // CPU, and an unknown vendor.
         for (kind, number) in [
             (Integrated, 0x13b5),
             (Integrated, 0x5143),
@@ -298,7 +301,7 @@ mod tests {
         ] {
             assert!(!fast_local(kind, Maker::Pci(number)), "{number:#x}");
         }
-        // Metal, whatever kind it says; Apple's OpenCL has the CPU as a device too.
+        // Metal, for any reported kind. Apple's OpenCL also lists the CPU as a device.
         assert!(fast_local(Integrated, Maker::ApplesDriver) && fast_local(Discrete, Maker::ApplesDriver));
         assert!(!fast_local(Cpu, Maker::ApplesDriver));
     }

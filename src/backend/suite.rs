@@ -1,9 +1,9 @@
-//! What every backend does, checked through [`Backend`] alone, on whatever device there is.
+//! Tests that every backend must pass. They use only the trait [`Backend`] and run on any device.
 //!
-//! A backend's own tests run the suite with one line, which may name checks that do not suit every
-//! backend: `backend_suite!(OpenCl; broken_kernels_are_named_with_log_and_place)`. The kernels of
-//! the suite are the engine's `norm` and [`SCALE`]; a backend with kernels in another form than a
-//! source text adds this form to [`SCALE`].
+//! Each backend's tests include the suite with one line, which may add tests that do not apply to
+//! every backend: `backend_suite!(OpenCl; broken_kernels_are_named_with_log_and_place)`. The suite
+//! uses two kernels: the engine's `norm` and [`SCALE`]. A backend with a new kernel language adds a
+//! source in that language to [`SCALE`].
 
 use super::kernel::{Arg, ByLanguage, FieldTy, Kernel, KernelSpec, Role, Ty};
 use super::{
@@ -17,7 +17,7 @@ use half::f16;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
-/// Declares the tests of the suite for a [`BackendKind`].
+/// Declares the tests of the suite for one [`BackendKind`].
 macro_rules! backend_suite {
     ($kind:ident $(; $($more:ident),+)?) => {
         mod suite {
@@ -56,7 +56,7 @@ pub(super) use backend_suite;
 pub(super) static RMS_NORM: Kernel =
     kernel!("norm" { rows, cols: U32; epsilon: F32 } [x: In, scale: OptionalIn, y: Out]);
 
-/// `y[i] = w[i] * factor + y[i]` over words.
+/// `y[i] = w[i] * factor + y[i]` for 32-bit words.
 static SCALE: Kernel = Kernel {
     sources: ByLanguage {
         opencl_c: Some("KERNEL {\n  uint i = get_global_id(0);\n  y[i] = w[i] * p.factor + y[i];\n}\n"),
@@ -72,7 +72,7 @@ static SCALE: Kernel = Kernel {
     )
 };
 
-/// Work-items of a work-group of [`SCALE`], one for each word.
+/// Work-items in a work-group of [`SCALE`]; each computes one word.
 const WORDS: u32 = 8;
 
 /// An operand of 32-bit words.
@@ -95,7 +95,7 @@ pub(super) fn plain(kernel: &'static Kernel, workgroup: u32, operands: &[DType])
     }
 }
 
-/// [`RMS_NORM`] with `rows` in each work-group.
+/// [`RMS_NORM`] with `rows` rows per work-group.
 pub(super) fn rms_norm_spec(rows: i64, dtype: DType, in_place: bool) -> KernelSpec {
     KernelSpec {
         defines: BTreeMap::from([("ROWS", rows), ("EACH", 1)]),
@@ -112,7 +112,7 @@ fn open(kind: BackendKind) -> Box<dyn Backend> {
     super::open(kind, &OpenOptions::default()).unwrap()
 }
 
-/// A device that takes commands one by one.
+/// Opens a device that executes commands one by one, without replay or time slices.
 fn open_direct(kind: BackendKind) -> Box<dyn Backend> {
     let options = OpenOptions {
         recording: ReplayMode::Off,
@@ -126,7 +126,7 @@ pub(super) fn view(buffer: BufferId, offset: u64, len: u64) -> View {
     View { buffer, offset, len }
 }
 
-/// A new buffer as a whole.
+/// A view of a whole new buffer.
 pub(super) fn buffer(b: &mut dyn Backend, label: &str, len: u64) -> View {
     view(b.create_buffer(label, len).unwrap(), 0, len)
 }
@@ -155,7 +155,7 @@ fn fill(dst: View, byte: u8) -> Command {
     Command::Fill { dst, byte }
 }
 
-/// Values in -2 to 2 without a pattern that the row length could hide.
+/// Values between -2 and 2, without a period that could match the row length.
 pub(super) fn values(count: usize) -> Vec<f32> {
     (0u32..)
         .map(|i| (i.wrapping_mul(2_654_435_761) >> 16) as f32 / 16384.0 - 2.0)
@@ -163,7 +163,7 @@ pub(super) fn values(count: usize) -> Vec<f32> {
         .collect()
 }
 
-/// Bytes of `values` in a type, padded to a multiple of 4.
+/// The bytes of `values` stored as `dtype`, padded to a multiple of 4.
 pub(super) fn to_bytes(values: &[f32], dtype: DType) -> Vec<u8> {
     let mut bytes: Vec<u8> = match dtype {
         DType::F16 => values
@@ -194,7 +194,7 @@ pub(super) fn rms_norm_params(rows: usize, cols: usize, epsilon: f32) -> Vec<u8>
     [rows, cols, epsilon.to_le_bytes()].concat()
 }
 
-/// The same in double precision on the host.
+/// RMSNorm on the host, in double precision.
 pub(super) fn rms_norm(x: &[f32], scale: &[f32], cols: usize, epsilon: f64) -> Vec<f64> {
     x.chunks(cols)
         .flat_map(|row| {
@@ -282,7 +282,7 @@ pub(super) fn bytes_come_back_from_an_aligned_offset(kind: BackendKind) {
     assert!(matches!(freed, BackendError::Driver { .. }), "{freed}");
 }
 
-/// Rows and columns; odd ones are taken in pairs of rows.
+/// Rows and columns. With an odd number of columns, each work-group computes two rows.
 const ROWS: [(usize, usize); 10] = [
     (1, 2),
     (3, 64),
@@ -307,12 +307,12 @@ pub(super) fn rms_norm_matches_the_host_and_writes_nothing_else(kind: BackendKin
             check_rms_norm(&mut *b, [2, 64, 2], dtype, in_place);
         }
     }
-    // Two data types, in place or not, one row in a work-group or two.
+    // Two data types, in place or not, one or two rows per work-group.
     assert_eq!(b.stats().compiles, 8);
 }
 
-/// Runs the kernel at offsets of one buffer full of a marker, compares all rows, and looks for the
-/// marker around the result.
+/// Runs the kernel on views of one buffer that is filled with a marker byte. Compares all rows with
+/// the host, and checks that the bytes around the result still hold the marker.
 fn check_rms_norm(b: &mut dyn Backend, [rows, cols, each]: [usize; 3], dtype: DType, in_place: bool) {
     const MARKER: u8 = 0xa5;
     let align = b.caps().profile.view_align;
@@ -349,7 +349,8 @@ fn check_rms_norm(b: &mut dyn Backend, [rows, cols, each]: [usize; 3], dtype: DT
     let (start, end) = (yv.offset as usize, (yv.offset + len) as usize);
     let expected = rms_norm(&x[..rows * cols], &scale, cols, 1e-5);
     assert_close(&from_bytes(&out[start..end], dtype), &expected, dtype);
-    // Kernels store pairs, the last one also where a tensor ends within it.
+    // Kernels store pairs of elements, including a last pair that extends past the end of the
+    // tensor.
     let end = end.next_multiple_of(2 * dtype.size());
     let around = out[..align as usize].iter().chain(&out[end..end + 16]);
     assert!(
@@ -401,7 +402,7 @@ pub(super) fn submissions_take_their_own_parameters(kind: BackendKind) {
     let after = b.stats();
     let expected = Stats {
         submits: before.submits + 4,
-        // Each command, also where its grid has a zero.
+        // Every command counts, even if its grid has a zero.
         launches: before.launches + 4 * 3,
         driver_ns: after.driver_ns,
         ..before
@@ -611,7 +612,7 @@ pub(super) fn handles_of_several_threads_do_not_mix(kind: BackendKind) {
     assert_eq!(shared.stats().compiles, 1);
 }
 
-/// A kernel with these texts.
+/// A kernel with these sources.
 pub(super) const fn text(
     name: &'static str,
     opencl_c: Option<&'static str>,
@@ -636,7 +637,7 @@ static INCLUDE: Kernel = text(
 );
 static DIRECTIVE: Kernel = text("broken_directive", Some("#ifdef A\n"), Some("#ifdef A\n"));
 
-/// Of backends that compile kernels from texts.
+/// For backends that compile kernels from source text.
 pub(super) fn broken_kernels_are_named_with_log_and_place(kind: BackendKind) {
     let mut b = open(kind);
     for (text, hint) in [

@@ -34,13 +34,13 @@ pub enum Location {
 /// An operand of a dispatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// Where it is stored.
+    /// Where the operand is stored.
     pub location: Location,
     /// Element type on the device.
     pub dtype: DType,
 }
 
-/// Several results in one range of memory.
+/// Several results in one contiguous range of memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     pub operand: Operand,
@@ -74,10 +74,10 @@ impl From<f32> for Field {
     }
 }
 
-/// The arguments of a kernel: a structure that [`kernel!`](crate::kernel) declares, with a field
-/// for each operand and parameter.
+/// The arguments of a kernel: a struct that [`kernel!`](crate::kernel) declares, with a field for
+/// each operand and parameter.
 pub trait Arguments: Signature {
-    /// The operands and the values of the parameters, each in the order of the declaration.
+    /// The operands and the parameter values, both in the order of declaration.
     fn into_parts(self) -> (Vec<Option<Operand>>, Vec<Field>);
 }
 
@@ -86,7 +86,7 @@ pub trait Arguments: Signature {
 pub struct Call<A> {
     pub(super) dispatch: Dispatch,
     pub(super) epilogue: Option<WithOperands>,
-    /// Operands that the kernel reads only in vectors of four.
+    /// Indices of operands that the kernel reads only in aligned vectors of four.
     pub(super) vec4: Vec<usize>,
     args: PhantomData<fn(A)>,
 }
@@ -114,8 +114,7 @@ impl Dispatch {
         kernel::args(self.kernel, self.epilogue.as_ref())
     }
 
-    /// Whether the output may alias operand `i`: each element is read by the same work-item before
-    /// it is written.
+    /// Whether the output may alias operand `i`: each work-item reads an element before writing it.
     pub fn reads_what_it_writes(&self, i: usize) -> bool {
         match i.checked_sub(self.kernel.args.len()) {
             None => self.in_place,
@@ -129,7 +128,7 @@ impl Dispatch {
 }
 
 impl<A> Call<A> {
-    /// A dispatch of `kernel` in work-groups of `workgroup` work-items, by default over one
+    /// A dispatch of `kernel` with work-groups of `workgroup` work-items. The default grid is one
     /// work-group.
     pub fn new(kernel: &'static TypedKernel<A>, workgroup: u32) -> Self {
         let dispatch = Dispatch {
@@ -154,15 +153,15 @@ impl<A> Call<A> {
         }
     }
 
-    /// Sets the number of work-items of a work-group.
+    /// Sets the number of work-items in a work-group.
     #[must_use]
     pub fn workgroup(mut self, items: u32) -> Self {
         self.dispatch.workgroup = items;
         self
     }
 
-    /// Sets the tuning that determined how the dispatch is cut. Measurement may choose another one.
-    /// Also requests the subgroup width in it.
+    /// Records the tuning that determined how the work is divided; `tlite tune` may choose another
+    /// one. Also requests the tuning's subgroup size.
     #[must_use]
     pub fn tuned_by(mut self, tuning: Tuning) -> Self {
         if let Some(wave) = tuning.tunable.wave(&tuning.choice) {
@@ -179,7 +178,7 @@ impl<A> Call<A> {
         self
     }
 
-    /// Whether a constant of the kernel's source is set.
+    /// Whether this numeric constant is set.
     pub fn is_defined(&self, name: &str) -> bool {
         self.dispatch.defines.contains_key(name)
     }
@@ -191,7 +190,7 @@ impl<A> Call<A> {
         self
     }
 
-    /// Sets what is applied to each result before it is stored.
+    /// Sets the epilogue, which is applied to each result before it is stored.
     #[must_use]
     pub fn epilogue(mut self, with: WithOperands) -> Self {
         self.epilogue = Some(with);
@@ -206,19 +205,19 @@ impl<A> Call<A> {
         self
     }
 
-    /// Declares that the kernel reads an operand only in aligned vectors of four (`x_at4`). It can
-    /// then be read through an image if plans use images ([`crate::backend::kernel::image`]), or in
-    /// WGSL from a buffer of vectors if that is faster
-    /// ([`DeviceProfile::lane_vectors`](super::DeviceProfile::lane_vectors)).
+    /// Declares that the kernel reads an operand only in aligned vectors of four (`x_at4`). The
+    /// operand can then be read through an image, if plans use images
+    /// ([`crate::backend::kernel::image`]). In WGSL, it can be bound as a buffer of vectors, if
+    /// that is faster ([`DeviceProfile::lane_vectors`](super::DeviceProfile::lane_vectors)).
     #[must_use]
     pub fn reads_vec4(mut self, operand: OperandOf<A>) -> Self {
         self.vec4.push(operand.index);
         self
     }
 
-    /// Declares that the dispatch stays correct if a length in its sizes is padded: elements after
-    /// the live ones of its operands affect only elements after the live ones of its results. A
-    /// plan pads a length only if every dispatch that depends on it declares this.
+    /// Declares that the dispatch stays correct if a length in its sizes is padded: the padding of
+    /// its operands affects only the padding of its results. A plan pads a length only if every
+    /// dispatch that depends on the length declares this.
     #[must_use]
     pub fn may_be_padded(mut self) -> Self {
         self.dispatch.padded = true;

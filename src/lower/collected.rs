@@ -9,22 +9,22 @@ use std::collections::HashMap;
 /// A condition that must hold in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Condition {
-    /// Must be 0 or more; exactly 0 if `equal`.
+    /// Must not be negative; must be 0 if `equal`.
     pub dim: Dim,
-    /// The expression before symbols were fixed.
+    /// `dim` before the plan's symbols were fixed.
     pub given: Dim,
-    /// The expression must be 0.
+    /// Whether `dim` must be 0.
     pub equal: bool,
-    /// The error if it does not hold.
+    /// The error message if the condition does not hold.
     pub meaning: String,
 }
 
-/// The position of something inside something else.
+/// The position of a value inside another value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Nested {
-    /// The container, which may itself be a part.
+    /// The container, which may itself be inside another value.
     pub of: Location,
-    /// Byte offset from its start.
+    /// Byte offset from the start of the container.
     pub offset: u64,
 }
 
@@ -40,28 +40,28 @@ pub(crate) struct Emitted {
 pub(crate) struct Collected {
     /// Element type of each value on the device, set when its producer is lowered.
     pub storage: HashMap<ValueId, DType>,
-    /// Values that are only other names for the bytes of earlier ones.
+    /// Values that are aliases: other names for the bytes of earlier values.
     pub alias: HashMap<ValueId, ValueId>,
     /// Values that are stored inside others.
     pub parts: HashMap<Location, Nested>,
     pub calls: Vec<Emitted>,
     pub weights: Vec<WeightKey>,
     pub temps: Vec<(DType, Dim)>,
-    /// What operators assume about the symbols.
+    /// Conditions on the symbols that operators require.
     pub conditions: Vec<Condition>,
-    /// The table of [`LowerCx::live`](super::LowerCx::live).
+    /// The integers requested with [`LowerCx::live`](super::LowerCx::live), by position.
     pub live: Vec<Dim>,
-    /// Tensors known as expressions that kernels read, with their elements.
+    /// Tensors that kernels read and whose elements are known as expressions.
     pub known: Vec<(ValueId, Vec<Dim>)>,
-    /// Maximum number of words that a dispatch counts in.
+    /// Maximum number of counters that a dispatch uses.
     pub counters: u64,
 }
 
-/// Memory layout of the table of live values: numbers that kernels read by position, then whole
-/// tensors.
+/// Memory layout of the table of live values: first integers that kernels read by position, then
+/// whole tensors.
 #[derive(Debug, Default)]
 pub(crate) struct LiveTable {
-    /// Positions of 32-bit integers, and their expressions.
+    /// The 32-bit integers: position and expression.
     pub values: Vec<(usize, Dim)>,
     /// First byte and length of each tensor of [`Collected::known`].
     pub known: Vec<(u64, u64)>,
@@ -75,7 +75,8 @@ impl Collected {
         id
     }
 
-    /// Lays out the table; tensors begin at multiples of `align`, where a view can begin.
+    /// Lays out the table. Tensors begin at multiples of `align`, so that they can be bound as
+    /// views.
     pub fn live_table(&self, align: u64) -> LiveTable {
         let align = usize::try_from(align.div_ceil(4)).unwrap_or(usize::MAX).max(2);
         let mut table = LiveTable {

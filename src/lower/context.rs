@@ -1,4 +1,5 @@
-//! What an operator sees of its node, and the operands that it can request.
+//! The context of lowering: what an operator can query about its node, and the operands that it can
+//! request.
 
 use super::{Collected, Condition, Location, Operand, Pack, WeightKey, WithOperands};
 use crate::backend::DeviceProfile;
@@ -7,32 +8,32 @@ use crate::graph::{Graph, Node, NodeId, ValueId};
 use crate::shape::{Bindings, Constraints, Dim, Fact, Shape};
 use crate::tensor::DType;
 
-/// What lowering knows besides the node: the same for all nodes of a plan.
+/// What lowering knows besides the node. It is the same for all nodes of a plan.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scope<'a> {
     pub graph: &'a Graph,
     /// Facts with the plan's fixed symbols replaced, by value.
     pub facts: &'a [Option<Fact>],
-    /// The largest values of symbols.
+    /// The maximum values of symbols.
     pub limits: &'a Bindings,
     pub device: &'a DeviceProfile,
-    /// The plan's storage type of floats.
+    /// The type in which the plan stores floats.
     pub float: DType,
-    /// The capacity in rows of each of the graph's states that is a ring buffer.
+    /// For each of the graph's states: the capacity in rows if it is a ring buffer.
     pub rings: &'a [Option<i64>],
 }
 
-/// What lowering sees of one node.
+/// The context for lowering one node.
 #[derive(Debug)]
 pub struct LowerCx<'a> {
     pub(super) scope: Scope<'a>,
     /// Name of the node.
     pub(super) name: &'a str,
-    /// Its operands and results.
+    /// The node's operands and results.
     pub(super) inputs: &'a [Option<ValueId>],
     pub(super) outputs: &'a [ValueId],
     pub(super) id: NodeId,
-    /// What is applied to result 0 before it is stored.
+    /// The epilogue that is applied to result 0 before it is stored.
     pub(super) epilogue: Option<&'a WithOperands>,
     pub(super) out: &'a mut Collected,
 }
@@ -66,12 +67,12 @@ impl LowerCx<'_> {
         self.name
     }
 
-    /// What is known about the device.
+    /// The properties of the device.
     pub fn device(&self) -> &DeviceProfile {
         self.scope.device
     }
 
-    /// The largest value of `dim` in any run, if the plan bounds its symbols.
+    /// The maximum of `dim` over all runs, if the plan bounds its symbols.
     pub fn upper_bound(&self, dim: &Dim) -> Option<i64> {
         dim.upper_bound(self.scope.limits).ok()
     }
@@ -81,7 +82,7 @@ impl LowerCx<'_> {
         self.scope.graph.constraints()
     }
 
-    /// The plan's storage type of floats.
+    /// The type in which the plan stores floats.
     pub fn float(&self) -> DType {
         self.scope.float
     }
@@ -140,8 +141,8 @@ impl LowerCx<'_> {
         self.out.root(id)
     }
 
-    /// The capacity in rows of the state behind operand `i` if it is a ring buffer; row `n` is then
-    /// stored at `n` modulo the capacity.
+    /// The capacity in rows of the state that operand `i` refers to, if that is a ring buffer. Row
+    /// `n` is then stored at `n` modulo the capacity.
     pub fn ring(&self, i: usize) -> OpResult<Option<i64>> {
         let root = self.root(self.input_id(i)?);
         let mut states = self.scope.graph.states().iter().zip(self.scope.rings);
@@ -149,7 +150,7 @@ impl LowerCx<'_> {
         Ok(state.and_then(|(_, rows)| *rows))
     }
 
-    /// Where a kernel reads the value.
+    /// The operand for reading a value.
     pub(super) fn resolve(&mut self, id: ValueId) -> OpResult<Operand> {
         let root = self.root(id);
         let fact = self.fact_of(root)?;
@@ -169,7 +170,7 @@ impl LowerCx<'_> {
         self.stored(root)
     }
 
-    /// Where a kernel writes the value, or reads what a kernel or the caller wrote.
+    /// The operand for writing a value, or for reading what a kernel or the caller wrote.
     pub(super) fn stored(&mut self, root: ValueId) -> OpResult<Operand> {
         if let Some(i) = self
             .scope
@@ -216,8 +217,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Operand `i` as stored in memory. Constants are uploaded whole, floats in `f32`. Values known
-    /// as expressions are a range of the table of live values, exact at every step.
+    /// Operand `i` as stored in memory. Constants are uploaded whole, with floats in `f32`. Values
+    /// known as expressions are read from the table of live values, which is exact at every step.
     pub fn input(&mut self, i: usize) -> OpResult<Operand> {
         let id = self.input_id(i)?;
         self.resolve(id)
@@ -241,7 +242,8 @@ impl LowerCx<'_> {
         self.weights(&[i], pack)
     }
 
-    /// Constant operands in packed form with their columns side by side; see [`WeightKey::values`].
+    /// Constant operands in packed form, with their columns side by side; see
+    /// [`WeightKey::values`].
     pub fn weights(&mut self, operands: &[usize], pack: Pack) -> OpResult<Operand> {
         let mut values = Vec::with_capacity(operands.len());
         for i in operands {
@@ -268,8 +270,8 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Requires that `dim` is not negative in any run. Binding refuses a run that violates this,
-    /// with `meaning` and the node's name.
+    /// Requires that `dim` is not negative in any run. Otherwise binding fails with an error that
+    /// contains `meaning` and the node's name.
     pub fn require(&mut self, dim: Dim, meaning: &str) {
         if dim.as_const().is_none_or(|v| v < 0) {
             let meaning = format!("node \"{}\": {meaning}", self.name);
@@ -282,9 +284,9 @@ impl LowerCx<'_> {
         }
     }
 
-    /// An integer that the kernel reads from a small buffer, exact at every step, and its position
-    /// there. For values such as a write position or the live length, which change with every token
-    /// while padded sizes do not.
+    /// An integer that the kernel reads from the table of live values: the table as an operand, and
+    /// the integer's position. Use this for values that must be exact at every step and change
+    /// with every token, such as a write position or the cache length; padded sizes are not exact.
     pub fn live(&mut self, dim: &Dim) -> (Operand, Dim) {
         let at = self.out.live.iter().position(|d| d == dim).unwrap_or_else(|| {
             self.out.live.push(dim.clone());
@@ -297,9 +299,9 @@ impl LowerCx<'_> {
         (operand, Dim::from_usize(at))
     }
 
-    /// Words that are zero when the dispatch begins and that it must leave at zero, so that
-    /// work-groups can determine which of them finishes last. All dispatches share them, since they
-    /// run one after another.
+    /// Counters with which work-groups determine which of them finishes last: 32-bit words that are
+    /// zero when the dispatch begins. The dispatch must reset them to zero. All dispatches share
+    /// them, since they run one after another.
     pub fn counters(&mut self, count: u64) -> Operand {
         self.out.counters = self.out.counters.max(count);
         Operand {

@@ -28,7 +28,7 @@ impl LowerCx<'_> {
         }
     }
 
-    /// Lowers `op` over these operands of the node, with result `o` as its only result.
+    /// Lowers `op` with these operands of the node, and with result `o` as its only result.
     pub fn part(&mut self, op: &dyn Op, operands: &[usize], o: usize) -> OpResult<()> {
         let inputs: Vec<Option<ValueId>> = operands
             .iter()
@@ -38,8 +38,8 @@ impl LowerCx<'_> {
         op.lower(&mut self.with(&inputs, &[output], None))
     }
 
-    /// Lowers `op` over the first `inputs` operands of the node and applies `epilogue` to its
-    /// result. `op` must [support that](Op::takes_epilogue).
+    /// Lowers `op` with the first `inputs` operands of the node and applies `epilogue` to its
+    /// result. `op` must [support epilogues](Op::takes_epilogue).
     pub fn with_epilogue(&mut self, op: &dyn Op, inputs: usize, epilogue: &WithOperands) -> OpResult<()> {
         let operands = self.inputs.get(..inputs).unwrap_or(self.inputs);
         self.storing(epilogue, op.name(), |cx| {
@@ -48,7 +48,8 @@ impl LowerCx<'_> {
         })
     }
 
-    /// Runs `emit` for the operator `name` and applies `epilogue` to result 0 of the node.
+    /// Runs `emit`, which lowers the operator `name`, and applies `epilogue` to result 0 of the
+    /// node.
     pub fn storing(
         &mut self,
         epilogue: &WithOperands,
@@ -83,7 +84,7 @@ impl LowerCx<'_> {
         count.checked_mul(if operand.dtype == DType::F16 { 2 } else { 4 })
     }
 
-    /// The images through which the operands of a call are read.
+    /// The operands of a call that are read through images, by index.
     fn images(&self, call: &Dispatch, vec4: &[usize]) -> BTreeMap<usize, ImageKind> {
         let images = &self.scope.device.images;
         let Some(kind) = self.scope.device.images_of(call.kernel) else {
@@ -109,7 +110,7 @@ impl LowerCx<'_> {
         found.map(|i| (i, kind)).collect()
     }
 
-    /// The operands of a call that are bound as vectors of four elements.
+    /// The operands of a call that are bound as vectors of four elements, by index.
     fn vec4(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
         let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
         let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
@@ -121,7 +122,7 @@ impl LowerCx<'_> {
         wanted.iter().filter(elements).copied().collect()
     }
 
-    /// Emits a dispatch with these arguments.
+    /// Emits a dispatch with these arguments and, if set, the epilogue.
     pub fn emit<A: Arguments>(&mut self, call: Call<A>, args: A) -> OpResult<()> {
         let mut dispatch = call.dispatch;
         (dispatch.operands, dispatch.fields) = args.into_parts();
@@ -150,7 +151,7 @@ impl LowerCx<'_> {
                     return Err(OpError::Unsupported("nested epilogues".to_owned()));
                 }
                 let mut with = with.clone();
-                // If a kernel binds weights read-only, all operands in their buffer must be bound
+                // If a kernel binds weights read-only, it must bind all operands in the same buffer
                 // that way.
                 let weights = k.args.iter().any(|a| a.role.is_weight());
                 for (further, operand) in with.epilogue.operands.iter_mut().zip(&with.operands) {
@@ -166,8 +167,8 @@ impl LowerCx<'_> {
         }
         let most = i64::from(self.scope.device.max_grid);
         let [x, y, z] = &call.grid;
-        // If an axis can hold nearly every grid, an axis without a bound is not worth the extra
-        // arithmetic.
+        // If nearly every grid fits on one axis, folding an axis without a bound is not worth the
+        // extra arithmetic.
         let too_long = x
             .upper_bound(self.scope.limits)
             .map_or(most < 1 << 19, |n| n > most);

@@ -1,9 +1,9 @@
-//! Lowering: what an operator uses to choose its kernels.
+//! Lowering: the interface through which an operator chooses its kernels.
 //!
-//! An operator gets a [`LowerCx`] for one node ([`Op::lower`](crate::graph::op::Op::lower)). It
-//! looks at shapes and at the [`DeviceProfile`], requests operands ([`Pack`] is the packed form of
-//! a constant), and emits one [`Call`] per dispatch. The planner then orders the calls and places
-//! their operands in memory. This module knows nothing about plans.
+//! [`Op::lower`](crate::graph::op::Op::lower) gets a [`LowerCx`] for one node. From the shapes and
+//! the [`DeviceProfile`], the operator chooses kernels. It requests operands ([`Pack`] is the
+//! packed form of a constant) and emits one [`Call`] per dispatch. The planner then orders the
+//! calls and places their operands in memory. This module does not depend on plans.
 
 mod call;
 mod collected;

@@ -3,9 +3,9 @@
 use crate::graph::{Graph, ValueId};
 use crate::tensor::DType;
 
-/// The packed form of a constant, or a part of it, that a kernel wants. The constant is seen as a
-/// matrix with all axes but the last as rows. The items of a packed tensor are 4-byte words,
-/// whatever its element type.
+/// The packed form of a constant, or of a part of it, that a kernel requires. The constant is
+/// viewed as a matrix: all axes except the last are rows. The items of a packed tensor are 4-byte
+/// words, regardless of its element type.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Pack {
     /// The whole tensor, row-major.
@@ -20,27 +20,27 @@ pub enum Pack {
         first: usize,
         count: usize,
     },
-    /// Columns `first .. first + count`, zero-padded to `stride` and cut into panels of `panel`
-    /// columns. The panels are contiguous, each row-major. With `panel == stride` the result is one
+    /// Columns `first .. first + count`, zero-padded to `stride` and divided into panels of `panel`
+    /// columns. Each panel is contiguous and row-major. With `panel == stride`, the result is one
     /// row-major matrix.
     Columns {
-        /// Element type on the device; [`DType::U32`] takes 4-byte items as they are.
+        /// Element type on the device; [`DType::U32`] copies 4-byte items unchanged.
         dtype: DType,
         /// Transpose the matrix first.
         transpose: bool,
         first: usize,
         count: usize,
-        /// Number of columns with padding, a multiple of `panel`.
+        /// Number of columns including padding, a multiple of `panel`.
         stride: usize,
-        /// Columns of a panel.
+        /// Columns in a panel.
         panel: usize,
     },
-    /// The bytes without conversion, padded to a whole number of words.
+    /// The bytes without conversion, padded to whole words.
     Bytes,
-    /// Slices along the first axis in groups of `rows`, each group cut into tiles of `tile` slices
-    /// and zero-padded to a whole number of tiles. Within a tile, the `tile` elements at the same
-    /// position of the slices are adjacent. Selects the tiles `first .. first + count`, counted
-    /// over all groups.
+    /// Slices along the first axis in groups of `rows`. Each group is divided into tiles of `tile`
+    /// slices and zero-padded to whole tiles. Within a tile, the `tile` elements at the same
+    /// position of the slices are adjacent. Selects the tiles `first .. first + count`, numbered
+    /// across all groups.
     Tiles {
         /// Element type on the device.
         dtype: DType,
@@ -65,7 +65,7 @@ impl Pack {
         }
     }
 
-    /// Bytes on the device of a constant with this shape and host type; `None` on overflow.
+    /// Bytes on the device for a constant with this shape and host type; `None` on overflow.
     pub fn bytes(&self, shape: &[usize], host: DType) -> Option<u64> {
         let count = |sizes: &[usize]| {
             sizes
@@ -102,7 +102,7 @@ impl Pack {
                 ..
             } => {
                 let rows = match (*device, *transpose) {
-                    // The items of a packed tensor have 4 bytes, whatever its last axis says.
+                    // The items of a packed tensor have 4 bytes, regardless of its last axis.
                     (DType::U32, _) => u64::try_from(*shape.first().unwrap_or(&1)).ok()?.max(1),
                     (_, true) => last,
                     (_, false) => before,
@@ -125,7 +125,7 @@ pub struct WeightKey {
 }
 
 impl WeightKey {
-    /// Bytes on the device; `None` if shapes are unknown, do not fit or overflow.
+    /// Bytes on the device; `None` if the shapes are unknown or incompatible, or on overflow.
     pub fn bytes(&self, graph: &Graph) -> Option<u64> {
         let (first, more) = self.values.split_first()?;
         let fact = |v: &ValueId| graph.fact(*v).ok();

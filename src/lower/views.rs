@@ -1,5 +1,5 @@
-//! Operands as views of memory: the bytes that a device binds, the elements that kernels can count,
-//! and values that are stored inside others.
+//! Operands as views of memory: limits on the bytes that a device can bind and on the elements that
+//! kernels can count, and values that are stored inside other values.
 
 use super::collected::Nested;
 use super::{Block, Location, LowerCx, Operand};
@@ -19,8 +19,8 @@ fn largest(device: &DeviceProfile, size: u64) -> u64 {
         .min(u64::from(MOST_ELEMENTS).saturating_mul(size))
 }
 
-/// Ranges (first, count) of `count` items, each of `elements` elements of `size` bytes, that fit in
-/// a view. Each range but the last is a multiple of `unit` items.
+/// Splits `count` items, each of `elements` elements of `size` bytes, into ranges (first, count)
+/// that fit in a view. The length of each range but the last is a multiple of `unit`.
 fn split(
     device: &DeviceProfile,
     count: usize,
@@ -43,8 +43,8 @@ fn split(
 
 impl LowerCx<'_> {
     /// Splits `count` items, each of `elements` elements of `size` bytes, into ranges (first,
-    /// count) that a kernel can bind and index. Each range but the last is a multiple of `unit`
-    /// items.
+    /// count) that a kernel can bind and index. The length of each range but the last is a multiple
+    /// of `unit`.
     pub fn split(
         &self,
         count: usize,
@@ -54,8 +54,8 @@ impl LowerCx<'_> {
         split(self.scope.device, count, (elements, size), unit)
     }
 
-    /// Requires that a kernel can count the `count` elements of an operand or result; `what` names
-    /// it in errors.
+    /// Requires that `count`, the number of elements of an operand or result, is small enough for
+    /// kernels to count. `what` names the operand or result in errors.
     pub fn countable(&mut self, what: &str, count: &Dim) -> OpResult<()> {
         let most = i64::from(MOST_ELEMENTS);
         if self.upper_bound(count).is_some_and(|n| n <= most) {
@@ -69,8 +69,8 @@ impl LowerCx<'_> {
         Ok(())
     }
 
-    /// Byte offset of element `start` in a tensor of `dtype` on the device, if it is constant and a
-    /// view can begin there.
+    /// Byte offset of element `start` in a tensor of `dtype` on the device. `None` if it is not
+    /// constant or a view cannot begin there.
     fn view_offset(&self, dtype: DType, start: &Dim) -> Option<u64> {
         let size = if dtype == DType::F16 { 2 } else { 4 };
         let bytes = u64::try_from(start.as_const()?).ok()?.checked_mul(size)?;
@@ -85,9 +85,9 @@ impl LowerCx<'_> {
         Ok(matches!(to.location, Location::Value(_)) && self.view_offset(to.dtype, start).is_some())
     }
 
-    /// Declares that result `o` consists of the contiguous elements of operand `i` from `start` on.
-    /// Returns `false` without effect if a view cannot begin there; then the elements must be
-    /// copied.
+    /// Declares that result `o` consists of contiguous elements of operand `i`, beginning at
+    /// `start`. If a view cannot begin there, returns `false` without effect, and the caller must
+    /// copy the elements.
     pub fn view(&mut self, o: usize, i: usize, start: &Dim) -> OpResult<bool> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let from = self.resolve(input)?;
@@ -106,9 +106,9 @@ impl LowerCx<'_> {
         Ok(true)
     }
 
-    /// Requests that operand `i` be written directly to the elements of result `o` from `start` on.
-    /// Returns `false` if that is not possible; then the elements must be copied. Nothing emitted
-    /// later may read operand `i` at another place.
+    /// Requests that operand `i` be written directly to result `o`, beginning at element `start`.
+    /// If that is not possible, returns `false`, and the caller must copy the elements. Nothing
+    /// emitted later may read operand `i` from another location.
     pub fn join(&mut self, i: usize, o: usize, start: &Dim) -> OpResult<bool> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let to = self.stored(self.root(out))?;
@@ -128,8 +128,8 @@ impl LowerCx<'_> {
         Ok(true)
     }
 
-    /// The `count` elements of result `o` from `start` on, as an operand to write. `None` if a view
-    /// cannot begin there.
+    /// The `count` elements of result `o` beginning at `start`, as an operand to write. `None` if a
+    /// view cannot begin there.
     pub fn window(&mut self, o: usize, start: &Dim, count: Dim) -> OpResult<Option<Operand>> {
         let to = self.output(o)?;
         let (Location::Value(_), Some(offset)) = (to.location, self.view_offset(to.dtype, start)) else {
@@ -146,9 +146,9 @@ impl LowerCx<'_> {
         Ok(Some(window))
     }
 
-    /// Scratch memory that holds all results one after another, each with room for its number of
-    /// elements and aligned for a view. The inner error is the reason, without effect, if they
-    /// cannot share one range that a kernel can bind.
+    /// Scratch memory that holds all results one after another. Result `o` has space for `room[o]`
+    /// elements and is aligned for a view. If the results cannot share one range that a kernel can
+    /// bind, returns the reason as the inner error, without effect.
     pub fn block(&mut self, room: &[u64]) -> OpResult<Result<Block, String>> {
         let mut homes = Vec::with_capacity(room.len());
         let mut stored = None;
@@ -190,8 +190,8 @@ impl LowerCx<'_> {
         Ok(Ok(Block { operand, starts }))
     }
 
-    /// Declares that result `o` is the bytes of operand `i` with another shape. No dispatch is
-    /// emitted.
+    /// Declares that result `o` consists of the same bytes as operand `i`, possibly with another
+    /// shape. Emits no dispatch.
     pub fn alias(&mut self, o: usize, i: usize) -> OpResult<()> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let root = self.root(input);
@@ -212,7 +212,8 @@ mod tests {
         }
     }
 
-    /// The head of a model with a large vocabulary, on a server that binds all its memory at once.
+    /// The output head of a model with a large vocabulary, on a device that can bind all its memory
+    /// at once.
     #[test]
     fn a_part_has_no_more_elements_than_kernels_count() {
         let (columns, depth) = (256_000, 18_432);
@@ -234,7 +235,7 @@ mod tests {
         assert_eq!(split(&device(1000), 10, (25, 4), 4).unwrap(), [(0, 8), (8, 2)]);
         assert_eq!(split(&device(1000), 0, (25, 4), 4).unwrap(), []);
         assert!(split(&device(1000), 10, (100, 4), 4).is_err());
-        // One column with as many elements as there are numbers is one too many.
+        // A column of 2^32 elements is one element too long.
         let all = 1 << 32;
         assert!(split(&device(u64::MAX), 2, (all, 2), 1).is_err());
         assert_eq!(split(&device(u64::MAX), 2, (all - 1, 2), 1).unwrap().len(), 2);

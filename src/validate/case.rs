@@ -1,5 +1,5 @@
-//! Runs one operator case on a device: its plan in several forms, compared with the reference, with
-//! guard zones around the memory that it may write.
+//! Runs one operator case on a device and compares it with the reference. The case is planned in
+//! several forms, and guard zones surround the memory that each plan may write.
 
 use crate::backend::device_presets::Family;
 use crate::backend::kernel::KernelSpec;
@@ -21,17 +21,18 @@ mod error;
 mod memory;
 mod scenario;
 
-/// Byte for memory that was never written: NaN in every float type.
+/// Byte that marks memory never written: NaN in every float type.
 pub const POISON: u8 = 0xff;
 
-/// Checks for writes outside of buffers; the error says where.
+/// Checks for writes outside of buffers; the error contains the location.
 pub type Guards = Box<dyn Fn() -> Result<(), String>>;
 
 /// A device that runs cases.
 pub trait Bench {
     fn caps(&self) -> &Caps;
 
-    /// A backend for one executor, whose views are aligned to `align`, and guards of its buffers.
+    /// A backend for one executor whose views are aligned to `align`, and the guards of its
+    /// buffers.
     fn share(&self, align: u64) -> (Box<dyn Backend>, Guards);
 }
 
@@ -40,19 +41,19 @@ impl Bench for SharedBackend {
         Backend::caps(self)
     }
 
-    /// Without guards: one arena holds nearly everything that is written.
+    /// By default, buffers have no guards: nearly everything is written to one arena.
     fn share(&self, align: u64) -> (Box<dyn Backend>, Guards) {
         (Box::new(self.aligned(align)), Box::new(|| Ok(())))
     }
 }
 
-/// How much of a scenario is run.
+/// How many forms of a scenario are run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Depth {
     Quick,
     /// Every form, with weights whole and split.
     Whole,
-    /// Everything, and also tiled kernels in each tile size, whether or not the device would choose
+    /// Every form, and also tiled kernels in each tile size, whether or not the device would choose
     /// them.
     Every,
 }
@@ -82,12 +83,13 @@ impl<'a> PlannedCase<'a> {
         })
     }
 
-    /// The plan in the first surroundings.
+    /// The plan for the first surroundings.
     fn usual(scenario: &'a Scenario, storage: DType, caps: &Caps) -> LibResult<Self> {
         Self::new(scenario, storage, Surroundings::tried(storage)[0], caps)
     }
 
-    /// Checks that the operator has `wanted` dispatches, if known, and at least one.
+    /// Checks that the operator has at least one dispatch, and `wanted` dispatches if that is
+    /// known.
     fn check_dispatches(&self, wanted: Option<usize>) -> Result<(), String> {
         let all = self.plan.steps.len();
         let own = all - self.scenario.readers(self.form).min(all);
@@ -98,7 +100,7 @@ impl<'a> PlannedCase<'a> {
         }
     }
 
-    /// The kernels of its steps.
+    /// The kernels of the plan's steps.
     fn steps(&self) -> String {
         let specs = self.plan.steps.iter().map(|s| &self.plan.kernels[s.kernel]);
         let steps: Vec<String> = specs.map(|spec| format!("{spec} {:?}", spec.epilogue)).collect();
@@ -119,7 +121,7 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
     Ok(plan.steps.len())
 }
 
-/// The kernels of the plan that [`Depth::Quick`] and [`run_as`] run.
+/// The kernels of the plan that [`Depth::Quick`] and [`run_as`] use.
 pub fn kernels(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResult<Vec<KernelSpec>> {
     Ok(PlannedCase::usual(scenario, storage, caps)?.plan.kernels)
 }
@@ -156,9 +158,9 @@ pub fn as_gpu(device: &mut DeviceProfile) {
     (device.simd, device.dedicated_memory) = (Simd::Gpu, false);
 }
 
-/// The device as kernel selection sees it: unchanged, with each number of compute `units` if local
-/// memory is fast, and reading images of each kind that it has; with `phones` also as a GPU of each
-/// family.
+/// Capabilities with which kernels are selected for the device: its own; with fast local memory and
+/// each number of compute `units`; reading images of each kind that it offers; and, with `phones`,
+/// as a GPU of each family.
 fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let caps = device.caps();
     let shared = units.iter().map(|units| {
@@ -176,7 +178,7 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
             device.view_align = device.view_align.max(offered.view_align(kind));
         })
     });
-    // All relevant phone GPUs have half arithmetic.
+    // All relevant phone GPUs have half-precision arithmetic.
     let able = phones && caps.profile.f16_math;
     let phones = Family::ALL.into_iter().filter(|_| able).map(|family| {
         caps.clone().with(|device| {
@@ -188,8 +190,8 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     whole.chain(shared).chain(by_image).chain(phones).collect()
 }
 
-/// The surroundings, limits of a binding and devices with which a scenario is planned. Only the
-/// weights of a scenario with a limit are split.
+/// The surroundings, binding size limits and capabilities with which a scenario is planned. Weights
+/// are split only if there is a limit.
 fn variants(
     device: &dyn Bench,
     scenario: &Scenario,
@@ -204,14 +206,14 @@ fn variants(
     let whole = forms.iter().map(|form| (*form, None));
     let split = limits.map(|limit| (forms[0], Some(limit)));
     let all = whole.chain(split).flat_map(|(form, limit)| {
-        // Weight splits do not depend on the tile size, nor tile sizes on in-place operands.
+        // Weight splits are independent of the tile size, and tile sizes of in-place operands.
         let units = match limit {
             _ if depth != Depth::Every => &[],
             Some(_) => &UNITS[1..2],
             None if form.keep => &[],
             None => &UNITS[..],
         };
-        // Phones store halves.
+        // Phones store floats in half precision.
         let phones = depth == Depth::Every && limit.is_none() && form.inner && !form.keep;
         let kinds = kinds(device, units, phones).into_iter();
         kinds.map(move |caps| (form, limit, caps))
@@ -219,17 +221,17 @@ fn variants(
     all.collect()
 }
 
-/// Runs `scenario` with floats stored as `storage`. The error says what differs.
+/// Runs `scenario` with floats stored as `storage`. The error describes what differs.
 pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth) -> Result<(), CaseError> {
     let mut seen: Vec<String> = Vec::new();
     for (form, limit, mut caps) in variants(device, scenario, storage, depth) {
         caps.profile.max_view_bytes = limit.unwrap_or(caps.profile.max_view_bytes);
         if storage == DType::F32 {
-            // Long grids along one axis are folded.
+            // Grids that are too long for one axis are folded.
             caps.profile.max_grid = 3;
         }
         let planned = match PlannedCase::new(scenario, storage, form, &caps) {
-            // The smallest part that a kernel accepts is larger.
+            // The limit is below the smallest part that a kernel accepts.
             Ok(planned) if limit.is_some() && !planned.plan.host.is_empty() => continue,
             Err(_) if limit.is_some() => continue,
             planned => planned?,
@@ -248,8 +250,8 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
     Ok(())
 }
 
-/// Runs the first form of `scenario` with the kernels for a device with `caps`, which `device` must
-/// be able to run.
+/// Runs the first form of `scenario` on `device`, with the kernels selected for `caps`. `device`
+/// must be able to run them.
 pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Caps) -> Result<(), CaseError> {
     PlannedCase::usual(scenario, storage, caps)?.check(device)
 }

@@ -1,12 +1,12 @@
-//! Validates kernels at their first run on a device: compares their results with the reference.
+//! Validates kernels on their first run on a device: compares their results with the reference.
 //!
-//! Compilers for GPUs of phones, and of new GPUs, sometimes miscompile a kernel or one form of it.
-//! Each specialised kernel without a stored result is therefore checked once per device and driver:
-//! for one node per kernel, [`Op::eval`](crate::graph::Op::eval) computes the results from the
-//! operands that the device had. A variant that gives wrong results, does not build or is refused
+//! Compilers for phone GPUs and for new GPUs sometimes miscompile a kernel or one form of it. Each
+//! specialized kernel without a stored result is therefore validated once per device and driver.
+//! For one node per kernel, [`Op::eval`](crate::graph::Op::eval) computes the results from the
+//! operands that the device used. A variant that gives wrong results, does not build or is refused
 //! at launch is quarantined, and the model is planned again without it. A wrong kernel without a
-//! fallback is an error. Results apply to the kernels that ran: if the driver refuses images,
-//! everything is planned again without them.
+//! fallback is an error. Results apply only to the kernels that ran: if the driver refuses images,
+//! the model is planned again without them.
 
 use super::validate_node;
 use crate::backend::kernel::KernelSpec;
@@ -30,7 +30,7 @@ struct Fault {
 
 /// Results of comparing kernels with the reference.
 struct Findings {
-    /// Number of compared kernels.
+    /// Number of kernels that were compared.
     validated: usize,
     /// Kernels that could not be compared.
     unvalidated: Vec<String>,
@@ -53,7 +53,7 @@ struct Refused {
     error: Error,
 }
 
-/// Progress callback: the numbers of compared and of all new kernels.
+/// Progress callback: the number of kernels compared so far, and the number of all new kernels.
 pub type OnProgress = Box<dyn FnMut(usize, usize) + Send>;
 
 /// Validation of one model's kernels on one device, with notes for the user.
@@ -75,8 +75,8 @@ impl std::fmt::Debug for FirstRun {
 }
 
 impl FirstRun {
-    /// Validates the kernels that `store` does not know on a device with `caps`; without a store,
-    /// all.
+    /// Prepares to validate the kernels for which `store` has no result on a device with `caps`;
+    /// without a store, all kernels.
     pub fn new(caps: &Caps, store: Option<Arc<Store>>) -> Self {
         Self {
             store,
@@ -91,7 +91,7 @@ impl FirstRun {
         self.on_progress = Some(on_progress);
     }
 
-    /// Notes about kernels that are quarantined or could not be checked.
+    /// Notes about kernels that are quarantined or could not be compared.
     pub fn notes(&self) -> &[Note] {
         &self.notes
     }
@@ -102,17 +102,18 @@ impl FirstRun {
     }
 
     /// Compiles the variants among the kernels of `plans`, before anything is uploaded. Returns
-    /// whether some do not build; `backend` then quarantines them, and its plans must be made
+    /// whether some do not build. `backend` then quarantines them, and the model must be planned
     /// again.
     pub fn quarantine_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> bool {
         let bad = unbuilt(backend, plans);
         self.quarantine(backend, bad)
     }
 
-    /// Compares the unknown kernels of `program` with the reference. `observe` is called if there
-    /// are any, or kernels that read images; it loads an executor and runs what [`Observer`] asks
-    /// for. Returns `true` if everything is right. Otherwise `backend` quarantines the wrong
-    /// variants, and its plans must be made again. A wrong kernel without a fallback is an error.
+    /// Compares the kernels of `program` without a stored result with the reference. Calls
+    /// `observe` if there are any such kernels, or kernels that read images. `observe` loads an
+    /// executor and runs the plans that [`Observer`] requests. Returns `true` if all kernels are
+    /// correct. Otherwise `backend` quarantines the wrong variants, and the model must be planned
+    /// again. A wrong kernel without a fallback is an error.
     pub fn validate(
         &mut self,
         backend: &mut SharedBackend,
@@ -144,8 +145,8 @@ impl FirstRun {
         Ok(false)
     }
 
-    /// Quarantines the variants of the `bad` kernels, each with the reason. Returns `false` if all
-    /// were quarantined before.
+    /// Quarantines the variants of the `bad` kernels, each with a reason. Returns `false` if all of
+    /// them were already quarantined.
     fn quarantine(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) -> bool {
         let mut any = false;
         for (spec, why) in bad {
@@ -178,9 +179,9 @@ pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize 
     unknown(specs(plans), validated.as_ref()).count()
 }
 
-/// Compares the unknown kernels of `program` with the reference, like [`FirstRun::validate`]; the
-/// first wrong one is an error. Returns `false` if the driver refuses images: other kernels ran
-/// than planned, and neither are validated.
+/// Compares the kernels of `program` with the reference, like [`FirstRun::validate`], but any wrong
+/// kernel is an error. Returns `false` if the driver refuses images: the kernels that ran were not
+/// the planned ones, and none are validated.
 pub fn validate_all(
     program: &Program,
     store: Option<&Store>,
@@ -192,18 +193,18 @@ pub fn validate_all(
     findings.into_result(program.caps()).map(|()| true)
 }
 
-/// Bytes captured in a run at first; less if the device has no memory for that.
+/// Initial limit on the bytes captured per run; lowered if the device does not have enough memory.
 const ROOM: u64 = 256 << 20;
 const LEAST_ROOM: u64 = 1 << 20;
 const SHRINKS: u64 = 4;
 
-/// What is to be captured in runs, and what was.
+/// The nodes to capture during runs, and the results for those captured.
 pub struct Observer<'a> {
     unknown: &'a HashSet<&'a KernelSpec>,
     done: HashSet<KernelSpec>,
     compared: HashSet<KernelSpec>,
     faults: Vec<Fault>,
-    /// Kernels whose launch was refused once, which may have had other reasons.
+    /// Kernels whose launch was refused once, possibly for reasons outside the kernel.
     tried: HashSet<KernelSpec>,
     refused: Vec<Refused>,
     room: Room,
@@ -244,13 +245,13 @@ impl<'a> Observer<'a> {
         kernels.any(|spec| self.unknown.contains(spec) && !self.done.contains(spec))
     }
 
-    /// Whether a run of `plan` captures something.
+    /// Whether a run of `plan` would capture something.
     pub fn wants(&self, plan: &Plan) -> bool {
         plan.samples.iter().any(|s| self.wants_sample(plan, s))
     }
 
-    /// Runs plan `index`, whose inputs must be written, and checks a node for each kernel not
-    /// captured before. Returns whether another run is needed for the others.
+    /// Runs plan `index`, whose inputs must already be written, and checks a node for each kernel
+    /// not captured before. Returns whether another run is needed for the remaining kernels.
     pub fn run(&mut self, executor: &mut Executor, index: usize, bindings: &Bindings) -> Result<bool> {
         let before = self.done.len();
         let wanted = |plan: &Plan, sample: &Sample| self.wants_sample(plan, sample);
@@ -277,8 +278,8 @@ impl<'a> Observer<'a> {
         Ok(observation.more && self.done.len() > before)
     }
 
-    /// Records that the launch of a variant was refused. After the first time another run is
-    /// needed; after the second, further runs of `plan` are useless. Any other error is returned.
+    /// Records that the launch of a variant was refused, and returns whether another run is needed.
+    /// After a second refusal, further runs of `plan` are useless. Any other error is returned.
     fn refuse(&mut self, plan: Option<&Plan>, error: Error) -> Result<bool> {
         let Some(BackendError::Launch { kernel, .. }) = error.backend() else {
             return Err(error);
@@ -327,8 +328,9 @@ fn unknown<'s>(
         .filter(move |spec| !validated.is_some_and(|v| v.contains(spec)))
 }
 
-/// Compares the kernels that `store` does not know with the reference, and stores which are right.
-/// `None` if other kernels ran than planned, because the driver refuses images.
+/// Compares the kernels without a result in `store` with the reference, and stores which are
+/// correct. Returns `None` if the driver refuses images: the kernels that ran were not the planned
+/// ones.
 fn compare(
     program: &Program,
     store: Option<&Store>,
@@ -369,14 +371,14 @@ fn compare(
     }))
 }
 
-/// The variants of a kernel to quarantine first: only the subgroup width or images, if present,
-/// since the other forms may be right without them.
+/// The variants of a kernel to quarantine first: only the form with a fixed subgroup size or with
+/// images, if present, since the other forms may be correct without it.
 fn variants_to_quarantine(spec: &KernelSpec) -> Vec<String> {
     let outer = spec.outer_forms().next();
     outer.map_or_else(|| spec.variants(), |form| vec![form])
 }
 
-/// A note about the variants quarantined in earlier starts.
+/// A note about the variants quarantined in earlier runs.
 fn earlier_note(caps: &Caps) -> Option<Note> {
     let left = caps
         .profile
@@ -401,7 +403,7 @@ fn unvalidated_note(caps: &Caps, kernels: &[String]) -> Option<Note> {
     })
 }
 
-/// The variants behind a fault; an error if there are none.
+/// The variants at fault; an error if there are none.
 fn variants_at_fault(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, String)>> {
     let variants = fault.kernels.iter().filter(|spec| !spec.variants().is_empty());
     let why = format!("gives wrong results ({})", fault.why);
@@ -412,7 +414,7 @@ fn variants_at_fault(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, Stri
     Err(wrong_results(caps, fault))
 }
 
-/// The error of a fault.
+/// The error that reports a fault.
 fn wrong_results(caps: &Caps, fault: &Fault) -> Error {
     let names: Vec<String> = fault.kernels.iter().map(ToString::to_string).collect();
     let wrong = BackendError::Wrong {
@@ -438,8 +440,8 @@ fn unbuilt(backend: &mut SharedBackend, plans: &[Plan]) -> Vec<(KernelSpec, Stri
                 log::debug!("{e}");
                 Some((spec.clone(), "does not build".to_owned()))
             }
-            // Loading reports other errors, such as a lost device or too little memory; the kernel
-            // may build another time.
+            // Loading reports other errors, such as a lost device or too little memory. The kernel
+            // itself may be correct.
             _ => None,
         });
     refused.collect()

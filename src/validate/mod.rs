@@ -1,4 +1,4 @@
-//! Checks whether kernels compute correctly on a device, compared with
+//! Kernel validation: compares what kernels compute on a device with
 //! [`Op::eval`](crate::graph::Op::eval).
 
 pub mod case;
@@ -10,11 +10,11 @@ use crate::executor::Observed;
 use crate::tensor::{DType, HostTensor};
 use compare::compare;
 
-/// Bound on the normalised mean square error of a node inside a model, whose operands were computed
-/// on the device. Rounding stays far below it, even at the steps of functions such as `Floor`. A
-/// wrong element exceeds it, unless there are thousands of right ones.
+/// Bound on the normalized mean square error of a node inside a model, whose operands were computed
+/// on the device. Rounding errors stay far below it, even at the steps of functions such as
+/// `Floor`. A single wrong element exceeds it, unless there are thousands of correct ones.
 const LOOSE: f64 = 1e-4;
-/// One in this many integers may differ, if they were computed from floats.
+/// One in this many integers may differ, since integers may be computed from floats.
 const INTEGERS: usize = 64;
 
 /// Compares a node's results with the reference. `Ok(false)` if nothing could be compared.
@@ -27,7 +27,7 @@ pub fn validate_node(observed: &Observed) -> Result<bool, String> {
             return Ok(false);
         }
     };
-    // Zeros computed from zeros prove nothing.
+    // Zeros computed from zeros do not show that a kernel is correct.
     let blank = inputs
         .iter()
         .flatten()
@@ -43,9 +43,9 @@ pub fn validate_node(observed: &Observed) -> Result<bool, String> {
     Ok(compared)
 }
 
-/// Compares a result, stored as `stored`, with the reference. Kernels know no infinities, so
-/// reference values beyond the range of the stored type count as its limit, and NaNs are skipped.
-/// `Some(true)` if the remaining elements contain numbers other than 0; `None` if nothing remains.
+/// Compares a result, stored as `stored`, with the reference. Kernels do not handle infinities, so
+/// reference values outside the range of `stored` count as its limit, and NaNs are skipped. Returns
+/// `Some(true)` if the remaining elements contain nonzero numbers, and `None` if nothing remains.
 fn close(wanted: &HostTensor, found: &HostTensor, stored: DType) -> Result<Option<bool>, String> {
     let text = |e: crate::tensor::TensorError| e.to_string();
     if wanted.len() != found.len() || wanted.dtype() != found.dtype() {
@@ -73,7 +73,7 @@ fn close(wanted: &HostTensor, found: &HostTensor, stored: DType) -> Result<Optio
     Ok((!w.is_empty()).then(|| w.iter().any(|w| *w != 0.0)))
 }
 
-/// Whether it has elements that are numbers other than 0.
+/// Whether the tensor has nonzero elements, not counting NaNs.
 fn has_numbers(tensor: &HostTensor) -> bool {
     let numbers = |data: &[f32]| data.iter().any(|v| !v.is_nan() && *v != 0.0);
     tensor.to_f32().is_ok_and(|data| numbers(&data))

@@ -55,8 +55,8 @@ impl Trial {
     }
 }
 
-/// The cases for devices; if `quick`, the smallest case for each kernel that a device with `caps`
-/// uses.
+/// The cases that run on devices; if `quick`, the smallest case for each kernel that a device with
+/// `caps` uses.
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     let cases = ALL.iter().flat_map(|def| (def.cases)());
     let cases = cases.filter(|case| case.host_only.is_none());
@@ -88,12 +88,12 @@ fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     kept.map(|(_, trial)| trial).collect()
 }
 
-/// A kernel variant, its name, and why it is at fault.
+/// A kernel, the name of its variant, and why the variant is at fault.
 type Blamed = (KernelSpec, String, String);
 
-/// The variants at fault in a failing case: the first one without which `run` passes; else all of
-/// them, if it passes without all. Empty if it fails without any variant, too, or in a way that is
-/// not a kernel's fault.
+/// The variants at fault in a failing case: the first variant without which `run` passes; otherwise
+/// all variants, if `run` passes without all of them. Empty if `run` fails even without any
+/// variant, or in a way that is not the fault of a kernel.
 fn blame(
     device: &SharedBackend,
     name: &str,
@@ -131,8 +131,8 @@ fn blame(
 }
 
 /// Runs the cases on a device; if `quick`, one per kernel. A variant that makes a case fail is
-/// quarantined from then on, also in `store`. If the device is lost, the remaining cases are
-/// skipped. `on_progress` is called with the numbers of finished and all cases.
+/// quarantined for the remaining cases and in `store`. If the device is lost, the remaining cases
+/// are skipped. `on_progress` is called with the number of finished cases and of all cases.
 pub fn run(
     mut device: SharedBackend,
     store: Option<&Store>,
@@ -157,7 +157,7 @@ pub fn run(
             case::run(device as &dyn Bench, &scenario, trial.storage, depth)
         };
         let error = match run(&device) {
-            // A driver that is short of some resource refuses a launch only once.
+            // A driver that is temporarily short of a resource refuses a launch only once.
             Err(error) if error.fault == Fault::Build => run(&device).err(),
             ran => ran.err(),
         };

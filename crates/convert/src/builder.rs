@@ -1,5 +1,5 @@
-//! Building blocks of decoder graphs: nodes with the names that exporters give them, constants, and
-//! the inputs and outputs of a decoder.
+//! Building blocks of decoder graphs: nodes named as exporters name them, constants, and the inputs
+//! and outputs of a decoder.
 
 use std::collections::HashMap;
 use transformer_lite::unstable::error::{Error, Result, Stage};
@@ -14,14 +14,15 @@ const SEQUENCE: &str = "sequence_length";
 const PAST: &str = "past_sequence_length";
 const TOTAL: &str = "past_sequence_length + sequence_length";
 
-/// Writes a decoder's graph. `S` is where its sizes and weights come from.
+/// Writes the graph of a decoder. `S` is the source of its sizes and weights.
 ///
-/// A node belongs to a scope: `/model/layers.0/mlp` is the module `model.layers.0.mlp`. Its name is
-/// `{scope}/{operator}`, numbered from the second one on, and its output `{name}_output_0`.
+/// Each node belongs to a scope: `/model/layers.0/mlp` is the module `model.layers.0.mlp`. The name
+/// of a node is `{scope}/{operator}`; if the name is already used, a number is appended (`_1`,
+/// `_2`, and so on). Its output is `{name}_output_0`.
 pub struct Builder<S> {
     pub source: S,
     pub out: ModelWriter,
-    /// Number of nodes by name.
+    /// Number of nodes for each name without a number.
     used: HashMap<String, usize>,
 }
 
@@ -34,7 +35,7 @@ pub struct Packed {
     pub operands: [String; 2],
     pub bits: Bits,
     pub group: usize,
-    /// Row i is for input `order[i]`.
+    /// Row `i` of the matrix belongs to input `order[i]`; `None` if the order is unchanged.
     pub order: Option<Vec<usize>>,
 }
 
@@ -46,12 +47,12 @@ pub fn perm(p: &[i64]) -> [(&'static str, Attr); 1] {
     [("perm", Attr::Ints(p.to_vec()))]
 }
 
-/// The module of a scope.
+/// The name of a scope's module.
 pub fn module(scope: &str) -> String {
     scope.trim_start_matches('/').replace('/', ".")
 }
 
-/// The cache of a layer as an input and as an output; `part` is `key` or `value`.
+/// The names of a layer's cache as an input and as an output; `part` is `key` or `value`.
 pub fn cache_names(layer: usize, part: &str) -> [String; 2] {
     ["past_key_values", "present"].map(|name| format!("{name}.{layer}.{part}"))
 }
@@ -82,7 +83,7 @@ impl<S> Builder<S> {
         self.named_node(op, &name, inputs, attributes)
     }
 
-    /// A node with an explicit name.
+    /// Adds a node with an explicit name and returns its output.
     pub fn named_node(
         &mut self,
         op: &str,
@@ -95,7 +96,7 @@ impl<S> Builder<S> {
         Ok(output)
     }
 
-    /// A node with an explicit output.
+    /// Adds a node with an explicit output.
     pub fn node_as(
         &mut self,
         op: &str,
@@ -118,7 +119,7 @@ impl<S> Builder<S> {
         }
     }
 
-    /// A node of this project's domain that reads `x` and a packed matrix.
+    /// Adds a node of this project's operator domain that reads `x` and a packed matrix.
     pub fn packed_node(
         &mut self,
         op: &str,
@@ -145,7 +146,7 @@ impl<S> Builder<S> {
         Ok(output)
     }
 
-    /// Splits the last axis into the sizes in the value `sizes`.
+    /// Splits the last axis of `x`; the value `sizes` holds the sizes of the parts.
     pub fn split<const N: usize>(&mut self, scope: &str, x: &str, sizes: &str) -> Result<[String; N]> {
         let name = self.name("Split", scope);
         let parts: [String; N] = std::array::from_fn(|i| format!("{name}_output_{i}"));
@@ -179,7 +180,8 @@ impl<S> Builder<S> {
         Ok(name.to_owned())
     }
 
-    /// Declares tokens, mask, positions, logits, and caches of the shape `cache(length)`.
+    /// Declares the inputs and outputs of a decoder: token IDs, mask, positions, logits, and caches
+    /// of the shape `cache(length)`.
     pub fn signature(
         &mut self,
         float: DType,

@@ -1,5 +1,5 @@
-//! Runs a plan of a scenario and checks it: its results against the reference, the memory that it
-//! may not write, and that further runs give the same results.
+//! Runs a plan of a scenario. Checks that the results match the reference, that memory outside the
+//! results is unchanged, and that further runs give the same results.
 
 use super::memory::{Arena, Slot, padded, spread, unpadded, untouched};
 use super::scenario::rounded;
@@ -15,11 +15,11 @@ use crate::tensor::{DType, HostTensor};
 use crate::validate::compare::{NORMED, PAIRS, TIES, bound, compare};
 use std::collections::HashMap;
 
-/// What memory holds before each run: NaN, which shows in sums, and large numbers of either sign,
-/// which show in a maximum.
+/// Contents of memory before each run. A NaN that is read by mistake shows up in sums; large
+/// numbers of either sign show up in a maximum.
 const POISONS: [u8; 3] = [POISON, 0x7b, 0xfb];
 
-/// Runs the plan with the operands of each run of its scenario.
+/// Runs the plan once for each run of its scenario.
 pub(super) fn check(device: &dyn Bench, planned: PlannedCase<'_>) -> Result<(), CaseError> {
     let mut check = Check::set_up(device, planned)?;
     let scenario = check.scenario;
@@ -33,12 +33,11 @@ pub(super) fn check(device: &dyn Bench, planned: PlannedCase<'_>) -> Result<(), 
 struct ResultPort {
     name: String,
     stored: DType,
-    /// Offset in the arena; `None` for a result inside another value, which is followed by the rest
-    /// of that value.
+    /// Offset in the arena; `None` for a result inside another value, which no guard zone follows.
     offset: Option<u64>,
 }
 
-/// A loaded plan and what to expect of its runs.
+/// A loaded plan and the expectations for its runs.
 struct Check<'a> {
     scenario: &'a Scenario,
     storage: DType,
@@ -47,15 +46,15 @@ struct Check<'a> {
     guards: Guards,
     inputs: Vec<Port>,
     results: Vec<ResultPort>,
-    /// The operators into which the operator decomposes run. They share memory, so guard zones
-    /// would separate what belongs together, and intermediate floats are stored.
+    /// The plan runs the operators into which the operator decomposes. They share memory, so guard
+    /// zones cannot separate all tensors, and intermediate floats are stored.
     is_decomposed: bool,
     slots: Vec<Slot>,
-    /// Length of what steps may write, by offset in the arena.
+    /// Lengths of the ranges that steps may write, by offset in the arena.
     writable: HashMap<u64, u64>,
     /// Added to the error bound because of how the kernels compute.
     tolerance: f64,
-    /// Counters after loading.
+    /// The backend's totals after loading.
     loaded: Stats,
 }
 
@@ -105,7 +104,8 @@ impl<'a> Check<'a> {
         })
     }
 
-    /// Runs the plan several times with these operands, each time in memory with other contents.
+    /// Runs the plan several times with these operands, each time in memory with different initial
+    /// contents.
     fn check_run(&mut self, bindings: &Bindings, operands: &[HostTensor]) -> Result<(), CaseError> {
         let operands = operands.iter().map(|t| rounded(t, self.storage));
         let operands: Vec<HostTensor> = operands.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
@@ -145,7 +145,7 @@ impl<'a> Check<'a> {
             }
         }
         let mut arena = Arena::read(&mut self.executor)?;
-        // Writing an input fills its padding.
+        // Writing an input also fills its padding.
         for port in &self.inputs {
             let Some(Storage::Arena { offset, .. }) = port.place else {
                 continue;
@@ -190,7 +190,7 @@ impl<'a> Check<'a> {
         Ok(())
     }
 
-    /// Checks what only shows after all runs.
+    /// Checks what can be checked only after all runs.
     fn finish(self) -> Result<(), CaseError> {
         (self.guards)().map_err(CaseError::wrong)?;
         let now = self.executor.stats();
@@ -209,7 +209,7 @@ fn same_bits(first: &[HostTensor], found: &[HostTensor]) -> Result<(), String> {
     }
 }
 
-/// Slots that some step writes. The whole slot may change.
+/// Slots that some step writes. All of a slot may change.
 fn written(plan: &Plan) -> HashMap<u64, u64> {
     let mut written = HashMap::new();
     for step in &plan.steps {
@@ -225,14 +225,14 @@ fn written(plan: &Plan) -> HashMap<u64, u64> {
     written
 }
 
-/// The results of the operator. If they are `inner` values, the next operator reads them.
+/// The results of the operator. If `inner`, they are the values that the next operator reads.
 fn result_ports(
     scenario: &Scenario,
     graph: &Graph,
     plan: &Plan,
     inner: bool,
 ) -> Result<Vec<ResultPort>, CaseError> {
-    // Operands that are kept are also outputs, before the results.
+    // Kept operands are also graph outputs; they come before the results.
     let kept = graph.outputs().len().saturating_sub(scenario.results().len());
     let names = graph.outputs()[kept..].iter().map(|v| &graph.value(*v).name);
     let ports = names.map(|name| {
@@ -255,8 +255,8 @@ fn result_ports(
     ports.collect()
 }
 
-/// Element type and location of the input of the elementwise kernel that writes at byte `to` of the
-/// arena.
+/// Element type, tensor and offset of the input of the elementwise kernel that writes at byte `to`
+/// of the arena.
 fn reader_input(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
     let found = plan.steps.iter().find_map(|step| {
         let spec = plan.kernels.get(step.kernel)?;
@@ -276,7 +276,7 @@ fn reader_input(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
     found.flatten()
 }
 
-/// What the arithmetic of the kernels adds to the error bound.
+/// Amount by which the arithmetic of the kernels raises the error bound.
 fn tolerance(plan: &Plan, language: Language) -> f64 {
     let any = |of: &dyn Fn(&KernelSpec) -> bool| plan.kernels.iter().any(of);
     let terms = [
@@ -287,7 +287,7 @@ fn tolerance(plan: &Plan, language: Language) -> f64 {
     terms.iter().filter(|(_, used)| *used).map(|(term, _)| term).sum()
 }
 
-/// Whether the kernel normalises a row to halves.
+/// Whether the kernel normalizes a row and rounds it to half precision.
 fn norms_halves(spec: &KernelSpec) -> bool {
     let mut bound = spec.bound();
     spec.kernel.name == "matvec_e0m_mma" && bound.any(|(arg, _)| arg.name == "gain")

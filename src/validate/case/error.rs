@@ -1,4 +1,4 @@
-//! How a case fails.
+//! Failures of cases.
 
 use crate::backend::BackendError;
 use crate::backend::kernel::KernelSpec;
@@ -8,13 +8,13 @@ use crate::num::OutOfRange;
 /// How a scenario fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// Kernels write wrong values, or to the wrong place.
+    /// Kernels write wrong values, or write to the wrong place.
     Wrong,
     /// A kernel does not build, needs more than the device has, or is refused at launch.
     Build,
     /// The device is lost.
     Lost,
-    /// Anything that is not a kernel's fault: too little memory, a driver error, an operator that
+    /// Anything that is not the fault of a kernel: out of memory, a driver error, an operator that
     /// cannot be planned.
     Other,
 }
@@ -25,7 +25,7 @@ pub enum Fault {
 pub struct CaseError {
     /// How it fails.
     pub fault: Fault,
-    /// What differs and by how much, or why it could not run.
+    /// What differs and by how much, or why the scenario could not run.
     pub why: String,
     /// Kernels of the failing plan, if known.
     pub kernels: Vec<KernelSpec>,

@@ -11,8 +11,8 @@ use std::collections::{BTreeMap, HashMap};
 /// Offset and length of a tensor in the arena.
 pub type Slot = (u64, u64);
 
-/// Gives every location in the arena its own memory, with a guard zone before the first and after
-/// each. Returns these slots.
+/// Moves every location in the arena to its own slot, with a guard zone before the first slot and
+/// after each. Returns the slots.
 pub fn spread(plan: &mut Plan, align: u64) -> Vec<Slot> {
     let guard = align.max(64);
     let mut next = guard;

@@ -1,4 +1,4 @@
-//! An operator with operands, and the graphs in which it is tried.
+//! An operator with operands, and the graphs in which it is tested.
 
 use crate::error::{Error, Result as LibResult, Stage};
 use crate::graph::derive::derive;
@@ -13,8 +13,8 @@ use crate::shape::{Bindings, Constraints, Dim, Fact, Known, Shape};
 use crate::tensor::{DType, HostTensor, TensorError};
 use std::sync::Arc;
 
-/// An operator with operands, whose sizes may be symbols, and values of the symbols for several
-/// runs of one plan.
+/// An operator and its operands, whose sizes may be symbols. The values of the symbols differ
+/// between the runs of one plan.
 #[derive(Debug)]
 pub struct Scenario {
     pub op: Box<dyn Op>,
@@ -24,9 +24,9 @@ pub struct Scenario {
     pub bounds: Bindings,
     /// Values of the symbols, and all operands, for each run.
     pub runs: Vec<(Bindings, Vec<HostTensor>)>,
-    /// Factor on the error bound.
+    /// Factor by which the error bound is multiplied.
     pub slack: f64,
-    /// Expected number of dispatches if no weight is split; `None` if it does not matter.
+    /// Expected number of dispatches if no weight is split; `None` if any number is valid.
     pub dispatches: Option<usize>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Surroundings {
     /// The result is not a graph output: another operator reads it under another name, so it is
     /// stored like the plan's other floats.
     pub inner: bool,
-    /// Operands are also outputs, so that nothing may overwrite them.
+    /// The operands are also graph outputs, so nothing may overwrite them.
     pub keep: bool,
 }
 
@@ -51,7 +51,7 @@ impl Surroundings {
         Self { inner, keep }
     }
 
-    /// Those that are tried with floats stored as `storage`; the first is the usual one.
+    /// The surroundings to test with floats stored as `storage`. The first is the usual one.
     pub const fn tried(storage: DType) -> &'static [Self] {
         match storage {
             DType::F16 => &[Self::INNER, Self::INNER_KEPT, Self::ALONE],
@@ -71,8 +71,8 @@ pub(super) fn rounded(t: &HostTensor, storage: DType) -> Result<HostTensor, Tens
 }
 
 impl Scenario {
-    /// A conformance case. If every operand is constant, which shape inference would fold, integers
-    /// become known expressions instead, as in a model with symbols.
+    /// The scenario of a conformance case. If every operand is constant, shape inference would fold
+    /// the operator. Integer operands then become known expressions, as in a model with symbols.
     pub fn of(case: &Case) -> Result<Self, String> {
         let tensors: Vec<HostTensor> = (1..)
             .zip(&case.inputs)
@@ -114,7 +114,7 @@ impl Scenario {
         Ok(results)
     }
 
-    /// Which of the operator's results are floats; empty if none can be derived, since the graph
+    /// Whether each result of the operator is a float. Empty if inference fails; building the graph
     /// then reports the error.
     pub(super) fn results(&self) -> Vec<bool> {
         let facts: Vec<Option<&Fact>> = self.operands.iter().map(Some).collect();
@@ -124,7 +124,7 @@ impl Scenario {
         if found.is_empty() { vec![false] } else { found }
     }
 
-    /// Number of operators in `form` that read the result, each a dispatch of its own.
+    /// Number of operators in `form` that read the results; each takes one dispatch.
     pub(super) fn readers(&self, form: Surroundings) -> usize {
         let floats = self.results().into_iter().filter(|float| *float);
         floats.filter(|_| form.inner).count()
@@ -174,7 +174,7 @@ impl Scenario {
         Ok(inputs)
     }
 
-    /// The graph of the operators into which the operator decomposes, if it does.
+    /// The graph of the operators into which the operator decomposes; `None` if it does not.
     pub(super) fn parts(&self, form: Surroundings, storage: DType) -> LibResult<Graph> {
         let mut graph = self.graph(form, storage)?;
         // Values known as expressions have no producer, which a pass would refuse.
@@ -215,7 +215,7 @@ impl Scenario {
     }
 }
 
-/// Makes an operator read each result under another name; the graph outputs what they compute.
+/// Adds an operator that reads each result under another name. The graph outputs what they compute.
 fn add_readers(edit: &mut Edit<'_>, results: Vec<ValueId>, floats: &[bool]) -> Result<(), TensorError> {
     let axis = edit.add_const("axis", Arc::new(HostTensor::from_i64(&[1], &[0])?));
     for (i, (y, float)) in results.into_iter().zip(floats).enumerate() {

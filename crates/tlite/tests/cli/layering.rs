@@ -1,10 +1,10 @@
-//! Which part of the code may use which other part, which dependency, and which names.
+//! Rules about which parts of the code may use which other parts, dependencies and names.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
-/// The parts of the library: a folder of `src`, or a file beside them. Each uses only those above
-/// it. Cargo keeps the order of crates.
+/// The parts of the library: each is a folder or a file in `src`. A part uses only the parts before
+/// it in this list. Cargo enforces the order of the crates.
 const ORDER: &[&str] = &[
     "num",
     "tensor",
@@ -31,7 +31,7 @@ const ORDER: &[&str] = &[
     "lib",
 ];
 
-/// What parts use besides, and why.
+/// Exceptions: a part, the later part that it uses, and the reason.
 const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ("error", "backend", "an error keeps the driver's error"),
     ("error", "graph", "an error keeps the operator's error"),
@@ -47,12 +47,12 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Names of GPUs, drivers and their makers.
+/// Names of GPUs, of drivers and of their vendors.
 const DEVICES: &[&str] = &[
     "adreno", "amd", "apple", "intel", "lavapipe", "llvmpipe", "mali", "mesa", "nvidia", "pocl", "qualcomm",
 ];
 
-/// A line of code: no comment, and no test.
+/// A line of code, without its comment. Tests are excluded.
 struct Line {
     /// The file, relative to the workspace.
     file: String,
@@ -61,13 +61,13 @@ struct Line {
 }
 
 impl Line {
-    /// The part of the library that it belongs to, if any.
+    /// The part of the library that the line belongs to, if any.
     fn part(&self) -> Option<&str> {
         let first = self.file.strip_prefix("src/")?.split('/').next()?;
         Some(first.strip_suffix(".rs").unwrap_or(first))
     }
 
-    /// Whether it is in one of these files or folders.
+    /// Whether the line is in one of these files or folders, separated by `|`.
     fn is_in(&self, paths: &str) -> bool {
         paths.split('|').any(|p| Path::new(&self.file).starts_with(p))
     }
@@ -77,7 +77,7 @@ impl Line {
     }
 }
 
-/// Whether `code` has this text with no letter, digit or underscore on either side.
+/// Whether `code` contains `word` as a whole word: no letter, digit or underscore on either side.
 fn has(code: &str, word: &str) -> bool {
     let part = |c: char| c.is_alphanumeric() || c == '_';
     code.match_indices(word)
@@ -141,7 +141,7 @@ fn parts_use_only_those_above_them() {
                 .split(|c: char| !c.is_alphanumeric() && c != '_')
                 .next()
                 .unwrap();
-            // Everything else is an item of `lib.rs`, such as a macro.
+            // Any other name is an item of `lib.rs`, such as a macro.
             let Some(place) = place(other) else { continue };
             if place > own {
                 match EXCEPTIONS.iter().find(|e| (e.0, e.1) == (part, other)) {
@@ -169,7 +169,7 @@ fn only_backends_know_names_of_devices() {
         let compares = ["==", "!=", "match ", ".contains("]
             .iter()
             .any(|c| code.contains(c));
-        // A stored measurement names its device.
+        // Stored measurements contain the name of their device.
         if compares && asks.iter().any(|a| has(&code, a)) && !line.is_in("src/probe.rs") {
             wrong.push(line.error("asks for the name of a backend, device or driver"));
         }
@@ -182,7 +182,7 @@ fn only_backends_know_names_of_devices() {
 
 #[test]
 fn dependencies_stay_in_their_folders() {
-    // The words, and the only folders that may have them.
+    // Words, and the only folders or files whose code may contain them.
     let rules: &[(&[&str], &str)] = &[
         (&["prost", "proto::"], "src/graph/onnx|crates/convert"),
         (&["opencl3", "cl3"], "src/backend/opencl"),
@@ -208,7 +208,7 @@ fn dependencies_stay_in_their_folders() {
                 continue;
             };
             used = true;
-            // Our own module of the same name is `crate::backend::wgpu`.
+            // `crate::backend::wgpu` is this project's module, not the crate.
             if !line.is_in(folders) && !line.code.contains("backend::wgpu") {
                 wrong.push(line.error(&format!("{word} outside of {folders}")));
             }
@@ -218,7 +218,7 @@ fn dependencies_stay_in_their_folders() {
     assert_none(&wrong);
 }
 
-/// Where a number that does not fit may become a default: how often, and why.
+/// Files in which a conversion may fall back to a default: file, number of conversions and reason.
 #[rustfmt::skip]
 const DEFAULTS: &[(&str, usize, &str)] = &[
     ("crates/convert/src/gguf/read.rs", 1, "an offset outside the file, which reading refuses"),
@@ -241,7 +241,7 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("src/lower/views.rs", 1, "a limit of a device that exceeds the host's"),
 ];
 
-/// The rest of an expression, without what its brackets hold.
+/// The rest of an expression, without the contents of its brackets.
 fn chain(code: &str) -> String {
     let (mut depth, mut out) = (0i32, String::new());
     for c in code.chars() {

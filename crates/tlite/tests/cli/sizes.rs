@@ -1,21 +1,21 @@
-//! How long files and functions are. The few that read best whole are listed with a reason.
+//! Limits on the length of files and functions. The few exceptions are listed with a reason.
 
 use super::documents::{files, name, read};
 use std::collections::BTreeSet;
 
-/// Lines of a file.
+/// Maximum number of lines in a file.
 const LONGEST_FILE: usize = 700;
-/// Lines of code of a function: blank lines and comments do not count.
+/// Maximum number of lines of code in a function, without blank lines and comments.
 const LONGEST_FUNCTION: usize = 80;
 
-/// How many exceptions there may be.
+/// Maximum numbers of exceptions.
 const MOST_FILES: usize = 3;
 const MOST_FUNCTIONS: usize = 15;
 
-/// Longer files, and why they are not split.
+/// Files that exceed the limit, each with the reason.
 const FILES: &[(&str, &str)] = &[];
 
-/// Longer functions by file and name, and why they are not split.
+/// Functions that exceed the limit: file, name and reason.
 #[rustfmt::skip]
 const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("crates/convert/src/gguf/tests/conversion.rs", "what_cannot_be_converted_is_named_and_leaves_nothing", "a table of cases, one after another"),
@@ -31,7 +31,8 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("src/graph/op/sdpa.rs", "eval", "the reference, as the paper and ONNX state it"),
 ];
 
-/// The text with strings, characters and comments as blanks; a line within a string is not blank.
+/// The text with comments replaced by spaces, and strings and characters by dots, so that lines
+/// within a string still count as code.
 fn code(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut rest = text;
@@ -59,7 +60,7 @@ fn code(text: &str) -> String {
     out
 }
 
-/// Length of the block comment that the text begins with; comments nest.
+/// Length of the block comment at the start of the text; comments nest.
 fn block_comment(text: &str) -> usize {
     let (mut depth, mut at) = (0, 0);
     loop {
@@ -77,7 +78,7 @@ fn block_comment(text: &str) -> usize {
     }
 }
 
-/// Length of the raw string that the text begins with.
+/// Length of the raw string at the start of the text, if there is one.
 fn raw_string(text: &str) -> Option<usize> {
     let prefix = ["br", "cr", "r"].into_iter().find(|p| text.starts_with(p))?;
     let marks = text[prefix.len()..].bytes().take_while(|b| *b == b'#').count();
@@ -89,7 +90,7 @@ fn raw_string(text: &str) -> Option<usize> {
     Some(start + text[start..].find(&end)? + end.len())
 }
 
-/// Length of the string that the text begins with.
+/// Length of the string at the start of the text.
 fn string(text: &str) -> usize {
     let mut escaped = true;
     for (i, byte) in text.bytes().enumerate() {
@@ -102,7 +103,7 @@ fn string(text: &str) -> usize {
     text.len()
 }
 
-/// Length of the character that the text begins with; a lifetime is none.
+/// Length of the character literal at the start of the text; `None` for a lifetime.
 fn character(text: &str) -> Option<usize> {
     let inner = text.strip_prefix('\'')?;
     if let Some(escape) = inner.strip_prefix('\\') {
@@ -114,7 +115,7 @@ fn character(text: &str) -> Option<usize> {
         .then_some(1 + first.len_utf8() + 1)
 }
 
-/// Names of the functions in a text without strings and comments, with their lines of code.
+/// The functions in `code`, which has no strings and comments: names and numbers of lines of code.
 fn functions(code: &str) -> Vec<(&str, usize)> {
     let word = |c: char| c.is_alphanumeric() || c == '_';
     let mut found = Vec::new();
@@ -123,7 +124,8 @@ fn functions(code: &str) -> Vec<(&str, usize)> {
         if name.is_empty() || code[..at].ends_with(word) {
             continue;
         }
-        // A declaration ends with a semicolon, which types of arrays have within brackets.
+        // A declaration without a body ends with a semicolon. Semicolons within brackets belong to
+        // array types.
         let mut brackets = 0;
         let start = code[at..].find(|c| {
             match c {
@@ -153,7 +155,7 @@ fn functions(code: &str) -> Vec<(&str, usize)> {
     found
 }
 
-/// Fails unless what exceeds is what is listed, which is no more than `most`.
+/// Fails unless exactly the listed items exceed the limit and there are at most `most` of them.
 #[track_caller]
 fn compare(found: &BTreeSet<String>, listed: &BTreeSet<String>, most: usize) {
     let new: Vec<_> = found.difference(listed).collect();
