@@ -249,7 +249,7 @@ fn attention() -> Vec<(&'static str, Make)> {
             usual(HALVES, &[data("1,s,3,6"), data("1,s,1,6"), data("1,s,1,6")])
         }),
         ("rotary/s/neighbours", || {
-            usual(NEIGHBOURS, &[data("1,s,3,6"), data("s,1,1,2"), data("s,1,1,2")])
+            usual(NEIGHBOURS, &[data("s,1,3,6"), data("s,1,1,2"), data("s,1,1,2")])
         }),
     ]
 }
