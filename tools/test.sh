@@ -137,5 +137,9 @@ if setup_intel_opencl; then
     step "Intel's OpenCL: a model on an Adreno" matching models phone_path::adreno_
     step "Intel's OpenCL: a model on a Mali" matching models phone_path::mali_
 fi
+# Building the packages as a user gets them takes minutes.
+no_verify=--no-verify
+[ -z "$nightly" ] || no_verify=
+step "Packages" cargo publish --workspace --dry-run --locked --allow-dirty $no_verify
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed"
