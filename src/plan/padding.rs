@@ -35,7 +35,7 @@ impl Padding {
 /// Why no length of a plan is padded.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPadding {
-    /// [`Options::padding`] is not set.
+    /// [`super::Options::padding`] is not set.
     #[error("not asked for")]
     NotAsked,
     /// Something in the plan needs the exact length; the reason.

@@ -1,6 +1,6 @@
 //! Converts decoder checkpoints of any supported [`Architecture`] to ONNX models.
 //!
-//! A [`Builder`] writes graph and weights from [`Params`] and [`Tensors`], which readers of file
+//! A builder writes graph and weights from [`Params`] and [`Tensors`], which readers of file
 //! formats provide: [`crate::gguf`], and [`folder`] for Hugging Face checkpoints, plain or
 //! quantized with GPTQ or AWQ.
 

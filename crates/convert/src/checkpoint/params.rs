@@ -2,7 +2,7 @@
 
 use super::rope::Rope;
 
-/// Architectures that [`crate::builder::Builder`] supports.
+/// Supported architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// Llama 1 to 3, `SmolLM`, and other models of this type.
