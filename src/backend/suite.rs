@@ -194,7 +194,7 @@ pub(super) fn rms_norm_params(rows: usize, cols: usize, epsilon: f32) -> Vec<u8>
     [rows, cols, epsilon.to_le_bytes()].concat()
 }
 
-/// RMSNorm on the host, in double precision.
+/// Root-mean-square normalization on the host, in double precision.
 pub(super) fn rms_norm(x: &[f32], scale: &[f32], cols: usize, epsilon: f64) -> Vec<f64> {
     x.chunks(cols)
         .flat_map(|row| {
