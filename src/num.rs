@@ -1,4 +1,5 @@
-//! Integer conversions. A number that does not fit is an error, never a default.
+//! Integer conversions. A number that does not fit is an error, unless its function says that it
+//! saturates.
 
 use std::fmt::Display;
 

@@ -32,7 +32,6 @@ use crate::graph::{Graph, NodeId, State};
 use crate::lower::WeightKey;
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
-
 use std::collections::{BTreeSet, HashSet};
 use std::ops::Range;
 use std::sync::Arc;

@@ -145,6 +145,19 @@ fn scaled(size: &Dim, scale: f32) -> OpResult<Option<Dim>> {
         .map(|n| Dim::from((n as f32 * scale).floor() as i64)))
 }
 
+/// An error unless there is a scale or size for each of the axes.
+fn one_for_each_axis(found: usize, axes: usize) -> OpResult<()> {
+    if found == axes {
+        Ok(())
+    } else {
+        Err(OpError::mismatch(
+            "numbers of scales or sizes and axes",
+            found,
+            axes,
+        ))
+    }
+}
+
 impl Resize {
     fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
         match &self.axes {
@@ -175,17 +188,7 @@ impl Resize {
                 region: (0.0, 1.0),
             })
             .collect();
-        let count = |found: usize| {
-            if found == list.len() {
-                Ok(())
-            } else {
-                Err(OpError::mismatch(
-                    "numbers of scales or sizes and axes",
-                    found,
-                    list.len(),
-                ))
-            }
-        };
+        let count = |found| one_for_each_axis(found, list.len());
         if let Some(scales) = scales {
             count(scales.len())?;
             for (a, scale) in list.iter().zip(scales) {
@@ -267,17 +270,7 @@ impl Op for Resize {
             return Err(OpError::Unsupported(format!("interpolation of {}", x.dtype)));
         }
         let mut shape = x.shape.clone();
-        let count = |found: usize| {
-            if found == axes.len() {
-                Ok(())
-            } else {
-                Err(OpError::mismatch(
-                    "numbers of scales or sizes and axes",
-                    found,
-                    axes.len(),
-                ))
-            }
-        };
+        let count = |found| one_for_each_axis(found, axes.len());
         let scales = match &self.scales {
             Some(list) => Some(list.clone()),
             None if Self::given(cx, self.scales_at) => {
