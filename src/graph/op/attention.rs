@@ -13,7 +13,7 @@ mod lower;
 
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, operand, own};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
 use crate::backend::kernel::{Feature, Features, Form, Language, MASK_MIN};
 use crate::lower::{DeviceProfile, LowerCx};
 use crate::shape::{Dim, Fact, Shape};
@@ -213,8 +213,11 @@ impl Op for Attention {
         let bias = match mask {
             Some(m) => {
                 let strides = mask_strides(&fixed(m))?;
-                let strides = strides.map(|d| as_usize(&d).unwrap_or(0));
-                Some((m.to_f32()?, strides))
+                let [a, b, c, d] = strides;
+                Some((
+                    m.to_f32()?,
+                    [fixed_size(&a)?, fixed_size(&b)?, fixed_size(&c)?, fixed_size(&d)?],
+                ))
             }
             None => None,
         };

@@ -223,8 +223,8 @@ impl Op for Conv {
                 },
             ];
         }
-        let group = window::number(&self.group.into())?.max(1);
-        let rows = window::number(m)? / group;
+        let group = super::fixed_size(&self.group.into())?.max(1);
+        let rows = super::fixed_size(m)? / group;
         if tiled::emit(cx, &lines, group, rows, channels)? {
             return Ok(());
         }
@@ -286,9 +286,9 @@ pub(super) fn emit(
         float,
     } = if broadcast { shape.by_broadcast() } else { shape };
     let tiles = rows.div_ceil(tile);
-    let groups = window::number(&group.into())?;
-    let depth = window::number(channels)?
-        .saturating_mul(window::number(&(h.kernel.saturating_mul(v.kernel)).into())?);
+    let groups = super::fixed_size(&group.into())?;
+    let depth = super::fixed_size(channels)?
+        .saturating_mul(super::fixed_size(&(h.kernel.saturating_mul(v.kernel)).into())?);
     if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
         return Err(OpError::NoKernel(format!("sums of {depth} terms")));
     }

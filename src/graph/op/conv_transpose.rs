@@ -120,13 +120,13 @@ impl Op for ConvTranspose {
             let (out, before, after) = self.axis(i, &kernel, &Dim::from_usize(*size))?;
             // Walks the convolution from the result to the input.
             axes.push(Axis {
-                size: window::number(&out)?,
+                size: super::fixed_size(&out)?,
                 out: *size,
                 kernel: num::exact(*k, "a window size")?,
                 stride: num::exact(self.window.stride(i), "a stride")?,
                 dilation: num::exact(self.window.dilation(i), "a dilation")?,
-                before: window::number(&before)?,
-                after: window::number(&after)?,
+                before: super::fixed_size(&before)?,
+                after: super::fixed_size(&after)?,
             });
         }
         let m = per_group.checked_mul(group).ok_or_else(|| {
@@ -199,7 +199,7 @@ impl Op for ConvTranspose {
             cx,
             &lines,
             self.group,
-            window::number(per_group)?,
+            super::fixed_size(per_group)?,
             &channels,
             true,
         )

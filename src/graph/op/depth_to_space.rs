@@ -4,9 +4,9 @@
 //! block size.
 
 use super::case::{Case, input};
-use super::window::number;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, gather_strided, onnx, operand, transpose,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, gather_strided, onnx, operand,
+    transpose,
 };
 use crate::graph::rules::{self, Same};
 use crate::lower::LowerCx;
@@ -104,8 +104,8 @@ impl Op for DepthToSpace {
             .as_fixed()
             .ok_or_else(|| OpError::expected("shape", "sizes of 0 or more", &shape))?;
         let (sizes, steps) = self.walk(&Shape::fixed(x.shape()).0, &Shape::fixed(&shape).0)?;
-        let sizes: Vec<usize> = sizes.iter().map(number).collect::<OpResult<_>>()?;
-        let step = |d: &Dim| number(d).map(num::signed);
+        let sizes: Vec<usize> = sizes.iter().map(fixed_size).collect::<OpResult<_>>()?;
+        let step = |d: &Dim| fixed_size(d).map(num::signed);
         let steps: Vec<i64> = steps.iter().map(step).collect::<OpResult<_>>()?;
         Ok(vec![gather_strided(x, &sizes, 0, &steps)?.reshape(&shape)?])
     }

@@ -19,7 +19,8 @@ use super::rotary_embedding::RotaryEmbedding;
 use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_positions};
 use super::slice::Slice;
 use super::{
-    Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, operand,
+    Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat,
+    fixed_size, operand,
 };
 use crate::graph::ValueId;
 use crate::num;
@@ -176,7 +177,7 @@ impl Op for GroupQueryAttention {
             return Err(OpError::expected("rank of queries", 3, q.shape().len()));
         };
         let apart = optional(1).is_some();
-        let size = as_usize(&self.size(&Fact::new(q.dtype(), Shape::fixed(q.shape())), apart)?).unwrap_or(0);
+        let size = fixed_size(&self.size(&Fact::new(q.dtype(), Shape::fixed(q.shape())), apart)?)?;
         let cut = |from: usize, heads: usize| -> OpResult<HostTensor> {
             let data = q.to_f32()?;
             let rows = data.chunks_exact(joined.max(1));

@@ -108,6 +108,11 @@ pub fn as_usize(d: &Dim) -> Option<usize> {
     d.as_const().and_then(|v| usize::try_from(v).ok())
 }
 
+/// The value of a constant size.
+pub(crate) fn fixed_size(d: &Dim) -> OpResult<usize> {
+    as_usize(d).ok_or_else(|| OpError::expected("size", "0 or more", d))
+}
+
 /// The elements of an integer tensor as sizes; an error if one is negative.
 pub fn to_sizes(list: &HostTensor) -> OpResult<Vec<usize>> {
     let size = |d| usize::try_from(d).map_err(|_| OpError::expected("size", "0 or more", d));

@@ -24,7 +24,7 @@ pub mod window;
 
 pub use error::{OpError, OpResult};
 pub use host::{Inputs, around, as_usize, axis, count, gather_strided, one_int, operand, strides, to_sizes};
-pub(crate) use host::{filled, fit, max_nan, min_nan, no_number, nothing, offset_lists, room};
+pub(crate) use host::{filled, fit, fixed_size, max_nan, min_nan, no_number, nothing, offset_lists, room};
 pub use import::{Attributes, OWN_DOMAIN, OnnxName, onnx, own};
 pub use infer::{Assumption, DataDependentDim, InferCx, Source};
 

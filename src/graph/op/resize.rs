@@ -193,7 +193,7 @@ impl Resize {
             count(scales.len())?;
             for (a, scale) in list.iter().zip(scales) {
                 let out = scaled(&Dim::from_usize(axes[*a].size), scale)?.unwrap_or_default();
-                axes[*a].out = window::number(&out)?;
+                axes[*a].out = super::fixed_size(&out)?;
                 axes[*a].scale = scale;
             }
         } else {
@@ -206,7 +206,7 @@ impl Resize {
                 match uniform {
                     Some(scale) => (axis.out, axis.scale) = (rounded(axis.size, scale), scale),
                     None => {
-                        axis.out = window::number(&Dim::from(size))?;
+                        axis.out = super::fixed_size(&Dim::from(size))?;
                         axis.scale = size as f32 / axis.size as f32;
                     }
                 }

@@ -15,7 +15,7 @@ use super::case::{Case, input};
 use super::concat::Concat;
 use super::parts::Parts;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, filled, fit, onnx, operand, room,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, fit, fixed_size, onnx, operand, room,
     to_sizes,
 };
 use crate::graph::ValueId;
@@ -67,12 +67,12 @@ struct HostOperand {
 impl HostOperand {
     fn new(x: &HostTensor, heads: Option<usize>) -> OpResult<Self> {
         let sizes = split(&Shape::fixed(x.shape()).0, heads)?;
-        let [_, heads, sequence, size] = sizes.map(|d| as_usize(&d).unwrap_or(0));
+        let [_, heads, sequence, size] = &sizes;
         Ok(Self {
             data: x.to_f32()?.into_owned(),
-            heads,
-            sequence,
-            size,
+            heads: fixed_size(heads)?,
+            sequence: fixed_size(sequence)?,
+            size: fixed_size(size)?,
             joined: x.shape().len() == 3,
         })
     }

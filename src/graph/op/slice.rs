@@ -6,8 +6,8 @@
 use super::case::{Case, input};
 use super::transpose::Start;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand,
-    strides, transpose,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, fixed_size, gather_strided,
+    onnx, operand, strides, transpose,
 };
 use crate::lower::LowerCx;
 use crate::num;
@@ -216,9 +216,8 @@ impl Lists {
         let parts = rule.parts(&Shape::fixed(x.shape()).0, self)?;
         let (mut start, mut sizes, mut step) = (0usize, Vec::new(), Vec::new());
         for (p, s) in parts.iter().zip(strides(x.shape())) {
-            let number = |d: &Dim| as_usize(d).unwrap_or(0);
-            sizes.push(number(&p.count));
-            start += number(&p.start) * s;
+            sizes.push(fixed_size(&p.count)?);
+            start += fixed_size(&p.start)? * s;
             step.push(num::signed(s).saturating_mul(p.step));
         }
         Ok(vec![gather_strided(x, &sizes, start, &step)?])

@@ -1,6 +1,6 @@
 //! Sliding windows over spatial axes: sizes and traversal shared by convolution and pooling.
 
-use super::{Attributes, InferCx, OpError, OpResult, as_usize, count};
+use super::{Attributes, InferCx, OpError, OpResult, count, fixed_size};
 use crate::lower::Call;
 use crate::num;
 use crate::shape::Dim;
@@ -96,11 +96,6 @@ pub(super) fn define<A>(call: Call<A>, [h, w]: &[Line; 2]) -> Call<A> {
         .define("KW", w.kernel)
         .define("SW", w.stride)
         .define("DW", w.dilation)
-}
-
-/// The value of a constant size.
-pub(super) fn number(d: &Dim) -> OpResult<usize> {
-    as_usize(d).ok_or_else(|| OpError::expected("size", "0 or more", d))
 }
 
 /// A list attribute with values in `low..=i32::MAX`; empty if omitted.
@@ -291,14 +286,14 @@ impl Window {
         let mut axes = Vec::with_capacity(sizes.len());
         for (i, (size, k)) in sizes.iter().zip(kernel).enumerate() {
             let (out, room) = self.count(i, kernel, &Dim::from_usize(*size))?;
-            number(&room).map_err(|_| {
+            fixed_size(&room).map_err(|_| {
                 OpError::expected(
                     "padded size",
                     format!("at least the window's {}", self.extent(i, *k)),
                     format!("{size} ({} too few)", Dim::from(0).sub(&room).unwrap_or_default()),
                 )
             })?;
-            let out = number(&out)?;
+            let out = fixed_size(&out)?;
             let (mut before, mut after) = self.explicit(i, sizes.len());
             if matches!(self.auto_pad, AutoPad::SameUpper | AutoPad::SameLower) {
                 let last = num::signed(out)

@@ -35,7 +35,7 @@ pub(super) fn emit(
     let (x, w, [h, v]) = (cx.shape(0)?, cx.fact(1)?.clone(), lines);
     let (n, _, _) = parts("the input", &x.0)?;
     let depth = channels.mul(&(h.kernel.saturating_mul(v.kernel)).into())?;
-    let terms = window::number(&depth)?;
+    let terms = crate::graph::op::fixed_size(&depth)?;
     let columns = h.out.mul(&v.out)?;
     let batches = n.mul(&Dim::from_usize(group))?;
     let extent = Extent {
