@@ -115,8 +115,17 @@ impl<'a> Compiler<'a> {
     }
 
     /// Element type of a value on the device.
-    pub fn storage(&self, v: ValueId) -> DType {
-        self.collected.storage.get(&v).copied().unwrap_or(DType::F32)
+    pub fn storage(&self, v: ValueId) -> Result<DType> {
+        if let Some(dtype) = self.collected.storage.get(&v) {
+            return Ok(*dtype);
+        }
+        // Lowering stores no type for constants and for known values that are not tensors.
+        if self.is_const(v) || self.is_dims(v) {
+            return Ok(device_dtype(self.graph.fact(v)?.dtype, DType::F32));
+        }
+        let name = &self.graph.value(v).name;
+        let what = format!("value \"{name}\" has no element type on the device");
+        Err(Error::internal(Stage::Plan, what))
     }
 
     /// Symbols in the shapes and known contents of `values`.

@@ -107,7 +107,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             dtype: fact.dtype,
             device: match state {
                 Some(_) => device_dtype(fact.dtype, self.c.options.float),
-                None => self.c.storage(root),
+                None => self.c.storage(root)?,
             },
             shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),
             place: state.map_or_else(
