@@ -372,7 +372,7 @@ impl Kernel {
         }
         for spec in self.samples() {
             for language in Language::ALL {
-                sum.update(language.printer().prelude(&spec, &[], None).as_bytes());
+                sum.update(language.printer().prelude(&spec, &[]).as_bytes());
             }
         }
         sum.finalize()

@@ -25,9 +25,12 @@ pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
 
-pub(super) struct OpenClC;
+pub(super) struct OpenClC<'a> {
+    /// Makes the kernel a function of this name, a [stage](crate::backend::persistent).
+    pub stage: Option<&'a str>,
+}
 
-impl Printer for OpenClC {
+impl Printer for OpenClC<'_> {
     fn options(&self) -> &'static CStr {
         BUILD_OPTIONS
     }
@@ -49,12 +52,12 @@ impl Printer for OpenClC {
         Ok(flags)
     }
 
-    fn prelude(&self, spec: &KernelSpec, flags: &[String], stage: Option<&str>) -> String {
-        let wave = spec.wave().filter(|_| stage.is_none());
+    fn prelude(&self, spec: &KernelSpec, flags: &[String]) -> String {
+        let wave = spec.wave().filter(|_| self.stage.is_none());
         let mut s = wave.map_or("", Wave::pragma).to_owned();
         s += &spec.defines_cl(flags);
         s += &spec.params_cl();
-        if stage.is_none() && spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+        if self.stage.is_none() && spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
             s.push_str(HALF);
         }
         let mut by_image = Vec::new();
@@ -69,7 +72,7 @@ impl Printer for OpenClC {
                 s += &spec.accessors_cl(arg, dtype);
             }
         }
-        s + &spec.entry_cl(wave, stage)
+        s + &spec.entry_cl(wave, self.stage)
     }
 
     fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String {

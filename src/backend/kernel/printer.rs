@@ -18,9 +18,8 @@ pub(super) trait Printer {
         Ok(Vec::new())
     }
 
-    /// Constants, parameter struct, operands and accessors. With a `stage`, the kernel becomes a
-    /// function of this name, where the language has [stages](crate::backend::persistent).
-    fn prelude(&self, spec: &KernelSpec, flags: &[String], stage: Option<&str>) -> String;
+    /// Constants, parameter struct, operands and accessors.
+    fn prelude(&self, spec: &KernelSpec, flags: &[String]) -> String;
 
     /// The accessors of the result `y` that apply `epilogue`, whose operands have these types.
     fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String;
@@ -34,7 +33,7 @@ pub(super) trait Printer {
 impl Language {
     pub(super) fn printer(self) -> &'static dyn Printer {
         match self {
-            Self::OpenCl => &super::opencl_c::OpenClC,
+            Self::OpenCl => &super::opencl_c::OpenClC { stage: None },
             Self::Wgsl => &super::wgsl::Wgsl,
         }
     }

@@ -3,6 +3,7 @@
 use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel};
 use super::preprocess::preprocess;
+use super::printer::Printer;
 use super::wave::{WAVE, Wave};
 use super::{
     Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, args, fields, form_name,
@@ -218,7 +219,7 @@ impl KernelSpec {
 
     /// Expands the source for the compiler.
     pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
-        self.expand_as(language, None)
+        self.expand_by(language, language.printer())
     }
 
     /// The OpenCL C source as a function of this name that does the work of one work-group, to be
@@ -226,10 +227,10 @@ impl KernelSpec {
     /// ([`crate::backend::persistent`]).
     #[cfg(feature = "opencl")]
     pub(crate) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
-        self.expand_as(Language::OpenCl, Some(name))
+        self.expand_by(Language::OpenCl, &super::opencl_c::OpenClC { stage: Some(name) })
     }
 
-    fn expand_as(&self, language: Language, stage: Option<&str>) -> Result<String, ExpandError> {
+    fn expand_by(&self, language: Language, printer: &dyn Printer) -> Result<String, ExpandError> {
         let failed = |reason| ExpandError {
             kernel: self.kernel.name,
             reason,
@@ -255,9 +256,8 @@ impl KernelSpec {
         if self.in_place.is_some() {
             names.push("IN_PLACE".to_owned());
         }
-        let printer = language.printer();
         names.extend(printer.flags(self).map_err(error)?);
-        let mut generated = printer.prelude(self, &names, stage);
+        let mut generated = printer.prelude(self, &names);
         if let Some(epilogue) = &self.epilogue {
             let result = self
                 .result()

@@ -17,7 +17,7 @@ const FOLDED_ENTRY: &str =
 pub(super) struct Wgsl;
 
 impl Printer for Wgsl {
-    fn prelude(&self, spec: &KernelSpec, _flags: &[String], _stage: Option<&str>) -> String {
+    fn prelude(&self, spec: &KernelSpec, _flags: &[String]) -> String {
         let mut s = spec.constants_wgsl();
         s += &spec.params_wgsl();
         for (i, (arg, dtype)) in spec.bound().enumerate() {
