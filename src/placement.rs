@@ -12,7 +12,7 @@ use std::str::FromStr;
 /// Backend that runs a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// OpenCL or wgpu: the first with a GPU, else the first with any device, else the host.
+    /// The first of [`BackendKind::ALL`] with a GPU, else the first with any device, else the host.
     #[default]
     Auto,
     /// This backend.
@@ -186,20 +186,17 @@ impl Placement {
                 .map(Opened::Device)
                 .map_err(failed)
         };
-        match self.backend {
-            BackendChoice::Host if device.is_some() => {
-                let name = device.unwrap_or_default();
-                let what = format!("\"{name}\": the host has no devices; leave this option out");
-                Err(Error::usage("device", what))
-            }
-            BackendChoice::Host => match self.options.for_opencl() {
-                Some(refusal) => Err(failed(refusal)),
-                None => Ok(Opened::Host { for_want: None }),
+        match (self.backend, self.options.only_on()) {
+            (BackendChoice::Host, only) => match (device, only) {
+                (Some(name), _) => {
+                    let what = format!("\"{name}\": the host has no devices; leave this option out");
+                    Err(Error::usage("device", what))
+                }
+                (None, Some((_, refusal))) => Err(failed(refusal)),
+                (None, None) => Ok(Opened::Host { for_want: None }),
             },
-            BackendChoice::On(kind) => open(kind),
-            // Only OpenCL supports these options.
-            BackendChoice::Auto if self.options.for_opencl().is_some() => open(BackendKind::OpenCl),
-            BackendChoice::Auto => {
+            (BackendChoice::On(kind), _) | (BackendChoice::Auto, Some((kind, _))) => open(kind),
+            (BackendChoice::Auto, None) => {
                 let mut reasons = Vec::new();
                 let mut faults = Vec::new();
                 let mut taken = None;
@@ -280,7 +277,7 @@ impl Placement {
             BackendChoice::Host => {
                 return Err(Error::usage(
                     "backend",
-                    "the host has no plan; use opencl or wgpu, or leave this option out for a generic device",
+                    "the host has no plan; choose another backend, or leave this option out to plan for a generic device",
                 ));
             }
         };

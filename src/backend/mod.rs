@@ -512,11 +512,13 @@ impl OpenOptions {
         }
     }
 
-    /// An error if an option is set that only the OpenCL backend supports.
-    pub fn for_opencl(&self) -> Option<BackendError> {
+    /// If an option is set that only one backend supports: this backend, and the error for any
+    /// other.
+    pub fn only_on(&self) -> Option<(BackendKind, BackendError)> {
+        let kind = BackendKind::OpenCl;
         let refusal = |field, value: String, can: &str| {
-            let why = format!("{value}: only the OpenCL backend {can}");
-            Some(BackendError::NotOffered { field, why })
+            let why = format!("{value}: only the {kind} backend {can}");
+            Some((kind, BackendError::NotOffered { field, why }))
         };
         match (self.recording, self.images, self.slice_ms) {
             (way @ (ReplayMode::Persistent | ReplayMode::CommandBuffer | ReplayMode::Qcom), ..) => {
@@ -544,7 +546,11 @@ impl OpenOptions {
 
 /// Opens a device of `kind`.
 pub fn open(kind: BackendKind, options: &OpenOptions) -> Result<Box<dyn Backend>, BackendError> {
-    (kind.linked()?.open)(options)
+    let driver = kind.linked()?;
+    match options.only_on() {
+        Some((only, refusal)) if only != kind => Err(refusal),
+        _ => (driver.open)(options),
+    }
 }
 
 /// The device in `all` that [`open`] would choose.

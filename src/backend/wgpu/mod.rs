@@ -246,12 +246,8 @@ impl Wgpu {
     ///
     /// # Errors
     ///
-    /// [`BackendError::NoDriver`], [`BackendError::NoDevice`], [`BackendError::NotOffered`], or the
-    /// driver's error.
+    /// [`BackendError::NoDriver`], [`BackendError::NoDevice`], or the driver's error.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
-        if let Some(refusal) = options.for_opencl() {
-            return Err(refusal);
-        }
         let (adapters, all): (Vec<_>, Vec<_>) = adapters()?.into_iter().unzip();
         let chosen = choose(&all, options.device.as_deref())?;
         let (Some(adapter), Some(mut caps)) = (adapters.get(chosen), all.into_iter().nth(chosen)) else {
