@@ -99,7 +99,7 @@ pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 pub struct Probe {
     /// Version of the measurement.
     pub version: u32,
-    /// Backend; see [`Caps::backend`].
+    /// Backend: `opencl` or `wgpu`.
     pub backend: String,
     /// Device.
     pub device: String,

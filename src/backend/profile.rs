@@ -89,7 +89,7 @@ pub struct DeviceProfile {
 pub struct Quarantined {
     /// Name of the variant.
     pub variant: String,
-    /// [`Kernel::checksum`]; a kernel whose source has changed is tried again.
+    /// Checksum of the kernel's source; a kernel whose source has changed is tried again.
     pub checksum: u32,
     /// What was wrong.
     pub why: String,

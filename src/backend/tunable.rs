@@ -26,7 +26,7 @@ pub struct Tunable {
 pub struct Tuned {
     /// Name of the kernel.
     pub kernel: String,
-    /// [`Kernel::checksum`]; the entry is ignored if the kernel's text has changed.
+    /// Checksum of the kernel's source; the entry is ignored if the source has changed.
     pub checksum: u32,
     /// The shape; [`ANY`] for every shape without an entry of its own.
     pub shape: String,

@@ -84,14 +84,13 @@ impl Pixel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Images {
-    /// Maximum number of pixels of an [`ImageKind::Image1dBuffer`]; 0 if not supported.
+    /// Maximum number of pixels of a one-dimensional image; 0 if not supported.
     pub max_pixels: u64,
-    /// Maximum number of rows of an [`ImageKind::Image2d`]; 0 if not supported.
+    /// Maximum number of rows of a two-dimensional image; 0 if not supported.
     pub max_rows: u64,
-    /// Required alignment of the rows of an [`ImageKind::Image2d`], in pixels: a power of two, at
-    /// most [`ROW_PIXELS`].
+    /// Required alignment of the rows of a two-dimensional image, in pixels: a power of two.
     pub pitch_align: u32,
-    /// Required alignment of the first row, in pixels: a power of two, at most [`ROW_PIXELS`].
+    /// Required alignment of the first row of a two-dimensional image, in pixels: a power of two.
     pub base_align: u32,
     /// The kind through which plans let kernels read operands if that is faster.
     pub reads: Option<ImageKind>,

@@ -30,7 +30,7 @@ pub enum How {
 pub struct Becomes {
     /// What became of it.
     pub how: How,
-    /// Indices into [`super::Report::nodes`].
+    /// Indices into the list `nodes` of the report.
     pub nodes: Vec<usize>,
 }
 
@@ -56,7 +56,7 @@ pub struct Operator {
 pub struct Run {
     /// Name of the plan.
     pub plan: &'static str,
-    /// Indices into [`PlanReport::steps`].
+    /// Indices into the list `steps` of the plan.
     pub steps: Vec<usize>,
 }
 

@@ -50,7 +50,7 @@ impl Measured {
 pub struct Event {
     /// Display text of the specialised kernel; `None` on the host.
     pub kernel: Option<String>,
-    /// Its node, by index into [`Profile::lines`].
+    /// Its node, by index into `lines`.
     pub line: usize,
     /// Measured time.
     pub nanoseconds: u64,

@@ -175,7 +175,7 @@ fn what_a_backend_cannot_is_wrong_usage() {
                 option,
                 value,
             ];
-            fails(&args, 2, &[option, value, "OpenCL"]);
+            fails(&args, 2, &[option, value, "opencl"]);
             assert_eq!(stderr(&tlite(&args)).lines().count(), 1);
         }
     }
