@@ -1,4 +1,5 @@
 use super::*;
+use std::any::TypeId;
 
 /// The commands with their names as typed, subcommands included, built for 80 columns.
 fn commands() -> Vec<(String, clap::Command)> {
@@ -108,4 +109,44 @@ fn wrong_values_get_no_misleading_tip() {
             .all(|b| text.contains(b)),
         "{text}"
     );
+}
+
+#[test]
+fn options_for_numbers_take_negative_numbers() {
+    let numbers = [
+        TypeId::of::<f32>(),
+        TypeId::of::<f64>(),
+        TypeId::of::<i32>(),
+        TypeId::of::<i64>(),
+        TypeId::of::<u32>(),
+        TypeId::of::<u64>(),
+        TypeId::of::<usize>(),
+    ];
+    let mut used = Vec::new();
+    for (name, command) in commands() {
+        for arg in command.get_arguments().filter(|a| a.get_action().takes_values()) {
+            let is_number = numbers.iter().any(|n| arg.get_value_parser().type_id() == *n);
+            assert!(
+                !is_number || arg.is_allow_negative_numbers_set(),
+                "tlite {name}: the name of the value of {arg} is not in NUMBERS"
+            );
+            used.extend(arg.get_value_names().into_iter().flatten().cloned());
+        }
+    }
+    for number in NUMBERS {
+        assert!(
+            used.iter().any(|n| n.as_str() == number),
+            "no option has a value {number}"
+        );
+    }
+    let option = |value| clap::Command::new("test").arg(clap::Arg::new("a").long("a").value_name(value));
+    for (value, takes) in [
+        ("F", true),
+        ("N,...", true),
+        ("TEXT", false),
+        ("NAME=N,...", false),
+    ] {
+        let parsed = with_negative_numbers(option(value)).try_get_matches_from(["test", "--a", "-1"]);
+        assert_eq!(parsed.is_ok(), takes, "{value}");
+    }
 }
