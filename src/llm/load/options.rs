@@ -165,7 +165,7 @@ impl LoadOptions {
             WeightSource::Files => Ok(()),
             WeightSource::Random(_) => Err(Error::usage(
                 "backend",
-                "random weights are generated on a device; use opencl or wgpu",
+                "random weights are generated on a device; choose another backend",
             )),
         }
     }

@@ -1,9 +1,9 @@
 //! Options whose values are types of the library: their names on the command line, and a line of
 //! help for each.
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::builder::{PossibleValue, PossibleValuesParser, StyledStr, TypedValueParser};
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
-use transformer_lite::unstable::backend::{ImageUse, Priority, ReplayMode};
+use transformer_lite::unstable::backend::{BackendKind, ImageUse, Priority, ReplayMode};
 use transformer_lite::unstable::cache::Kind;
 use transformer_lite::unstable::llm::{Activations, KvType};
 use transformer_lite::unstable::placement::BackendChoice;
@@ -21,18 +21,19 @@ fn values<T: Copy + Send + Sync + 'static>(
 }
 
 /// A value with its name and help.
-fn value<T>(value: T, name: &'static str, help: &'static str) -> (T, PossibleValue) {
-    (value, PossibleValue::new(name).help(help))
+fn value<T>(value: T, name: &'static str, help: impl Into<StyledStr>) -> (T, PossibleValue) {
+    (value, PossibleValue::new(name).help(help.into()))
 }
 
 pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
     values(BackendChoice::ALL.map(|v| {
         let help = match v {
             BackendChoice::Auto => {
-                "OpenCL or wgpu, whichever first has a GPU; else whichever has any device; else the host"
+                let names = BackendKind::ALL.map(BackendKind::name).join(", ");
+                format!("First of {names} that has a GPU; else the first with any device; else the host")
             }
-            BackendChoice::On(kind) => kind.about(),
-            BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison",
+            BackendChoice::On(kind) => kind.about().to_owned(),
+            BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison".to_owned(),
         };
         value(v, v.name(), help)
     }))

@@ -93,7 +93,7 @@ type Devices = (Vec<Box<dyn Backend>>, Vec<String>);
 fn devices(on: &DeviceOptions) -> Result<Devices> {
     let place = on.placement();
     if on.backend == BackendChoice::Host {
-        let what = "the host is the reference; give opencl or wgpu";
+        let what = "the host is the reference itself; choose another backend";
         return Err(Error::usage("--backend", what));
     }
     if on.backend != BackendChoice::Auto || on.device.is_some() {
