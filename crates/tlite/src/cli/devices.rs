@@ -31,7 +31,7 @@ pub struct Args {
     /// `tlite roofline`, `profile` and `bench`.
     #[arg(long)]
     probe: bool,
-    /// Only devices whose name or driver contains TEXT
+    /// List only devices whose name or driver contains TEXT
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
     /// Folder for the measurements [default: `$TLITE_CACHE_DIR`, else in the user's cache folder]

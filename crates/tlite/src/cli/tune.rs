@@ -26,8 +26,8 @@ Examples:
 /// Each setting is checked against the reference and timed in turn with the default, in prefill and
 /// in decoding. Settings faster by more than measurement noise are saved in the kernel cache for
 /// this device, driver and these shapes, and used from then on. Ctrl-C keeps and shows what was
-/// found so far; the exit code is then 130. The commands of a timed run are queued at once, without
-/// --slice-ms.
+/// found so far; the exit code is then 130. All commands of a timed run are queued at once,
+/// regardless of --slice-ms.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite tune [OPTIONS] MODEL", after_help = EXAMPLES)]
 pub struct Args {
