@@ -136,7 +136,7 @@ impl fmt::Display for Note {
             } => write!(f, "--{option} {value} has no effect {reason}"),
             Self::ShorterContext { context, wanted } => write!(
                 f,
-                "the context is {context} tokens instead of {wanted}: more do not fit in device memory"
+                "the context is limited to {context} tokens (of {wanted}): a larger KV cache does not fit in device memory"
             ),
             Self::HostNodes {
                 count,
@@ -149,7 +149,7 @@ impl fmt::Display for Note {
                  see `tlite inspect --nodes`"
             ),
             Self::NoCache => f.write_str(
-                "no KV cache was found in the model, so every token runs all previous tokens again; an export \
+                "the model has no KV cache, so all previous tokens are computed again for every token; an export \
                  with past keys and values is many times faster",
             ),
             Self::FloatCaches { kept, all } => write!(
@@ -159,12 +159,12 @@ impl fmt::Display for Note {
             Self::WindowIgnored { length } => write!(
                 f,
                 "config.json limits attention to {length} tokens, but model.onnx does not; answers may be \
-                 poor beyond {length} tokens; use --context {length} to stay within"
+                 poor beyond {length} tokens; use --context {length} to avoid this"
             ),
             Self::LongContext { length, context } => write!(
                 f,
-                "this model computes differently beyond {length} tokens (rotary embeddings for long contexts); \
-                 with a context of {context} it always uses the long form; use --context {length} for the short one"
+                "with a context of {context} tokens, this model always uses its rotary embeddings for long contexts; \
+                 use --context {length} to use those for short ones"
             ),
             Self::KernelQuarantined {
                 variant,
@@ -193,8 +193,8 @@ impl fmt::Display for Note {
                 ..
             } => write!(
                 f,
-                "{} could not be checked on {device} and are used unchecked, for example {first}: \
-                 their results in these runs prove nothing",
+                "{} could not be validated on {device} and are used anyway, for example {first}: \
+                 the results of these runs do not show whether they are correct",
                 crate::fmt::count_text(*count, "kernel")
             ),
         }

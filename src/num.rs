@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 /// A number that does not fit its target type. This is a bug in the code that computed the number.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} is {value}, which does not fit {target}")]
+#[error("{what} is {value}, which does not fit in {target}")]
 pub struct OutOfRange {
     /// What the number counts.
     what: &'static str,

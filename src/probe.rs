@@ -452,7 +452,9 @@ impl Bench<'_> {
         let before = self.backend.stats().images;
         let rate = self.walk(&spec, x, y)?;
         if self.backend.stats().images == before {
-            return Ok(Err("the driver lists images over buffers but refused one"));
+            return Ok(Err(
+                "the driver reports support for images over buffers but failed to create one",
+            ));
         }
         Ok(Ok(rate))
     }

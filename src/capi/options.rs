@@ -77,8 +77,8 @@ fn check_size<T: Options>(size: usize) -> Result<()> {
         return Ok(());
     }
     let what = format!(
-        "is {size}, expected {} to {}: initialize the options with their defaults function and the \
-         matching header",
+        "is {size}, expected {} to {}: initialize the options with the function for their defaults, and use \
+         the header of this library version",
         T::FIRST,
         size_of::<T>()
     );

@@ -105,7 +105,7 @@ impl Executor {
         let profile = &self.backend.caps().profile;
         let expected = spec.bound().count();
         if views.len() != expected {
-            return Err(format!("found {} operands, expected {expected}", views.len()));
+            return Err(format!("expected {expected} operands, found {}", views.len()));
         }
         for ((view, (arg, _)), image) in views.iter().zip(spec.bound()).zip(spec.bound_images()) {
             let Some((kind, pixel)) = image else { continue };
@@ -124,7 +124,7 @@ impl Executor {
             }
             if view.len > profile.max_view_bytes {
                 return Err(format!(
-                    "operand {name} has {} bytes, the device binds at most {}",
+                    "operand {name} has {} bytes, but the device binds at most {}",
                     view.len, profile.max_view_bytes
                 ));
             }

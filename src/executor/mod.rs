@@ -389,11 +389,17 @@ impl Executor {
         let mut view = state.ok_or_else(|| {
             Error::other(
                 Stage::Run,
-                format!("there is no state {index}: the model has {}", self.states.len()),
+                format!(
+                    "state {index} does not exist; states of the model: {}",
+                    self.states.len()
+                ),
             )
         })?;
         if bytes as u64 > view.len {
-            let what = format!("state {index} has {} bytes, not {bytes}", view.len);
+            let what = format!(
+                "state {index} has {} bytes, fewer than the {bytes} requested",
+                view.len
+            );
             return Err(Error::other(Stage::Run, what));
         }
         view.len = (bytes as u64).next_multiple_of(4);
@@ -451,7 +457,10 @@ fn loaded_mut(plans: &mut [Loaded], plan: usize) -> Result<&mut Loaded> {
 }
 
 fn no_plan(plan: usize, count: usize) -> Error {
-    Error::other(Stage::Run, format!("there is no plan {plan}: {count} are loaded"))
+    Error::other(
+        Stage::Run,
+        format!("plan {plan} does not exist; loaded plans: {count}"),
+    )
 }
 
 impl Drop for Executor {

@@ -220,7 +220,10 @@ fn items(
     let mut start = 0;
     for t in tensors {
         if rows(t) != depth {
-            return Err(format!("a tensor of {} rows beside one of {depth}", rows(t)));
+            return Err(format!(
+                "expected tensors of {depth} rows, found one of {}",
+                rows(t)
+            ));
         }
         let bytes = t.bytes().map_err(|e| e.to_string())?;
         let own = bytes.len() / 4 / depth;

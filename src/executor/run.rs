@@ -33,7 +33,7 @@ pub(super) enum Work {
 }
 
 fn host_step(loaded: &Loaded, step: usize) -> Result<&HostStep> {
-    let missing = || Error::internal(Stage::Run, format!("a plan has no host step {step}"));
+    let missing = || Error::internal(Stage::Run, format!("host step {step} of a plan does not exist"));
     loaded.plan.host.get(step).ok_or_else(missing)
 }
 

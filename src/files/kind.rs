@@ -29,7 +29,7 @@ pub fn guess(start: &[u8]) -> Option<&'static str> {
             "it is a Git LFS pointer, not the file itself; run `git lfs pull`, or download the file again"
         }
         () if begins("<!doctype") || begins("<html") => {
-            "it is a web page, as a failed download leaves; download the file again"
+            "it is a web page, probably from a failed download; download the file again"
         }
         () if start.starts_with(&GGUF_MAGIC) => "it is a GGUF file",
         () if header => "it is a safetensors file; give the folder that holds it and its config.json",

@@ -60,7 +60,7 @@ pub enum Disorder {
         nodes: Vec<String>,
     },
     /// A value is read but not defined.
-    #[error("{reader} reads \"{value}\", which nothing defines")]
+    #[error("{reader} reads \"{value}\", which is not defined")]
     Undefined {
         value: String,
         /// The reading node's name, or the list of outputs.

@@ -252,8 +252,8 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             return Ok(());
         }
         let what = format!(
-            "the cache keeps a window of the latest tokens and cannot be cut back to {len}; {} of these \
-             would have to be fed again, but their IDs are unknown",
+            "the cache keeps only a window of the latest tokens and cannot be truncated to {len} tokens: \
+             the first {} would have to be fed again, but their IDs are unknown",
             self.unknown
         );
         Err(Error::other(Stage::Run, what))

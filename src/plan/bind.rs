@@ -121,7 +121,7 @@ fn values_of<'a>(dims: impl IntoIterator<Item = &'a Dim>, bindings: &[&Bindings]
     dims.into_iter().for_each(|d| d.symbols(&mut symbols));
     let one = |s: &Symbol| match bindings.iter().find_map(|b| b.get(s)) {
         Some(v) => format!("{s} = {v}"),
-        None => format!("{s} unknown"),
+        None => format!("{s} is unknown"),
     };
     symbols.iter().map(one).collect::<Vec<_>>().join(", ")
 }
@@ -326,7 +326,7 @@ impl Plan {
                 Some(v) => {
                     return Err(Error::other(
                         Stage::Run,
-                        format!("{symbol} = {v} is outside 0..={limit}, the bounds of this plan"),
+                        format!("{symbol} = {v} is out of range; this plan supports 0 to {limit}"),
                     ));
                 }
                 None => return Err(unbound(symbol)),

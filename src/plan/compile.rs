@@ -271,7 +271,7 @@ impl<'a> Compiler<'a> {
         reader.map_or(Ok(()), |n| {
             let name = &self.graph.value(s.input).name;
             let what = format!(
-                "node \"{}\" runs on the host and cannot read state \"{name}\": the device keeps only a window of it",
+                "node \"{}\" runs on the host and cannot read state \"{name}\": the device keeps only a window of its rows",
                 n.name
             );
             Err(Error::other(Stage::Plan, what))

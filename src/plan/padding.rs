@@ -36,7 +36,7 @@ impl Padding {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoPadding {
     /// [`super::Options::padding`] is not set.
-    #[error("not asked for")]
+    #[error("not requested")]
     NotAsked,
     /// Something in the plan needs the exact length; the reason.
     #[error("{0}")]
@@ -57,7 +57,7 @@ pub enum NoPadding {
         shape: Shape,
     },
     /// A view has the elements of its source in other places once they are padded.
-    #[error("\"{value}\" of shape {shape} has the elements of {source_shape} in other places")]
+    #[error("\"{value}\" of shape {shape} would store the elements of {source_shape} at other positions")]
     Moved {
         value: String,
         shape: Shape,

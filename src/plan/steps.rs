@@ -176,7 +176,12 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             .filter_map(|(_, o)| *o);
         let args = bound
             .map(|o: Operand| {
-                let what = || format!("an operand of kernel {} has no place", call.kernel.name);
+                let what = || {
+                    format!(
+                        "an operand of kernel {} has no location in memory",
+                        call.kernel.name
+                    )
+                };
                 self.place(o.location)
                     .ok_or_else(|| Error::other(Stage::Plan, what()))
             })

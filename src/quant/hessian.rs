@@ -9,7 +9,7 @@ pub enum HessianError {
     #[error("{found} numbers do not form rows of {k} inputs")]
     Size { k: usize, found: usize },
     /// An input is NaN or infinite.
-    #[error("calibration gave inputs that are not finite")]
+    #[error("the calibration inputs contain NaN or infinity")]
     NotFinite,
     /// It has no Cholesky factor.
     #[error(

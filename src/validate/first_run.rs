@@ -133,7 +133,7 @@ impl FirstRun {
         }
         let refused = findings.refused.iter();
         let mut bad: Vec<_> = refused
-            .map(|r| (r.kernel.clone(), "is refused at its launch".to_owned()))
+            .map(|r| (r.kernel.clone(), "is rejected by the driver at launch".to_owned()))
             .collect();
         for fault in &findings.faults {
             bad.extend(variants_at_fault(program.caps(), fault)?);

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) const JOINED_DIFFERS: &str = "its results differ from those of its stages run one by one";
 
 /// Why a kernel is not run in parts.
-pub const PARTS_DIFFER: &str = "its results in parts differ from those of a single launch";
+pub const PARTS_DIFFER: &str = "its results when run in parts differ from those of a single launch";
 
 /// A kernel compiled so that parts of its grid can run.
 pub(super) struct InParts {
@@ -165,8 +165,7 @@ impl Builder<'_> {
         let whole = text.whole();
         if validation::program_result(self.store, self.caps, name, &whole) == Some(false) {
             return Ok(Tried::Refused(
-                "the compiler refused it in an earlier start; run `tlite cache clear` to try again"
-                    .to_owned(),
+                "the compiler rejected it in an earlier run; run `tlite cache clear` to try again".to_owned(),
             ));
         }
         match self.program(&text, Ok) {
@@ -228,7 +227,7 @@ impl Builder<'_> {
             match self.of_binary(text, &binary).and_then(&check) {
                 Ok(made) => return Ok((made, true)),
                 Err(why) => {
-                    log::info!("kernel {name}: the driver refuses the stored program, recompiling: {why}");
+                    log::info!("kernel {name}: the driver rejects the stored program, recompiling: {why}");
                     store.remove(Kind::Program, key);
                 }
             }

@@ -189,7 +189,7 @@ impl OpenCl {
                 Err(BackendError::OutOfMemory { why, .. }) => {
                     self.warn_once(
                         dispatch.kernel,
-                        &format!("(not measured: no memory to try a part of it: {why})"),
+                        &format!("(not measured: not enough memory to run a part of it: {why})"),
                     );
                     return Ok(None);
                 }

@@ -111,7 +111,7 @@ impl OpenCl {
         let index = choose(&all, device)?;
         let handle = *handles.get(index).ok_or_else(|| BackendError::NoDevice {
             asked: device.unwrap_or("any").to_owned(),
-            found: format!("no device number {index}"),
+            found: format!("device {index} does not exist"),
         })?;
         let mut caps = all.swap_remove(index);
         let priority = options.priority.or(Priority::default_on(caps.kind));
@@ -367,7 +367,7 @@ fn size(bytes: u64, label: &str) -> Result<usize, BackendError> {
     usize::try_from(bytes).map_err(|_| BackendError::OutOfMemory {
         label: label.to_owned(),
         bytes,
-        why: "more than this machine can address".to_owned(),
+        why: "it exceeds the address range of this machine".to_owned(),
     })
 }
 

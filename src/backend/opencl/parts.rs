@@ -179,7 +179,7 @@ impl OpenCl {
         let saved = match self.save(&self.written(dispatch)) {
             Ok(saved) => saved,
             Err(BackendError::OutOfMemory { why, .. }) => {
-                let why = format!("no memory to compare its parts: {why}");
+                let why = format!("not enough memory to compare its parts: {why}");
                 return Ok(Err(self.untold(dispatch.kernel, why)));
             }
             Err(e) => return Err(e),

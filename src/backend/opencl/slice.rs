@@ -345,7 +345,7 @@ impl Slicer {
                 (Ok(begun), Ok(ended)) => (begun, ended),
                 (Err(code), _) | (_, Err(code)) => {
                     // Recordings may lack times.
-                    log::debug!("opencl: no time for a slice: {code}");
+                    log::debug!("opencl: the driver reports no time for a slice: {code}");
                     continue;
                 }
             };

@@ -38,7 +38,7 @@ __kernel void probe(__global int *x) {
 
 /// The compiler's error for the inline PTX of tensor core kernels; `None` if it accepts it.
 pub(super) fn refusal(builder: Builder<'_>, stats: &mut Stats) -> Option<String> {
-    refused(builder, "probe of matrix units", format!("{MMA}{PROBE}"), stats)
+    refused(builder, "probe of tensor cores", format!("{MMA}{PROBE}"), stats)
 }
 
 /// The compiler's error for a packed dot product that the driver lists. Some drivers support the

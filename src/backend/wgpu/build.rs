@@ -83,7 +83,7 @@ impl Wgpu {
                 }
                 Err(e) => {
                     log::info!(
-                        "kernel {spec}: the driver refuses the stored pipeline, rebuilding it: {}",
+                        "kernel {spec}: the driver rejects the stored pipeline, rebuilding it: {}",
                         words(&e)
                     );
                     store.remove(Kind::Pipeline, &key);

@@ -370,13 +370,13 @@ impl Wgpu {
     fn buffer(&self, call: &str, id: BufferId) -> Result<&::wgpu::Buffer, BackendError> {
         self.buffers
             .get(&id.0)
-            .ok_or_else(|| driver(call, format!("there is no buffer {}", id.0)))
+            .ok_or_else(|| driver(call, format!("buffer {} does not exist", id.0)))
     }
 
     fn kernel(&self, call: &str, id: KernelId) -> Result<&Compiled, BackendError> {
         self.kernels
             .get(id.0 as usize)
-            .ok_or_else(|| driver(call, format!("there is no kernel {}", id.0)))
+            .ok_or_else(|| driver(call, format!("kernel {} does not exist", id.0)))
     }
 
     /// Submits the commands together with all pending writes.
@@ -574,7 +574,10 @@ impl Backend for Wgpu {
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
         self.check("submit")?;
         let Some(recording) = self.recordings.get(&recording.0) else {
-            return Err(driver("submit", format!("there is no recording {}", recording.0)));
+            return Err(driver(
+                "submit",
+                format!("recording {} does not exist", recording.0),
+            ));
         };
         recording.submit(&self.device, &self.queue, launch)?;
         self.pending = 0;

@@ -305,7 +305,7 @@ impl Transfer {
 fn grid(launch: &Launch, dispatch: &Dispatch) -> Result<[u32; 3], BackendError> {
     launch.grids.get(dispatch.step as usize).copied().ok_or_else(|| {
         let (command, step, found) = (dispatch.command, dispatch.step, launch.grids.len());
-        let why = format!("command {command} needs grid {step}, the launch has {found}");
+        let why = format!("command {command} needs grid {step}, but the launch has only {found} grids");
         driver("submit", why)
     })
 }
@@ -401,7 +401,7 @@ pub(super) fn profile(
             format!("{} has no timestamp queries", backend.caps.device),
         ));
     }
-    let missing = || driver("profile", format!("there is no recording {}", id.0));
+    let missing = || driver("profile", format!("recording {} does not exist", id.0));
     let commands = backend.recordings.get(&id.0).ok_or_else(missing)?.commands;
     make_timers(backend, commands)?;
     let recording = backend.recordings.get(&id.0).ok_or_else(missing)?;

@@ -132,7 +132,7 @@ impl Op for ConvTranspose {
         let m = per_group.checked_mul(group).ok_or_else(|| {
             OpError::expected(
                 "channels",
-                "fewer (the product with `group` overflows)",
+                "a number whose product with `group` does not overflow",
                 per_group,
             )
         })?;

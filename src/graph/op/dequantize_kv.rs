@@ -51,7 +51,7 @@ pub static DEF: OpDef = OpDef {
 fn cases() -> Vec<Case> {
     let rows = HostTensor::zeros(DType::I32, &[1, 2, 3, 17]).map(given);
     let case = rows.map(|rows| Case::new(DequantizeKv, vec![rows]));
-    case.map(|c| c.host_only("its shape alone is read"))
+    case.map(|c| c.host_only("only its shape is read"))
         .into_iter()
         .collect()
 }

@@ -255,7 +255,7 @@ impl Op for MatMul {
         let odd = n.exact_div(&2.into()).is_none();
         if odd && form == MatrixForm::Plain && parts.len() > 1 {
             return Err(OpError::NoKernel(format!(
-                "a weight above the binding limit with {n} columns, an odd number"
+                "a weight that exceeds the binding limit and has an odd number of columns ({n})"
             )));
         }
         cx.countable("first operand", &a.count()?)?;
@@ -598,7 +598,7 @@ fn cases() -> Vec<Case> {
             MatMul { trans_b: false },
             vec![input(&[2, 3, 5]).ints(-9, 9), input(&[5, 4]).ints(-9, 9)],
         )
-        .host_only("no kernel of integers"),
+        .host_only("no kernel for integers"),
     ]
 }
 

@@ -289,7 +289,7 @@ impl Op for MatMulInteger {
             let most = cx.device().max_view_bytes;
             if as_usize(&size).is_none_or(|n| num::wide(n) > most) {
                 return Err(OpError::NoKernel(format!(
-                    "a weight of {size} bytes, above the binding limit of {most}"
+                    "a weight of {size} bytes, which exceeds the binding limit of {most}"
                 )));
             }
         }

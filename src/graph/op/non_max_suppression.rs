@@ -156,7 +156,7 @@ fn cases() -> Vec<Case> {
     });
     let op = NonMaxSuppression { center: false };
     inputs
-        .map(|i| Case::new(op, i).host_only("the size of the result is data"))
+        .map(|i| Case::new(op, i).host_only("the size of the result depends on data"))
         .into_iter()
         .collect()
 }

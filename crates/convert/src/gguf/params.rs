@@ -77,7 +77,7 @@ impl Metadata<'_> {
             };
             if !neutral {
                 return Err(self.g.unsupported(format!(
-                    "metadata \"{key}\" asks for a computation that is not supported"
+                    "metadata \"{key}\" requires a computation that is not supported"
                 )));
             }
         }
@@ -186,12 +186,12 @@ impl Metadata<'_> {
             }
             ((None, None), Some(other)) => {
                 return Err(g.unsupported(format!(
-                    "rotary scaling \"{other}\" is not supported; supported are none, linear, yarn, longrope"
+                    "rotary scaling \"{other}\" is not supported; supported: none, linear, yarn, longrope"
                 )));
             }
             ((Some(_), Some(_)), Some(other)) => {
                 return Err(g.bad(format!(
-                    "tensors \"{ROPE_LONG}\" and \"{ROPE_SHORT}\", but rotary scaling \"{other}\""
+                    "tensors \"{ROPE_LONG}\" and \"{ROPE_SHORT}\" conflict with rotary scaling \"{other}\""
                 )));
             }
             ((Some(_), None), _) => return Err(missing(g, ROPE_SHORT)),
@@ -255,7 +255,7 @@ pub fn params(g: &Gguf) -> Result<Params> {
     let found = Architecture::ALL.into_iter().find(|a| a.name() == name);
     let architecture = found.ok_or_else(|| {
         g.unsupported(format!(
-            "architecture \"{name}\" cannot be converted; supported are {}",
+            "architecture \"{name}\" is not supported; supported: {}",
             Architecture::ALL.map(Architecture::name).join(", ")
         ))
     })?;
@@ -265,7 +265,10 @@ pub fn params(g: &Gguf) -> Result<Params> {
     let layers = m.need_size("block_count")?;
     // Checked before anything is sized by it.
     if layers > g.tensors().len() {
-        return Err(g.bad(format!("{layers} layers, but only {} tensors", g.tensors().len())));
+        let tensors = g.tensors().len();
+        return Err(g.bad(format!(
+            "{layers} layers in the metadata, but only {tensors} tensors"
+        )));
     }
     let hidden = m.need_size("embedding_length")?;
     let intermediate = m.need_size("feed_forward_length")?;
@@ -331,7 +334,7 @@ pub fn expect_dims(g: &Gguf, info: &TensorInfo, dims: &[usize]) -> Result<()> {
     }
     let (name, found) = (&info.name, &info.dims);
     Err(g.bad(format!(
-        "tensor \"{name}\": expected sizes {dims:?} by the metadata, found {found:?}"
+        "tensor \"{name}\": expected sizes {dims:?} according to the metadata, found {found:?}"
     )))
 }
 

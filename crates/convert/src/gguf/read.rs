@@ -576,7 +576,7 @@ impl Gguf {
 
     fn unsupported_type(&self, info: &TensorInfo) -> Error {
         self.unsupported(format!(
-            "tensor \"{}\" is of type {}; supported are {}",
+            "tensor \"{}\" has the unsupported type {}; supported: {}",
             info.name,
             info.ggml_type,
             dequant::SUPPORTED.map(|t| t.to_string()).join(", ")
@@ -597,7 +597,7 @@ impl Gguf {
             .flatten()
             .ok_or_else(|| {
                 self.bad(format!(
-                    "tensor \"{}\": no elements {first} to {}",
+                    "tensor \"{}\": elements {first} to {} do not exist",
                     info.name,
                     first.saturating_add(out.len())
                 ))
@@ -621,7 +621,7 @@ impl Gguf {
     /// An error naming a tensor that is not in `used`, if there is one.
     pub fn check_all_used(&self, used: &HashSet<String>) -> Result<()> {
         match self.tensors.iter().find(|t| !used.contains(&t.name)) {
-            Some(t) => Err(self.bad(format!("tensor \"{}\" has no place in this architecture", t.name))),
+            Some(t) => Err(self.bad(format!("tensor \"{}\" is not part of this architecture", t.name))),
             None => Ok(()),
         }
     }

@@ -148,7 +148,7 @@ impl Vocabulary {
         let bos = id(first)?;
         let needed = |what: &str, name: &str| {
             g.bad(format!(
-                "a {what} token is to be added, but metadata \"tokenizer.ggml.{name}_token_id\" is missing"
+                "the tokenizer adds a {what} token, but metadata \"tokenizer.ggml.{name}_token_id\" is missing"
             ))
         };
         if add_bos && bos.is_none() {
@@ -202,7 +202,10 @@ impl Vocabulary {
 /// Ids by text. An error if a text occurs twice, or for a vocabulary that is empty or too large.
 fn indexed<'t>(g: &Gguf, tokens: &'t [String]) -> Result<HashMap<&'t str, u32>> {
     if u32::try_from(tokens.len()).is_err() || tokens.is_empty() {
-        return Err(g.bad(format!("a vocabulary of {} tokens cannot be used", tokens.len())));
+        return Err(g.bad(format!(
+            "a vocabulary of {} tokens is not supported",
+            tokens.len()
+        )));
     }
     let mut index = HashMap::new();
     for (id, token) in (0..).zip(tokens) {
@@ -228,7 +231,7 @@ fn segmentation(
             let name = missing_or(g, key, g.opt_str(key))?;
             let pre = Pre::named(name).ok_or_else(|| {
                 g.unsupported(format!(
-                    "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported are {}",
+                    "metadata \"{key}\": pre-tokenizer \"{name}\" is not supported; supported: {}",
                     Pre::names()
                 ))
             })?;
@@ -247,7 +250,7 @@ fn segmentation(
         "bert" => (Kind::WordPiece, "BertTokenizer", Vec::new()),
         _ => {
             return Err(g.unsupported(format!(
-                "metadata \"tokenizer.ggml.model\": tokenizer \"{model}\" is not supported; supported are \
+                "metadata \"tokenizer.ggml.model\": tokenizer \"{model}\" is not supported; supported: \
                  gpt2, llama, gemma4, bert"
             )));
         }
@@ -314,7 +317,7 @@ fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String
         }
         if token.contains(|c: char| c.is_ascii_uppercase()) {
             return Err(g.bad(format!(
-                "the token {token:?} has a capital letter; of tokenizer \"bert\" those of lower case are supported"
+                "token {token:?} has a capital letter; tokenizers of type \"bert\" are supported only in lower case"
             )));
         }
         let word = token.strip_prefix(WORD).map(str::to_owned);

@@ -334,7 +334,7 @@ impl ModelStore {
         std::fs::create_dir_all(&folder).map_err(|e| self.unwritable(&e))?;
         let file = open_lock(&folder.join(name)).map_err(|e| self.unwritable(&e))?;
         Ok(wait_for(&file, waiting)
-            .map_err(|e| log::debug!("no lock in {}: {e}", folder.display()))
+            .map_err(|e| log::debug!("cannot lock a file in {}: {e}", folder.display()))
             .is_ok()
             .then_some(file))
     }
@@ -358,7 +358,7 @@ impl ModelStore {
                     Ok(_held) => remove(&path),
                     Err(TryLockError::WouldBlock) => {}
                     Err(TryLockError::Error(_)) if is_old(&path) => remove(&path),
-                    Err(TryLockError::Error(e)) => log::debug!("{} stays: {e}", path.display()),
+                    Err(TryLockError::Error(e)) => log::debug!("cannot remove {}: {e}", path.display()),
                 }
             }
         }
@@ -373,7 +373,7 @@ impl ModelStore {
 
     fn unwritable(&self, e: &std::io::Error) -> Error {
         let what = format!(
-            "cannot write the models folder {}: {e}; TLITE_MODELS names another folder",
+            "cannot write to the models folder {}: {e}; to use another folder, set TLITE_MODELS",
             self.folder.display()
         );
         Error::other(Stage::Convert, what).of_kind(ErrorKind::Io)
@@ -384,8 +384,8 @@ impl ModelStore {
         match &error {
             Error::Io { path, source, .. } if path.starts_with(&self.folder) => {
                 let what = format!(
-                    "{label} is not converted: cannot write the models folder {}: {source}; `tlite rm` frees space, \
-                     TLITE_MODELS names another folder",
+                    "cannot convert {label}: cannot write to the models folder {}: {source}; free space with \
+                     `tlite rm`, or set TLITE_MODELS to another folder",
                     self.folder.display()
                 );
                 Error::other(Stage::Convert, what).of_kind(ErrorKind::Io)

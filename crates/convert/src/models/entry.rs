@@ -235,7 +235,8 @@ pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
 pub(super) fn read_all(folder: &Path) -> Result<Vec<Entry>> {
     let cannot = |e: std::io::Error| {
         let folder = folder.display();
-        let what = format!("cannot read the models folder {folder}: {e}; TLITE_MODELS names another folder");
+        let what =
+            format!("cannot read the models folder {folder}: {e}; to use another folder, set TLITE_MODELS");
         Error::other(Stage::Convert, what).of_kind(transformer_lite::unstable::error::ErrorKind::Io)
     };
     let list = match std::fs::read_dir(folder) {

@@ -109,7 +109,7 @@ impl ModelStore {
         let folder = named_folder(FOLDER_VARIABLE, "models");
         folder.map(Self::new).ok_or_else(|| {
             let what =
-                "is not set, and neither is a folder for caches; expected a folder for converted models";
+                "is not set, and the system names no folder for caches; set it to a folder for converted models";
             Error::usage(FOLDER_VARIABLE, what)
         })
     }
@@ -219,8 +219,8 @@ impl ModelStore {
             return self.import(path, on_event);
         }
         let what = format!(
-            "{} was converted by another version of tlite, and its source {source} is gone; \
-             expected a model of layout {LAYOUT}; convert the source again",
+            "{} was converted by another version of tlite, and its source {source} no longer exists; \
+             expected a model of layout {LAYOUT}; restore the source or remove the model with `tlite rm`",
             entry.name()
         );
         Err(Error::usage("model", what))

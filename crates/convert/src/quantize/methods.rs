@@ -187,7 +187,7 @@ impl<'a> Planned<'a> {
             None => Ok(()),
             Some(name) => {
                 let what = format!(
-                    "method {}: \"{name}\" must be scaled, but cannot be",
+                    "method {} must scale \"{name}\", which cannot be scaled",
                     methods.name()
                 );
                 Err(Error::file(Stage::Quantize, &self.source.path, what))

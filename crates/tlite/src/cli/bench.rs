@@ -117,7 +117,7 @@ fn lengths(
         let length = wanted.min(room);
         if length < wanted {
             notes.push(format!(
-                "{option}: {length} tokens instead of {wanted}; the context has no room for more"
+                "{option}: limited to {length} of {wanted} tokens by the context"
             ));
         }
         if length > 0 && !lengths.contains(&length) {

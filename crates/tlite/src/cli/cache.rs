@@ -73,7 +73,7 @@ impl CacheOptions {
             TOLD.call_once(|| {
                 let (option, folder) = (self.folder_option(), store.folder().display());
                 let what = format!(
-                    "{option}: cannot write in {folder} ({e}); the next start compiles kernels again"
+                    "{option}: cannot write to {folder} ({e}); the next start compiles kernels again"
                 );
                 note(&mut std::io::stderr(), &what);
             });
@@ -102,8 +102,9 @@ fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
 
 /// List or clear cached kernels and device measurements
 ///
-/// The cache makes starts faster: it keeps programs as drivers compiled them, the results of kernel
-/// checks, tuned settings and device measurements. Clearing it is safe.
+/// The cache makes starts faster. It holds compiled kernels, the results of kernel checks, tuned
+/// settings and device measurements. All of this is made again when needed, except tuned settings,
+/// which take a new run of `tlite tune`.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite cache COMMAND",

@@ -16,7 +16,7 @@ fn values<T: Copy + Send + Sync + 'static>(
     PossibleValuesParser::new(names.clone()).try_map(move |name: String| {
         let given = names.iter().position(|n| n.matches(&name, false));
         let value = given.and_then(|i| values.get(i)).copied();
-        value.ok_or_else(|| format!("\"{name}\" is not one of the values"))
+        value.ok_or_else(|| format!("\"{name}\" is not a valid value"))
     })
 }
 

@@ -140,7 +140,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         return Err(Error::usage("FILE", what));
     }
     if folder && args.float && is_quantized(&args.file) {
-        let what = "is for GGUF files; GPTQ and AWQ weights keep their bits (`tlite dequantize` converts them after)";
+        let what = "applies to GGUF files only; GPTQ and AWQ weights keep their bits (`tlite dequantize` can convert them afterwards)";
         return Err(Error::usage("--float", what));
     }
     let new = NewFolder::create(&args.output, checkpoint::TEMPORARY)?;

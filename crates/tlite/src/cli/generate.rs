@@ -67,7 +67,7 @@ impl Args {
         let wrong = |what: &str| Err(Error::usage("PROMPT", what));
         let (model, argument) = match (&self.option, &self.model, &self.text) {
             (Some(_), Some(_), Some(_)) => {
-                return wrong("two arguments beside --model; expected one, the prompt");
+                return wrong("expected one argument besides --model, the prompt; found two");
             }
             (Some(model), Some(prompt), None) => match prompt.to_str() {
                 Some(prompt) => (model, Some(prompt)),
@@ -158,7 +158,7 @@ fn prompt_tokens(
             let what = if raw {
                 "has no effect with --raw"
             } else {
-                "the model has no chat template to use it"
+                "has no effect: the model has no chat template"
             };
             return Err(Error::usage(option, what));
         }

@@ -111,7 +111,7 @@ impl Interrupt {
             }
         };
         ctrlc::set_handler(handler)
-            .map_err(|e| Error::caused(Stage::Run, "the handler of Ctrl-C cannot be set", e))?;
+            .map_err(|e| Error::caused(Stage::Run, "cannot install the Ctrl-C handler", e))?;
         Ok(Self(state))
     }
 

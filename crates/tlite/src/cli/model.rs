@@ -96,7 +96,7 @@ impl<'a> View<'a> {
             Event::Offline { why } => {
                 note(
                     &mut std::io::stderr(),
-                    &format!("{why}; using the files that were downloaded before"),
+                    &format!("{why}; using the files downloaded earlier"),
                 );
             }
         }

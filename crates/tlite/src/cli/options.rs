@@ -333,7 +333,7 @@ pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
     let is_part = within.is_some_and(|(folder, model)| folder.starts_with(&model))
         || real(path).is_some_and(|path| real(model) == Some(path));
     if is_part {
-        let what = format!("{} is part of the model; choose another place", path.display());
+        let what = format!("{} is part of the model; choose another path", path.display());
         return Err(Error::usage(option, what));
     }
     Ok(())
@@ -379,7 +379,7 @@ pub fn check_fits(option: &str, tokens: usize, context: usize) -> Result<()> {
     }
     Err(Error::usage(
         option,
-        format!("{tokens} tokens do not fit the context of {context}; raise --context"),
+        format!("{tokens} tokens do not fit in the context of {context}; raise --context"),
     ))
 }
 

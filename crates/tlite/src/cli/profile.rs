@@ -48,10 +48,10 @@ Columns:
 
 /// Show device time per operator, compared with the device's limits
 ///
-/// Times come from the device's clock; the fastest of several runs counts. Bytes and operations
-/// follow from the plan, as in `tlite roofline`, and peaks from `tlite devices --probe`. A language
-/// model runs a prefill and a decoding step, any other model one run with random inputs. The
-/// commands of a timed run are queued at once, without --slice-ms.
+/// Times come from the device's clock and are those of the fastest of several runs. Bytes and
+/// operations follow from the plan, as in `tlite roofline`; peaks come from `tlite devices --probe`.
+/// A language model runs a prefill and a decoding step, any other model one run with random inputs.
+/// All commands of a timed run are queued at once, regardless of --slice-ms.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite profile [OPTIONS] MODEL\n       tlite profile [OPTIONS] --random NAME",
@@ -148,7 +148,7 @@ fn decoder(args: &Args, source: &Source, peaks: &Peaks) -> Result<Vec<Profile>> 
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
-            "is for other models; a language model takes --prefill and --past",
+            "does not apply to language models; use --prefill and --past",
         ));
     }
     let usual = |n: Option<NonZeroUsize>| n.map_or(128, NonZeroUsize::get);
@@ -218,7 +218,7 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
         ("--context", args.exec.context.is_some()),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("is for language models, and {} is not one", model.display());
+        let what = format!("applies to language models only; {} is not one", model.display());
         return Err(Error::usage(option, what));
     }
     let float = args

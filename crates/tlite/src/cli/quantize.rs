@@ -106,7 +106,7 @@ pub struct Args {
     /// With --method mixed, N is the average including scales [default: 4.5].
     #[arg(short, long, value_name = "N")]
     bits: Option<f64>,
-    /// Format of the weights, in place of --bits
+    /// Weight format, instead of --bits
     #[arg(
         long,
         value_enum,

@@ -9,9 +9,9 @@ use transformer_lite_convert::models::{Entry, ModelStore};
 
 /// Remove models that were downloaded or converted
 ///
-/// Takes the names that `tlite list` shows. Files that a model was made of stay where they are: a
-/// GGUF file of your own, and downloads in the cache of the Hugging Face Hub, which `tlite list`
-/// then shows under a name that begins with hf:.
+/// Source files are kept: your own GGUF files, and downloads in the cache of the Hugging Face Hub.
+/// `tlite list` then shows such a download under a name that begins with hf:, by which it can be
+/// removed as well.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite rm [OPTIONS] NAME...",
@@ -22,7 +22,7 @@ Examples:
   tlite rm hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q8_0.gguf"
 )]
 pub struct Args {
-    /// Names that `tlite list` shows
+    /// Names of the models, as `tlite list` shows them
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// Remove without asking
@@ -88,7 +88,7 @@ fn target(store: &ModelStore, name: &str) -> Result<Target> {
 fn agreed(targets: &[Target]) -> Result<bool> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        let what = "is needed where standard input is not a terminal";
+        let what = "is required if standard input is not a terminal";
         return Err(Error::usage("--yes", what));
     }
     let names: Vec<String> = targets.iter().map(Target::name).collect();

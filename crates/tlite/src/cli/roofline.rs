@@ -122,7 +122,7 @@ fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) 
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
-            "is for other models; a language model takes --prefill and --depth",
+            "does not apply to language models; use --prefill and --depth",
         ));
     }
     let folder = ModelFolder::holding("MODEL", model, &[])?;
@@ -157,7 +157,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
         ("--padding", args.exec.padding != PADDING),
     ];
     if let Some((option, _)) = decoders.into_iter().find(|(_, given)| *given) {
-        let what = format!("is for language models, and {} is not one", model.display());
+        let what = format!("applies to language models only; {} is not one", model.display());
         return Err(Error::usage(option, what));
     }
     let request = Request {

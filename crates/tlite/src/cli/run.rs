@@ -49,7 +49,7 @@ pub struct Args {
     /// and layout; see the picture options.
     #[arg(short, long, value_name = "[NAME=]FILE", value_parser = InputFile::parse)]
     input: Vec<InputFile>,
-    /// Print class names beside the largest scores
+    /// Print class names next to the largest scores
     ///
     /// FILE is a JSON array, a JSON object whose keys are class numbers, a `config.json` with such
     /// an object under `id2label`, or a text file with one name per line.
@@ -218,7 +218,7 @@ fn name_classes(labels: &Labels, outputs: &mut [Value]) {
         let (names, classes) = (labels.classes(), value.columns());
         if names != classes {
             let what = format!(
-                "--labels: {} for {classes} class{}; they may be shifted",
+                "--labels: {} for {classes} class{}; names may be assigned to the wrong classes",
                 count_text(names, "name"),
                 if classes == 1 { "" } else { "es" }
             );

@@ -175,7 +175,7 @@ impl SamplingOptions {
 /// A seed that is short enough to type again.
 fn drawn() -> Result<u64> {
     let drawn = getrandom::u32().map_err(|e| {
-        let what = format!("the system gives no random number: {e}; give --seed");
+        let what = format!("cannot get a random number from the system: {e}; give --seed");
         Error::other(Stage::Run, what)
     })?;
     Ok(drawn.into())

@@ -66,16 +66,20 @@ pub fn read(path: &Path) -> Result<HostTensor> {
     let mut file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
     let bad = |what: String| Error::file(Stage::Run, path, what);
     if let Some(shape) = uncountable(&mut file).map_err(|e| Error::io("cannot read", path, e))? {
-        return Err(bad(format!("more elements than can be counted, [{shape}]")));
+        return Err(bad(format!("shape [{shape}] has too many elements")));
     }
     let file = NpyFile::new(BufReader::new(file))
         .map_err(|e| bad(format!("not a .npy file, or the file is damaged: {e}")))?;
     let dtype = file.dtype().descr();
     let shape: Option<Vec<usize>> = file.shape().iter().map(|n| usize::try_from(*n).ok()).collect();
-    let shape = shape.ok_or_else(|| bad("sizes that cannot be counted".to_owned()))?;
+    let shape = shape.ok_or_else(|| bad("a size exceeds the address range of this machine".to_owned()))?;
     let count = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
-    let count = count.ok_or_else(|| bad(format!("more elements than can be counted, {shape:?}")))?;
-    let io = |e: std::io::Error| bad(format!("{count} elements of shape {shape:?} are not there: {e}"));
+    let count = count.ok_or_else(|| bad(format!("shape {shape:?} has too many elements")))?;
+    let io = |e: std::io::Error| {
+        bad(format!(
+            "cannot read the {count} elements of shape {shape:?}: {e}"
+        ))
+    };
     let made: Result<HostTensor, TensorError> = match dtype
         .trim_matches('\'')
         .trim_start_matches(['<', '>', '|', '='])
@@ -98,7 +102,8 @@ pub fn read(path: &Path) -> Result<HostTensor> {
         "b1" => HostTensor::from_bool(&shape, &elements(file, count).map_err(io)?),
         _ => {
             return Err(bad(format!(
-                "elements of type {dtype}; expected f8, f4, f2, i8, i4, i2, i1, u8, u4, u2, u1 or b1, as numpy.ndarray.astype makes them"
+                "element type {dtype} is not supported; expected f8, f4, f2, i8, i4, i2, i1, u8, u4, u2, u1 or b1; \
+                 numpy.ndarray.astype converts"
             )));
         }
     };
@@ -141,7 +146,7 @@ pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
             tensor.bytes().map_err(error)?.iter().map(|v| *v != 0),
         ),
         other => Err(std::io::Error::other(format!(
-            ".npy files have no elements of type {other}"
+            ".npy files do not support elements of type {other}"
         ))),
     })
 }

@@ -175,13 +175,13 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
     let bad = |what: String| Error::file(Stage::Run, path, what);
     let layout = Layout::of(fact).ok_or_else(|| {
         bad(format!(
-            "a picture, for an input of shape {}; expected [1, c, h, w] or [1, h, w, c] with 1 or 3 channels",
+            "a picture cannot be used for an input of shape {}; expected [1, c, h, w] or [1, h, w, c] with 1 or 3 channels",
             fact.shape
         ))
     })?;
     if !fact.dtype.is_float() && fact.dtype != DType::U8 {
         return Err(bad(format!(
-            "a picture, for an input of type {}; expected floats or u8",
+            "a picture cannot be used for an input of type {}; expected floats or u8",
             fact.dtype
         )));
     }
@@ -194,11 +194,13 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
     for (what, asked, fixed) in [("width", width, layout.width), ("height", height, layout.height)] {
         if let Some(fixed) = fixed.filter(|f| *f != asked) {
             return Err(bad(format!(
-                "a {what} of {asked} pixels, for an input with {fixed}"
+                "a {what} of {asked} pixels does not match the input's {fixed}"
             )));
         }
         if asked == 0 || asked > 1 << 15 {
-            return Err(bad(format!("a {what} of {asked} pixels; expected 1 to 32768")));
+            return Err(bad(format!(
+                "a {what} of {asked} pixels is out of range; expected 1 to 32768"
+            )));
         }
     }
     let picture = scale(&picture, width, height, options.fit);

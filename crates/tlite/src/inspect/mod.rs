@@ -382,7 +382,7 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
     let running: HashSet<&str> = reports.iter().flat_map(PlanReport::running).collect();
     let runs = |o: &&Operator| running.contains(o.name.as_str());
     let largest = reports.iter().max_by_key(|p| p.arena_bytes);
-    let largest = largest.ok_or_else(|| Error::other(Stage::Plan, "there is no plan"))?;
+    let largest = largest.ok_or_else(|| Error::other(Stage::Plan, "the model has no plan"))?;
     let states_bytes = plans.first().map_or(0, |p| p.memory.states);
     let total = [weights_bytes, states_bytes, largest.arena_bytes]
         .iter()
@@ -416,7 +416,7 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         states_bytes,
         weights_bytes,
         total_bytes: total
-            .ok_or_else(|| Error::other(Stage::Plan, "the sum of all memory exceeds what can be counted"))?,
+            .ok_or_else(|| Error::other(Stage::Plan, "the total size of all memory overflows"))?,
         operators,
         nodes,
         values: values(&raw)?,

@@ -66,10 +66,10 @@ pub fn parse_bind<T: AsRef<str>>(texts: &[T]) -> Result<Bindings> {
             ))
         })?;
         if number < 0 {
-            return Err(bad(format!("\"{part}\": a size is not negative")));
+            return Err(bad(format!("\"{part}\": a size cannot be negative")));
         }
         if let Some(other) = out.get(&symbol).filter(|o| *o != number) {
-            return Err(bad(format!("{symbol} is both {other} and {number}")));
+            return Err(bad(format!("{symbol} is given twice: {other} and {number}")));
         }
         out.set(&symbol, number);
     }
@@ -251,7 +251,7 @@ impl Symbols {
         match self.bounds.get(symbol) {
             Some((v, BoundFrom::Bind)) if *v > most => Err(Error::usage(
                 BIND,
-                format!("{symbol} = {v} is more than {most}, the {why}"),
+                format!("{symbol} = {v} exceeds {most}, the {why}"),
             )),
             Some((v, _)) if *v <= most => Ok(()),
             _ => {

@@ -147,7 +147,7 @@ impl<'a> Client<'a> {
             if let Some(value) = super::variable(name)
                 && Proxy::new(&value).is_err()
             {
-                let what = "is not the address of a proxy; expected http://HOST:PORT or socks5://HOST:PORT";
+                let what = "is not a valid proxy address; expected http://HOST:PORT or socks5://HOST:PORT";
                 return Err(Error::usage(name, what));
             }
         }
@@ -216,7 +216,7 @@ impl<'a> Client<'a> {
             Choice::Checkpoint if has_tokenizer(&names) => self.checkpoint(&commit, &names, on_event),
             Choice::Checkpoint => none("it has no tokenizer.json"),
             Choice::Split => none("its GGUF files are parts of larger ones, which are not supported"),
-            Choice::None => none("it has neither"),
+            Choice::None => none("the repository has neither"),
         }
     }
 
@@ -257,11 +257,11 @@ impl<'a> Client<'a> {
         for name in &weights {
             if !is_file_name(name) {
                 let name = name.escape_debug();
-                return Err(self.unexpected(format!("{INDEX} names the file \"{name}\"")));
+                return Err(self.unexpected(format!("{INDEX} contains the invalid file name \"{name}\"")));
             }
             get(name)?;
         }
-        let folder = folder.ok_or_else(|| self.unexpected("a checkpoint without files"))?;
+        let folder = folder.ok_or_else(|| self.unexpected("the checkpoint has no files"))?;
         // Only now, since a version without its weights is of no use without a network.
         self.repo().set_present(commit)?;
         Ok(Fetched {
@@ -286,7 +286,7 @@ impl<'a> Client<'a> {
         let body = response.body_mut().with_config().limit(MAX_LIST).read_to_vec();
         let body = body.map_err(|e| match e {
             ureq::Error::BodyExceedsLimit(_) => {
-                self.unexpected(format!("a list of files of over {MAX_LIST} bytes"))
+                self.unexpected(format!("the list of files exceeds {MAX_LIST} bytes"))
             }
             e => self.unreachable(&url, &e),
         })?;
@@ -370,7 +370,7 @@ impl<'a> Client<'a> {
                     file: name.to_owned(),
                     expected: etag.to_owned(),
                     found,
-                    todo: "what was downloaded is removed; try again",
+                    todo: "the download was removed; try again",
                 }
                 .into_error());
             }
@@ -425,7 +425,9 @@ impl<'a> Client<'a> {
             200 => partial.restart()?,
             206 | 416 if partial.done > 0 => {
                 partial.restart()?;
-                return Err(Stopped::Broken("the server cannot continue there".to_owned()));
+                return Err(Stopped::Broken(
+                    "the server cannot resume the transfer".to_owned(),
+                ));
             }
             status if status >= 400 => return Err(self.refused(&response, Some(name), on_event).into()),
             status => return Err(self.unexpected(format!("status {status} for {name}")).into()),
@@ -448,7 +450,7 @@ impl<'a> Client<'a> {
             partial.add(block.get(..count).unwrap_or_default())?;
             if partial.total.is_some_and(|total| partial.done > total) {
                 let total = partial.total.unwrap_or_default();
-                let what = format!("{name} is longer than the {total} bytes of its header");
+                let what = format!("{name} is longer than the {total} bytes that its header announces");
                 partial.restart()?;
                 return Err(self.unexpected(what).into());
             }
@@ -540,7 +542,7 @@ impl<'a> Client<'a> {
     fn unreachable(&self, url: &str, e: &ureq::Error) -> Error {
         let why = match e {
             ureq::Error::Io(e) => e.to_string(),
-            ureq::Error::HostNotFound => "the name cannot be resolved".to_owned(),
+            ureq::Error::HostNotFound => "the host name cannot be resolved".to_owned(),
             e => e.to_string(),
         };
         let (host, proxy) = (host(url).to_owned(), self.proxy);

@@ -201,7 +201,7 @@ pub enum HubError {
         why: String,
     },
     /// There is no connection to the server.
-    #[error("cannot reach {host}: {why}; check the network{}", if *proxy { " and the proxy that HTTPS_PROXY, HTTP_PROXY or ALL_PROXY names" } else { ", or HTTPS_PROXY if a proxy is needed" })]
+    #[error("cannot reach {host}: {why}; check the network{}", if *proxy { " and the proxy in HTTPS_PROXY, HTTP_PROXY or ALL_PROXY" } else { ", or set HTTPS_PROXY if a proxy is needed" })]
     Unreachable {
         host: String,
         /// What the system says.
@@ -219,7 +219,7 @@ pub enum HubError {
     },
     /// An answer that is not of the hub's protocol, or a status that has no other variant.
     #[error(
-        "{host}: unexpected answer: {what}; HF_ENDPOINT names the hub, `https://huggingface.co` by default"
+        "{host}: unexpected answer: {what}; check HF_ENDPOINT, the address of the hub (default: `https://huggingface.co`)"
     )]
     Unexpected { host: String, what: String },
 }
@@ -312,7 +312,7 @@ impl Hub {
             .map(PathBuf::from)
             .or_else(|| home.as_ref().map(|home| home.join("hub")));
         let cache = cache.ok_or_else(|| {
-            let what = "is not set, and there is no home folder; expected the folder of the hub's cache";
+            let what = "is not set, and there is no home folder; set it to a folder for downloads";
             Error::usage("HF_HOME", what)
         })?;
         let token = match variable("HF_TOKEN") {
@@ -363,7 +363,7 @@ impl Hub {
         #[cfg(not(all(feature = "hub", not(target_os = "android"))))]
         {
             let _ = on_event;
-            cached("this build cannot download; build it with the feature `hub`")
+            cached("this build cannot download; rebuild with `--features hub`")
         }
         #[cfg(all(feature = "hub", not(target_os = "android")))]
         self.download(spec, on_event)

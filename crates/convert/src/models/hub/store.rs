@@ -77,7 +77,7 @@ impl Repo {
             .write(true)
             .open(&path);
         let file = file.map_err(|e| unwritable(&path, &e))?;
-        wait_for(&file, waiting).unwrap_or_else(|e| log::debug!("no lock {}: {e}", path.display()));
+        wait_for(&file, waiting).unwrap_or_else(|e| log::debug!("cannot lock {}: {e}", path.display()));
         Ok(file)
     }
 
@@ -136,7 +136,7 @@ fn link_file(_: &Path, blob: &Path, link: &Path) -> std::io::Result<()> {
 
 pub(super) fn unwritable(path: &Path, e: &std::io::Error) -> Error {
     let what = format!(
-        "cannot write {}: {e}; HF_HOME names another folder for downloads",
+        "cannot write {}: {e}; to download to another folder, set HF_HOME",
         path.display()
     );
     Error::other(Stage::Download, what).of_kind(transformer_lite::unstable::error::ErrorKind::Io)

@@ -96,7 +96,10 @@ fn made_up_beside(
     dims.for_each(|d| d.symbols(&mut known_symbols));
     if let Some((s, _)) = bindings.iter().find(|(s, _)| !known_symbols.contains(*s)) {
         let list: Vec<&str> = known_symbols.iter().map(Symbol::name).collect();
-        let what = format!("no input has a size {s}; their sizes are {}", list.join(", "));
+        let what = format!(
+            "no input has a symbolic size {s}; the symbolic sizes are {}",
+            list.join(", ")
+        );
         return Err(Error::usage(BIND, what));
     }
     bind_files(runner, given, &mut bindings);
@@ -172,7 +175,7 @@ fn sizes_to_try(runner: &Runner, symbols: &BTreeSet<Symbol>, given: &Bindings) -
     match runner.small_sizes(symbols, given) {
         Some(found) => format!("set them, for example --bind {}", list(&found)),
         None => format!(
-            "set them with --bind {} (no small sizes that fit were found)",
+            "set them with --bind {} (no small sizes that satisfy the model's constraints were found)",
             list(&Bindings::new())
         ),
     }
