@@ -337,11 +337,11 @@ impl ModelFolder {
         match (asked, self.config.max_position_embeddings) {
             (Some(asked), Some(most)) if asked > most => Err(Error::usage(
                 "context",
-                format!("{asked}: the model was made for at most {most} tokens"),
+                format!("{asked} tokens are too many; the model supports at most {most}"),
             )),
             (Some(asked), _) if asked < 2 => Err(Error::usage(
                 "context",
-                format!("{asked}: a prompt and its answer take 2 tokens at least"),
+                format!("{asked} is too small; a prompt and its answer need at least 2 tokens"),
             )),
             (Some(asked), _) => Ok(asked),
             (None, most) => Ok(most.unwrap_or(DEFAULT_CONTEXT).min(DEFAULT_CONTEXT)),

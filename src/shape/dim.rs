@@ -50,7 +50,7 @@ pub enum DimError {
         value: i64,
     },
     /// Not a valid C identifier.
-    #[error("`{0}` is not a C identifier")]
+    #[error("`{0}` is not a valid C identifier")]
     Symbol(String),
     /// The text is not an expression.
     #[error("`{text}` is not an integer expression: {why} at byte {at}")]
