@@ -30,7 +30,7 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
         let help = match v {
             BackendChoice::Auto => {
                 let names = BackendKind::ALL.map(BackendKind::name).join(", ");
-                format!("First of {names} that has a GPU; else the first with any device; else the host")
+                format!("First backend ({names}) with a GPU; else the first with any device; else the host")
             }
             BackendChoice::On(kind) => kind.about().to_owned(),
             BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison".to_owned(),
