@@ -49,9 +49,10 @@ Columns:
 /// Show device time per operator, compared with the device's limits
 ///
 /// Times come from the device's clock and are those of the fastest of several runs. Bytes and
-/// operations follow from the plan, as in `tlite roofline`; peaks come from `tlite devices --probe`.
-/// A language model runs a prefill and a decoding step, any other model one run with random inputs.
-/// All commands of a timed run are queued at once, regardless of --slice-ms.
+/// operations follow from the plan, as in `tlite roofline`; peaks come from
+/// `tlite devices --probe`. A language model runs a prefill and a decoding step, any other model
+/// one run with random inputs. All commands of a timed run are queued at once, regardless of
+/// --slice-ms.
 #[derive(Debug, clap::Args)]
 #[command(
     override_usage = "tlite profile [OPTIONS] MODEL\n       tlite profile [OPTIONS] --random NAME",
