@@ -10,7 +10,7 @@
 //! those of as many work-groups of the whole as fit a slice.
 
 use super::driver::{Code, Event, Mem};
-use super::record::{Block, Dispatch, GroupRange, Step};
+use super::record::{Block, GroupRange, PreparedDispatch, Step};
 use super::replay::Recording;
 use super::slice::{PARTS, Slicer};
 use super::{OpenCl, size};
@@ -126,7 +126,7 @@ impl OpenCl {
     /// Runs a dispatch or a part of it and returns its time in nanoseconds.
     fn timed(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         part: Option<GroupRange>,
         launch: &Launch,
         slicer: &mut Slicer,
@@ -140,7 +140,7 @@ impl OpenCl {
     /// known cost of a work-group.
     fn measure_dispatch(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         known: Option<f64>,
         groups: f64,
         launch: &Launch,
@@ -177,7 +177,7 @@ impl OpenCl {
     /// index on the axis; `None` if there is no memory to save what they overwrite.
     fn pilot(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         (axis, count): (usize, u32),
         launch: &Launch,
         slicer: &mut Slicer,
@@ -233,7 +233,7 @@ impl OpenCl {
     /// which is logged.
     fn is_ready_in_parts(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         heavy: &Measured,
         launch: &Launch,
         fill: f64,
@@ -261,7 +261,7 @@ impl OpenCl {
     /// total time in nanoseconds.
     fn in_parts(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         mut heavy: Measured,
         launch: &Launch,
         slicer: &mut Slicer,
@@ -289,7 +289,7 @@ impl OpenCl {
     }
 
     /// The memory that a dispatch writes.
-    pub(super) fn written(&self, dispatch: &Dispatch) -> Vec<Arc<Block>> {
+    pub(super) fn written(&self, dispatch: &PreparedDispatch) -> Vec<Arc<Block>> {
         let kernel = self.kernels.get(dispatch.kernel.0 as usize);
         let writes = kernel.map(|k| k.writes.as_slice()).unwrap_or_default();
         let written = dispatch.args.iter().zip(writes).filter(|(_, w)| **w);

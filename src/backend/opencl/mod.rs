@@ -35,7 +35,7 @@ pub use device::name_library;
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
 use persistent::Persistents;
 use priority::{Hints, Opened};
-use record::{Armed, Block, Dispatch, DriverTime, Step};
+use record::{Armed, Block, DriverTime, PreparedDispatch, Step};
 use replay::{Recorder, Recording, Target};
 use slice::Slicer;
 use std::collections::HashMap;
@@ -264,7 +264,7 @@ impl OpenCl {
         args: &[View],
         step: u32,
         params: &Range<u32>,
-    ) -> Result<Dispatch, BackendError> {
+    ) -> Result<PreparedDispatch, BackendError> {
         let (id, blocks) = self.operands(id, args)?;
         let kernel = self
             .kernels
@@ -292,7 +292,7 @@ impl OpenCl {
             object: with_operands(&kernel.program, kernel, &blocks)?,
             held: Vec::with_capacity(capacity),
         };
-        Ok(Dispatch {
+        Ok(PreparedDispatch {
             kernel: id,
             whole,
             in_parts: None,

@@ -7,7 +7,7 @@
 
 use super::build::PARTS_DIFFER;
 use super::first_run::Saved;
-use super::record::{Armed, Dispatch, Step};
+use super::record::{Armed, PreparedDispatch, Step};
 use super::replay::Recording;
 use super::slice::{Slicer, divide};
 use super::{OpenCl, with_operands};
@@ -72,7 +72,7 @@ impl OpenCl {
     /// cannot.
     pub(super) fn arm_in_parts(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
     ) -> Result<Result<(), String>, BackendError> {
         self.build_in_parts(dispatch.kernel)?;
         let unknown = || Ok(Err("the kernel is unknown".to_owned()));
@@ -172,7 +172,7 @@ impl OpenCl {
     /// inner error is the reason why it cannot run in parts.
     pub(super) fn check_parts(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         first: (usize, u32),
         launch: &Launch,
     ) -> Result<Result<(), String>, BackendError> {
@@ -233,7 +233,7 @@ impl OpenCl {
     /// which proves nothing. Memory is as `saved` afterwards, except after an error.
     fn compare(
         &mut self,
-        dispatch: &mut Dispatch,
+        dispatch: &mut PreparedDispatch,
         (axis, count): (usize, u32),
         launch: &Launch,
         saved: &Saved,

@@ -72,7 +72,7 @@ pub(super) struct Job {
 
 /// A dispatch with its own kernel object, because a kernel object holds the argument values.
 #[derive(Debug)]
-pub(super) struct Dispatch {
+pub(super) struct PreparedDispatch {
     pub(super) kernel: KernelId,
     pub(super) whole: Armed,
     /// The same kernel, compiled so that a part of its work-groups can run.
@@ -91,7 +91,7 @@ pub(super) struct Dispatch {
 
 #[derive(Debug)]
 pub(super) enum Step {
-    Dispatch(Dispatch),
+    Dispatch(PreparedDispatch),
     Copy {
         src: (Arc<Block>, usize),
         dst: (Arc<Block>, usize),
@@ -156,7 +156,7 @@ pub(super) struct Ready<'a> {
     pub(super) local: [usize; 3],
 }
 
-impl Dispatch {
+impl PreparedDispatch {
     fn refused(&self, why: String) -> BackendError {
         BackendError::Driver {
             call: format!("kernel {}", self.name),
@@ -207,8 +207,8 @@ impl Dispatch {
         self.ready_by(launch, part, part.is_some(), time)
     }
 
-    /// Like [`Dispatch::ready`], for the kernel for parts, or for the plain kernel if `in_parts` is
-    /// `None`; a part must then begin at the first work-group.
+    /// Like [`PreparedDispatch::ready`], for the kernel for parts, or for the plain kernel if
+    /// `in_parts` is `None`; a part must then begin at the first work-group.
     fn ready_by(
         &mut self,
         launch: &Launch,

@@ -27,11 +27,11 @@ pub(super) struct Recording {
 
 /// The contents of one compute pass, or of the space between two.
 enum Segment {
-    Pass(Vec<Dispatch>),
+    Pass(Vec<PreparedDispatch>),
     Transfer(Transfer),
 }
 
-struct Dispatch {
+struct PreparedDispatch {
     command: usize,
     kernel: KernelId,
     pipeline: ::wgpu::ComputePipeline,
@@ -106,7 +106,7 @@ impl Recording {
                             group
                         }
                     };
-                    let dispatch = Dispatch {
+                    let dispatch = PreparedDispatch {
                         command: number,
                         kernel: *kernel,
                         pipeline: backend.kernel("record", *kernel)?.pipeline.clone(),
@@ -255,7 +255,7 @@ impl Recording {
 /// Encodes a compute pass with these dispatches.
 fn encode_pass(
     encoder: &mut ::wgpu::CommandEncoder,
-    dispatches: &[Dispatch],
+    dispatches: &[PreparedDispatch],
     launch: &Launch,
 ) -> Result<(), BackendError> {
     let mut pass = encoder.begin_compute_pass(&::wgpu::ComputePassDescriptor::default());
@@ -302,7 +302,7 @@ impl Transfer {
     }
 }
 
-fn grid(launch: &Launch, dispatch: &Dispatch) -> Result<[u32; 3], BackendError> {
+fn grid(launch: &Launch, dispatch: &PreparedDispatch) -> Result<[u32; 3], BackendError> {
     launch.grids.get(dispatch.step as usize).copied().ok_or_else(|| {
         let (command, step, found) = (dispatch.command, dispatch.step, launch.grids.len());
         let why = format!("command {command} needs grid {step}, but the launch has only {found} grids");
