@@ -130,8 +130,8 @@ impl Executor {
         Ok(executor)
     }
 
-    fn view(&self, plan: &Plan, live: View, place: Storage) -> Option<View> {
-        match place {
+    fn view(&self, plan: &Plan, live: View, storage: Storage) -> Option<View> {
+        match storage {
             Storage::Arena { offset, len, .. } => Some(View {
                 buffer: self.arena.buffer,
                 offset,
@@ -180,8 +180,8 @@ impl Executor {
     }
 
     fn port_view(&self, loaded: &Loaded, port: &Port) -> Result<View> {
-        port.place
-            .and_then(|place| self.view(&loaded.plan, loaded.live, place))
+        port.storage
+            .and_then(|storage| self.view(&loaded.plan, loaded.live, storage))
             .ok_or_else(|| {
                 Error::other(
                     Stage::Run,
@@ -234,7 +234,7 @@ impl Executor {
             )));
         }
         let later = loaded.plan.is_open();
-        if port.place.is_some() && !later {
+        if port.storage.is_some() && !later {
             self.upload(plan, "input", &port, tensor)?;
         }
         let loaded = loaded_mut(&mut self.plans, plan)?;

@@ -129,7 +129,7 @@ impl Executor {
             let len = count.and_then(|n| u64::try_from(n).ok()?.checked_next_multiple_of(4));
             let len =
                 len.ok_or_else(|| Error::other(Stage::Run, format!("\"{}\" is too large", port.name)))?;
-            if len == 0 || port.place.is_none() {
+            if len == 0 || port.storage.is_none() {
                 return Ok(None);
             }
             let mut from = self.port_view(loaded, port)?;

@@ -67,7 +67,12 @@ impl Executor {
             let Some(tensor) = loaded.pending[at].take() else {
                 continue;
             };
-            let port = loaded.plan.inputs.get(at).filter(|p| p.place.is_some()).cloned();
+            let port = loaded
+                .plan
+                .inputs
+                .get(at)
+                .filter(|p| p.storage.is_some())
+                .cloned();
             let Some(port) = port else { continue };
             self.upload(plan, "input", &port, &tensor)?;
         }

@@ -39,7 +39,7 @@ pub(crate) struct Emitted {
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
     /// Element type of each value on the device, set when its producer is lowered.
-    pub storage: HashMap<ValueId, DType>,
+    pub storage_types: HashMap<ValueId, DType>,
     /// Values that are aliases: other names for the bytes of earlier values.
     pub alias: HashMap<ValueId, ValueId>,
     /// Values that are stored inside others.

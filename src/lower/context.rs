@@ -191,7 +191,7 @@ impl LowerCx<'_> {
             return Ok(self.packed(vec![root], Pack::Plain { dtype }, dtype));
         }
         let dtype =
-            self.out.storage.get(&root).copied().ok_or_else(|| {
+            self.out.storage_types.get(&root).copied().ok_or_else(|| {
                 OpError::Unsupported("a value that is known only as expressions".to_owned())
             })?;
         Ok(Operand {

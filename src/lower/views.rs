@@ -97,12 +97,13 @@ impl LowerCx<'_> {
         let Some(offset) = self.view_offset(from.dtype, start) else {
             return Ok(false);
         };
-        if self.scope.graph.outputs().contains(&out) && self.out.storage.get(&out) != Some(&from.dtype) {
+        if self.scope.graph.outputs().contains(&out) && self.out.storage_types.get(&out) != Some(&from.dtype)
+        {
             return Ok(false);
         }
         let of = from.location;
         self.out.parts.insert(Location::Value(out), Nested { of, offset });
-        self.out.storage.insert(out, from.dtype);
+        self.out.storage_types.insert(out, from.dtype);
         Ok(true)
     }
 
@@ -196,7 +197,7 @@ impl LowerCx<'_> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let root = self.root(input);
         self.out.alias.insert(out, root);
-        self.out.storage.remove(&out);
+        self.out.storage_types.remove(&out);
         Ok(())
     }
 }

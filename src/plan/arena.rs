@@ -128,7 +128,7 @@ impl Records<'_, '_> {
 
     fn touch_value(&mut self, v: ValueId, at: usize) -> Result<()> {
         let root = self.c.collected.root(v);
-        self.touch(Location::Value(root), self.c.storage(root)?, at)
+        self.touch(Location::Value(root), self.c.storage_type(root)?, at)
     }
 
     fn has(&self, v: ValueId) -> bool {
@@ -427,7 +427,7 @@ impl Arena {
         self.in_place.get(time).copied().flatten()
     }
 
-    pub fn place_of(&self, location: Location) -> Option<Storage> {
+    pub fn storage_of(&self, location: Location) -> Option<Storage> {
         let tensor = *self.index.get(&location)?;
         let t = self.tensors.get(tensor)?;
         Some(Storage::Arena {

@@ -115,8 +115,8 @@ impl<'a> Compiler<'a> {
     }
 
     /// Element type of a value on the device.
-    pub fn storage(&self, v: ValueId) -> Result<DType> {
-        if let Some(dtype) = self.collected.storage.get(&v) {
+    pub fn storage_type(&self, v: ValueId) -> Result<DType> {
+        if let Some(dtype) = self.collected.storage_types.get(&v) {
             return Ok(*dtype);
         }
         // Lowering stores no type for constants and for known values that are not tensors.

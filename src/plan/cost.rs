@@ -105,7 +105,7 @@ impl PlanWork {
         let language = c.caps.profile.language;
         let operand = |v: ValueId| {
             let root = c.collected.root(v);
-            let tensor = match arena.place_of(Location::Value(root)) {
+            let tensor = match arena.storage_of(Location::Value(root)) {
                 Some(Storage::Arena { tensor, .. }) => Some(tensor),
                 _ => None,
             };
@@ -221,9 +221,9 @@ impl NodeRun<'_> {
             return Ok(cost);
         };
         let shared = spec.shared().map(|a| a.name);
-        for ((arg, _), place) in spec.bound().zip(&step.args) {
+        for ((arg, _), storage) in spec.bound().zip(&step.args) {
             let (mut read, mut written) = (0, 0);
-            match place {
+            match storage {
                 Storage::Weight(i) => {
                     if let Some((bytes, values)) = self.plan.work.weights.get(*i) {
                         let of = self.read_of(|o| values.contains(&o.root));

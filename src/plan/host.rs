@@ -123,7 +123,7 @@ impl HostStep {
 
     /// Whether a result is uploaded.
     pub fn is_uploaded(&self, write: &HostWrite) -> bool {
-        !matches!(self.work, HostWork::Observe) && write.port.place.is_some()
+        !matches!(self.work, HostWork::Observe) && write.port.storage.is_some()
     }
 }
 

@@ -88,7 +88,7 @@ impl Compiler<'_> {
             for v in self.graph.inputs().iter().chain(&self.known) {
                 let dtype = self.graph.fact(*v)?.dtype;
                 self.collected
-                    .storage
+                    .storage_types
                     .insert(*v, device_dtype(dtype, self.options.float));
             }
             let before = self.host.len();
@@ -96,7 +96,7 @@ impl Compiler<'_> {
                 let Some(node) = self.graph.node(*id).filter(|_| self.is_needed(*id)) else {
                     continue;
                 };
-                self.set_storage(node);
+                self.set_storage_types(node);
                 if !self.host.contains_key(id)
                     && let Some(why) = self.lower_or_refuse(node, *id)?
                 {
@@ -140,7 +140,7 @@ impl Compiler<'_> {
         let mut found = false;
         for v in self.graph.outputs() {
             let root = self.collected.root(*v);
-            let halves = root != *v && self.collected.storage.get(&root) == Some(&DType::F16);
+            let halves = root != *v && self.collected.storage_types.get(&root) == Some(&DType::F16);
             let given = self.graph.inputs().contains(&root) || self.is_kept_elsewhere(root);
             if halves && !given {
                 found |= self.wide.insert(root);
@@ -161,7 +161,7 @@ impl Compiler<'_> {
             .filter(|r| self.is_computed_dims(*r))
             .collect();
         for v in kept {
-            self.collected.storage.insert(v, DType::I32);
+            self.collected.storage_types.insert(v, DType::I32);
             self.known.insert(v);
         }
     }
@@ -188,7 +188,7 @@ impl Compiler<'_> {
     }
 
     /// Sets the element types of a node's results on the device.
-    fn set_storage(&mut self, node: &Node) {
+    fn set_storage_types(&mut self, node: &Node) {
         let precise = node.op.keeps_precision() && {
             let data = node.inputs.iter().flatten().filter(|v| !self.is_const(**v));
             let floats: Vec<_> = data
@@ -198,7 +198,7 @@ impl Compiler<'_> {
             floats.is_empty()
                 || floats
                     .iter()
-                    .any(|v| self.collected.storage.get(&self.collected.root(**v)) == Some(&DType::F32))
+                    .any(|v| self.collected.storage_types.get(&self.collected.root(**v)) == Some(&DType::F32))
         };
         for out in &node.outputs {
             let Some(fact) = self.facts.get(out.index()).and_then(Option::as_ref) else {
@@ -207,7 +207,7 @@ impl Compiler<'_> {
             let wide = precise || self.graph.outputs().contains(out) || self.wide.contains(out);
             let float = if wide { DType::F32 } else { self.options.float };
             self.collected
-                .storage
+                .storage_types
                 .insert(*out, device_dtype(fact.dtype, float));
         }
     }

@@ -165,7 +165,7 @@ pub struct Port {
     /// Shape with the fixed symbols replaced.
     pub shape: Shape,
     /// Location on the device, if a kernel reads or writes it.
-    pub place: Option<Storage>,
+    pub storage: Option<Storage>,
     /// Index among the values on the host, if a host step reads or writes it.
     pub host: Option<usize>,
     /// The value itself, if an output is a constant of the model.
@@ -386,8 +386,8 @@ impl Plan {
             .chain(&mut self.unread)
             .chain(&mut self.outputs)
             .chain(host);
-        for place in steps.chain(ports.filter_map(|p| p.place.as_mut())) {
-            if let Storage::Arena { tensor, offset, len } = place
+        for storage in steps.chain(ports.filter_map(|p| p.storage.as_mut())) {
+            if let Storage::Arena { tensor, offset, len } = storage
                 && let Some(t) = tensors.get(*tensor)
             {
                 (*offset, *len) = (t.offset, t.bytes);

@@ -44,7 +44,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
         out
     }
 
-    fn place(&self, location: Location) -> Option<Storage> {
+    fn storage(&self, location: Location) -> Option<Storage> {
         match location {
             Location::Weight(i) => Some(Storage::Weight(i)),
             Location::State(i) => Some(Storage::State(i)),
@@ -54,7 +54,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
                 let (offset, len) = *self.live.known.get(i)?;
                 Some(Storage::Known { offset, len })
             }
-            Location::Value(_) | Location::Temp(_) => self.arena.place_of(location),
+            Location::Value(_) | Location::Temp(_) => self.arena.storage_of(location),
         }
     }
 
@@ -107,11 +107,11 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             dtype: fact.dtype,
             device: match state {
                 Some(_) => device_dtype(fact.dtype, self.c.options.float),
-                None => self.c.storage(root)?,
+                None => self.c.storage_type(root)?,
             },
             shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),
-            place: state.map_or_else(
-                || self.arena.place_of(Location::Value(root)),
+            storage: state.map_or_else(
+                || self.arena.storage_of(Location::Value(root)),
                 |i| Some(Storage::State(i)),
             ),
             host: self.host_index.get(&v).copied(),

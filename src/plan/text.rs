@@ -5,7 +5,7 @@ use crate::graph::Graph;
 use crate::lower::Pack;
 use std::fmt::Write as _;
 
-fn place(p: Storage) -> String {
+fn storage_text(p: Storage) -> String {
     match p {
         Storage::Arena { offset, len, .. } => format!("arena {offset}+{len}"),
         Storage::Weight(i) => format!("weight {i}"),
@@ -24,7 +24,7 @@ fn port(out: &mut String, kind: &str, p: &Port) {
         p.dtype,
         p.shape,
         p.device,
-        p.place.map_or_else(|| "host memory".to_owned(), place)
+        p.storage.map_or_else(|| "host memory".to_owned(), storage_text)
     );
 }
 
@@ -126,7 +126,7 @@ fn step(out: &mut String, plan: &Plan, i: usize) {
     let operands: Vec<String> = spec
         .bound()
         .zip(&step.args)
-        .map(|((arg, _), p)| format!("{} = {}", arg.name, place(*p)))
+        .map(|((arg, _), p)| format!("{} = {}", arg.name, storage_text(*p)))
         .collect();
     let _ = writeln!(out, "  {}", operands.join(", "));
     let fields: Vec<String> = spec

@@ -61,7 +61,7 @@ pub enum Depth {
 /// A plan of a scenario.
 struct PlannedCase<'a> {
     scenario: &'a Scenario,
-    storage: DType,
+    storage_type: DType,
     form: Surroundings,
     graph: Graph,
     plan: Plan,
@@ -70,12 +70,12 @@ struct PlannedCase<'a> {
 }
 
 impl<'a> PlannedCase<'a> {
-    fn new(scenario: &'a Scenario, storage: DType, form: Surroundings, caps: &Caps) -> LibResult<Self> {
-        let graph = scenario.parts(form, storage)?;
-        let plan = Plan::compile(&graph, caps, &scenario.options(storage))?;
+    fn new(scenario: &'a Scenario, storage_type: DType, form: Surroundings, caps: &Caps) -> LibResult<Self> {
+        let graph = scenario.parts(form, storage_type)?;
+        let plan = Plan::compile(&graph, caps, &scenario.options(storage_type))?;
         Ok(Self {
             scenario,
-            storage,
+            storage_type,
             form,
             graph,
             plan,
@@ -84,8 +84,8 @@ impl<'a> PlannedCase<'a> {
     }
 
     /// The plan for the first surroundings.
-    fn usual(scenario: &'a Scenario, storage: DType, caps: &Caps) -> LibResult<Self> {
-        Self::new(scenario, storage, Surroundings::tried(storage)[0], caps)
+    fn usual(scenario: &'a Scenario, storage_type: DType, caps: &Caps) -> LibResult<Self> {
+        Self::new(scenario, storage_type, Surroundings::tried(storage_type)[0], caps)
     }
 
     /// Checks that the operator has at least one dispatch, and `wanted` dispatches if that is
@@ -122,16 +122,16 @@ pub fn plan(scenario: &Scenario, caps: &Caps) -> LibResult<usize> {
 }
 
 /// The kernels of the plan that [`Depth::Quick`] and [`run_as`] use.
-pub fn kernels(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResult<Vec<KernelSpec>> {
-    Ok(PlannedCase::usual(scenario, storage, caps)?.plan.kernels)
+pub fn kernels(scenario: &Scenario, caps: &Caps, storage_type: DType) -> LibResult<Vec<KernelSpec>> {
+    Ok(PlannedCase::usual(scenario, storage_type, caps)?.plan.kernels)
 }
 
 /// The kernels of all plans of `scenario` on a device with these capabilities.
 pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     let mut all = Vec::new();
-    for storage in [DType::F16, DType::F32] {
+    for storage_type in [DType::F16, DType::F32] {
         for form in Surroundings::ALL {
-            all.extend(PlannedCase::new(scenario, storage, form, caps)?.plan.kernels);
+            all.extend(PlannedCase::new(scenario, storage_type, form, caps)?.plan.kernels);
         }
     }
     Ok(all)
@@ -139,8 +139,8 @@ pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
 
 /// The tunable settings of the kernels that `scenario` uses on a device with `caps`, without
 /// duplicates.
-pub fn tunables(scenario: &Scenario, caps: &Caps, storage: DType) -> LibResult<Vec<&'static Tunable>> {
-    let plan = PlannedCase::usual(scenario, storage, caps)?.plan;
+pub fn tunables(scenario: &Scenario, caps: &Caps, storage_type: DType) -> LibResult<Vec<&'static Tunable>> {
+    let plan = PlannedCase::usual(scenario, storage_type, caps)?.plan;
     let mut found: Vec<&'static Tunable> = Vec::new();
     for tuning in plan.steps.iter().filter_map(|s| s.tuning.as_ref()) {
         if found.iter().all(|t| t.kernel.name != tuning.tunable.kernel.name) {
@@ -195,10 +195,10 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
 fn variants(
     device: &dyn Bench,
     scenario: &Scenario,
-    storage: DType,
+    storage_type: DType,
     depth: Depth,
 ) -> Vec<(Surroundings, Option<u64>, Caps)> {
-    let (tried, quick) = (Surroundings::tried(storage), depth == Depth::Quick);
+    let (tried, quick) = (Surroundings::tried(storage_type), depth == Depth::Quick);
     let forms = if quick { &tried[..1] } else { tried };
     let weights = scenario.operands.iter().filter_map(Fact::as_const);
     let largest = weights.map(|t| num::wide(t.byte_len())).max().filter(|_| !quick);
@@ -221,16 +221,21 @@ fn variants(
     all.collect()
 }
 
-/// Runs `scenario` with floats stored as `storage`. The error describes what differs.
-pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth) -> Result<(), CaseError> {
+/// Runs `scenario` with floats stored as `storage_type`. The error describes what differs.
+pub fn run(
+    device: &dyn Bench,
+    scenario: &Scenario,
+    storage_type: DType,
+    depth: Depth,
+) -> Result<(), CaseError> {
     let mut seen: Vec<String> = Vec::new();
-    for (form, limit, mut caps) in variants(device, scenario, storage, depth) {
+    for (form, limit, mut caps) in variants(device, scenario, storage_type, depth) {
         caps.profile.max_view_bytes = limit.unwrap_or(caps.profile.max_view_bytes);
-        if storage == DType::F32 {
+        if storage_type == DType::F32 {
             // Grids that are too long for one axis are folded.
             caps.profile.max_grid = 3;
         }
-        let planned = match PlannedCase::new(scenario, storage, form, &caps) {
+        let planned = match PlannedCase::new(scenario, storage_type, form, &caps) {
             // The limit is below the smallest part that a kernel accepts.
             Ok(planned) if limit.is_some() && !planned.plan.host.is_empty() => continue,
             Err(_) if limit.is_some() => continue,
@@ -252,6 +257,11 @@ pub fn run(device: &dyn Bench, scenario: &Scenario, storage: DType, depth: Depth
 
 /// Runs the first form of `scenario` on `device`, with the kernels selected for `caps`. `device`
 /// must be able to run them.
-pub fn run_as(device: &dyn Bench, scenario: &Scenario, storage: DType, caps: &Caps) -> Result<(), CaseError> {
-    PlannedCase::usual(scenario, storage, caps)?.check(device)
+pub fn run_as(
+    device: &dyn Bench,
+    scenario: &Scenario,
+    storage_type: DType,
+    caps: &Caps,
+) -> Result<(), CaseError> {
+    PlannedCase::usual(scenario, storage_type, caps)?.check(device)
 }

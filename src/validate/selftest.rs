@@ -35,12 +35,12 @@ pub struct Outcome {
 /// A case with a storage type.
 struct Trial {
     case: Case,
-    storage: DType,
+    storage_type: DType,
 }
 
 impl Trial {
     fn name(&self) -> String {
-        format!("{}/{}", self.case.name(), self.storage)
+        format!("{}/{}", self.case.name(), self.storage_type)
     }
 
     fn size(&self) -> usize {
@@ -49,7 +49,7 @@ impl Trial {
 
     fn specs(&self, caps: &Caps) -> Vec<KernelSpec> {
         let scenario = Scenario::of(&self.case);
-        let specs = scenario.map(|s| case::kernels(&s, caps, self.storage));
+        let specs = scenario.map(|s| case::kernels(&s, caps, self.storage_type));
         // Planning errors are reported when the case runs.
         specs.ok().and_then(Result::ok).unwrap_or_default()
     }
@@ -60,17 +60,17 @@ impl Trial {
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     let cases = ALL.iter().flat_map(|def| (def.cases)());
     let cases = cases.filter(|case| case.host_only.is_none());
-    let storage: &[DType] = if quick {
+    let storage_types: &[DType] = if quick {
         &[DType::F16]
     } else {
         &[DType::F16, DType::F32]
     };
     let all = cases.flat_map(|case| {
-        let of = move |storage: &DType| Trial {
+        let of = move |storage_type: &DType| Trial {
             case: case.clone(),
-            storage: *storage,
+            storage_type: *storage_type,
         };
-        storage.iter().map(of).collect::<Vec<_>>()
+        storage_types.iter().map(of).collect::<Vec<_>>()
     });
     if !quick {
         return all.collect();
@@ -154,7 +154,7 @@ pub fn run(
         on_progress(done, trials.len());
         let run = |device: &SharedBackend| {
             let scenario = Scenario::of(&trial.case)?;
-            case::run(device as &dyn Bench, &scenario, trial.storage, depth)
+            case::run(device as &dyn Bench, &scenario, trial.storage_type, depth)
         };
         let error = match run(&device) {
             // A driver that is temporarily short of a resource refuses a launch only once.
@@ -209,7 +209,7 @@ mod tests {
                 let trials = trials(&caps, quick);
                 let kernels: BTreeSet<&str> = trials
                     .iter()
-                    .filter(|t| t.storage == DType::F16)
+                    .filter(|t| t.storage_type == DType::F16)
                     .flat_map(|t| t.specs(&caps))
                     .map(|s| s.kernel.name)
                     .collect();

@@ -412,9 +412,9 @@ fn states_are_appended_in_place() -> Outcome {
         for step in &plan.steps {
             let spec = &plan.kernels[step.kernel];
             let shared = spec.shared().map(|a| a.name);
-            for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
+            for (storage, (arg, _)) in step.args.iter().zip(spec.bound()) {
                 let writes = arg.role.writes() || shared == Some(arg.name);
-                if let (true, Storage::State(i)) = (writes, place) {
+                if let (true, Storage::State(i)) = (writes, storage) {
                     if spec.kernel.name != "kv_append" {
                         return Err(format!("{spec} writes state {i}"));
                     }
@@ -429,7 +429,7 @@ fn states_are_appended_in_place() -> Outcome {
             .inputs
             .iter()
             .chain(&plan.outputs)
-            .find(|p| matches!(p.place, Some(Storage::State(_))))
+            .find(|p| matches!(p.storage, Some(Storage::State(_))))
         {
             return Err(format!("\"{}\" is a state and passes through the host", p.name));
         }

@@ -40,7 +40,7 @@ struct ResultPort {
 /// A loaded plan and the expectations for its runs.
 struct Check<'a> {
     scenario: &'a Scenario,
-    storage: DType,
+    storage_type: DType,
     graph: Graph,
     executor: Executor,
     guards: Guards,
@@ -62,7 +62,7 @@ impl<'a> Check<'a> {
     fn set_up(device: &dyn Bench, planned: PlannedCase<'a>) -> Result<Self, CaseError> {
         let PlannedCase {
             scenario,
-            storage,
+            storage_type,
             form,
             graph,
             mut plan,
@@ -90,7 +90,7 @@ impl<'a> Check<'a> {
         }
         Ok(Self {
             scenario,
-            storage,
+            storage_type,
             graph,
             executor,
             guards,
@@ -107,7 +107,7 @@ impl<'a> Check<'a> {
     /// Runs the plan several times with these operands, each time in memory with different initial
     /// contents.
     fn check_run(&mut self, bindings: &Bindings, operands: &[HostTensor]) -> Result<(), CaseError> {
-        let operands = operands.iter().map(|t| rounded(t, self.storage));
+        let operands = operands.iter().map(|t| rounded(t, self.storage_type));
         let operands: Vec<HostTensor> = operands.collect::<Result<_, _>>().map_err(|e| e.to_string())?;
         let wanted = self.scenario.reference(&operands)?;
         for (result, wanted) in self.results.iter().zip(&wanted) {
@@ -147,7 +147,7 @@ impl<'a> Check<'a> {
         let mut arena = Arena::read(&mut self.executor)?;
         // Writing an input also fills its padding.
         for port in &self.inputs {
-            let Some(Storage::Arena { offset, .. }) = port.place else {
+            let Some(Storage::Arena { offset, .. }) = port.storage else {
                 continue;
             };
             let shape = port.shape.eval(bindings).map_err(|e| e.to_string())?;
@@ -180,7 +180,11 @@ impl<'a> Check<'a> {
         found: &[HostTensor],
     ) -> Result<(), String> {
         for ((ResultPort { name, stored, .. }, wanted), found) in self.results.iter().zip(wanted).zip(found) {
-            let stored = if self.is_decomposed { self.storage } else { *stored };
+            let stored = if self.is_decomposed {
+                self.storage_type
+            } else {
+                *stored
+            };
             let rounding = bound(stored, Scenario::terms(operands, wanted));
             let limit = (rounding + self.tolerance) * self.scenario.slack;
             let nmse = compare(wanted, found, limit).map_err(|e| format!("{name}: {e}"))?;
@@ -215,9 +219,9 @@ fn written(plan: &Plan) -> HashMap<u64, u64> {
     for step in &plan.steps {
         let spec = &plan.kernels[step.kernel];
         let shared = spec.shared().map(|a| a.name);
-        for (place, (arg, _)) in step.args.iter().zip(spec.bound()) {
+        for (storage, (arg, _)) in step.args.iter().zip(spec.bound()) {
             let writes = arg.role.writes() || shared == Some(arg.name);
-            if let (true, Storage::Arena { offset, len, .. }) = (writes, place) {
+            if let (true, Storage::Arena { offset, len, .. }) = (writes, storage) {
                 written.insert(*offset, *len);
             }
         }
@@ -239,7 +243,7 @@ fn result_ports(
         let port = plan
             .output(name)
             .ok_or_else(|| "the plan has no output port for the result".to_owned())?;
-        let Some(Storage::Arena { offset, tensor, .. }) = port.place else {
+        let Some(Storage::Arena { offset, tensor, .. }) = port.storage else {
             return Err(format!("\"{name}\" is outside the arena").into());
         };
         let read = inner.then(|| reader_input(plan, offset)).flatten();
@@ -261,11 +265,11 @@ fn reader_input(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
     let found = plan.steps.iter().find_map(|step| {
         let spec = plan.kernels.get(step.kernel)?;
         let all = || step.args.iter().zip(spec.bound());
-        let writes = |(place, (arg, _)): (&Storage, (&Arg, DType))| {
-            arg.role.writes() && matches!(place, Storage::Arena { offset, .. } if *offset == to)
+        let writes = |(storage, (arg, _)): (&Storage, (&Arg, DType))| {
+            arg.role.writes() && matches!(storage, Storage::Arena { offset, .. } if *offset == to)
         };
         (spec.kernel.name == "pointwise" && all().any(writes)).then(|| {
-            all().find_map(|(place, (arg, dtype))| match place {
+            all().find_map(|(storage, (arg, dtype))| match storage {
                 Storage::Arena { offset, tensor, .. } if !arg.role.writes() => {
                     Some((dtype, *tensor, *offset))
                 }

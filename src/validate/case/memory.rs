@@ -26,10 +26,10 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Slot> {
         }
         Some((t.offset, t.bytes))
     };
-    let places = plan.steps.iter_mut().flat_map(|s| &mut s.args);
+    let args = plan.steps.iter_mut().flat_map(|s| &mut s.args);
     let ports = plan.inputs.iter_mut().chain(&mut plan.outputs);
-    for place in places.chain(ports.filter_map(|p| p.place.as_mut())) {
-        if let Storage::Arena { offset, len, .. } = place {
+    for storage in args.chain(ports.filter_map(|p| p.storage.as_mut())) {
+        if let Storage::Arena { offset, len, .. } = storage {
             let (from, size) = whole(*offset, *len).unwrap_or((*offset, *len));
             let at = *moved.entry((from, size)).or_insert_with(|| {
                 let at = next;

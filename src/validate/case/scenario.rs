@@ -51,18 +51,18 @@ impl Surroundings {
         Self { inner, keep }
     }
 
-    /// The surroundings to test with floats stored as `storage`. The first is the usual one.
-    pub const fn tried(storage: DType) -> &'static [Self] {
-        match storage {
+    /// The surroundings to test with floats stored as `storage_type`. The first is the usual one.
+    pub const fn tried(storage_type: DType) -> &'static [Self] {
+        match storage_type {
             DType::F16 => &[Self::INNER, Self::INNER_KEPT, Self::ALONE],
             _ => &[Self::ALONE, Self::KEPT],
         }
     }
 }
 
-/// Rounds floats to the precision of `storage`.
-pub(super) fn rounded(t: &HostTensor, storage: DType) -> Result<HostTensor, TensorError> {
-    if t.dtype() != DType::F32 || storage != DType::F16 {
+/// Rounds floats to the precision of `storage_type`.
+pub(super) fn rounded(t: &HostTensor, storage_type: DType) -> Result<HostTensor, TensorError> {
+    if t.dtype() != DType::F32 || storage_type != DType::F16 {
         return Ok(t.clone());
     }
     let floats = t.f32s()?;
@@ -131,10 +131,10 @@ impl Scenario {
     }
 
     /// The graph of the operator in these surroundings. Operand `i` is named `x{i}`.
-    pub(super) fn graph(&self, form: Surroundings, storage: DType) -> LibResult<Graph> {
+    pub(super) fn graph(&self, form: Surroundings, storage_type: DType) -> LibResult<Graph> {
         let mut graph = Graph::default();
         let mut edit = Edit::new(&mut graph);
-        let inputs = self.add_operands(&mut edit, form, storage).map_err(other)?;
+        let inputs = self.add_operands(&mut edit, form, storage_type).map_err(other)?;
         let floats = self.results();
         let results: Vec<ValueId> = (0..floats.len())
             .map(|i| edit.add_value(&format!("y{i}"), None))
@@ -153,12 +153,12 @@ impl Scenario {
         &self,
         edit: &mut Edit<'_>,
         form: Surroundings,
-        storage: DType,
+        storage_type: DType,
     ) -> Result<Vec<Option<ValueId>>, TensorError> {
         let mut inputs = Vec::new();
         for (i, fact) in self.operands.iter().enumerate() {
             let fact = match &fact.known {
-                Known::Const(t) => Fact::of(Arc::new(rounded(t, storage)?)),
+                Known::Const(t) => Fact::of(Arc::new(rounded(t, storage_type)?)),
                 _ => fact.clone(),
             };
             let is_input = fact.known == Known::No;
@@ -175,8 +175,8 @@ impl Scenario {
     }
 
     /// The graph of the operators into which the operator decomposes; `None` if it does not.
-    pub(super) fn parts(&self, form: Surroundings, storage: DType) -> LibResult<Graph> {
-        let mut graph = self.graph(form, storage)?;
+    pub(super) fn parts(&self, form: Surroundings, storage_type: DType) -> LibResult<Graph> {
+        let mut graph = self.graph(form, storage_type)?;
         // Values known as expressions have no producer, which a pass would refuse.
         let known = |f: &Fact| matches!(f.known, Known::Dims(_) | Known::Quotients(_));
         if self.operands.iter().any(known) {
@@ -190,9 +190,9 @@ impl Scenario {
         Ok(graph)
     }
 
-    pub(super) fn options(&self, storage: DType) -> Options {
+    pub(super) fn options(&self, storage_type: DType) -> Options {
         Options {
-            float: storage,
+            float: storage_type,
             bounds: self.bounds.clone(),
             ..Options::default()
         }

@@ -59,7 +59,7 @@ pub fn open(options: &DeviceOptions) -> Result<Option<Box<dyn Backend>>> {
 /// device, driver, and storage of activations. If the backend is left open and it is the host,
 /// `options` name the host from here on. Errors are those of [`open`].
 pub fn place(options: &mut ExecOptions) -> Result<String> {
-    let float = options.on.storage(options.precision.float)?;
+    let float = options.on.storage_type(options.precision.float)?;
     let float = float.map_or_else(|| "its floats".to_owned(), |f| f.to_string());
     Ok(match open(&options.on)? {
         Some(backend) => {

@@ -129,7 +129,7 @@ impl DeviceOptions {
 
     /// Storage type of activations, if `float` is given. A usage error for f16 on the host, which
     /// keeps the model's types.
-    pub fn storage(&self, float: Option<Float>) -> Result<Option<DType>> {
+    pub fn storage_type(&self, float: Option<Float>) -> Result<Option<DType>> {
         match (float, self.backend) {
             (Some(Float::F16), BackendChoice::Host) => Err(DeviceOnly::F16.refusal()),
             _ => Ok(float.map(Float::dtype)),

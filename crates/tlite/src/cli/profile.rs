@@ -225,7 +225,7 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
     let float = args
         .exec
         .on
-        .storage(args.exec.precision.float)?
+        .storage_type(args.exec.precision.float)?
         .unwrap_or(DType::F32);
     let backend = load::open(&args.exec.on)?;
     let graph = onnx::import(&model_file(model)?)?;

@@ -163,7 +163,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
     let request = Request {
         caps: backend.caps().clone(),
         bind: parse_bind(&args.bind)?,
-        float: args.exec.on.storage(args.exec.precision.float)?,
+        float: args.exec.on.storage_type(args.exec.precision.float)?,
         ..Request::default()
     };
     let mut work = Vec::new();

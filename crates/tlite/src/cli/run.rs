@@ -333,7 +333,7 @@ fn verdict(report: &Report, repeat: NonZeroUsize) -> Result<()> {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     let file = model_file(&args.model)?;
-    let float = args.on.storage(args.float)?;
+    let float = args.on.storage_type(args.float)?;
     args.check()?;
     let labels = args.labels.as_deref().map(Labels::read).transpose()?;
     let start = Instant::now();

@@ -60,7 +60,7 @@ fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResu
 /// Builds an epilogue for result 0 of the node: `expr` over operands at `places`.
 pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResult<WithOperands> {
     let result = cx.out_fact(0)?.shape.clone();
-    let storage = cx.output(0)?.dtype;
+    let storage_type = cx.output(0)?.dtype;
     let mut types = Vec::new();
     let mut arguments = Vec::new();
     let mut shapes = Vec::new();
@@ -126,7 +126,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
         weight: false,
     });
     let epilogue = Epilogue {
-        function: function(expr, &types, storage, vectors)?,
+        function: function(expr, &types, storage_type, vectors)?,
         vectors,
         arguments,
         operands: further.collect(),
@@ -218,11 +218,16 @@ impl Expr {
 }
 
 /// The `apply` functions in both languages.
-fn function(expr: &Expr, types: &[DType], storage: DType, vectors: bool) -> OpResult<ByLanguage<String>> {
+fn function(
+    expr: &Expr,
+    types: &[DType],
+    storage_type: DType,
+    vectors: bool,
+) -> OpResult<ByLanguage<String>> {
     let dtype = expr.dtype(types)?;
     let body = |wgsl| -> OpResult<String> {
         let body = expr.print(types, wgsl)?;
-        Ok(if storage == DType::F16 {
+        Ok(if storage_type == DType::F16 {
             format!("clamp({body}, MASK_MIN, -MASK_MIN)")
         } else {
             body
