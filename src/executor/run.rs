@@ -50,13 +50,13 @@ impl Executor {
         self.check_shapes(plan, bindings)?;
         let loaded = loaded_mut(&mut self.plans, plan)?;
         let (p, bound) = (&loaded.plan, &mut loaded.bound);
-        for (i, symbol, part) in &p.defined_by_inputs {
+        for (i, symbol, scalar) in &p.defined_by_inputs {
             let value = p
                 .inputs
                 .get(*i)
                 .and_then(|p| p.host)
                 .and_then(|h| loaded.host.get(h)?.as_ref());
-            let value = value.and_then(|t| host::part(t, *part)).ok_or_else(|| {
+            let value = value.and_then(|t| host::scalar(t, *scalar)).ok_or_else(|| {
                 let what = format!("the input that defines {symbol} has not been written");
                 Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput)
             })?;
@@ -245,12 +245,12 @@ impl Executor {
         }
         for (write, tensor) in step.writes.iter().zip(results) {
             let loaded = loaded_mut(&mut self.plans, plan)?;
-            for (symbol, part) in &write.defines {
-                let value = host::part(&tensor, *part).ok_or_else(|| {
+            for (symbol, scalar) in &write.defines {
+                let value = host::scalar(&tensor, *scalar).ok_or_else(|| {
                     fail(
                         OpError::expected(
                             format!("result for {symbol}"),
-                            format!("{part:?}"),
+                            format!("{scalar:?}"),
                             format!("{tensor:?}"),
                         ),
                         &inputs,

@@ -1,8 +1,8 @@
 //! Shape derivation: calls [`Op::infer`](super::Op::infer) for each node and adds node names to its
 //! errors.
 
-use super::op::{Assumption, DataDependentDim, InferCx, OpError, OpResult, Source, count, nothing};
-use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, SymbolSource, ValueId};
+use super::op::{Assumption, DataDependentDim, DimSource, InferCx, OpError, OpResult, count, nothing};
+use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, TensorScalar, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
@@ -26,21 +26,21 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
         let inputs = node.map(|n| n.inputs.clone()).unwrap_or_default();
         let outputs = node.map(|n| n.outputs.clone()).unwrap_or_default();
         for made in derived.made {
-            let (value, part) = match made.source {
-                Source::Element { input, index } => {
-                    (inputs.get(input).copied().flatten(), SymbolSource::Element(index))
+            let (value, scalar) = match made.source {
+                DimSource::Element { input, index } => {
+                    (inputs.get(input).copied().flatten(), TensorScalar::Element(index))
                 }
-                Source::Size { output, axis } => (outputs.get(output).copied(), SymbolSource::Size(axis)),
+                DimSource::Size { output, axis } => (outputs.get(output).copied(), TensorScalar::Size(axis)),
             };
             let Some(value) = value else { continue };
             match graph.made.iter().find(|m| m.symbol == made.symbol) {
                 None => graph.made.push(MadeSymbol {
                     symbol: made.symbol,
                     value,
-                    part,
+                    scalar,
                     at_most: made.at_most,
                 }),
-                Some(m) if m.value == value && m.part == part => {}
+                Some(m) if m.value == value && m.scalar == scalar => {}
                 Some(m) => {
                     return Err(Error::other(
                         Stage::Shape,

@@ -120,21 +120,21 @@ pub struct Graph {
     pub(crate) assumed: Vec<NodeAssumption>,
 }
 
-/// A symbol whose value is read from data of the run; see [`op::Source`].
+/// A symbol whose value is read from data of the run; see [`op::DimSource`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MadeSymbol {
     pub symbol: Symbol,
     /// The tensor that holds it.
     pub value: ValueId,
-    /// The element or the size of the tensor that the symbol is.
-    pub part: SymbolSource,
+    /// The integer of that tensor that the symbol stands for.
+    pub scalar: TensorScalar,
     /// An upper bound, if known.
     pub at_most: Option<Dim>,
 }
 
-/// The part of a tensor that a [`MadeSymbol`] is.
+/// An integer that a tensor provides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SymbolSource {
+pub enum TensorScalar {
     /// The element at this position, row-major.
     Element(usize),
     /// The size along this axis.

@@ -9,7 +9,7 @@ use super::{Options, Plan, StateSlot, dim_error, order};
 use crate::backend::Caps;
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
-use crate::graph::{Graph, MadeSymbol, Node, NodeId, State, SymbolSource, ValueId};
+use crate::graph::{Graph, MadeSymbol, Node, NodeId, State, TensorScalar, ValueId};
 use crate::lower::Collected;
 use crate::shape::{Bindings, Dim, Fact, Known, Symbol};
 use crate::tensor::DType;
@@ -251,10 +251,10 @@ impl<'a> Compiler<'a> {
     }
 
     /// The symbols that these inputs define, with the position of the input.
-    fn defined_by(&self, inputs: &[ValueId]) -> Vec<(usize, Symbol, SymbolSource)> {
+    fn defined_by(&self, inputs: &[ValueId]) -> Vec<(usize, Symbol, TensorScalar)> {
         let of = |(i, v): (usize, &ValueId)| {
             let made = self.made.iter().filter(|m| m.value == *v);
-            made.map(move |m| (i, m.symbol.clone(), m.part))
+            made.map(move |m| (i, m.symbol.clone(), m.scalar))
                 .collect::<Vec<_>>()
         };
         inputs.iter().enumerate().flat_map(of).collect()

@@ -1,6 +1,6 @@
 //! Nodes that run on the host: those without a kernel, and those whose result sizes depend on data.
 
-use crate::graph::{Op, SymbolSource};
+use crate::graph::{Op, TensorScalar};
 use crate::num;
 use crate::shape::{Quotient, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -29,7 +29,7 @@ pub struct HostWrite {
     /// The result. If it has a place on the device, it is uploaded there for kernels.
     pub port: super::Port,
     /// Symbols that this result defines.
-    pub defines: Vec<(Symbol, SymbolSource)>,
+    pub defines: Vec<(Symbol, TensorScalar)>,
 }
 
 /// What a host step does.
@@ -127,10 +127,10 @@ impl HostStep {
     }
 }
 
-/// The size or element of a host value that `part` selects; `None` if it has no such part.
-pub(crate) fn part(tensor: &HostTensor, part: SymbolSource) -> Option<i64> {
-    match part {
-        SymbolSource::Element(i) => tensor.to_i64().ok()?.get(i).copied(),
-        SymbolSource::Size(axis) => tensor.shape().get(axis).copied().map(num::signed),
+/// The element or size of a host value that `scalar` selects; `None` if it has none.
+pub(crate) fn scalar(tensor: &HostTensor, scalar: TensorScalar) -> Option<i64> {
+    match scalar {
+        TensorScalar::Element(i) => tensor.to_i64().ok()?.get(i).copied(),
+        TensorScalar::Size(axis) => tensor.shape().get(axis).copied().map(num::signed),
     }
 }

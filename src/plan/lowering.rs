@@ -4,7 +4,7 @@ use super::compile::Compiler;
 use super::host::HostReason;
 use crate::error::{Result, Stage};
 use crate::graph::op::device_dtype;
-use crate::graph::{Node, NodeId, OpError, SymbolSource, ValueId};
+use crate::graph::{Node, NodeId, OpError, TensorScalar, ValueId};
 use crate::lower::{Collected, LowerCx, Scope};
 use crate::shape::{Fact, Symbol};
 use crate::tensor::DType;
@@ -71,7 +71,7 @@ impl Compiler<'_> {
     fn must_run_on_host(&self) -> BTreeMap<NodeId, HostReason> {
         let mut host = BTreeMap::new();
         for m in self.graph.made() {
-            if let (SymbolSource::Size(_), Some((id, _))) = (m.part, self.graph.producer(m.value)) {
+            if let (TensorScalar::Size(_), Some((id, _))) = (m.scalar, self.graph.producer(m.value)) {
                 host.insert(id, HostReason::Data);
             }
         }

@@ -287,7 +287,7 @@ pub struct Plan {
     /// The padded length, or why there is none.
     pub padding: Result<Padding, NoPadding>,
     /// Symbols that elements or sizes of inputs define, with the position of the input in `inputs`.
-    pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::SymbolSource)>,
+    pub defined_by_inputs: Vec<(usize, Symbol, crate::graph::TensorScalar)>,
     bounds: Bindings,
     fixed: Bindings,
     /// Symbols without a bound, and the placement of their slots.

@@ -3,7 +3,7 @@
 
 use super::compile::{Compiler, Item};
 use crate::error::{Error, Result, Stage};
-use crate::graph::{Node, NodeId, SymbolSource, ValueId};
+use crate::graph::{Node, NodeId, TensorScalar, ValueId};
 use crate::shape::Symbol;
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -18,7 +18,7 @@ pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
     let observed: BTreeSet<ValueId> = c
         .made
         .iter()
-        .filter(|m| matches!(m.part, SymbolSource::Element(_)))
+        .filter(|m| matches!(m.scalar, TensorScalar::Element(_)))
         .map(|m| m.value)
         .filter(|v| !c.known.contains(v) && c.graph.producer(*v).is_some() && !c.is_made_on_host(*v))
         .collect();

@@ -9,7 +9,7 @@ use crate::backend::kernel::{KernelSpec, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::device_dtype;
 use crate::graph::op::sizes::Sizes;
-use crate::graph::{NodeId, SymbolSource, ValueId};
+use crate::graph::{NodeId, TensorScalar, ValueId};
 use crate::lower::{Field, LiveTable, Location, Operand};
 use crate::num;
 use crate::shape::{Dim, Quotient, Symbol};
@@ -247,9 +247,9 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
         })
     }
 
-    fn defines(&self, v: ValueId) -> Vec<(Symbol, SymbolSource)> {
+    fn defines(&self, v: ValueId) -> Vec<(Symbol, TensorScalar)> {
         let made = self.c.made.iter().filter(|m| m.value == v);
-        made.map(|m| (m.symbol.clone(), m.part)).collect()
+        made.map(|m| (m.symbol.clone(), m.scalar)).collect()
     }
 
     fn host_step(&self, id: NodeId) -> Result<HostStep> {

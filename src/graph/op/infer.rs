@@ -8,7 +8,7 @@ use std::cell::RefCell;
 
 /// Source of the value of a symbol that derivation introduced for data of the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum DimSource {
     /// An element of an integer operand.
     Element {
         input: usize,
@@ -19,12 +19,12 @@ pub enum Source {
     Size { output: usize, axis: usize },
 }
 
-/// A symbol that a node defines; see [`Source`].
+/// A symbol that a node defines; see [`DimSource`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DataDependentDim {
     pub symbol: Symbol,
     /// Where its value comes from.
-    pub source: Source,
+    pub source: DimSource,
     /// An upper bound, if the operator knows one.
     pub at_most: Option<Dim>,
 }
@@ -161,7 +161,7 @@ impl<'a> InferCx<'a> {
         let make = |index| {
             self.make(
                 &format!("{name}_{index}"),
-                Source::Element { input: i, index },
+                DimSource::Element { input: i, index },
                 None,
             )
         };
@@ -175,10 +175,14 @@ impl<'a> InferCx<'a> {
             .names
             .and_then(|(_, outputs)| outputs.get(output).copied())
             .unwrap_or("result");
-        self.make(&format!("{name}_{axis}"), Source::Size { output, axis }, at_most)
+        self.make(
+            &format!("{name}_{axis}"),
+            DimSource::Size { output, axis },
+            at_most,
+        )
     }
 
-    fn make(&self, name: &str, source: Source, at_most: Option<Dim>) -> Dim {
+    fn make(&self, name: &str, source: DimSource, at_most: Option<Dim>) -> Dim {
         let symbol = Symbol::new(name);
         let dim = Dim::from(&symbol);
         let mut made = self.made.borrow_mut();

@@ -3,7 +3,7 @@
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::graph::{Graph, MadeSymbol, SymbolSource, sizes};
+use transformer_lite::unstable::graph::{Graph, MadeSymbol, TensorScalar, sizes};
 use transformer_lite::unstable::plan::{self, Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Constraints, Dim, Symbol};
 
@@ -342,9 +342,9 @@ impl Symbols {
                 lower: 0,
                 upper: limit,
                 bound_from: BoundFrom::Data,
-                source: match m.part {
-                    SymbolSource::Element(i) => format!("element {i} of \"{value}\", data of the run"),
-                    SymbolSource::Size(axis) => {
+                source: match m.scalar {
+                    TensorScalar::Element(i) => format!("element {i} of \"{value}\", data of the run"),
+                    TensorScalar::Size(axis) => {
                         format!("size of \"{value}\" along axis {axis}, which depends on the data of the run")
                     }
                 },

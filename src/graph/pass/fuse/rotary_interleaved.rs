@@ -28,7 +28,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             _ => None,
         });
         if let Some(found) = found {
-            parts.extend(found.part);
+            parts.extend(found.rotary_part);
             all.push((id, found));
         }
     }
@@ -48,7 +48,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
 struct Found {
     inputs: [ValueId; 3],
     /// The rotated part of each head, if it is not the whole head.
-    part: Option<ValueId>,
+    rotary_part: Option<ValueId>,
     names: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
         let whole = shape(g, y)? == shape(g, x)?;
         (x == x2 && first == 0 && from == r && whole).then(|| Found {
             inputs: [x, turned[1], turned[2]],
-            part: Some(part),
+            rotary_part: Some(part),
             names: origin(g, &[&steps[..], &[y, rest, turned[0]]].concat()),
         })
     });
@@ -69,7 +69,7 @@ fn find(g: &Graph, y: ValueId) -> Option<Found> {
         let (inputs, steps) = turned(g, y)?;
         Some(Found {
             inputs,
-            part: None,
+            rotary_part: None,
             names: origin(g, &steps),
         })
     })
