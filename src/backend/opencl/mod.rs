@@ -10,10 +10,10 @@
 mod build;
 mod device;
 mod driver;
-mod first_run;
 mod image;
 mod parts;
 mod persistent;
+mod pilot;
 mod priority;
 mod record;
 mod replay;

@@ -6,7 +6,7 @@
 //! they differ, the kernel runs as a whole.
 
 use super::build::PARTS_DIFFER;
-use super::first_run::Saved;
+use super::pilot::Saved;
 use super::record::{Armed, PreparedDispatch, Step};
 use super::replay::Recording;
 use super::slice::{Slicer, divide};

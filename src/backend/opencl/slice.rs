@@ -1,7 +1,7 @@
 //! Slices: batches of queued work, so that other work of the device, such as drawing the screen,
 //! gets its turn in between.
 //!
-//! The first run of a recording measures each command (`first_run`). From then on, commands are
+//! The first run of a recording measures each command (`pilot`). From then on, commands are
 //! joined into slices that are predicted to stay within the time budget. A command above the budget
 //! is cut along its grid if its kernel can run in parts. Predictions follow the measured times of
 //! slices, within bounds, so that a busy host does not lead to ever smaller slices.
