@@ -68,7 +68,7 @@ impl Peaks {
         match arithmetic {
             Arithmetic::F32 => self.f32_flops_per_s,
             Arithmetic::F16 => self.f16_flops_per_s.unwrap_or(self.f32_flops_per_s),
-            Arithmetic::MatrixUnits => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
+            Arithmetic::TensorCores => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
             Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(self.f32_flops_per_s),
         }
     }

@@ -25,7 +25,8 @@ use std::collections::HashMap;
 pub enum Arithmetic {
     F32,
     /// Halves, accumulated in single precision by tensor cores or cooperative matrices.
-    MatrixUnits,
+    #[serde(rename = "matrix_units")]
+    TensorCores,
     /// Halves, in short chains that are accumulated in single precision.
     F16,
     /// 8-bit integers, accumulated in 32-bit integers.
@@ -139,7 +140,7 @@ impl PlanWork {
             };
             work.steps.push(at);
             if uses(Feature::TensorCores) {
-                work.arithmetic = Arithmetic::MatrixUnits;
+                work.arithmetic = Arithmetic::TensorCores;
             } else if uses(Feature::PackedDot) {
                 work.arithmetic = Arithmetic::Bytes;
             } else if uses(Feature::F16) {

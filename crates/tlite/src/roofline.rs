@@ -311,7 +311,7 @@ mod tests {
         assert_eq!((arithmetic.memory_s, arithmetic.arithmetic_s), (0.0, 1e-3));
         assert_eq!(arithmetic.bound(), Bound::Arithmetic);
         let units = NodeCost {
-            arithmetic: Arithmetic::MatrixUnits,
+            arithmetic: Arithmetic::TensorCores,
             ..product
         };
         assert_eq!(Total::of(&units, &PEAKS).arithmetic_s, 1e-5);

@@ -127,7 +127,7 @@ fn kernel_texts_hold_no_forbidden_words() {
             {
                 continue;
             }
-            // Extensions of the language are for matrix units and for half arithmetic, which
+            // Extensions of the language are for tensor cores and for half arithmetic, which
             // devices with them alone get.
             let units = text.contains("enable wgpu_cooperative_matrix;");
             let warps = stem == Some("attention_lanes")

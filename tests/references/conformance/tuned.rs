@@ -58,7 +58,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
         for (storage, tunable, mut own) in tuned_cases(&all, caps) {
             let kernel = tunable.kernel.name;
             own.sort_by_key(|own| std::cmp::Reverse(elements(own.scenario)));
-            // On matrix units the width of weights decides how much of local memory a set takes.
+            // On tensor cores the width of weights decides how much of local memory a set takes.
             let widths: BTreeSet<Option<i64>> = match tunable.kernel.variant {
                 Some(_) => own.iter().map(|own| own.width()).collect(),
                 None => BTreeSet::from([None]),

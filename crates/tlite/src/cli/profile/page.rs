@@ -101,7 +101,7 @@ fn percent(share: f64) -> String {
 fn arithmetic_name(a: Arithmetic) -> (&'static str, &'static str) {
     match a {
         Arithmetic::F32 => ("f32", "f32"),
-        Arithmetic::MatrixUnits => ("tensor cores", "tensor-cores"),
+        Arithmetic::TensorCores => ("tensor cores", "tensor-cores"),
         Arithmetic::F16 => ("f16", "f16"),
         Arithmetic::Bytes => ("int8", "int8"),
     }
@@ -421,7 +421,7 @@ fn roofs(out: &mut String, x: &Axis, y: &Axis, peaks: &Peaks) -> Vec<Area> {
     let (low, high) = (10f64.powf(x.low), 10f64.powf(x.high));
     let kinds = [
         (true, Arithmetic::F32),
-        (peaks.matrix_flops_per_s.is_some(), Arithmetic::MatrixUnits),
+        (peaks.matrix_flops_per_s.is_some(), Arithmetic::TensorCores),
         (peaks.f16_flops_per_s.is_some(), Arithmetic::F16),
         (peaks.int8_ops_per_s.is_some(), Arithmetic::Bytes),
     ];
