@@ -120,7 +120,7 @@ impl Phone {
         };
         let mut profile = match backend {
             BackendKind::OpenCl => DeviceProfile {
-                language: Language::OpenCl,
+                language: Language::OpenClC,
                 view_align: 128,
                 max_view_bytes: (1 << 31) - 4,
                 max_workgroup: if adreno { 1024 } else { 256 },

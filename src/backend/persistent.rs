@@ -78,7 +78,7 @@ pub fn is_stage(spec: &KernelSpec) -> Result<bool, ExpandError> {
     if !spec.images.is_empty() || spec.workgroup != 1 || spec.defines.contains_key(FOLDED) {
         return Ok(false);
     }
-    let text = spec.expand(Language::OpenCl)?;
+    let text = spec.expand(Language::OpenClC)?;
     let counts = ["get_num_groups(", "get_global_size(", "get_global_offset("];
     Ok(!counts.iter().any(|call| text.contains(call)))
 }

@@ -174,14 +174,14 @@ impl DeviceProfile {
     pub fn set_family(&mut self, family: Option<Family>) {
         self.few_registers = family == Some(Family::Mali);
         self.fast_f16 = self.f16_math && family.is_some();
-        self.hoists_loads = self.fast_f16 && self.language == Language::OpenCl;
+        self.hoists_loads = self.fast_f16 && self.language == Language::OpenClC;
     }
 
     /// A GPU that shares the host's memory, with OpenCL C kernels and limits that phones
     /// support.
     pub fn generic_gpu() -> Self {
         Self {
-            language: Language::OpenCl,
+            language: Language::OpenClC,
             simd: Simd::Gpu,
             dedicated_memory: false,
             view_align: 128,

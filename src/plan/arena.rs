@@ -277,7 +277,7 @@ impl Records<'_, '_> {
             let root = c.collected.root(*v);
             if let Some(f) = c.fact(*v).filter(|_| !c.is_kept_elsewhere(root)) {
                 let count = f.shape.count().map_err(|e| dim_error(&e))?;
-                let bytes = most_bytes(c, &device_size(c.storage(root)?, &count)?)?;
+                let bytes = most_bytes(c, &device_size(c.storage_type(root)?, &count)?)?;
                 report.without_reuse = report.without_reuse.saturating_add(bytes);
                 report.gained_by_views = report.gained_by_views.saturating_add(bytes);
             }

@@ -31,7 +31,7 @@ const SPARSE: usize = 5;
 /// Devices that planning may tell apart.
 fn kinds_of_device() -> Vec<Caps> {
     let base = tlite_testing::fake_caps();
-    let languages = [Language::OpenCl, Language::Wgsl];
+    let languages = [Language::OpenClC, Language::Wgsl];
     let mut all = Vec::new();
     for language in languages {
         for kind in [DeviceKind::Cpu, DeviceKind::Integrated, DeviceKind::Discrete] {
@@ -48,7 +48,7 @@ fn kinds_of_device() -> Vec<Caps> {
         all.push(discrete.clone().with(|device| {
             device.fast_local = true;
             device.tensor_cores = Some(match language {
-                Language::OpenCl => TensorCores::Ptx,
+                Language::OpenClC => TensorCores::Ptx,
                 Language::Wgsl => TensorCores::CooperativeMatrix,
             });
             device.local_bytes = 48 << 10;
@@ -76,7 +76,7 @@ fn kinds_of_device() -> Vec<Caps> {
         }));
     }
     // CPUs that multiply bytes by vectors.
-    let cpu = tlite_testing::fake_caps_of(Language::OpenCl, DeviceKind::Cpu);
+    let cpu = tlite_testing::fake_caps_of(Language::OpenClC, DeviceKind::Cpu);
     all.push(cpu.with(|device| device.packed_dot = PackedDot::X86));
     for (language, family) in languages.into_iter().zip(Family::ALL) {
         let caps = tlite_testing::fake_caps_of(language, DeviceKind::Integrated);

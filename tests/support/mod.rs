@@ -586,7 +586,7 @@ pub fn fake_caps() -> Caps {
 /// The same for a device of this kind, with kernels in this language.
 pub fn fake_caps_of(language: Language, kind: DeviceKind) -> Caps {
     let backend = match language {
-        Language::OpenCl => "opencl",
+        Language::OpenClC => "opencl",
         Language::Wgsl => "wgpu",
     };
     let caps = Caps {
@@ -598,7 +598,7 @@ pub fn fake_caps_of(language: Language, kind: DeviceKind) -> Caps {
         device.language = language;
         device.dedicated_memory = kind == DeviceKind::Discrete;
         device.simd = match (kind, language) {
-            (DeviceKind::Cpu, Language::OpenCl) => Simd::CpuLoop,
+            (DeviceKind::Cpu, Language::OpenClC) => Simd::CpuLoop,
             (DeviceKind::Cpu, Language::Wgsl) => Simd::CpuLanes,
             _ => Simd::Gpu,
         };

@@ -133,7 +133,7 @@ impl Writer {
         phone: &'static str,
     ) -> Result<(), AnyError> {
         self.add(spec, language, phone, Form::Plain)?;
-        if language != Language::OpenCl || !spec.free_axes().contains(&true) {
+        if language != Language::OpenClC || !spec.free_axes().contains(&true) {
             return Ok(());
         }
         let KernelSpec {
@@ -156,7 +156,7 @@ impl Writer {
         form: Form,
     ) -> Result<(), AnyError> {
         let backend = match language {
-            Language::OpenCl => "opencl",
+            Language::OpenClC => "opencl",
             Language::Wgsl => "wgpu",
         };
         let mut key = key(spec);
@@ -178,7 +178,7 @@ impl Writer {
             text = in_parts(&text);
         }
         let (bytes, extension) = match language {
-            Language::OpenCl => (text.into_bytes(), "cl"),
+            Language::OpenClC => (text.into_bytes(), "cl"),
             Language::Wgsl => (
                 spir_v(&text, spec.kernel.name).map_err(|e| format!("{key}: {e}"))?,
                 "spv",
@@ -364,7 +364,7 @@ fn main() -> Result<(), AnyError> {
         }
         let mut steps = BTreeMap::new();
         for (kind, language) in [
-            (BackendKind::OpenCl, Language::OpenCl),
+            (BackendKind::OpenCl, Language::OpenClC),
             (BackendKind::Wgpu, Language::Wgsl),
         ] {
             for phone in PHONES {

@@ -7,10 +7,12 @@
 //!
 //! | operand type | OpenCL C | WGSL | in the kernel text |
 //! |---|---|---|---|
-//! | [`Ty::Elem`] `f16` | `half *` | `array<u32>` | `x_at(i)`, `x_at2(i)`, `x_at4(i)`, `y_put2(i, v)`, `y_put4(i, v)` in `f32` |
+//! | [`Ty::Elem`] `f16` | `half *` | `array<u32>` | `x_at(i)`, `x_at2(i)`, `x_at4(i)`, `y_put2(i,
+//! v)`, `y_put4(i, v)` in `f32` |
 //! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
 //! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
-//! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and `y_put(i, v)` |
+//! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and
+//! `y_put(i, v)` |
 //! | [`Ty::Uint`] | `uint *` | `array<u32>` | `w[i]` |
 //! | [`Ty::Uint4`] | `uint4 *` | `array<vec4<u32>>` | `w[i]` |
 //! | [`Ty::Half4`] | `uint2 *` | `array<vec4<f16>>` | `w[i]` |
@@ -254,7 +256,7 @@ const fn file_stem(path: &'static str) -> &'static str {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Language {
     /// OpenCL C 1.2.
-    OpenCl,
+    OpenClC,
     /// WGSL; a text that needs an extension enables it.
     Wgsl,
 }
@@ -262,7 +264,7 @@ pub enum Language {
 impl fmt::Display for Language {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::OpenCl => "OpenCL C",
+            Self::OpenClC => "OpenCL C",
             Self::Wgsl => "WGSL",
         })
     }
@@ -279,14 +281,14 @@ impl<T> ByLanguage<T> {
     /// That of a language.
     pub fn of(&self, language: Language) -> &T {
         match language {
-            Language::OpenCl => &self.opencl_c,
+            Language::OpenClC => &self.opencl_c,
             Language::Wgsl => &self.wgsl,
         }
     }
 }
 
 impl Language {
-    pub const ALL: [Self; 2] = [Self::OpenCl, Self::Wgsl];
+    pub const ALL: [Self; 2] = [Self::OpenClC, Self::Wgsl];
 }
 
 /// A finite value that acts as minus infinity in a softmax and fits binary16.

@@ -227,7 +227,7 @@ impl KernelSpec {
     /// ([`crate::backend::persistent`]).
     #[cfg(feature = "opencl")]
     pub(crate) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
-        self.expand_by(Language::OpenCl, &super::opencl_c::OpenClC { stage: Some(name) })
+        self.expand_by(Language::OpenClC, &super::opencl_c::OpenClC { stage: Some(name) })
     }
 
     fn expand_by(&self, language: Language, printer: &dyn Printer) -> Result<String, ExpandError> {

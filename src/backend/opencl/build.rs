@@ -249,7 +249,7 @@ impl Builder<'_> {
 
     /// The whole source of a kernel as it is compiled.
     fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
-        Ok(self.halves() + &spec.expand(Language::OpenCl)?)
+        Ok(self.halves() + &spec.expand(Language::OpenClC)?)
     }
 
     /// Defines that select how the source converts halves: some compilers do it in software, one at
@@ -377,7 +377,7 @@ impl Builder<'_> {
             .map_err(|code| code.at(call("clGetKernelWorkGroupInfo(CL_KERNEL_WORK_GROUP_SIZE)")))?;
         // For kernels with many registers, NVIDIA's driver reports the limit that would apply if
         // the source did not require a work-group size, which it does.
-        if !spec.uses(Language::OpenCl, Feature::TensorCores) {
+        if !spec.uses(Language::OpenClC, Feature::TensorCores) {
             self.check_workgroup(spec, name, limit)?;
         }
         let local_bytes = object

@@ -379,7 +379,7 @@ fn profile_of(
         has("cl_khr_subgroups") || (opencl >= (2, 1) && sub_groups().is_ok_and(|b| number(&b) != 0));
     let takes_ptx = takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device);
     Ok(DeviceProfile {
-        language: Language::OpenCl,
+        language: Language::OpenClC,
         simd: match kind {
             DeviceKind::Cpu => Simd::CpuLoop,
             _ => Simd::Gpu,

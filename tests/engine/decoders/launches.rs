@@ -32,7 +32,7 @@ fn launches(caps: &Caps) -> [usize; 2] {
 
 /// A GPU of NVIDIA as the drivers of both backends list it.
 fn nvidia(language: Language) -> Caps {
-    let opencl = language == Language::OpenCl;
+    let opencl = language == Language::OpenClC;
     let caps = Caps {
         params_align: if opencl { 4 } else { 64 },
         max_buffer_bytes: 20 << 30,
@@ -47,7 +47,7 @@ fn nvidia(language: Language) -> Caps {
         device.subgroup = Some(32);
         device.f16_math = !opencl;
         (device.tensor_cores, device.packed_dot) = match language {
-            Language::OpenCl => (Some(TensorCores::Ptx), PackedDot::Ptx),
+            Language::OpenClC => (Some(TensorCores::Ptx), PackedDot::Ptx),
             Language::Wgsl => (Some(TensorCores::CooperativeMatrix), PackedDot::Wgsl),
         };
     })
@@ -64,11 +64,11 @@ fn a_layer_has_so_many_launches_for_a_token() {
         device.subgroup = Some(8);
         device.packed_dot = PackedDot::Wgsl;
     });
-    let cpu = tlite_testing::fake_caps_of(Language::OpenCl, DeviceKind::Cpu);
+    let cpu = tlite_testing::fake_caps_of(Language::OpenClC, DeviceKind::Cpu);
     let phone = |name, backend| Phone::find(name).unwrap().caps(backend);
     let (opencl, wgpu) = (BackendKind::OpenCl, BackendKind::Wgpu);
     let cases = [
-        ("NVIDIA through OpenCL", nvidia(Language::OpenCl), [6, 6]),
+        ("NVIDIA through OpenCL", nvidia(Language::OpenClC), [6, 6]),
         ("NVIDIA through wgpu", nvidia(Language::Wgsl), [6, 7]),
         ("a CPU through OpenCL", cpu, [6, 7]),
         ("lavapipe", lavapipe, [6, 6]),

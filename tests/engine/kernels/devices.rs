@@ -24,7 +24,7 @@ fn specialisations_compile_on_the_device() {
                 let mut backend = device.share();
                 let start = std::time::Instant::now();
                 let language = match kind {
-                    BackendKind::OpenCl => Language::OpenCl,
+                    BackendKind::OpenCl => Language::OpenClC,
                     BackendKind::Wgpu => Language::Wgsl,
                 };
                 let (units, halves) = (
@@ -46,7 +46,7 @@ fn specialisations_compile_on_the_device() {
                         Err(e) => panic!("{e}"),
                     };
                     // One that does not compile with images is one without.
-                    if language == Language::OpenCl && !spec.images.is_empty() {
+                    if language == Language::OpenClC && !spec.images.is_empty() {
                         let plain = backend.compile(&spec.without_images()).unwrap();
                         assert_ne!(id, plain, "{spec}");
                     }
@@ -88,11 +88,11 @@ fn opencl_arguments_are_the_descriptors() {
             spec.images.clone(),
         );
         let able = halves || !spec.multiplies_halves();
-        let left_out = spec.uses(Language::OpenCl, Feature::TensorCores) || is_probe(spec.kernel);
+        let left_out = spec.uses(Language::OpenClC, Feature::TensorCores) || is_probe(spec.kernel);
         if left_out || !able || !checked.insert(key) {
             continue;
         }
-        let text = spec.expand(Language::OpenCl).unwrap();
+        let text = spec.expand(Language::OpenClC).unwrap();
         let program =
             Program::create_and_build_from_source(&context, &text, "-cl-std=CL1.2 -cl-kernel-arg-info")
                 .unwrap_or_else(|log| panic!("{spec}: {log}"));

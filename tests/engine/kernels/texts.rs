@@ -15,7 +15,7 @@ fn files_and_descriptors_pair_up() {
     }
     let (mut cl, mut wgsl) = (stems("cl/common", "cl"), stems("shaders/common", "wgsl"));
     let one = [
-        ("cl", "cl", Language::OpenCl),
+        ("cl", "cl", Language::OpenClC),
         ("shaders", "wgsl", Language::Wgsl),
     ];
     for ((folder, suffix, language), names) in one.into_iter().zip([OPENCL_ONLY, WGSL_ONLY]) {
@@ -169,7 +169,7 @@ fn kernel_texts_hold_no_forbidden_words() {
     }
     assert!(files > 20);
     for spec in specs().iter().filter(|s| !is_probe(s.kernel)) {
-        for language in [Language::OpenCl, Language::Wgsl] {
+        for language in [Language::OpenClC, Language::Wgsl] {
             let text = without_comments(&spec.expand(language).unwrap());
             let units = spec.uses(language, Feature::TensorCores);
             for word in ["INFINITY", "NAN", "NaN", "inff", "#pragma", "enable "] {
@@ -202,27 +202,27 @@ fn declarations_match_the_sources() {
         };
         let mut found = vec![
             (
-                Language::OpenCl,
+                Language::OpenClC,
                 Feature::TensorCores,
-                includes(Language::OpenCl, "mma"),
+                includes(Language::OpenClC, "mma"),
             ),
             (
                 Language::Wgsl,
                 Feature::TensorCores,
                 wgsl.contains("enable wgpu_cooperative_matrix;"),
             ),
-            (Language::OpenCl, Feature::Subgroups, cl.contains("sub_group_")),
+            (Language::OpenClC, Feature::Subgroups, cl.contains("sub_group_")),
             (Language::Wgsl, Feature::Subgroups, wgsl.contains("subgroup")),
         ];
         // A measurement of halves or bytes that PTX or a built-in function makes uses no other.
         if !is_probe(spec.kernel) {
             found.extend([
-                (Language::OpenCl, Feature::F16, cl.contains("cl_khr_fp16")),
+                (Language::OpenClC, Feature::F16, cl.contains("cl_khr_fp16")),
                 (Language::Wgsl, Feature::F16, wgsl.contains("enable f16;")),
                 (
-                    Language::OpenCl,
+                    Language::OpenClC,
                     Feature::PackedDot,
-                    includes(Language::OpenCl, "dot"),
+                    includes(Language::OpenClC, "dot"),
                 ),
                 (
                     Language::Wgsl,

@@ -136,7 +136,7 @@ fn kernel_without_source_runs_on_the_host() {
         caps.profile.language = language;
         Plan::compile(&graph, &caps, &options(&[])).unwrap()
     };
-    let (opencl, wgpu) = (plan(Language::OpenCl), plan(Language::Wgsl));
+    let (opencl, wgpu) = (plan(Language::OpenClC), plan(Language::Wgsl));
     assert_eq!((opencl.host.len(), opencl.steps.len()), (0, 1));
     assert_eq!((wgpu.host.len(), wgpu.steps.len()), (1, 0));
     assert!(

@@ -349,7 +349,7 @@ mod tests {
             let scenario = Scenario::of(&case).unwrap();
             for spec in case::kernels(&scenario, &caps, DType::F16).unwrap() {
                 let numbers = ["BITS", "WARPS_K"].map(|name| spec.defines.get(name).copied().unwrap_or(1));
-                if spec.uses(Language::OpenCl, Feature::TensorCores) {
+                if spec.uses(Language::OpenClC, Feature::TensorCores) {
                     found.insert((spec.kernel.name, numbers[0], numbers[1] > 1));
                 }
             }

@@ -301,7 +301,7 @@ mod tests {
             kinds.map(|kind| (format!("{} {kind}", phone.name), phone.caps(kind).profile))
         });
         let cpus = [
-            (Language::OpenCl, Simd::CpuLoop),
+            (Language::OpenClC, Simd::CpuLoop),
             (Language::Wgsl, Simd::CpuLanes),
         ];
         let cpus = cpus.map(|(language, simd)| {
