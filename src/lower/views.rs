@@ -151,7 +151,7 @@ impl LowerCx<'_> {
     /// elements and is aligned for a view. If the results cannot share one range that a kernel can
     /// bind, returns the reason as the inner error, without effect.
     pub fn block(&mut self, room: &[u64]) -> OpResult<Result<Block, String>> {
-        let mut homes = Vec::with_capacity(room.len());
+        let mut locations = Vec::with_capacity(room.len());
         let mut stored = None;
         for o in 0..self.output_count() {
             let out = self.output(o)?;
@@ -161,10 +161,10 @@ impl LowerCx<'_> {
             if *stored.get_or_insert(out.dtype) != out.dtype {
                 return Ok(Err("the results have different storage types".to_owned()));
             }
-            homes.push(out.location);
+            locations.push(out.location);
         }
-        let (Some(dtype), true) = (stored, homes.len() == room.len()) else {
-            return Err(OpError::expected("results", room.len(), homes.len()));
+        let (Some(dtype), true) = (stored, locations.len() == room.len()) else {
+            return Err(OpError::expected("results", room.len(), locations.len()));
         };
         let size = if dtype == DType::F16 { 2 } else { 4 };
         let align = self.scope.device.view_align.max(8);
@@ -184,7 +184,7 @@ impl LowerCx<'_> {
             dtype,
             num::exact::<i64, _>(bytes / size, "a number of elements")?.into(),
         );
-        for (location, start) in homes.into_iter().zip(&starts) {
+        for (location, start) in locations.into_iter().zip(&starts) {
             let (of, offset) = (operand.location, start * size);
             self.out.parts.insert(location, Nested { of, offset });
         }

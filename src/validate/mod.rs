@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_nothing_is_not_judged() {
+    fn meaningless_results_are_not_compared() {
         let result = |data: &[f32]| close(&floats(data), &floats(data), DType::F32);
         assert_eq!(result(&[0.0, f32::NAN]), Ok(Some(false)));
         assert_eq!(result(&[f32::NAN, f32::NAN]), Ok(None));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_results_or_no_reference_is_not_judged() {
+    fn missing_results_or_references_are_not_compared() {
         let observed = |inputs: Vec<Option<HostTensor>>, results| Observed {
             op: Box::new(crate::graph::op::softmax::Softmax {
                 axis: 0,

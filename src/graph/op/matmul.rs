@@ -262,7 +262,7 @@ impl Op for MatMul {
         cx.countable("result", &out.count()?)?;
         for (weight, first, count, stride) in parts {
             let transposed = self.trans_b && !constant;
-            let cut = SubMatmul {
+            let matmul = SubMatmul {
                 rows: &rows,
                 columns: &count,
                 depth: k,
@@ -271,10 +271,10 @@ impl Op for MatMul {
                 batches: &walk.count,
             };
             let mut call = match form {
-                MatrixForm::Tiled(tile) => cut.tiled(cx, tile)?,
-                MatrixForm::Broadcast => cut.by_broadcast(cx)?,
-                MatrixForm::Vectors if !transposed => cut.by_vectors(cx)?,
-                _ => cut.plain(cx)?,
+                MatrixForm::Tiled(tile) => matmul.tiled(cx, tile)?,
+                MatrixForm::Broadcast => matmul.by_broadcast(cx)?,
+                MatrixForm::Vectors if !transposed => matmul.by_vectors(cx)?,
+                _ => matmul.plain(cx)?,
             };
             if transposed {
                 call = call.define("TRANS_B", 1);

@@ -129,7 +129,7 @@ fn kernel_texts_hold_no_forbidden_words() {
             }
             // Extensions of the language are for tensor cores and for half arithmetic, which
             // devices with them alone get.
-            let units = text.contains("enable wgpu_cooperative_matrix;");
+            let tensor_cores = text.contains("enable wgpu_cooperative_matrix;");
             let warps = stem == Some("attention_lanes")
                 || specs()
                     .iter()
@@ -154,7 +154,7 @@ fn kernel_texts_hold_no_forbidden_words() {
                 for word in FORBIDDEN {
                     assert!(
                         !code.contains(word)
-                            || units && *word == "enable f16"
+                            || tensor_cores && *word == "enable f16"
                             || warps && *word == "subgroup"
                             || pairs && of_halves.contains(word)
                             || packed && of_packed.contains(word),
@@ -171,7 +171,7 @@ fn kernel_texts_hold_no_forbidden_words() {
     for spec in specs().iter().filter(|s| !is_probe(s.kernel)) {
         for language in [Language::OpenClC, Language::Wgsl] {
             let text = without_comments(&spec.expand(language).unwrap());
-            let units = spec.uses(language, Feature::TensorCores);
+            let tensor_cores = spec.uses(language, Feature::TensorCores);
             for word in ["INFINITY", "NAN", "NaN", "inff", "#pragma", "enable "] {
                 let allowed = (units || spec.multiplies_halves()) && word == "enable "
                     || spec.multiplies_halves() && word == "#pragma";

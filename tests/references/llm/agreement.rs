@@ -67,7 +67,7 @@ pub fn check(dir: &Path, device: &Device, family: Option<Family>, ways: &[Way]) 
         let found = fed(dir, device, family, way, ids)?;
         let vocab = rows.first().map_or(1, Vec::len);
         let compared = rows.iter().zip(found.chunks(vocab)).map(|(p, q)| compared(p, q));
-        judge(
+        within_bounds(
             &format!("{}{what}", device.kind),
             way,
             ids.len(),
@@ -122,7 +122,7 @@ fn compared(wanted: &[f32], found: &[f32]) -> (f64, bool) {
     (divergence, best(wanted) == best(found))
 }
 
-fn judge(what: &str, way: &Way, tokens: usize, of: &[(f64, bool)]) -> Outcome {
+fn within_bounds(what: &str, way: &Way, tokens: usize, of: &[(f64, bool)]) -> Outcome {
     let (act, kv, bound, agreeing) = *way;
     let [early, many, few] = AGREEING;
     if of.len() != tokens {

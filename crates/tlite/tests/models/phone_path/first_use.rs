@@ -22,7 +22,7 @@ pub const TRIALS: [Named; 6] = [
     ("a_variant_that_does_not_build_is_not_used", unbuilt_variant),
     ("a_lost_list_of_what_is_wrong_is_made_anew", lost_list),
     ("a_wrong_kernel_is_an_error", wrong_kernel),
-    ("refused_images_are_not_judged", refused_images),
+    ("refused_images_are_not_validated", refused_images),
 ];
 
 /// A norm, of which there is a variant, a product, whose operand a phone reads through images, and

@@ -13,8 +13,8 @@ pub fn trials(add: &mut Add<'_>) {
     add("mali_reads_buffers", Box::new(no_images));
     add("a_wrong_image_form_is_not_used", Box::new(wrong_image_form));
     add(
-        "refused_images_are_not_judged",
-        Box::new(refused_images_are_not_judged),
+        "refused_images_are_not_validated",
+        Box::new(refused_images_are_not_validated),
     );
     for (name, from) in [("every", 1), ("one_of_a_recording", IMAGES_TRIED + 5)] {
         let run = move |model: &Model| images_are_refused(model, from);
@@ -180,7 +180,7 @@ const BY_IMAGE: &str = "#define IMAGE_X";
 
 /// What ran in place of a kernel that reads images is no verdict on that kernel: a later start, in
 /// which images are made, checks it.
-fn refused_images_are_not_judged(model: &Model) -> Outcome {
+fn refused_images_are_not_validated(model: &Model) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
     let run = |config: &Config| play::generate_cached(&model.folder, config, FEW, &cache, &[]);

@@ -300,7 +300,7 @@ impl Buffers {
     }
 
     fn finalize(&self, buffer: Handle) -> Code {
-        // SAFETY: for the function to judge.
+        // SAFETY: the function checks its argument.
         unsafe { (self.finalize)(buffer) }
     }
 
@@ -310,7 +310,7 @@ impl Buffers {
     }
 
     fn release(&self, buffer: Handle) -> Code {
-        // SAFETY: for the function to judge.
+        // SAFETY: the function checks its argument.
         unsafe { (self.release)(buffer) }
     }
 }
