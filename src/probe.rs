@@ -178,7 +178,7 @@ const RUNS: usize = 5;
 /// Number of commands for measuring the overhead of one.
 const LAUNCHES: u32 = 256;
 /// Maximum number of loop rounds in a kernel; CPU drivers abort longer loops.
-const MOST_ROUNDS: u32 = 50_000;
+const MAX_ROUNDS: u32 = 50_000;
 /// Minimum time of an arithmetic run in seconds, so that launch overhead is negligible.
 const LONG_ENOUGH: f64 = 0.01;
 
@@ -480,7 +480,7 @@ impl Bench<'_> {
                 params: bytes,
                 groups,
             })?;
-            if time >= LONG_ENOUGH || rounds == MOST_ROUNDS {
+            if time >= LONG_ENOUGH || rounds == MAX_ROUNDS {
                 let all = u64::from(rounds) * operations * u64::from(groups);
                 return Ok(float(all) / time);
             }
@@ -491,7 +491,7 @@ impl Bench<'_> {
                 reason = "from 128 on, and bounded"
             )]
             let longer = (f64::from(rounds) * more) as u32;
-            rounds = longer.min(MOST_ROUNDS);
+            rounds = longer.min(MAX_ROUNDS);
         }
     }
 
@@ -637,7 +637,7 @@ mod tests {
                     let each = shape.bytes / 16 / u64::from(shape.work_items());
                     let explicit = caps.profile.explicit_vectors();
                     assert!(
-                        explicit || each < u64::from(MOST_ROUNDS),
+                        explicit || each < u64::from(MAX_ROUNDS),
                         "{kind:?} {simd:?}: {each}"
                     );
                 }

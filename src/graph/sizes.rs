@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashSet};
 /// Sizes that [`Rules::smallest`] tries, in this order.
 const TRIED: [i64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 224, 320];
 /// Number of expressions that it evaluates before it gives up.
-const MOST_TRIES: usize = 200_000;
+const MAX_TRIES: usize = 200_000;
 
 /// An expression that must not be negative in a run, and its origin.
 struct Rule<'a> {
@@ -174,7 +174,7 @@ fn place(
         return true;
     };
     for size in TRIED {
-        if *tries > MOST_TRIES {
+        if *tries > MAX_TRIES {
             return false;
         }
         *tries += rules.len() + 1;

@@ -3,7 +3,7 @@
 mod options;
 mod prepare;
 
-pub use options::{Activations, KvType, LoadOptions, MOST_DRAFTS, PADDINGS, Purpose};
+pub use options::{Activations, KvType, LoadOptions, MAX_DRAFTS, PADDINGS, Purpose};
 pub use prepare::PlannedDecoder;
 
 use super::engine::{

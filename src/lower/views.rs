@@ -10,13 +10,13 @@ use crate::shape::Dim;
 use crate::tensor::DType;
 
 /// Maximum number of elements in an operand or result; kernels count them in 32 bits.
-const MOST_ELEMENTS: u32 = u32::MAX;
+const MAX_ELEMENTS: u32 = u32::MAX;
 
 /// Maximum number of bytes that a kernel can bind and index, with elements of `size` bytes.
 fn largest(device: &DeviceProfile, size: u64) -> u64 {
     device
         .max_view_bytes
-        .min(u64::from(MOST_ELEMENTS).saturating_mul(size))
+        .min(u64::from(MAX_ELEMENTS).saturating_mul(size))
 }
 
 /// Splits `count` items, each of `elements` elements of `size` bytes, into ranges (first, count)
@@ -57,7 +57,7 @@ impl LowerCx<'_> {
     /// Requires that `count`, the number of elements of an operand or result, is small enough for
     /// kernels to count. `what` names the operand or result in errors.
     pub fn countable(&mut self, what: &str, count: &Dim) -> OpResult<()> {
-        let most = i64::from(MOST_ELEMENTS);
+        let most = i64::from(MAX_ELEMENTS);
         if self.upper_bound(count).is_some_and(|n| n <= most) {
             return Ok(());
         }

@@ -12,7 +12,7 @@ use crate::tensor::DType;
 use std::collections::HashMap;
 
 /// Limit on the size of the activations, so that no sum of offsets overflows.
-const MOST: u64 = 1 << 62;
+const MAX_BYTES: u64 = 1 << 62;
 
 /// Positions in a plan's order at which a value is alive, both inclusive.
 #[derive(Clone, Copy, Debug)]
@@ -312,10 +312,14 @@ impl Records<'_, '_> {
     }
 }
 
-/// Fails if the sum of the slots exceeds [`MOST`].
+/// Fails if the sum of the slots exceeds [`MAX_BYTES`].
 fn check_total(c: &Compiler<'_>, slots: &[Slot], align: u64) -> Result<()> {
     let add = |sum: u64, s: &Slot| sum.checked_add(s.bytes)?.checked_add(align);
-    if slots.iter().try_fold(0u64, add).is_some_and(|sum| sum <= MOST) {
+    if slots
+        .iter()
+        .try_fold(0u64, add)
+        .is_some_and(|sum| sum <= MAX_BYTES)
+    {
         return Ok(());
     }
     let at: Vec<String> = c.limits.iter().map(|(s, v)| format!("{s} = {v}")).collect();

@@ -37,7 +37,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Minimum size of a pool in bytes: a multiple of every device's alignment.
-const LEAST_POOL: u64 = 4096;
+const MIN_POOL: u64 = 4096;
 
 /// Options for compiling a plan.
 #[derive(Clone, Debug)]
@@ -362,7 +362,7 @@ impl Plan {
         let (mut starts, mut total) = (Vec::with_capacity(open.pools.len()), 0u64);
         for p in &open.pools {
             // Values without elements still get a pool.
-            let bytes = at(p)?.max(LEAST_POOL);
+            let bytes = at(p)?.max(MIN_POOL);
             starts.push((total, bytes));
             total = total
                 .checked_add(bytes)

@@ -22,7 +22,7 @@ use std::sync::Arc;
 
 /// Default damping: added to the diagonal of the Hessian, as a share of its mean.
 pub const DAMPING: f64 = 0.01;
-pub const MOST_DAMPING: f64 = 1.0;
+pub const MAX_DAMPING: f64 = 1.0;
 /// Rows factored at once.
 const BLOCK: usize = 64;
 
@@ -38,7 +38,7 @@ pub struct CholeskyFactor {
 
 impl CholeskyFactor {
     /// Factors a Hessian with damping `damping` times its mean diagonal. If rounding makes it
-    /// indefinite, the damping is doubled up to [`MOST_DAMPING`]. A zero Hessian weights all inputs
+    /// indefinite, the damping is doubled up to [`MAX_DAMPING`]. A zero Hessian weights all inputs
     /// equally. Errors: elements that are not finite; no damping that helps.
     pub fn new(hessian: &Hessian, damping: f64) -> Result<Self, HessianError> {
         let k = hessian.k();
@@ -64,7 +64,7 @@ impl CholeskyFactor {
                 break;
             }
             let more = damping * 2.0;
-            if more.is_nan() || more <= 0.0 || more > MOST_DAMPING {
+            if more.is_nan() || more <= 0.0 || more > MAX_DAMPING {
                 return Err(HessianError::NotPositive { damping });
             }
             log::debug!(

@@ -22,9 +22,9 @@ use std::sync::Arc;
 use super::{Checks, Named};
 
 /// Inputs with at most this many elements can get their own plan.
-const MOST_ELEMENTS: usize = 64;
+const MAX_ELEMENTS: usize = 64;
 /// Number of plans for values before the plan for all values is kept.
-const MOST_PLANS: usize = 8;
+const MAX_PLANS: usize = 8;
 
 /// State for planning by input values.
 struct Special {
@@ -92,8 +92,7 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
             // Shape values are computed from small integer lists; anything else comes from data.
             let small = graph.fact(v).is_ok_and(|f| {
                 let count = f.shape.count().ok().and_then(|n| n.as_const());
-                f.dtype.is_int()
-                    && count.is_some_and(|n| usize::try_from(n).is_ok_and(|n| n <= MOST_ELEMENTS))
+                f.dtype.is_int() && count.is_some_and(|n| usize::try_from(n).is_ok_and(|n| n <= MAX_ELEMENTS))
             });
             if !small {
                 continue;
@@ -104,7 +103,7 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
         let fits = |fact: &Fact| {
             let small = fact.shape.as_fixed().is_some_and(|s| {
                 let count = s.iter().try_fold(1usize, |n, d| n.checked_mul(*d));
-                count.is_some_and(|n| n <= MOST_ELEMENTS)
+                count.is_some_and(|n| n <= MAX_ELEMENTS)
             });
             small && fact.as_const().is_none() && (direct || !fact.dtype.is_float())
         };
@@ -272,7 +271,7 @@ impl Device {
         if special.values.as_ref().is_some_and(fits) {
             return Ok(true);
         }
-        if special.plans < MOST_PLANS {
+        if special.plans < MAX_PLANS {
             let mut graph = special.model.clone();
             let mut edit = Edit::new(&mut graph);
             for (v, tensor) in special.inputs.iter().zip(&values) {
@@ -291,9 +290,7 @@ impl Device {
                 "planning for the values of small inputs does not help; keeping the plan for all values"
             );
         } else {
-            log::debug!(
-                "made {MOST_PLANS} plans for values of small inputs; keeping the plan for all values"
-            );
+            log::debug!("made {MAX_PLANS} plans for values of small inputs; keeping the plan for all values");
         }
         if let Some(plan) = self.plan.take() {
             self.load(self.graph.clone(), plan)?;

@@ -195,7 +195,7 @@ pub fn validate_all(
 
 /// Initial limit on the bytes captured per run; lowered if the device does not have enough memory.
 const ROOM: u64 = 256 << 20;
-const LEAST_ROOM: u64 = 1 << 20;
+const MIN_ROOM: u64 = 1 << 20;
 const SHRINKS: u64 = 4;
 
 /// The nodes to capture during runs, and the results for those captured.
@@ -263,7 +263,7 @@ impl<'a> Observer<'a> {
                     together: less,
                     each: less,
                 };
-                return Ok(less >= LEAST_ROOM);
+                return Ok(less >= MIN_ROOM);
             }
             Err(error) => return self.refuse(executor.plan(index), error),
             Ok(observation) => observation,

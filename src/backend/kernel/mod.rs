@@ -402,7 +402,7 @@ impl Kernel {
         let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
         let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
         let by_vec4 = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
-        let waves = [Wave::Half, Wave::Full, Wave::Lanes(wave::MOST)].map(|wave| KernelSpec {
+        let waves = [Wave::Half, Wave::Full, Wave::Lanes(wave::MAX_LANES)].map(|wave| KernelSpec {
             defines: BTreeMap::from([(WAVE, i64::from(wave.number()))]),
             ..of(DType::F16, None, false)
         });

@@ -17,7 +17,7 @@ pub const FORM: Form = Form {
 };
 
 /// Largest subgroup width, in work-items, that is requested by number.
-pub const MOST: u32 = 32;
+pub const MAX_LANES: u32 = 32;
 
 /// A requested subgroup width.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

@@ -425,7 +425,7 @@ fn sub_group_sizes(device: DeviceHandle) -> Vec<u32> {
 /// Subgroup widths that kernels may request.
 fn waves(has: impl Fn(&str) -> bool, device: DeviceHandle) -> Vec<Wave> {
     /// Smallest and largest width on Intel's GPUs.
-    const LANES: std::ops::RangeInclusive<u32> = 8..=wave::MOST;
+    const LANES: std::ops::RangeInclusive<u32> = 8..=wave::MAX_LANES;
     if has("cl_qcom_reqd_sub_group_size") {
         return vec![Wave::Half, Wave::Full];
     }

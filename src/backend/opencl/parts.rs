@@ -18,7 +18,7 @@ use std::collections::HashMap;
 const COMPARED: u32 = 4;
 
 /// Number of comparisons without a result before giving up. Each costs a run command by command.
-const MOST_TRIES: u32 = 3;
+const MAX_TRIES: u32 = 3;
 
 impl OpenCl {
     /// The axis along which a dispatch can run in parts: the longest one whose number of
@@ -221,7 +221,7 @@ impl OpenCl {
             && let Ok(parts) = in_parts
         {
             parts.tries += 1;
-            if parts.tries >= MOST_TRIES {
+            if parts.tries >= MAX_TRIES {
                 *in_parts = Err(why.clone());
             }
         }

@@ -20,16 +20,16 @@ use std::ops::Range;
 use std::sync::Arc;
 
 /// Maximum number of stages in a kernel.
-const MOST_STAGES: usize = 12;
+const MAX_STAGES: usize = 12;
 /// How often a sequence of stages must repeat in a recording, as layers do, to be worth a
 /// compilation.
-const LEAST_USES: usize = 4;
+const MIN_USES: usize = 4;
 /// Number of launches that a program must save per recording to be worth compiling.
 const PROGRAM: usize = 16;
 /// Maximum size in bytes of the arguments that every device accepts.
-const MOST_BYTES: usize = 1024;
+const MAX_BYTES: usize = 1024;
 /// Maximum number of work-groups in a stage, including failed requests, that its counter can hold.
-const MOST_GROUPS: u64 = 1 << 31;
+const MAX_GROUPS: u64 = 1 << 31;
 
 /// The persistent kernels of a device.
 #[derive(Default)]
@@ -72,7 +72,7 @@ impl Persistent {
     ) -> Result<bool, BackendError> {
         let name = &self.name;
         let stages = steps.get(self.steps.clone()).unwrap_or_default();
-        if stages.iter().any(|step| step.groups(launch) >= MOST_GROUPS) {
+        if stages.iter().any(|step| step.groups(launch) >= MAX_GROUPS) {
             return Ok(false);
         }
         let indices = (self.first_value..).step_by(2);
@@ -120,11 +120,11 @@ fn pieces<K: Copy + Eq + Hash>(kernels: &[Option<K>], fits: &dyn Fn(&[K]) -> boo
         for (stages, _) in &found {
             *uses.entry(stages.clone()).or_default() += 1;
         }
-        uses.retain(|stages, count| *count >= LEAST_USES && fits(stages));
+        uses.retain(|stages, count| *count >= MIN_USES && fits(stages));
         found.retain(|(stages, _)| uses.contains_key(stages));
         found
     };
-    let starts = (2..=MOST_STAGES).flat_map(|length| (0..length).map(move |first| (length, first)));
+    let starts = (2..=MAX_STAGES).flat_map(|length| (0..length).map(move |first| (length, first)));
     let tried = starts.map(|(length, first)| (length, all(length, first)));
     let saved = |(length, found): &(usize, Pieces<K>)| {
         let programs: HashSet<&[K]> = found.iter().map(|(stages, _)| stages.as_slice()).collect();
@@ -145,7 +145,7 @@ fn argument_bytes(spec: &KernelSpec) -> usize {
 
 /// Whether the arguments of a kernel with these stages fit every device.
 fn fit<'a>(stages: impl Iterator<Item = &'a KernelSpec>) -> bool {
-    stages.map(argument_bytes).sum::<usize>() + 8 <= MOST_BYTES
+    stages.map(argument_bytes).sum::<usize>() + 8 <= MAX_BYTES
 }
 
 impl OpenCl {
@@ -295,7 +295,7 @@ impl OpenCl {
         if let Some(counters) = &self.persistents.counters {
             return Ok(Arc::clone(counters));
         }
-        let bytes = persistent::counter_bytes(MOST_STAGES);
+        let bytes = persistent::counter_bytes(MAX_STAGES);
         let mem = self.context.buffer(bytes);
         let label = "counters of stages";
         let mem = mem.map_err(|code| match code.is_out_of_memory() {
@@ -392,7 +392,7 @@ impl OpenCl {
     ) -> Result<Result<Option<bool>, String>, BackendError> {
         let range = persistent.steps.clone();
         let steps = recording.steps.get(range.clone()).unwrap_or_default();
-        let runs = |step: &Step| (1..MOST_GROUPS).contains(&step.groups(launch));
+        let runs = |step: &Step| (1..MAX_GROUPS).contains(&step.groups(launch));
         if !steps.iter().all(runs) {
             self.one_by_one(recording, range, launch)?;
             return Ok(Ok(None));

@@ -25,7 +25,7 @@ const BELIEF: f64 = 8.0;
 pub(super) const PARTS: f64 = 64.0;
 
 /// Maximum number of kernels with parameters whose cost is remembered.
-const MOST_KNOWN: usize = 1 << 12;
+const MAX_KNOWN_COSTS: usize = 1 << 12;
 
 /// How the work of a recording is cut into slices.
 #[derive(Debug)]
@@ -315,7 +315,7 @@ impl Slicer {
 
     /// Stores what [`Slicer::known`] returns.
     pub(super) fn know(&mut self, kernel: KernelId, params: &[u8], cost: f64) {
-        if self.known.len() >= MOST_KNOWN {
+        if self.known.len() >= MAX_KNOWN_COSTS {
             // Entries are measured again after a reset, which keeps short-lived sizes from piling
             // up.
             self.known.clear();

@@ -4,9 +4,9 @@ use crate::graph::op::OpError;
 use std::fmt;
 
 /// Maximum number of kinds that are printed.
-const MOST_KINDS: usize = 20;
+const MAX_KINDS: usize = 20;
 /// Maximum number of locations printed per kind.
-const MOST_PLACES: usize = 3;
+const MAX_PLACES: usize = 3;
 
 /// One unsupported part of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -49,17 +49,17 @@ impl fmt::Display for MissingParts {
         if !one {
             write!(f, "{} unsupported parts, of {} kinds:", self.0.len(), kinds.len())?;
         }
-        for (kind, places) in kinds.iter().take(MOST_KINDS) {
-            let shown: Vec<&str> = places.iter().take(MOST_PLACES).map(String::as_str).collect();
+        for (kind, places) in kinds.iter().take(MAX_KINDS) {
+            let shown: Vec<&str> = places.iter().take(MAX_PLACES).map(String::as_str).collect();
             let (start, shown) = (if one { "" } else { "\n  " }, shown.join(", "));
             write!(f, "{start}{} {shown}", kind.op)?;
-            if places.len() > MOST_PLACES {
-                write!(f, " and {} more", places.len() - MOST_PLACES)?;
+            if places.len() > MAX_PLACES {
+                write!(f, " and {} more", places.len() - MAX_PLACES)?;
             }
             write!(f, ": {}", kind.source)?;
         }
-        if kinds.len() > MOST_KINDS {
-            write!(f, "\n  and {} more kinds", kinds.len() - MOST_KINDS)?;
+        if kinds.len() > MAX_KINDS {
+            write!(f, "\n  and {} more kinds", kinds.len() - MAX_KINDS)?;
         }
         Ok(())
     }

@@ -5,7 +5,7 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
+    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
     operand, split_at,
 };
 use crate::lower::{Call, LowerCx};
@@ -93,13 +93,13 @@ impl Op for ArgMax {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let x = cx.shape(0)?;
         let (outer, cols, inner) = split_at(&x, axis(self.axis, x.rank())?)?;
-        if cols.as_const().is_some_and(|n| n > MOST_LOOPS) {
+        if cols.as_const().is_some_and(|n| n > MAX_LOOPS) {
             return Err(OpError::NoKernel(format!("a search among {cols} elements")));
         }
-        let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
+        let rest = Dim::from(MAX_LOOPS).sub(&cols)?;
         cx.require(
             rest,
-            &format!("a search among {cols} elements; kernels support at most {MOST_LOOPS}"),
+            &format!("a search among {cols} elements; kernels support at most {MAX_LOOPS}"),
         );
         let count = outer.mul(&inner)?;
         let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);

@@ -84,11 +84,11 @@ crate::kernel! {
 pub const UNSPLIT: i64 = 256;
 
 /// Largest head size that kernels support.
-const MOST_HEAD: i64 = 512;
+const MAX_HEAD: i64 = 512;
 
 /// True if kernels support heads of this size.
 pub fn takes_head(size: i64) -> bool {
-    size % 2 == 0 && size <= MOST_HEAD
+    size % 2 == 0 && size <= MAX_HEAD
 }
 
 /// Work-items per work-group on tensor cores (32 of them process 16 rows) and the local memory they

@@ -10,7 +10,7 @@ mod tiled;
 use self::cases::cases;
 use super::sizes::Sizes;
 use super::window::{self, Axis, Line, Window};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack, Simd};
 use crate::num;
@@ -289,7 +289,7 @@ pub(super) fn emit(
     let groups = super::fixed_size(&group.into())?;
     let depth = super::fixed_size(channels)?
         .saturating_mul(super::fixed_size(&(h.kernel.saturating_mul(v.kernel)).into())?);
-    if i64::try_from(depth).is_ok_and(|d| d > MOST_LOOPS) {
+    if i64::try_from(depth).is_ok_and(|d| d > MAX_LOOPS) {
         return Err(OpError::NoKernel(format!("sums of {depth} terms")));
     }
     let dispatches = if packed {

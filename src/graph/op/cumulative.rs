@@ -4,7 +4,7 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
+    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
     operand, split_at,
 };
 use crate::lower::{Call, LowerCx};
@@ -122,12 +122,12 @@ impl Op for Cumulative {
             .and_then(Dim::as_const)
             .ok_or_else(|| OpError::NoKernel("an axis that is not constant".to_owned()))?;
         let (outer, cols, inner) = split_at(&x, axis(at, x.rank())?)?;
-        if cx.upper_bound(&cols).is_some_and(|n| n > MOST_LOOPS) {
+        if cx.upper_bound(&cols).is_some_and(|n| n > MAX_LOOPS) {
             return Err(OpError::NoKernel(format!("{} over {cols} elements", self.name())));
         }
-        let rest = Dim::from(MOST_LOOPS).sub(&cols)?;
+        let rest = Dim::from(MAX_LOOPS).sub(&cols)?;
         let what = format!(
-            "{} over {cols} elements; kernels support at most {MOST_LOOPS}",
+            "{} over {cols} elements; kernels support at most {MAX_LOOPS}",
             self.name()
         );
         cx.require(rest, &what);

@@ -55,14 +55,14 @@ pub fn count(shape: &[usize]) -> OpResult<usize> {
 }
 
 /// Size limit of a tensor made by an operator, in bytes. Needed because sizes can come from data.
-const MOST_BYTES: usize = 1 << 34;
+const MAX_BYTES: usize = 1 << 34;
 
 /// An empty list with room for the elements of a shape; an error if there is not enough memory.
 pub(crate) fn room<T>(shape: &[usize]) -> OpResult<Vec<T>> {
     let too_large = || OpError::from(TensorError::TooLarge(shape.to_vec()));
     let count = count(shape)?;
     let bytes = count.checked_mul(size_of::<T>());
-    bytes.filter(|n| *n <= MOST_BYTES).ok_or_else(too_large)?;
+    bytes.filter(|n| *n <= MAX_BYTES).ok_or_else(too_large)?;
     let mut out = Vec::new();
     out.try_reserve_exact(count).map_err(|_| too_large())?;
     Ok(out)

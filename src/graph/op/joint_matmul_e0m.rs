@@ -24,15 +24,18 @@ pub struct JointMatMulE0m {
 
 impl JointMatMulE0m {
     /// Maximum number of matmuls.
-    pub const MOST: usize = 3;
+    pub const MAX_MATMULS: usize = 3;
 
     /// Operand indices of each matmul, for `inputs` operands in total. All share the last operand,
     /// the scale of [`MatMulE0m::norm`], if there is one.
     fn operands(&self, inputs: usize) -> OpResult<Vec<Vec<usize>>> {
         let gain = usize::from(self.product.norm.is_some());
         let products = inputs.saturating_sub(1 + gain) / 2;
-        if inputs != 2 * products + 1 + gain || !(2..=Self::MOST).contains(&products) {
-            let expected = format!("quantized weights and scales of 2 to {} matmuls", Self::MOST);
+        if inputs != 2 * products + 1 + gain || !(2..=Self::MAX_MATMULS).contains(&products) {
+            let expected = format!(
+                "quantized weights and scales of 2 to {} matmuls",
+                Self::MAX_MATMULS
+            );
             return Err(OpError::expected("operands", expected, inputs));
         }
         let of = |i: usize| {

@@ -67,13 +67,13 @@ pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
 }
 
 /// Limits for unrolling: iterations, and nodes of all iterations.
-const MOST_RUNS: usize = 64;
-const MOST_NODES: usize = 2048;
+const MAX_RUNS: usize = 64;
+const MAX_NODES: usize = 2048;
 
 /// True if this many iterations are unrolled into nodes.
 pub(super) fn unrolls(body: &Body, runs: usize) -> bool {
     let nodes = body.graph().nodes().count();
-    (1..=MOST_RUNS).contains(&runs) && nodes.saturating_mul(runs) <= MOST_NODES
+    (1..=MAX_RUNS).contains(&runs) && nodes.saturating_mul(runs) <= MAX_NODES
 }
 
 /// Stacks values along a new axis.

@@ -4,7 +4,7 @@
 //! ONNX `LRN` from opset 1.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
+use super::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact};
@@ -82,7 +82,7 @@ impl Op for Lrn {
         let x = cx.shape(0)?;
         let (_, channels, plane) = split_at(&x, 1)?;
         let count = x.count()?;
-        if self.size > MOST_LOOPS {
+        if self.size > MAX_LOOPS {
             return Err(OpError::NoKernel(format!("sums over {} channels", self.size)));
         }
         let call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);

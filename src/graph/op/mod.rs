@@ -287,7 +287,7 @@ ops! {
 
 /// Limit on the total loop iterations of one work-item. A CPU driver silently stops loops at
 /// 65,535.
-pub const MOST_LOOPS: i64 = 60_000;
+pub const MAX_LOOPS: i64 = 60_000;
 
 /// The device type of a host type, given the storage type of floats. Types that devices do not
 /// [support](DType::on_devices) are unchanged; they are never stored on a device.

@@ -34,7 +34,7 @@ crate::kernel! {
 }
 /// Work-items per work-group of [`ROW`].
 const ROW_ITEMS: u32 = 256;
-const MOST_HELD: i64 = 16;
+const MAX_HELD: i64 = 16;
 
 /// Which scale and bias apply to an element.
 pub(super) enum ScaleIndex {
@@ -150,10 +150,10 @@ pub(super) fn emit_to(
 /// do not suit the kernel.
 fn held(device: &DeviceProfile, cols: &Dim) -> Option<i64> {
     /// Shorter rows leave most of a work-group idle.
-    const LEAST: i64 = 512;
-    let cols = cols.as_const().filter(|n| n % 4 == 0 && *n >= LEAST)?;
+    const MIN_COLUMNS: i64 = 512;
+    let cols = cols.as_const().filter(|n| n % 4 == 0 && *n >= MIN_COLUMNS)?;
     let held = (cols / 4 - 1) / i64::from(ROW_ITEMS) + 1;
-    (device.takes(&ROW) && held <= MOST_HELD).then_some(held)
+    (device.takes(&ROW) && held <= MAX_HELD).then_some(held)
 }
 
 /// Which elements are normalized together.

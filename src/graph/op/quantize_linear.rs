@@ -10,7 +10,7 @@ use super::parts::Parts;
 use super::pointwise::import::{binary, cast, input as arg, number, unary};
 use super::pointwise::{Binary, Expr, Unary};
 use super::{
-    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
+    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, onnx, operand,
 };
 use crate::graph::ValueId;
 use crate::graph::onnx::dtype_of;
@@ -458,7 +458,7 @@ impl Op for DynamicQuantizeLinear {
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
         let count = cx.shape(0)?.count()?;
         // A single work-group reads all elements, and loops are limited.
-        let most = MOST_LOOPS * i64::from(WORK_GROUP);
+        let most = MAX_LOOPS * i64::from(WORK_GROUP);
         if count.as_const().is_some_and(|n| n > most) {
             return Err(OpError::NoKernel(format!("the range of {count} elements")));
         }

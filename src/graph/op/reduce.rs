@@ -7,7 +7,7 @@
 use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{
-    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
+    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     offset_lists, onnx, operand, transpose,
 };
 use crate::lower::{Call, LowerCx};
@@ -272,7 +272,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, kind: Kind, x: &Fact, axes: &[usize]) -
         && kept.iter().all(|(_, s)| *s == cols);
     let few = cols.as_const().is_some_and(|n| n <= FEW);
     let item = !x.dtype.is_float() || kind == Kind::Prod || !flat && few;
-    if item && cols.as_const().is_none_or(|n| n > MOST_LOOPS) {
+    if item && cols.as_const().is_none_or(|n| n > MAX_LOOPS) {
         return Err(OpError::NoKernel(format!(
             "{kind:?} over {cols} elements of {}",
             x.dtype

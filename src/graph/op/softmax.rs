@@ -5,7 +5,7 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, MOST_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
+    Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at,
 };
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
@@ -122,7 +122,7 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         let (x, y, rows) = (cx.input(0)?, cx.output(0)?, outer);
         return cx.emit(call, Args { x, y, rows, cols });
     }
-    if cols.as_const().is_some_and(|n| n > MOST_LOOPS / 6) {
+    if cols.as_const().is_some_and(|n| n > MAX_LOOPS / 6) {
         return Err(OpError::NoKernel(format!(
             "{cols} elements along an inner axis of {shape}"
         )));

@@ -21,7 +21,7 @@ crate::kernel! {
 }
 
 /// Maximum number of elements for kernels: each one is compared with all others.
-const MOST: i64 = 8192;
+const MAX_LENGTH: i64 = 8192;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopK {
@@ -131,7 +131,7 @@ impl Op for TopK {
         let a = axis(self.axis, x.rank())?;
         let (outer, n, inner) = split_at(&x, a)?;
         let kept = cx.out_fact(0)?.shape.0.get(a).cloned().unwrap_or_default();
-        if n.as_const().is_none_or(|n| n > MOST) {
+        if n.as_const().is_none_or(|n| n > MAX_LENGTH) {
             return Err(OpError::NoKernel(format!("the largest of {n} elements")));
         }
         let count = outer.mul(&n)?.mul(&inner)?;

@@ -14,7 +14,7 @@ use std::str::FromStr;
 /// Valid values of [`LoadOptions::padding`].
 pub const PADDINGS: RangeInclusive<usize> = 32..=256;
 /// Largest value of [`LoadOptions::drafts`].
-pub const MOST_DRAFTS: usize = 64;
+pub const MAX_DRAFTS: usize = 64;
 
 /// Element types of the KV cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +89,7 @@ pub struct LoadOptions {
     /// See [`SequenceConfig::padding`](crate::llm::engine::SequenceConfig::padding); within
     /// [`PADDINGS`].
     pub padding: usize,
-    /// Maximum draft length in tokens, up to [`MOST_DRAFTS`]; 0 disables speculative decoding.
+    /// Maximum draft length in tokens, up to [`MAX_DRAFTS`]; 0 disables speculative decoding.
     pub drafts: usize,
     /// Source of the weights. Random weights are generated on the device.
     pub weights: WeightSource,
@@ -129,9 +129,9 @@ impl LoadOptions {
                 format!("{} is out of range; expected {from} to {to}", self.padding),
             );
         }
-        if self.drafts > MOST_DRAFTS {
+        if self.drafts > MAX_DRAFTS {
             let what = format!(
-                "{} tokens are too many; expected at most {MOST_DRAFTS}",
+                "{} tokens are too many; expected at most {MAX_DRAFTS}",
                 self.drafts
             );
             return wrong("drafts", what);

@@ -25,7 +25,7 @@ const NUMBERS: &[&str] = &[
 ];
 
 /// The most flags of a generic kernel or helper.
-const MOST_FLAGS: usize = 4;
+const MAX_FLAGS: usize = 4;
 
 /// Files with more flags: their number, and why they are not split.
 const MANY_FLAGS: &[(&str, usize, &str)] = &[
@@ -68,7 +68,7 @@ fn generic_kernels_have_few_flags() {
     }
     let mut many = Vec::new();
     for (file, flags) in flags {
-        if flags.len() > MOST_FLAGS {
+        if flags.len() > MAX_FLAGS {
             eprintln!("{file}: {flags:?}");
             many.push((file, flags.len()));
         }

@@ -12,7 +12,7 @@ const MEM_OBJECT_IMAGE2D: Uint = 0x10f1;
 const MEM_OBJECT_IMAGE1D_BUFFER: Uint = 0x10f6;
 const MEM_READ_WRITE: Bits = 1;
 /// Largest width and height of an image, as on phones.
-const MOST_PIXELS: usize = 1 << 14;
+const MAX_PIXELS: usize = 1 << 14;
 
 /// `cl_image_desc`.
 #[repr(C)]
@@ -91,7 +91,7 @@ impl ImageDesc {
         let pitch = self.pitch(pixel);
         let (rows, width) = match self.kind {
             MEM_OBJECT_IMAGE1D_BUFFER => (1, words.image_pixels),
-            MEM_OBJECT_IMAGE2D => (self.height, MOST_PIXELS),
+            MEM_OBJECT_IMAGE2D => (self.height, MAX_PIXELS),
             _ => return Some(cl::INVALID_IMAGE_DESCRIPTOR),
         };
         let whole = self.kind == MEM_OBJECT_IMAGE1D_BUFFER;
@@ -107,7 +107,7 @@ impl ImageDesc {
             return Some(cl::INVALID_IMAGE_DESCRIPTOR);
         }
         let empty = self.width == 0 || rows == 0;
-        let over = self.width > width || rows > MOST_PIXELS || (pitch * rows) as u64 > memory.bytes;
+        let over = self.width > width || rows > MAX_PIXELS || (pitch * rows) as u64 > memory.bytes;
         (empty || over).then_some(cl::INVALID_IMAGE_SIZE)
     }
 }

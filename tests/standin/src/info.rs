@@ -2,7 +2,7 @@
 
 use crate::config::Profile;
 use crate::real::real;
-use crate::recording::MOST;
+use crate::recording::MAX_DISPATCHES;
 use crate::state::{after, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::ffi::c_void;
@@ -425,7 +425,7 @@ fn device_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec
         IMAGE_BASE_ADDRESS_ALIGNMENT => words.image_base.to_ne_bytes().to_vec(),
         IMAGE_MAX_BUFFER_SIZE => size(&asked(real)?).min(words.image_pixels).to_ne_bytes().to_vec(),
         cl::DEVICE_RECORDABLE_QUEUE_MAX_SIZE if words.has("cl_qcom_recordable_queues") => {
-            MOST.to_ne_bytes().to_vec()
+            MAX_DISPATCHES.to_ne_bytes().to_vec()
         }
         // Of extensions that are not listed.
         _ if MAKERS.contains(&name) => return Err(cl::INVALID_VALUE),

@@ -12,8 +12,8 @@ use crate::state::{Arg, Kernel, after, before, id, made, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::{CString, c_char, c_void};
 
-/// Most dispatches of a recording.
-pub(crate) const MOST: Uint = 2048;
+/// Maximum number of dispatches in a recording.
+pub(crate) const MAX_DISPATCHES: Uint = 2048;
 
 /// A dispatch with a kernel object of its own.
 #[derive(Clone, Debug)]
@@ -128,7 +128,7 @@ pub(crate) fn add(open: Option<usize>, kernel: Handle, grid: Grid, events: Event
         // For what spoils results.
         s.add_kernel(id(object), known.program, known.name.clone(), known.args.clone());
         match s.recordings.get_mut(&open) {
-            Some(recording) if recording.steps.len() >= MOST as usize => cl::OUT_OF_RESOURCES,
+            Some(recording) if recording.steps.len() >= MAX_DISPATCHES as usize => cl::OUT_OF_RESOURCES,
             Some(recording) => {
                 recording.steps.push(Recorded {
                     object: id(object),

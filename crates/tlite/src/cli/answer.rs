@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::fmt::count_text;
-use transformer_lite::unstable::llm::load::{Loading, MOST_DRAFTS, Purpose, Used};
+use transformer_lite::unstable::llm::load::{Loading, MAX_DRAFTS, Purpose, Used};
 use transformer_lite::unstable::llm::{
     Codec, Draft, Finish, GenerateOptions, Grammar, LoadOptions, Metrics, Model, ModelDraft, ModelFolder,
     NgramDraft, Piece, Progress, Prompt, Sampler, Session, StopStrings, Tokenizer,
@@ -77,7 +77,7 @@ pub struct AnswerOptions {
 }
 
 fn draft_tokens(text: &str) -> Result<usize, String> {
-    whole(text, 1, MOST_DRAFTS)
+    whole(text, 1, MAX_DRAFTS)
 }
 
 /// Default number of tokens per draft.

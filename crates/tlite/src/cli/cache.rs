@@ -18,7 +18,7 @@ use transformer_lite::unstable::fmt::{count_text, size_text};
 
 const MB: u64 = 1 << 20;
 /// A pebibyte: more than any disk that it could be for.
-const MOST_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
+const MAX_MB: NonZeroU64 = NonZeroU64::MIN.saturating_add((1 << 30) - 1);
 
 /// The cache of compiled kernels.
 #[derive(Clone, Debug, Default, clap::Args)]
@@ -52,7 +52,7 @@ fn folder(path: PathBuf) -> Result<PathBuf, String> {
 }
 
 fn megabytes(text: &str) -> Result<NonZeroU64, String> {
-    whole(text, NonZeroU64::MIN, MOST_MB)
+    whole(text, NonZeroU64::MIN, MAX_MB)
 }
 
 impl CacheOptions {

@@ -275,7 +275,7 @@ pub fn from_one(text: &str) -> Result<NonZeroUsize, String> {
 
 /// Parses a whole number of at least 0.
 pub fn from_zero<T: Whole>(text: &str) -> Result<T, String> {
-    whole(text, T::LEAST, T::MOST)
+    whole(text, T::MIN, T::MAX)
 }
 
 /// Parses a whole number in a range. The error names the range.
@@ -285,7 +285,7 @@ pub fn whole<T: Whole>(text: &str, from: T, to: T) -> Result<T, String> {
     let more = text.bytes().all(|b| b.is_ascii_digit())
         && text.bytes().any(|b| b != b'0')
         && text.parse::<T>().is_err();
-    value.ok_or_else(|| match more || to < T::MOST {
+    value.ok_or_else(|| match more || to < T::MAX {
         true => format!("must be a whole number from {from} to {to}"),
         false => format!("must be a whole number of at least {from}"),
     })
@@ -294,16 +294,16 @@ pub fn whole<T: Whole>(text: &str, from: T, to: T) -> Result<T, String> {
 /// A type of whole numbers from 0 or 1 on.
 pub trait Whole: FromStr + PartialOrd + Copy + std::fmt::Display {
     /// The smallest of them.
-    const LEAST: Self;
+    const MIN: Self;
     /// The largest of them.
-    const MOST: Self;
+    const MAX: Self;
 }
 
 macro_rules! whole {
     ($($ty:ty),*) => {
         $(impl Whole for $ty {
-            const LEAST: Self = Self::MIN;
-            const MOST: Self = Self::MAX;
+            const MIN: Self = Self::MIN;
+            const MAX: Self = Self::MAX;
         })*
     };
 }

@@ -197,7 +197,7 @@ pub(super) fn operators(
 /// An operator without a node is part of the node that now computes its result, or of one that read
 /// it.
 fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
-    const MOST: usize = 4;
+    const MAX_NODES: usize = 4;
     let mut makers: HashMap<&str, usize> = HashMap::new();
     for (i, n) in nodes.iter().enumerate() {
         makers.extend(n.outputs.iter().map(|v| (v.name.as_str(), i)));
@@ -222,7 +222,7 @@ fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
             }
             found.sort_unstable();
             found.dedup();
-            found.truncate(MOST);
+            found.truncate(MAX_NODES);
             if !found.is_empty() {
                 o.becomes = Becomes {
                     how: How::Fused,
@@ -233,7 +233,7 @@ fn absorb(operators: &mut [Operator], nodes: &[NodeReport]) {
         if o.becomes.how != How::Folded {
             for v in o.inputs.iter().flatten() {
                 let all = readers.entry(v.name.clone()).or_default();
-                all.extend(o.becomes.nodes.iter().take(MOST));
+                all.extend(o.becomes.nodes.iter().take(MAX_NODES));
             }
         }
     }

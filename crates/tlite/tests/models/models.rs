@@ -273,7 +273,7 @@ const GREEDY: &[Greedy] = &[
     },
 ];
 /// How many of them a device must choose, and the host where ONNX Runtime itself is not steady.
-const MOST: usize = 60;
+const MIN_SAME: usize = 60;
 
 /// Greedy tokens of a decoder's own file, its cache in place: on the host those of ONNX Runtime.
 /// Where two of its logits are nearly equal or its levels of optimization differ, and on devices,
@@ -323,7 +323,7 @@ fn greedy_tokens(path: &Path, greedy: &Greedy, device: Option<&Device>) -> Outco
             case["question"],
             wanted.len()
         );
-        if wanted.len() != 64 || same < if exact { 64 } else { MOST } {
+        if wanted.len() != 64 || same < if exact { 64 } else { MIN_SAME } {
             return Err(format!(
                 "{}: expected {wanted:?}, found {found:?}",
                 case["question"]

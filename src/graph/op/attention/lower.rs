@@ -1,7 +1,7 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, KERNEL, KvStorage, MERGE, MOST_HEAD, MergeArgs, ROW, ROW_ITEMS, RowArgs, TENSOR_CORES,
+    Args, Attention, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs, TENSOR_CORES,
     TENSOR_CORES_TAKE, TensorCoresArgs, UNSPLIT, mask_strides, takes_head,
 };
 use crate::graph::op::{OpError, OpResult};
@@ -122,7 +122,7 @@ impl Node {
         };
         let Some(dim) = dim.as_const().filter(|d| takes_head(*d)) else {
             return Err(OpError::NoKernel(format!(
-                "attention of {q}; kernels require an even head size up to {MOST_HEAD}"
+                "attention of {q}; kernels require an even head size up to {MAX_HEAD}"
             )));
         };
         let (mask, strides) = if cx.has(3) {

@@ -19,7 +19,7 @@ crate::kernel! {
 }
 
 /// Minimum output channels per group, and minimum terms per sum, for which tiling pays off.
-const LEAST: [usize; 2] = [8, 16];
+const MIN_TILED: [usize; 2] = [8, 16];
 
 /// Emits the convolution of operand 0 by operand 1, plus operand 2, in `group` groups of `rows`
 /// output and `channels` input channels. Returns false and emits nothing if tiles do not pay off
@@ -45,7 +45,7 @@ pub(super) fn emit(
         batches: cx.upper_bound(&batches),
     };
     let tile = LocalTile::of(&KERNEL, cx.device(), extent);
-    let Some(tile) = tile.filter(|_| rows >= LEAST[0] && terms >= LEAST[1]) else {
+    let Some(tile) = tile.filter(|_| rows >= MIN_TILED[0] && terms >= MIN_TILED[1]) else {
         return Ok(false);
     };
     let outputs = rows * group;

@@ -30,7 +30,9 @@ impl MatMulE0m {
         let fold = items >= FOLD * columns;
         // Every other k-slice processes the second weight.
         let items = match two {
-            true if items == tile.lanes || items * 2 <= device.max_workgroup.min(E0mShape::MOST) => items * 2,
+            true if items == tile.lanes || items * 2 <= device.max_workgroup.min(E0mShape::MAX_ITEMS) => {
+                items * 2
+            }
             _ => items,
         };
         let by_image = !two && tuning.tunable.is_by_image(&tuning.choice);
@@ -195,7 +197,7 @@ pub(super) struct E0mShape {
 
 impl E0mShape {
     /// With more work-items, drivers run out of registers for the loads of a k-block and fail.
-    pub(super) const MOST: u32 = 256;
+    pub(super) const MAX_ITEMS: u32 = 256;
 
     /// Work-items of the vector kernel for `k x n` weights, and the longest k-block per step. A
     /// large GPU hides memory latency only with about a thousand work-items per compute unit, so
@@ -211,7 +213,7 @@ impl E0mShape {
         /// Work-items per compute unit that hide memory latency.
         const EACH: u32 = 1024;
         /// A shorter k-block spends more on its scale than on its weights.
-        const LEAST: usize = 32;
+        const MIN_K_BLOCK: usize = 32;
         let mut items = self.vector_items;
         if !device.fast_local {
             return (items, K_BLOCK);
@@ -223,16 +225,16 @@ impl E0mShape {
         let walks = |items: u32, k_block: usize| k.div_ceil(k_block) >= (items / self.lanes) as usize;
         while more
             && groups.saturating_mul(u64::from(items)) < wanted
-            && items * 2 <= device.max_workgroup.min(Self::MOST)
+            && items * 2 <= device.max_workgroup.min(Self::MAX_ITEMS)
             && items * 2 * self.vector_columns * 4 <= device.local_bytes
-            && walks(items * 2, LEAST)
+            && walks(items * 2, MIN_K_BLOCK)
         {
             items *= 2;
         }
         let mut length = most;
         while !walks(items, length) {
             let shorter = k_block(group, length / 2);
-            if shorter < LEAST {
+            if shorter < MIN_K_BLOCK {
                 break;
             }
             length = shorter;

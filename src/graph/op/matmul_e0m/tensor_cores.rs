@@ -45,7 +45,7 @@ crate::kernel! {
 
 /// Device features that both kernels require.
 fn able(device: &DeviceProfile) -> bool {
-    device.tensor_cores.is_some() && device.local_bytes >= LOCAL && device.max_workgroup >= MOST_WARPS * WARP
+    device.tensor_cores.is_some() && device.local_bytes >= LOCAL && device.max_workgroup >= MAX_WARPS * WARP
 }
 
 /// True if kernels use tensor cores as cooperative matrices.
@@ -68,7 +68,7 @@ const COLUMNS: usize = 32;
 /// Local memory of the largest tile.
 const LOCAL: u32 = 46 << 10;
 /// Maximum warps per work-group: with more, each has too few registers.
-const MOST_WARPS: u32 = 16;
+const MAX_WARPS: u32 = 16;
 const WARP: u32 = 32;
 /// Longest k-block of the vector kernel, in vectors of quantized weights held by a work-item. More
 /// would need too many registers.
@@ -243,13 +243,13 @@ impl MatMulE0m {
             _ if by_matrices(device) => 8,
             _ if groups >= 2 * units => 4,
             _ if groups > units => 8,
-            _ => MOST_WARPS,
+            _ => MAX_WARPS,
         };
         while warps > 1 && (warps as usize > walks || warps * WARP > device.max_workgroup) {
             warps /= 2;
         }
         // Every other warp processes the second weight.
-        if two && warps <= MOST_WARPS / 2 {
+        if two && warps <= MAX_WARPS / 2 {
             warps *= 2;
         }
         let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
@@ -373,7 +373,7 @@ mod tests {
                 );
             }
             let [rows, columns, _, _, sharing] = *tile;
-            assert!(rows * columns * sharing <= MOST_WARPS, "{tile:?}");
+            assert!(rows * columns * sharing <= MAX_WARPS, "{tile:?}");
         }
     }
 

@@ -104,8 +104,8 @@ fn with_forms(
 /// On a GPU, work-groups that do not fill a wave gain nothing.
 fn fills_waves(device: &DeviceProfile, items: u32) -> bool {
     /// The smallest wave of GPUs with a fixed wave size (Mali).
-    const LEAST: u32 = 16;
-    device.is_cpu() || items.is_multiple_of(LEAST)
+    const MIN_SUBGROUP: u32 = 16;
+    device.is_cpu() || items.is_multiple_of(MIN_SUBGROUP)
 }
 
 fn vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {

@@ -15,7 +15,7 @@ use crate::num;
 use crate::tensor::HostTensor;
 
 /// Maximum number of steps to unroll.
-const MOST_STEPS: usize = 64;
+const MAX_STEPS: usize = 64;
 
 fn add(a: Expr, b: Expr) -> Expr {
     binary(Binary::Add, a, b)
@@ -110,7 +110,7 @@ impl Recurrent {
             return Ok(None);
         };
         let (sequence, batch, hidden) = (*sequence, *batch, *hidden);
-        if !(1..=MOST_STEPS).contains(&sequence) {
+        if !(1..=MAX_STEPS).contains(&sequence) {
             return Ok(None);
         }
         let mut lengths = cx.opt(4);

@@ -29,7 +29,7 @@ pub const GREEDY: Pass = Pass {
 pub const TOKEN: &str = "most_likely_token";
 
 /// Padding value: the smallest finite `f16`, below every relevant logit.
-const LEAST: f32 = -65504.0;
+const MIN_F16: f32 = -65504.0;
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
     let logits = edit.output("logits");
@@ -62,7 +62,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         let pad = Pad {
             mode: Mode::Constant,
             pads: Some(pads),
-            value: LEAST,
+            value: MIN_F16,
         };
         x = add("padded", Box::new(pad), vec![x]);
     }

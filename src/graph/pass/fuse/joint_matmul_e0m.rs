@@ -67,7 +67,7 @@ fn find(g: &Graph) -> Vec<Vec<NodeId>> {
             }
         }
         for (op, all) in alike {
-            for group in all.chunks(JointMatMulE0m::MOST) {
+            for group in all.chunks(JointMatMulE0m::MAX_MATMULS) {
                 if let [id] = group {
                     let name = g.node(*id).map_or("", |n| &n.name);
                     log::debug!(

@@ -9,7 +9,8 @@
 //! | `HF_ENDPOINT` | address of the hub | `https://huggingface.co` |
 //! | `HF_HUB_CACHE` | the cache | `$HF_HOME/hub` |
 //! | `HF_HOME` | folder of the cache and the token | `~/.cache/huggingface` |
-//! | `HF_TOKEN` | token for private and gated models | `HF_TOKEN_PATH`, else the file `$HF_HOME/token` |
+//! | `HF_TOKEN` | token for private and gated models | `HF_TOKEN_PATH`, else the file
+//! `$HF_HOME/token` |
 //! | `HF_HUB_OFFLINE` | 1: use downloaded files only | 0 |
 //! | `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY` | proxies | none |
 //! | `SSL_CERT_FILE` | trusted certificates in PEM, for proxies that read TLS | those of Mozilla |
@@ -233,12 +234,12 @@ impl HubError {
 
 /// `words` and the names of `files`, as many as a line holds.
 fn listed(words: &str, files: &[String]) -> String {
-    const MOST: usize = 12;
+    const MAX_SHOWN: usize = 12;
     if files.is_empty() {
         return "it has no GGUF files".to_owned();
     }
-    let shown: Vec<&str> = files.iter().take(MOST).map(String::as_str).collect();
-    let more = match files.len().saturating_sub(MOST) {
+    let shown: Vec<&str> = files.iter().take(MAX_SHOWN).map(String::as_str).collect();
+    let more = match files.len().saturating_sub(MAX_SHOWN) {
         0 => String::new(),
         n => format!(" and {n} more"),
     };

@@ -124,12 +124,15 @@ impl Console<'_> {
 }
 
 /// Fewer columns than this are as good as none.
-const LEAST: usize = 8;
+const MIN_COLUMNS: usize = 8;
 
 /// Wraps `text` at words to `width` columns. All lines but the first are indented by `indent`
-/// spaces. If that leaves less than [`LEAST`] columns, the text is not wrapped.
+/// spaces. If that leaves less than [`MIN_COLUMNS`] columns, the text is not wrapped.
 fn wrapped(text: &str, indent: usize, width: Option<usize>) -> String {
-    let Some(room) = width.map(|w| w.saturating_sub(indent)).filter(|r| *r >= LEAST) else {
+    let Some(room) = width
+        .map(|w| w.saturating_sub(indent))
+        .filter(|r| *r >= MIN_COLUMNS)
+    else {
         return text.to_owned();
     };
     let mut out = String::new();

@@ -10,9 +10,9 @@ pub const FOLDER_VARIABLE: &str = "TLITE_HISTORY_DIR";
 /// Maximum number of entries.
 pub const CAPACITY: usize = 1000;
 /// Longer entries are not written to the file.
-const MOST_BYTES: usize = 64 << 10;
+const MAX_BYTES: usize = 64 << 10;
 /// No more than this is read from the file.
-const MOST_FILE_BYTES: u64 = 2 * (CAPACITY * MOST_BYTES) as u64;
+const MAX_FILE_BYTES: u64 = 2 * (CAPACITY * MAX_BYTES) as u64;
 
 /// A file of JSON strings, one per line, the newest entry last.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ impl HistoryFile {
             file => file?,
         };
         let mut entries = Vec::new();
-        for line in BufReader::new(file.take(MOST_FILE_BYTES)).split(b'\n') {
+        for line in BufReader::new(file.take(MAX_FILE_BYTES)).split(b'\n') {
             if let Ok(entry) = serde_json::from_slice::<String>(&line?) {
                 entries.push(clean(&entry));
             }
@@ -57,7 +57,7 @@ impl HistoryFile {
     }
 
     pub fn add(&self, entry: &str) -> std::io::Result<()> {
-        if entry.len() > MOST_BYTES {
+        if entry.len() > MAX_BYTES {
             return Ok(());
         }
         if let Some(folder) = self.0.parent() {
@@ -110,7 +110,7 @@ mod tests {
         assert!(file.read().unwrap().is_empty());
         let entries = ["one", "two\nlines \u{1f389}", "日本語"];
         entries.iter().for_each(|e| file.add(e).unwrap());
-        file.add(&"x".repeat(MOST_BYTES + 1)).unwrap();
+        file.add(&"x".repeat(MAX_BYTES + 1)).unwrap();
         assert_eq!(file.read().unwrap(), entries);
         #[cfg(unix)]
         {

@@ -8,7 +8,7 @@ use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::llm::Message;
 
 /// Larger files are refused.
-const MOST_BYTES: u64 = 64 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// A saved conversation.
 ///
@@ -40,7 +40,7 @@ impl Saved {
     /// file does not exist or has another form.
     pub fn read(path: &Path) -> Result<Self> {
         let wrong = |what: String| Error::usage(path.display().to_string(), what);
-        if std::fs::metadata(path).is_ok_and(|file| file.len() > MOST_BYTES) {
+        if std::fs::metadata(path).is_ok_and(|file| file.len() > MAX_BYTES) {
             return Err(wrong("is too large for a saved conversation".to_owned()));
         }
         let value: Value = serde_json::from_str(&read_text("/load", path)?)

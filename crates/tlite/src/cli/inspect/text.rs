@@ -16,11 +16,11 @@ const GAP: usize = 2;
 /// Names and values as a table at most `width` columns wide, long values in several lines. Without
 /// a width, and on wide terminals, values have a fixed one.
 fn fact_table(facts: Vec<(&str, String)>, width: Option<usize>) -> String {
-    const LEAST: usize = 20;
-    const MOST: usize = 84;
+    const MIN_WIDTH: usize = 20;
+    const MAX_WIDTH: usize = 84;
     let names = facts.iter().map(|(name, _)| name.chars().count()).max();
     let start = GAP + names.unwrap_or(0) + GAP;
-    let room = width.map_or(MOST, |w| w.saturating_sub(start).clamp(LEAST, MOST));
+    let room = width.map_or(MAX_WIDTH, |w| w.saturating_sub(start).clamp(MIN_WIDTH, MAX_WIDTH));
     let mut rows = Vec::new();
     for (name, value) in facts {
         let mut name = name.to_owned();

@@ -43,7 +43,7 @@ const TOP: f64 = 26.0;
 const BOTTOM: f64 = 284.0;
 
 /// Part of a run's time below which an operator has no line of its own.
-const LEAST_SHARE: f64 = 0.001;
+const MIN_SHARE: f64 = 0.001;
 /// Part of a run's time from which on a dot has a name.
 const NAMED_SHARE: f64 = 0.01;
 /// Operators in the list of times.
@@ -121,10 +121,7 @@ fn on_device(kind: &TimedKind) -> bool {
 
 /// The operators with a line of their own, and the others.
 fn folded(kinds: &[TimedKind]) -> (&[TimedKind], &[TimedKind]) {
-    let first = kinds
-        .iter()
-        .take_while(|k| k.measured.share >= LEAST_SHARE)
-        .count();
+    let first = kinds.iter().take_while(|k| k.measured.share >= MIN_SHARE).count();
     // One line is not shorter than another.
     let first = if kinds.len() == first + 1 {
         kinds.len()
@@ -180,7 +177,7 @@ fn times(out: &mut String, run: &Profile) {
         );
     };
     let shown = run.kinds.iter().take(LISTED);
-    let shown: Vec<&TimedKind> = shown.filter(|k| k.measured.share >= LEAST_SHARE).collect();
+    let shown: Vec<&TimedKind> = shown.filter(|k| k.measured.share >= MIN_SHARE).collect();
     for kind in &shown {
         let class = if on_device(kind) {
             arithmetic_name(kind.arithmetic).1
