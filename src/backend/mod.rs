@@ -52,7 +52,7 @@ pub use profile::{DeviceProfile, PackedDot, Quarantined, Simd, TensorCores};
 pub use shared::SharedBackend;
 
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
-pub(crate) use profile::{Maker, fast_local};
+pub(crate) use profile::{Vendor, fast_local};
 
 use crate::cache::Store;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]

@@ -250,24 +250,24 @@ impl PackedDot {
     }
 }
 
-/// How the vendor of a GPU is identified.
+/// The vendor of a GPU.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Maker {
+pub(crate) enum Vendor {
     /// PCI vendor ID, reported by the driver.
     Pci(u32),
     /// The driver is Apple's own (Metal or OpenCL), which reports no vendor ID.
-    ApplesDriver,
+    Apple,
 }
 
 /// The value of [`DeviceProfile::fast_local`]. NVIDIA, AMD, Intel and Apple GPUs have dedicated
 /// local memory, and Apple's drivers support no other GPUs. Mali has none, and Adreno's is not
 /// faster than its caches.
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
-pub(crate) fn fast_local(kind: super::DeviceKind, maker: Maker) -> bool {
-    let known = match maker {
-        Maker::Pci(number) => [0x10de, 0x1002, 0x8086, 0x106b].contains(&number),
-        Maker::ApplesDriver => true,
+pub(crate) fn fast_local(kind: super::DeviceKind, vendor: Vendor) -> bool {
+    let known = match vendor {
+        Vendor::Pci(number) => [0x10de, 0x1002, 0x8086, 0x106b].contains(&number),
+        Vendor::Apple => true,
     };
     known && kind != super::DeviceKind::Cpu
 }
@@ -286,7 +286,7 @@ mod tests {
             (Integrated, 0x8086),
             (Integrated, 0x106b),
         ] {
-            assert!(fast_local(kind, Maker::Pci(number)), "{number:#x}");
+            assert!(fast_local(kind, Vendor::Pci(number)), "{number:#x}");
         }
         // Mali, Adreno, PowerVR, the software renderers of Microsoft and Mesa, Intel's OpenCL on a
         // CPU, and an unknown vendor.
@@ -299,10 +299,10 @@ mod tests {
             (Cpu, 0x8086),
             (Other, 0),
         ] {
-            assert!(!fast_local(kind, Maker::Pci(number)), "{number:#x}");
+            assert!(!fast_local(kind, Vendor::Pci(number)), "{number:#x}");
         }
         // Metal, for any reported kind. Apple's OpenCL also lists the CPU as a device.
-        assert!(fast_local(Integrated, Maker::ApplesDriver) && fast_local(Discrete, Maker::ApplesDriver));
-        assert!(!fast_local(Cpu, Maker::ApplesDriver));
+        assert!(fast_local(Integrated, Vendor::Apple) && fast_local(Discrete, Vendor::Apple));
+        assert!(!fast_local(Cpu, Vendor::Apple));
     }
 }

@@ -7,7 +7,7 @@ use crate::backend::device_presets::Family;
 use crate::backend::kernel::Language;
 use crate::backend::kernel::wave::{self, Wave};
 use crate::backend::{
-    BackendError, Caps, DeviceKind, DeviceProfile, Maker, PackedDot, Simd, TensorCores, fast_local, x86,
+    BackendError, Caps, DeviceKind, DeviceProfile, PackedDot, Simd, TensorCores, Vendor, fast_local, x86,
 };
 use dlopen2::raw::Library;
 use opencl3::device as api;
@@ -243,11 +243,11 @@ enum Unfit {
 }
 
 /// Apple's platform reports its own vendor numbers (0x1027f00 for an M1).
-fn maker(platform: &str, vendor: u32) -> Maker {
+fn vendor(platform: &str, id: u32) -> Vendor {
     if platform == "Apple" {
-        Maker::ApplesDriver
+        Vendor::Apple
     } else {
-        Maker::Pci(vendor)
+        Vendor::Pci(id)
     }
 }
 
@@ -296,8 +296,8 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     let driver = query!(info.words, CL_DRIVER_VERSION);
     let driver = driver_name(platform, platform_version, &version, &driver);
     let kind = kind_of(info)?;
-    let maker = maker(platform, clamp(query!(info.value, CL_DEVICE_VENDOR_ID)));
-    let mut profile = profile_of(info, kind, maker, opencl)?;
+    let vendor = vendor(platform, clamp(query!(info.value, CL_DEVICE_VENDOR_ID)));
+    let mut profile = profile_of(info, kind, vendor, opencl)?;
     profile.set_family(Family::named(&name, &driver));
     let mut caps = Caps {
         backend: "opencl",
@@ -365,7 +365,7 @@ fn kind_of(info: Info) -> Result<DeviceKind, Unfit> {
 fn profile_of(
     info: Info,
     kind: DeviceKind,
-    maker: Maker,
+    vendor: Vendor,
     opencl: (u32, u32),
 ) -> Result<DeviceProfile, Unfit> {
     let device = info.0;
@@ -377,7 +377,7 @@ fn profile_of(
     let sub_groups = || device.info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS);
     let has_sub_groups =
         has("cl_khr_subgroups") || (opencl >= (2, 1) && sub_groups().is_ok_and(|b| number(&b) != 0));
-    let takes_ptx = takes_ptx(kind, maker, has("cl_nv_device_attribute_query"), device);
+    let takes_ptx = takes_ptx(kind, vendor, has("cl_nv_device_attribute_query"), device);
     Ok(DeviceProfile {
         language: Language::OpenClC,
         simd: match kind {
@@ -388,7 +388,7 @@ fn profile_of(
         view_align: view_align(query!(info.value, CL_DEVICE_MEM_BASE_ADDR_ALIGN)),
         max_view_bytes: query!(info.value, CL_DEVICE_MAX_MEM_ALLOC_SIZE),
         local_bytes: clamp(query!(info.value, CL_DEVICE_LOCAL_MEM_SIZE)),
-        fast_local: fast_local(kind, maker),
+        fast_local: fast_local(kind, vendor),
         compute_units: clamp(query!(info.value, CL_DEVICE_MAX_COMPUTE_UNITS)),
         max_workgroup,
         // Kernels keep work-item indices in 32 bits.
@@ -410,9 +410,12 @@ const COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 
 /// NVIDIA's compilers accept inline PTX; from compute capability 8 on it has all instructions that
 /// the tensor core kernels use.
-fn takes_ptx(kind: DeviceKind, maker: Maker, has_attributes: bool, device: DeviceHandle) -> bool {
+fn takes_ptx(kind: DeviceKind, vendor: Vendor, has_attributes: bool, device: DeviceHandle) -> bool {
     let major = || device.info(COMPUTE_CAPABILITY_MAJOR_NV).map(|b| number(&b));
-    kind != DeviceKind::Cpu && maker == Maker::Pci(0x10de) && has_attributes && major().is_ok_and(|n| n >= 8)
+    kind != DeviceKind::Cpu
+        && vendor == Vendor::Pci(0x10de)
+        && has_attributes
+        && major().is_ok_and(|n| n >= 8)
 }
 
 /// Subgroup sizes if the driver reports them per device; otherwise they depend on the kernel.
@@ -507,9 +510,9 @@ pub(super) fn version_of(version: &str) -> Option<(u32, u32)> {
 mod tests {
     #[test]
     fn apples_platform_is_known_by_its_name() {
-        use super::{Maker, maker};
-        assert_eq!(maker("Apple", 0x0102_7f00), Maker::ApplesDriver);
-        assert_eq!(maker("NVIDIA CUDA", 0x10de), Maker::Pci(0x10de));
+        use super::{Vendor, vendor};
+        assert_eq!(vendor("Apple", 0x0102_7f00), Vendor::Apple);
+        assert_eq!(vendor("NVIDIA CUDA", 0x10de), Vendor::Pci(0x10de));
     }
 
     use super::*;

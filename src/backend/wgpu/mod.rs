@@ -20,7 +20,7 @@ use super::{
     Launch, Simd, TensorCores,
 };
 use super::{
-    Maker, OpenOptions, PackedDot, RecordingId, Stats, View, build_ahead, choose, fast_local, validation,
+    OpenOptions, PackedDot, RecordingId, Stats, Vendor, View, build_ahead, choose, fast_local, validation,
 };
 use crate::cache::Store;
 use build::{Built, Compiled};
@@ -117,10 +117,10 @@ fn has_tensor_cores(adapter: &::wgpu::Adapter) -> bool {
 }
 
 /// wgpu knows no PCI vendor ID of a device under Metal.
-fn maker(api: ::wgpu::Backend, vendor: u32) -> Maker {
+fn vendor(api: ::wgpu::Backend, id: u32) -> Vendor {
     match api {
-        ::wgpu::Backend::Metal => Maker::ApplesDriver,
-        _ => Maker::Pci(vendor),
+        ::wgpu::Backend::Metal => Vendor::Apple,
+        _ => Vendor::Pci(id),
     }
 }
 
@@ -136,7 +136,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         ::wgpu::DeviceType::Cpu => DeviceKind::Cpu,
         ::wgpu::DeviceType::VirtualGpu | ::wgpu::DeviceType::Other => DeviceKind::Other,
     };
-    let maker = maker(info.backend, info.vendor);
+    let vendor = vendor(info.backend, info.vendor);
     let driver = format!("{} ({})", driver.join(" "), info.backend)
         .trim_start()
         .to_owned();
@@ -152,7 +152,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         view_align: u64::from(limits.min_storage_buffer_offset_alignment).max(16),
         max_view_bytes: limits.max_storage_buffer_binding_size & !3,
         local_bytes: limits.max_compute_workgroup_storage_size,
-        fast_local: fast_local(kind, maker),
+        fast_local: fast_local(kind, vendor),
         compute_units: 0,
         max_workgroup: limits
             .max_compute_invocations_per_workgroup

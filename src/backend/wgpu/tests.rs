@@ -106,7 +106,7 @@ fn a_lost_device_is_reported_by_every_later_call() {
 
 #[test]
 fn metal_is_known_without_a_number() {
-    assert_eq!(maker(::wgpu::Backend::Metal, 0), Maker::ApplesDriver);
-    assert_eq!(maker(::wgpu::Backend::Vulkan, 0x10de), Maker::Pci(0x10de));
-    assert_eq!(maker(::wgpu::Backend::Dx12, 0x1002), Maker::Pci(0x1002));
+    assert_eq!(vendor(::wgpu::Backend::Metal, 0), Vendor::Apple);
+    assert_eq!(vendor(::wgpu::Backend::Vulkan, 0x10de), Vendor::Pci(0x10de));
+    assert_eq!(vendor(::wgpu::Backend::Dx12, 0x1002), Vendor::Pci(0x1002));
 }

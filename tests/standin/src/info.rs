@@ -40,7 +40,7 @@ const ENTRY: usize = 4 + 64;
 /// What a phone's library says.
 pub(crate) struct Words {
     platform: &'static str,
-    maker: &'static str,
+    vendor: &'static str,
     maker_id: Uint,
     /// Its memory is the host's.
     unified: bool,
@@ -59,13 +59,13 @@ pub(crate) struct Words {
     pub(crate) image_pixels: usize,
     /// Extensions that the stand-in has itself.
     own: &'static [&'static str],
-    /// Others that the maker's driver lists. Those that the real driver has too are listed.
+    /// Others that the vendor's driver lists. Those that the real driver has too are listed.
     listed: &'static [&'static str],
 }
 
 const ADRENO: Words = Words {
     platform: "QUALCOMM Snapdragon(TM)",
-    maker: "QUALCOMM",
+    vendor: "QUALCOMM",
     maker_id: 0x5143,
     unified: true,
     // The model is in the version alone, as with Qualcomm's drivers.
@@ -102,7 +102,7 @@ const ADRENO: Words = Words {
 
 const MALI: Words = Words {
     platform: "ARM Platform",
-    maker: "ARM",
+    vendor: "ARM",
     maker_id: 0xd800_0000,
     unified: true,
     device: "Mali-G720",
@@ -146,7 +146,7 @@ const MALI: Words = Words {
 
 const RADEON: Words = Words {
     platform: "AMD Accelerated Parallel Processing",
-    maker: "Advanced Micro Devices, Inc.",
+    vendor: "Advanced Micro Devices, Inc.",
     maker_id: 0x1002,
     unified: false,
     device: "gfx1100",
@@ -323,7 +323,7 @@ pub unsafe extern "C" fn clGetPlatformInfo(
 fn platform_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec<u8>>, Code> {
     Ok(Some(match name {
         PLATFORM_NAME => with_end(words.platform),
-        PLATFORM_VENDOR => with_end(words.maker),
+        PLATFORM_VENDOR => with_end(words.vendor),
         PLATFORM_VERSION => with_end(format!("{} {}", number(&text(&asked(real)?)), words.driver)),
         PLATFORM_EXTENSIONS => with_end(words.extensions(&text(&asked(real)?))),
         PLATFORM_EXTENSIONS_WITH_VERSION => words.versioned(&asked(real)?),
@@ -394,7 +394,7 @@ fn device_words(words: &Words, name: Uint, real: Query<'_>) -> Result<Option<Vec
     let size = |bytes: &[u8]| bytes.first_chunk().map_or(0, |b| usize::from_ne_bytes(*b));
     Ok(Some(match name {
         NAME => with_end(words.device),
-        VENDOR => with_end(words.maker),
+        VENDOR => with_end(words.vendor),
         VENDOR_ID => words.maker_id.to_ne_bytes().to_vec(),
         TYPE => TYPE_GPU.to_ne_bytes().to_vec(),
         VERSION => {

@@ -1,7 +1,7 @@
 //! AWQ: scales matmul inputs using calibration statistics.
 
 use super::hessians::{ByHessian, batch};
-use super::products::{Fold, Maker, Products};
+use super::products::{Fold, Producer, Products};
 use super::{Calibration, Input, WeightedMethods};
 use crate::quantize::{Methods, Planned, Scaling};
 use std::collections::HashMap;
@@ -104,9 +104,9 @@ impl<'a> AwqMethods<'a> {
             let scaled = awq::importance(squares, factors);
             self.rows.insert(weight.clone(), (scaled, factors.to_vec()));
         }
-        let vectors = match &fold.maker {
-            Maker::Vectors(names) => names,
-            Maker::Columns { weight, vectors } => {
+        let vectors = match &fold.producer {
+            Producer::Vectors(names) => names,
+            Producer::Columns { weight, vectors } => {
                 self.columns.insert(weight.clone(), factors.to_vec());
                 vectors
             }
@@ -118,9 +118,9 @@ impl<'a> AwqMethods<'a> {
 
 /// True if everything that a fold changes can be changed.
 fn can_fold(fold: &Fold, planned: &Planned<'_>) -> bool {
-    let (matrix, vectors) = match &fold.maker {
-        Maker::Vectors(names) => (None, names),
-        Maker::Columns { weight, vectors } => (Some(weight), vectors),
+    let (matrix, vectors) = match &fold.producer {
+        Producer::Vectors(names) => (None, names),
+        Producer::Columns { weight, vectors } => (Some(weight), vectors),
     };
     let fixed = fold
         .weights

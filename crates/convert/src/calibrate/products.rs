@@ -31,7 +31,7 @@ pub(super) struct Product {
 
 /// The producer of matmul inputs that can be divided by a scale per element at no cost.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Maker {
+pub(super) enum Producer {
     /// It ends in a multiplication with a vector, or in a normalization with scale and bias. These
     /// are its constants.
     Vectors(Vec<String>),
@@ -53,7 +53,7 @@ pub(super) struct Fold {
     pub k: usize,
     /// Weights of all readers.
     pub weights: Vec<String>,
-    pub maker: Maker,
+    pub producer: Producer,
 }
 
 /// A step on the path of values through an attention.
@@ -183,31 +183,31 @@ impl<'a> Products<'a> {
             let only_products =
                 self.consumers[p.x.index()].len() == readers.len() && !self.graph.is_kept(p.x);
             let alone = readers.iter().all(|r| self.of_weight(&r.weight).count() == 1);
-            if let Some(maker) = self.maker(p.x, p.k).filter(|_| only_products && alone) {
+            if let Some(producer) = self.producer(p.x, p.k).filter(|_| only_products && alone) {
                 out.push(Fold {
                     input: p.input.clone(),
                     k: p.k,
                     weights: readers.iter().map(|r| r.weight.clone()).collect(),
-                    maker,
+                    producer,
                 });
             }
         }
         out
     }
 
-    fn maker(&self, x: ValueId, k: usize) -> Option<Maker> {
-        if let Some(maker) = self.attended(x, k) {
-            return Some(maker);
+    fn producer(&self, x: ValueId, k: usize) -> Option<Producer> {
+        if let Some(producer) = self.attended(x, k) {
+            return Some(producer);
         }
         let (_, node) = self.graph.producer(x)?;
         if matches!(node.op.name(), "RMSNormalization" | "LayerNormalization") {
             let given = node.inputs.iter().skip(1).flatten();
             let vectors: Option<Vec<String>> = given.map(|v| self.vector(*v, k)).collect();
-            return vectors.filter(|v| !v.is_empty()).map(Maker::Vectors);
+            return vectors.filter(|v| !v.is_empty()).map(Producer::Vectors);
         }
         let [a, b] = self.factors(node, Binary::Mul)?;
         if let Some(name) = self.vector(a, k).or_else(|| self.vector(b, k)) {
-            return Some(Maker::Vectors(vec![name]));
+            return Some(Producer::Vectors(vec![name]));
         }
         [a, b].into_iter().find_map(|v| self.columns(v, k))
     }
@@ -224,7 +224,7 @@ impl<'a> Products<'a> {
 
     /// The weight whose columns are the values of the attention that makes `x`, if each channel of
     /// `x` is a mean of that channel over several tokens. The cache then holds divided values, too.
-    fn attended(&self, x: ValueId, k: usize) -> Option<Maker> {
+    fn attended(&self, x: ValueId, k: usize) -> Option<Producer> {
         // Against the data flow: moves, the matmul of probabilities and values, moves and the
         // cache.
         let (mut path, mut at, mut mixed) = (Vec::new(), x, false);
@@ -256,9 +256,9 @@ impl<'a> Products<'a> {
             at = operand(node, which)?;
             path.push((id, step));
         }
-        let maker = if mixed { self.columns(at, k) } else { None }?;
+        let producer = if mixed { self.columns(at, k) } else { None }?;
         path.reverse();
-        self.keeps_channels(&path, k).then_some(maker)
+        self.keeps_channels(&path, k).then_some(producer)
     }
 
     /// Number of nodes that read the elements of `v`, not just its shape.
@@ -309,7 +309,7 @@ impl<'a> Products<'a> {
     }
 
     /// The weight whose columns are the columns of `v`; `v` must have a single reader.
-    fn columns(&self, v: ValueId, k: usize) -> Option<Maker> {
+    fn columns(&self, v: ValueId, k: usize) -> Option<Producer> {
         self.reader(v)?;
         let (id, node) = self.graph.producer(v)?;
         let product = |id: NodeId| {
@@ -317,7 +317,7 @@ impl<'a> Products<'a> {
             (self.of_weight(&p.weight).count() == 1).then(|| p.weight.clone())
         };
         if let Some(weight) = product(id) {
-            return Some(Maker::Columns {
+            return Some(Producer::Columns {
                 weight,
                 vectors: Vec::new(),
             });
@@ -330,7 +330,7 @@ impl<'a> Products<'a> {
         };
         self.reader(sum)?;
         let (id, _) = self.graph.producer(sum)?;
-        Some(Maker::Columns {
+        Some(Producer::Columns {
             weight: product(id)?,
             vectors: vec![bias],
         })

@@ -252,7 +252,7 @@ fn folding_keeps_the_model() {
         norm_type: DType::BF16,
         ..PLAIN
     };
-    // The vector is read through a cast, which is no maker of the products' input.
+    // The vector is read through a cast, which does not produce the products' input.
     assert!(change(&half, &options(Eight)).0 < 0.03);
     // A weight that stays what it is; a norm that cannot be divided; a weight that is none of the
     // file's initialisers.

@@ -126,7 +126,7 @@ fn a_norm_can_divide_what_it_makes() {
             input: "h".to_owned(),
             k: 8,
             weights: vec!["a".to_owned(), "b".to_owned()],
-            maker: Maker::Vectors(vectors.into_iter().map(str::to_owned).collect()),
+            producer: Producer::Vectors(vectors.into_iter().map(str::to_owned).collect()),
         };
         assert_eq!(fold(&m.graph()), [wanted], "{op}");
     }
@@ -152,7 +152,7 @@ fn columns_of_the_weight_before_can_be_divided() {
         let vectors = if bias { vec!["c".to_owned()] } else { vec![] };
         assert_eq!(found.len(), 1);
         let weight = "up".to_owned();
-        assert_eq!(found[0].maker, Maker::Columns { weight, vectors });
+        assert_eq!(found[0].producer, Producer::Columns { weight, vectors });
         assert_eq!(
             (found[0].input.as_str(), found[0].weights[0].as_str()),
             ("h", "down")
@@ -239,11 +239,11 @@ fn values_of_heads_of_their_own_can_be_divided() {
         (found[0].input.as_str(), found[0].weights.as_slice()),
         ("joined", &["o".to_owned()][..])
     );
-    let wanted = Maker::Columns {
+    let wanted = Producer::Columns {
         weight: "v".to_owned(),
         vectors: vec!["c".to_owned()],
     };
-    assert_eq!(found[0].maker, wanted);
+    assert_eq!(found[0].producer, wanted);
     // Heads that share values; results in which heads and channels, or tokens, change places.
     for (heads, kv, dim, perm) in [
         (4, 2, 4, [0, 2, 1, 3]),
