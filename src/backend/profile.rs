@@ -98,14 +98,14 @@ pub struct Quarantined {
 impl DeviceProfile {
     /// Whether the device can run a kernel. Always true for a generic kernel. For a variant, true
     /// if the device has what it needs and the variant is not quarantined. Only this method and
-    /// [`DeviceProfile::takes_form`] make this decision.
-    pub fn takes(&self, kernel: &'static Kernel) -> bool {
+    /// [`DeviceProfile::supports_form`] make this decision.
+    pub fn supports(&self, kernel: &'static Kernel) -> bool {
         let able = |v: kernel::Variant| (v.needs)(self) && !self.is_quarantined(kernel, kernel.name);
         kernel.variant.is_none_or(able)
     }
 
     /// Whether the device has what a form of a kernel needs and the form is not quarantined.
-    pub fn takes_form(&self, kernel: &'static Kernel, define: &str) -> bool {
+    pub fn supports_form(&self, kernel: &'static Kernel, define: &str) -> bool {
         let form = kernel.forms.iter().find(|f| f.define == define);
         let able = |f: &kernel::Form| {
             (f.needs)(self) && !self.is_quarantined(kernel, &kernel::form_name(kernel, define))

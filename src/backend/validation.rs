@@ -328,14 +328,14 @@ mod tests {
             fast_local: true,
             ..generic.clone()
         };
-        assert!(device.takes(&FAST) && device.takes(&TWIN));
-        assert!(!generic.takes(&FAST) && generic.takes(&TWIN));
+        assert!(device.supports(&FAST) && device.supports(&TWIN));
+        assert!(!generic.supports(&FAST) && generic.supports(&TWIN));
         device.quarantine(&FAST, "softmax", "wrong");
         device.quarantine(&FAST, "softmax", "wrong again");
         assert_eq!(device.quarantined.len(), 1);
-        assert!(!device.takes(&FAST));
+        assert!(!device.supports(&FAST));
         device.quarantined[0].checksum ^= 1;
-        assert!(device.takes(&FAST), "another text is tried anew");
+        assert!(device.supports(&FAST), "another text is tried anew");
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
         assert_eq!(spec.without_images().variants(), Vec::<String>::new());
         assert_eq!(device.images_of(&TWIN), Some(ImageKind::Image1dBuffer));
         device.quarantine(&TWIN, "softmax images", "wrong");
-        assert!(device.images_of(&TWIN).is_none() && device.takes(&TWIN));
+        assert!(device.images_of(&TWIN).is_none() && device.supports(&TWIN));
     }
 
     #[test]
@@ -373,14 +373,18 @@ mod tests {
             fast_local: true,
             ..generic.clone()
         };
-        assert!(able.takes_form(&FORMS, "WIDE") && !generic.takes_form(&FORMS, "WIDE"));
-        assert!(!able.takes_form(&FORMS, "OTHER") && !able.takes_form(&TWIN, "ROWS"));
+        assert!(able.supports_form(&FORMS, "WIDE") && !generic.supports_form(&FORMS, "WIDE"));
+        assert!(!able.supports_form(&FORMS, "OTHER") && !able.supports_form(&TWIN, "ROWS"));
         let spec = KernelSpec {
             kernel: &FORMS,
             ..spec(4)
         };
         assert_eq!(spec.variants(), ["softmax ROWS"]);
         able.quarantine(&FORMS, "softmax ROWS", "wrong");
-        assert!(able.takes(&FORMS) && able.takes_form(&FORMS, "WIDE") && !able.takes_form(&FORMS, "ROWS"));
+        assert!(
+            able.supports(&FORMS)
+                && able.supports_form(&FORMS, "WIDE")
+                && !able.supports_form(&FORMS, "ROWS")
+        );
     }
 }

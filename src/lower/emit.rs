@@ -39,7 +39,7 @@ impl LowerCx<'_> {
     }
 
     /// Lowers `op` with the first `inputs` operands of the node and applies `epilogue` to its
-    /// result. `op` must [support epilogues](Op::takes_epilogue).
+    /// result. `op` must [support epilogues](Op::supports_epilogue).
     pub fn with_epilogue(&mut self, op: &dyn Op, inputs: usize, epilogue: &WithOperands) -> OpResult<()> {
         let operands = self.inputs.get(..inputs).unwrap_or(self.inputs);
         self.storing(epilogue, op.name(), |cx| {

@@ -224,7 +224,7 @@ impl Features {
 }
 
 /// A define that adapts a kernel to some devices; without it the kernel runs on any device. See
-/// [`DeviceProfile::takes_form`].
+/// [`DeviceProfile::supports_form`].
 #[derive(Clone, Copy, Debug)]
 pub struct Form {
     pub define: &'static str,
@@ -234,7 +234,7 @@ pub struct Form {
     pub features: Features,
 }
 
-/// Restricts a kernel to some devices. See [`DeviceProfile::takes`].
+/// Restricts a kernel to some devices. See [`DeviceProfile::supports`].
 #[derive(Clone, Copy, Debug)]
 pub struct Variant {
     /// The kernel that computes the same on any device.

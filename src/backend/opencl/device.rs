@@ -377,7 +377,7 @@ fn profile_of(
     let sub_groups = || device.info(api::CL_DEVICE_MAX_NUM_SUB_GROUPS);
     let has_sub_groups =
         has("cl_khr_subgroups") || (opencl >= (2, 1) && sub_groups().is_ok_and(|b| number(&b) != 0));
-    let takes_ptx = takes_ptx(kind, vendor, has("cl_nv_device_attribute_query"), device);
+    let supports_ptx = supports_ptx(kind, vendor, has("cl_nv_device_attribute_query"), device);
     Ok(DeviceProfile {
         language: Language::OpenClC,
         simd: match kind {
@@ -399,7 +399,7 @@ fn profile_of(
         },
         waves: waves(has, device),
         f16_math: has("cl_khr_fp16"),
-        tensor_cores: takes_ptx.then_some(TensorCores::Ptx),
+        tensor_cores: supports_ptx.then_some(TensorCores::Ptx),
         images: image::listed(device, opencl, has),
         ..DeviceProfile::generic_gpu()
     })
@@ -410,7 +410,7 @@ const COMPUTE_CAPABILITY_MAJOR_NV: u32 = 0x4000;
 
 /// NVIDIA's compilers accept inline PTX; from compute capability 8 on it has all instructions that
 /// the tensor core kernels use.
-fn takes_ptx(kind: DeviceKind, vendor: Vendor, has_attributes: bool, device: DeviceHandle) -> bool {
+fn supports_ptx(kind: DeviceKind, vendor: Vendor, has_attributes: bool, device: DeviceHandle) -> bool {
     let major = || device.info(COMPUTE_CAPABILITY_MAJOR_NV).map(|b| number(&b));
     kind != DeviceKind::Cpu
         && vendor == Vendor::Pci(0x10de)

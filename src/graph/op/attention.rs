@@ -49,7 +49,7 @@ crate::kernel! {
         wgsl: &[Feature::TensorCores, Feature::F16],
     })
     .variant_of(&KERNEL.kernel, |device| {
-        device.tensor_cores.is_some() && device.max_workgroup >= TENSOR_CORES_TAKE.0 && device.local_bytes >= TENSOR_CORES_TAKE.1
+        device.tensor_cores.is_some() && device.max_workgroup >= TENSOR_CORE_NEEDS.0 && device.local_bytes >= TENSOR_CORE_NEEDS.1
     })
 }
 
@@ -87,13 +87,13 @@ pub const UNSPLIT: i64 = 256;
 const MAX_HEAD: i64 = 512;
 
 /// True if kernels support heads of this size.
-pub fn takes_head(size: i64) -> bool {
+pub fn supports_head_size(size: i64) -> bool {
     size % 2 == 0 && size <= MAX_HEAD
 }
 
 /// Work-items per work-group on tensor cores (32 of them process 16 rows) and the local memory they
 /// use.
-const TENSOR_CORES_TAKE: (u32, u32) = (128, 46 << 10);
+const TENSOR_CORE_NEEDS: (u32, u32) = (128, 46 << 10);
 
 /// Work-items per work-group of the kernel for one row.
 const ROW_ITEMS: u32 = 256;

@@ -201,7 +201,7 @@ impl Op for Conv {
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
 
-    fn takes_epilogue(&self) -> bool {
+    fn supports_epilogue(&self) -> bool {
         true
     }
 
@@ -276,7 +276,7 @@ pub(super) fn emit(
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
     let packed = w.as_const().is_some() && !transposed;
-    let broadcast = packed && rows >= BROADCAST.1 && cx.device().takes_form(&KERNEL, "BROADCAST");
+    let broadcast = packed && rows >= BROADCAST.1 && cx.device().supports_form(&KERNEL, "BROADCAST");
     let shape = ConvShape::of(cx.device(), each.as_const(), rows, group, cx.float());
     let ConvShape {
         items,

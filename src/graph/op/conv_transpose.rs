@@ -177,7 +177,7 @@ impl Op for ConvTranspose {
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
 
-    fn takes_epilogue(&self) -> bool {
+    fn supports_epilogue(&self) -> bool {
         true
     }
 

@@ -111,7 +111,7 @@ impl Op for GatedMatMulE0m {
         let (k, n) = packed_size(product.bits, product.group, cx.fact(1)?, cx.fact(2)?)?;
         let y = cx.output(0)?;
         let mut weights = Weights::whole(1, n, GAIN);
-        let place = if product.takes_two(cx, k, n)? {
+        let place = if product.supports_two_weights(cx, k, n)? {
             weights.second = Some(3);
             ExprSource::Other
         } else {

@@ -71,7 +71,7 @@ impl LocalTile {
     pub fn of(kernel: &'static Kernel, device: &DeviceProfile, extent: Extent) -> Option<Self> {
         let fits =
             |t: &Self| t.pool() * 16 <= i64::from(device.local_bytes) && t.items <= device.max_workgroup;
-        if !device.takes(kernel) {
+        if !device.supports(kernel) {
             return None;
         }
         let batches = extent.batches.unwrap_or(1).max(1);

@@ -186,7 +186,7 @@ impl Op for MatMul {
         Ok(vec![HostTensor::from_ints(a.dtype(), &shape, &y)?])
     }
 
-    fn takes_epilogue(&self) -> bool {
+    fn supports_epilogue(&self) -> bool {
         true
     }
 
@@ -343,7 +343,7 @@ impl MatrixForm {
         }
         let divides = |d: &Dim, by: i64| d.exact_div(&by.into()).is_some();
         let aligned = divides(depth, 4) && divides(columns, if constant { 2 } else { 4 });
-        if aligned && cx.device().takes_form(&KERNEL, "BROADCAST") {
+        if aligned && cx.device().supports_form(&KERNEL, "BROADCAST") {
             Self::Broadcast
         } else if cx.device().explicit_vectors() {
             Self::Vectors

@@ -343,7 +343,7 @@ impl Op for MatMulE0m {
         Ok(vec![HostTensor::from_floats(x.dtype(), &shape, &y)?])
     }
 
-    fn takes_epilogue(&self) -> bool {
+    fn supports_epilogue(&self) -> bool {
         true
     }
 
@@ -475,7 +475,7 @@ impl MatMulE0m {
         let itself = match on_tensor_cores {
             true => tensor_cores::holds_row(cx.device(), k),
             // Activations before normalization may be too large for halves.
-            false => vector && !(cx.device().takes_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
+            false => vector && !(cx.device().supports_form(&VECTOR, "PAIRS") && self.in_pairs(types)),
         };
         if itself {
             return Ok((x, gain));
@@ -576,7 +576,7 @@ impl MatMulE0m {
     }
 
     /// True if one dispatch can compute one row with two `k x n` weights.
-    pub(super) fn takes_two(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
+    pub(super) fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
         let one_row = rows(&cx.shape(0)?)?.is(1);
         Ok(one_row && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
@@ -590,7 +590,7 @@ impl MatMulE0m {
     /// True if the half-precision kernel for many rows is used. With more registers, the
     /// single-precision kernel needs fewer instructions.
     fn matrix_pairs(&self, device: &DeviceProfile, types: [DType; 2]) -> bool {
-        device.takes(&PAIRS) && self.in_pairs(types)
+        device.supports(&PAIRS) && self.in_pairs(types)
     }
 }
 

@@ -102,7 +102,7 @@ pub trait Op: DynOp + Debug + Send + Sync {
     /// that kernels write each element of result 0 exactly once, through the accessors of their
     /// only result, and never read it; that the result is a float; and that it is neither a view
     /// nor part of another value. See [`crate::backend::kernel::epilogue`].
-    fn takes_epilogue(&self) -> bool {
+    fn supports_epilogue(&self) -> bool {
         false
     }
 

@@ -153,7 +153,7 @@ fn held(device: &DeviceProfile, cols: &Dim) -> Option<i64> {
     const MIN_COLUMNS: i64 = 512;
     let cols = cols.as_const().filter(|n| n % 4 == 0 && *n >= MIN_COLUMNS)?;
     let held = (cols / 4 - 1) / i64::from(ROW_ITEMS) + 1;
-    (device.takes(&ROW) && held <= MAX_HELD).then_some(held)
+    (device.supports(&ROW) && held <= MAX_HELD).then_some(held)
 }
 
 /// Which elements are normalized together.

@@ -1,8 +1,8 @@
 //! The choice of a kernel for attention, and its dispatches.
 
 use super::{
-    Args, Attention, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs, TENSOR_CORES,
-    TENSOR_CORES_TAKE, TensorCoresArgs, UNSPLIT, mask_strides, takes_head,
+    Args, Attention, KERNEL, KvStorage, MAX_HEAD, MERGE, MergeArgs, ROW, ROW_ITEMS, RowArgs,
+    TENSOR_CORE_NEEDS, TENSOR_CORES, TensorCoresArgs, UNSPLIT, mask_strides, supports_head_size,
 };
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, TensorCores};
@@ -37,13 +37,13 @@ fn with_size<A>(call: Call<A>, dim: i64) -> Call<A> {
 /// invisible in `f16` results.
 fn fits_tensor_cores(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    device.takes(&TENSOR_CORES) && halves && SIZES.contains(&dim)
+    device.supports(&TENSOR_CORES) && halves && SIZES.contains(&dim)
 }
 
 /// True if the kernel for one row supports these operands.
 fn by_rows(device: &DeviceProfile, dim: i64, operands: &[Operand]) -> bool {
     let halves = operands.iter().all(|o| o.dtype == DType::F16);
-    device.takes(&ROW) && halves && SIZES.contains(&dim)
+    device.supports(&ROW) && halves && SIZES.contains(&dim)
 }
 
 /// True if the last work-group of a head can detect that it is last and merge what the others
@@ -120,7 +120,7 @@ impl Node {
         let ([batch, queries, heads, dim], [_, keys, kv_heads, _]) = (q.0.as_slice(), k.0.as_slice()) else {
             return Err(OpError::mismatch("ranks (4 each)", q, k));
         };
-        let Some(dim) = dim.as_const().filter(|d| takes_head(*d)) else {
+        let Some(dim) = dim.as_const().filter(|d| supports_head_size(*d)) else {
             return Err(OpError::NoKernel(format!(
                 "attention of {q}; kernels require an even head size up to {MAX_HEAD}"
             )));
@@ -179,7 +179,7 @@ impl Node {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
-        let lanes = || dim % 32 == 0 && dim <= 128 && device.takes_form(&KERNEL, "BROADCAST");
+        let lanes = || dim % 32 == 0 && dim <= 128 && device.supports_form(&KERNEL, "BROADCAST");
         // CPU compilers map explicit vectors of a kernel to SIMD.
         let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == KvStorage::Floats;
         if plain && self.single() && by_rows(device, dim, operands) {
@@ -281,8 +281,8 @@ impl Node {
     fn by_tensor_cores(&self) -> OpResult<Call<TensorCoresArgs>> {
         // Local memory holds fewer keys of large heads.
         let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
-        let rows = self.queries.ceil_div(i64::from(TENSOR_CORES_TAKE.0 / 2))?;
-        let call = with_size(Call::new(&TENSOR_CORES, TENSOR_CORES_TAKE.0), self.dim).define("KEYS", keys);
+        let rows = self.queries.ceil_div(i64::from(TENSOR_CORE_NEEDS.0 / 2))?;
+        let call = with_size(Call::new(&TENSOR_CORES, TENSOR_CORE_NEEDS.0), self.dim).define("KEYS", keys);
         Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
     }
 

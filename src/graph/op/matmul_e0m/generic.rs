@@ -22,7 +22,7 @@ impl MatMulE0m {
         if let Some(call) = self.vector_by_broadcast(device, [k, n])? {
             return Ok(call);
         }
-        let pairs = device.takes_form(&VECTOR, "PAIRS") && self.in_pairs(types);
+        let pairs = device.supports_form(&VECTOR, "PAIRS") && self.in_pairs(types);
         let tuning = tune::vector(self, device, k, n);
         let tile = E0mShape::of(device).with_vector(&tuning);
         let columns = tile.lanes * tile.vector_columns;
@@ -67,7 +67,7 @@ impl MatMulE0m {
         } else {
             device.images_of(&VECTOR).is_some()
         };
-        Ok(if device.takes_form(&VECTOR, "WHOLE") && !in_turn {
+        Ok(if device.supports_form(&VECTOR, "WHOLE") && !in_turn {
             call.define("WHOLE", 1)
         } else {
             call
@@ -86,7 +86,7 @@ impl MatMulE0m {
         let whole = [k, k_block(self.group, K_BLOCK)]
             .iter()
             .all(|d| d.is_multiple_of(TOGETHER));
-        if !device.takes_form(&VECTOR, "BROADCAST") || !whole {
+        if !device.supports_form(&VECTOR, "BROADCAST") || !whole {
             return Ok(None);
         }
         let call = Call::new(&VECTOR, BROADCAST_ITEMS)
@@ -129,7 +129,7 @@ impl MatMulE0m {
         rows: &Dim,
         most: Option<i64>,
     ) -> OpResult<Call<MatrixArgs>> {
-        if device.takes_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
+        if device.supports_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
             return self.matrix_by_broadcast(n, rows, most);
         }
         let tuning = tune::matrix(self, device, k, n, most);

@@ -79,7 +79,7 @@ pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
 
 impl MatMulE0m {
     /// True if int8 activations support weights of this width.
-    pub fn takes_bytes(&self) -> bool {
+    pub fn supports_int8(&self) -> bool {
         matches!(self.bits, Bits::Four | Bits::Eight)
     }
 
@@ -301,7 +301,7 @@ fn written<A>(device: &DeviceProfile, kernel: &'static Kernel, call: Call<A>) ->
     let dots = device
         .packed_dot
         .define()
-        .filter(|d| device.takes_form(kernel, d));
+        .filter(|d| device.supports_form(kernel, d));
     let suits = (device.packed_dot == PackedDot::X86) == cpu;
     match dots.filter(|_| suits) {
         Some(define) => call.define(define, 1),

@@ -224,7 +224,7 @@ impl MatMulE0m {
         [k, n]: [usize; 2],
         two: bool,
     ) -> Option<Call<VectorArgs>> {
-        let block = self.block(x, k).filter(|_| device.takes(&VECTOR))?;
+        let block = self.block(x, k).filter(|_| device.supports(&VECTOR))?;
         // Sums of undecoded 4-bit weights are precise enough for half results, not for single
         // precision.
         if self.bits == Bits::Four && y != DType::F16 {
@@ -262,7 +262,7 @@ impl MatMulE0m {
         } else {
             call
         };
-        let call = if self.bits == Bits::Four && device.takes_form(&VECTOR, "PAIRS") {
+        let call = if self.bits == Bits::Four && device.supports_form(&VECTOR, "PAIRS") {
             call.define("PAIRS", 1)
         } else {
             call
@@ -281,7 +281,7 @@ impl MatMulE0m {
         rows: &Dim,
         most: Option<i64>,
     ) -> Option<Call<MatrixArgs>> {
-        self.block(x, k).filter(|_| device.takes(&MATRIX))?;
+        self.block(x, k).filter(|_| device.supports(&MATRIX))?;
         // Weights are rounded to halves, which is invisible in half results.
         if y != DType::F16 {
             return None;

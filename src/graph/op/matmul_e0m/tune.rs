@@ -67,7 +67,7 @@ fn with_forms(
 ) -> Vec<Vec<u32>> {
     // On CPUs the kernel uses explicit vectors, and images are slow.
     let able = !device.explicit_vectors();
-    let offered: &[Wave] = if able && device.takes_form(kernel, WAVE) {
+    let offered: &[Wave] = if able && device.supports_form(kernel, WAVE) {
         &device.waves
     } else {
         &[]

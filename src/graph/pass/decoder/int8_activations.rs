@@ -18,7 +18,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         .nodes()
         .filter_map(|(id, node)| {
             let op = node.op.downcast::<MatMulE0m>()?;
-            (op.takes_bytes() && !op.int8).then(|| (id, op.clone()))
+            (op.supports_int8() && !op.int8).then(|| (id, op.clone()))
         })
         .collect();
     for (id, op) in found {

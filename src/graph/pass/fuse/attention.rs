@@ -13,7 +13,7 @@
 //! * The scale may be applied to q and k. There may be two masks; one is then a position bias.
 
 use crate::error::Result;
-use crate::graph::op::attention::{Attention, mask_fits, takes_head};
+use crate::graph::op::attention::{Attention, mask_fits, supports_head_size};
 use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pointwise::{Binary, Pointwise, Unary};
@@ -398,7 +398,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
         return refuse("its heads are not grouped as [b, kv_heads, group, s, d]");
     }
     let masks_fit = masks_fit(g, &masks, masked, [&q_sizes, &k_sizes])?;
-    if v_sizes[3].as_const().is_none_or(|d| !takes_head(d)) {
+    if v_sizes[3].as_const().is_none_or(|d| !supports_head_size(d)) {
         return refuse("its head size is odd or too large for the kernel");
     }
     let fits = (kb, kd) == (b, d) && k_sizes == v_sizes && result.sizes(g)? == q_sizes;

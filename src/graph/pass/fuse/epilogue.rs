@@ -2,7 +2,7 @@
 //! (paper, section 2.2: "we automatically fuse the elementary-wise operator with other operators").
 //!
 //! Both sides are general: any elementwise expression, and any operator whose kernels [take an
-//! epilogue](crate::graph::op::Op::takes_epilogue).
+//! epilogue](crate::graph::op::Op::supports_epilogue).
 
 use crate::error::Result;
 use crate::graph::op::fused::Fused;
@@ -52,7 +52,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
     // Types that stay on the host must not keep the other operator from a device.
     let on_devices = |v: &ValueId| dtype(*v).is_some_and(|t| t.on_devices());
     for v in node.inputs.iter().flatten().copied() {
-        let Some((from, base)) = g.producer(v).filter(|(_, n)| n.op.takes_epilogue()) else {
+        let Some((from, base)) = g.producer(v).filter(|(_, n)| n.op.supports_epilogue()) else {
             continue;
         };
         let refuse = |why: &str| {
