@@ -2,7 +2,7 @@
 
 use super::device_presets::Family;
 use super::kernel::image::{ImageKind, Images};
-use super::kernel::wave::Wave;
+use super::kernel::subgroup_size::SubgroupSize;
 use super::kernel::{self, Kernel, Language};
 use super::tunable::Tuned;
 
@@ -60,7 +60,7 @@ pub struct DeviceProfile {
     /// Subgroup size if the driver supports subgroups; the smallest size if it varies.
     pub subgroup: Option<u32>,
     /// Subgroup sizes that kernels may request; empty if only the compiler decides.
-    pub waves: Vec<Wave>,
+    pub subgroup_sizes: Vec<SubgroupSize>,
     /// Half-precision arithmetic is available.
     pub f16_math: bool,
     /// Half-precision arithmetic is faster than single precision. False on CPUs, whose drivers only
@@ -192,7 +192,7 @@ impl DeviceProfile {
             max_workgroup: 1024,
             max_grid: 65_535,
             subgroup: None,
-            waves: Vec::new(),
+            subgroup_sizes: Vec::new(),
             f16_math: false,
             fast_f16: false,
             few_registers: false,

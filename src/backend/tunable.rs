@@ -7,15 +7,15 @@
 
 use super::DeviceProfile;
 use super::kernel::Kernel;
-use super::kernel::wave::Wave;
+use super::kernel::subgroup_size::SubgroupSize;
 use std::fmt;
 
 /// A kernel with settings that can be tuned.
 #[derive(Debug)]
 pub struct Tunable {
     pub kernel: &'static Kernel,
-    /// Names of the settings. [`ASKED_WAVE`] is a subgroup width ([`Wave::of`]); [`BY_IMAGE`] is 1
-    /// or 0.
+    /// Names of the settings. [`SUBGROUP_SETTING`] is a subgroup size ([`SubgroupSize::of`]);
+    /// [`BY_IMAGE`] is 1 or 0.
     pub names: &'static [&'static str],
     /// The valid settings on a device, the default first.
     pub choices: fn(&DeviceProfile) -> Vec<Vec<u32>>,
@@ -33,8 +33,8 @@ pub struct Tuned {
     pub choice: Vec<u32>,
 }
 
-/// Name of the setting for the subgroup width.
-pub const ASKED_WAVE: &str = "wave";
+/// Name of the setting for the subgroup size.
+pub const SUBGROUP_SETTING: &str = "wave";
 
 /// Name of the setting that is 1 if weights are read through an image.
 pub const BY_IMAGE: &str = "weights by image";
@@ -83,12 +83,12 @@ impl Tunable {
         }
     }
 
-    /// The settings with their names, followed by the subgroup width and the image use if set.
+    /// The settings with their names, followed by the subgroup size and the image use if set.
     pub fn text(&self, choice: &[u32]) -> String {
         let parts = self.names.iter().zip(choice);
         parts
             .filter_map(|(n, v)| match *n {
-                ASKED_WAVE => Wave::of(*v).map(|wave| wave.to_string()),
+                SUBGROUP_SETTING => SubgroupSize::of(*v).map(|subgroup| subgroup.to_string()),
                 BY_IMAGE => (*v > 0).then(|| BY_IMAGE.to_owned()),
                 _ => Some(format!("{n} {v}")),
             })
@@ -96,9 +96,9 @@ impl Tunable {
             .join(", ")
     }
 
-    /// The subgroup width in these settings.
-    pub fn wave(&self, choice: &[u32]) -> Option<Wave> {
-        Wave::of(self.number(ASKED_WAVE, choice))
+    /// The subgroup size in these settings.
+    pub fn subgroup_size(&self, choice: &[u32]) -> Option<SubgroupSize> {
+        SubgroupSize::of(self.number(SUBGROUP_SETTING, choice))
     }
 
     /// Whether weights are read through an image with these settings.
@@ -158,21 +158,28 @@ mod tests {
         old.checksum ^= 1;
         assert_eq!(of(vec![old], "a"), default);
         assert_eq!(TUNABLE.text(&[2, 64]), "rows 2, items 64");
-        let waves = Tunable {
-            names: &["rows", ASKED_WAVE, BY_IMAGE],
+        let tunable = Tunable {
+            names: &["rows", SUBGROUP_SETTING, BY_IMAGE],
             ..TUNABLE
         };
-        let named = |wave: Wave| format!("rows 2, {wave}");
+        let named = |subgroup: SubgroupSize| format!("rows 2, {subgroup}");
         assert_eq!(
-            waves.text(&[2, 2, 1]),
-            format!("{}, {BY_IMAGE}", named(Wave::Full))
+            tunable.text(&[2, 2, 1]),
+            format!("{}, {BY_IMAGE}", named(SubgroupSize::Full))
         );
-        assert!(waves.is_by_image(&[2, 2, 1]) && !waves.is_by_image(&[2, 2, 0]));
-        let texts = [0, 1, 16].map(|wave| waves.text(&[2, wave, 0]));
+        assert!(tunable.is_by_image(&[2, 2, 1]) && !tunable.is_by_image(&[2, 2, 0]));
+        let texts = [0, 1, 16].map(|subgroup| tunable.text(&[2, subgroup, 0]));
         assert_eq!(
             texts,
-            ["rows 2".to_owned(), named(Wave::Half), named(Wave::Lanes(16))]
+            [
+                "rows 2".to_owned(),
+                named(SubgroupSize::Half),
+                named(SubgroupSize::Lanes(16))
+            ]
         );
-        assert_eq!([0, 1].map(|n| waves.wave(&[2, n, 0])), [None, Some(Wave::Half)]);
+        assert_eq!(
+            [0, 1].map(|n| tunable.subgroup_size(&[2, n, 0])),
+            [None, Some(SubgroupSize::Half)]
+        );
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::backend::kernel::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::image::ImageKind;
-use crate::backend::kernel::wave::WAVE;
+use crate::backend::kernel::subgroup_size;
 use crate::backend::kernel::{self, Arg, Kernel, OperandOf, Signature, TypedKernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::ValueId;
@@ -164,8 +164,10 @@ impl<A> Call<A> {
     /// one. Also requests the tuning's subgroup size.
     #[must_use]
     pub fn tuned_by(mut self, tuning: Tuning) -> Self {
-        if let Some(wave) = tuning.tunable.wave(&tuning.choice) {
-            self.dispatch.defines.insert(WAVE, i64::from(wave.number()));
+        if let Some(subgroup) = tuning.tunable.subgroup_size(&tuning.choice) {
+            self.dispatch
+                .defines
+                .insert(subgroup_size::DEFINE, i64::from(subgroup.number()));
         }
         self.dispatch.tuning = Some(tuning);
         self

@@ -49,8 +49,8 @@ mod opencl_c;
 mod preprocess;
 mod printer;
 mod spec;
+pub mod subgroup_size;
 mod typed;
-pub mod wave;
 mod wgsl;
 
 pub use opencl_c::{BUILD_OPTIONS, in_parts};
@@ -69,7 +69,7 @@ use image::{ImageKind, Pixel};
 use preprocess::included;
 use std::collections::BTreeMap;
 use std::fmt;
-use wave::{WAVE, Wave};
+use subgroup_size::SubgroupSize;
 
 /// Type of a parameter field; each is 4 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -402,18 +402,23 @@ impl Kernel {
         let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
         let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
         let by_vec4 = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
-        let waves = [Wave::Half, Wave::Full, Wave::Lanes(wave::MAX_LANES)].map(|wave| KernelSpec {
-            defines: BTreeMap::from([(WAVE, i64::from(wave.number()))]),
+        let subgroups = [
+            SubgroupSize::Half,
+            SubgroupSize::Full,
+            SubgroupSize::Lanes(subgroup_size::MAX_LANES),
+        ]
+        .map(|subgroup| KernelSpec {
+            defines: BTreeMap::from([(subgroup_size::DEFINE, i64::from(subgroup.number()))]),
             ..of(DType::F16, None, false)
         });
-        let waves = waves.into_iter().filter(|_| self.may_ask_for_waves());
+        let subgroups = subgroups.into_iter().filter(|_| self.may_request_subgroup_size());
         let plain = types.into_iter().chain(by_image).chain(by_vec4);
-        plain.chain(waves).collect()
+        plain.chain(subgroups).collect()
     }
 
-    /// Whether it has a form that requests a subgroup width.
-    fn may_ask_for_waves(&self) -> bool {
-        self.forms.iter().any(|f| f.define == WAVE)
+    /// Whether it has a form that requests a subgroup size.
+    fn may_request_subgroup_size(&self) -> bool {
+        self.forms.iter().any(|f| f.define == subgroup_size::DEFINE)
     }
 }
 

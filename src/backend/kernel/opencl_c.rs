@@ -3,7 +3,7 @@
 use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel, ROW_PIXELS};
 use super::printer::Printer;
-use super::wave::Wave;
+use super::subgroup_size::SubgroupSize;
 use super::{Arg, FOLDED, FieldTy, KernelSpec, MASK_MIN, Ty};
 use crate::tensor::DType;
 use std::ffi::CStr;
@@ -53,8 +53,8 @@ impl Printer for OpenClC<'_> {
     }
 
     fn prelude(&self, spec: &KernelSpec, flags: &[String]) -> String {
-        let wave = spec.wave().filter(|_| self.stage.is_none());
-        let mut s = wave.map_or("", Wave::pragma).to_owned();
+        let subgroup = spec.subgroup_size().filter(|_| self.stage.is_none());
+        let mut s = subgroup.map_or("", SubgroupSize::pragma).to_owned();
         s += &spec.defines_cl(flags);
         s += &spec.params_cl();
         if self.stage.is_none() && spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
@@ -72,7 +72,7 @@ impl Printer for OpenClC<'_> {
                 s += &spec.accessors_cl(arg, dtype);
             }
         }
-        s + &spec.entry_cl(wave, self.stage)
+        s + &spec.entry_cl(subgroup, self.stage)
     }
 
     fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String {
@@ -191,14 +191,14 @@ impl KernelSpec {
 
     /// The macro with which the kernel's function begins: an entry point, or a function for a stage
     /// of a persistent kernel.
-    fn entry_cl(&self, wave: Option<Wave>, stage: Option<&str>) -> String {
+    fn entry_cl(&self, subgroup: Option<SubgroupSize>, stage: Option<&str>) -> String {
         let mut signature = self.signature_cl("restrict ");
         signature.push("const Params p".to_owned());
         let signature = signature.join(", ");
-        let wave = wave.map_or_else(String::new, Wave::attribute);
+        let subgroup = subgroup.map_or_else(String::new, SubgroupSize::attribute);
         match stage {
             None => format!(
-                "#define KERNEL __kernel {wave}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})\n",
+                "#define KERNEL __kernel {subgroup}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})\n",
                 self.kernel.name
             ),
             Some(name) => {

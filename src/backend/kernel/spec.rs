@@ -4,7 +4,7 @@ use super::epilogue::Epilogue;
 use super::image::{ImageKind, Pixel};
 use super::preprocess::preprocess;
 use super::printer::Printer;
-use super::wave::{WAVE, Wave};
+use super::subgroup_size::{self, SubgroupSize};
 use super::{
     Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, args, fields, form_name,
     image_form,
@@ -146,7 +146,7 @@ impl KernelSpec {
             all.push(self.kernel.name.to_owned());
             return all;
         }
-        let active = self.forms().filter(|f| f.define != WAVE);
+        let active = self.forms().filter(|f| f.define != subgroup_size::DEFINE);
         all.extend(active.map(|f| form_name(self.kernel, f.define)));
         all
     }
@@ -156,14 +156,19 @@ impl KernelSpec {
     /// images.
     pub fn outer_forms(&self) -> impl Iterator<Item = String> + use<> {
         let images = (!self.images.is_empty()).then(|| image_form(self.kernel));
-        let wave = self.wave().map(|_| form_name(self.kernel, WAVE));
-        wave.into_iter().chain(images)
+        let subgroup = self
+            .subgroup_size()
+            .map(|_| form_name(self.kernel, subgroup_size::DEFINE));
+        subgroup.into_iter().chain(images)
     }
 
-    /// The subgroup width that it requests in OpenCL C.
-    pub fn wave(&self) -> Option<Wave> {
-        let number = self.defines.get(WAVE).and_then(|n| u32::try_from(*n).ok());
-        number.and_then(Wave::of)
+    /// The subgroup size that it requests in OpenCL C.
+    pub fn subgroup_size(&self) -> Option<SubgroupSize> {
+        let number = self
+            .defines
+            .get(subgroup_size::DEFINE)
+            .and_then(|n| u32::try_from(*n).ok());
+        number.and_then(SubgroupSize::of)
     }
 
     /// Its operands; those of the epilogue come last.

@@ -5,7 +5,7 @@ use super::image;
 use super::priority::Hints;
 use crate::backend::device_presets::Family;
 use crate::backend::kernel::Language;
-use crate::backend::kernel::wave::{self, Wave};
+use crate::backend::kernel::subgroup_size::{self, SubgroupSize};
 use crate::backend::{
     BackendError, Caps, DeviceKind, DeviceProfile, PackedDot, Simd, TensorCores, Vendor, fast_local, x86,
 };
@@ -397,7 +397,7 @@ fn profile_of(
             true => sub_group_sizes(device).into_iter().min(),
             false => None,
         },
-        waves: waves(has, device),
+        subgroup_sizes: requestable_subgroup_sizes(has, device),
         f16_math: has("cl_khr_fp16"),
         tensor_cores: supports_ptx.then_some(TensorCores::Ptx),
         images: image::listed(device, opencl, has),
@@ -425,18 +425,21 @@ fn sub_group_sizes(device: DeviceHandle) -> Vec<u32> {
     sizes.map(|b| clamp(number(b))).filter(|n| *n > 0).collect()
 }
 
-/// Subgroup widths that kernels may request.
-fn waves(has: impl Fn(&str) -> bool, device: DeviceHandle) -> Vec<Wave> {
-    /// Smallest and largest width on Intel's GPUs.
-    const LANES: std::ops::RangeInclusive<u32> = 8..=wave::MAX_LANES;
+/// Subgroup sizes that kernels may request.
+fn requestable_subgroup_sizes(has: impl Fn(&str) -> bool, device: DeviceHandle) -> Vec<SubgroupSize> {
+    /// Smallest and largest size on Intel's GPUs.
+    const LANES: std::ops::RangeInclusive<u32> = 8..=subgroup_size::MAX_LANES;
     if has("cl_qcom_reqd_sub_group_size") {
-        return vec![Wave::Half, Wave::Full];
+        return vec![SubgroupSize::Half, SubgroupSize::Full];
     }
     if !has("cl_intel_required_subgroup_size") {
         return Vec::new();
     }
     let sizes = sub_group_sizes(device).into_iter();
-    sizes.filter(|n| LANES.contains(n)).map(Wave::Lanes).collect()
+    sizes
+        .filter(|n| LANES.contains(n))
+        .map(SubgroupSize::Lanes)
+        .collect()
 }
 
 /// Converts the driver's alignment in bits to bytes: at least that of a vector of four words, which

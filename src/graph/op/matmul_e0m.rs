@@ -23,7 +23,7 @@ use super::norm;
 use super::rms_norm::RmsNorm;
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, operand, own};
-use crate::backend::kernel::wave;
+use crate::backend::kernel::subgroup_size;
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
 use crate::num;
@@ -63,7 +63,7 @@ crate::kernel! {
                 ..Features::NONE
             },
         },
-        wave::FORM,
+        subgroup_size::FORM,
     ])
 }
 
@@ -82,7 +82,7 @@ crate::kernel! {
                 ..Features::NONE
             },
         },
-        wave::FORM,
+        subgroup_size::FORM,
     ])
 }
 

@@ -3,21 +3,21 @@
 
 use super::generic::E0mShape;
 use super::{K_BLOCK, MATRIX, MatMulE0m, VECTOR, int8};
-use crate::backend::kernel::wave::{WAVE, Wave};
+use crate::backend::kernel::subgroup_size::{self, SubgroupSize};
 use crate::backend::kernel::{Kernel, Language};
-use crate::backend::tunable::{ASKED_WAVE, BY_IMAGE, Tunable, Tuning};
+use crate::backend::tunable::{BY_IMAGE, SUBGROUP_SETTING, Tunable, Tuning};
 use crate::lower::DeviceProfile;
 use crate::num;
 
 static VECTOR_TUNABLE: Tunable = Tunable {
     kernel: &VECTOR.kernel,
-    names: &["items", "lanes", "columns", ASKED_WAVE, BY_IMAGE],
+    names: &["items", "lanes", "columns", SUBGROUP_SETTING, BY_IMAGE],
     choices: vectors,
 };
 
 static MATRIX_TUNABLE: Tunable = Tunable {
     kernel: &MATRIX.kernel,
-    names: &["items", "columns", "rows", ASKED_WAVE, BY_IMAGE],
+    names: &["items", "columns", "rows", SUBGROUP_SETTING, BY_IMAGE],
     choices: matrices,
 };
 
@@ -67,21 +67,22 @@ fn with_forms(
 ) -> Vec<Vec<u32>> {
     // On CPUs the kernel uses explicit vectors, and images are slow.
     let able = !device.explicit_vectors();
-    let offered: &[Wave] = if able && device.supports_form(kernel, WAVE) {
-        &device.waves
+    let offered: &[SubgroupSize] = if able && device.supports_form(kernel, subgroup_size::DEFINE) {
+        &device.subgroup_sizes
     } else {
         &[]
     };
     let images = able && device.images_of(kernel).is_some();
-    let waves = |cut: &[u32]| -> Vec<u32> {
+    let subgroups = |cut: &[u32]| -> Vec<u32> {
         let [items, _] = sizes(cut);
-        let fitting = offered.iter().filter(|wave| wave.divides(items));
-        fitting.map(|wave| wave.number()).collect()
+        let fitting = offered.iter().filter(|subgroup| subgroup.divides(items));
+        fitting.map(|subgroup| subgroup.number()).collect()
     };
     // A pixel holds four columns.
     let by_image = |cut: &[u32]| images && sizes(cut)[1] == 4;
     let mut all = Vec::new();
-    let mut add = |cut: &[u32], wave: u32, image: bool| all.push([cut, &[wave, u32::from(image)]].concat());
+    let mut add =
+        |cut: &[u32], subgroup: u32, image: bool| all.push([cut, &[subgroup, u32::from(image)]].concat());
     let (default, others) = cuts.split_at(cuts.len().min(1));
     for cut in default {
         for image in [false, true] {
@@ -89,21 +90,25 @@ fn with_forms(
                 continue;
             }
             add(cut, 0, image);
-            waves(cut).into_iter().for_each(|wave| add(cut, wave, image));
+            subgroups(cut)
+                .into_iter()
+                .for_each(|subgroup| add(cut, subgroup, image));
         }
     }
     others.iter().for_each(|cut| add(cut, 0, false));
     for cut in others {
-        waves(cut).into_iter().for_each(|wave| add(cut, wave, false));
+        subgroups(cut)
+            .into_iter()
+            .for_each(|subgroup| add(cut, subgroup, false));
     }
     let read = others.iter().filter(|cut| by_image(cut));
     read.for_each(|cut| add(cut, 0, true));
     all
 }
 
-/// On a GPU, work-groups that do not fill a wave gain nothing.
-fn fills_waves(device: &DeviceProfile, items: u32) -> bool {
-    /// The smallest wave of GPUs with a fixed wave size (Mali).
+/// On a GPU, work-groups that do not fill a subgroup gain nothing.
+fn fills_subgroups(device: &DeviceProfile, items: u32) -> bool {
+    /// The smallest subgroup of GPUs with a fixed subgroup size (Mali).
     const MIN_SUBGROUP: u32 = 16;
     device.is_cpu() || items.is_multiple_of(MIN_SUBGROUP)
 }
@@ -162,7 +167,7 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
         // Larger sums would be spilled.
         let registers = !device.few_registers || rows * columns <= 16;
         let room = *items <= device.max_workgroup && local <= u64::from(device.local_bytes);
-        text && registers && room && fits_panel(&shape, *columns) && fills_waves(device, *items)
+        text && registers && room && fits_panel(&shape, *columns) && fills_subgroups(device, *items)
     });
     with_forms(device, &MATRIX, &cuts, |c| [c[0], c[1]])
 }
@@ -326,44 +331,47 @@ mod tests {
                 for (i, choice) in all.iter().enumerate() {
                     assert!(!all[..i].contains(choice), "{choice:?} twice");
                     assert!(choice[0] <= device.max_workgroup);
-                    // Mali's waves are 16 work-items, and no kernel can ask for others.
-                    let wave = if device.few_registers { 16 } else { 1 };
-                    assert_eq!(choice[0] % wave, 0, "{choice:?} on {name}");
-                    assert_eq!(tunable.wave(choice), None, "{choice:?} on {name}");
+                    // Mali's subgroups are 16 work-items, and no kernel can ask for others.
+                    let subgroup = if device.few_registers { 16 } else { 1 };
+                    assert_eq!(choice[0] % subgroup, 0, "{choice:?} on {name}");
+                    assert_eq!(tunable.subgroup_size(choice), None, "{choice:?} on {name}");
                 }
             }
         }
     }
 
     #[test]
-    fn waves_are_chosen_where_the_device_takes_requests() {
+    fn subgroup_sizes_are_chosen_where_the_device_supports_them() {
         let device = DeviceProfile {
-            waves: vec![Wave::Half, Wave::Full],
+            subgroup_sizes: vec![SubgroupSize::Half, SubgroupSize::Full],
             ..DeviceProfile::generic_gpu()
         };
-        let waves = |device: &DeviceProfile, tunable: &Tunable| -> Vec<Option<Wave>> {
+        let subgroups = |device: &DeviceProfile, tunable: &Tunable| -> Vec<Option<SubgroupSize>> {
             let all = (tunable.choices)(device);
-            all.iter().map(|c| tunable.wave(c)).collect()
+            all.iter().map(|c| tunable.subgroup_size(c)).collect()
         };
         for tunable in [&VECTOR_TUNABLE, &MATRIX_TUNABLE] {
-            let found = waves(&device, tunable);
-            assert_eq!(found[..3], [None, Some(Wave::Half), Some(Wave::Full)]);
-            let plain = waves(&DeviceProfile::generic_gpu(), tunable);
+            let found = subgroups(&device, tunable);
+            assert_eq!(
+                found[..3],
+                [None, Some(SubgroupSize::Half), Some(SubgroupSize::Full)]
+            );
+            let plain = subgroups(&DeviceProfile::generic_gpu(), tunable);
             assert_eq!(found.len(), 3 * plain.len());
             assert!(plain.iter().all(Option::is_none));
             // As a kernel that was wrong with one.
-            let form = crate::backend::kernel::form_name(tunable.kernel, WAVE);
+            let form = crate::backend::kernel::form_name(tunable.kernel, subgroup_size::DEFINE);
             let mut quarantined = device.clone();
             quarantined.quarantine(tunable.kernel, &form, "wrong");
-            assert_eq!(waves(&quarantined, tunable), plain);
+            assert_eq!(subgroups(&quarantined, tunable), plain);
             let cpu = DeviceProfile {
                 simd: Simd::CpuLoop,
                 ..device.clone()
             };
-            assert!(waves(&cpu, tunable).iter().all(Option::is_none));
+            assert!(subgroups(&cpu, tunable).iter().all(Option::is_none));
         }
         let lanes = DeviceProfile {
-            waves: vec![Wave::Lanes(16), Wave::Lanes(32)],
+            subgroup_sizes: vec![SubgroupSize::Lanes(16), SubgroupSize::Lanes(32)],
             ..DeviceProfile::generic_gpu()
         };
         for choice in (MATRIX_TUNABLE.choices)(&lanes) {

@@ -6,19 +6,19 @@ use super::of;
 use super::play::{self, Outcome, Run};
 use tlite_standin::{Config, Profile, Slow};
 use tlite_testing::{gguf::Traits, tiny_model};
-use transformer_lite::unstable::backend::kernel::wave::Wave;
+use transformer_lite::unstable::backend::kernel::subgroup_size::SubgroupSize;
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
 
 pub const TRIALS: [Named; 3] = [
-    ("waves_are_sets_where_they_can_be_asked_for", waves),
-    ("the_wave_that_is_fastest_is_used", fastest_wave),
+    ("subgroup_sizes_are_tuned_where_supported", subgroup_sizes),
+    ("the_fastest_subgroup_size_is_used", fastest_subgroup_size),
     ("refused_images_are_not_tuned", refused_images),
 ];
 
-/// As many sets as the kernel of one row and that of many have with their default cuts and a wave,
-/// or weights by an image.
+/// As many sets as the kernel of one row and that of many have with their default cuts and a
+/// subgroup size, or weights by an image.
 const SETS: &str = "6";
 
 /// A tiny quantized decoder, and a cache.
@@ -86,12 +86,12 @@ impl Place {
 }
 
 /// Programs that were built with this request.
-fn built(run: &Run, wave: &str) -> usize {
-    run.count(&format!("clBuildProgram wave={wave} = 0"))
+fn built(run: &Run, size: &str) -> usize {
+    run.count(&format!("clBuildProgram wave={size} = 0"))
 }
 
 /// The sets are right: what is not is passed over with a warning.
-fn waves() -> Outcome {
+fn subgroup_sizes() -> Outcome {
     for (profile, some) in [(Profile::Adreno, true), (Profile::Mali, false)] {
         let place = Place::new()?;
         let run = place.tune(&of(profile), SETS)?;
@@ -105,12 +105,12 @@ fn waves() -> Outcome {
                 return Err(format!("{profile:?}: codes of {codes} by an image: {}", !some));
             }
         }
-        for wave in ["half", "full"] {
+        for size in ["half", "full"] {
             // A kernel of each shape, of one row and of many.
-            if (built(&run, wave) > 1) != some {
+            if (built(&run, size) > 1) != some {
                 return Err(format!(
-                    "{profile:?}: {} programs of a {wave} wave",
-                    built(&run, wave)
+                    "{profile:?}: {} programs of a {size} wave",
+                    built(&run, size)
                 ));
             }
         }
@@ -121,8 +121,8 @@ fn waves() -> Outcome {
     Ok(())
 }
 
-/// By a clock by which kernels without a half wave are slow.
-fn fastest_wave() -> Outcome {
+/// By a clock by which kernels without a half subgroup are slow.
+fn fastest_subgroup_size() -> Outcome {
     let place = Place::new()?;
     let plain = place.generate(&of(Profile::Adreno))?;
     let slow = |kernel: &str| Slow {
@@ -140,7 +140,7 @@ fn fastest_wave() -> Outcome {
     let best = |s: &serde_json::Value| {
         s["best"]
             .as_str()
-            .is_some_and(|b| b.ends_with(&Wave::Half.to_string()))
+            .is_some_and(|b| b.ends_with(&SubgroupSize::Half.to_string()))
     };
     if shapes.is_empty() || !shapes.iter().all(best) {
         return Err(format!("other sets are fastest: {report}"));
@@ -179,7 +179,7 @@ fn refused_images() -> Outcome {
     let best = |s: &serde_json::Value| {
         s["best"]
             .as_str()
-            .is_some_and(|b| b.ends_with(&Wave::Half.to_string()))
+            .is_some_and(|b| b.ends_with(&SubgroupSize::Half.to_string()))
     };
     let shapes = report["shapes"].as_array().ok_or("no shapes")?;
     let many = shapes.iter().filter(|s| s["kernel"] == "matmul_e0m");

@@ -1,39 +1,39 @@
-//! Subgroup widths ("waves" on AMD and Qualcomm GPUs) that OpenCL C kernels request by an
+//! Subgroup sizes ("waves" on AMD and Qualcomm GPUs) that OpenCL C kernels request by an
 //! attribute, if the driver supports one. Without a request the compiler chooses.
 
 use super::{Features, Form};
 use crate::backend::DeviceProfile;
 use std::fmt;
 
-/// The define by which a kernel requests a subgroup width: its [`Wave::number`]. It is a
+/// The define by which a kernel requests a subgroup size: its [`SubgroupSize::number`]. It is a
 /// [form](FORM) of the kernels that allow it, and changes only how they are compiled.
-pub const WAVE: &str = "WAVE";
+pub const DEFINE: &str = "WAVE";
 
-/// The form of kernels that request a subgroup width.
+/// The form of kernels that request a subgroup size.
 pub const FORM: Form = Form {
-    define: WAVE,
-    needs: |device: &DeviceProfile| !device.waves.is_empty(),
+    define: DEFINE,
+    needs: |device: &DeviceProfile| !device.subgroup_sizes.is_empty(),
     features: Features::NONE,
 };
 
-/// Largest subgroup width, in work-items, that is requested by number.
+/// Largest subgroup size, in work-items, that is requested by number.
 pub const MAX_LANES: u32 = 32;
 
-/// A requested subgroup width.
+/// A requested subgroup size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Wave {
-    /// Half of the GPU's maximum width, which doubles the registers per work-item:
+pub enum SubgroupSize {
+    /// Half of the GPU's maximum size, which doubles the registers per work-item:
     /// `cl_qcom_reqd_sub_group_size`.
     Half,
-    /// The GPU's maximum width: `cl_qcom_reqd_sub_group_size`.
+    /// The GPU's maximum size: `cl_qcom_reqd_sub_group_size`.
     Full,
     /// This many work-items: `cl_intel_required_subgroup_size`.
     Lanes(u32),
 }
 
-impl Wave {
-    /// The width as a define, and as a tunable setting, where 0 means no request.
+impl SubgroupSize {
+    /// The size as a define, and as a tunable setting, where 0 means no request.
     pub fn number(self) -> u32 {
         match self {
             Self::Half => 1,
@@ -42,7 +42,7 @@ impl Wave {
         }
     }
 
-    /// The width for a number; `None` for 0. Subgroups of one or two work-items are never
+    /// The size for a number; `None` for 0. Subgroups of one or two work-items are never
     /// requested.
     pub fn of(number: u32) -> Option<Self> {
         match number {
@@ -79,7 +79,7 @@ impl Wave {
     }
 }
 
-impl fmt::Display for Wave {
+impl fmt::Display for SubgroupSize {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Half => f.write_str("half wave"),
@@ -94,11 +94,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waves_are_their_numbers() {
-        for wave in [Wave::Half, Wave::Full, Wave::Lanes(8), Wave::Lanes(16)] {
-            assert_eq!(Wave::of(wave.number()), Some(wave));
+    fn numbers_and_sizes_agree() {
+        for subgroup in [
+            SubgroupSize::Half,
+            SubgroupSize::Full,
+            SubgroupSize::Lanes(8),
+            SubgroupSize::Lanes(16),
+        ] {
+            assert_eq!(SubgroupSize::of(subgroup.number()), Some(subgroup));
         }
-        assert_eq!(Wave::of(0), None);
-        assert!(Wave::Half.divides(24) && Wave::Lanes(8).divides(24) && !Wave::Lanes(16).divides(24));
+        assert_eq!(SubgroupSize::of(0), None);
+        assert!(
+            SubgroupSize::Half.divides(24)
+                && SubgroupSize::Lanes(8).divides(24)
+                && !SubgroupSize::Lanes(16).divides(24)
+        );
     }
 }
