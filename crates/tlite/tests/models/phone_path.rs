@@ -1,18 +1,20 @@
-//! The path to phones without a phone: `tlite` on a stand-in for the OpenCL library of an Adreno or
-//! a Mali (`tests/standin`), over the driver of this machine.
+//! The path to phones without a phone: `tlite` with a fake driver in the place of the OpenCL
+//! library of an Adreno or a Mali (`tests/fake_driver`), over the driver of this machine.
 //!
 //! What is covered: priorities reach the driver, as properties of the context or of the queue; a
-//! real model gives the tokens that it gives without the stand-in; a run in which a call fails
+//! real model gives the tokens that it gives without the fake driver; a run in which a call fails
 //! recovers with these tokens or ends with one typed error, soon after the failure; and a kernel
 //! with wrong results is found at the start, which goes on with its twin or ends. Each of these is
-//! a process of its own, which loads the stand-in by `OPENCL_DYLIB_PATH`, and its log is what is
-//! asserted on. What the stand-in does itself is tested in `phone_path/standin.rs`: the checks of
-//! properties, recordings, and that a kernel's results are spoilt where that is asked for.
+//! a process of its own, which loads the fake driver by `OPENCL_DYLIB_PATH`, and its log is what is
+//! asserted on. What the fake driver does itself is tested in `phone_path/fake_driver.rs`: the
+//! checks of properties, recordings, and that a kernel's results are spoilt where that is asked
+//! for.
 //!
 //! The model is that of `tests/references/llm.rs`, named by `TLITE_TEST_MODEL_DIR`.
 
 mod command_buffers;
 mod devices;
+mod fake_driver;
 mod faults;
 mod first_use;
 mod images;
@@ -21,14 +23,13 @@ mod priorities;
 mod quarantine;
 mod recordings;
 mod slices;
-mod standin;
 mod tune;
 
 use play::{Outcome, Run};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
-use tlite_standin::{Config, Fault, Profile, cl};
+use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::suite::Suite;
 use transformer_lite::unstable::backend::{self, BackendKind};
 
@@ -52,8 +53,8 @@ pub fn trials(suite: &mut Suite) {
         });
         return;
     }
-    for (name, run) in standin::TRIALS {
-        suite.add(format!("standin/{name}"), run);
+    for (name, run) in fake_driver::TRIALS {
+        suite.add(format!("fake_driver/{name}"), run);
     }
     for (name, run) in first_use::TRIALS {
         suite.add(format!("run/{name}"), run);
@@ -121,7 +122,7 @@ impl Model {
         play::generate(&self.folder, config, tokens, more)
     }
 
-    /// A whole answer through the stand-in, which only passes calls on. In the arithmetic of
+    /// A whole answer through the fake driver, which only passes calls on. In the arithmetic of
     /// phones.
     fn plain(&self) -> Result<&Run, String> {
         let run = || self.run(&Config::default(), TOKENS, &play::FLOAT);
@@ -235,7 +236,7 @@ fn model_trials() -> Vec<(String, ModelTrial)> {
     all
 }
 
-/// Nothing is measured against the stand-in alone.
+/// Nothing is measured against the fake driver alone.
 fn plain_is_without_the_stand_in(model: &Model) -> Outcome {
     let run = play::generate_without(&model.folder, TOKENS)?;
     model.agrees(&run, TOKENS)

@@ -1,9 +1,9 @@
 //! Decoding on a Mali from command buffers, which are the driver's own.
 
+use super::fake_driver::extensions;
 use super::play::{Outcome, Run};
-use super::standin::extensions;
 use super::{Model, Refused, UNCUT, of, refusing};
-use tlite_standin::Profile;
+use tlite_fake_driver::Profile;
 
 /// Tokens that cross a multiple of the padding.
 const TOKENS: usize = 40;

@@ -3,7 +3,7 @@
 use super::of;
 use super::play::{self, Outcome};
 use std::path::Path;
-use tlite_standin::{Config, Profile};
+use tlite_fake_driver::{Config, Profile};
 use tlite_testing::Text;
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};

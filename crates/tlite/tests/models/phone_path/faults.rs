@@ -2,7 +2,7 @@
 
 use super::play::Outcome;
 use super::{Add, FEW, Model, PROFILES, TOKENS, failing, fault, of, with_faults};
-use tlite_standin::{Config, Delay, Profile, cl};
+use tlite_fake_driver::{Config, Delay, Profile, cl};
 
 /// The trials of a model.
 pub fn trials(add: &mut Add<'_>) {

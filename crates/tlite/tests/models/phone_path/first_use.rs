@@ -6,7 +6,7 @@ use super::of;
 use super::play::{self, Outcome, Run};
 use super::quarantine::{VARIANT, refused_builds};
 use std::path::Path;
-use tlite_standin::{Config, Profile};
+use tlite_fake_driver::{Config, Profile};
 use tlite_testing::Text;
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::error::Stage;
@@ -84,7 +84,7 @@ impl Place {
         self.dir.path().join(name).display().to_string()
     }
 
-    /// The model on the stand-in, its outputs compared with those of the host.
+    /// The model on the fake driver, its outputs compared with those of the host.
     fn run(&self, config: &Config) -> Result<Run, String> {
         let (wanted, cache) = (self.at("wanted"), self.at("cache"));
         let args = ["run", &self.model, "--random", "--json", "--backend", "opencl"];

@@ -3,7 +3,7 @@
 use super::play::{self, Outcome, Run};
 use super::quarantine::quarantined;
 use super::{Add, FEW, Model, TOKENS, UNCUT, failing, of, with_faults};
-use tlite_standin::{Config, Fault, Profile, cl};
+use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::Text;
 
 /// The trials of a model.
@@ -98,7 +98,7 @@ fn images(model: &Model) -> Outcome {
     all_read_images(&run)
 }
 
-/// Those of two axes, whose rows and beginnings the stand-in checks.
+/// Those of two axes, whose rows and beginnings the fake driver checks.
 fn images_of_rows(model: &Model) -> Outcome {
     let more = [&UNCUT[..], &["--images", "2d"]].concat();
     let run = model.run(&adreno_by_form(), TOKENS, &more)?;

@@ -1,10 +1,10 @@
-//! Runs of `tlite` as processes that load the stand-in, and what they leave behind.
+//! Runs of `tlite` as processes that load the fake driver, and what they leave behind.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tlite_standin::{CONFIG, Config};
+use tlite_fake_driver::{CONFIG, Config};
 pub use tlite_testing::Outcome;
 use tlite_testing::carries;
 use transformer_lite::unstable::graph::op::ALL;
@@ -22,7 +22,7 @@ pub struct Run {
     output: String,
     /// What it said on standard error.
     pub errors: String,
-    /// The stand-in's log; empty where it was not loaded.
+    /// The fake driver's log; empty where it was not loaded.
     log: String,
     /// From start to end.
     pub took: Duration,
@@ -30,11 +30,11 @@ pub struct Run {
     ended: Duration,
 }
 
-/// The stand-in as cargo built it with this program.
+/// The fake driver as cargo built it with this program.
 fn library() -> Result<PathBuf, String> {
     let program = std::env::current_exe().map_err(|e| e.to_string())?;
     let name = format!(
-        "{}tlite_standin{}",
+        "{}tlite_fake_driver{}",
         std::env::consts::DLL_PREFIX,
         std::env::consts::DLL_SUFFIX
     );
@@ -80,7 +80,7 @@ fn greedy(model: &Path, tokens: usize, more: &[&str]) -> Command {
     command
 }
 
-/// Generates greedily on the stand-in. An error only where the run does not end.
+/// Generates greedily on the fake driver. An error only where the run does not end.
 pub fn generate(model: &Path, config: &Config, tokens: usize, more: &[&str]) -> Result<Run, String> {
     on_stand_in(uncached(greedy(model, tokens, more)), config)
 }
@@ -114,17 +114,17 @@ fn uncached(mut command: Command) -> Command {
 /// words.
 pub const FLOAT: [&str; 2] = ["--act", "float"];
 
-/// Generates greedily without the stand-in, in the arithmetic of phones.
+/// Generates greedily without the fake driver, in the arithmetic of phones.
 pub fn generate_without(model: &Path, tokens: usize) -> Result<Run, String> {
     alone(uncached(greedy(model, tokens, &FLOAT)))
 }
 
-/// Any command on the stand-in. An error only where it does not end.
+/// Any command on the fake driver. An error only where it does not end.
 pub fn run(args: &[&str], config: &Config) -> Result<Run, String> {
     on_stand_in(tlite(args), config)
 }
 
-/// Any command without the stand-in.
+/// Any command without the fake driver.
 pub fn run_without(args: &[&str]) -> Result<Run, String> {
     alone(tlite(args))
 }
@@ -142,7 +142,7 @@ fn on_stand_in(mut command: Command, config: &Config) -> Result<Run, String> {
     command.env("OPENCL_DYLIB_PATH", library()?).env(CONFIG, file);
     let run = wait(command, dir.path(), &log)?;
     if run.log.is_empty() {
-        return Err(format!("the stand-in was not loaded: {}", run.errors));
+        return Err(format!("the fake driver was not loaded: {}", run.errors));
     }
     Ok(run)
 }

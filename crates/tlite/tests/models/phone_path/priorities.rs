@@ -3,7 +3,7 @@
 use super::devices::relu;
 use super::play::{self, Outcome};
 use super::{Add, Model, ONE, PROFILES, TOKENS, of};
-use tlite_standin::{Config, Profile};
+use tlite_fake_driver::{Config, Profile};
 use tlite_testing::Text;
 use transformer_lite::unstable::backend::{self, BackendKind};
 

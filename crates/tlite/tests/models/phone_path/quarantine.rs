@@ -3,7 +3,7 @@
 use super::play::{self, Outcome, Run};
 use super::{Add, FEW, Model, OnModel, PROFILES, TOKENS, failing, fault, of, with_faults};
 use std::time::Duration;
-use tlite_standin::{Config, Fault, Profile, cl};
+use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::Text;
 
 /// The trials of a model.

@@ -2,7 +2,7 @@
 
 use super::play::Outcome;
 use super::{Add, Model, Refused, TOKENS, UNCUT, fault, of, refusing, with_faults};
-use tlite_standin::{Fault, Profile, cl};
+use tlite_fake_driver::{Fault, Profile, cl};
 
 /// The trials of a model.
 pub fn trials(add: &mut Add<'_>) {

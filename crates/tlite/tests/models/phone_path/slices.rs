@@ -2,7 +2,7 @@
 
 use super::play::{self, Outcome};
 use super::{Add, FEW, Model, TOKENS, of};
-use tlite_standin::{Config, Profile, Slow};
+use tlite_fake_driver::{Config, Profile, Slow};
 use tlite_testing::Text;
 use transformer_lite::unstable::backend::opencl::PARTS_DIFFER;
 

@@ -4,7 +4,7 @@
 use super::images::{IMAGES_TRIED, refusals};
 use super::of;
 use super::play::{self, Outcome, Run};
-use tlite_standin::{Config, Profile, Slow};
+use tlite_fake_driver::{Config, Profile, Slow};
 use tlite_testing::{gguf::Traits, tiny_model};
 use transformer_lite::unstable::backend::kernel::subgroup_size::SubgroupSize;
 

@@ -57,7 +57,7 @@ pub(crate) struct Words {
     pub(crate) image_base: Uint,
     /// Most pixels of an image of one axis.
     pub(crate) image_pixels: usize,
-    /// Extensions that the stand-in has itself.
+    /// Extensions that the fake driver has itself.
     own: &'static [&'static str],
     /// Others that the vendor's driver lists. Those that the real driver has too are listed.
     listed: &'static [&'static str],
@@ -71,7 +71,7 @@ const ADRENO: Words = Words {
     // The model is in the version alone, as with Qualcomm's drivers.
     device: "QUALCOMM Adreno(TM)",
     version: "Adreno(TM) 750",
-    driver: "QUALCOMM build: stand-in Compiler E031.45.02.16",
+    driver: "QUALCOMM build: fake Compiler E031.45.02.16",
     units: 6,
     max_workgroup: 1024,
     local_bytes: 32 << 10,
@@ -106,8 +106,8 @@ const MALI: Words = Words {
     maker_id: 0xd800_0000,
     unified: true,
     device: "Mali-G720",
-    version: "v1.r49p1-stand-in",
-    driver: "v1.r49p1-stand-in",
+    version: "v1.r49p1-fake",
+    driver: "v1.r49p1-fake",
     units: 12,
     max_workgroup: 1024,
     local_bytes: 32 << 10,
@@ -150,8 +150,8 @@ const RADEON: Words = Words {
     maker_id: 0x1002,
     unified: false,
     device: "gfx1100",
-    version: "AMD-APP (stand-in)",
-    driver: "stand-in",
+    version: "AMD-APP (fake)",
+    driver: "fake",
     units: 48,
     max_workgroup: 256,
     local_bytes: 64 << 10,

@@ -61,7 +61,7 @@ pass! { @command
     clEnqueueBarrierWithWaitList(queue: Handle, count: Uint, wait: *const Handle, event: *mut Handle);
 }
 
-/// The address of a function of an extension: one of the stand-in, or the real library's.
+/// The address of a function of an extension: one of the fake driver, or the real library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(
     platform: Handle,

@@ -1,5 +1,5 @@
-//! What the stand-in does itself, by calls of its functions in this process. What the engine makes
-//! of it is tested beside this.
+//! What the fake driver does itself, by calls of its functions in this process. What the engine
+//! makes of it is tested beside this.
 
 mod phone;
 mod recordings;
@@ -12,8 +12,8 @@ use phone::{
 use recordings::{command_buffers, command_buffers_are_checked, recordings_are_checked, replays};
 use std::ptr::{null, null_mut};
 use std::time::{Duration, Instant};
-use tlite_standin as standin;
-use tlite_standin::{Config, Delay, Fault, Handle, ImageDesc, Profile, cl};
+use tlite_fake_driver as fake_driver;
+use tlite_fake_driver::{Config, Delay, Fault, Handle, ImageDesc, Profile, cl};
 
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
@@ -61,7 +61,7 @@ fn says_what_a_phone_says() -> Outcome {
         (
             Profile::Mali,
             "Mali-G720",
-            "v1.r49p1-stand-in",
+            "v1.r49p1-fake",
             &["cl_khr_priority_hints"],
         ),
     ] {
@@ -222,7 +222,7 @@ fn faults() -> Outcome {
     same("the second", second, cl::OUT_OF_RESOURCES)?;
     work.run(work.add, 1.0)?;
     // SAFETY: a queue.
-    let finish = || unsafe { standin::clFinish(work.queue) };
+    let finish = || unsafe { fake_driver::clFinish(work.queue) };
     let start = Instant::now();
     same("waits", [finish(), finish()], [cl::SUCCESS; 2])?;
     if start.elapsed() < Duration::from_millis(100) {
@@ -247,7 +247,7 @@ fn memory() -> Outcome {
     same("over the limit", over, cl::MEM_OBJECT_ALLOCATION_FAILURE)?;
     ok("up to the limit", phone.buffer(context, 1000).1)?;
     // SAFETY: a buffer, given up once.
-    ok("release", unsafe { standin::clReleaseMemObject(first) })?;
+    ok("release", unsafe { fake_driver::clReleaseMemObject(first) })?;
     ok("room again", phone.buffer(context, 2000).1)
 }
 
@@ -256,7 +256,7 @@ fn part_of(buffer: Handle, origin: usize) -> Result<Handle, String> {
     let (mut code, region) = (cl::SUCCESS, [origin, 1 << 15]);
     // SAFETY: CL_BUFFER_CREATE_TYPE_REGION takes an origin and a size.
     let part =
-        unsafe { standin::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code) };
+        unsafe { fake_driver::clCreateSubBuffer(buffer, 1, 0x1220, region.as_ptr().cast(), &raw mut code) };
     ok("sub-buffer", code).map(|()| part)
 }
 
@@ -285,7 +285,7 @@ fn images() -> Outcome {
         let mut code = cl::SUCCESS;
         // SAFETY: format and description are complete, and no pointer of the host is given.
         unsafe {
-            standin::clCreateImage(
+            fake_driver::clCreateImage(
                 context,
                 4,
                 &raw const format,
@@ -366,13 +366,15 @@ fn binary(program: Handle) -> Result<Vec<u8>, String> {
     let mut length = 0usize;
     let place = (&raw mut length).cast();
     // SAFETY: the place takes a size.
-    let code = unsafe { standin::clGetProgramInfo(program, 0x1165, size_of::<usize>(), place, null_mut()) };
+    let code =
+        unsafe { fake_driver::clGetProgramInfo(program, 0x1165, size_of::<usize>(), place, null_mut()) };
     ok("its size", code)?;
     let mut bytes = vec![0u8; length];
     let mut start = bytes.as_mut_ptr();
     let place = (&raw mut start).cast();
     // SAFETY: the place holds a pointer to as many bytes as were told.
-    let code = unsafe { standin::clGetProgramInfo(program, 0x1166, size_of::<*mut u8>(), place, null_mut()) };
+    let code =
+        unsafe { fake_driver::clGetProgramInfo(program, 0x1166, size_of::<*mut u8>(), place, null_mut()) };
     ok("its bytes", code).map(|()| bytes)
 }
 
@@ -399,7 +401,7 @@ fn binaries() -> Outcome {
     let [status, made, built, named] = &mut codes;
     // SAFETY: one device, one length, one pointer, one status.
     let (program, add) = unsafe {
-        let program = standin::clCreateProgramWithBinary(
+        let program = fake_driver::clCreateProgramWithBinary(
             context,
             1,
             &raw const phone.device,
@@ -408,8 +410,11 @@ fn binaries() -> Outcome {
             status,
             made,
         );
-        *built = standin::clBuildProgram(program, 1, &raw const phone.device, null(), null(), null_mut());
-        (program, standin::clCreateKernel(program, c"add".as_ptr(), named))
+        *built = fake_driver::clBuildProgram(program, 1, &raw const phone.device, null(), null(), null_mut());
+        (
+            program,
+            fake_driver::clCreateKernel(program, c"add".as_ptr(), named),
+        )
     };
     same("program", codes, [cl::SUCCESS; 4])?;
     same("the same binary", binary(program)?, bytes)?;
@@ -446,25 +451,32 @@ fn forgotten() -> Outcome {
     ok("context", code)?;
     let (first, code) = phone.program(context, c"__kernel void f(__global int *x) { x[0] = 1; }");
     same("the first", code, cl::BUILD_PROGRAM_FAILURE)?;
-    same("known", standin::knows_program(first), true)?;
+    same("known", fake_driver::knows_program(first), true)?;
     // SAFETY: a program, with two references that are given up.
-    let codes = unsafe { [standin::clRetainProgram(first), standin::clReleaseProgram(first)] };
+    let codes = unsafe {
+        [
+            fake_driver::clRetainProgram(first),
+            fake_driver::clReleaseProgram(first),
+        ]
+    };
     same("a reference more", codes, [cl::SUCCESS; 2])?;
-    same("known still", standin::knows_program(first), true)?;
+    same("known still", fake_driver::knows_program(first), true)?;
     // SAFETY: as above.
-    ok("the last reference", unsafe { standin::clReleaseProgram(first) })?;
-    same("known", standin::knows_program(first), false)?;
+    ok("the last reference", unsafe {
+        fake_driver::clReleaseProgram(first)
+    })?;
+    same("known", fake_driver::knows_program(first), false)?;
     let (second, code) = phone.program(context, c"__kernel void g(__global int *x) { x[0] = 1; }");
     ok("the second", code)?;
     let mut code = cl::SUCCESS;
     // SAFETY: a name with a closing zero.
-    let kernel = unsafe { standin::clCreateKernel(second, c"g".as_ptr(), &raw mut code) };
+    let kernel = unsafe { fake_driver::clCreateKernel(second, c"g".as_ptr(), &raw mut code) };
     ok("a kernel", code)?;
     // SAFETY: a program, which its kernel keeps, and the kernel.
     unsafe {
-        ok("release", standin::clReleaseProgram(second))?;
-        same("known by its kernel", standin::knows_program(second), true)?;
-        ok("release", standin::clReleaseKernel(kernel))?;
+        ok("release", fake_driver::clReleaseProgram(second))?;
+        same("known by its kernel", fake_driver::knows_program(second), true)?;
+        ok("release", fake_driver::clReleaseKernel(kernel))?;
     }
-    same("known", standin::knows_program(second), false)
+    same("known", fake_driver::knows_program(second), false)
 }

@@ -8,7 +8,7 @@ use std::ffi::c_void;
 
 /// What such a binary begins with. The length of the source in 8 bytes and the source follow, then
 /// the driver's own.
-const MARK: &[u8] = b"tlite-standin\n";
+const MARK: &[u8] = b"tlite-fake-driver\n";
 
 const PROGRAM_BINARY_SIZES: Uint = 0x1165;
 const PROGRAM_BINARIES: Uint = 0x1166;

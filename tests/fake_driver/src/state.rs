@@ -1,4 +1,4 @@
-//! What the stand-in knows: its configuration, the objects that calls made, and the log.
+//! What the fake driver knows: its configuration, the objects that calls made, and the log.
 
 use crate::command_buffer::CommandBuffer;
 use crate::config::{CONFIG, Config};
@@ -261,8 +261,8 @@ pub(crate) fn with<T>(f: impl FnOnce(&mut State) -> T) -> T {
     f(state.get_or_insert_with(|| State::new(configured())))
 }
 
-/// Plays `config` from here on, and forgets all objects. For tests that call the stand-in in their
-/// own process, one at a time.
+/// Plays `config` from here on, and forgets all objects. For tests that call the fake driver in
+/// their own process, one at a time.
 pub fn configure(config: Config) {
     *STATE.lock().unwrap_or_else(PoisonError::into_inner) = Some(State::new(config));
 }

@@ -1,12 +1,12 @@
-//! Recordings: those of Qualcomm's queues, which are the stand-in's, and command buffers, which are
-//! the driver's.
+//! Recordings: those of Qualcomm's queues, which are the fake driver's, and command buffers, which
+//! are the driver's.
 
 use super::phone::{COUNT, DEVICE_EXTENSIONS, Phone, Work, dispatch, ok, same, set};
 use crate::phone_path::play::Outcome;
 use std::ffi::{CStr, c_void};
 use std::ptr::{null, null_mut};
-use tlite_standin as standin;
-use tlite_standin::{
+use tlite_fake_driver as fake_driver;
+use tlite_fake_driver::{
     ArgUpdate, Code, Config, DispatchArg, DispatchConfig, Fault, Handle, Profile, SizeUpdate, cl,
 };
 
@@ -17,14 +17,14 @@ fn recorded(phone: &Phone, work: &Work) -> Result<(Handle, Handle), String> {
     ok("recordable queue", code)?;
     let mut code = cl::SUCCESS;
     // SAFETY: the place takes a code.
-    let recording = unsafe { standin::clNewRecordingQCOM(recorder, &raw mut code) };
+    let recording = unsafe { fake_driver::clNewRecordingQCOM(recorder, &raw mut code) };
     ok("new recording", code)?;
     for (by, count) in [(1f32, COUNT), (10.0, COUNT / 2)] {
         ok("argument", set(work.add, 1, &by))?;
         ok("dispatch", dispatch(recorder, work.add, count, null_mut()))?;
     }
     // SAFETY: a recording that was begun.
-    ok("end", unsafe { standin::clEndRecordingQCOM(recording) })?;
+    ok("end", unsafe { fake_driver::clEndRecordingQCOM(recording) })?;
     Ok((recorder, recording))
 }
 
@@ -32,7 +32,7 @@ fn recorded(phone: &Phone, work: &Work) -> Result<(Handle, Handle), String> {
 fn replay(queue: Handle, recording: Handle, args: &[ArgUpdate], globals: &[SizeUpdate]) -> Code {
     // SAFETY: the arrays have these lengths.
     unsafe {
-        standin::clEnqueueRecordingQCOM(
+        fake_driver::clEnqueueRecordingQCOM(
             queue,
             recording,
             args.len(),
@@ -86,7 +86,9 @@ pub fn replays() -> Outcome {
     ok("replay", replay(work.queue, recording, &[], &[]))?;
     same("as recorded again", work.read()?, halves(11.0, 1.0))?;
     // SAFETY: a recording, given up once.
-    ok("release", unsafe { standin::clReleaseRecordingQCOM(recording) })?;
+    ok("release", unsafe {
+        fake_driver::clReleaseRecordingQCOM(recording)
+    })?;
     same(
         "released",
         replay(work.queue, recording, &[], &[]),
@@ -99,7 +101,7 @@ pub fn recordings_are_checked() -> Outcome {
     let work = phone.work()?;
     let mut code = cl::SUCCESS;
     // SAFETY: the place takes a code.
-    unsafe { standin::clNewRecordingQCOM(work.queue, &raw mut code) };
+    unsafe { fake_driver::clNewRecordingQCOM(work.queue, &raw mut code) };
     same("a plain queue", code, cl::INVALID_COMMAND_QUEUE)?;
     let (recorder, recording) = recorded(&phone, &work)?;
     let outside = dispatch(recorder, work.add, COUNT, null_mut());
@@ -111,13 +113,13 @@ pub fn recordings_are_checked() -> Outcome {
     let there = replay(recorder, recording, &[], &[]);
     same("a replay where it records", there, cl::INVALID_COMMAND_QUEUE)?;
     // SAFETY: a queue.
-    let finish = unsafe { standin::clFinish(recorder) };
+    let finish = unsafe { fake_driver::clFinish(recorder) };
     ok("finish", finish)?;
     // SAFETY: buffers that are large enough.
     let fill = unsafe {
         let zero = 0u32;
         let pattern = (&raw const zero).cast::<c_void>();
-        standin::clEnqueueFillBuffer(recorder, work.x, pattern, 4, 0, 16, 0, null(), null_mut())
+        fake_driver::clEnqueueFillBuffer(recorder, work.x, pattern, 4, 0, 16, 0, null(), null_mut())
     };
     same("a fill", fill, cl::INVALID_OPERATION)?;
     for (what, args) in [
@@ -148,7 +150,7 @@ pub fn recordings_are_checked() -> Outcome {
     }
     same("nothing was queued", work.read()?, [0.0; COUNT])?;
     // SAFETY: the place takes a code.
-    let second = unsafe { standin::clNewRecordingQCOM(recorder, &raw mut code) };
+    let second = unsafe { fake_driver::clNewRecordingQCOM(recorder, &raw mut code) };
     ok("a second recording", code)?;
     let mut event = null_mut();
     let with_event = dispatch(recorder, work.add, COUNT, &raw mut event);
@@ -160,7 +162,7 @@ pub fn recordings_are_checked() -> Outcome {
     )
 }
 
-/// The driver's function of that name, by way of the stand-in.
+/// The driver's function of that name, by way of the fake driver.
 ///
 /// # Safety
 ///
@@ -169,8 +171,8 @@ unsafe fn address<T: Copy>(name: &CStr) -> Result<T, String> {
     // SAFETY: a name with a closing zero; for extensions of devices drivers look at no platform.
     let address = unsafe {
         let mut platform = null_mut();
-        standin::clGetPlatformIDs(1, &raw mut platform, null_mut());
-        standin::clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr())
+        fake_driver::clGetPlatformIDs(1, &raw mut platform, null_mut());
+        fake_driver::clGetExtensionFunctionAddressForPlatform(platform, name.as_ptr())
     };
     if address.is_null() {
         return Err(format!("no {name:?}"));
@@ -207,7 +209,7 @@ pub fn command_buffers() -> Outcome {
     let end = api.finalize(buffer);
     // One that is still under way cannot be queued again.
     // SAFETY: a queue.
-    let turn = || [api.enqueue(buffer), unsafe { standin::clFinish(queue) }];
+    let turn = || [api.enqueue(buffer), unsafe { fake_driver::clFinish(queue) }];
     let [[first, _], [second, _], [third, _]] = [turn(), turn(), turn()];
     let codes = [end, first, second, third, api.release(buffer)];
     let mut wanted = [cl::SUCCESS; 5];

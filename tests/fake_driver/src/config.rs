@@ -1,11 +1,11 @@
-//! What the stand-in is to play.
+//! What the fake driver is to play.
 
 use crate::Code;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
 /// The environment variable with the path of a [`Config`] in JSON.
-pub const CONFIG: &str = "TLITE_STANDIN";
+pub const CONFIG: &str = "TLITE_FAKE_DRIVER";
 
 /// The device whose library it plays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

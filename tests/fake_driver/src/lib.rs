@@ -1,4 +1,4 @@
-//! A stand-in for a phone's OpenCL library.
+//! A fake driver for a phone's OpenCL library.
 //!
 //! It exports what such a library exports and passes every call on to the library of this machine,
 //! handles unchanged. On the way it

@@ -1,13 +1,13 @@
-//! The stand-in as a device with two kernels.
+//! The fake driver as a device with two kernels.
 
 use crate::phone_path::play::Outcome;
 use std::ffi::{CStr, CString, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use tlite_standin as standin;
-use tlite_standin::{Code, Config, Handle, Profile, cl};
+use tlite_fake_driver as fake_driver;
+use tlite_fake_driver::{Code, Config, Handle, Profile, cl};
 
-/// The stand-in is one for the process.
+/// The fake driver is one for the process.
 static TURN: Mutex<()> = Mutex::new(());
 
 pub const SOURCE: &CStr = c"
@@ -37,7 +37,7 @@ pub fn ok(what: &str, code: Code) -> Outcome {
     same(what, code, cl::SUCCESS)
 }
 
-/// The device of a configured stand-in. Objects are left to the end of the process.
+/// The device of a configured fake driver. Objects are left to the end of the process.
 pub struct Phone {
     pub device: Handle,
     _turn: MutexGuard<'static, ()>,
@@ -56,13 +56,13 @@ pub struct Work {
 impl Phone {
     pub fn new(config: Config) -> Result<Self, String> {
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-        standin::configure(config);
+        fake_driver::configure(config);
         let (mut platform, mut device) = (null_mut(), null_mut());
         // SAFETY: each place takes one handle.
         let codes = unsafe {
             [
-                standin::clGetPlatformIDs(1, &raw mut platform, null_mut()),
-                standin::clGetDeviceIDs(platform, u64::from(u32::MAX), 1, &raw mut device, null_mut()),
+                fake_driver::clGetPlatformIDs(1, &raw mut platform, null_mut()),
+                fake_driver::clGetDeviceIDs(platform, u64::from(u32::MAX), 1, &raw mut device, null_mut()),
             ]
         };
         same("platform and device", codes, [cl::SUCCESS; 2])?;
@@ -79,7 +79,7 @@ impl Phone {
         let mut size = 0;
         // SAFETY: the place has that size.
         let code = unsafe {
-            standin::clGetDeviceInfo(
+            fake_driver::clGetDeviceInfo(
                 self.device,
                 name,
                 bytes.len(),
@@ -102,7 +102,7 @@ impl Phone {
         let mut code = cl::SUCCESS;
         // SAFETY: the list ends with 0, and there is one device.
         let context = unsafe {
-            standin::clCreateContext(
+            fake_driver::clCreateContext(
                 properties.as_ptr(),
                 1,
                 &raw const self.device,
@@ -118,7 +118,7 @@ impl Phone {
         let mut code = cl::SUCCESS;
         // SAFETY: the list ends with 0.
         let queue = unsafe {
-            standin::clCreateCommandQueueWithProperties(
+            fake_driver::clCreateCommandQueueWithProperties(
                 context,
                 self.device,
                 properties.as_ptr(),
@@ -131,7 +131,7 @@ impl Phone {
     pub fn buffer(&self, context: Handle, bytes: usize) -> (Handle, Code) {
         let mut code = cl::SUCCESS;
         // SAFETY: plain memory takes no pointer.
-        let buffer = unsafe { standin::clCreateBuffer(context, 1, bytes, null_mut(), &raw mut code) };
+        let buffer = unsafe { fake_driver::clCreateBuffer(context, 1, bytes, null_mut(), &raw mut code) };
         (buffer, code)
     }
 
@@ -149,9 +149,9 @@ impl Phone {
         // SAFETY: one string with a closing zero.
         unsafe {
             let program =
-                standin::clCreateProgramWithSource(context, 1, &raw const strings, null(), &raw mut code);
+                fake_driver::clCreateProgramWithSource(context, 1, &raw const strings, null(), &raw mut code);
             let built =
-                standin::clBuildProgram(program, 1, &raw const self.device, null(), null(), null_mut());
+                fake_driver::clBuildProgram(program, 1, &raw const self.device, null(), null(), null_mut());
             (program, if code == cl::SUCCESS { built } else { code })
         }
     }
@@ -168,10 +168,10 @@ impl Phone {
         let mut made = [cl::SUCCESS; 2];
         // SAFETY: names with a closing zero each.
         let (add, other) = unsafe {
-            let add = standin::clCreateKernel(program, c"add".as_ptr(), &raw mut made[0]);
+            let add = fake_driver::clCreateKernel(program, c"add".as_ptr(), &raw mut made[0]);
             (
                 add,
-                standin::clCreateKernel(program, c"other".as_ptr(), &raw mut made[1]),
+                fake_driver::clCreateKernel(program, c"other".as_ptr(), &raw mut made[1]),
             )
         };
         same("program", [built, made[0], made[1]], [cl::SUCCESS; 3])?;
@@ -193,14 +193,14 @@ impl Phone {
 
 pub fn set<T>(kernel: Handle, index: u32, value: &T) -> Code {
     // SAFETY: the value has its size.
-    unsafe { standin::clSetKernelArg(kernel, index, size_of::<T>(), std::ptr::from_ref(value).cast()) }
+    unsafe { fake_driver::clSetKernelArg(kernel, index, size_of::<T>(), std::ptr::from_ref(value).cast()) }
 }
 
 /// Dispatches over `count` elements.
 pub fn dispatch(queue: Handle, kernel: Handle, count: usize, event: *mut Handle) -> Code {
     // SAFETY: one axis.
     unsafe {
-        standin::clEnqueueNDRangeKernel(
+        fake_driver::clEnqueueNDRangeKernel(
             queue,
             kernel,
             1,
@@ -219,7 +219,7 @@ impl Work {
         let start = values.as_ptr().cast::<c_void>();
         // SAFETY: the array has that size and the call waits.
         let code = unsafe {
-            standin::clEnqueueWriteBuffer(
+            fake_driver::clEnqueueWriteBuffer(
                 self.queue,
                 self.x,
                 BLOCKING,
@@ -239,7 +239,7 @@ impl Work {
         let start = values.as_mut_ptr().cast::<c_void>();
         // SAFETY: as for writing.
         let code = unsafe {
-            standin::clEnqueueReadBuffer(
+            fake_driver::clEnqueueReadBuffer(
                 self.queue,
                 self.x,
                 BLOCKING,

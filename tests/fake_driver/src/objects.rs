@@ -14,7 +14,7 @@ const PROGRAM_BUILD_LOG: Uint = 0x1183;
 /// `CL_BUILD_ERROR`.
 const BUILD_ERROR: i32 = -2;
 /// What the compiler says of a build that is made to fail.
-const LOG: &[u8] = b"source.cl:1:1: error: the stand-in refuses this program\n\0";
+const LOG: &[u8] = b"source.cl:1:1: error: the fake driver refuses this program\n\0";
 const BUFFER_CREATE_TYPE_REGION: Uint = 0x1220;
 
 #[unsafe(no_mangle)]
