@@ -146,7 +146,8 @@ pub struct Stats {
     /// Recordings submitted.
     pub submits: u64,
     /// Submitted recordings for which the driver replayed every dispatch ([`ReplayMode`]).
-    pub recorded_submits: u64,
+    #[serde(rename = "recorded_submits")]
+    pub replayed_submits: u64,
     /// Launches in submitted recordings. Every command counts once, even if its grid is empty.
     /// Dispatches that the backend merges count as one; each part of a sliced dispatch counts as
     /// one. The additional runs of a first run, for trial and comparison, are not counted.

@@ -555,7 +555,7 @@ impl Backend for OpenCl {
         };
         let launches = found.launches() as u64;
         self.recordings.insert(recording, found);
-        self.stats.recorded_submits += u64::from(submitted?);
+        self.stats.replayed_submits += u64::from(submitted?);
         self.stats.launches += launches;
         self.stats.submits += 1;
         self.time

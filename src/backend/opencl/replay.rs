@@ -157,7 +157,7 @@ pub(super) struct Target<'a> {
 pub(super) struct Queued {
     pub(super) first: Option<Event>,
     pub(super) last: Option<Event>,
-    pub(super) recorded: bool,
+    pub(super) replayed: bool,
 }
 
 impl Queued {
@@ -421,7 +421,7 @@ impl Recording {
     pub(super) fn submit(&mut self, launch: &Launch, to: &mut Target<'_>) -> Result<bool, BackendError> {
         self.prepare(launch, to)?;
         let all = 0..self.cut.jobs.len();
-        Ok(self.enqueue(&all, launch, false, to)?.recorded)
+        Ok(self.enqueue(&all, launch, false, to)?.replayed)
     }
 
     /// Queues the jobs of one slice. Creates events only if `timed`.
@@ -433,11 +433,11 @@ impl Recording {
         to: &mut Target<'_>,
     ) -> Result<Queued, BackendError> {
         let mut queued = Queued {
-            recorded: !self.pieces.is_empty() && self.replays,
+            replayed: !self.pieces.is_empty() && self.replays,
             ..Queued::default()
         };
         let mut at = slice.start;
-        if queued.recorded {
+        if queued.replayed {
             let mut failure = None;
             for piece in &self.pieces {
                 if !slice.contains(&piece.jobs.start) {
@@ -458,7 +458,7 @@ impl Recording {
             if let Some((call, code)) = failure {
                 to.recorder.give_up(call, code);
                 self.forget();
-                queued.recorded = false;
+                queued.replayed = false;
             }
         }
         let jobs = self.cut.jobs.get(at..slice.end).unwrap_or_default();

@@ -401,13 +401,13 @@ impl Recording {
         to: &mut Target<'_>,
     ) -> Result<bool, BackendError> {
         self.prepare(launch, to)?;
-        let mut recorded = true;
+        let mut replayed = true;
         for (slice, jobs) in self.cut.slices().into_iter().enumerate() {
             let start = Instant::now();
             slicer.drain(1, to.queue)?;
             to.time.nanoseconds += nanoseconds_since(start);
             let events = self.enqueue(&jobs, launch, true, to)?;
-            recorded &= events.recorded;
+            replayed &= events.replayed;
             to.time
                 .of(|| to.queue.flush())
                 .map_err(|code| code.while_waiting("clFlush"))?;
@@ -421,7 +421,7 @@ impl Recording {
                 runs: self.cut.jobs.get(jobs).unwrap_or_default().iter().any(runs),
             });
         }
-        Ok(recorded)
+        Ok(replayed)
     }
 }
 

@@ -52,7 +52,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         ..OpenOptions::of(Some(&device.caps.device))
     };
     let (wanted, plain) = decoded(model, &options(ReplayMode::Off, 0), 20)?;
-    if plain.recorded_submits != 0 || plain.longest_slice_ns != 0 {
+    if plain.replayed_submits != 0 || plain.longest_slice_ns != 0 {
         return Err(format!("plain, and yet {plain:?}"));
     }
     let mut ways = vec![(ReplayMode::Off, 1)];
@@ -76,7 +76,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         // be patched.
         let least = STEPS as u64 - 8;
         let recorded = !matches!(way, ReplayMode::Off | ReplayMode::Persistent);
-        if recorded && slice_ms == 0 && stats.recorded_submits < least {
+        if recorded && slice_ms == 0 && stats.replayed_submits < least {
             return Err(format!(
                 "{way}: {stats:?}, at least {least} from recordings expected"
             ));

@@ -333,11 +333,11 @@ mod tests {
 
     #[test]
     fn figures_of_a_backend_have_columns() {
-        let run = |host_us, recorded| Run {
+        let run = |host_us, replayed| Run {
             speed: 9.5,
             host_us: Some(host_us),
             submits: 4,
-            recorded,
+            replayed,
             launches: 80,
         };
         let lines = [

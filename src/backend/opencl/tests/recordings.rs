@@ -45,7 +45,7 @@ fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>
         apply(4, 1, 3),
     ];
     let recording = cl.record(&commands).unwrap();
-    let before = cl.stats().recorded_submits;
+    let before = cl.stats().replayed_submits;
     let mut results = Vec::new();
     for (n, epsilon) in launches {
         cl.write(all[0], &to_bytes(&values(rows * cols), DType::F32))
@@ -59,12 +59,12 @@ fn chain(cl: &mut OpenCl, rows: usize, launches: &[(u32, f32)]) -> (Vec<Vec<u8>>
         cl.submit(recording, &launch).unwrap();
         results.push(read(cl, all[1]));
     }
-    let recorded = cl.stats().recorded_submits - before;
+    let replayed = cl.stats().replayed_submits - before;
     cl.release(recording);
     for view in all.into_iter().chain([scale]) {
         cl.destroy_buffer(view.buffer);
     }
-    (results, recorded)
+    (results, replayed)
 }
 
 /// Values that stay, change, come back, and run nothing for once.
@@ -87,12 +87,12 @@ fn recordings_compute_what_single_commands_do() {
     if !has_device(BackendKind::OpenCl) {
         return;
     }
-    let (expected, recorded) = chain(&mut opened(ReplayMode::Off, Some(0)), 7, &LAUNCHES);
-    assert_eq!(recorded, 0);
+    let (expected, replayed) = chain(&mut opened(ReplayMode::Off, Some(0)), 7, &LAUNCHES);
+    assert_eq!(replayed, 0);
     assert!(expected[0] != expected[3] && expected[0] == expected[10]);
     for way in ways() {
         let mut cl = opened(way, Some(0));
-        let (found, recorded) = chain(&mut cl, 7, &LAUNCHES);
+        let (found, replayed) = chain(&mut cl, 7, &LAUNCHES);
         for (i, (found, expected)) in found.iter().zip(&expected).enumerate() {
             assert!(found == expected, "{way}, run {i}: {:?}", LAUNCHES[i]);
         }
@@ -102,7 +102,7 @@ fn recordings_compute_what_single_commands_do() {
             Recorder::CommandBuffers(api) => api.are_mutable(),
             Recorder::Off | Recorder::Persistent => panic!("{way} was given up"),
         };
-        assert_eq!(recorded, if patched { 10 } else { 5 }, "{way}");
+        assert_eq!(replayed, if patched { 10 } else { 5 }, "{way}");
     }
 }
 
@@ -152,9 +152,9 @@ fn a_driver_that_refuses_to_record_is_not_asked_again() {
             panic!("no command buffers");
         };
         cl.recorder = Recorder::CommandBuffers(api.failing(call));
-        let (found, recorded) = chain(&mut cl, 7, &LAUNCHES);
+        let (found, replayed) = chain(&mut cl, 7, &LAUNCHES);
         assert!(found == expected, "{call}");
-        assert_eq!(recorded, 0, "{call}");
+        assert_eq!(replayed, 0, "{call}");
         assert!(matches!(cl.recorder, Recorder::Off), "{call}");
     }
 }

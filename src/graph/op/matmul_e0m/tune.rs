@@ -56,13 +56,13 @@ fn choices<const N: usize>(
         .collect()
 }
 
-/// All variants of `cuts`: each cut itself, with each subgroup size that the device lets `kernel`
-/// request, and with weights read through images. The first cut, the default, is also tried with
-/// both. `sizes` returns the items and columns of a cut.
+/// All variants of `tiles`: each tile itself, with each subgroup size that the device lets `kernel`
+/// request, and with weights read through images. The first tile, the default, is also tried with
+/// both. `sizes` returns the items and columns of a tile.
 fn with_forms(
     device: &DeviceProfile,
     kernel: &'static Kernel,
-    cuts: &[Vec<u32>],
+    tiles: &[Vec<u32>],
     sizes: fn(&[u32]) -> [u32; 2],
 ) -> Vec<Vec<u32>> {
     // On CPUs the kernel uses explicit vectors, and images are slow.
@@ -73,36 +73,36 @@ fn with_forms(
         &[]
     };
     let images = able && device.images_of(kernel).is_some();
-    let subgroups = |cut: &[u32]| -> Vec<u32> {
-        let [items, _] = sizes(cut);
+    let subgroups = |tile: &[u32]| -> Vec<u32> {
+        let [items, _] = sizes(tile);
         let fitting = offered.iter().filter(|subgroup| subgroup.divides(items));
         fitting.map(|subgroup| subgroup.number()).collect()
     };
     // A pixel holds four columns.
-    let by_image = |cut: &[u32]| images && sizes(cut)[1] == 4;
+    let by_image = |tile: &[u32]| images && sizes(tile)[1] == 4;
     let mut all = Vec::new();
     let mut add =
-        |cut: &[u32], subgroup: u32, image: bool| all.push([cut, &[subgroup, u32::from(image)]].concat());
-    let (default, others) = cuts.split_at(cuts.len().min(1));
-    for cut in default {
+        |tile: &[u32], subgroup: u32, image: bool| all.push([tile, &[subgroup, u32::from(image)]].concat());
+    let (default, others) = tiles.split_at(tiles.len().min(1));
+    for tile in default {
         for image in [false, true] {
-            if image && !by_image(cut) {
+            if image && !by_image(tile) {
                 continue;
             }
-            add(cut, 0, image);
-            subgroups(cut)
+            add(tile, 0, image);
+            subgroups(tile)
                 .into_iter()
-                .for_each(|subgroup| add(cut, subgroup, image));
+                .for_each(|subgroup| add(tile, subgroup, image));
         }
     }
-    others.iter().for_each(|cut| add(cut, 0, false));
-    for cut in others {
-        subgroups(cut)
+    others.iter().for_each(|tile| add(tile, 0, false));
+    for tile in others {
+        subgroups(tile)
             .into_iter()
-            .for_each(|subgroup| add(cut, subgroup, false));
+            .for_each(|subgroup| add(tile, subgroup, false));
     }
-    let read = others.iter().filter(|cut| by_image(cut));
-    read.for_each(|cut| add(cut, 0, true));
+    let read = others.iter().filter(|tile| by_image(tile));
+    read.for_each(|tile| add(tile, 0, true));
     all
 }
 
@@ -134,13 +134,13 @@ fn vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {
     ];
     let shape = E0mShape::of(device);
     let default = vec![shape.vector_items, shape.lanes, shape.vector_columns];
-    let cuts = choices(default, &ALL, |[items, lanes, columns]| {
+    let tiles = choices(default, &ALL, |[items, lanes, columns]| {
         // On a CPU splitting K gains nothing, on a GPU small work-groups gain nothing.
         let suits = (items == lanes) == (shape.vector_items == shape.lanes);
         let room = *items <= device.max_workgroup && items * columns * 4 <= device.local_bytes;
         suits && room && items.is_multiple_of(*lanes) && fits_panel(&shape, *columns)
     });
-    with_forms(device, &VECTOR, &cuts, |c| [c[0], c[2]])
+    with_forms(device, &VECTOR, &tiles, |c| [c[0], c[2]])
 }
 
 fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
@@ -160,7 +160,7 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
     ];
     let shape = E0mShape::of(device);
     let default = vec![shape.matrix_items, shape.matrix_columns, shape.rows];
-    let cuts = choices(default, &ALL, |[items, columns, rows]| {
+    let tiles = choices(default, &ALL, |[items, columns, rows]| {
         // The WGSL kernel has four columns.
         let text = device.language != Language::Wgsl || *columns == 4;
         let local = (u64::from(*rows) * num::wide(K_BLOCK) + u64::from(items * columns)) * 4;
@@ -169,7 +169,7 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
         let room = *items <= device.max_workgroup && local <= u64::from(device.local_bytes);
         text && registers && room && fits_panel(&shape, *columns) && fills_subgroups(device, *items)
     });
-    with_forms(device, &MATRIX, &cuts, |c| [c[0], c[1]])
+    with_forms(device, &MATRIX, &tiles, |c| [c[0], c[1]])
 }
 
 fn byte_vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {

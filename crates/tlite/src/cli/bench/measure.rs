@@ -95,7 +95,7 @@ pub(super) struct Run {
     pub speed: f64,
     pub host_us: Option<f64>,
     pub submits: u64,
-    pub recorded: u64,
+    pub replayed: u64,
     pub launches: u64,
 }
 
@@ -148,7 +148,7 @@ fn measure(
         speed: speed.unwrap_or(0.0),
         host_us: (!driver.is_zero()).then_some(host),
         submits: last.submits - first.submits,
-        recorded: last.recorded_submits - first.recorded_submits,
+        replayed: last.replayed_submits - first.replayed_submits,
         launches: last.launches - first.launches,
     }))
 }
@@ -169,7 +169,7 @@ pub(super) fn line(test: Test, runs: &[Run]) -> Option<Line> {
     speeds.sort_by(f64::total_cmp);
     host.sort_by(f64::total_cmp);
     let sum = |of: fn(&Run) -> u64| runs.iter().map(of).sum::<u64>();
-    let (submits, recorded, launches) = (sum(|r| r.submits), sum(|r| r.recorded), sum(|r| r.launches));
+    let (submits, replayed, launches) = (sum(|r| r.submits), sum(|r| r.replayed), sum(|r| r.launches));
     let parts = match test {
         Test::Prefill(_) => runs.len(),
         Test::Decode(n, _) => n * runs.len(),
@@ -178,7 +178,7 @@ pub(super) fn line(test: Test, runs: &[Run]) -> Option<Line> {
     Some(Line {
         host_us_per_token: self::median(&host),
         launches: (launches > 0).then(|| launches as f64 / parts.max(1) as f64),
-        recorded: (recorded > 0).then(|| recorded as f64 / submits.max(1) as f64),
+        recorded: (replayed > 0).then(|| replayed as f64 / submits.max(1) as f64),
         test: test.name(),
         prefill_tokens_per_s: matches!(test, Test::Prefill(_)).then_some(median),
         decode_tokens_per_s: matches!(test, Test::Decode(..)).then_some(median),
@@ -282,7 +282,7 @@ pub(super) mod tests {
             speed: *speed,
             host_us: None,
             submits: 0,
-            recorded: 0,
+            replayed: 0,
             launches: 0,
         };
         speeds.iter().map(run).collect()
