@@ -182,7 +182,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
                         call.kernel.name
                     )
                 };
-                self.place(o.location)
+                self.storage(o.location)
                     .ok_or_else(|| Error::other(Stage::Plan, what()))
             })
             .collect::<Result<_>>()?;

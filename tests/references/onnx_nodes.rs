@@ -118,7 +118,7 @@ pub fn trials(suite: &mut Suite) {
             let (case, place, device) = (case.clone(), place.clone(), device.clone());
             let (expected, tally, label) = (expected.clone(), tally.clone(), name.clone());
             suite.add(name, move || {
-                let (kind, why, result) = expected.check(&label, run(&case, device.as_ref()));
+                let (kind, why, result) = expected.compare(&label, run(&case, device.as_ref()));
                 let mut tally = tally.lock().unwrap_or_else(PoisonError::into_inner);
                 tally.push((place, case.set, label, kind, why));
                 result
@@ -466,7 +466,7 @@ impl Expected {
     }
 
     /// Whether an outcome is as it should be: its kind, the reason, and what the trial says.
-    fn check(&self, name: &str, outcome: Outcome) -> (&'static str, String, Result<(), String>) {
+    fn compare(&self, name: &str, outcome: Outcome) -> (&'static str, String, Result<(), String>) {
         let wrong = |why: String| ("failed", why.clone(), Err(why));
         match (outcome, self.find(name)) {
             (Outcome::Passed, None) => ("passed", String::new(), Ok(())),
