@@ -101,6 +101,10 @@ typedef enum {
    Another call or process is using the session, file or folder.
    */
   TLITE_ERROR_BUSY = 19,
+  /*
+   A model or a file exceeds one of the limits.
+   */
+  TLITE_ERROR_LIMIT_EXCEEDED = 20,
 } tlite_error;
 
 /*

@@ -195,6 +195,8 @@ pub enum TliteError {
     MissingInput = 18,
     /// Another call or process is using the session, file or folder.
     Busy = 19,
+    /// A model or a file exceeds one of the limits.
+    LimitExceeded = 20,
 }
 
 impl From<ErrorKind> for TliteError {
@@ -216,6 +218,7 @@ impl From<ErrorKind> for TliteError {
             ErrorKind::ShapeMismatch => Self::ShapeMismatch,
             ErrorKind::MissingInput => Self::MissingInput,
             ErrorKind::Busy => Self::Busy,
+            ErrorKind::LimitExceeded => Self::LimitExceeded,
             ErrorKind::Interrupted => Self::Interrupted,
             ErrorKind::Internal => Self::Internal,
             ErrorKind::Other => Self::Other,

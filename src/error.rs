@@ -72,6 +72,8 @@ pub enum ErrorKind {
     NoDevice,
     /// A device or the host ran out of memory.
     OutOfMemory,
+    /// A model or a file exceeds one of the [`Limits`](crate::Limits).
+    LimitExceeded,
     /// The device was lost; nothing on it can be used again.
     DeviceLost,
     /// The operating system refused an operation on a file.

@@ -80,12 +80,14 @@
 mod internal {
     pub mod backend;
     pub mod cache;
+    pub mod cancel;
     pub mod capi;
     pub mod error;
     pub mod executor;
     pub mod files;
     pub mod fmt;
     pub mod graph;
+    pub mod limits;
     pub mod llm;
     pub mod lower;
     pub mod mapped;
@@ -105,18 +107,20 @@ mod internal {
 mod testing;
 
 use internal::{
-    backend, cache, error, executor, files, fmt, graph, llm, lower, mapped, note, num, parallel, placement,
-    plan, quant, runner, shape, tensor, validate,
+    backend, cache, cancel, error, executor, files, fmt, graph, limits, llm, lower, mapped, note, num,
+    parallel, placement, plan, quant, runner, shape, tensor, validate,
 };
 
 pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
 pub use cache::{DEFAULT_LIMIT as DEFAULT_CACHE_LIMIT, Store as KernelCache};
+pub use cancel::Cancel;
 pub use error::{Error, ErrorKind, Result, Stage};
+pub use limits::Limits;
 pub use llm::{
-    Activations, Answer, Cancel, ChatTemplate, Codec, Conversation, Draft, Finish, GenerateOptions,
-    Generator, Grammar, KvType, LanguageModel, Limits, LoadOptions, Message, Metrics, Model, ModelDraft,
-    ModelFolder, NgramDraft, Piece, Progress, Prompt, Reply, Sampler, SamplerConfig, Session, States,
-    StopStrings, Token, Tokenizer,
+    Activations, Answer, ChatTemplate, Codec, Conversation, DecodeOptions, Draft, Finish, GenerateOptions,
+    Generator, Grammar, KvType, LanguageModel, LoadOptions, Message, Metrics, Model, ModelDraft, ModelFolder,
+    NgramDraft, Piece, Progress, Prompt, Reply, Sampler, SamplerConfig, Session, States, StopStrings, Token,
+    Tokenizer,
 };
 pub use note::Note;
 pub use placement::{BackendChoice, Placement};
@@ -128,8 +132,8 @@ pub use tensor::{DType, HostTensor};
 #[doc(hidden)]
 pub mod unstable {
     pub use crate::internal::{
-        backend, cache, capi, error, executor, files, fmt, graph, llm, lower, mapped, note, num, parallel,
-        placement, plan, probe, quant, runner, shape, tensor, validate,
+        backend, cache, cancel, capi, error, executor, files, fmt, graph, limits, llm, lower, mapped, note,
+        num, parallel, placement, plan, probe, quant, runner, shape, tensor, validate,
     };
 }
 

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// When generation stops.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct DecodeOptions {
     /// Maximum number of tokens to generate.
     pub max_tokens: usize,
     /// IDs that end the text.
@@ -24,7 +24,7 @@ pub struct Limits {
     pub progress: Progress,
 }
 
-impl Default for Limits {
+impl Default for DecodeOptions {
     /// 256 tokens, like [`GenerateOptions`](super::GenerateOptions).
     fn default() -> Self {
         Self {
@@ -46,11 +46,11 @@ pub enum Finish {
     Stop,
     /// The sampler's constraint is complete.
     Complete,
-    /// [`Limits::max_tokens`] tokens were generated.
+    /// [`DecodeOptions::max_tokens`] tokens were generated.
     MaxTokens,
     /// The cache has no room for another token.
     ContextFull,
-    /// [`Limits::cancel`] was set.
+    /// [`DecodeOptions::cancel`] was set.
     Cancelled,
 }
 
@@ -83,7 +83,7 @@ pub struct Token {
 pub struct Generator<'a, M: LanguageModel + ?Sized> {
     model: &'a mut M,
     sampler: &'a mut Sampler,
-    limits: Limits,
+    options: DecodeOptions,
     /// The draft, and its maximum length in tokens.
     draft: Option<(&'a mut dyn Draft, usize)>,
     /// Number of cached tokens whose IDs are unknown.
@@ -105,7 +105,12 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Generates after the tokens in the cache of `model` and `prompt`. Usage errors: an empty
     /// prompt, or one that does not fit the context. An error for a token ID outside the
     /// vocabulary.
-    pub fn new(model: &'a mut M, sampler: &'a mut Sampler, prompt: &[u32], limits: Limits) -> Result<Self> {
+    pub fn new(
+        model: &'a mut M,
+        sampler: &'a mut Sampler,
+        prompt: &[u32],
+        options: DecodeOptions,
+    ) -> Result<Self> {
         if prompt.is_empty() {
             return Err(Error::usage("prompt", "has no tokens; expected at least one"));
         }
@@ -137,7 +142,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
             ready: VecDeque::new(),
             model,
             sampler,
-            limits,
+            options,
             draft: None,
             logits: Vec::new(),
             sampled: 0,
@@ -194,10 +199,10 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
 
     /// Makes at least one token ready, or returns why there are none.
     fn step(&mut self) -> Result<Option<Finish>> {
-        if self.limits.cancel.is_cancelled() {
+        if self.options.cancel.is_cancelled() {
             return Ok(Some(Finish::Cancelled));
         }
-        if self.sampled >= self.limits.max_tokens {
+        if self.sampled >= self.options.max_tokens {
             return Ok(Some(Finish::MaxTokens));
         }
         if self.unknown + self.context.len() > self.model.context() && !self.slide()? {
@@ -229,7 +234,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// Drops the older half of the tokens that need not stay, and the cache from there on. Returns
     /// false if sliding is off or nothing can be dropped.
     fn slide(&mut self) -> Result<bool> {
-        let Some(keep) = self.limits.slide else {
+        let Some(keep) = self.options.slide else {
             return Ok(false);
         };
         let keep = keep.saturating_sub(self.unknown).min(self.context.len());
@@ -262,7 +267,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
     /// A draft of what follows the one token still to be fed.
     fn guess(&mut self) -> Result<Vec<u32>> {
         let (left, room) = (
-            self.limits.max_tokens - self.sampled - 1,
+            self.options.max_tokens - self.sampled - 1,
             self.model
                 .context()
                 .saturating_sub(self.unknown + self.context.len()),
@@ -276,7 +281,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         if most == 0 {
             return Ok(Vec::new());
         }
-        let mut guess = draft.propose(&self.context, most, &self.limits.cancel)?;
+        let mut guess = draft.propose(&self.context, most, &self.options.cancel)?;
         let known = |id: &u32| usize::try_from(*id).is_ok_and(|id| id < vocab);
         let usable = guess.iter().take_while(|id| known(id)).count();
         guess.truncate(usable.min(most));
@@ -290,12 +295,12 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
         let run = self.model.run_length().max(1);
         let report = |done| {
             if waiting.len() > run {
-                self.limits.progress.report(done, waiting.len());
+                self.options.progress.report(done, waiting.len());
             }
         };
         let mut done = 0;
         for part in waiting.chunks(run) {
-            if self.limits.cancel.is_cancelled() {
+            if self.options.cancel.is_cancelled() {
                 return Ok(Some(Finish::Cancelled));
             }
             report(done);
@@ -368,7 +373,7 @@ impl<'a, M: LanguageModel + ?Sized> Generator<'a, M> {
 
     /// Appends a chosen token.
     fn take(&mut self, id: u32) -> Result<Option<Finish>> {
-        if self.limits.eos.contains(&id) {
+        if self.options.eos.contains(&id) {
             return Ok(Some(Finish::Eos(id)));
         }
         let vocab = self.model.vocab();
@@ -403,7 +408,7 @@ impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
                 }
             }
         }
-        if self.limits.cancel.is_cancelled() {
+        if self.options.cancel.is_cancelled() {
             // Drafted tokens are not part of the text.
             self.finish = Some(Finish::Cancelled);
             return None;

@@ -170,7 +170,7 @@ impl Constraint for Grammar {
 mod tests {
     use super::*;
     use crate::llm::testing::{FakeModel, write_byte_fallback_tokenizer, write_byte_level_tokenizer};
-    use crate::llm::{Finish, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig};
+    use crate::llm::{DecodeOptions, Finish, Generator, LanguageModel, NgramDraft, Sampler, SamplerConfig};
     use crate::testing::assert_carries;
 
     fn tokenizer() -> (tempfile::TempDir, Tokenizer) {
@@ -187,13 +187,13 @@ mod tests {
         draft: bool,
     ) -> (String, Option<Finish>) {
         let mut sampler = Sampler::new(config).unwrap().constrained(Box::new(grammar));
-        let limits = Limits {
+        let options = DecodeOptions {
             max_tokens: 600,
             eos: vec![257],
-            ..Limits::default()
+            ..DecodeOptions::default()
         };
         let mut ngrams = NgramDraft::default();
-        let mut generator = Generator::new(model, &mut sampler, &[256], limits).unwrap();
+        let mut generator = Generator::new(model, &mut sampler, &[256], options).unwrap();
         if draft {
             generator = generator.drafting(&mut ngrams, 4);
         }

@@ -1,7 +1,6 @@
 //! Text generation: everything between a prompt and a stream of text.
 #![warn(missing_docs)]
 
-pub mod cancel;
 pub mod codec;
 pub mod constraint;
 pub mod conversation;
@@ -25,12 +24,12 @@ pub mod template;
 pub(crate) mod testing;
 pub mod tokenizer;
 
-pub use cancel::Cancel;
+pub use crate::cancel::Cancel;
 pub use codec::{Codec, Prompt};
 pub use conversation::{Conversation, Reply};
 pub use draft::{Draft, ModelDraft, NgramDraft};
 pub use folder::ModelFolder;
-pub use generator::{Finish, Generator, Limits, Token};
+pub use generator::{DecodeOptions, Finish, Generator, Token};
 pub use grammar::Grammar;
 pub use load::{Activations, KvType, LoadOptions};
 pub use metrics::Metrics;

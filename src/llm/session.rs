@@ -6,7 +6,9 @@ use super::sampler::Sampler;
 use super::stop::{StopMatcher, StopStrings};
 use super::template::Values;
 use super::tokenizer::TextStream;
-use super::{Cancel, Finish, Generator, LanguageModel, Limits, Metrics, Progress, Token, prompt_cache};
+use super::{
+    Cancel, DecodeOptions, Finish, Generator, LanguageModel, Metrics, Progress, Token, prompt_cache,
+};
 use crate::error::Result;
 use std::fmt;
 use std::path::Path;
@@ -21,24 +23,24 @@ pub struct GenerateOptions {
     pub stop: StopStrings,
     /// Stops the answer from another thread.
     pub cancel: Cancel,
-    /// See [`Limits::slide`].
+    /// See [`DecodeOptions::slide`].
     pub slide: Option<usize>,
-    /// See [`Limits::progress`].
+    /// See [`DecodeOptions::progress`].
     pub progress: Progress,
     /// Extra variables for the chat template, such as `tools` or `enable_thinking`.
     pub template_values: Values,
 }
 
 impl Default for GenerateOptions {
-    /// 256 tokens, like [`Limits`].
+    /// 256 tokens, like [`DecodeOptions`].
     fn default() -> Self {
-        let Limits {
+        let DecodeOptions {
             max_tokens,
             cancel,
             slide,
             progress,
             ..
-        } = Limits::default();
+        } = DecodeOptions::default();
         Self {
             max_tokens,
             stop: StopStrings::default(),
@@ -157,7 +159,7 @@ impl Session {
         options: &GenerateOptions,
     ) -> Result<Answer<'a>> {
         let prompt = self.codec.encode(prompt, &options.template_values)?;
-        let limits = Limits {
+        let decoding = DecodeOptions {
             max_tokens: options.max_tokens,
             eos: self.codec.eos().to_vec(),
             cancel: options.cancel.clone(),
@@ -167,7 +169,7 @@ impl Session {
         let reused = reuse(self.model.as_mut(), &self.cached, &prompt);
         self.cached.truncate(reused);
         let new = prompt.get(reused..).unwrap_or_default();
-        let generator = Generator::new(self.model.as_mut(), &mut self.sampler, new, limits)?;
+        let generator = Generator::new(self.model.as_mut(), &mut self.sampler, new, decoding)?;
         let mut generator = generator.after(&self.cached)?;
         if let Some((draft, most)) = &mut self.draft {
             generator = generator.drafting(draft.as_mut(), *most);

@@ -9,11 +9,11 @@ fn greedy() -> Sampler {
     Sampler::new(SamplerConfig::default()).unwrap()
 }
 
-fn limits(max_tokens: usize, eos: &[u32]) -> Limits {
-    Limits {
+fn options(max_tokens: usize, eos: &[u32]) -> DecodeOptions {
+    DecodeOptions {
         max_tokens,
         eos: eos.to_vec(),
-        ..Limits::default()
+        ..DecodeOptions::default()
     }
 }
 
@@ -22,9 +22,9 @@ fn counting(context: usize) -> FakeModel {
     FakeModel::new(32, context, |cache| (cache.last().unwrap() + 1) % 32)
 }
 
-fn run(model: &mut FakeModel, prompt: &[u32], limits: Limits) -> (Vec<u32>, Option<Finish>, Metrics) {
+fn run(model: &mut FakeModel, prompt: &[u32], options: DecodeOptions) -> (Vec<u32>, Option<Finish>, Metrics) {
     let mut sampler = greedy();
-    let mut generator = Generator::new(model, &mut sampler, prompt, limits).unwrap();
+    let mut generator = Generator::new(model, &mut sampler, prompt, options).unwrap();
     let ids = generator.by_ref().map(|t| t.unwrap().id).collect();
     (ids, generator.finish(), generator.metrics())
 }
@@ -32,7 +32,7 @@ fn run(model: &mut FakeModel, prompt: &[u32], limits: Limits) -> (Vec<u32>, Opti
 #[test]
 fn stops_at_an_end_token() {
     let mut model = counting(100);
-    let (ids, finish, metrics) = run(&mut model, &[1, 2, 3], limits(50, &[9, 7]));
+    let (ids, finish, metrics) = run(&mut model, &[1, 2, 3], options(50, &[9, 7]));
     assert_eq!(ids, [4, 5, 6]);
     assert_eq!(finish, Some(Finish::Eos(7)));
     assert_eq!(model.calls, [vec![1, 2, 3], vec![4], vec![5], vec![6]]);
@@ -42,10 +42,10 @@ fn stops_at_an_end_token() {
 #[test]
 fn stops_at_the_token_limit_without_a_wasted_step() {
     let mut model = counting(100);
-    let (ids, finish, _) = run(&mut model, &[1], limits(2, &[]));
+    let (ids, finish, _) = run(&mut model, &[1], options(2, &[]));
     assert_eq!((ids, finish), (vec![2, 3], Some(Finish::MaxTokens)));
     assert_eq!(model.cache, [1, 2], "the last token is not fed");
-    let (ids, finish, metrics) = run(&mut model, &[1], limits(0, &[]));
+    let (ids, finish, metrics) = run(&mut model, &[1], options(0, &[]));
     assert_eq!((ids, finish), (vec![], Some(Finish::MaxTokens)));
     assert_eq!(metrics.prefill_tokens_per_s(), None);
 }
@@ -53,11 +53,11 @@ fn stops_at_the_token_limit_without_a_wasted_step() {
 #[test]
 fn stops_when_the_context_is_full() {
     let mut model = counting(4);
-    let (ids, finish, _) = run(&mut model, &[1, 2, 3], limits(50, &[]));
+    let (ids, finish, _) = run(&mut model, &[1, 2, 3], options(50, &[]));
     assert_eq!((ids, finish), (vec![4, 5], Some(Finish::ContextFull)));
     assert_eq!(model.cache, [1, 2, 3, 4]);
     model.truncate(0);
-    let (ids, _, _) = run(&mut model, &[1, 2, 3, 4], limits(50, &[]));
+    let (ids, _, _) = run(&mut model, &[1, 2, 3, 4], options(50, &[]));
     assert_eq!(ids, [5], "a prompt of the context's size has one answer");
 }
 
@@ -66,7 +66,7 @@ fn continues_after_what_the_cache_holds() {
     let mut model = FakeModel::new(32, 100, |cache| u32::try_from(cache.len()).unwrap());
     model.cache = vec![3, 3, 3];
     let mut sampler = greedy();
-    let tokens: Vec<Token> = Generator::new(&mut model, &mut sampler, &[4], limits(2, &[]))
+    let tokens: Vec<Token> = Generator::new(&mut model, &mut sampler, &[4], options(2, &[]))
         .unwrap()
         .map(|t| t.unwrap())
         .collect();
@@ -79,11 +79,11 @@ fn continues_after_what_the_cache_holds() {
 #[test]
 fn stops_when_cancelled() {
     let mut model = counting(100);
-    let limits = limits(50, &[]);
-    let cancel = limits.cancel.clone();
+    let options = options(50, &[]);
+    let cancel = options.cancel.clone();
     let mut sampler = greedy();
     let mut generator =
-        Generator::new(&mut model as &mut dyn LanguageModel, &mut sampler, &[1], limits).unwrap();
+        Generator::new(&mut model as &mut dyn LanguageModel, &mut sampler, &[1], options).unwrap();
     assert!(generator.next().is_some());
     cancel.cancel();
     assert!(generator.next().is_none());
@@ -97,16 +97,16 @@ fn prompts_that_cannot_be_fed_are_refused() {
     let mut model = counting(4);
     model.cache = vec![1, 1];
     let mut sampler = greedy();
-    let e = Generator::new(&mut model, &mut sampler, &[1, 2, 3], limits(1, &[]))
+    let e = Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(1, &[]))
         .err()
         .unwrap();
     assert_usage(&e, "prompt", &["5", "4"]);
     assert_eq!(e.kind(), ErrorKind::ContextExceeded);
-    let e = Generator::new(&mut model, &mut sampler, &[], limits(1, &[]))
+    let e = Generator::new(&mut model, &mut sampler, &[], options(1, &[]))
         .err()
         .unwrap();
     assert!(e.is_usage(), "{e}");
-    let e = Generator::new(&mut model, &mut sampler, &[32], limits(1, &[]))
+    let e = Generator::new(&mut model, &mut sampler, &[32], options(1, &[]))
         .err()
         .unwrap();
     assert_error(&e, ErrorKind::TokenOutOfRange, &["32"]);
@@ -118,7 +118,7 @@ fn an_error_ends_it() {
     let mut model = counting(100);
     model.fail_at = Some(1);
     let mut sampler = greedy();
-    let mut generator = Generator::new(&mut model, &mut sampler, &[1], limits(9, &[])).unwrap();
+    let mut generator = Generator::new(&mut model, &mut sampler, &[1], options(9, &[])).unwrap();
     assert!(generator.next().unwrap().is_ok());
     assert!(generator.next().unwrap().is_err());
     assert!(generator.next().is_none());
@@ -211,7 +211,7 @@ fn drafts_change_runs_and_not_tokens() {
             let mut sampler = Sampler::new(config.clone()).unwrap();
             let mut plain = looping(context);
             let mut generator =
-                Generator::new(&mut plain, &mut sampler, &[1, 2, 3], limits(max, &[eos])).unwrap();
+                Generator::new(&mut plain, &mut sampler, &[1, 2, 3], options(max, &[eos])).unwrap();
             let wanted: Vec<Token> = generator.by_ref().map(|t| t.unwrap()).collect();
             let end = generator.finish();
             let drafts: [Box<dyn Draft>; 3] = [
@@ -222,9 +222,10 @@ fn drafts_change_runs_and_not_tokens() {
             for mut draft in drafts {
                 let mut sampler = Sampler::new(config.clone()).unwrap();
                 let mut model = Rows(looping(context), Vec::new());
-                let mut generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], limits(max, &[eos]))
-                    .unwrap()
-                    .drafting(draft.as_mut(), 8);
+                let mut generator =
+                    Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(max, &[eos]))
+                        .unwrap()
+                        .drafting(draft.as_mut(), 8);
                 let found: Vec<Token> = generator.by_ref().map(|t| t.unwrap()).collect();
                 assert_eq!((&found, generator.finish()), (&wanted, end));
                 let metrics = generator.metrics();
@@ -248,7 +249,7 @@ fn a_right_guess_takes_one_run() {
     let mut model = Rows(counting(100), Vec::new());
     let mut draft = crate::llm::ModelDraft::new(Box::new(counting(100)));
     let mut sampler = greedy();
-    let mut generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], limits(11, &[]))
+    let mut generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(11, &[]))
         .unwrap()
         .drafting(&mut draft, 4);
     let ids: Vec<u32> = generator.by_ref().map(|t| t.unwrap().id).collect();
@@ -266,9 +267,9 @@ fn a_right_guess_takes_one_run() {
 fn a_full_context_slides_where_that_is_wanted() {
     let mut model = counting(10);
     let mut sampler = greedy();
-    let slides = Limits {
+    let slides = DecodeOptions {
         slide: Some(2),
-        ..limits(12, &[])
+        ..options(12, &[])
     };
     let mut generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3, 4], slides).unwrap();
     let ids: Vec<u32> = generator.by_ref().map(|t| t.unwrap().id).collect();
@@ -297,7 +298,7 @@ fn what_the_cache_holds_counts_for_penalties() {
         let mut model = counting(100);
         model.cache = vec![4, 5];
         let mut sampler = Sampler::new(config.clone()).unwrap();
-        let mut generator = Generator::new(&mut model, &mut sampler, &[3], limits(1, &[])).unwrap();
+        let mut generator = Generator::new(&mut model, &mut sampler, &[3], options(1, &[])).unwrap();
         if known {
             generator = generator.after(&[4, 5]).unwrap();
         }
@@ -309,16 +310,16 @@ fn what_the_cache_holds_counts_for_penalties() {
     );
     let mut model = counting(100);
     let mut sampler = greedy();
-    let generator = Generator::new(&mut model, &mut sampler, &[3], limits(1, &[])).unwrap();
+    let generator = Generator::new(&mut model, &mut sampler, &[3], options(1, &[])).unwrap();
     let e = generator.after(&[1]).err().unwrap();
     assert_carries(e, &["0", "1"]);
 }
 
 #[test]
 fn what_a_window_forgot_is_fed_again() {
-    let slides = || Limits {
+    let slides = || DecodeOptions {
         slide: Some(2),
-        ..limits(12, &[])
+        ..options(12, &[])
     };
     let mut model = counting(10);
     model.reach = Some(5);
@@ -340,11 +341,11 @@ fn what_a_window_forgot_is_fed_again() {
     // Wrong guesses beyond what the window bears.
     for reach in [0, 1, 2, 9] {
         let mut plain = looping(100);
-        let (wanted, ..) = run(&mut plain, &[1, 2, 3], limits(40, &[]));
+        let (wanted, ..) = run(&mut plain, &[1, 2, 3], options(40, &[]));
         let mut model = looping(100);
         model.reach = Some(reach);
         let (mut draft, mut sampler) = (Flaky(0), greedy());
-        let generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], limits(40, &[])).unwrap();
+        let generator = Generator::new(&mut model, &mut sampler, &[1, 2, 3], options(40, &[])).unwrap();
         let found = generator.drafting(&mut draft, 6).map(|t| t.unwrap().id);
         assert_eq!(found.collect::<Vec<_>>(), wanted, "reach {reach}");
     }

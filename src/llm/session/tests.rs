@@ -268,9 +268,9 @@ fn a_template_is_given_values() {
 
 #[test]
 fn defaults_agree() {
-    let (limits, options) = (Limits::default(), GenerateOptions::default());
+    let (decoding, options) = (DecodeOptions::default(), GenerateOptions::default());
     assert_eq!(
-        (limits.max_tokens, limits.slide),
+        (decoding.max_tokens, decoding.slide),
         (options.max_tokens, options.slide)
     );
     assert!(options.max_tokens > 0);

@@ -8,7 +8,8 @@ use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{
-    ChatTemplate, Generator, LanguageModel, Limits, Message, ModelFolder, Sampler, SamplerConfig, Tokenizer,
+    ChatTemplate, DecodeOptions, Generator, LanguageModel, Message, ModelFolder, Sampler, SamplerConfig,
+    Tokenizer,
 };
 
 /// Lines `question<tab>answer`. The first [`MUST_AGREE`] are those that everybody asks; the answers
@@ -57,14 +58,14 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
             .render(&[Message::user(question)], &Values::new(), true)
             .text()?;
         let prompt = tokenizer.encode(&prompt, false).text()?;
-        let limits = Limits {
+        let options = DecodeOptions {
             max_tokens: MAX_TOKENS,
             eos: folder.eos_ids(&tokenizer),
-            ..Limits::default()
+            ..DecodeOptions::default()
         };
         model.truncate(0);
         let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
-        let ids: Vec<u32> = Generator::new(model.as_mut(), &mut sampler, &prompt, limits)
+        let ids: Vec<u32> = Generator::new(model.as_mut(), &mut sampler, &prompt, options)
             .text()?
             .map(|t| t.map(|t| t.id))
             .collect::<Result<_, _>>()

@@ -14,7 +14,8 @@ use transformer_lite::unstable::graph::pass::{Pipeline, TOKEN, Target};
 use transformer_lite::unstable::llm::engine::{DeviceDecoder, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::sampler::arg_max;
 use transformer_lite::unstable::llm::{
-    Draft, Generator, LanguageModel, Limits, ModelDraft, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+    DecodeOptions, Draft, Generator, LanguageModel, ModelDraft, NgramDraft, Sampler, SamplerConfig,
+    prompt_cache,
 };
 use transformer_lite::unstable::plan::{Options, Plan};
 use transformer_lite::unstable::shape::{Bindings, Symbol};
@@ -194,11 +195,11 @@ fn generated(
 ) -> Result<(Vec<u32>, usize), String> {
     model.truncate(0);
     let mut sampler = Sampler::new(SamplerConfig::default()).text()?;
-    let limits = Limits {
+    let options = DecodeOptions {
         max_tokens: 50,
-        ..Limits::default()
+        ..DecodeOptions::default()
     };
-    let mut generator = Generator::new(model, &mut sampler, &tokens(9), limits).text()?;
+    let mut generator = Generator::new(model, &mut sampler, &tokens(9), options).text()?;
     if let Some(draft) = draft {
         generator = generator.drafting(draft, most);
     }

@@ -13,6 +13,8 @@ const ORDER: &[&str] = &[
     "parallel",
     "mapped",
     "error",
+    "cancel",
+    "limits",
     "cache",
     "backend",
     "quant",

@@ -18,7 +18,7 @@ use transformer_lite::unstable::llm::engine::{
     DecoderBuilder, DeviceModel, HostModel, Logits, SequenceConfig,
 };
 use transformer_lite::unstable::llm::{
-    Draft, Generator, LanguageModel, Limits, NgramDraft, Sampler, SamplerConfig, prompt_cache,
+    DecodeOptions, Draft, Generator, LanguageModel, NgramDraft, Sampler, SamplerConfig, prompt_cache,
 };
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::plan::text as plan_text;
@@ -426,15 +426,15 @@ fn drafts(family: &Family, window: usize, device: &Device) -> Outcome {
             ..SamplerConfig::default()
         };
         let mut sampler = Sampler::new(config).text()?;
-        let limits = Limits {
+        let options = DecodeOptions {
             max_tokens: 60,
-            ..Limits::default()
+            ..DecodeOptions::default()
         };
         let mut draft = NgramDraft {
             longest: 2,
             shortest: 1,
         };
-        let mut generator = Generator::new(&mut model, &mut sampler, &prompt, limits).text()?;
+        let mut generator = Generator::new(&mut model, &mut sampler, &prompt, options).text()?;
         if most > 0 {
             generator = generator.drafting(&mut draft as &mut dyn Draft, most);
         }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// A flag that stops generation; clones share the flag across threads. A generation ends before its
 /// next step (one token or one chunk of a prompt) with
-/// [`Finish::Cancelled`](super::Finish::Cancelled).
+/// [`Finish::Cancelled`](crate::llm::Finish::Cancelled).
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 
