@@ -79,6 +79,12 @@ pub struct TliteLoadOptions {
     /// gets a turn, at most 10000. 0 means no limit. -1 means 8 on GPUs that share memory with the
     /// host, otherwise no limit.
     pub slice_ms: isize,
+    /// What the model may consume, as a list such as "memory=4G,time=30s": memory (host memory of
+    /// tensors), time (of loading and of each token), iterations (of all loops in a run), text-file
+    /// (bytes of a configuration or tokenizer file), template-steps and template-output (of the chat
+    /// template). NULL or a name left out means the default: half of the machine's memory, no limit
+    /// of time, and bounds that no usual model reaches.
+    pub limits: *const c_char,
 }
 
 /// How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.

@@ -3,6 +3,7 @@
 
 use crate::backend::BackendError;
 use crate::graph::op::OpError;
+use crate::quota::Exceeded;
 use crate::tensor::TensorError;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -290,6 +291,11 @@ impl Error {
         Self::other(stage, what).of_kind(ErrorKind::Internal)
     }
 
+    /// A call that must end, because of a limit or because it was cancelled.
+    pub(crate) fn exceeded(stage: Stage, e: Exceeded) -> Self {
+        Self::other(stage, e.to_string()).of_kind(kind_of_exceeded(e))
+    }
+
     /// A failure with its own message and a cause.
     pub fn caused(stage: Stage, what: impl Into<String>, source: impl Into<Cause>) -> Self {
         Self::Other {
@@ -365,11 +371,27 @@ pub(crate) fn kind_of_op(e: &OpError) -> ErrorKind {
     match e {
         OpError::Mismatch { .. } => ErrorKind::ShapeMismatch,
         OpError::Unsupported(_) | OpError::NoKernel(_) => ErrorKind::Unsupported,
-        OpError::Tensor(TensorError::Absent(_)) => ErrorKind::MissingInput,
+        OpError::Body(_, kind) => *kind,
+        OpError::Tensor(e) => kind_of_tensor(e),
         OpError::Internal(_) => ErrorKind::Internal,
-        OpError::Expected { .. } | OpError::Body(_) | OpError::Dim(_) | OpError::Tensor(_) => {
-            ErrorKind::Other
-        }
+        OpError::Expected { .. } | OpError::Dim(_) => ErrorKind::Other,
+    }
+}
+
+fn kind_of_tensor(e: &TensorError) -> ErrorKind {
+    match e {
+        TensorError::Absent(_) => ErrorKind::MissingInput,
+        TensorError::OutOfMemory(_) => ErrorKind::OutOfMemory,
+        TensorError::TooLarge(_) => ErrorKind::LimitExceeded,
+        TensorError::Exceeded(e) => kind_of_exceeded(*e),
+        TensorError::Length { .. } | TensorError::Type { .. } | TensorError::TooHigh(_) => ErrorKind::Other,
+    }
+}
+
+fn kind_of_exceeded(e: Exceeded) -> ErrorKind {
+    match e {
+        Exceeded::Cancelled => ErrorKind::Interrupted,
+        Exceeded::Memory { .. } | Exceeded::Time(_) | Exceeded::Iterations(_) => ErrorKind::LimitExceeded,
     }
 }
 

@@ -98,6 +98,7 @@ mod internal {
     pub mod plan;
     pub mod probe;
     pub mod quant;
+    pub mod quota;
     pub mod runner;
     pub mod shape;
     pub mod tensor;
@@ -108,7 +109,7 @@ mod testing;
 
 use internal::{
     backend, cache, cancel, error, executor, files, fmt, graph, limits, llm, lower, mapped, note, num,
-    parallel, placement, plan, quant, runner, shape, tensor, validate,
+    parallel, placement, plan, quant, quota, runner, shape, tensor, validate,
 };
 
 pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
@@ -124,7 +125,7 @@ pub use llm::{
 };
 pub use note::Note;
 pub use placement::{BackendChoice, Placement};
-pub use runner::Runner;
+pub use runner::{Runner, RunnerOptions};
 pub use shape::{Dim, Fact, Shape};
 pub use tensor::{DType, HostTensor};
 
@@ -133,7 +134,7 @@ pub use tensor::{DType, HostTensor};
 pub mod unstable {
     pub use crate::internal::{
         backend, cache, cancel, capi, error, executor, files, fmt, graph, limits, llm, lower, mapped, note,
-        num, parallel, placement, plan, probe, quant, runner, shape, tensor, validate,
+        num, parallel, placement, plan, probe, quant, quota, runner, shape, tensor, validate,
     };
 }
 

@@ -2,31 +2,36 @@
 #![warn(missing_docs)]
 
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::quota::Quota;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
+use std::str::FromStr;
 use std::time::Duration;
 
-/// Limits on what loading and running one model may consume. Reaching a limit is an error of kind
+/// Limits on what loading and running one model may consume. Exceeding one is an error of kind
 /// [`ErrorKind::LimitExceeded`].
+///
+/// As text, limits are a list such as `memory=4G,time=30s,iterations=1000`; what it does not name
+/// keeps its default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Bytes of tensors in host memory that one call may hold at once. `None` allows what the
-    /// machine has. Mapped weights do not count.
+    /// `memory`: bytes of tensors in host memory that a model and its calls may hold at once.
+    /// Mapped weights do not count. `None` is half of the memory of the machine, or of the process
+    /// if it has less.
     pub memory: Option<u64>,
-    /// Time of one load, or of one run outside text generation. `None` is unlimited.
+    /// `time`: duration of each call that loads a model or, outside text generation, runs it.
+    /// `None` is unlimited.
     pub time: Option<Duration>,
-    /// Iterations of one ONNX `Loop` or `Scan`.
+    /// `iterations`: iterations of all ONNX `Loop` and `Scan` operators in one run.
     pub iterations: u64,
-    /// Nodes of a graph, subgraphs included.
-    pub nodes: usize,
-    /// Bytes of a configuration file, a tokenizer or another text file of a model.
+    /// `text-file`: bytes of a configuration file, a tokenizer or another text file of a model.
     pub text_file: u64,
-    /// Steps that rendering a chat template may take.
+    /// `template-steps`: instructions that rendering a chat template may take.
     pub template_steps: u64,
-    /// Bytes of a rendered chat template.
-    pub template_output: usize,
+    /// `template-output`: bytes of a rendered chat template.
+    pub template_output: u64,
 }
 
 impl Default for Limits {
@@ -34,13 +39,119 @@ impl Default for Limits {
         Self {
             memory: None,
             time: None,
-            iterations: 1 << 24,
-            nodes: 1 << 20,
+            iterations: 1 << 20,
             text_file: 256 << 20,
             template_steps: 1_000_000,
             template_output: 16 << 20,
         }
     }
+}
+
+impl Limits {
+    /// The names of the limits in text.
+    pub const NAMES: [&str; 6] = [
+        "memory",
+        "time",
+        "iterations",
+        "text-file",
+        "template-steps",
+        "template-output",
+    ];
+
+    /// The quota of a model within these limits.
+    #[doc(hidden)]
+    pub fn quota(&self) -> Quota {
+        let memory = self.memory.unwrap_or_else(default_memory);
+        Quota::new(memory, self.time, self.iterations)
+    }
+}
+
+impl FromStr for Limits {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let mut limits = Self::default();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+            match name {
+                "memory" => limits.memory = Some(number(name, value)?),
+                "time" => limits.time = Some(duration(name, value)?),
+                "iterations" => limits.iterations = number(name, value)?,
+                "text-file" => limits.text_file = number(name, value)?,
+                "template-steps" => limits.template_steps = number(name, value)?,
+                "template-output" => limits.template_output = number(name, value)?,
+                _ => {
+                    let what = format!("no limit \"{name}\"; expected {}", Self::NAMES.join(", "));
+                    return Err(Error::usage("limits", what));
+                }
+            }
+        }
+        Ok(limits)
+    }
+}
+
+fn invalid(name: &str, value: &str, expected: &str) -> Error {
+    Error::usage(
+        "limits",
+        format!("{name}: \"{value}\" is not valid; expected {expected}"),
+    )
+}
+
+/// A number, with a suffix `K`, `M` or `G` for powers of 1024.
+fn number(name: &str, value: &str) -> Result<u64> {
+    let (digits, factor) = match value.strip_suffix(['K', 'M', 'G']) {
+        Some(digits) if value.ends_with('K') => (digits, 1u64 << 10),
+        Some(digits) if value.ends_with('M') => (digits, 1 << 20),
+        Some(digits) => (digits, 1 << 30),
+        None => (value, 1),
+    };
+    let number: Option<u64> = digits.parse().ok();
+    number
+        .and_then(|n| n.checked_mul(factor))
+        .ok_or_else(|| invalid(name, value, "a number such as 1000, 64K, 512M or 4G"))
+}
+
+/// A duration in seconds (`30s`) or milliseconds (`500ms`).
+fn duration(name: &str, value: &str) -> Result<Duration> {
+    let parse = |digits: &str, unit: fn(u64) -> Duration| digits.parse().ok().map(unit);
+    value
+        .strip_suffix("ms")
+        .map(|digits| parse(digits, Duration::from_millis))
+        .or_else(|| {
+            value
+                .strip_suffix('s')
+                .map(|digits| parse(digits, Duration::from_secs))
+        })
+        .flatten()
+        .ok_or_else(|| invalid(name, value, "a duration such as 30s or 500ms"))
+}
+
+/// Half of the memory that the machine has and the process may use, in bytes.
+fn default_memory() -> u64 {
+    /// Where the operating system does not say.
+    const UNKNOWN: u64 = 16 << 30;
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let all = [
+        machine_memory(&read("/proc/meminfo")),
+        address_space(&read("/proc/self/limits")),
+        read("/sys/fs/cgroup/memory.max").trim().parse().ok(),
+    ];
+    all.into_iter().flatten().min().unwrap_or(UNKNOWN) / 2
+}
+
+/// The bytes of memory that `/proc/meminfo` states.
+fn machine_memory(text: &str) -> Option<u64> {
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kilobytes: u64 = total.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kilobytes.checked_mul(1024)
+}
+
+/// The bytes of address space that `/proc/self/limits` states, if it is limited.
+fn address_space(text: &str) -> Option<u64> {
+    let limit = text
+        .lines()
+        .find_map(|line| line.strip_prefix("Max address space"))?;
+    limit.split_whitespace().next()?.parse().ok()
 }
 
 /// Reads a regular file of at most `most` bytes.
@@ -73,6 +184,50 @@ pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn limits_are_read_from_text() {
+        let limits: Limits = "memory=4G, time=1500ms,iterations=7".parse().unwrap();
+        let expected = Limits {
+            memory: Some(4 << 30),
+            time: Some(Duration::from_millis(1500)),
+            iterations: 7,
+            ..Limits::default()
+        };
+        assert_eq!(limits, expected);
+        assert_eq!(
+            "time=2s".parse::<Limits>().unwrap().time,
+            Some(Duration::from_secs(2))
+        );
+        assert_eq!("".parse::<Limits>().unwrap(), Limits::default());
+        for name in Limits::NAMES {
+            for value in ["", "x", "-1", "99999999999999999999", "18014398509481984K"] {
+                let error = format!("{name}={value}").parse::<Limits>().unwrap_err();
+                assert_eq!(error.kind(), ErrorKind::Usage, "{name}={value}");
+            }
+        }
+        for text in ["memory", "other=1", "=1"] {
+            assert_eq!(
+                text.parse::<Limits>().unwrap_err().kind(),
+                ErrorKind::Usage,
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn memory_of_the_machine_and_the_process() {
+        let meminfo = "MemTotal:       24689728 kB\nMemFree:  1 kB\n";
+        assert_eq!(machine_memory(meminfo), Some(24_689_728 * 1024));
+        assert_eq!(machine_memory("MemTotal: 9 pages"), None);
+        let of = |limit: &str| {
+            address_space(&format!(
+                "Max address space         {limit}            unlimited            bytes\n"
+            ))
+        };
+        assert_eq!([of("4096000000"), of("unlimited")], [Some(4_096_000_000), None]);
+        assert!(default_memory() > 0);
+    }
 
     #[test]
     fn a_file_may_have_as_many_bytes_as_the_limit() {

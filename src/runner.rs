@@ -8,6 +8,7 @@
 
 use crate::backend::{Backend, Caps};
 use crate::cache::Store;
+use crate::cancel::Cancel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::Timing;
 use crate::graph::interp::Interpreter;
@@ -15,8 +16,10 @@ use crate::graph::onnx;
 use crate::graph::pass::{PassReport, Pipeline, Target};
 use crate::graph::sizes::{self, Rules};
 use crate::graph::{Graph, ValueId};
+use crate::limits::Limits;
 use crate::note::Note;
 use crate::plan::{Plan, bind};
+use crate::quota;
 use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, OnProgress};
@@ -59,17 +62,38 @@ impl std::fmt::Debug for Runner {
 /// A tensor with its input or output name.
 pub type Named = (String, HostTensor);
 
+/// How a [`Runner`] loads and runs a model.
+#[derive(Clone, Debug)]
+pub struct RunnerOptions {
+    /// Element type of activations on a device.
+    pub float: DType,
+    /// Validation of new kernels on a device.
+    pub checks: Checks,
+    /// What the model may consume.
+    pub limits: Limits,
+}
+
+impl Default for RunnerOptions {
+    fn default() -> Self {
+        Self {
+            float: DType::F32,
+            checks: Checks::Off,
+            limits: Limits::default(),
+        }
+    }
+}
+
 impl Runner {
-    /// Loads the ONNX file `path` on `backend`, or for the interpreter if `None`. `float` is the
-    /// element type of activations on a device.
-    pub fn load(path: &Path, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
-        Self::of(onnx::import(path)?, backend, float)
+    /// Loads the ONNX file `path` on `backend`, or for the interpreter if `None`.
+    pub fn load(path: &Path, backend: Option<Box<dyn Backend>>, options: &RunnerOptions) -> Result<Self> {
+        let pipeline = Self::pipeline(backend.is_some());
+        Self::after(&pipeline, || onnx::import(path), backend, options)
     }
 
     /// Like [`Runner::load`], for a graph.
-    pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, float: DType) -> Result<Self> {
+    pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, options: &RunnerOptions) -> Result<Self> {
         let pipeline = Self::pipeline(backend.is_some());
-        Self::after(&pipeline, graph, backend, float, Checks::Off)
+        Self::after(&pipeline, || Ok(graph), backend, options)
     }
 
     /// The passes of [`Runner::of`] for the interpreter or a device.
@@ -81,26 +105,26 @@ impl Runner {
         })
     }
 
-    /// Like [`Runner::of`], with the given passes and kernel validation. The host needs no
-    /// validation.
+    /// Like [`Runner::of`], with the given passes. `import` makes the graph, within the limits.
     pub fn after(
         pipeline: &Pipeline,
-        mut graph: Graph,
+        import: impl FnOnce() -> Result<Graph>,
         backend: Option<Box<dyn Backend>>,
-        float: DType,
-        checks: Checks,
+        options: &RunnerOptions,
     ) -> Result<Self> {
+        let _call = options.limits.quota().enter();
+        let mut graph = import()?;
         let model = graph.clone();
         let passes = pipeline.run(&mut graph)?;
         let graph = Arc::new(graph);
         let engine = match backend {
-            None => Engine::Host(Interpreter::new(graph.clone())?),
+            None => Engine::Host(Interpreter::new(graph.clone())?.within_quota()),
             Some(backend) => Engine::Device(Box::new(Device::new(
                 backend,
                 pipeline.clone(),
                 model,
                 graph.clone(),
-                (float, checks),
+                options,
             )?)),
         };
         Ok(Self {
@@ -228,8 +252,11 @@ impl Runner {
     }
 
     /// Runs the model with one tensor per input, in any order, and returns the outputs in model
-    /// order. On a device, integers must fit in 32 bits.
-    pub fn run(&mut self, given: &[Named]) -> Result<Vec<Named>> {
+    /// order. On a device, integers must fit in 32 bits. `cancel` ends the run before its next node
+    /// on the host or its next segment on the device, with an error of kind
+    /// [`ErrorKind::Interrupted`].
+    pub fn run(&mut self, given: &[Named], cancel: &Cancel) -> Result<Vec<Named>> {
+        let _cancellable = quota::cancellable(cancel);
         let bindings = self.check(given)?;
         let graph = self.graph.clone();
         let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));

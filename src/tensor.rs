@@ -7,6 +7,7 @@ pub mod product;
 
 pub use dtype::DType;
 
+use crate::quota::{self, Exceeded, Reservation};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use mini::{Codec, Rounding};
@@ -46,6 +47,29 @@ pub enum TensorError {
     /// The shape has more elements than this machine can address.
     #[error("shape {0:?} is too large")]
     TooLarge(Vec<usize>),
+    /// The host has too little memory.
+    #[error("the host has no memory for {0} bytes")]
+    OutOfMemory(usize),
+    /// A limit of the call was reached.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
+}
+
+/// An empty list with room for `count` elements; an error if memory or the quota is too small.
+pub(crate) fn room<T>(count: usize) -> Result<Vec<T>, TensorError> {
+    let bytes = count.saturating_mul(size_of::<T>());
+    quota::admit(bytes)?;
+    let mut list = Vec::new();
+    list.try_reserve_exact(count)
+        .map_err(|_| TensorError::OutOfMemory(bytes))?;
+    Ok(list)
+}
+
+/// `convert` of each item in a list; see [`room`].
+fn map<T, U>(items: &[T], convert: impl FnMut(&T) -> U) -> Result<Vec<U>, TensorError> {
+    let mut list = room(items.len())?;
+    list.extend(items.iter().map(convert));
+    Ok(list)
 }
 
 /// Bytes owned elsewhere, such as a mapped file.
@@ -62,12 +86,34 @@ impl Bytes for Vec<u8> {
 
 #[derive(Clone)]
 enum TensorStorage {
-    /// Eight-byte words, so that any element type is aligned.
-    Owned(Arc<Vec<u64>>),
+    /// Bytes of its own, which the quota counts.
+    Owned(Arc<Owned>),
     /// A part of a shared byte source; may be unaligned.
     Shared { source: Arc<dyn Bytes>, start: usize },
     /// No bytes; the text identifies them. Equal texts mean equal bytes.
     Absent(Arc<str>),
+}
+
+struct Owned {
+    /// Eight-byte words, so that any element type is aligned.
+    words: Vec<u64>,
+    _reservation: Reservation,
+}
+
+impl Owned {
+    /// Zeros.
+    fn new(bytes: usize) -> Result<Self, TensorError> {
+        let reservation = quota::reserve(bytes)?;
+        let mut words = Vec::new();
+        words
+            .try_reserve_exact(bytes.div_ceil(8))
+            .map_err(|_| TensorError::OutOfMemory(bytes))?;
+        words.resize(bytes.div_ceil(8), 0u64);
+        Ok(Self {
+            words,
+            _reservation: reservation,
+        })
+    }
 }
 
 /// A dense row-major tensor in host memory. Cloning shares the data.
@@ -125,17 +171,16 @@ impl HostTensor {
             });
         }
         let bytes = self.bytes()?;
-        Ok(bytemuck::try_cast_slice(bytes).map_or_else(
-            |_| {
-                Cow::Owned(
-                    bytes
-                        .chunks_exact(size_of::<T>())
-                        .map(bytemuck::pod_read_unaligned)
-                        .collect(),
-                )
-            },
-            Cow::Borrowed,
-        ))
+        if let Ok(aligned) = bytemuck::try_cast_slice(bytes) {
+            return Ok(Cow::Borrowed(aligned));
+        }
+        let mut copied = room(self.len())?;
+        copied.extend(
+            bytes
+                .chunks_exact(size_of::<T>())
+                .map(bytemuck::pod_read_unaligned::<T>),
+        );
+        Ok(Cow::Owned(copied))
     }
 
     /// A tensor over a copy of little-endian `bytes`.
@@ -149,15 +194,15 @@ impl HostTensor {
                 found: bytes.len(),
             });
         }
-        let mut words = vec![0u64; expected.div_ceil(8)];
-        if let Some(target) = bytemuck::cast_slice_mut::<u64, u8>(&mut words).get_mut(..expected) {
+        let mut owned = Owned::new(expected)?;
+        if let Some(target) = bytemuck::cast_slice_mut::<u64, u8>(&mut owned.words).get_mut(..expected) {
             target.copy_from_slice(bytes);
         }
         Ok(Self {
             dtype,
             shape: shape.to_vec(),
             bytes: expected,
-            storage: TensorStorage::Owned(Arc::new(words)),
+            storage: TensorStorage::Owned(Arc::new(owned)),
         })
     }
 
@@ -188,23 +233,17 @@ impl HostTensor {
 
     /// A row-major tensor of truth values.
     pub fn from_bool(shape: &[usize], data: &[bool]) -> Result<Self, TensorError> {
-        let bytes: Vec<u8> = data.iter().map(|b| u8::from(*b)).collect();
-        Self::from_bytes(DType::Bool, shape, &bytes)
+        Self::from_bytes(DType::Bool, shape, &map(data, |b| u8::from(*b))?)
     }
 
     /// A tensor of zeros.
     pub fn zeros(dtype: DType, shape: &[usize]) -> Result<Self, TensorError> {
         let bytes = byte_len(dtype, shape)?;
-        let mut words = Vec::new();
-        words
-            .try_reserve_exact(bytes.div_ceil(8))
-            .map_err(|_| TensorError::TooLarge(shape.to_vec()))?;
-        words.resize(bytes.div_ceil(8), 0u64);
         Ok(Self {
             dtype,
             shape: shape.to_vec(),
             bytes,
-            storage: TensorStorage::Owned(Arc::new(words)),
+            storage: TensorStorage::Owned(Arc::new(Owned::new(bytes)?)),
         })
     }
 
@@ -253,7 +292,7 @@ impl HostTensor {
     /// The little-endian bytes; an error for an [absent](HostTensor::absent) tensor.
     pub fn bytes(&self) -> Result<&[u8], TensorError> {
         let (all, start) = match &self.storage {
-            TensorStorage::Owned(words) => (bytemuck::cast_slice::<u64, u8>(words), 0),
+            TensorStorage::Owned(owned) => (bytemuck::cast_slice::<u64, u8>(&owned.words), 0),
             TensorStorage::Shared { source, start } => (source.bytes(), *start),
             TensorStorage::Absent(what) => return Err(TensorError::Absent(what.clone())),
         };
@@ -286,11 +325,17 @@ impl HostTensor {
         };
         Ok(match self.dtype {
             DType::F32 => return self.f32s(),
-            DType::F16 => Cow::Owned(self.f16s()?.to_f32_vec()),
-            DType::BF16 => Cow::Owned(self.bf16s()?.iter().map(|v| v.to_f32()).collect()),
+            DType::F16 => {
+                let halves = self.f16s()?;
+                let mut floats = room(halves.len())?;
+                floats.resize(halves.len(), 0.0);
+                halves.convert_to_f32_slice(&mut floats);
+                Cow::Owned(floats)
+            }
+            DType::BF16 => Cow::Owned(map(&self.bf16s()?, |v| v.to_f32())?),
             other => {
                 let codec = Codec::new(other).ok_or_else(|| wrong(other))?;
-                Cow::Owned(self.bytes()?.iter().map(|v| codec.decode(*v)).collect())
+                Cow::Owned(map(self.bytes()?, |v| codec.decode(*v))?)
             }
         })
     }
@@ -299,7 +344,7 @@ impl HostTensor {
     pub fn to_f64(&self) -> Result<Cow<'_, [f64]>, TensorError> {
         match self.dtype {
             DType::F64 => self.f64s(),
-            t if t.is_float() => Ok(Cow::Owned(self.to_f32()?.iter().map(|v| f64::from(*v)).collect())),
+            t if t.is_float() => Ok(Cow::Owned(map(&self.to_f32()?, |v| f64::from(*v))?)),
             found => Err(TensorError::Type {
                 expected: "a float type",
                 found,
@@ -310,8 +355,10 @@ impl HostTensor {
     /// Integer or `bool` elements as `i64`. An error for a `u64` above `i64::MAX`.
     pub fn to_i64(&self) -> Result<Vec<i64>, TensorError> {
         if self.dtype == DType::U64 {
-            let number = |v: &u64| i64::try_from(*v).map_err(|_| TensorError::TooHigh(*v));
-            return self.u64s()?.iter().map(number).collect();
+            let all = self.u64s()?;
+            if let Some(high) = all.iter().find(|v| i64::try_from(**v).is_err()) {
+                return Err(TensorError::TooHigh(*high));
+            }
         }
         self.to_bits()
     }
@@ -320,16 +367,14 @@ impl HostTensor {
     pub fn to_bits(&self) -> Result<Vec<i64>, TensorError> {
         let signed = |v: &u8| i64::from(i8::from_le_bytes([*v]));
         Ok(match self.dtype {
-            DType::I64 => self.i64s()?.into_owned(),
-            DType::U64 => bytemuck::cast_slice(&self.u64s()?).to_vec(),
-            DType::I32 => self.i32s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::U32 => self.u32s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::I16 => self.i16s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::U16 => self.u16s()?.iter().map(|v| i64::from(*v)).collect(),
-            DType::U8 | DType::Bool | DType::U4 | DType::U2 => {
-                self.bytes()?.iter().map(|v| i64::from(*v)).collect()
-            }
-            DType::I8 | DType::I4 | DType::I2 => self.bytes()?.iter().map(signed).collect(),
+            DType::I64 => map(&self.i64s()?, |v| *v)?,
+            DType::U64 => map(bytemuck::cast_slice(&self.u64s()?), |v| *v)?,
+            DType::I32 => map(&self.i32s()?, |v| i64::from(*v))?,
+            DType::U32 => map(&self.u32s()?, |v| i64::from(*v))?,
+            DType::I16 => map(&self.i16s()?, |v| i64::from(*v))?,
+            DType::U16 => map(&self.u16s()?, |v| i64::from(*v))?,
+            DType::U8 | DType::Bool | DType::U4 | DType::U2 => map(self.bytes()?, |v| i64::from(*v))?,
+            DType::I8 | DType::I4 | DType::I2 => map(self.bytes()?, signed)?,
             found => {
                 return Err(TensorError::Type {
                     expected: "an integer type",
@@ -344,14 +389,12 @@ impl HostTensor {
         match dtype {
             DType::F32 => Self::from_f32(shape, data),
             DType::F16 => {
-                let mut halves = vec![f16::ZERO; data.len()];
+                let mut halves = room(data.len())?;
+                halves.resize(data.len(), f16::ZERO);
                 halves.convert_from_f32_slice(data);
                 Self::from_f16(shape, &halves)
             }
-            other => {
-                let data: Vec<f64> = data.iter().map(|v| f64::from(*v)).collect();
-                Self::from_f64s(other, shape, &data)
-            }
+            other => Self::from_f64s(other, shape, &map(data, |v| f64::from(*v))?),
         }
     }
 
@@ -360,12 +403,9 @@ impl HostTensor {
         match dtype {
             DType::F64 => Self::from_f64(shape, data),
             #[expect(clippy::cast_possible_truncation, reason = "rounding is intended")]
-            DType::F32 => Self::from_f32(shape, &data.iter().map(|v| *v as f32).collect::<Vec<_>>()),
-            DType::F16 => Self::from_f16(shape, &data.iter().map(|v| f16::from_f64(*v)).collect::<Vec<_>>()),
-            DType::BF16 => Self::from_bf16(
-                shape,
-                &data.iter().map(|v| bf16::from_f64(*v)).collect::<Vec<_>>(),
-            ),
+            DType::F32 => Self::from_f32(shape, &map(data, |v| *v as f32)?),
+            DType::F16 => Self::from_f16(shape, &map(data, |v| f16::from_f64(*v))?),
+            DType::BF16 => Self::from_bf16(shape, &map(data, |v| bf16::from_f64(*v))?),
             other => Self::from_rounded(other, shape, data, Rounding::default()),
         }
     }
@@ -381,7 +421,7 @@ impl HostTensor {
             expected: "a float type",
             found: dtype,
         })?;
-        let codes: Vec<u8> = data.iter().map(|v| codec.encode(*v, rounding)).collect();
+        let codes = map(data, |v| codec.encode(*v, rounding))?;
         Self::from_bytes(dtype, shape, &codes)
     }
 
@@ -405,11 +445,12 @@ impl HostTensor {
             let byte = i64::from(*byte);
             (0..8 / bits).map(move |i| byte >> (i * bits) & ((1 << bits) - 1))
         };
-        let codes: Vec<i64> = bytes.iter().flat_map(parts).take(count).collect();
+        let mut codes: Vec<i64> = room(count)?;
+        codes.extend(bytes.iter().flat_map(parts).take(count));
         if dtype.is_int() {
             return Self::from_ints(dtype, shape, &codes);
         }
-        let codes: Vec<u8> = codes.iter().map(|v| v.to_le_bytes()[0]).collect();
+        let codes = map(&codes, |v| v.to_le_bytes()[0])?;
         Self::from_bytes(dtype, shape, &codes)
     }
 
@@ -432,7 +473,7 @@ impl HostTensor {
     /// A tensor of `dtype` (an integer type or `bool`) from `i64` elements. Integers keep the low
     /// bits; a `bool` is `element != 0`.
     pub fn from_ints(dtype: DType, shape: &[usize], data: &[i64]) -> Result<Self, TensorError> {
-        let mut bytes = Vec::with_capacity(data.len() * dtype.size());
+        let mut bytes = room(data.len() * dtype.size())?;
         for v in data {
             let le = dtype.wrap(*v).to_le_bytes();
             match dtype {

@@ -5,6 +5,7 @@ use super::{TliteGenerateOptions, TliteLoadOptions, guarded};
 use crate::backend::{ImageUse, OpenOptions, ReplayMode};
 use crate::cache::{DEFAULT_LIMIT, Store};
 use crate::error::{Error, Result};
+use crate::limits::Limits;
 use crate::llm::{Activations, GenerateOptions, KvType, LoadOptions, SamplerConfig};
 use crate::placement::{BackendChoice, Placement};
 use std::ffi::{c_char, c_int};
@@ -45,6 +46,7 @@ unsafe impl Options for TliteLoadOptions {
             images: std::ptr::null(),
             recording: std::ptr::null(),
             slice_ms: -1,
+            limits: std::ptr::null(),
         }
     }
 }
@@ -136,7 +138,7 @@ pub(super) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
         return Ok(all);
     };
     // SAFETY: as the caller promises.
-    let (backend, device, kv, act, priority, cache, images, recording) = unsafe {
+    let (backend, device, kv, act, priority, cache, images, recording, limits) = unsafe {
         (
             text_or_none("backend", given.backend)?,
             text_or_none("device", given.device)?,
@@ -146,6 +148,7 @@ pub(super) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
             text_or_none("kernel_cache", given.kernel_cache)?,
             text_or_none("images", given.images)?,
             text_or_none("recording", given.recording)?,
+            text_or_none("limits", given.limits)?,
         )
     };
     all.place = Placement {
@@ -162,6 +165,7 @@ pub(super) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
     all.kv = kv.map_or(Ok(KvType::default()), str::parse)?;
     all.act = act.map_or(Ok(Activations::default()), str::parse)?;
     all.context = (given.context > 0).then_some(given.context);
+    all.limits = limits.map_or(Ok(Limits::default()), str::parse)?;
     if given.padding > 0 {
         all.padding = given.padding;
     }

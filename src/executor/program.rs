@@ -9,6 +9,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::lower::WeightKey;
 use crate::plan::Plan;
+use crate::quota::{self, Quota};
 use crate::tensor::HostTensor;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -18,6 +19,8 @@ use std::sync::Arc;
 /// no kernels. The weights are freed with the last owner.
 pub struct Program {
     pub(super) backend: SharedBackend,
+    /// The quota under which the program was loaded; it applies to each run.
+    pub(super) quota: Option<Quota>,
     pub(super) weights: HashMap<WeightKey, View>,
     /// The program that owns shared weights.
     lender: Option<Arc<Self>>,
@@ -61,6 +64,7 @@ impl Program {
     ) -> Result<Self> {
         let mut program = Self {
             backend,
+            quota: Quota::current(),
             weights: HashMap::new(),
             lender,
             plans: Vec::with_capacity(plans.len()),
@@ -69,6 +73,7 @@ impl Program {
             if let Some(view) = program.lent(key) {
                 program.weights.insert(key.clone(), view);
             } else if !program.weights.contains_key(key) {
+                quota::check().map_err(|e| Error::exceeded(Stage::Plan, e))?;
                 program.upload(graph, key, weights)?;
             }
         }
@@ -77,6 +82,7 @@ impl Program {
             .backend
             .compile_ahead(&specs, &mut |ready| on_progress(ready, specs.len()));
         for plan in plans {
+            quota::check().map_err(|e| Error::exceeded(Stage::Plan, e))?;
             let kernels = compile(&mut program.backend, &plan)?;
             program.plans.push((Arc::new(plan), kernels.into()));
         }

@@ -6,6 +6,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
 use crate::plan::host::{self, HostRead, HostStep};
 use crate::plan::{HostWork, Segment, bind};
+use crate::quota::{self, Quota};
 use crate::shape::Bindings;
 use crate::tensor::HostTensor;
 use std::ops::Range;
@@ -179,6 +180,7 @@ impl Executor {
         if self.is_cut_short {
             self.clear_counters()?;
         }
+        let _call = self.program.quota.as_ref().map(Quota::enter);
         // A failed run may have executed only some parts of a dispatch.
         self.is_cut_short = true;
         self.segments(plan, run)?;
@@ -192,6 +194,7 @@ impl Executor {
             let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {
                 return Ok(());
             };
+            quota::check().map_err(|e| Error::exceeded(Stage::Run, e))?;
             match next {
                 Segment::Device(steps) => {
                     self.refresh(plan)?;

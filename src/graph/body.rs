@@ -138,7 +138,7 @@ impl Body {
         for (v, fact) in self.graph().inputs().iter().zip(facts) {
             graph.values[v.index()].fact = Some(fact);
         }
-        derive::derive(&mut graph).map_err(|e| OpError::Body(e.chain()))?;
+        derive::derive(&mut graph).map_err(OpError::from)?;
         Ok(graph)
     }
 
@@ -146,9 +146,7 @@ impl Body {
     pub fn infer(&self, cx: &InferCx<'_>, given: &[Fact]) -> OpResult<DerivedBody> {
         let graph = self.derived(cx, given)?;
         let facts = graph.outputs().iter().map(|v| graph.fact(*v).cloned());
-        let facts = facts
-            .collect::<Result<_>>()
-            .map_err(|e| OpError::Body(e.chain()))?;
+        let facts = facts.collect::<Result<_>>().map_err(OpError::from)?;
         let inner = graph.made().iter().map(|m| m.symbol.clone()).collect();
         let assumed = graph.assumptions().iter().map(|a| a.assumed.clone()).collect();
         Ok(DerivedBody {
@@ -223,7 +221,7 @@ impl Body {
         for (v, tensor) in graph.inputs().iter().zip(given.into_iter().map(Ok).chain(outer)) {
             values.insert(*v, tensor?);
         }
-        let results = self.run.run(values).map_err(|e| OpError::Body(e.chain()))?;
+        let results = self.run.run(values).map_err(OpError::from)?;
         let missing = || OpError::expected("result of the body", "a value", "none");
         graph
             .outputs()

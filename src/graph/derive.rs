@@ -5,6 +5,7 @@ use super::op::{Assumption, DataDependentDim, DimSource, InferCx, OpError, OpRes
 use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, TensorScalar, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
 use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::BTreeSet;
@@ -21,6 +22,7 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.made.clear();
     graph.assumed.clear();
     for id in graph.order()? {
+        quota::check().map_err(|e| Error::exceeded(Stage::Shape, e))?;
         let derived = infer(graph, id)?;
         let node = graph.node(id);
         let inputs = node.map(|n| n.inputs.clone()).unwrap_or_default();

@@ -4,6 +4,7 @@
 use super::op::nothing;
 use super::{Graph, NodeId, ValueId};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::quota::{self, Quota};
 use crate::shape::{Fact, Known};
 use crate::tensor::HostTensor;
 use std::collections::HashMap;
@@ -16,6 +17,8 @@ pub struct Interpreter {
     order: Vec<NodeId>,
     /// For each step, the values whose last reader it is.
     last_use: Vec<Vec<ValueId>>,
+    /// Applies to each run. `None` for bodies, which run within the quota of their node.
+    quota: Option<Quota>,
 }
 
 impl Interpreter {
@@ -57,7 +60,15 @@ impl Interpreter {
             graph,
             order,
             last_use,
+            quota: None,
         })
+    }
+
+    /// Applies the quota of this thread to each run.
+    #[must_use]
+    pub fn within_quota(mut self) -> Self {
+        self.quota = Quota::current();
+        self
     }
 
     pub fn graph(&self) -> &Graph {
@@ -67,6 +78,7 @@ impl Interpreter {
     /// Evaluates the graph. `given` holds every input and state by value. Returns all outputs, and
     /// the states after the run, by value.
     pub fn run(&self, given: HashMap<ValueId, HostTensor>) -> Result<HashMap<ValueId, HostTensor>> {
+        let _call = self.quota.as_ref().map(Quota::enter);
         let graph = &self.graph;
         let mut values = given;
         for v in graph
@@ -82,6 +94,7 @@ impl Interpreter {
         }
         for (id, done) in self.order.iter().zip(&self.last_use) {
             let Some(node) = graph.node(*id) else { continue };
+            quota::check().map_err(|e| Error::exceeded(Stage::Run, e))?;
             let mut inputs = Vec::with_capacity(node.inputs.len());
             for v in &node.inputs {
                 inputs.push(match v {

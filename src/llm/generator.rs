@@ -3,6 +3,7 @@
 use super::draft::Draft;
 use super::{Cancel, LanguageModel, Metrics, Progress, Sampler};
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::quota;
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::Instant;
@@ -400,8 +401,12 @@ impl<M: LanguageModel + ?Sized> Iterator for Generator<'_, M> {
             return None;
         }
         if self.ready.is_empty() && self.coming.is_none() {
-            match self.step() {
+            let cancellable = quota::cancellable(&self.options.cancel);
+            let step = self.step();
+            drop(cancellable);
+            match step {
                 Ok(end) => self.coming = end,
+                Err(e) if e.kind() == ErrorKind::Interrupted && self.options.cancel.is_cancelled() => {}
                 Err(e) => {
                     self.failed = true;
                     return Some(Err(e));

@@ -17,6 +17,7 @@ use crate::graph::pass::Target;
 use crate::note::Note;
 use crate::placement::Opened;
 use crate::plan::{Arithmetic, NodeCost};
+use crate::quota::Quota;
 use crate::tensor::DType;
 use prepare::{decoder, fitted, model_file, prepared};
 use serde::Serialize;
@@ -56,6 +57,8 @@ enum Engine {
 #[derive(Debug)]
 pub struct Loaded {
     engine: Engine,
+    /// Shared by the load and all models.
+    quota: Quota,
     notes: Vec<Note>,
 }
 
@@ -96,6 +99,8 @@ impl Loaded {
         on_progress: &mut dyn FnMut(Loading<'_>),
     ) -> Result<Self> {
         options.check()?;
+        let quota = options.limits.quota();
+        let _call = quota.enter();
         // A missing file is reported before a missing device.
         model_file(folder)?;
         let context = folder.context(options.context)?;
@@ -125,7 +130,7 @@ impl Loaded {
                 )?)
             }
         };
-        Ok(Self { engine, notes })
+        Ok(Self { engine, quota, notes })
     }
 
     /// A tuner for `model.onnx` of `folder`, with the defaults measured; results go to `store`.
@@ -137,6 +142,7 @@ impl Loaded {
         store: Option<&'s Store>,
     ) -> Result<Tuner<'s>> {
         options.check()?;
+        let _call = options.limits.quota().enter();
         let lacks = "the host cannot be tuned; use a device";
         let backend = options.place.open_device(lacks)?;
         let mut unsaid = Vec::new();
@@ -240,6 +246,7 @@ impl Loaded {
     /// A model with an empty cache.
     pub fn model(&self) -> Result<Box<dyn Observe + Send>> {
         let kept = self.keeps_cache();
+        let _call = self.quota.enter();
         Ok(match &self.engine {
             Engine::Device(decoder) if kept => Box::new(decoder.model()?),
             Engine::Device(decoder) => Box::new(Uncached::new(decoder.model()?)),

@@ -19,7 +19,7 @@ use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, OnProgress};
 use std::sync::Arc;
 
-use super::{Checks, Named};
+use super::{Checks, Named, RunnerOptions};
 
 /// Inputs with at most this many elements can get their own plan.
 const MAX_ELEMENTS: usize = 64;
@@ -123,11 +123,12 @@ impl Device {
         pipeline: Pipeline,
         model: Graph,
         graph: Arc<Graph>,
-        (float, checks): (DType, Checks),
+        options: &RunnerOptions,
     ) -> Result<Self> {
-        let first_run = match checks {
+        let float = options.float;
+        let first_run = match &options.checks {
             Checks::Off => None,
-            Checks::On(store) => Some(FirstRun::new(backend.caps(), store)),
+            Checks::On(store) => Some(FirstRun::new(backend.caps(), store.clone())),
         };
         let mut device = Self {
             backend: SharedBackend::new(backend),

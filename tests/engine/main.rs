@@ -8,5 +8,6 @@ mod golden;
 mod kernels;
 mod limits;
 mod plans;
+mod quotas;
 mod shape_values;
 mod symbolic_cases;

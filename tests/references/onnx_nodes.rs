@@ -18,10 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tlite_testing::Device;
 use tlite_testing::suite::Suite;
 use transformer_lite::unstable::backend::BackendKind;
+use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::{Graph, OpError, derive, onnx};
-use transformer_lite::unstable::runner::{Named, Runner};
+use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
 use transformer_lite::unstable::shape::{Dim, Fact};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
@@ -333,11 +334,11 @@ fn light(graph: &Graph, case: &CaseFiles) -> Result<Set, String> {
 fn on_device(graph: Graph, case: &CaseFiles, device: &Device) -> Result<Outcome, String> {
     let sets = sets(&graph, case)?;
     let backend = Box::new(device.share());
-    let mut runner = Runner::of(graph, Some(backend), DType::F32).map_err(|e| e.chain())?;
+    let mut runner = Runner::of(graph, Some(backend), &RunnerOptions::default()).map_err(|e| e.chain())?;
     let names: Vec<String> = runner.inputs().map(|(n, _)| n.to_owned()).collect();
     for set in sets {
         let given: Vec<Named> = names.iter().cloned().zip(set.inputs).collect();
-        let results = runner.run(&given).map_err(|e| e.chain())?;
+        let results = runner.run(&given, &Cancel::default()).map_err(|e| e.chain())?;
         for ((name, found), expected) in results.iter().zip(&set.outputs) {
             compare(found, expected, OF_LARGEST).map_err(|e| format!("output \"{name}\": {e}"))?;
         }

@@ -393,7 +393,7 @@ fn operator(domain: &str, attributes: &NodeAttributes<'_>) -> OpResult<Box<dyn O
 
 /// An error inside a body.
 fn in_body(name: &str, error: &Error) -> OpError {
-    OpError::Body(format!("in `{name}`: {}", error.chain()))
+    OpError::Body(format!("in `{name}`: {}", error.chain()), error.kind())
 }
 
 fn is_word(text: &str) -> bool {
@@ -573,7 +573,7 @@ impl Attributes for NodeAttributes<'_> {
         let mut importer = Importer::new(file, &mut graph, Some(place));
         importer.graph(proto).map_err(|e| in_body(name, &e))?;
         if file.missing.borrow().len() > known {
-            return Err(OpError::Body(format!("`{name}` is not supported")));
+            return Err(OpError::Unsupported(format!("`{name}`")));
         }
         let read = importer.outer.take().unwrap_or_default();
         graph.check().map_err(|e| in_body(name, &e))?;

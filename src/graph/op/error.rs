@@ -1,6 +1,8 @@
 //! Errors of operators.
 
+use crate::error::{Error, ErrorKind};
 use crate::num::OutOfRange;
+use crate::quota::Exceeded;
 use crate::shape::DimError;
 use crate::tensor::TensorError;
 
@@ -29,9 +31,9 @@ pub enum OpError {
     /// No kernel for these operands; the node can run on the host.
     #[error("no kernel: {0}")]
     NoKernel(String),
-    /// An error inside the body of a node.
+    /// An error inside the body of a node, and its kind.
     #[error("{0}")]
-    Body(String),
+    Body(String, ErrorKind),
     /// A shape expression failed.
     #[error(transparent)]
     Dim(#[from] DimError),
@@ -41,6 +43,19 @@ pub enum OpError {
     /// A bug in this library.
     #[error("{0} (a bug in this library; please report it with the model's name)")]
     Internal(#[from] OutOfRange),
+}
+
+impl From<Exceeded> for OpError {
+    fn from(e: Exceeded) -> Self {
+        Self::Tensor(e.into())
+    }
+}
+
+impl From<Error> for OpError {
+    /// An error in the body of a node.
+    fn from(e: Error) -> Self {
+        Self::Body(e.chain(), e.kind())
+    }
 }
 
 impl OpError {

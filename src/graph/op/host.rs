@@ -3,7 +3,7 @@
 use super::{InferCx, Op, OpError, OpResult};
 use crate::num;
 use crate::shape::{Constraints, Dim, Fact, Shape};
-use crate::tensor::{HostTensor, TensorError};
+use crate::tensor::{self, HostTensor, TensorError};
 
 /// Operands of [`Op::eval`]; `None` for an omitted optional operand.
 pub type Inputs<'a> = [Option<&'a HostTensor>];
@@ -54,18 +54,9 @@ pub fn count(shape: &[usize]) -> OpResult<usize> {
     Ok(count.ok_or_else(|| TensorError::TooLarge(shape.to_vec()))?)
 }
 
-/// Size limit of a tensor made by an operator, in bytes. Needed because sizes can come from data.
-const MAX_BYTES: usize = 1 << 34;
-
 /// An empty list with room for the elements of a shape; an error if there is not enough memory.
 pub(crate) fn room<T>(shape: &[usize]) -> OpResult<Vec<T>> {
-    let too_large = || OpError::from(TensorError::TooLarge(shape.to_vec()));
-    let count = count(shape)?;
-    let bytes = count.checked_mul(size_of::<T>());
-    bytes.filter(|n| *n <= MAX_BYTES).ok_or_else(too_large)?;
-    let mut out = Vec::new();
-    out.try_reserve_exact(count).map_err(|_| too_large())?;
-    Ok(out)
+    Ok(tensor::room(count(shape)?)?)
 }
 
 /// A list with one `value` per element of a shape; see [`room`].

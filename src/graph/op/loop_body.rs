@@ -15,6 +15,7 @@ use super::{
 use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
@@ -51,7 +52,7 @@ pub(super) fn stack(parts: &[HostTensor]) -> OpResult<Option<HostTensor>> {
     let Some(first) = parts.first() else {
         return Ok(None);
     };
-    let mut bytes = Vec::new();
+    let mut bytes = super::room(&[parts.len(), first.byte_len()])?;
     for part in parts {
         if part.dtype() != first.dtype() || part.shape() != first.shape() {
             return Err(OpError::mismatch(
@@ -151,6 +152,7 @@ impl Op for Loop {
         let mut stacks = vec![Vec::new(); self.stacked()];
         let mut run = 0;
         while go && run < most {
+            quota::iterate()?;
             let mut given = vec![
                 HostTensor::from_i64(&[], &[run])?,
                 HostTensor::from_bool(&[], &[true])?,

@@ -21,6 +21,9 @@ pub struct OneHot {
     pub axis: i64,
 }
 
+/// Maximum depth that is decomposed; more places would be a large constant.
+const MAX_PLACES: usize = 1 << 20;
+
 /// A numeric tensor as integers; fractions are truncated.
 fn whole(x: &HostTensor) -> OpResult<Vec<i64>> {
     #[expect(clippy::cast_possible_truncation, reason = "as the operator is defined")]
@@ -107,6 +110,9 @@ impl Op for OneHot {
         let Some(depth) = cx.fact(cx.input(1)?)?.as_const().map(|t| depth(t)).transpose()? else {
             return Ok(None);
         };
+        if depth > MAX_PLACES {
+            return Ok(None);
+        }
         let rank = fact.shape.rank() + 1;
         let a = axis(self.axis, rank)?;
         let size = num::signed(depth);

@@ -121,7 +121,7 @@ impl<'a, 'b> Parts<'a, 'b> {
             .collect();
         let name = format!("{}/{what}", self.node.name);
         let copied = self.edit.copy(&name, &graph, &values);
-        let (results, new) = copied.map_err(|e| OpError::Body(e.chain()))?;
+        let (results, new) = copied.map_err(OpError::from)?;
         self.made.extend(new);
         Ok(results)
     }

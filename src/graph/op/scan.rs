@@ -15,6 +15,7 @@ use super::{
 use crate::graph::ValueId;
 use crate::graph::body::Body;
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -128,6 +129,7 @@ impl Op for Scan {
         }
         let mut parts = vec![Vec::with_capacity(n); self.outputs.axes.len()];
         for run in 0..n {
+            quota::iterate()?;
             let mut given = std::mem::take(&mut carried);
             for (x, a, backwards) in &sliced {
                 given.push(slice(x, *a, if *backwards { n - 1 - run } else { run })?);

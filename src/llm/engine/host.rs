@@ -25,7 +25,7 @@ impl HostModel {
     /// Prepares `decoder`, which may be shared, for the interpreter.
     pub fn new(decoder: impl Into<Arc<Decoder>>, context: usize) -> Result<Self> {
         let decoder = decoder.into();
-        let interpreter = Interpreter::new(decoder.graph.clone())?;
+        let interpreter = Interpreter::new(decoder.graph.clone())?.within_quota();
         let mut model = Self {
             decoder,
             interpreter,

@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{Logits, Target};
+use crate::limits::Limits;
 use crate::llm::engine::{DecoderBuilder, PADDING};
 use crate::placement::{BackendChoice, DeviceOnly, Placement};
 use crate::tensor::DType;
@@ -96,6 +97,8 @@ pub struct LoadOptions {
     /// Finds the most likely token on the device. Greedy generation becomes faster, other
     /// generation slightly slower.
     pub greedy: bool,
+    /// What the model may consume.
+    pub limits: Limits,
 }
 
 impl Default for LoadOptions {
@@ -111,6 +114,7 @@ impl Default for LoadOptions {
             drafts: 0,
             weights: WeightSource::default(),
             greedy: true,
+            limits: Limits::default(),
         }
     }
 }

@@ -2,10 +2,11 @@
 
 use super::{Build, devices};
 use std::sync::Arc;
+use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::graph::op::reduce::{Kind, Reduce};
 use transformer_lite::unstable::graph::op::slice::Slice;
 use transformer_lite::unstable::graph::{Graph, Op};
-use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 fn ints(values: &[i64]) -> HostTensor {
@@ -34,7 +35,7 @@ fn graph(op: impl Op + 'static, constants: &[i64]) -> Graph {
 
 fn run(runner: &mut Runner, list: i64) -> Result<HostTensor, String> {
     let given = [("x".to_owned(), numbers()), ("list".to_owned(), ints(&[list]))];
-    let mut results = runner.run(&given).map_err(|e| e.chain())?;
+    let mut results = runner.run(&given, &Cancel::default()).map_err(|e| e.chain())?;
     Ok(results.remove(0).1)
 }
 
@@ -52,7 +53,12 @@ fn other_axes_have_another_plan() {
             keep: false,
             noop_without_axes: false,
         };
-        let mut runner = Runner::of(graph(op, &[]), Some(Box::new(device.share())), DType::F32).unwrap();
+        let mut runner = Runner::of(
+            graph(op, &[]),
+            Some(Box::new(device.share())),
+            &RunnerOptions::default(),
+        )
+        .unwrap();
         for (axis, sums) in [
             (0, vec![12.0, 15.0, 18.0, 21.0]),
             (1, vec![6.0, 22.0, 38.0]),
@@ -74,7 +80,12 @@ fn other_axes_have_another_plan() {
 fn values_that_change_often_get_the_plan_for_all() {
     for device in devices() {
         let _turn = device.turn();
-        let mut runner = Runner::of(graph(Slice, &[0]), Some(Box::new(device.share())), DType::F32).unwrap();
+        let mut runner = Runner::of(
+            graph(Slice, &[0]),
+            Some(Box::new(device.share())),
+            &RunnerOptions::default(),
+        )
+        .unwrap();
         for (run_number, end) in (0..12).map(|i| (i, 1 + i % 3)) {
             let y = run(&mut runner, end).unwrap();
             let rows = usize::try_from(end).unwrap();

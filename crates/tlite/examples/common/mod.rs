@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 use tlite::files::picture;
 use transformer_lite::unstable::backend::{self, Backend, BackendKind};
-use transformer_lite::unstable::runner::{Named, Runner};
-use transformer_lite::{DType, HostTensor};
+use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
+use transformer_lite::{Cancel, DType, HostTensor};
 
 /// Any error returned by an example's `main`.
 pub type AnyError = Box<dyn std::error::Error>;
@@ -97,8 +97,11 @@ impl Common {
     /// Loads the model of this name and prints where it runs.
     pub fn model(&self, name: &str) -> Result<Model, AnyError> {
         let path = self.file(name, "model.onnx")?;
-        let float = if self.f16 { DType::F16 } else { DType::F32 };
-        let runner = Runner::load(&path, self.open()?, float)?;
+        let options = RunnerOptions {
+            float: if self.f16 { DType::F16 } else { DType::F32 },
+            ..RunnerOptions::default()
+        };
+        let runner = Runner::load(&path, self.open()?, &options)?;
         let place = runner.caps().map_or("the host", |c| c.device.as_str());
         eprintln!("{name}: on {place}");
         Ok(Model { runner, path })
@@ -125,7 +128,7 @@ impl Model {
         let name = self.runner.inputs().next().map(|(name, _)| name.to_owned());
         let given: [Named; 1] = [(name.ok_or("the model has no input")?, input)];
         let start = Instant::now();
-        let outputs = self.runner.run(&given)?;
+        let outputs = self.runner.run(&given, &Cancel::default())?;
         let (name, output) = outputs.first().ok_or("the model has no output")?;
         let ms = start.elapsed().as_secs_f64() * 1e3;
         log::info!("\"{name}\" in {ms:.1} ms");

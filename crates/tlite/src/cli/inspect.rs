@@ -5,7 +5,7 @@ mod text;
 use super::choices;
 use super::interrupt::Interrupt;
 use super::model::model_path;
-use super::options::{ADVANCED, Float, ModelArg, Verbosity, check_writable, from_one, padding};
+use super::options::{ADVANCED, Float, LimitOptions, ModelArg, Verbosity, check_writable, from_one, padding};
 use super::output::{note, put, put_json, text_output};
 use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
 use std::num::NonZeroUsize;
@@ -69,6 +69,8 @@ pub struct Args {
     /// else f32]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = ADVANCED)]
     float: Option<Float>,
+    #[command(flatten)]
+    limits: LimitOptions,
     #[command(flatten)]
     verbosity: Verbosity,
 }
@@ -145,6 +147,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         padding: args.padding.unwrap_or(PADDING),
         kv: args.kv.unwrap_or_default(),
         float: args.float.map(Float::dtype),
+        limits: args.limits.limits.clone(),
     };
     let report = inspect(&model_path(given, interrupt)?, &request)?;
     args.check_used(&report)?;

@@ -11,6 +11,7 @@ use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, Repla
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::limits::Limits;
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
 use transformer_lite::unstable::placement::{BackendChoice, DeviceOnly, Placement};
@@ -109,6 +110,22 @@ pub struct DeviceOptions {
     /// 0]
     #[arg(long, value_name = "MS", value_parser = slice_ms, hide_short_help = true, help_heading = ADVANCED)]
     pub slice_ms: Option<u32>,
+    /// What the model may consume.
+    #[command(flatten)]
+    pub limits: LimitOptions,
+}
+
+/// Limits on what a model may consume.
+#[derive(Clone, Debug, Default, clap::Args)]
+pub struct LimitOptions {
+    /// Limits on what the model may consume, such as `memory=4G,time=30s`
+    ///
+    /// The limits are memory (host memory of tensors; default: half of the machine's), time (of
+    /// loading, of a run and of each token; default: none), iterations (of all loops in a run),
+    /// text-file (bytes of a configuration or tokenizer file), template-steps and template-output
+    /// (of the chat template).
+    #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, hide_short_help = true, help_heading = ADVANCED)]
+    pub limits: Limits,
 }
 
 impl DeviceOptions {
@@ -260,6 +277,7 @@ impl ExecOptions {
             drafts: 0,
             greedy: false,
             weights: WeightSource::Files,
+            limits: self.on.limits.limits.clone(),
         }
     }
 }

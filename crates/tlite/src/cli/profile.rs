@@ -20,13 +20,12 @@ use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::executor::Timing;
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::{quantity, size_text};
-use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::llm::engine::DeviceModel;
 use transformer_lite::unstable::llm::load::{LoadOptions, Loaded, Purpose};
 use transformer_lite::unstable::llm::{LanguageModel, ModelFolder};
 use transformer_lite::unstable::plan::NodeCost;
 use transformer_lite::unstable::probe::Peaks;
-use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::DType;
 
 const EXAMPLES: &str = "\
@@ -222,14 +221,14 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
         let what = format!("applies to language models only; {} is not one", model.display());
         return Err(Error::usage(option, what));
     }
-    let float = args
-        .exec
-        .on
-        .storage_type(args.exec.precision.float)?
-        .unwrap_or(DType::F32);
+    let float = args.exec.on.storage_type(args.exec.precision.float)?;
+    let options = RunnerOptions {
+        float: float.unwrap_or(DType::F32),
+        limits: args.exec.on.limits.limits.clone(),
+        ..RunnerOptions::default()
+    };
     let backend = load::open(&args.exec.on)?;
-    let graph = onnx::import(&model_file(model)?)?;
-    let mut runner = Runner::of(graph, backend, float)?;
+    let mut runner = Runner::load(&model_file(model)?, backend, &options)?;
     let given = made_up_inputs(&runner, &args.bind)?;
     let bindings = runner.check(&given)?;
     let timings = fastest(|| runner.profile(&given))?;

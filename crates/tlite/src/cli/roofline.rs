@@ -164,6 +164,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
         caps: backend.caps().clone(),
         bind: parse_bind(&args.bind)?,
         float: args.exec.on.storage_type(args.exec.precision.float)?,
+        limits: args.exec.on.limits.limits.clone(),
         ..Request::default()
     };
     let mut work = Vec::new();

@@ -23,11 +23,12 @@ use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 use transformer_lite::unstable::backend::Backend;
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::fmt::count_text;
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::placement::BackendChoice;
-use transformer_lite::unstable::runner::{Checks, Named, Runner, compare};
+use transformer_lite::unstable::runner::{Checks, Named, Runner, RunnerOptions, compare};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Run any model on tensors or pictures
@@ -251,8 +252,12 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
     let caps = backend.as_deref().map(Backend::caps);
     load::print_notes(args.on.placement().priority_note(caps).as_slice());
     let progress = output::spinner(format!("loading {}", file.display()));
-    let float = float.unwrap_or(DType::F32);
-    let runner = onnx::import(file).and_then(|graph| Runner::after(&pipeline, graph, backend, float, checks));
+    let options = RunnerOptions {
+        float: float.unwrap_or(DType::F32),
+        checks,
+        limits: args.on.limits.limits.clone(),
+    };
+    let runner = Runner::after(&pipeline, || onnx::import(file), backend, &options);
     progress.finish_and_clear();
     runner
 }
@@ -264,7 +269,7 @@ fn first_run(runner: &mut Runner, inputs: &[Named]) -> Result<Vec<Named>> {
     runner.on_kernel_validated(Box::new(move |done, all| {
         output::count(&line, done, all, "kernels checked");
     }));
-    let first = runner.run(inputs);
+    let first = runner.run(inputs, &Cancel::default());
     progress.finish_and_clear();
     first
 }
@@ -285,7 +290,10 @@ fn repeated(
             break;
         }
         let start = Instant::now();
-        *outputs = runner.run(inputs)?;
+        match runner.run(inputs, &stop) {
+            Err(e) if e.kind() == ErrorKind::Interrupted => break,
+            found => *outputs = found?,
+        }
         runs_ms.push(milliseconds(start));
     }
     drop(repeating);

@@ -24,6 +24,7 @@ use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::pass::{Logits, PassReport, Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
+use transformer_lite::unstable::limits::Limits;
 use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, DecoderBuilder, PADDING, SequenceConfig};
 use transformer_lite::unstable::llm::folder::check_form;
 use transformer_lite::unstable::llm::{KvType, ModelFolder};
@@ -50,6 +51,8 @@ pub struct Request {
     pub kv: KvType,
     /// Type of activations; by default the type with which the model would run.
     pub float: Option<DType>,
+    /// What the model may consume.
+    pub limits: Limits,
 }
 
 impl Default for Request {
@@ -64,6 +67,7 @@ impl Default for Request {
             padding: PADDING,
             kv: KvType::default(),
             float: None,
+            limits: Limits::default(),
         }
     }
 }
@@ -356,6 +360,7 @@ fn planned(path: &Path, request: &Request) -> Result<Planned> {
 /// no such file; the model has no symbol of a given name; a value is out of bounds, contradicts an
 /// equation or makes a size negative.
 pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
+    let _call = request.limits.quota().enter();
     let Planned {
         file,
         raw,

@@ -7,13 +7,14 @@ use std::path::Path;
 /// it in this list. Cargo enforces the order of the crates.
 const ORDER: &[&str] = &[
     "num",
+    "cancel",
+    "quota",
     "tensor",
     "shape",
     "fmt",
     "parallel",
     "mapped",
     "error",
-    "cancel",
     "limits",
     "cache",
     "backend",

@@ -17,12 +17,13 @@ use tlite_testing::gguf::{File, byte_vocabulary, random};
 use tlite_testing::hugging_face::{self, Folder, Order, f32s};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Outcome, Text};
+use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceModel, HostModel, Logits, SequenceConfig};
-use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 use transformer_lite_convert::gguf::{GgmlType, Value};
 use transformer_lite_convert::quantize::{Options, quantize};
@@ -532,8 +533,12 @@ fn kept_codes(op: &str, device: &Device) -> Outcome {
     let given = [("x".to_owned(), x)];
     let run = |folder: &Path, device: Option<&Device>| -> Result<Vec<f32>, String> {
         let backend = device.map(|d| Box::new(d.share()) as _);
-        let mut runner = Runner::load(&folder.join("model.onnx"), backend, DType::F16).text()?;
-        let found = runner.run(&given).text()?;
+        let options = RunnerOptions {
+            float: DType::F16,
+            ..RunnerOptions::default()
+        };
+        let mut runner = Runner::load(&folder.join("model.onnx"), backend, &options).text()?;
+        let found = runner.run(&given, &Cancel::default()).text()?;
         let [(_, y)] = &found[..] else {
             return Err(format!("{} results", found.len()));
         };

@@ -1,0 +1,177 @@
+//! Limits on memory, time and iterations, and cancelling.
+
+use std::sync::Arc;
+use std::time::Duration;
+use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::error::{ErrorKind, Result};
+use transformer_lite::unstable::graph::body::Body;
+use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::loop_body::Loop;
+use transformer_lite::unstable::graph::op::one_hot::OneHot;
+use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
+use transformer_lite::unstable::graph::op::reshape::Reshape;
+use transformer_lite::unstable::graph::{Edit, Graph, ValueId};
+use transformer_lite::unstable::limits::Limits;
+use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
+use transformer_lite::unstable::shape::{Dim, Fact, Shape};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
+
+/// A graph of the input `x [1]` and what `build` makes of it.
+fn graph(build: impl FnOnce(&mut Edit<'_>, ValueId) -> ValueId) -> Graph {
+    let mut graph = Graph::default();
+    let mut edit = Edit::new(&mut graph);
+    let x = edit.add_value("x", Some(Fact::new(DType::F32, Shape(vec![Dim::from(1)]))));
+    edit.add_input(x);
+    let y = build(&mut edit, x);
+    edit.add_output(y);
+    graph
+}
+
+/// A loop without end that carries `x` and stacks a copy of it if `stacks`.
+fn endless(stacks: bool) -> Graph {
+    let mut body = Graph::default();
+    let mut edit = Edit::new(&mut body);
+    let [run, go, x] = ["run", "go", "x"].map(|name| edit.add_value(name, None));
+    [run, go, x].into_iter().for_each(|v| edit.add_input(v));
+    let [next, y] = ["next", "y"].map(|name| edit.add_value(name, None));
+    edit.add_node(
+        "same",
+        vec![],
+        Box::new(Reshape::Identity),
+        vec![Some(go)],
+        vec![next],
+    );
+    let add = Box::new(Pointwise::binary("Add", Binary::Add));
+    edit.add_node("op", vec![], add, vec![Some(x), Some(x)], vec![y]);
+    edit.add_output(next);
+    for _ in 0..=usize::from(stacks) {
+        edit.add_output(y);
+    }
+    graph(|edit, x| {
+        let results = if stacks { vec!["last", "all"] } else { vec!["last"] };
+        let results: Vec<_> = results
+            .into_iter()
+            .map(|name| edit.add_value(name, None))
+            .collect();
+        let op = Loop {
+            body: Body::new(body, 3..3).unwrap(),
+            carried: 1,
+        };
+        edit.add_node(
+            "endless",
+            vec![],
+            Box::new(op),
+            vec![None, None, Some(x)],
+            results.clone(),
+        );
+        results[results.len() - 1]
+    })
+}
+
+/// Concatenates `x` with itself, `times` times over.
+fn doubled(times: usize) -> Graph {
+    graph(|edit, mut x| {
+        for i in 0..times {
+            let y = edit.add_value(&format!("y{i}"), None);
+            let op = Box::new(Concat { axis: 0 });
+            edit.add_node(&format!("double{i}"), vec![], op, vec![Some(x), Some(x)], vec![y]);
+            x = y;
+        }
+        x
+    })
+}
+
+fn load(graph: Graph, limits: &str) -> Result<Runner> {
+    let options = RunnerOptions {
+        limits: limits.parse().unwrap(),
+        ..RunnerOptions::default()
+    };
+    Runner::of(graph, None, &options)
+}
+
+fn run(runner: &mut Runner, cancel: &Cancel) -> Result<Vec<Named>> {
+    let x = HostTensor::from_f32(&[1], &[1.0]).unwrap();
+    runner.run(&[("x".to_owned(), x)], cancel)
+}
+
+fn failure(graph: Graph, limits: &str) -> ErrorKind {
+    let mut runner = load(graph, limits).unwrap();
+    run(&mut runner, &Cancel::default()).unwrap_err().kind()
+}
+
+#[test]
+fn a_loop_without_end_ends() {
+    assert_eq!(
+        failure(endless(false), "iterations=1000"),
+        ErrorKind::LimitExceeded
+    );
+    assert_eq!(failure(endless(false), "time=50ms"), ErrorKind::LimitExceeded);
+    assert_eq!(failure(endless(true), "memory=4K"), ErrorKind::LimitExceeded);
+}
+
+#[test]
+fn a_loop_without_end_is_cancelled() {
+    let mut runner = load(endless(false), "iterations=1000000000").unwrap();
+    let cancel = Cancel::default();
+    let error = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            cancel.cancel();
+        });
+        run(&mut runner, &cancel).unwrap_err()
+    });
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+}
+
+#[test]
+fn tensors_stay_within_the_memory() {
+    assert_eq!(failure(doubled(40), "memory=1M"), ErrorKind::LimitExceeded);
+    let mut runner = load(doubled(10), "memory=64K").unwrap();
+    for _ in 0..100 {
+        let outputs = run(&mut runner, &Cancel::default()).unwrap();
+        assert_eq!(
+            outputs[0].1.shape(),
+            [1024],
+            "the memory of earlier runs is free again"
+        );
+    }
+}
+
+#[test]
+fn constants_of_passes_count() {
+    // The depth is 2^34, the numbers of which would be a constant of the decomposition.
+    let graph = graph(|edit, x| {
+        let [index, values] = [[0, 1], [5, 6]].map(|pair| {
+            let name = format!("pair{}", pair[0]);
+            edit.add_const(&name, Arc::new(HostTensor::from_i64(&[2], &pair).unwrap()))
+        });
+        let depth = edit.add_const("depth", Arc::new(HostTensor::from_i64(&[], &[1 << 34]).unwrap()));
+        let y = edit.add_value("y", None);
+        let op = Box::new(OneHot { axis: -1 });
+        edit.add_node(
+            "hot",
+            vec![],
+            op,
+            vec![Some(index), Some(depth), Some(values)],
+            vec![y],
+        );
+        let z = edit.add_value("z", None);
+        let op = Box::new(Reshape::Identity);
+        edit.add_node("input", vec![], op, vec![Some(x)], vec![z]);
+        edit.add_output(z);
+        y
+    });
+    let limits = Limits::default();
+    let options = RunnerOptions {
+        limits,
+        ..RunnerOptions::default()
+    };
+    let error = Runner::of(graph, None, &options).and_then(|mut runner| run(&mut runner, &Cancel::default()));
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::LimitExceeded);
+}
+
+#[test]
+fn loading_takes_only_its_time() {
+    let error = load(doubled(10), "time=0s").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::LimitExceeded);
+}
