@@ -154,24 +154,30 @@ fn address_space(text: &str) -> Option<u64> {
     limit.split_whitespace().next()?.parse().ok()
 }
 
-/// Reads a regular file of at most `most` bytes.
-pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
+/// Opens a regular file and returns its length.
+pub fn open_file(path: &Path) -> Result<(File, u64)> {
     let cannot = |e| Error::io("cannot read", path, e);
     // Opening a pipe would wait for its writer.
     let metadata = std::fs::metadata(path).map_err(cannot)?;
-    let invalid = |what: String| Error::file(Stage::Import, path, what);
     if !metadata.is_file() {
-        return Err(invalid("expected a regular file".to_owned()));
+        return Err(Error::file(Stage::Import, path, "expected a regular file"));
     }
+    Ok((File::open(path).map_err(cannot)?, metadata.len()))
+}
+
+/// Reads a regular file of at most `most` bytes.
+pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let cannot = |e| Error::io("cannot read", path, e);
     let too_large = || {
-        invalid(format!("the file is larger than {most} bytes, the limit")).of_kind(ErrorKind::LimitExceeded)
+        let what = format!("the file is larger than {most} bytes, the limit");
+        Error::file(Stage::Import, path, what).of_kind(ErrorKind::LimitExceeded)
     };
-    if metadata.len() > most {
+    let (file, length) = open_file(path)?;
+    if length > most {
         return Err(too_large());
     }
     let mut bytes = Vec::new();
     // The file may grow, and files of some file systems have no length.
-    let file = File::open(path).map_err(cannot)?;
     file.take(most.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(cannot)?;

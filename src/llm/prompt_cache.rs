@@ -9,10 +9,14 @@ use super::LanguageModel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::files::write_whole;
 use crate::fmt::count_text;
+use crate::limits::read_file;
 use serde::{Deserialize, Serialize};
+use std::io::ErrorKind::NotFound;
 use std::path::Path;
 
 const MAGIC: &[u8; 8] = b"TLITEKV2";
+/// Larger files are not read.
+const MAX_BYTES: u64 = 64 << 30;
 
 /// The model that a cache belongs to, and the cache format.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -145,10 +149,9 @@ pub fn save(path: &Path, model: &mut dyn LanguageModel, tokens: &[u32]) -> Resul
 pub fn load(path: &Path, model: &mut dyn LanguageModel) -> Result<Vec<u32>> {
     let context = model.context();
     let states = states(model, path)?;
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(Error::io("cannot read", path, e)),
+    let bytes = match read_file(path, MAX_BYTES) {
+        Err(Error::Io { source, .. }) if source.kind() == NotFound => return Ok(Vec::new()),
+        read => read?,
     };
     let wanted = states.identity()?;
     let (header, mut rest) = header(body(&bytes, path)?, path)?;

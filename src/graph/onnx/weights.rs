@@ -2,10 +2,10 @@
 
 use super::{dtype_of, proto};
 use crate::error::{Error, Result, Stage};
+use crate::limits::open_file;
 use crate::mapped::Mapped;
 use crate::tensor::{Bytes, DType, HostTensor};
 use std::collections::HashMap;
-use std::fs::File;
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
@@ -15,11 +15,8 @@ pub(super) const CHECKSUM: &str = "crc32";
 
 /// Memory-maps a whole file.
 pub fn map(path: &Path) -> Result<Mapped> {
-    let file = File::open(path).map_err(|e| Error::io("cannot open", path, e))?;
-    if file
-        .metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.len() == 0)
-    {
+    let (file, length) = open_file(path)?;
+    if length == 0 {
         // It cannot be mapped.
         let what = "the file is empty; download it again";
         return Err(Error::file(Stage::Import, path, what));

@@ -13,6 +13,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::limits::{Limits, read_file};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
@@ -240,7 +241,7 @@ impl<'a> Client<'a> {
         let is_weights = |n: &&String| n.ends_with(".safetensors") && !n.contains('/');
         let weights: BTreeSet<String> = if names.iter().any(|n| n == INDEX) {
             let path = get(INDEX)?;
-            let text = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
+            let text = read_file(&path, Limits::default().text_file)?;
             let index: Index = serde_json::from_slice(&text)
                 .map_err(|e| Error::parse(Stage::Download, &path, "not an index of safetensors files", e))?;
             index.weight_map.into_values().collect()
