@@ -9,9 +9,10 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Calls `work` for each of `0 .. count` on `threads` threads, each with its own `state`. Calls
-/// `take` on this thread with each result, in any order. After an error no new items are started.
-/// The error of the lowest index is returned, so the result is the same for any number of threads.
+/// Calls `work` for each of `0 .. count` on `threads` threads, or fewer if the system refuses so
+/// many, each with its own `state`. Calls `take` on this thread with each result, in any order.
+/// After an error no new items are started. The error of the lowest index is returned, so the
+/// result is the same for any number of threads.
 pub fn for_each<S, T: Send, E: Send>(
     threads: usize,
     count: usize,
@@ -24,10 +25,11 @@ pub fn for_each<S, T: Send, E: Send>(
     let mut error: Option<(usize, E)> = None;
     std::thread::scope(|scope| {
         let (send, receive) = mpsc::sync_channel(2 * threads);
+        let mut running = 0;
         for _ in 0..threads {
             let send = send.clone();
             let (next, failed, state, work) = (&next, &failed, &state, &work);
-            scope.spawn(move || {
+            let thread = std::thread::Builder::new().spawn_scoped(scope, move || {
                 let mut state = state();
                 // Indices are taken in order: every index below a failed one was started and sends
                 // its result.
@@ -45,8 +47,24 @@ pub fn for_each<S, T: Send, E: Send>(
                     }
                 }
             });
+            match thread {
+                Ok(_) => running += 1,
+                Err(e) => log::debug!("{running} of {threads} threads: {e}"),
+            }
         }
         drop(send);
+        if running == 0 {
+            let mut state = state();
+            for i in 0..count {
+                match work(&mut state, i) {
+                    Ok(made) => take(i, made),
+                    Err(e) => {
+                        error = Some((i, e));
+                        break;
+                    }
+                }
+            }
+        }
         for (i, made) in receive {
             match made {
                 Ok(made) => take(i, made),

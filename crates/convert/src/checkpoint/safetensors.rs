@@ -1,15 +1,16 @@
 //! Memory-mapped `safetensors` files: the header length in eight bytes, the header in JSON, the
 //! tensors' bytes.
 
+use crate::memory;
 use half::{bf16, f16};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::kind;
+use transformer_lite::unstable::limits::{Limits, open_file, read_file};
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::tensor::Bytes;
 
@@ -74,7 +75,7 @@ impl Tensor<'_> {
     /// All elements as `f32`. An error unless the shape matches and all are finite.
     pub fn finite(&self, shape: &[usize]) -> Result<Vec<f32>> {
         self.expect_shape(shape)?;
-        let mut all = vec![0.0; shape.iter().product()];
+        let mut all = memory::zeros(shape.iter().product(), self.name)?;
         self.floats(0, &mut all)?;
         match all.iter().position(|v| !v.is_finite()) {
             Some(i) => Err(self.bad(format!("element {i} is {}", all[i]))),
@@ -154,7 +155,7 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     let index = folder.join(INDEX);
     if index.is_file() {
-        let text = std::fs::read(&index).map_err(|e| Error::io("cannot read", &index, e))?;
+        let text = read_file(&index, Limits::default().text_file)?;
         let parsed: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::parse(Stage::Convert, &index, "invalid index of safetensors files", e))?;
         let mut names: Vec<&String> = parsed.weight_map.values().collect();
@@ -207,15 +208,15 @@ impl Shards {
             names: Vec::new(),
         };
         for path in files(folder)? {
-            let file = File::open(&path).map_err(|e| match e.kind() {
-                ErrorKind::NotFound => {
+            let (file, length) = open_file(&path).map_err(|e| match &e {
+                Error::Io { source, .. } if source.kind() == ErrorKind::NotFound => {
                     let what =
                         "the file is missing; model.safetensors.index.json lists it, so download it too";
                     Error::file(Stage::Convert, &path, what)
                 }
-                _ => Error::io("cannot read", &path, e),
+                _ => e,
             })?;
-            if file.metadata().is_ok_and(|meta| meta.len() == 0) {
+            if length == 0 {
                 // An empty file cannot be mapped.
                 let what = kind::explained("not a safetensors file", &[]);
                 return Err(Error::file(Stage::Convert, &path, what));

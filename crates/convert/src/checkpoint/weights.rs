@@ -2,8 +2,9 @@
 
 use super::{Kept, Params, Stored, Tensors};
 use crate::builder::{Builder, Packed, axis, constant_error};
+use crate::memory::zeros;
 use crate::quantize::{Left, Quantized};
-use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::write::ExternalData;
 use transformer_lite::unstable::num;
 use transformer_lite::unstable::quant::{Grids, Packed as PackedMatrix, QuantError};
@@ -36,16 +37,6 @@ pub(super) enum Matrix {
     Packed(Packed),
 }
 
-fn heap<T: Clone + Default>(length: usize, name: &str) -> Result<Vec<T>> {
-    let mut v = Vec::new();
-    v.try_reserve_exact(length).map_err(|e| {
-        let error = Error::caused(Stage::Convert, format!("tensor \"{name}\""), e);
-        error.of_kind(ErrorKind::OutOfMemory)
-    })?;
-    v.resize(length, T::default());
-    Ok(v)
-}
-
 impl<'a> Checkpoint<'a> {
     pub fn new(
         tensors: &'a dyn Tensors,
@@ -68,7 +59,7 @@ impl Builder<Checkpoint<'_>> {
     /// Copies a matrix in its own order.
     pub(super) fn copy(&mut self, name: &str, [rows, width]: [usize; 2], stored: &Stored<'_>) -> Result<()> {
         let at_once = (CHUNK / width.max(1)).clamp(1, rows.max(1));
-        let mut buffer: Vec<f32> = heap(at_once * width, name)?;
+        let mut buffer: Vec<f32> = zeros(at_once * width, name)?;
         let (tensors, progress) = (self.source.tensors, &mut *self.source.progress);
         self.out
             .add_initializer_external(name, DType::F32, &[rows, width], |out| {
@@ -91,7 +82,7 @@ impl Builder<Checkpoint<'_>> {
         columns: Option<&[usize]>,
     ) -> Result<()> {
         let stored = self.source.tensors.stored(name, &[length])?;
-        let mut values: Vec<f32> = heap(length, name)?;
+        let mut values: Vec<f32> = zeros(length, name)?;
         read(self.source.tensors, name, &stored, 0, &mut values)?;
         values.iter_mut().for_each(|v| *v += offset);
         if let Some(columns) = columns {
@@ -117,9 +108,9 @@ impl Builder<Checkpoint<'_>> {
         if let Some(grids) = self.grids(name, &[outputs, inputs], &mut stored) {
             return Ok(Matrix::Packed(self.pack(name, grids, &stored, columns)?));
         }
-        let mut all: Vec<f32> = heap(inputs * outputs, name)?;
+        let mut all: Vec<f32> = zeros(inputs * outputs, name)?;
         read(self.source.tensors, name, &stored, 0, &mut all)?;
-        let mut stripe: Vec<f32> = heap(STRIPE.min(inputs) * outputs, name)?;
+        let mut stripe: Vec<f32> = zeros(STRIPE.min(inputs) * outputs, name)?;
         let progress = &mut *self.source.progress;
         self.out
             .add_initializer_external(name, DType::F32, &[inputs, outputs], |out| {

@@ -3,6 +3,7 @@
 use super::read::{Gguf, TensorInfo};
 use crate::checkpoint::rope::{Rope, Scaling, yarn_magnitude};
 use crate::checkpoint::{Architecture, Params, TOO_LARGE, Window};
+use crate::memory;
 use transformer_lite::unstable::error::{Error, Result};
 
 /// Keys for computations that the graph does not support.
@@ -357,7 +358,7 @@ fn divisors(g: &Gguf, name: &str, count: usize) -> Result<Option<Vec<f32>>> {
         return Ok(None);
     };
     expect_dims(g, info, &[count])?;
-    let mut found = vec![1.0; count];
+    let mut found = memory::zeros(count, name)?;
     g.read_f32(info, 0, &mut found)?;
     match found.iter().find(|v| !(v.is_finite() && **v > 0.0)) {
         Some(v) => Err(g.bad(format!("tensor \"{name}\": expected positive numbers, found {v}"))),

@@ -1,12 +1,13 @@
 //! Reading of GGUF files, versions 2 and 3, through a memory map.
 
 use super::dequant::{self, GgmlType};
+use crate::memory;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::kind::{self, GGUF_MAGIC as MAGIC};
+use transformer_lite::unstable::limits::open_file;
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::tensor::Bytes;
 
@@ -21,6 +22,9 @@ const MAX_DIMS: u32 = 4;
 const MIN_ENTRY: u64 = 8 + 4 + 1;
 /// Fewest bytes of a tensor entry: length of the name, number of sizes, one size, type, offset.
 const MIN_TENSOR: u64 = 8 + 4 + 8 + 4 + 8;
+
+/// Bytes of memory that a short text in an array takes, roughly.
+const ITEM: usize = 64;
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
@@ -169,15 +173,14 @@ macro_rules! scalar {
 }
 
 macro_rules! scalars {
-    ($self:ident, $t:ty, $count:expr) => {{
+    ($self:ident, $t:ty, $count:expr, $what:expr) => {{
         const SIZE: usize = size_of::<$t>();
         let length = $self.array_bytes($count, SIZE as u64)?;
         let raw = $self.take(length)?;
-        raw.as_chunks::<SIZE>()
-            .0
-            .iter()
-            .map(|b| <$t>::from_le_bytes(*b))
-            .collect()
+        let items = raw.as_chunks::<SIZE>().0;
+        let mut out = memory::room(items.len(), $what)?;
+        out.extend(items.iter().map(|b| <$t>::from_le_bytes(*b)));
+        out
     }};
 }
 
@@ -263,6 +266,18 @@ impl<'a> Cursor<'a> {
         }
     }
 
+    /// Reads `count` items of an array, which the file can hold.
+    fn items<T>(&mut self, count: u64, what: &str, read: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+        let length = usize::try_from(count).map_err(|e| self.bad(format!("{what}: {e}")))?;
+        // Texts and nested arrays are allocated one by one.
+        memory::check(length.saturating_mul(ITEM), what)?;
+        let mut out = memory::room(length, what)?;
+        for _ in 0..count {
+            out.push(read(self)?);
+        }
+        Ok(out)
+    }
+
     fn value(&mut self, what: &str) -> Result<Value> {
         let code = self.u32()?;
         Ok(match code {
@@ -290,32 +305,28 @@ impl<'a> Cursor<'a> {
         let code = self.u32()?;
         let count = self.u64()?;
         Ok(match code {
-            0 => Array::U8(scalars!(self, u8, count)),
-            1 => Array::I8(scalars!(self, i8, count)),
-            2 => Array::U16(scalars!(self, u16, count)),
-            3 => Array::I16(scalars!(self, i16, count)),
-            4 => Array::U32(scalars!(self, u32, count)),
-            5 => Array::I32(scalars!(self, i32, count)),
-            6 => Array::F32(scalars!(self, f32, count)),
+            0 => Array::U8(scalars!(self, u8, count, what)),
+            1 => Array::I8(scalars!(self, i8, count, what)),
+            2 => Array::U16(scalars!(self, u16, count, what)),
+            3 => Array::I16(scalars!(self, i16, count, what)),
+            4 => Array::U32(scalars!(self, u32, count, what)),
+            5 => Array::I32(scalars!(self, i32, count, what)),
+            6 => Array::F32(scalars!(self, f32, count, what)),
             7 => {
                 self.array_bytes(count, 1)?;
-                Array::Bool((0..count).map(|_| self.bool(what)).collect::<Result<_>>()?)
+                Array::Bool(self.items(count, what, |c| c.bool(what))?)
             }
             8 => {
                 self.array_bytes(count, 8)?;
-                Array::String((0..count).map(|_| self.string(what)).collect::<Result<_>>()?)
+                Array::String(self.items(count, what, |c| c.string(what))?)
             }
             9 => {
                 self.array_bytes(count, 12)?;
-                Array::Array(
-                    (0..count)
-                        .map(|_| self.array(what, depth + 1))
-                        .collect::<Result<_>>()?,
-                )
+                Array::Array(self.items(count, what, |c| c.array(what, depth + 1))?)
             }
-            10 => Array::U64(scalars!(self, u64, count)),
-            11 => Array::I64(scalars!(self, i64, count)),
-            12 => Array::F64(scalars!(self, f64, count)),
+            10 => Array::U64(scalars!(self, u64, count, what)),
+            11 => Array::I64(scalars!(self, i64, count, what)),
+            12 => Array::F64(scalars!(self, f64, count, what)),
             _ => return Err(self.bad(format!("{what}: expected an item type of 0 to 12, found {code}"))),
         })
     }
@@ -388,16 +399,8 @@ impl Gguf {
     /// count and offset is checked against the size of the file before use. The file must not
     /// change while it is open.
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
-        let meta = file.metadata().map_err(|e| Error::io("cannot read", path, e))?;
-        if !meta.is_file() {
-            return Err(Error::file(
-                Stage::Convert,
-                path,
-                "expected a GGUF file, found a folder or device",
-            ));
-        }
-        if meta.len() == 0 {
+        let (file, length) = open_file(path)?;
+        if length == 0 {
             // An empty file cannot be mapped.
             let what = kind::explained("not a GGUF file", &[]);
             return Err(Error::file(Stage::Convert, path, what));

@@ -4,6 +4,7 @@ use super::dequant;
 use super::params::{ROPE_TENSORS, expect_dims, missing};
 use super::read::{Gguf, TensorInfo};
 use crate::checkpoint::{Architecture, Params, Stored, Tensors};
+use crate::memory::zeros;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use transformer_lite::unstable::error::{Error, Result};
@@ -93,7 +94,7 @@ impl<'a> GgufTensors<'a> {
             }
             // A vector is a row of blocks.
             Some(order) => {
-                let mut all = vec![0.0; info.elements];
+                let mut all = zeros(info.elements, &info.name)?;
                 self.gguf.read_f32(info, 0, &mut all)?;
                 for (row, to) in (first..).zip(out) {
                     *to = all.get(order(row)).copied().unwrap_or_default();

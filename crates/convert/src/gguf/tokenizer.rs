@@ -6,6 +6,7 @@ mod pre;
 
 use super::read::{Array, Gguf, Value as Entry};
 use crate::checkpoint::write_json;
+use crate::memory;
 use pre::Pre;
 use std::collections::HashMap;
 use std::path::Path;
@@ -26,6 +27,12 @@ pub fn write_tokenizer(input: &Path, folder: &Path) -> Result<()> {
 /// Marks the beginning of a word in SentencePiece's vocabularies, and in those of BERT as GGUF
 /// files have them.
 const WORD: char = '\u{2581}';
+
+/// The key of the merges of a byte-level vocabulary.
+const MERGES: &str = "tokenizer.ggml.merges";
+
+/// Bytes of memory that a token or a merge takes, roughly: as read, indexed, and as JSON.
+const ENTRY: usize = 640;
 
 /// Control tokens with these texts always end an answer.
 const ENDS: [&str; 9] = [
@@ -115,7 +122,13 @@ impl Vocabulary {
         let key = "tokenizer.ggml.model";
         let model = missing_or(g, key, g.opt_str(key))?;
         let key = "tokenizer.ggml.tokens";
-        let mut tokens = missing_or(g, key, g.opt_strings(key))?.to_vec();
+        let tokens = missing_or(g, key, g.opt_strings(key))?;
+        let merges = g.opt_strings(MERGES)?.unwrap_or_default();
+        memory::check(
+            (tokens.len() + merges.len()).saturating_mul(ENTRY),
+            "the vocabulary",
+        )?;
+        let mut tokens = tokens.to_vec();
         let roles = roles(g, tokens.len())?;
         if model == "bert" {
             tokens = word_pieces(g, &tokens, &roles)?;
@@ -328,13 +341,12 @@ fn word_pieces(g: &Gguf, tokens: &[String], roles: &[Role]) -> Result<Vec<String
 
 /// The merges of a byte-level vocabulary, each of which joins two tokens to a third.
 fn stored_merges(g: &Gguf, index: &HashMap<&str, u32>) -> Result<Merges> {
-    let key = "tokenizer.ggml.merges";
-    let merges = missing_or(g, key, g.opt_strings(key))?;
+    let merges = missing_or(g, MERGES, g.opt_strings(MERGES))?;
     merges
         .iter()
         .enumerate()
         .map(|(i, merge)| {
-            let bad = |what: &str| g.bad(format!("metadata \"{key}\": entry {i}, {merge:?}: {what}"));
+            let bad = |what: &str| g.bad(format!("metadata \"{MERGES}\": entry {i}, {merge:?}: {what}"));
             // The first character is never the separator.
             let first = merge.chars().next().map_or(0, char::len_utf8);
             let split = merge

@@ -3,6 +3,7 @@
 use super::nodes::{Change, int};
 use super::source::{Origin, Source, bytes_of, copy_others};
 use super::{MODEL, Progress};
+use crate::memory::room;
 use half::f16;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -306,7 +307,8 @@ impl Matrix {
             .ok_or_else(|| bad(format!("{rows} rows of {bits} values are not supported")))?;
         let words = codes.u32s().map_err(|e| bad(e.to_string()))?;
         let halves = scales.f16s().map_err(|e| bad(e.to_string()))?;
-        let pairs: Vec<[f16; 2]> = halves.chunks_exact(2).map(|p| [p[0], p[1]]).collect();
+        let mut pairs: Vec<[f16; 2]> = room(halves.len() / 2, &self.name)?;
+        pairs.extend_from_slice(halves.as_chunks().0);
         let narrow = |band: &[f32]| -> Result<Vec<f16>> {
             let out: Vec<f16> = band.iter().map(|v| f16::from_f32(*v)).collect();
             match out.iter().position(|h| !h.is_finite()) {
@@ -317,7 +319,7 @@ impl Matrix {
         let shape = if self.table { [n, k] } else { [k, n] };
         writer.add_initializer_external(&self.name, DType::F16, &shape, |out| {
             let at_once = (BAND / shape[1]).max(1);
-            let mut band = Vec::new();
+            let mut band = room(at_once.min(shape[0]).saturating_mul(shape[1]), &self.name)?;
             for first in (0..shape[0]).step_by(at_once) {
                 let count = at_once.min(shape[0] - first);
                 band.resize(count * shape[1], 0.0);

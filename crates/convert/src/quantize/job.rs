@@ -7,6 +7,7 @@ use super::source::{Origin, Source, bytes_of};
 use super::transcode::Kept;
 use super::weight::{Elements, Scaling, Weight, sample};
 use super::{Methods, Options, Progress, Quantized, mixed};
+use crate::memory;
 use half::f16;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::onnx::weights::Weights;
@@ -222,9 +223,9 @@ impl<'a> Job<'a> {
         w: &Weight,
         key: String,
     ) -> Result<QuantizedWeight> {
-        let (mut codes, mut scales) = (
-            vec![0u32; w.bits.rows(w.k) * w.n],
-            vec![[f16::ZERO; 2]; w.k.div_ceil(w.group) * w.n],
+        let (mut codes, mut scales): (Vec<u32>, Vec<[f16; 2]>) = (
+            memory::zeros(w.bits.rows(w.k) * w.n, name)?,
+            memory::zeros(w.k.div_ceil(w.group) * w.n, name)?,
         );
         let element = elements.element_size();
         let method = self.methods.of(name, w.k)?;

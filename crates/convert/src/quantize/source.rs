@@ -3,6 +3,7 @@
 use super::nodes::Change;
 use super::weight::Elements;
 use super::{DATA, MODEL, wire};
+use crate::memory::room;
 use prost::Message;
 use std::collections::HashSet;
 use std::path::{Component, Path, PathBuf};
@@ -57,7 +58,8 @@ pub(super) struct Source {
 impl Source {
     pub fn open(stage: Stage, path: PathBuf) -> Result<Self> {
         let file = map(&path)?;
-        let bytes = file.bytes().to_vec();
+        let mut bytes = room(file.bytes().len(), MODEL)?;
+        bytes.extend_from_slice(file.bytes());
         let model = decode::model(stage, &path, &bytes)?;
         let no_graph = || Error::file(stage, &path, "not an ONNX model: there is no graph in it");
         let graph = model.graph.ok_or_else(no_graph)?;
