@@ -8,12 +8,14 @@
 //! only how long a start takes.
 //!
 //! Files are written under a temporary name and renamed, so several processes can share a folder:
-//! each sees whole files, and the last writer of a key wins.
+//! each sees whole files, and the last writer of a key wins. The first write of a process removes
+//! the temporary files of processes that were killed.
 #![warn(missing_docs)]
 
 mod entry;
 
 use crate::error::{Error, Result};
+use crate::files::temporary;
 use crate::fmt::count_text;
 use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -32,11 +34,8 @@ pub const FOLDER_VARIABLE: &str = "TLITE_CACHE_DIR";
 /// File name extension.
 const EXTENSION: &str = "tlc";
 
-/// Prefix of temporary files.
-const TEMPORARY: &str = ".tlite-";
-
-/// A temporary file older than this was left by a process that was killed.
-const ABANDONED: Duration = Duration::from_secs(3600);
+/// Mode of files: drivers execute them.
+const PRIVATE: u32 = 0o600;
 
 /// Resolution of the time of a file's last use.
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -172,7 +171,7 @@ impl Store {
         let there = there
             .filter(|p| !p.as_os_str().is_empty())
             .unwrap_or(Path::new("."));
-        let tried = tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(there);
+        let tried = temporary::create(there, PRIVATE);
         if tried.is_err() {
             self.warned.store(true, Ordering::Relaxed);
         }
@@ -303,7 +302,7 @@ impl Store {
                 Err(e) => return Err(Error::io("cannot remove", &path, e)),
             }
         }
-        self.sweep();
+        temporary::sweep(&self.folder);
         *self.size.lock().unwrap_or_else(PoisonError::into_inner) = None;
         Ok((count, bytes))
     }
@@ -359,9 +358,7 @@ impl Store {
     }
 
     fn write(&self, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-        let mut file = tempfile::Builder::new()
-            .prefix(TEMPORARY)
-            .tempfile_in(&self.folder)?;
+        let mut file = temporary::create(&self.folder, PRIVATE)?;
         file.write_all(bytes)?;
         file.persist(path).map(drop).map_err(|e| e.error)
     }
@@ -426,23 +423,6 @@ impl Store {
             total = total.saturating_sub(metadata.len());
         }
         *size = Some(total);
-    }
-
-    /// Removes temporary files of processes that were killed.
-    fn sweep(&self) {
-        let Ok(list) = std::fs::read_dir(&self.folder) else {
-            return;
-        };
-        for path in list.flatten().map(|item| item.path()) {
-            let ours = path
-                .file_name()
-                .and_then(|n| n.to_str())
-                .is_some_and(|n| n.starts_with(TEMPORARY));
-            let age = std::fs::metadata(&path).map(|m| used(&m).elapsed().unwrap_or_default());
-            if ours && age.is_ok_and(|age| age > ABANDONED) {
-                self.delete(&path);
-            }
-        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Files: what an unexpected one seems to be, and writing one completely or not at all.
 
 pub mod kind;
+pub mod temporary;
 
 use crate::error::{Error, Result};
 use std::io::Write;
@@ -13,14 +14,7 @@ pub fn write_whole(file: &Path, write: impl FnOnce(&mut dyn Write) -> std::io::R
         _ => Path::new("."),
     };
     let failed = |e| Error::io("cannot write", file, e);
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tlite-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o644));
-    }
-    let mut new = builder.tempfile_in(folder).map_err(failed)?;
+    let mut new = temporary::create(folder, 0o644).map_err(failed)?;
     {
         let mut buffer = std::io::BufWriter::new(new.as_file_mut());
         write(&mut buffer).and_then(|()| buffer.flush()).map_err(failed)?;

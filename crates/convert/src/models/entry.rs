@@ -7,6 +7,7 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::temporary;
 
 /// The version of what conversions write into an entry. It is raised whenever the files of a new
 /// version of the converter differ from those of the old one; entries of another layout are
@@ -217,14 +218,7 @@ pub(super) fn write(folder: &Path, manifest: &Manifest) -> Result<()> {
     let path = folder.join(MANIFEST);
     let cannot = |e| Error::io("cannot write", &path, e);
     let text = serde_json::to_vec_pretty(manifest).map_err(|e| cannot(e.into()))?;
-    let mut builder = tempfile::Builder::new();
-    builder.prefix(".tlite-");
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        builder.permissions(std::fs::Permissions::from_mode(0o666));
-    }
-    let mut file = builder.tempfile_in(folder).map_err(cannot)?;
+    let mut file = temporary::create(folder, 0o666).map_err(cannot)?;
     file.write_all(&text)
         .and_then(|()| file.as_file().sync_all())
         .map_err(cannot)?;

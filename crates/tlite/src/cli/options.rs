@@ -10,8 +10,9 @@ use std::str::FromStr;
 use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, ReplayMode};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite::unstable::files::temporary;
 use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::limits::Limits;
+use transformer_lite::unstable::limits::{Limits, read_file};
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
 use transformer_lite::unstable::placement::{BackendChoice, DeviceOnly, Placement};
@@ -374,7 +375,7 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
         return refused(format!("there is no folder {}", folder.display()));
     }
     // As it will be written: beside its place.
-    match tempfile::Builder::new().prefix(".tlite-").tempfile_in(folder) {
+    match temporary::create(folder, 0o600) {
         Ok(_removed) => Ok(()),
         Err(e) => refused(format!("cannot be written: {e}")),
     }
@@ -383,7 +384,7 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
 /// The text of the file that `option` names. A usage error if it does not exist or is not UTF-8.
 pub fn read_text(option: &str, path: &Path) -> Result<String> {
     check_file(option, path)?;
-    let bytes = std::fs::read(path).map_err(|e| Error::io("cannot read", path, e))?;
+    let bytes = read_file(path, Limits::default().text_file)?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Error::usage(option, format!("{}: not UTF-8 at byte {at}", path.display()))

@@ -16,12 +16,12 @@ const ORDER: &[&str] = &[
     "mapped",
     "error",
     "limits",
+    "files",
     "cache",
     "backend",
     "quant",
     "lower",
     "graph",
-    "files",
     "plan",
     "note",
     "executor",
@@ -42,11 +42,6 @@ const EXCEPTIONS: &[(&str, &str, &str)] = &[
         "lower",
         "graph",
         "a graph holds operators, which lower themselves",
-    ),
-    (
-        "graph",
-        "files",
-        "an error names the kind of a file that is no model",
     ),
 ];
 

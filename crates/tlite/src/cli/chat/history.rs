@@ -4,6 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::cache::named_folder;
+use transformer_lite::unstable::files::temporary;
 
 /// Environment variable that names another folder for the file.
 pub const FOLDER_VARIABLE: &str = "TLITE_HISTORY_DIR";
@@ -78,8 +79,7 @@ impl HistoryFile {
         let Some(folder) = self.0.parent() else {
             return Ok(());
         };
-        // Temporary files have mode 0600.
-        let mut new = tempfile::Builder::new().prefix(".tlite-").tempfile_in(folder)?;
+        let mut new = temporary::create(folder, 0o600)?;
         let lines: std::io::Result<String> = entries.iter().map(|e| line_of(e)).collect();
         new.write_all(lines?.as_bytes())?;
         new.persist(&self.0).map(drop).map_err(|e| e.error)
