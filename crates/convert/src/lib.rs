@@ -29,6 +29,7 @@ pub mod calibrate;
 pub mod checkpoint;
 pub mod decoders;
 pub mod gguf;
+mod lock;
 mod memory;
 pub mod models;
 pub mod new_folder;

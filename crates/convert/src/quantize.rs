@@ -20,7 +20,7 @@ mod transcode;
 mod weight;
 mod wire;
 
-use crate::new_folder::NewFolder;
+use crate::new_folder::{NewFolder, QUANTIZE};
 use job::Job;
 use parts::Parts;
 use plan::{Plan, plan};
@@ -34,21 +34,16 @@ use transformer_lite::unstable::graph::onnx::write::{ModelWriter, write_file};
 use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::quant::{Bits, GROUP_STEP, Loss, Method, PER_CHANNEL};
 
-pub use dequantize::TEMPORARY as DEQUANTIZE_TEMPORARY;
 pub use dequantize::{Dequantized, dequantize_into};
 pub use grid::grid_group;
 pub use methods::{Methods, Planned};
 pub use weight::Scaling;
 
-/// Prefix of the temporary folder's name.
-pub(crate) const TEMPORARY: &str = ".quantize-";
 /// The folder in which an interrupted run that writes `output` keeps its progress for the next one.
 pub fn unfinished(output: &Path) -> Option<PathBuf> {
-    NewFolder::resumed(output, TEMPORARY)
+    NewFolder::unfinished(output, QUANTIZE)
 }
 
-/// The folder inside the temporary one that becomes the output.
-const RESULT: &str = "model";
 /// File name of the graph in a model folder.
 const MODEL: &str = "model.onnx";
 /// File name of the weights in a model folder.
@@ -227,22 +222,18 @@ pub fn quantize_with(
     methods: &mut dyn Methods,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
-    let new = NewFolder::resume(output, TEMPORARY)?;
-    // Take the lock before touching the folder: another run may be using it.
-    let parts = Parts::open(new.path())?;
-    let made = new
-        .empty_part(RESULT)
-        .and_then(|folder| quantize_into(input, &folder, &parts, options, methods, progress));
-    match made {
+    let new = NewFolder::resume(output, QUANTIZE)?;
+    let parts = Parts::open(new.temporary())?;
+    match quantize_into(input, new.path(), &parts, options, methods, progress) {
         Ok(summary) => {
             // Once the result has its name, the parts are removed with the temporary folder.
-            new.commit_part(RESULT)?;
+            new.commit()?;
             Ok(summary)
         }
         // Keep what was finished: it is useful once there is disk space again.
         Err(e @ Error::Io { .. }) if parts.any() => Err(e),
         Err(e) => {
-            new.discard()?;
+            new.discard();
             Err(e)
         }
     }

@@ -5,8 +5,8 @@ use super::config::{Config, Scheme};
 use super::gptq;
 pub(crate) use super::safetensors::INDEX;
 use super::safetensors::{Shards, Tensor, files as safetensors_files};
-use super::{Params, Progress, Stored, Summary, TEMPORARY, TOO_LARGE, Tensors, write_json, write_model};
-use crate::new_folder::NewFolder;
+use super::{Params, Progress, Stored, Summary, TOO_LARGE, Tensors, write_json, write_model};
+use crate::new_folder::{CONVERT, NewFolder};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -46,7 +46,7 @@ const PREFIXES: [&str; 3] = ["model.", "language_model.model.", "model.language_
 /// unexpected, or of another shape or type than the configuration says; a damaged file; an existing
 /// output ([`Error::is_usage`]); a failed write.
 pub fn convert(input: &Path, output: &Path, progress: &mut dyn FnMut(Progress<'_>)) -> Result<Summary> {
-    let new = NewFolder::create(output, TEMPORARY)?;
+    let new = NewFolder::create(output, CONVERT)?;
     let summary = convert_into(input, new.path(), progress)?;
     new.commit()?;
     Ok(summary)

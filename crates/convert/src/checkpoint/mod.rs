@@ -32,9 +32,6 @@ use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::write::ModelWriter;
 use weights::Checkpoint;
 
-/// Prefix of the temporary folder of a conversion.
-pub const TEMPORARY: &str = ".convert-";
-
 /// Progress of a conversion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress<'a> {

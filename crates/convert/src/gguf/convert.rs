@@ -5,10 +5,8 @@ use super::read::Gguf;
 use super::tensors::GgufTensors;
 use super::tokenizer::Vocabulary;
 use crate::checkpoint::rope::decimal;
-use crate::checkpoint::{
-    Activation, Architecture, Params, Progress, Summary, TEMPORARY, write_json, write_model,
-};
-use crate::new_folder::NewFolder;
+use crate::checkpoint::{Activation, Architecture, Params, Progress, Summary, write_json, write_model};
+use crate::new_folder::{CONVERT, NewFolder};
 use serde_json::{Value, json};
 use std::path::Path;
 use transformer_lite::unstable::error::Result;
@@ -33,7 +31,7 @@ pub fn convert(
     keep_bits: bool,
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Summary> {
-    let new = NewFolder::create(output, TEMPORARY)?;
+    let new = NewFolder::create(output, CONVERT)?;
     let summary = convert_into(input, new.path(), keep_bits, progress)?;
     new.commit()?;
     Ok(summary)

@@ -3,28 +3,25 @@
 use super::digest::{Hash, is_sha256, sha256};
 use super::entry::{self, Entry, LAYOUT, Manifest, Origin, Stamp};
 use super::hub::{Fetched, HubError, PREFIX, Spec};
-use super::{Event, ModelStore, OnEvent, wait_for};
+use super::{Event, ModelStore, OnEvent};
 use crate::checkpoint::{Progress, Summary, folder as checkpoint};
 use crate::gguf::{self, Gguf};
-use crate::new_folder::{NewFolder, REMOVED, set_aside};
-use std::fs::{File, TryLockError};
+use crate::lock;
+use crate::new_folder::{self, CONVERT, NewFolder, REMOVED, set_aside};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 
-/// How names of temporary folders begin; then come the first digits of the key.
-const TEMPORARY: &str = ".convert-";
 /// The folder of lock files. They are empty, one for each source that was ever converted, and never
 /// removed: a lock file that is removed while another process opens it locks nothing.
 const LOCKS: &str = ".locks";
 /// The lock that is held while a name is chosen and taken.
 const NAMES: &str = "names";
-/// Digits of a key in names of temporary folders and lock files.
+/// Digits of a key in names of temporary folders and of lock files.
 const KEY_DIGITS: usize = 32;
 /// Digits of a key in the name of an entry whose plain name is taken.
 const NAME_DIGITS: usize = 8;
-/// A temporary folder older than this is abandoned, on systems that have no file locks.
-const ABANDONED: Duration = Duration::from_secs(24 * 3600);
 /// Characters of a name.
 const NAME_LENGTH: usize = 80;
 
@@ -234,10 +231,9 @@ impl ModelStore {
     ) -> Result<Entry> {
         let digits = key.get(..KEY_DIGITS).unwrap_or(key);
         // The name is chosen at the end; until then it only has to be free.
-        let prefix = format!("{TEMPORARY}{digits}-");
-        let mut new = NewFolder::create(&self.folder.join(format!("{TEMPORARY}{digits}")), &prefix)?;
+        let mut new = NewFolder::create(&self.folder.join(digits), CONVERT)?;
         on_event(Event::Begin {
-            folder: new.path(),
+            folder: new.temporary(),
             name: &source.name,
         });
         let summary = source.convert_into(new.path(), on_event)?;
@@ -332,8 +328,8 @@ impl ModelStore {
     fn lock(&self, name: &str, waiting: impl FnOnce()) -> Result<Option<File>> {
         let folder = self.folder.join(LOCKS);
         std::fs::create_dir_all(&folder).map_err(|e| self.unwritable(&e))?;
-        let file = open_lock(&folder.join(name)).map_err(|e| self.unwritable(&e))?;
-        Ok(wait_for(&file, waiting)
+        let file = lock::open(&folder.join(name)).map_err(|e| self.unwritable(&e))?;
+        Ok(lock::wait_for(&file, waiting)
             .map_err(|e| log::debug!("cannot lock a file in {}: {e}", folder.display()))
             .is_ok()
             .then_some(file))
@@ -345,23 +341,11 @@ impl ModelStore {
             return;
         };
         for item in list.flatten() {
-            let (name, path) = (item.file_name(), item.path());
-            let Some(name) = name.to_str() else { continue };
-            if name.starts_with(REMOVED) {
-                remove(&path);
-            } else if let Some((digits, _)) = name.strip_prefix(TEMPORARY).and_then(|n| n.split_once('-')) {
-                let lock = open_lock(&self.folder.join(LOCKS).join(digits));
-                match lock
-                    .map_err(TryLockError::Error)
-                    .and_then(|f| f.try_lock().map(|()| f))
-                {
-                    Ok(_held) => remove(&path),
-                    Err(TryLockError::WouldBlock) => {}
-                    Err(TryLockError::Error(_)) if is_old(&path) => remove(&path),
-                    Err(TryLockError::Error(e)) => log::debug!("cannot remove {}: {e}", path.display()),
-                }
+            if item.file_name().to_string_lossy().starts_with(REMOVED) {
+                remove(&item.path());
             }
         }
+        new_folder::sweep(&self.folder);
     }
 
     /// Takes an entry away at once, then removes its files.
@@ -395,24 +379,9 @@ impl ModelStore {
     }
 }
 
-fn open_lock(path: &Path) -> std::io::Result<File> {
-    File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .open(path)
-}
-
 fn remove(folder: &Path) {
     let removed = std::fs::remove_dir_all(folder);
     removed.unwrap_or_else(|e| log::debug!("cannot remove {}: {e}", folder.display()));
-}
-
-fn is_old(path: &Path) -> bool {
-    let age = std::fs::metadata(path)
-        .and_then(|m| m.modified())
-        .map(|t| t.elapsed());
-    age.is_ok_and(|age| age.is_ok_and(|age| age > ABANDONED))
 }
 
 /// Bits of a weight on average, to two digits.

@@ -33,7 +33,6 @@ pub use entry::{Entry, LAYOUT, Manifest, Origin, Stamp};
 use crate::checkpoint::folder::is_checkpoint;
 use convert::Source;
 use hub::{Hub, Spec};
-use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::cache::named_folder;
 use transformer_lite::unstable::error::{Error, Result};
@@ -244,17 +243,5 @@ fn unknown(model: &Path) -> String {
     match model.to_str().map(str::parse::<Spec>) {
         Some(Ok(_)) => format!("{what}; for the Hugging Face Hub, write hf:{shown}"),
         _ => format!("{what}; `tlite list` shows the models here, `tlite pull OWNER/REPO` downloads one"),
-    }
-}
-
-/// Takes the lock of `file`, or waits for it after a call of `waiting`.
-fn wait_for(file: &File, waiting: impl FnOnce()) -> std::io::Result<()> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            waiting();
-            file.lock()
-        }
-        Err(TryLockError::Error(e)) => Err(e),
     }
 }

@@ -17,8 +17,6 @@ use transformer_lite::unstable::graph::op::OWN_DOMAIN;
 use transformer_lite::unstable::quant::{Bits, code_at, decode, decode_rows};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
-/// Prefix of the temporary folder's name.
-pub const TEMPORARY: &str = ".dequantize-";
 /// Number of weights decoded at a time.
 const BAND: usize = 1 << 20;
 

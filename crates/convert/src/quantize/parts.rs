@@ -7,9 +7,9 @@
 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::path::{Path, PathBuf};
-use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::weights::map;
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::quant::Loss;
@@ -17,10 +17,9 @@ use transformer_lite::unstable::tensor::Bytes;
 
 const FOLDER: &str = "parts";
 
-/// The parts of one run. Holds a lock: other runs into the same folder fail while it lives.
+/// The parts of one run, which holds the lock of the folder that they are in.
 pub(super) struct Parts {
     folder: PathBuf,
-    _lock: File,
 }
 
 /// Inputs, layout and loss of a part.
@@ -83,19 +82,7 @@ impl Parts {
     pub fn open(folder: &Path) -> Result<Self> {
         let parts = folder.join(FOLDER);
         std::fs::create_dir_all(&parts).map_err(|e| Error::io("cannot create", &parts, e))?;
-        let path = parts.join("lock");
-        let lock = File::create(&path).map_err(|e| Error::io("cannot write", &path, e))?;
-        match lock.try_lock() {
-            Ok(()) => Ok(Self {
-                folder: parts,
-                _lock: lock,
-            }),
-            Err(TryLockError::WouldBlock) => {
-                let what = "another run is writing this output; wait for it or choose another output";
-                Err(Error::file(Stage::Quantize, folder, what).of_kind(ErrorKind::Busy))
-            }
-            Err(TryLockError::Error(e)) => Err(Error::io("cannot lock", &path, e)),
-        }
+        Ok(Self { folder: parts })
     }
 
     /// True if anything is finished.

@@ -11,9 +11,10 @@ use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::size_text;
+use transformer_lite::unstable::limits::{Limits, read_file};
 use transformer_lite_convert::checkpoint::{self, Summary};
 use transformer_lite_convert::gguf;
-use transformer_lite_convert::new_folder::NewFolder;
+use transformer_lite_convert::new_folder::{CONVERT, NewFolder};
 
 /// Convert a GGUF file or Hugging Face checkpoint to a model folder
 ///
@@ -89,7 +90,7 @@ impl<'a> Report<'a> {
 
 /// True for a checkpoint whose `config.json` says that its weights are quantized.
 fn is_quantized(folder: &Path) -> bool {
-    let text = std::fs::read(folder.join("config.json")).unwrap_or_default();
+    let text = read_file(&folder.join("config.json"), Limits::default().text_file).unwrap_or_default();
     let config: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
     config.get("quantization_config").is_some_and(|q| !q.is_null())
 }
@@ -143,8 +144,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         let what = "applies to GGUF files only; GPTQ and AWQ weights keep their bits (`tlite dequantize` can convert them afterwards)";
         return Err(Error::usage("--float", what));
     }
-    let new = NewFolder::create(&args.output, checkpoint::TEMPORARY)?;
-    let _unfinished = interrupt.scratch(new.path());
+    let new = NewFolder::create(&args.output, CONVERT)?;
+    let _unfinished = interrupt.scratch(new.temporary());
     let bar = byte_bar();
     let mut progress = |p: checkpoint::Progress<'_>| {
         advance(&bar, p.done, p.total);

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::fmt::size_text;
 use transformer_lite::unstable::llm::folder::check_form;
-use transformer_lite_convert::new_folder::NewFolder;
-use transformer_lite_convert::quantize::{DEQUANTIZE_TEMPORARY, Progress, dequantize_into};
+use transformer_lite_convert::new_folder::{DEQUANTIZE, NewFolder};
+use transformer_lite_convert::quantize::{Progress, dequantize_into};
 
 /// Convert a quantized model back to 16-bit floats
 ///
@@ -31,8 +31,8 @@ Examples:
 
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     check_form("MODEL", &args.model)?;
-    let new = NewFolder::create(&args.output, DEQUANTIZE_TEMPORARY)?;
-    let _unfinished = interrupt.scratch(new.path());
+    let new = NewFolder::create(&args.output, DEQUANTIZE)?;
+    let _unfinished = interrupt.scratch(new.temporary());
     let bar = byte_bar();
     let result = dequantize_into(&args.model, new.path(), &mut |p: Progress<'_>| {
         advance(&bar, p.done, p.total);

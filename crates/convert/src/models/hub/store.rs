@@ -1,12 +1,13 @@
 //! Writing to the cache: unfinished files, locks, and the links of a version.
 
 use super::super::digest::{Hash, feed};
-use super::super::wait_for;
 use super::{REVISION, Repo};
+use crate::lock;
 use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::temporary;
 
 /// A file that is not yet whole.
 pub(super) struct Partial {
@@ -71,13 +72,8 @@ impl Repo {
     pub fn lock(&self, etag: &str, waiting: impl FnOnce()) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         std::fs::create_dir_all(&self.locks).map_err(|e| unwritable(&self.locks, &e))?;
-        let file = File::options()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(&path);
-        let file = file.map_err(|e| unwritable(&path, &e))?;
-        wait_for(&file, waiting).unwrap_or_else(|e| log::debug!("cannot lock {}: {e}", path.display()));
+        let file = lock::open(&path).map_err(|e| unwritable(&path, &e))?;
+        lock::wait_for(&file, waiting).unwrap_or_else(|e| log::debug!("cannot lock {}: {e}", path.display()));
         Ok(file)
     }
 
@@ -94,14 +90,16 @@ impl Repo {
         if same(&path).is_some_and(|(there, blob)| there == blob) {
             return Ok(path);
         }
-        // Another process may do the same, so the link is made under another name.
+        // A link cannot replace another, so it is made under another name. A killed process may
+        // have left that.
+        let _turn = self.lock("links", || ())?;
+        let beside = folder.join(".tlite-link");
+        let _left = std::fs::remove_file(&beside);
         let up = "../".repeat(name.split('/').count() + 1);
         let file = blob.file_name().unwrap_or_default();
         let target = Path::new(&up).join("blobs").join(file);
-        tempfile::Builder::new()
-            .prefix(".tlite-")
-            .make_in(folder, |beside| link_file(&target, blob, beside))
-            .and_then(|link| link.persist(&path).map(drop).map_err(|e| e.error))
+        link_file(&target, blob, &beside)
+            .and_then(|()| std::fs::rename(&beside, &path))
             .map_err(|e| unwritable(&path, &e))?;
         Ok(path)
     }
@@ -114,7 +112,7 @@ impl Repo {
         }
         let folder = self.folder.join("refs");
         std::fs::create_dir_all(&folder)
-            .and_then(|()| tempfile::Builder::new().prefix(".tlite-").tempfile_in(&folder))
+            .and_then(|()| temporary::create(&folder, 0o644))
             .and_then(|mut file| {
                 file.write_all(commit.as_bytes())?;
                 file.persist(&path).map(drop).map_err(|e| e.error)
