@@ -33,13 +33,13 @@ fn main() -> Result<(), AnyError> {
     let picture = options
         .common
         .picture(options.picture.as_deref(), "chelsea.png")?;
-    let scaled = scale(&picture, 224, 224, Fit::Crop);
+    let scaled = scale(&picture, 224, 224, Fit::Crop)?;
     let normalised = PictureOptions {
         mean: IMAGENET[0],
         deviation: IMAGENET[1],
         ..PictureOptions::default()
     };
-    let input = HostTensor::from_floats(DType::F32, &[1, 3, 224, 224], &planes(&scaled, &normalised))?;
+    let input = HostTensor::from_floats(DType::F32, &[1, 3, 224, 224], &planes(&scaled, &normalised)?)?;
     let (_, scores) = model.run(input)?;
 
     let mut ranked: Vec<(usize, f32)> = softmax(&scores).into_iter().enumerate().collect();

@@ -96,9 +96,9 @@ fn main() -> Result<(), AnyError> {
     let factor = options.size.clamp(32, 4096) as f32 / w.max(h);
     let side = |length: f32| ((length * factor / 32.0).ceil() as u32).max(1) * 32;
     let (width, height) = (side(w), side(h));
-    let scaled = scale(&picture, width, height, Fit::Pad);
+    let scaled = scale(&picture, width, height, Fit::Pad)?;
     let shape = [1, 3, height as usize, width as usize];
-    let input = HostTensor::from_floats(DType::F32, &shape, &planes(&scaled, &PictureOptions::default()))?;
+    let input = HostTensor::from_floats(DType::F32, &shape, &planes(&scaled, &PictureOptions::default())?)?;
     let (shape, output) = model.run(input)?;
 
     // The image fills the input along one side.

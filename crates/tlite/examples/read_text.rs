@@ -42,14 +42,14 @@ const GROWTH: f32 = 1.6;
 const HEIGHT: u32 = 48;
 
 /// The models were trained with BGR channel order and values from -1 to 1.
-fn numbers(picture: &RgbImage) -> Vec<f32> {
+fn numbers(picture: &RgbImage) -> Result<Vec<f32>, AnyError> {
     let as_trained = PictureOptions {
         mean: [0.5; 3],
         deviation: [0.5; 3],
         bgr: true,
         ..PictureOptions::default()
     };
-    planes(picture, &as_trained)
+    Ok(planes(picture, &as_trained)?)
 }
 
 fn find(model: &mut Model, picture: &RgbImage) -> Result<Vec<Rect>, AnyError> {
@@ -58,9 +58,9 @@ fn find(model: &mut Model, picture: &RgbImage) -> Result<Vec<Rect>, AnyError> {
     let factor = (736.0 / w.min(h)).max(1.0).min(1280.0 / w.max(h));
     let side = |length: f32| ((length * factor / 32.0).round() as u32).max(1) * 32;
     let (width, height) = (side(w), side(h));
-    let scaled = scale(picture, width, height, Fit::Stretch);
+    let scaled = scale(picture, width, height, Fit::Stretch)?;
     let shape = [1, 3, height as usize, width as usize];
-    let (_, map) = model.run(HostTensor::from_floats(DType::F32, &shape, &numbers(&scaled))?)?;
+    let (_, map) = model.run(HostTensor::from_floats(DType::F32, &shape, &numbers(&scaled)?)?)?;
     let mut found = Vec::new();
     for region in regions::regions(&map, width as usize, TEXT) {
         let Some(rect) = region.rect().filter(|_| region.mean >= REGION) else {
@@ -100,7 +100,7 @@ fn line_tensor(line: &RgbImage, least: u32, most: u32) -> Result<HostTensor, Any
     let scaled = imageops::resize(line, width, HEIGHT, imageops::FilterType::Triangle);
     let all = width.max(least) as usize;
     let mut data = vec![0.0; 3 * HEIGHT as usize * all];
-    for (row, given) in data.chunks_mut(all).zip(numbers(&scaled).chunks(width as usize)) {
+    for (row, given) in data.chunks_mut(all).zip(numbers(&scaled)?.chunks(width as usize)) {
         row[..given.len()].copy_from_slice(given);
     }
     Ok(HostTensor::from_floats(

@@ -81,13 +81,13 @@ fn main() -> Result<(), AnyError> {
         .picture(options.picture.as_deref(), "chelsea.png")?;
     let side = images.input_sizes().last().copied().flatten().unwrap_or(224);
     let pixels = u32::try_from(side)?;
-    let scaled = scale(&picture, pixels, pixels, Fit::Crop);
+    let scaled = scale(&picture, pixels, pixels, Fit::Crop)?;
     let as_trained = PictureOptions {
         mean: MEAN,
         deviation: DEVIATION,
         ..PictureOptions::default()
     };
-    let input = HostTensor::from_floats(DType::F32, &[1, 3, side, side], &planes(&scaled, &as_trained))?;
+    let input = HostTensor::from_floats(DType::F32, &[1, 3, side, side], &planes(&scaled, &as_trained)?)?;
     let (shape, data) = images.run(input)?;
     let image = normalised(&shape, &data).pop().ok_or("no embedding")?;
     let (shape, data) = texts.run(tokens(&options.texts)?)?;

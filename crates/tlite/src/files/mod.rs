@@ -2,10 +2,11 @@
 
 pub mod npy;
 pub mod picture;
+mod resample;
 
 use picture::PictureOptions;
 use std::path::Path;
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::shape::Fact;
 use transformer_lite::unstable::tensor::HostTensor;
@@ -24,6 +25,17 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
             "the file name must end in .npy, .pb, .png, .jpg or .jpeg",
         )),
     }
+}
+
+/// An empty vector with room for `count` elements, or an error of kind [`ErrorKind::OutOfMemory`].
+fn room<T>(count: usize) -> Result<Vec<T>> {
+    let mut out = Vec::new();
+    out.try_reserve_exact(count).map_err(|_| {
+        let bytes = count.saturating_mul(size_of::<T>());
+        let what = format!("not enough memory for {bytes} bytes of an input");
+        Error::other(Stage::Run, what).of_kind(ErrorKind::OutOfMemory)
+    })?;
+    Ok(out)
 }
 
 fn ending(path: &Path) -> Option<String> {

@@ -1,20 +1,30 @@
 //! NumPy's `.npy` format, versions 1 to 3, for the element types of [`DType`].
 
+use super::room;
 use half::f16;
 use npyz::{NpyFile, Order, Serialize, WriterBuilder};
 use std::io::{BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::write_whole;
+use transformer_lite::unstable::limits::open_file;
 use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 
-/// Elements in row-major order, of a file of `count`.
+/// Bytes of a header with its length. Those of tensors have about a hundred.
+const MAX_HEADER: u64 = 4096;
+
+/// Elements in row-major order, of a file of `count` elements in `bytes` bytes.
 fn elements<T: npyz::Deserialize + Clone, R: Read>(
     file: NpyFile<R>,
     count: usize,
+    bytes: u64,
 ) -> std::io::Result<Vec<T>> {
     let turned = (file.order() == Order::Fortran && file.shape().len() > 1).then(|| file.shape().to_vec());
+    if (count as u64).saturating_mul(size_of::<T>() as u64) > bytes {
+        return Err(std::io::ErrorKind::UnexpectedEof.into());
+    }
     let mut data = Vec::new();
+    data.try_reserve_exact(count)?;
     for v in file.data::<T>().map_err(std::io::Error::other)? {
         data.push(v?);
     }
@@ -29,7 +39,8 @@ fn elements<T: npyz::Deserialize + Clone, R: Read>(
         strides[i] = strides[i - 1] * shape[i - 1];
     }
     let mut index = vec![0; shape.len()];
-    let mut out = Vec::with_capacity(data.len());
+    let mut out = Vec::new();
+    out.try_reserve_exact(count)?;
     for _ in 0..data.len() {
         let at: usize = index.iter().zip(&strides).map(|(i, s)| i * s).sum();
         out.extend(data.get(at).cloned());
@@ -44,28 +55,48 @@ fn elements<T: npyz::Deserialize + Clone, R: Read>(
     Ok(out)
 }
 
-/// The shape in the header of `file`, if the product of its sizes exceeds 64 bits: the reader would
-/// panic on it. The file is at its start again afterwards.
-fn uncountable(file: &mut std::fs::File) -> std::io::Result<Option<String>> {
-    // Longer headers are not those of tensors.
-    let mut header = Vec::new();
-    Read::by_ref(file).take(4096).read_to_end(&mut header)?;
-    file.seek(SeekFrom::Start(0))?;
-    let text = String::from_utf8_lossy(&header);
+/// The header with its length, by the first bytes of a file. `None` for another format.
+fn header_length(start: &[u8]) -> Option<u64> {
+    let (major, sizes) = start.strip_prefix(b"\x93NUMPY")?.split_at_checked(2)?;
+    match major.first()? {
+        1 => Some(10 + u64::from(u16::from_le_bytes(*sizes.first_chunk()?))),
+        _ => Some(12 + u64::from(u32::from_le_bytes(*sizes.first_chunk()?))),
+    }
+}
+
+/// The shape in a header, if the product of its sizes exceeds 64 bits: the reader would panic on
+/// it.
+fn uncountable(header: &[u8]) -> Option<String> {
+    let text = String::from_utf8_lossy(header);
     let shape = text.split_once("'shape':").map_or("", |(_, rest)| rest);
     let shape = shape.split_once(')').map_or("", |(sizes, _)| sizes);
     let shape = shape.trim_start_matches([' ', '(']);
     let sizes = shape.split(',').filter_map(|n| n.trim().parse::<u64>().ok());
     let product = sizes.fold(1u64, |product, n| product.saturating_mul(n.max(1)));
-    Ok((product == u64::MAX).then(|| shape.to_owned()))
+    (product == u64::MAX).then(|| shape.to_owned())
 }
 
-/// Reads a file. Errors: no such file, not a `.npy` file, an element type that the engine does not
-/// have, too few elements.
+/// Reads a regular file. Errors: no such file, not a `.npy` file, an element type that the engine
+/// does not have, too few elements; too little memory for them.
 pub fn read(path: &Path) -> Result<HostTensor> {
-    let mut file = std::fs::File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
+    let (mut file, length) = open_file(path)?;
     let bad = |what: String| Error::file(Stage::Run, path, what);
-    if let Some(shape) = uncountable(&mut file).map_err(|e| Error::io("cannot read", path, e))? {
+    let cannot = |e| Error::io("cannot read", path, e);
+    let mut start = Vec::new();
+    Read::by_ref(&mut file)
+        .take(MAX_HEADER)
+        .read_to_end(&mut start)
+        .and_then(|_| file.seek(SeekFrom::Start(0)))
+        .map_err(cannot)?;
+    let header = header_length(&start).unwrap_or_default();
+    if header > length {
+        return Err(Error::cut_off(Stage::Run, path, header, length));
+    }
+    if header > MAX_HEADER {
+        let what = format!("a header of {header} bytes; the limit is {MAX_HEADER}");
+        return Err(bad(what).of_kind(ErrorKind::LimitExceeded));
+    }
+    if let Some(shape) = uncountable(&start) {
         return Err(bad(format!("shape [{shape}] has too many elements")));
     }
     let file = NpyFile::new(BufReader::new(file))
@@ -75,31 +106,34 @@ pub fn read(path: &Path) -> Result<HostTensor> {
     let shape = shape.ok_or_else(|| bad("a size exceeds the address range of this machine".to_owned()))?;
     let count = shape.iter().try_fold(1usize, |p, n| p.checked_mul(*n));
     let count = count.ok_or_else(|| bad(format!("shape {shape:?} has too many elements")))?;
-    let io = |e: std::io::Error| {
-        bad(format!(
-            "cannot read the {count} elements of shape {shape:?}: {e}"
-        ))
+    let bytes = length - header;
+    let io = |e: std::io::Error| match e.kind() {
+        std::io::ErrorKind::OutOfMemory => {
+            bad(format!("no memory for {count} elements of shape {shape:?}")).of_kind(ErrorKind::OutOfMemory)
+        }
+        _ => bad(format!("cannot read the {count} elements of shape {shape:?}: {e}")),
     };
     let made: Result<HostTensor, TensorError> = match dtype
         .trim_matches('\'')
         .trim_start_matches(['<', '>', '|', '='])
     {
-        "f8" => HostTensor::from_f64(&shape, &elements(file, count).map_err(io)?),
-        "f4" => HostTensor::from_f32(&shape, &elements(file, count).map_err(io)?),
-        "f2" => HostTensor::from_f16(&shape, &elements::<f16, _>(file, count).map_err(io)?),
-        "i8" => HostTensor::from_i64(&shape, &elements(file, count).map_err(io)?),
-        "i4" => HostTensor::from_i32(&shape, &elements(file, count).map_err(io)?),
-        "i2" => HostTensor::from_i16(&shape, &elements(file, count).map_err(io)?),
-        "u8" => HostTensor::from_u64(&shape, &elements(file, count).map_err(io)?),
-        "u4" => HostTensor::from_u32(&shape, &elements(file, count).map_err(io)?),
-        "u2" => HostTensor::from_u16(&shape, &elements(file, count).map_err(io)?),
-        "u1" => HostTensor::from_bytes(DType::U8, &shape, &elements(file, count).map_err(io)?),
+        "f8" => HostTensor::from_f64(&shape, &elements(file, count, bytes).map_err(io)?),
+        "f4" => HostTensor::from_f32(&shape, &elements(file, count, bytes).map_err(io)?),
+        "f2" => HostTensor::from_f16(&shape, &elements::<f16, _>(file, count, bytes).map_err(io)?),
+        "i8" => HostTensor::from_i64(&shape, &elements(file, count, bytes).map_err(io)?),
+        "i4" => HostTensor::from_i32(&shape, &elements(file, count, bytes).map_err(io)?),
+        "i2" => HostTensor::from_i16(&shape, &elements(file, count, bytes).map_err(io)?),
+        "u8" => HostTensor::from_u64(&shape, &elements(file, count, bytes).map_err(io)?),
+        "u4" => HostTensor::from_u32(&shape, &elements(file, count, bytes).map_err(io)?),
+        "u2" => HostTensor::from_u16(&shape, &elements(file, count, bytes).map_err(io)?),
+        "u1" => HostTensor::from_bytes(DType::U8, &shape, &elements(file, count, bytes).map_err(io)?),
         "i1" => {
-            let data: Vec<i8> = elements(file, count).map_err(io)?;
-            let bytes: Vec<u8> = data.iter().map(|v| v.cast_unsigned()).collect();
+            let data: Vec<i8> = elements(file, count, bytes).map_err(io)?;
+            let mut bytes = room(data.len())?;
+            bytes.extend(data.iter().map(|v| v.cast_unsigned()));
             HostTensor::from_bytes(DType::I8, &shape, &bytes)
         }
-        "b1" => HostTensor::from_bool(&shape, &elements(file, count).map_err(io)?),
+        "b1" => HostTensor::from_bool(&shape, &elements(file, count, bytes).map_err(io)?),
         _ => {
             return Err(bad(format!(
                 "element type {dtype} is not supported; expected f8, f4, f2, i8, i4, i2, i1, u8, u4, u2, u1 or b1; \
@@ -155,7 +189,6 @@ pub fn write(path: &Path, tensor: &HostTensor) -> Result<()> {
 mod tests {
     use super::*;
     use tlite_testing::assert_error;
-    use transformer_lite::unstable::error::ErrorKind;
 
     #[test]
     fn what_is_written_is_read() {
@@ -241,5 +274,25 @@ mod tests {
             let e = read(&path).unwrap_err();
             assert_error(&e, ErrorKind::InvalidFile, &["x.npy", value]);
         }
+    }
+
+    #[test]
+    fn headers_are_limited() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.npy");
+        let header = |length: u32| [b"\x93NUMPY\x02\x00", &length.to_le_bytes()[..], &[b' '; 8000]].concat();
+        for (length, kind) in [
+            (u32::MAX, ErrorKind::InvalidFile),
+            (8001, ErrorKind::InvalidFile),
+            (8000, ErrorKind::LimitExceeded),
+        ] {
+            std::fs::write(&path, header(length)).unwrap();
+            assert_eq!(read(&path).unwrap_err().kind(), kind, "{length}");
+        }
+        #[cfg(unix)]
+        assert_eq!(
+            read(Path::new("/dev/zero")).unwrap_err().kind(),
+            ErrorKind::InvalidFile
+        );
     }
 }

@@ -1,11 +1,23 @@
 //! Pictures as inputs of vision models: decoded, resized, normalised, in the model's layout.
 
-use image::imageops::FilterType;
-use image::{DynamicImage, RgbImage};
+use super::resample::window;
+use super::room;
+use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, RgbImage};
+use std::io::Cursor;
 use std::path::Path;
-use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::limits::read_file;
 use transformer_lite::unstable::shape::Fact;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
+
+/// Pixels of a picture, and of the input that it is scaled to.
+pub const MAX_PIXELS: u64 = 64 << 20;
+/// Pixels of a side.
+pub const MAX_SIDE: u32 = 1 << 16;
+/// Bytes of a file with a picture.
+const MAX_FILE: u64 = 256 << 20;
+/// Bytes that decoding a picture may take.
+const MAX_DECODED: u64 = 4 * MAX_PIXELS;
 
 /// How a picture of other proportions fits the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -34,6 +46,13 @@ pub struct PictureOptions {
     pub deviation: [f32; 3],
     /// Channels are blue, green, red.
     pub bgr: bool,
+}
+
+impl PictureOptions {
+    /// The number of a channel, by its value of 0 to 255.
+    fn normalised(&self) -> impl Fn(usize, f32) -> f32 {
+        |c, v| (v / 255.0 - self.mean[c]) / self.deviation[c]
+    }
 }
 
 impl Default for PictureOptions {
@@ -90,21 +109,47 @@ impl Layout {
     }
 }
 
-/// Decodes the PNG or JPEG file in `path`.
+/// Decodes the PNG or JPEG file in `path`. An error of kind [`ErrorKind::LimitExceeded`] for a
+/// picture of more than [`MAX_PIXELS`] pixels or a side of more than [`MAX_SIDE`].
 pub fn open(path: &Path) -> Result<RgbImage> {
-    let reader = image::ImageReader::open(path).map_err(|e| Error::io("cannot read", path, e))?;
-    let reader = reader
-        .with_guessed_format()
-        .map_err(|e| Error::io("cannot read", path, e))?;
-    let picture = reader.decode().map_err(|e| {
-        Error::parse(
-            Stage::Run,
-            path,
-            "not a PNG or JPEG picture, or the file is damaged",
-            e,
-        )
-    })?;
-    Ok(flat(picture))
+    let refused = |e: ImageError| {
+        let (what, kind) = match &e {
+            ImageError::Limits(_) => (
+                "the picture exceeds the limits for pictures",
+                ErrorKind::LimitExceeded,
+            ),
+            _ => (
+                "not a PNG or JPEG picture, or the file is damaged",
+                ErrorKind::InvalidFile,
+            ),
+        };
+        Error::parse(Stage::Run, path, what, e).of_kind(kind)
+    };
+    let bytes = read_file(path, MAX_FILE)?;
+    let reader = ImageReader::new(Cursor::new(&bytes)).with_guessed_format();
+    let mut reader = reader.map_err(|e| Error::io("cannot read", path, e))?;
+    let mut limits = image::Limits::default();
+    limits.max_image_width = Some(MAX_SIDE);
+    limits.max_image_height = Some(MAX_SIDE);
+    limits.max_alloc = Some(MAX_DECODED);
+    reader.limits(limits);
+    let decoder = reader.into_decoder().map_err(refused)?;
+    let (width, height) = decoder.dimensions();
+    check_pixels(path, "a picture", width, height)?;
+    // The decoder and the conversions allocate infallibly: find out first whether they can.
+    let pixels = u64::from(width) * u64::from(height);
+    let needs = decoder.total_bytes().saturating_add(4 * pixels);
+    let needs = usize::try_from(needs).map_err(|e| Error::caused(Stage::Run, "a picture", e))?;
+    std::hint::black_box(room::<u8>(needs)?);
+    Ok(flat(DynamicImage::from_decoder(decoder).map_err(refused)?))
+}
+
+fn check_pixels(path: &Path, what: &str, width: u32, height: u32) -> Result<()> {
+    if u64::from(width) * u64::from(height) <= MAX_PIXELS {
+        return Ok(());
+    }
+    let what = format!("{what} of {width} x {height} pixels; the limit is {MAX_PIXELS} pixels");
+    Err(Error::file(Stage::Run, path, what).of_kind(ErrorKind::LimitExceeded))
 }
 
 /// Transparent parts are white.
@@ -123,54 +168,71 @@ fn flat(picture: DynamicImage) -> RgbImage {
 }
 
 /// Scales `picture` to `width` by `height` pixels.
-pub fn scale(picture: &RgbImage, width: u32, height: u32, fit: Fit) -> RgbImage {
-    let (w, h) = (picture.width().max(1), picture.height().max(1));
-    let resize = |w: u32, h: u32| image::imageops::resize(picture, w.max(1), h.max(1), FilterType::Triangle);
+pub fn scale(picture: &RgbImage, width: u32, height: u32, fit: Fit) -> Result<RgbImage> {
+    let (w, h) = picture.dimensions();
+    if [w, h, width, height].contains(&0) {
+        return Err(Error::usage("picture", "a side of 0 pixels"));
+    }
     // Sizes of the picture at the scale of one side of the target.
     let by_width = u32::try_from(u64::from(h) * u64::from(width) / u64::from(w)).unwrap_or(u32::MAX);
     let by_height = u32::try_from(u64::from(w) * u64::from(height) / u64::from(h)).unwrap_or(u32::MAX);
+    let size = (width, height);
     match fit {
-        Fit::Stretch => resize(width, height),
+        Fit::Stretch => window(picture, size, (0, 0), size),
         Fit::Crop => {
             let (w, h) = if by_width >= height {
                 (width, by_width)
             } else {
                 (by_height.max(width), height)
             };
-            let large = resize(w, h);
-            image::imageops::crop_imm(&large, (w - width) / 2, (h - height) / 2, width, height).to_image()
+            window(picture, (w, h), ((w - width) / 2, (h - height) / 2), size)
         }
         Fit::Pad => {
             let (w, h) = if by_width <= height {
-                (width, by_width)
+                (width, by_width.max(1))
             } else {
-                (by_height.min(width), height)
+                (by_height.clamp(1, width), height)
             };
-            let mut out = RgbImage::from_pixel(width, height, image::Rgb([114; 3]));
-            image::imageops::replace(&mut out, &resize(w, h), 0, 0);
-            out
+            let mut grey = room(3 * width as usize * height as usize)?;
+            grey.resize(grey.capacity(), 114);
+            let mut out = RgbImage::from_raw(width, height, grey).unwrap_or_default();
+            image::imageops::replace(&mut out, &window(picture, (w, h), (0, 0), (w, h))?, 0, 0);
+            Ok(out)
         }
     }
 }
 
 /// The picture as `[1, 3, height, width]` in `f32`, normalised.
-pub fn planes(picture: &RgbImage, options: &PictureOptions) -> Vec<f32> {
-    let count = picture.width() as usize * picture.height() as usize;
-    let mut out = Vec::with_capacity(3 * count);
-    for c in 0..3 {
-        let from = if options.bgr { 2 - c } else { c };
-        let (mean, deviation) = (options.mean[c], options.deviation[c]);
-        out.extend(
-            picture
-                .pixels()
-                .map(|p| (f32::from(p.0[from]) / 255.0 - mean) / deviation),
-        );
+pub fn planes(picture: &RgbImage, options: &PictureOptions) -> Result<Vec<f32>> {
+    numbers(picture, (3, false), options.bgr, options.normalised())
+}
+
+/// The values of a picture of 0 to 255, changed by `value` for each channel, in the order of a
+/// layout: 3 channels, or 1 for the brightness, which may come last.
+fn numbers(
+    picture: &RgbImage,
+    (channels, last): (usize, bool),
+    bgr: bool,
+    value: impl Fn(usize, f32) -> f32,
+) -> Result<Vec<f32>> {
+    let pixels = picture.as_raw().as_chunks::<3>().0;
+    let channel = |p: &[u8; 3], c: usize| value(c, f32::from(p[if bgr { 2 - c } else { c }]));
+    let mut out = room(channels * pixels.len())?;
+    match (channels, last) {
+        (1, _) => out.extend(
+            pixels
+                .iter()
+                .map(|p| 0.299 * channel(p, 0) + 0.587 * channel(p, 1) + 0.114 * channel(p, 2)),
+        ),
+        (_, false) => (0..3).for_each(|c| out.extend(pixels.iter().map(|p| channel(p, c)))),
+        (_, true) => out.extend(pixels.iter().flat_map(|p| [0, 1, 2].map(|c| channel(p, c)))),
     }
-    out
+    Ok(out)
 }
 
 /// Reads a picture for an input `[1, c, h, w]` or `[1, h, w, c]` of floats or `u8` (values stay 0
-/// to 255), with 3 channels or with 1, the brightness.
+/// to 255), with 3 channels or with 1, the brightness. An error of kind
+/// [`ErrorKind::LimitExceeded`] if the picture or the input has more than [`MAX_PIXELS`] pixels.
 pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTensor> {
     let bad = |what: String| Error::file(Stage::Run, path, what);
     let layout = Layout::of(fact).ok_or_else(|| {
@@ -197,41 +259,25 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
                 "a {what} of {asked} pixels does not match the input's {fixed}"
             )));
         }
-        if asked == 0 || asked > 1 << 15 {
+        if asked == 0 || asked > MAX_SIDE {
             return Err(bad(format!(
-                "a {what} of {asked} pixels is out of range; expected 1 to 32768"
+                "a {what} of {asked} pixels is out of range; expected 1 to {MAX_SIDE}"
             )));
         }
     }
-    let picture = scale(&picture, width, height, options.fit);
-    let planes = if fact.dtype == DType::U8 {
-        let plain = PictureOptions {
-            bgr: options.bgr,
-            ..PictureOptions::default()
-        };
-        planes(&picture, &plain).iter().map(|v| v * 255.0).collect()
-    } else {
-        planes(&picture, options)
-    };
+    check_pixels(path, "an input", width, height)?;
+    let picture = scale(&picture, width, height, options.fit)?;
     let (w, h) = (width as usize, height as usize);
-    let pixel = |c: usize, at: usize| planes.get(c * w * h + at).copied().unwrap_or_default();
-    let brightness = |at| 0.299 * pixel(0, at) + 0.587 * pixel(1, at) + 0.114 * pixel(2, at);
-    let n = layout.channels;
-    let data: Vec<f32> = match (n, layout.channels_last) {
-        (1, _) => (0..w * h).map(brightness).collect(),
-        (_, false) => planes,
-        (_, true) => (0..w * h * n).map(|i| pixel(i % n, i / n)).collect(),
-    };
-    let shape = if layout.channels_last {
-        [1, h, w, n]
-    } else {
-        [1, n, h, w]
-    };
-    #[expect(clippy::cast_possible_truncation, reason = "0 to 255")]
+    let (n, last) = (layout.channels, layout.channels_last);
+    let shape = if last { [1, h, w, n] } else { [1, n, h, w] };
     let made = if fact.dtype == DType::U8 {
-        let bytes: Vec<i64> = data.iter().map(|v| v.round() as i64).collect();
-        HostTensor::from_ints(DType::U8, &shape, &bytes)
+        let data = numbers(&picture, (n, last), options.bgr, |_, v| v)?;
+        let mut bytes = room(data.len())?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 255")]
+        bytes.extend(data.iter().map(|v| v.round() as u8));
+        HostTensor::from_bytes(DType::U8, &shape, &bytes)
     } else {
+        let data = numbers(&picture, (n, last), options.bgr, options.normalised())?;
         HostTensor::from_floats(fact.dtype, &shape, &data)
     };
     made.map_err(|e| bad(e.to_string()))
@@ -241,7 +287,6 @@ pub fn read(path: &Path, fact: &Fact, options: &PictureOptions) -> Result<HostTe
 mod tests {
     use super::*;
     use tlite_testing::{assert_carries, assert_error};
-    use transformer_lite::unstable::error::ErrorKind;
     use transformer_lite::unstable::shape::{Dim, Shape};
 
     fn fact(dtype: DType, dims: &str) -> Fact {
@@ -313,7 +358,7 @@ mod tests {
         let e = shape(&of(Fit::Stretch), "1 3 h 9").unwrap_err();
         assert_carries(e, &["8", "9"]);
         // The lower half of what fits 4 x 2 into 8 x 8 is padding.
-        let padded = scale(&open(&path).unwrap(), 8, 8, Fit::Pad);
+        let padded = scale(&open(&path).unwrap(), 8, 8, Fit::Pad).unwrap();
         assert_eq!(padded.get_pixel(7, 7).0, [114; 3]);
         assert_eq!(padded.get_pixel(0, 3).0, [0; 3]);
         for dims in ["1 3 8", "1 4 8 8"] {
@@ -322,6 +367,48 @@ mod tests {
         }
         let e = read(&path, &fact(DType::I64, "1 3 h w"), &PictureOptions::default()).unwrap_err();
         assert_carries(e.chain(), &["i64"]);
+    }
+
+    /// A PNG file of which there is only the header.
+    fn header(width: u32, height: u32) -> Vec<u8> {
+        let mut out = b"\x89PNG\r\n\x1a\n".to_vec();
+        let ihdr = [&width.to_be_bytes()[..], &height.to_be_bytes(), &[8, 2, 0, 0, 0]].concat();
+        for (name, content) in [(b"IHDR", &ihdr[..]), (b"IDAT", &[]), (b"IEND", &[])] {
+            let chunk = [&name[..], content].concat();
+            out.extend(u32::try_from(content.len()).unwrap().to_be_bytes());
+            out.extend(&chunk);
+            out.extend(crc32fast::hash(&chunk).to_be_bytes());
+        }
+        out
+    }
+
+    #[test]
+    fn pixels_are_limited() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.png");
+        for (width, height, kind) in [
+            (20_000, 20_000, ErrorKind::LimitExceeded),
+            (1, 70_000, ErrorKind::LimitExceeded),
+            (70_000, 1, ErrorKind::LimitExceeded),
+            (8_000, 8_000, ErrorKind::InvalidFile),
+        ] {
+            std::fs::write(&path, header(width, height)).unwrap();
+            let e = open(&path).unwrap_err();
+            assert_eq!(e.kind(), kind, "{width}x{height}: {}", e.chain());
+        }
+        let large = PictureOptions {
+            size: Some((65_536, 2_048)),
+            ..PictureOptions::default()
+        };
+        let e = read(&picture(dir.path()), &fact(DType::F32, "1 3 h w"), &large).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{}", e.chain());
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_picture_is_a_regular_file() {
+        let e = open(Path::new("/dev/zero")).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::InvalidFile, "{}", e.chain());
     }
 
     #[test]
