@@ -368,6 +368,10 @@ int tlite_load_defaults(tlite_load_options *options, size_t size);
  Loads the model folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that
  exporters write next to them. `options` may be NULL. Returns a model, to be freed with
  `tlite_model_free`, or NULL on failure.
+
+ The files of the model stay mapped into memory until it and its sessions are freed. Do not
+ change or truncate them meanwhile: that can end the process with a bus error (SIGBUS). To update
+ a model, write a new file and rename it.
  */
 tlite_model *tlite_model_load(const char *path, const tlite_load_options *options);
 

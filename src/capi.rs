@@ -270,7 +270,8 @@ fn c_text(text: &str) -> CString {
 
 fn remember(code: TliteError, message: &str) {
     let message = c_text(message);
-    LAST_ERROR.with(|last| last.replace((code, message)));
+    // A thread that is ending may have destroyed its value; the message is then lost.
+    let _lost = LAST_ERROR.try_with(|last| last.replace((code, message)));
 }
 
 fn panicked(payload: &(dyn Any + Send)) -> String {
@@ -346,6 +347,10 @@ pub unsafe extern "C" fn tlite_load_defaults(options: *mut TliteLoadOptions, siz
 /// Loads the model folder `path`: `model.onnx`, `tokenizer.json` and the configuration files that
 /// exporters write next to them. `options` may be NULL. Returns a model, to be freed with
 /// `tlite_model_free`, or NULL on failure.
+///
+/// The files of the model stay mapped into memory until it and its sessions are freed. Do not
+/// change or truncate them meanwhile: that can end the process with a bus error (SIGBUS). To update
+/// a model, write a new file and rename it.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tlite_model_load(
     path: *const c_char,

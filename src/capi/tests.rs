@@ -4,6 +4,7 @@ use crate::testing::assert_carries;
 use std::ffi::CStr;
 use std::mem::offset_of;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 fn last_error() -> String {
     // SAFETY: the pointer is that of this thread's message, which no call changes meanwhile.
@@ -33,6 +34,32 @@ fn panics_and_errors_become_messages() {
     assert_eq!(tlite_last_error_code(), TliteError::Internal);
     let other = std::thread::spawn(last_error).join().unwrap();
     assert_eq!(other, "", "each thread has its own");
+}
+
+#[test]
+fn a_failing_call_at_the_end_of_a_thread_is_harmless() {
+    static TOO_LATE: AtomicUsize = AtomicUsize::new(0);
+    struct Guard;
+    impl Drop for Guard {
+        fn drop(&mut self) {
+            guarded((), || Err(Error::usage("x", "fails")));
+            if LAST_ERROR.try_with(|_| ()).is_err() {
+                TOO_LATE.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+    thread_local! {
+        static FIRST: Guard = const { Guard };
+        static LAST: Guard = const { Guard };
+    }
+    // One of them is destroyed after the message, whatever the order.
+    let thread = std::thread::spawn(|| {
+        FIRST.with(|_| ());
+        guarded((), || Err(Error::usage("x", "fails")));
+        LAST.with(|_| ());
+    });
+    thread.join().unwrap();
+    assert_eq!(TOO_LATE.load(Ordering::Relaxed), 1);
 }
 
 /// A struct in its second version.
