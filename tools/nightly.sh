@@ -6,5 +6,6 @@
 # - trials of the kind "nightly", which test.sh lists as ignored
 # - all operators on Intel's OpenCL, and its models with the phones' kernels
 # - each benchmark, once
+# - 500 kills of the command at random times
 set -euo pipefail
 TLITE_TESTS=nightly exec "$(dirname "${BASH_SOURCE[0]}")/test.sh"

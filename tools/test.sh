@@ -104,6 +104,8 @@ step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,
 step "Phone compilers" python3 tools/phone_compile --check ${nightly:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
 step "Tests" cargo test --release --locked --lib --bins --tests --no-fail-fast
+# At random times, so each run tries others.
+step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR" ${nightly:+--kills 500 --long}
 step "Doctests" cargo test --release --locked --doc
 # Runs each benchmark once without timing, as criterion does without `--bench`.
 [ -z "$nightly" ] || step "Benchmarks" cargo test --release --locked --bench '*'

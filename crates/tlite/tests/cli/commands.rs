@@ -5,6 +5,7 @@ mod device;
 mod generation;
 mod perplexity;
 mod quantize;
+mod robustness;
 mod run;
 
 use std::path::Path;
