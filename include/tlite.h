@@ -4,7 +4,11 @@
  * the caller and are read only during the call. Pointers must be NULL or point to what the comments
  * describe. A NULL pointer where a value is required is an error and does no harm. Return values
  * signal failure; tlite_last_error returns the message and tlite_last_error_code the kind. Models
- * and sessions belong to the caller, who must free each once with the matching function. */
+ * and sessions belong to the caller, who must free each once with the matching function.
+ *
+ * Model folders and requests are untrusted. Panics of libraries that read them are caught and
+ * returned as failures, but only if panics unwind: do not build the library with panic = "abort".
+ * The Rust runtime prints a line for each caught panic to standard error. */
 
 #ifndef TLITE_H
 #define TLITE_H
@@ -260,7 +264,9 @@ typedef struct {
    */
   size_t top_k;
   /*
-   Seed of the random generator. Equal seeds give equal texts.
+   Seed of the random generator. Equal seeds give equal texts on the same device with the same
+   options, if the same part of the prompt comes from the KV cache. A reused part can round
+   differently from one that is run again, and then other tokens may be chosen.
    */
   uint64_t seed;
   /*

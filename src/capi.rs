@@ -97,7 +97,9 @@ pub struct TliteGenerateOptions {
     pub max_tokens: usize,
     /// Sample only from this many most likely tokens. 0 disables the filter.
     pub top_k: usize,
-    /// Seed of the random generator. Equal seeds give equal texts.
+    /// Seed of the random generator. Equal seeds give equal texts on the same device with the same
+    /// options, if the same part of the prompt comes from the KV cache. A reused part can round
+    /// differently from one that is run again, and then other tokens may be chosen.
     pub seed: u64,
     /// 0 always picks the most likely token. Higher values make the choice more random.
     pub temperature: f32,
@@ -617,7 +619,7 @@ unsafe fn generate(
         // SAFETY: the bytes outlive the call and end with a 0; the caller guarantees the rest.
         unsafe { callback(bytes.as_ptr().cast(), text.len(), user) == 0 }
     };
-    handle.with(|conversation| {
+    let finished = handle.with(|conversation| {
         options.cancel = handle.cancel.clone();
         // A cancellation ends with the call, however the call ends.
         let _over = Over(&handle.cancel);
@@ -625,7 +627,9 @@ unsafe fn generate(
         session.set_sampler(sampler);
         match asked {
             Asked::Text(text) => {
-                let tokens = session.codec().encode(text, &options.template_values)?;
+                let tokens = session
+                    .codec()
+                    .encode(text, &options.template_values, &options.cancel)?;
                 options.slide = slides.then_some(tokens.len());
                 let mut answer = session.generate(tokens.as_slice(), &options)?;
                 let wanted = stream(&mut answer, &mut put)?;
@@ -638,7 +642,12 @@ unsafe fn generate(
                 Ok(finish(wanted, answer.finish()))
             }
         }
-    })
+    });
+    match finished {
+        // Before the first token.
+        Err(Error::Interrupted) => Ok(TliteFinish::Cancelled),
+        finished => finished,
+    }
 }
 
 /// Clears a flag when it is dropped.

@@ -41,7 +41,7 @@ impl Default for Limits {
             time: None,
             iterations: 1 << 20,
             text_file: 256 << 20,
-            template_steps: 1_000_000,
+            template_steps: 5_000_000,
             template_output: 16 << 20,
         }
     }
@@ -165,26 +165,59 @@ pub fn open_file(path: &Path) -> Result<(File, u64)> {
     Ok((File::open(path).map_err(cannot)?, metadata.len()))
 }
 
-/// Reads a regular file of at most `most` bytes.
+/// Reads a regular file of at most `most` bytes: for files that a model folder contains.
 pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
-    let cannot = |e| Error::io("cannot read", path, e);
-    let too_large = || {
-        let what = format!("the file is larger than {most} bytes, the limit");
-        Error::file(Stage::Import, path, what).of_kind(ErrorKind::LimitExceeded)
-    };
     let (file, length) = open_file(path)?;
     if length > most {
-        return Err(too_large());
+        return Err(too_large(path, most));
     }
     let mut bytes = Vec::new();
+    let room = usize::try_from(length).unwrap_or(usize::MAX);
+    bytes
+        .try_reserve_exact(room.saturating_add(1))
+        .map_err(|e| Error::io("cannot read", path, std::io::Error::other(e)))?;
     // The file may grow, and files of some file systems have no length.
-    file.take(most.saturating_add(1))
+    read_into(bytes, file, path, most)
+}
+
+/// Reads a configuration file, a tokenizer or another text file of a model folder.
+pub fn read_config(path: &Path) -> Result<Vec<u8>> {
+    read_file(path, Limits::default().text_file)
+}
+
+/// Reads a file of at most `most` bytes that the user named. It may be a pipe.
+pub fn read_given(path: &Path, most: u64) -> Result<Vec<u8>> {
+    let file = File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
+    read_all(file, path, most)
+}
+
+/// Reads at most `most` bytes to the end of `source`, which errors call `path`.
+pub fn read_all(source: impl Read, path: &Path, most: u64) -> Result<Vec<u8>> {
+    read_into(Vec::new(), source, path, most)
+}
+
+fn read_into(mut bytes: Vec<u8>, source: impl Read, path: &Path, most: u64) -> Result<Vec<u8>> {
+    source
+        .take(most.saturating_add(1))
         .read_to_end(&mut bytes)
-        .map_err(cannot)?;
-    if u64::try_from(bytes.len()).map_or(true, |len| len > most) {
-        return Err(too_large());
+        .map_err(|e| Error::io("cannot read", path, e))?;
+    match u64::try_from(bytes.len()) {
+        Ok(len) if len <= most => Ok(bytes),
+        _ => Err(too_large(path, most)),
     }
-    Ok(bytes)
+}
+
+fn too_large(path: &Path, most: u64) -> Error {
+    let what = format!("the file is larger than {most} bytes, the limit");
+    Error::file(Stage::Import, path, what).of_kind(ErrorKind::LimitExceeded)
+}
+
+/// `None` for a file that does not exist.
+pub fn if_exists<T>(read: Result<T>) -> Result<Option<T>> {
+    match read {
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        read => read.map(Some),
+    }
 }
 
 #[cfg(test)]
@@ -242,6 +275,22 @@ mod tests {
         std::fs::write(&path, b"1234").unwrap();
         assert_eq!(read_file(&path, 4).unwrap(), b"1234");
         assert_eq!(read_file(&path, 3).unwrap_err().kind(), ErrorKind::LimitExceeded);
+    }
+
+    #[test]
+    fn files_that_users_name_may_be_pipes_but_not_endless() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        std::fs::write(&path, b"1234").unwrap();
+        assert_eq!(read_given(&path, 4).unwrap(), b"1234");
+        #[cfg(unix)]
+        assert_eq!(
+            read_given(Path::new("/dev/zero"), 4).unwrap_err().kind(),
+            ErrorKind::LimitExceeded
+        );
+        let missing = dir.path().join("missing");
+        assert!(if_exists(read_given(&missing, 4)).unwrap().is_none());
+        assert!(if_exists(read_file(dir.path(), 4)).is_err());
     }
 
     #[test]

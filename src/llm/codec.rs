@@ -3,6 +3,7 @@
 use super::folder::ModelFolder;
 use super::template::{ChatTemplate, Message, Values};
 use super::tokenizer::Tokenizer;
+use crate::cancel::Cancel;
 use crate::error::Result;
 use std::sync::OnceLock;
 
@@ -106,13 +107,19 @@ impl Codec {
     }
 
     /// The tokens of `prompt`. `values` are extra variables for the chat template. An error for a
-    /// conversation if there is no chat template, or if the template rejects it.
-    pub fn encode<'a>(&self, prompt: impl Into<Prompt<'a>>, values: &Values) -> Result<Vec<u32>> {
+    /// conversation if there is no chat template, or if the template rejects it. `cancel` ends the
+    /// rendering of a conversation; see [`ChatTemplate::render`].
+    pub fn encode<'a>(
+        &self,
+        prompt: impl Into<Prompt<'a>>,
+        values: &Values,
+        cancel: &Cancel,
+    ) -> Result<Vec<u32>> {
         match prompt.into() {
             Prompt::Text(text) => self.tokenizer.encode(text, true),
             Prompt::Tokens(tokens) => Ok(tokens.to_vec()),
             Prompt::Chat(messages) => {
-                let text = self.chat()?.render(messages, values, true)?;
+                let text = self.chat()?.render(messages, values, true, cancel)?;
                 self.tokenizer.encode(&text, false)
             }
         }

@@ -2,7 +2,7 @@
 
 use super::codec::Codec;
 use super::session::{Answer, GenerateOptions, Piece, Session};
-use super::template::{Message, Values};
+use super::template::Message;
 use super::{Finish, Metrics};
 use crate::error::{Error, ErrorKind, Result};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Conversation {
         let (messages, prompt) = self.fitting(messages, options)?;
         let context = self.session.context();
         if prompt.tokens.len() > context {
-            let alone = self.last_turn(&messages, &options.template_values)?;
+            let alone = self.last_turn(&messages, options)?;
             let (name, what) = match alone > context {
                 true => (
                     MESSAGE,
@@ -119,7 +119,7 @@ impl Conversation {
             return Err(Error::usage(name, what).of_kind(ErrorKind::ContextExceeded));
         }
         let slide = if self.slides {
-            Some(self.header(&messages, &prompt.tokens, &options.template_values))
+            Some(self.header(&messages, &prompt.tokens, options))
         } else {
             options.slide
         };
@@ -146,9 +146,10 @@ impl Conversation {
 
     /// Text and tokens of `messages`, followed by the start of an answer. Earlier messages keep
     /// their tokens.
-    fn encode(&self, messages: &[Message], values: &Values) -> Result<Encoded> {
+    fn encode(&self, messages: &[Message], options: &GenerateOptions) -> Result<Encoded> {
         let codec = self.session.codec();
-        let (text, tokenizer) = (codec.chat()?.render(messages, values, true)?, codec.tokenizer());
+        let (values, tokenizer) = (&options.template_values, codec.tokenizer());
+        let text = codec.chat()?.render(messages, values, true, &options.cancel)?;
         if let Some(encoded) = &self.encoded
             && let Some(rest) = text.strip_prefix(encoded.text.as_str())
         {
@@ -174,7 +175,7 @@ impl Conversation {
         let room = options.max_tokens.min(context / 4);
         let head = messages.iter().take_while(|m| is_system(m)).count();
         loop {
-            let encoded = self.encode(&messages, &options.template_values)?;
+            let encoded = self.encode(&messages, options)?;
             // A question is dropped with its answer and tool results; the last question stays.
             let turns = messages.iter().enumerate().skip(head + 1);
             let next = turns.filter(|(_, m)| m.role == "user").map(|(at, _)| at).next();
@@ -188,7 +189,7 @@ impl Conversation {
     }
 
     /// Number of tokens of the system messages and the last turn.
-    fn last_turn(&self, messages: &[Message], values: &Values) -> Result<usize> {
+    fn last_turn(&self, messages: &[Message], options: &GenerateOptions) -> Result<usize> {
         let head = messages.iter().take_while(|m| is_system(m)).count();
         let last = messages
             .iter()
@@ -196,14 +197,14 @@ impl Conversation {
             .unwrap_or(head)
             .max(head);
         let turn = [messages.get(..head), messages.get(last..)].map(Option::unwrap_or_default);
-        Ok(self.encode(&turn.concat(), values)?.tokens.len())
+        Ok(self.encode(&turn.concat(), options)?.tokens.len())
     }
 
     /// Number of leading `tokens` of `messages` that precede the first turn.
-    fn header(&self, messages: &[Message], tokens: &[u32], values: &Values) -> usize {
+    fn header(&self, messages: &[Message], tokens: &[u32], options: &GenerateOptions) -> usize {
         let mut silent: Vec<Message> = messages.iter().take_while(|m| is_system(m)).cloned().collect();
         silent.push(Message::user(""));
-        let silent = self.encode(&silent, values).map_or_else(
+        let silent = self.encode(&silent, options).map_or_else(
             |e| {
                 log::debug!(
                     "cannot keep system messages when the context slides: {}",

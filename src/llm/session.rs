@@ -152,13 +152,16 @@ impl Session {
     /// computed as they are requested. A [`Conversation`](super::Conversation) keeps the messages
     /// of several turns and feeds less. Usage errors: a prompt without tokens or too long for the
     /// context, a conversation without a chat template. An error for a token ID outside the
-    /// vocabulary.
+    /// vocabulary. [`Error::Interrupted`](crate::Error::Interrupted) if the answer is cancelled
+    /// while the chat template is rendered.
     pub fn generate<'a, 'p>(
         &'a mut self,
         prompt: impl Into<Prompt<'p>>,
         options: &GenerateOptions,
     ) -> Result<Answer<'a>> {
-        let prompt = self.codec.encode(prompt, &options.template_values)?;
+        let prompt = self
+            .codec
+            .encode(prompt, &options.template_values, &options.cancel)?;
         let decoding = DecodeOptions {
             max_tokens: options.max_tokens,
             eos: self.codec.eos().to_vec(),

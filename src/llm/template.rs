@@ -2,20 +2,34 @@
 //!
 //! Templates are Jinja as Hugging Face renders it: blocks are trimmed, Python's methods work,
 //! values and JSON are written as in Python, and `raise_exception` and `strftime_now` exist.
-//! Differences: `~` writes booleans in lower case, pairs are printed as lists, and a loop over
-//! `none` is empty.
+//! Differences: `~` writes booleans in lower case, pairs are printed as lists, a loop over `none` is
+//! empty, and calls do not unpack arguments with `*` or `**`.
+//!
+//! Templates and the values that they read are untrusted. A template is compiled and rendered on a
+//! thread of its own with a stack of fixed size, and its work is counted (`guard`), so that it ends
+//! with an error before it takes too much time, memory or stack.
 
 mod date;
+mod guard;
+mod meter;
 mod python;
+mod source;
 
 use super::folder::{ModelFolder, TemplateSource};
+use crate::cancel::Cancel;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::limits::{Limits, if_exists, read_file};
 use date::strftime;
+use meter::{Meter, Stopped};
+use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
+use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
-use minijinja::{Environment, Value};
+use minijinja::{AutoEscape, Environment, Value};
 use serde::ser::{Serialize, SerializeMap, Serializer};
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 /// A message of a chat.
@@ -97,13 +111,27 @@ pub type Values = serde_json::Map<String, serde_json::Value>;
 
 /// A model's chat template.
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    source: String,
     path: PathBuf,
     bos: Option<String>,
     eos: Option<String>,
+    limits: Limits,
 }
 
 const NAME: &str = "chat_template";
+
+/// Bytes of a template.
+const MAX_TEMPLATE: u64 = 1 << 20;
+
+/// Bytes of the stack on which templates are compiled and rendered. Templates may nest 150 levels
+/// and call macros 125 levels deep.
+const STACK: usize = 16 << 20;
+
+/// Bytes of the message with which a template may reject a conversation.
+const MAX_RAISED: usize = 4096;
+
+/// Work that a template may do for each byte that it may write.
+const WORK_PER_BYTE: u64 = 8;
 
 impl ChatTemplate {
     /// The template of `chat_template.jinja`, else the one in `tokenizer_config.json`: the only
@@ -111,20 +139,20 @@ impl ChatTemplate {
     /// parsed.
     pub fn find(folder: &ModelFolder) -> Result<Option<Self>> {
         let path = folder.dir().join("chat_template.jinja");
-        match std::fs::read_to_string(&path) {
-            Ok(text) => return Self::parse(folder, path, text).map(Some),
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {}
-            Err(e) => return Err(Error::io("cannot read", &path, e)),
+        if let Some(bytes) = if_exists(read_file(&path, MAX_TEMPLATE))? {
+            let text = String::from_utf8(bytes)
+                .map_err(|e| Error::parse(Stage::Text, &path, "expected UTF-8", e))?;
+            return Self::parse(folder, path, &text).map(Some);
         }
         let path = folder.dir().join("tokenizer_config.json");
         let text = match &folder.tokenizer.chat_template {
             None => return Ok(None),
-            Some(TemplateSource::One(text)) => text.clone(),
+            Some(TemplateSource::One(text)) => text,
             Some(TemplateSource::Named(list)) => match list.as_slice() {
                 [] => return Ok(None),
-                [only] => only.template.clone(),
+                [only] => &only.template,
                 several => match several.iter().find(|t| t.name == "default") {
-                    Some(t) => t.template.clone(),
+                    Some(t) => &t.template,
                     None => {
                         let names: Vec<_> = several.iter().map(|t| t.name.as_str()).collect();
                         let what =
@@ -134,7 +162,7 @@ impl ChatTemplate {
                 },
             },
         };
-        Self::parse(folder, path, text).map(Some)
+        Self::parse(folder, path.clone(), text).map(Some)
     }
 
     /// Like [`ChatTemplate::find`], but an error if there is no template.
@@ -149,46 +177,35 @@ impl ChatTemplate {
         Error::file(Stage::Text, folder.dir(), what).of_kind(ErrorKind::NoTemplate)
     }
 
-    fn parse(folder: &ModelFolder, path: PathBuf, text: String) -> Result<Self> {
-        let mut environment = Environment::new();
-        let syntax = minijinja::syntax::SyntaxConfig::builder()
-            .trim_blocks(true)
-            .lstrip_blocks(true)
-            .build()
-            .map_err(|e| Error::parse(Stage::Text, &path, "the template engine rejects its settings", e))?;
-        environment.set_syntax(syntax);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(python::format);
-        environment.add_filter("tojson", python::to_json);
-        environment.add_filter("string", |value: Value| python::text(&value));
-        // In Python, None is not iterable.
-        environment.add_test("iterable", |value: &Value| {
-            !value.is_none() && value.try_iter().is_ok()
+    fn parse(folder: &ModelFolder, path: PathBuf, text: &str) -> Result<Self> {
+        if meter::units(text.len()) > MAX_TEMPLATE {
+            let what = format!("the chat template is larger than {MAX_TEMPLATE} bytes, the limit");
+            return Err(Error::file(Stage::Text, &path, what).of_kind(ErrorKind::LimitExceeded));
+        }
+        let source = on_thread(|| {
+            let source = source::prepared(text, syntax()?)?;
+            compiled(&source)?;
+            Ok(source)
         });
-        environment.add_function(
-            "raise_exception",
-            |what: String| -> Result<Value, minijinja::Error> {
-                let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, what.clone());
-                Err(error.with_source(Raised(what)))
-            },
-        );
-        environment.add_function("strftime_now", |format: String| {
-            strftime(&format, SystemTime::now())
-        });
-        environment
-            .add_template_owned(NAME, without_generation_blocks(&text))
-            .map_err(|e| Error::parse(Stage::Text, &path, "the chat template has a syntax error", e))?;
+        let source = source?.map_err(|e| refusal(&path, "the chat template has a syntax error", e))?;
         let text_of = |t: &Option<super::folder::TokenText>| t.as_ref().map(|t| t.as_str().to_owned());
         let (bos, eos) = (
             text_of(&folder.tokenizer.bos_token),
             text_of(&folder.tokenizer.eos_token),
         );
         Ok(Self {
-            environment,
+            source,
             path,
             bos,
             eos,
+            limits: Limits::default(),
         })
+    }
+
+    /// Sets the limits of each rendering: [`Limits::template_steps`] and
+    /// [`Limits::template_output`].
+    pub fn set_limits(&mut self, limits: Limits) {
+        self.limits = limits;
     }
 
     /// The file that contains the template.
@@ -199,13 +216,18 @@ impl ChatTemplate {
     /// The text of a chat, including special tokens; encode it without adding any. Messages are
     /// [`Message`]s or JSON objects. `values` take precedence over special tokens of the same name,
     /// but not over `messages`. With `add_generation_prompt` the text ends where the model's next
-    /// turn starts. An error if the template rejects the messages, for instance an unsupported
-    /// role; the cause is [`Raised`] if the template gave a message.
+    /// turn starts.
+    ///
+    /// An error if the template rejects the messages, for instance an unsupported role; the cause
+    /// is [`Raised`] if the template gave a message. An error of kind
+    /// [`LimitExceeded`](ErrorKind::LimitExceeded) if it exceeds the limits, and
+    /// [`Error::Interrupted`] if `cancel` is set before it ends.
     pub fn render<M: Serialize>(
         &self,
         messages: &[M],
         values: &Values,
         add_generation_prompt: bool,
+        cancel: &Cancel,
     ) -> Result<String> {
         // Missing variables are none, as in Hugging Face.
         let mut all = vec![("tools", Value::from(())), ("documents", Value::from(()))];
@@ -215,49 +237,131 @@ impl ChatTemplate {
         all.extend(values.iter().map(|(k, v)| (k.as_str(), Value::from(Serde(v)))));
         all.push(("messages", Value::from(Serde(messages))));
         all.push(("add_generation_prompt", Value::from(add_generation_prompt)));
-        let text = self.environment.get_template(NAME);
-        text.and_then(|t| t.render(Value::from_pairs(all)))
-            .map_err(|e| self.refusal(e))
-    }
-
-    fn refusal(&self, e: minijinja::Error) -> Error {
-        let what = "the chat template rejects the messages";
-        let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
-        while let Some(c) = cause {
-            if let Some(raised) = c.downcast_ref::<Raised>() {
-                let what = format!("{what}: {raised}");
-                let error = Error::parse(Stage::Text, &self.path, what, raised.clone());
-                return error.of_kind(ErrorKind::TemplateRefused);
+        let values = Value::from_pairs(all);
+        let most = self.limits.template_output;
+        let work = meter::units(most).saturating_mul(WORK_PER_BYTE);
+        let meter = Arc::new(Meter::new(work, cancel.clone()));
+        let text = on_thread(|| {
+            meter.weigh(&values)?;
+            let mut environment = environment(&meter);
+            environment.set_fuel(Some(self.limits.template_steps));
+            let (main, blocks) = compiled(&self.source)?;
+            let mut text = String::new();
+            let mut out = make_string_output(&mut text);
+            eval(&environment, &main, values, &blocks, &mut out, AutoEscape::None)?;
+            if text.len() > most {
+                return Err(Stopped::Limit("its text is too long").into());
             }
-            cause = c.source();
-        }
-        Error::parse(Stage::Text, &self.path, what, e).of_kind(ErrorKind::TemplateRefused)
+            Ok(text)
+        });
+        text?.map_err(
+            |e| match refusal(&self.path, "the chat template rejects the messages", e) {
+                e if e.kind() == ErrorKind::InvalidFile => e.of_kind(ErrorKind::TemplateRefused),
+                e => e,
+            },
+        )
     }
 }
 
-/// Replaces `{% generation %}` blocks, which mark text for training, by blocks without effect.
-/// Their white-space control is kept.
-fn without_generation_blocks(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some(start) = rest.find("{%") {
-        let (before, tag) = rest.split_at(start);
-        out.push_str(before);
-        let (tag, after) = tag.find("%}").map_or((tag, ""), |end| tag.split_at(end + 2));
-        let word = tag
-            .trim_start_matches("{%")
-            .trim_end_matches("%}")
-            .trim_matches(|c: char| "-+ \t\r\n".contains(c));
-        out.push_str(&match word {
-            "generation" => tag.replace(word, "if true"),
-            "endgeneration" => tag.replace(word, "endif"),
-            _ => tag.to_owned(),
-        });
-        rest = after;
-    }
-    out.push_str(rest);
-    out
+/// Runs `work` on a thread whose stack has a known size.
+fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name("chat template".to_owned())
+            .stack_size(STACK)
+            .spawn_scoped(scope, work);
+        let thread = thread
+            .map_err(|e| Error::caused(Stage::Text, "cannot start a thread for the chat template", e))?;
+        let lost = |_| Error::internal(Stage::Text, "the chat template made its engine panic");
+        thread.join().map_err(lost)
+    })
 }
+
+/// What Hugging Face templates expect.
+fn syntax() -> Result<SyntaxConfig, minijinja::Error> {
+    SyntaxConfig::builder()
+        .trim_blocks(true)
+        .lstrip_blocks(true)
+        .build()
+}
+
+/// The functions, filters and formats that templates expect, counting with `meter`.
+fn environment(meter: &Arc<Meter>) -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_debug(false);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    let counting = meter.clone();
+    environment.set_formatter(move |out, state, value| {
+        let weight = counting.weigh(value)?;
+        if *state.auto_escape() != AutoEscape::None {
+            counting.charge(weight.units.saturating_mul(guard::SLOW))?;
+        }
+        python::format(out, state, value)
+    });
+    environment.add_filter("tojson", python::to_json);
+    environment.add_filter("string", |value: Value| python::text(&value));
+    // In Python, None is not iterable.
+    environment.add_test("iterable", |value: &Value| {
+        !value.is_none() && value.try_iter().is_ok()
+    });
+    environment.add_function(
+        "raise_exception",
+        |mut what: String| -> Result<Value, minijinja::Error> {
+            what.truncate(what.floor_char_boundary(MAX_RAISED));
+            let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, what.clone());
+            Err(error.with_source(Raised(what)))
+        },
+    );
+    let counting = meter.clone();
+    environment.add_function("strftime_now", move |format: String| {
+        counting.charge(meter::units(format.len()).saturating_mul(meter::NODE))?;
+        strftime(&format, SystemTime::now())
+    });
+    guard::install(&mut environment, meter);
+    environment
+}
+
+type Blocks<'s> = BTreeMap<&'s str, Instructions<'s>>;
+
+/// The instructions of a template and of its blocks.
+fn compiled(source: &str) -> Result<(Instructions<'_>, Blocks<'_>), minijinja::Error> {
+    let mut generator = CodeGenerator::new(NAME, source);
+    generator.compile_stmt(&parse(source, NAME, syntax()?)?);
+    let (main, blocks) = generator.finish();
+    let mut counting = Blocks::new();
+    for (name, block) in blocks {
+        counting.insert(name, guard::guarded(&block)?);
+    }
+    Ok((guard::guarded(&main)?, counting))
+}
+
+/// The error for a template that failed: `what` it did, unless the cause says more.
+fn refusal(path: &Path, what: &str, e: minijinja::Error) -> Error {
+    let limit = |limit: &str| {
+        let what = format!("the chat template exceeds a limit: {limit}");
+        Error::file(Stage::Text, path, what).of_kind(ErrorKind::LimitExceeded)
+    };
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
+    while let Some(c) = cause {
+        if let Some(raised) = c.downcast_ref::<Raised>() {
+            return Error::parse(Stage::Text, path, format!("{what}: {raised}"), raised.clone());
+        }
+        match c.downcast_ref() {
+            Some(Stopped::Limit(exceeded)) => return limit(exceeded),
+            Some(Stopped::Cancelled) => return Error::Interrupted,
+            None => {}
+        }
+        let engine = c.downcast_ref::<minijinja::Error>().map(minijinja::Error::kind);
+        if engine == Some(minijinja::ErrorKind::OutOfFuel) {
+            return limit("it takes too many steps");
+        }
+        cause = c.source();
+    }
+    Error::parse(Stage::Text, path, what, e)
+}
+
+#[cfg(test)]
+mod hostile_tests;
 
 #[cfg(test)]
 mod tests {
@@ -275,7 +379,7 @@ mod tests {
     fn render(template: &str, messages: &[Message]) -> Result<String> {
         let (_dir, folder) =
             folder(json!({"chat_template": template, "bos_token": "<s>", "eos_token": {"content": "</s>"}}));
-        ChatTemplate::load(&folder)?.render(messages, &Values::new(), true)
+        ChatTemplate::load(&folder)?.render(messages, &Values::new(), true, &Cancel::default())
     }
 
     fn cause(e: &Error) -> String {
@@ -298,6 +402,7 @@ mod tests {
                 &[Message::user("a"), Message::assistant("b")],
                 &Values::new(),
                 false,
+                &Cancel::default(),
             )
             .unwrap();
         assert_eq!(
@@ -340,7 +445,9 @@ mod tests {
             panic!()
         };
         let template = ChatTemplate::load(&folder).unwrap();
-        let found = template.render(&[asked, result], &values, true).unwrap();
+        let found = template
+            .render(&[asked, result], &values, true, &Cancel::default())
+            .unwrap();
         let expected = "assistant|None|||add{\"a\": 1};tool|{\"sum\": 2}|add|7|;[{\"name\": \"add\"}]<b>2";
         assert_eq!(found, expected);
     }
@@ -372,7 +479,7 @@ mod tests {
         assert_eq!(
             ChatTemplate::load(&f)
                 .unwrap()
-                .render::<Message>(&[], &Values::new(), true)
+                .render::<Message>(&[], &Values::new(), true, &Cancel::default())
                 .unwrap(),
             "d"
         );
@@ -380,7 +487,7 @@ mod tests {
         assert_eq!(
             ChatTemplate::load(&f)
                 .unwrap()
-                .render::<Message>(&[], &Values::new(), true)
+                .render::<Message>(&[], &Values::new(), true, &Cancel::default())
                 .unwrap(),
             "file"
         );
@@ -389,7 +496,7 @@ mod tests {
         assert_eq!(
             ChatTemplate::load(&f)
                 .unwrap()
-                .render::<Message>(&[], &Values::new(), true)
+                .render::<Message>(&[], &Values::new(), true, &Cancel::default())
                 .unwrap(),
             "only"
         );

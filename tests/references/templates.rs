@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use tlite_testing::suite::Suite;
 use tlite_testing::{Outcome, Text};
+use transformer_lite::Cancel;
 use transformer_lite::unstable::llm::{ChatTemplate, ModelFolder, Raised};
 use transformer_lite_convert::gguf::Gguf;
 
@@ -119,7 +120,12 @@ fn renders(template: &str, chats: &Value, expected: &Value, lenient: bool) -> Ou
         let messages = values.remove("messages").ok_or("no messages")?;
         let prompt = values.remove("add_generation_prompt") != Some(json!(false));
         let template = ChatTemplate::load(&folder).text()?;
-        let found = template.render(messages.as_array().ok_or("no list")?, &values, prompt);
+        let found = template.render(
+            messages.as_array().ok_or("no list")?,
+            &values,
+            prompt,
+            &Cancel::default(),
+        );
         let wanted = &expected[name];
         let (text, error) = (wanted["text"].as_str(), wanted["error"].as_str());
         match (found, text, error) {

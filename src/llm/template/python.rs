@@ -9,7 +9,7 @@ use std::fmt::Write;
 pub(super) fn format(out: &mut Output<'_>, state: &mut State<'_, '_>, value: &Value) -> Result<(), Error> {
     match value.kind() {
         ValueKind::None | ValueKind::Bool | ValueKind::Number | ValueKind::Seq | ValueKind::Map => {
-            out.write_str(&repr(value)?).map_err(Error::from)
+            repr(out, value)
         }
         _ => escape_formatter(out, state, value),
     }
@@ -20,32 +20,42 @@ pub(super) fn text(value: &Value) -> Result<String, Error> {
     match value.as_str() {
         Some(text) => Ok(text.to_owned()),
         None if value.is_undefined() => Ok(String::new()),
-        None => repr(value),
+        None => {
+            let mut out = String::new();
+            repr(&mut out, value)?;
+            Ok(out)
+        }
     }
 }
 
-/// Python's `repr` of a value.
-fn repr(value: &Value) -> Result<String, Error> {
-    let list = |open: char, parts: Vec<String>, close: char| format!("{open}{}{close}", parts.join(", "));
-    Ok(match value.kind() {
-        ValueKind::None => "None".to_owned(),
-        ValueKind::Bool => if value.is_true() { "True" } else { "False" }.to_owned(),
-        ValueKind::Number if !value.is_integer() => float(f64::try_from(value.clone())?),
-        ValueKind::String => quoted(value.as_str().unwrap_or_default()),
+/// Writes Python's `repr` of a value.
+fn repr(out: &mut dyn Write, value: &Value) -> Result<(), Error> {
+    match value.kind() {
+        ValueKind::None => out.write_str("None")?,
+        ValueKind::Bool => out.write_str(if value.is_true() { "True" } else { "False" })?,
+        ValueKind::Number if !value.is_integer() => out.write_str(&float(f64::try_from(value.clone())?))?,
+        ValueKind::String => out.write_str(&quoted(value.as_str().unwrap_or_default()))?,
         ValueKind::Seq => {
-            let parts = value.try_iter()?.map(|v| repr(&v));
-            list('[', parts.collect::<Result<_, _>>()?, ']')
+            out.write_str("[")?;
+            for (i, item) in value.try_iter()?.enumerate() {
+                out.write_str(if i > 0 { ", " } else { "" })?;
+                repr(out, &item)?;
+            }
+            out.write_str("]")?;
         }
         ValueKind::Map => {
-            let entry = |key: Value| Ok(format!("{}: {}", repr(&key)?, repr(&value.get_item(&key)?)?));
-            list(
-                '{',
-                value.try_iter()?.map(entry).collect::<Result<_, Error>>()?,
-                '}',
-            )
+            out.write_str("{")?;
+            for (i, key) in value.try_iter()?.enumerate() {
+                out.write_str(if i > 0 { ", " } else { "" })?;
+                repr(out, &key)?;
+                out.write_str(": ")?;
+                repr(out, &value.get_item(&key)?)?;
+            }
+            out.write_str("}")?;
         }
-        _ => value.to_string(),
-    })
+        _ => write!(out, "{value}")?,
+    }
+    Ok(())
 }
 
 /// A quoted text: with single quotes unless it contains single quotes and no double quotes.

@@ -55,7 +55,12 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     for (i, line) in lines[..asked].iter().enumerate() {
         let (question, expected) = line.split_once('\t').unwrap_or((line, ""));
         let prompt = template
-            .render(&[Message::user(question)], &Values::new(), true)
+            .render(
+                &[Message::user(question)],
+                &Values::new(),
+                true,
+                &Cancel::default(),
+            )
             .text()?;
         let prompt = tokenizer.encode(&prompt, false).text()?;
         let options = DecodeOptions {

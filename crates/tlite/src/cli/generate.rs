@@ -11,11 +11,11 @@ use serde::Serialize;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use transformer_lite::unstable::error::{Error, ErrorKind, Result};
-use transformer_lite::unstable::limits::Limits;
+use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::limits::{Limits, read_all};
 use transformer_lite::unstable::llm::load::{PlaceName, Used};
 use transformer_lite::unstable::llm::template::Values;
-use transformer_lite::unstable::llm::{Codec, Finish, GenerateOptions, Message, Model};
+use transformer_lite::unstable::llm::{Cancel, Codec, Finish, GenerateOptions, Message, Model};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -175,11 +175,11 @@ fn prompt_tokens(
                 "the model has no chat template; the prompt is used as it is",
             );
         }
-        return codec.encode(prompt, values);
+        return codec.encode(prompt, values, &Cancel::default());
     }
     let mut messages: Vec<Message> = system.map(Message::system).into_iter().collect();
     messages.push(Message::user(prompt));
-    codec.encode(&messages, values)
+    codec.encode(&messages, values, &Cancel::default())
 }
 
 /// The prompt, for `-` the text of `input` without one line end at its end. A usage error for bytes
@@ -188,15 +188,8 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
     if prompt != "-" {
         return Ok(prompt.to_owned());
     }
-    let (mut bytes, limit) = (Vec::new(), Limits::default().text_file);
-    input
-        .take(limit.saturating_add(1))
-        .read_to_end(&mut bytes)
-        .map_err(|e| Error::io("cannot read", Path::new("standard input"), e))?;
-    if bytes.len() as u64 > limit {
-        let what = format!("standard input has more than {limit} bytes, the limit");
-        return Err(Error::usage("--prompt -", what).of_kind(ErrorKind::LimitExceeded));
-    }
+    let most = Limits::default().text_file;
+    let bytes = read_all(input, Path::new("standard input"), most)?;
     let mut text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         let what =

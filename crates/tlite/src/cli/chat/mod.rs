@@ -30,7 +30,7 @@ use transformer_lite::unstable::llm::conversation::MESSAGE;
 use transformer_lite::unstable::llm::load::Loading;
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{
-    Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
+    Cancel, Codec, Conversation, Finish, GenerateOptions, Message, Metrics, Model, ModelFolder, StopStrings,
 };
 
 const EXAMPLES: &str = "\
@@ -336,7 +336,7 @@ impl Talk<'_> {
         let session = self.conversation.session();
         let tokens = session
             .codec()
-            .encode(&saved.messages, &self.template_values)?
+            .encode(&saved.messages, &self.template_values, &Cancel::default())?
             .len();
         let context = session.context();
         if tokens > context && !slides {
