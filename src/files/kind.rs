@@ -9,8 +9,9 @@ pub const GGUF_MAGIC: [u8; 4] = *b"GGUF";
 /// True if the file begins with the magic number of GGUF.
 pub fn is_gguf(path: &Path) -> bool {
     let mut magic = [0; GGUF_MAGIC.len()];
-    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut magic));
-    read.is_ok() && magic == GGUF_MAGIC
+    // Opening a pipe would wait for its writer.
+    let read = |magic: &mut [u8]| std::fs::File::open(path)?.read_exact(magic);
+    path.is_file() && read(&mut magic).is_ok() && magic == GGUF_MAGIC
 }
 
 /// What a file that begins with `start` seems to be, as the end of a sentence, if that is known.

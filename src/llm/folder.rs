@@ -5,6 +5,7 @@ use super::sampler::SamplerConfig;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
 use crate::files::kind::is_gguf;
+use crate::limits::{if_exists, read_config};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
@@ -391,10 +392,8 @@ fn gguf_in(dir: &Path) -> Option<PathBuf> {
 }
 
 fn read_json<T: DeserializeOwned + Default>(path: &Path) -> Result<T> {
-    let bytes = match std::fs::read(path) {
-        Ok(bytes) => bytes,
-        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(T::default()),
-        Err(e) => return Err(Error::io("cannot read", path, e)),
+    let Some(bytes) = if_exists(read_config(path))? else {
+        return Ok(T::default());
     };
     serde_json::from_slice(&bytes).map_err(|e| {
         let what = if e.is_eof() {

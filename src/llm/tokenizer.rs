@@ -2,6 +2,7 @@
 
 use super::folder::CUT_OFF;
 use crate::error::{Cause, Error, Result, Stage};
+use crate::limits::read_config;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -28,7 +29,7 @@ impl Tokenizer {
     /// prompt keeps its length.
     pub fn load(dir: &Path) -> Result<Self> {
         let path = dir.join("tokenizer.json");
-        let bytes = std::fs::read(&path).map_err(|e| Error::io("cannot read", &path, e))?;
+        let bytes = read_config(&path)?;
         let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| {
             let json = e.downcast_ref::<serde_json::Error>();
             let what = match json.is_some_and(serde_json::Error::is_eof) {
@@ -83,6 +84,11 @@ impl Tokenizer {
             shown: String::new(),
             pending: Vec::new(),
         }
+    }
+
+    /// The file that the tokenizer was read from.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
     }
 
     /// ID of the token with exactly this text.

@@ -7,7 +7,7 @@ use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::limits::{Limits, read_file};
+use transformer_lite::unstable::limits::read_config;
 use transformer_lite::unstable::quant::Bits;
 
 /// `model_type` of a model that also reads images.
@@ -35,7 +35,7 @@ pub struct Config {
 impl Config {
     /// Reads the file `path`.
     pub fn open(path: &Path) -> Result<Self> {
-        let text = read_file(path, Limits::default().text_file)?;
+        let text = read_config(path)?;
         let map = serde_json::from_slice(&text)
             .map_err(|e| Error::parse(Stage::Convert, path, "expected a JSON object", e))?;
         Ok(Self {

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::kind;
-use transformer_lite::unstable::limits::{Limits, open_file, read_file};
+use transformer_lite::unstable::limits::{open_file, read_config};
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::tensor::Bytes;
 
@@ -155,7 +155,7 @@ pub fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     }
     let index = folder.join(INDEX);
     if index.is_file() {
-        let text = read_file(&index, Limits::default().text_file)?;
+        let text = read_config(&index)?;
         let parsed: Index = serde_json::from_slice(&text)
             .map_err(|e| Error::parse(Stage::Convert, &index, "invalid index of safetensors files", e))?;
         let mut names: Vec<&String> = parsed.weight_map.values().collect();
@@ -221,6 +221,7 @@ impl Shards {
                 let what = kind::explained("not a safetensors file", &[]);
                 return Err(Error::file(Stage::Convert, &path, what));
             }
+            let file = File::open(&path).map_err(|e| Error::io("cannot read", &path, e))?;
             let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", &path, e))?;
             out.add(path, map)?;
         }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::temporary;
+use transformer_lite::unstable::limits::read_config;
 
 /// The version of what conversions write into an entry. It is raised whenever the files of a new
 /// version of the converter differ from those of the old one; entries of another layout are
@@ -157,7 +158,7 @@ impl Entry {
     /// The entry in `folder`; `None` where that is not one.
     pub(super) fn read(folder: &Path) -> Option<Self> {
         let path = folder.join(MANIFEST);
-        let bytes = std::fs::read(&path).ok()?;
+        let bytes = read_config(&path).ok()?;
         // One of another layout, or damaged: it can be listed and removed, but not used.
         let mut manifest: Manifest = serde_json::from_slice(&bytes).unwrap_or_else(|e| {
             log::debug!("{}: {e}", path.display());

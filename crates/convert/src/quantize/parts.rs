@@ -11,6 +11,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::weights::map;
+use transformer_lite::unstable::limits::read_config;
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::quant::Loss;
 use transformer_lite::unstable::tensor::Bytes;
@@ -101,7 +102,7 @@ impl Parts {
     /// The record with this name and its data, if both exist.
     fn read<R: DeserializeOwned>(&self, name: &str) -> Option<(R, Mapped)> {
         let (data, record) = self.paths(name);
-        let record = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
+        let record = serde_json::from_slice(&read_config(&record).ok()?).ok()?;
         Some((record, map(&data).ok()?))
     }
 

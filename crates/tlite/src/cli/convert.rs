@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::size_text;
-use transformer_lite::unstable::limits::{Limits, read_file};
+use transformer_lite::unstable::limits::read_config;
 use transformer_lite_convert::checkpoint::{self, Summary};
 use transformer_lite_convert::gguf;
 use transformer_lite_convert::new_folder::{CONVERT, NewFolder};
@@ -90,7 +90,7 @@ impl<'a> Report<'a> {
 
 /// True for a checkpoint whose `config.json` says that its weights are quantized.
 fn is_quantized(folder: &Path) -> bool {
-    let text = read_file(&folder.join("config.json"), Limits::default().text_file).unwrap_or_default();
+    let text = read_config(&folder.join("config.json")).unwrap_or_default();
     let config: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();
     config.get("quantization_config").is_some_and(|q| !q.is_null())
 }

@@ -12,7 +12,7 @@ use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::files::temporary;
 use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::limits::{Limits, read_file};
+use transformer_lite::unstable::limits::{Limits, read_given};
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
 use transformer_lite::unstable::placement::{BackendChoice, DeviceOnly, Placement};
@@ -381,10 +381,13 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// The text of the file that `option` names. A usage error if it does not exist or is not UTF-8.
+/// The text of the file or pipe that `option` names. A usage error if it does not exist or is not
+/// UTF-8.
 pub fn read_text(option: &str, path: &Path) -> Result<String> {
-    check_file(option, path)?;
-    let bytes = read_file(path, Limits::default().text_file)?;
+    if path.is_dir() || !path.exists() {
+        check_file(option, path)?;
+    }
+    let bytes = read_given(path, Limits::default().text_file)?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Error::usage(option, format!("{}: not UTF-8 at byte {at}", path.display()))

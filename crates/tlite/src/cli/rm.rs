@@ -1,7 +1,7 @@
 //! `tlite rm`.
 
 use super::output::put;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::size_text;
 use transformer_lite_convert::models::hub::{Cached, Hub, PREFIX};
@@ -84,6 +84,9 @@ fn target(store: &ModelStore, name: &str) -> Result<Target> {
     })
 }
 
+/// Bytes of an answer.
+const MAX_ANSWER: u64 = 1024;
+
 /// True where the user agrees. A usage error where nobody can be asked.
 fn agreed(targets: &[Target]) -> Result<bool> {
     let stdin = std::io::stdin();
@@ -99,7 +102,7 @@ fn agreed(targets: &[Target]) -> Result<bool> {
         .write_all(question.as_bytes())
         .and_then(|()| stderr.flush());
     let mut line = String::new();
-    let read = stdin.lock().read_line(&mut line);
+    let read = stdin.lock().take(MAX_ANSWER).read_line(&mut line);
     read.map_err(|e| Error::io("cannot read", std::path::Path::new("standard input"), e))?;
     Ok(matches!(line.trim(), "y" | "Y" | "yes"))
 }

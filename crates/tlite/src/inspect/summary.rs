@@ -9,7 +9,7 @@ use transformer_lite::unstable::graph::op::gather_e0m::GatherE0m;
 use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
 use transformer_lite::unstable::graph::{Graph, Node, ValueId};
-use transformer_lite::unstable::limits::{Limits, read_file};
+use transformer_lite::unstable::limits::read_config;
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Weights of one storage format.
@@ -220,7 +220,7 @@ pub fn parameters_text(count: u64) -> String {
 }
 
 fn read(path: &Path) -> Option<Value> {
-    serde_json::from_slice(&read_file(path, Limits::default().text_file).ok()?).ok()
+    serde_json::from_slice(&read_config(path).ok()?).ok()
 }
 
 /// The kind of tokenizer that `tokenizer.json` describes.

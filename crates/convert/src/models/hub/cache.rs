@@ -5,6 +5,7 @@ use super::Spec;
 use super::choose::{self, Choice};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::limits::read_config;
 
 /// Folders in folders that are looked through.
 const DEPTH: usize = 8;
@@ -82,8 +83,8 @@ impl Cache {
 impl Repo {
     /// The folder with the files of the present version.
     pub(super) fn snapshot(&self) -> Option<PathBuf> {
-        let commit = std::fs::read_to_string(self.folder.join("refs/main")).ok()?;
-        let commit = commit.trim();
+        let commit = read_config(&self.folder.join("refs/main")).ok()?;
+        let commit = std::str::from_utf8(&commit).ok()?.trim();
         let plain = !commit.is_empty() && commit.bytes().all(|b| b.is_ascii_alphanumeric());
         Some(self.folder.join("snapshots").join(commit)).filter(|p| plain && p.is_dir())
     }

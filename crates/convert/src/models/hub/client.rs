@@ -13,7 +13,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::limits::{Limits, read_file};
+use transformer_lite::unstable::limits::{Limits, read_config, read_given};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
@@ -241,7 +241,7 @@ impl<'a> Client<'a> {
         let is_weights = |n: &&String| n.ends_with(".safetensors") && !n.contains('/');
         let weights: BTreeSet<String> = if names.iter().any(|n| n == INDEX) {
             let path = get(INDEX)?;
-            let text = read_file(&path, Limits::default().text_file)?;
+            let text = read_config(&path)?;
             let index: Index = serde_json::from_slice(&text)
                 .map_err(|e| Error::parse(Stage::Download, &path, "not an index of safetensors files", e))?;
             index.weight_map.into_values().collect()
@@ -590,7 +590,8 @@ fn certificates() -> Result<Option<RootCerts>> {
         return Ok(None);
     };
     let bad = |what: String| Error::usage(name, format!("{path}: {what}"));
-    let text = std::fs::read(&path).map_err(|e| bad(e.to_string()))?;
+    let most = Limits::default().text_file;
+    let text = read_given(Path::new(&path), most).map_err(|e| bad(e.chain()))?;
     let all: Vec<Certificate<'static>> = parse_pem(&text)
         .filter_map(|item| match item {
             Ok(PemItem::Certificate(certificate)) => Some(certificate),

@@ -43,6 +43,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::limits::{read_file, read_given};
 
 /// How names of models on the hub begin.
 pub const PREFIX: &str = "hf:";
@@ -284,15 +285,20 @@ fn variable(name: &str) -> Option<String> {
         .filter(|v| !v.is_empty())
 }
 
+/// Bytes of a file with a token.
+const MAX_TOKEN: u64 = 1 << 16;
+
 /// The token in the file that `HF_TOKEN_PATH` names, else in that of the hub's folder `home`, where
 /// there may be none.
 fn stored_token(home: Option<&Path>) -> Result<Option<String>> {
     let text = match (variable("HF_TOKEN_PATH"), home) {
-        (Some(path), _) => std::fs::read_to_string(path)
-            .map_err(|e| Error::usage("HF_TOKEN_PATH", format!("cannot be read: {e}")))?,
-        (None, Some(home)) => std::fs::read_to_string(home.join("token")).unwrap_or_default(),
-        (None, None) => String::new(),
+        (Some(path), _) => {
+            read_given(Path::new(&path), MAX_TOKEN).map_err(|e| Error::usage("HF_TOKEN_PATH", e.chain()))?
+        }
+        (None, Some(home)) => read_file(&home.join("token"), MAX_TOKEN).unwrap_or_default(),
+        (None, None) => Vec::new(),
     };
+    let text = String::from_utf8_lossy(&text);
     Ok(Some(text.trim().to_owned()).filter(|t| !t.is_empty()))
 }
 

@@ -8,6 +8,7 @@ use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::temporary;
+use transformer_lite::unstable::limits::read_config;
 
 /// A file that is not yet whole.
 pub(super) struct Partial {
@@ -107,7 +108,7 @@ impl Repo {
     /// Makes `commit` the present version.
     pub fn set_present(&self, commit: &str) -> Result<()> {
         let path = self.folder.join("refs").join(REVISION);
-        if std::fs::read_to_string(&path).is_ok_and(|text| text.trim() == commit) {
+        if read_config(&path).is_ok_and(|text| text.trim_ascii() == commit.as_bytes()) {
             return Ok(());
         }
         let folder = self.folder.join("refs");

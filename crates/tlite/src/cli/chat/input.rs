@@ -2,9 +2,10 @@
 
 use super::editor::Editor;
 use crate::cli::interrupt::Interrupt;
-use std::io::{BufRead, Write};
+use std::io::{BufRead, Read, Write};
 use std::path::Path;
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::limits::Limits;
 
 /// Begins and ends a message of several lines.
 pub const QUOTES: &str = "\"\"\"";
@@ -156,9 +157,16 @@ impl<'a> Lines<'a> {
     /// The next line without its line end; `None` at the end of the input.
     fn line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
-        let read = self.input.read_until(b'\n', &mut line);
-        if read.map_err(|e| Error::io("cannot read", Path::new("standard input"), e))? == 0 {
+        let input = Path::new("standard input");
+        let most = Limits::default().text_file;
+        let mut limited = Read::take(&mut *self.input, most);
+        let read = limited.read_until(b'\n', &mut line);
+        if read.map_err(|e| Error::io("cannot read", input, e))? == 0 {
             return Ok(None);
+        }
+        if limited.limit() == 0 && !line.ends_with(b"\n") {
+            let what = format!("a line is longer than {most} bytes, the limit");
+            return Err(Error::file(Stage::Text, input, what).of_kind(ErrorKind::LimitExceeded));
         }
         if line.ends_with(b"\n") {
             line.pop();
