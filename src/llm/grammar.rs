@@ -4,7 +4,6 @@
 use super::Tokenizer;
 use super::constraint::Constraint;
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::num::{self, OutOfRange};
 use llguidance::api::TopLevelGrammar;
 use llguidance::toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use llguidance::{Matcher, ParserFactory, panic_utils};
@@ -30,20 +29,22 @@ impl Grammar {
             return Err(unusable(GRAMMAR, &what));
         }
         let grammar = TopLevelGrammar::from_lark(text.to_owned());
-        Self::of(grammar, tokenizer, eos).map_err(|e| unusable(GRAMMAR, &e))
+        Self::of(grammar, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(GRAMMAR, &e))
     }
 
     /// JSON that matches a schema. An error for invalid JSON or an unsupported schema.
     pub fn json_schema(text: &str, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self> {
         let schema = serde_json::from_str(text).map_err(|e| unusable(SCHEMA, &e))?;
         let grammar = TopLevelGrammar::from_json_schema(schema);
-        Self::of(grammar, tokenizer, eos).map_err(|e| unusable(SCHEMA, &e))
+        Self::of(grammar, &vocabulary(tokenizer)?, eos).map_err(|e| unusable(SCHEMA, &e))
     }
 
     /// The error is the parser's.
-    fn of(grammar: TopLevelGrammar, tokenizer: &Tokenizer, eos: &[u32]) -> Result<Self, String> {
+    fn of(grammar: TopLevelGrammar, tokens: &Vocabulary, eos: &[u32]) -> Result<Self, String> {
         let made = panic_utils::catch_unwind(AssertUnwindSafe(|| {
-            let mut factory = ParserFactory::new_simple(&tokens(tokenizer)?)?;
+            let trie = TokTrie::from(&TokRxInfo::new(tokens.end + 1, tokens.end), &tokens.words);
+            let env: TokEnv = Arc::new(ApproximateTokEnv::new(trie));
+            let mut factory = ParserFactory::new_simple(&env)?;
             factory.quiet();
             factory.create_parser(grammar)
         }));
@@ -103,13 +104,34 @@ fn line(e: &dyn Display) -> String {
     words.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// The vocabulary as bytes, plus an end token that no model has: the parser needs exactly one, and
-/// a model may have several.
-fn tokens(tokenizer: &Tokenizer) -> std::result::Result<TokEnv, OutOfRange> {
-    let mut words: Vec<Vec<u8>> = Vec::new();
+/// Token IDs of a grammar are below this. The largest vocabularies have some 300 thousand tokens.
+const MAX_TOKENS: usize = 1 << 21;
+
+/// A vocabulary as bytes, plus an end token that no model has: the parser needs exactly one, and a
+/// model may have several.
+struct Vocabulary {
+    words: Vec<Vec<u8>>,
+    end: u32,
+}
+
+/// The vocabulary of `tokenizer`. An error of kind [`ErrorKind::LimitExceeded`] for an ID of
+/// [`MAX_TOKENS`] or more: the parser keeps an entry for each number up to the largest ID.
+fn vocabulary(tokenizer: &Tokenizer) -> Result<Vocabulary> {
     let special = |name: &[u8]| [&[TokTrie::SPECIAL_TOKEN_MARKER], name].concat();
+    let mut words: Vec<Vec<u8>> = Vec::new();
     for (id, token) in tokenizer.tokens() {
         let at = id as usize;
+        if at >= MAX_TOKENS {
+            let what =
+                format!("token ID {id} is too large for a grammar, which takes IDs below {MAX_TOKENS}");
+            let error = Error::file(Stage::Text, tokenizer.path(), what);
+            return Err(error.of_kind(ErrorKind::LimitExceeded));
+        }
+        let more = (at + 1).saturating_sub(words.len());
+        words.try_reserve(more.saturating_add(1)).map_err(|e| {
+            let what = "not enough memory for the vocabulary";
+            Error::caused(Stage::Text, what, e).of_kind(ErrorKind::OutOfMemory)
+        })?;
         words.resize(words.len().max(at + 1), Vec::new());
         if let Some(word) = words.get_mut(at) {
             *word = if token.special {
@@ -119,10 +141,10 @@ fn tokens(tokenizer: &Tokenizer) -> std::result::Result<TokEnv, OutOfRange> {
             };
         }
     }
-    let end = num::exact(words.len(), "the size of the vocabulary")?;
+    let end = u32::try_from(words.len())
+        .map_err(|e| Error::parse(Stage::Text, tokenizer.path(), "too many tokens", e))?;
     words.push(special(b"<|transformer-lite end|>"));
-    let trie = TokTrie::from(&TokRxInfo::new(end + 1, end), &words);
-    Ok(Arc::new(ApproximateTokEnv::new(trie)))
+    Ok(Vocabulary { words, end })
 }
 
 impl Constraint for Grammar {
@@ -283,6 +305,24 @@ mod tests {
         assert!(!grammar.is_complete());
         let e = grammar.accept(4).unwrap_err();
         assert_carries(e, &["4"]);
+    }
+
+    #[test]
+    fn token_ids_beyond_any_vocabulary_are_refused() {
+        let (dir, _) = tokenizer();
+        let path = dir.path().join("tokenizer.json");
+        let mut json: serde_json::Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+        for (id, kind) in [
+            (MAX_TOKENS as u64 - 1, None),
+            (MAX_TOKENS as u64, Some(ErrorKind::LimitExceeded)),
+            (4_294_967_290, Some(ErrorKind::LimitExceeded)),
+        ] {
+            json["model"]["vocab"]["far away"] = id.into();
+            std::fs::write(&path, json.to_string()).unwrap();
+            let tokenizer = Tokenizer::load(dir.path()).unwrap();
+            let made = Grammar::json_schema(r#"{"type": "object"}"#, &tokenizer, &[]);
+            assert_eq!(made.err().map(|e| e.kind()), kind, "{id}");
+        }
     }
 
     #[test]
