@@ -32,7 +32,8 @@ pub struct SamplerConfig {
     pub min_p: f32,
     /// Divides the remaining logits; 0 always picks the most likely token.
     pub temperature: f32,
-    /// Seed of the random generator.
+    /// Seed of the random generator. Equal seeds give equal texts if the logits are equal: on the
+    /// same device, with the same options and the same part of the prompt from the KV cache.
     pub seed: u64,
 }
 
@@ -83,7 +84,7 @@ pub const TYPICAL_P: Setting = ("typical_p", Range::above(0.0, 1.0));
 /// [`SamplerConfig::min_p`].
 pub const MIN_P: Setting = ("min_p", Range::of(0.0, 1.0));
 /// [`Penalties::repetition`].
-pub const REPETITION: Setting = ("repetition_penalty", Range::above(0.0, f32::INFINITY));
+pub const REPETITION: Setting = ("repetition_penalty", Range::of(0.01, 100.0));
 /// [`Penalties::frequency`].
 pub const FREQUENCY: Setting = ("frequency_penalty", Range::of(-2.0, 2.0));
 /// [`Penalties::presence`].

@@ -7,8 +7,8 @@ use std::collections::{HashMap, HashSet};
 pub struct Penalties {
     /// Number of last tokens considered; 0 disables the penalties.
     pub last_n: usize,
-    /// Above 0: divides positive logits and multiplies others; 1 is off (Keskar et al., 2019,
-    /// "CTRL").
+    /// From 0.01 to 100: divides positive logits and multiplies others; 1 is off (Keskar et al.,
+    /// 2019, "CTRL").
     pub repetition: f32,
     /// Subtracted per occurrence; 0 is off.
     pub frequency: f32,

@@ -308,7 +308,15 @@ fn numbers_out_of_range_name_their_option() {
                 ..Penalties::default()
             }),
             "repetition_penalty",
-            &["0"],
+            &["0", "0.01", "100"],
+        ),
+        (
+            penalties(Penalties {
+                repetition: 1e-40,
+                ..Penalties::default()
+            }),
+            "repetition_penalty",
+            &["0.01", "100"],
         ),
         (
             penalties(Penalties {

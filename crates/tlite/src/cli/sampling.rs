@@ -42,8 +42,8 @@ pub struct SamplingOptions {
     /// Sample from the most typical tokens whose probabilities sum to F; 1 is off [default: 1]
     #[arg(long, value_name = "F", value_parser = number(TYPICAL_P), hide_short_help = true)]
     pub typical_p: Option<f32>,
-    /// Penalize repeated tokens: divide positive logits by F, multiply negative logits by F; 1 is
-    /// off
+    /// Penalize repeated tokens: divide positive logits by F, from 0.01 to 100, and multiply
+    /// negative ones by F; 1 is off
     ///
     /// Default: the value in `generation_config.json` when tokens are sampled, else 1.
     #[arg(long, value_name = "F", value_parser = number(REPETITION), hide_short_help = true)]
