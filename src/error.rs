@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 use crate::backend::BackendError;
+use crate::fmt::shown;
 use crate::graph::op::OpError;
 use crate::quota::Exceeded;
 use crate::tensor::TensorError;
@@ -128,7 +129,7 @@ pub enum Error {
         source: Option<Cause>,
     },
     /// An operator failed.
-    #[error("{stage}: {op} \"{node}\": {source}{}", Inputs(inputs))]
+    #[error("{stage}: {} \"{}\": {source}{}", shown(op), shown(node), Inputs(inputs))]
     Node {
         /// Stage.
         stage: Stage,

@@ -1,4 +1,6 @@
-//! Formats numbers for people.
+//! Formats numbers and names for people.
+
+use std::borrow::Cow;
 
 /// A number of bytes with a decimal unit: `1.5 GB`.
 pub fn size_text(bytes: u64) -> String {
@@ -14,6 +16,29 @@ pub fn size_text(bytes: u64) -> String {
         value /= 1000.0;
     }
     format!("{value:.1} TB")
+}
+
+/// True for a character that could change what a terminal shows around it: a control character, a
+/// line or paragraph separator, or a control of the direction of text.
+pub fn is_control(c: char) -> bool {
+    c.is_control()
+        || matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A name from a model or a file for errors, log lines and tables: on one line, with escapes in
+/// place of what [`is_control`] names.
+pub fn shown(name: &str) -> Cow<'_, str> {
+    if !name.contains(is_control) {
+        return Cow::Borrowed(name);
+    }
+    let mut out = String::with_capacity(name.len());
+    for c in name.chars() {
+        match is_control(c) {
+            true => out.extend(c.escape_default()),
+            false => out.push(c),
+        }
+    }
+    Cow::Owned(out)
 }
 
 /// A count with a noun: `1 token`, `2 tokens`.
@@ -59,6 +84,16 @@ pub fn quantity(value: f64, unit: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn names_are_shown_on_one_line() {
+        assert_eq!(shown("a é \u{1f600}"), "a é \u{1f600}");
+        assert_eq!(shown("\u{1b}]0;x\u{7}\nerror: b"), r"\u{1b}]0;x\u{7}\nerror: b");
+        assert_eq!(
+            shown("\u{7f}\u{9b}\u{2028}\u{202e}\u{2066}\u{200f}"),
+            r"\u{7f}\u{9b}\u{2028}\u{202e}\u{2066}\u{200f}"
+        );
+    }
 
     #[test]
     fn quantities() {

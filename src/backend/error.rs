@@ -51,7 +51,11 @@ pub enum BackendError {
         why: String,
     },
     /// A kernel did not compile.
-    #[error("kernel {kernel} does not compile on {device}:\n{log}\n{source_excerpt}")]
+    #[error(
+        "kernel {kernel} does not compile on {device}:{}{}",
+        indented(log),
+        indented(source_excerpt)
+    )]
     Build {
         /// Kernel and defines.
         kernel: String,
@@ -122,6 +126,11 @@ impl BackendError {
     pub fn is_absence(&self) -> bool {
         matches!(self, Self::NoDriver { .. } | Self::NoDevice { .. })
     }
+}
+
+/// Each line of `text` on a line of its own, indented.
+fn indented(text: &str) -> String {
+    text.lines().map(|line| format!("\n  {line}")).collect()
 }
 
 fn matches_of(count: usize) -> String {

@@ -37,7 +37,8 @@ fn start_log() {
         .format(move |out, record| {
             let (level, target) = (record.level(), record.target());
             if full && target != NOTE {
-                return writeln!(out, "[{} {level:<5} {target}] {}", out.timestamp(), record.args());
+                let (time, text) = (out.timestamp(), record.args().to_string());
+                return writeln!(out, "[{time} {level:<5} {target}] {}", cli::message(&text));
             }
             let mark = match level {
                 Level::Error => "error",
@@ -45,7 +46,7 @@ fn start_log() {
                 _ => "note",
             };
             let text = record.args().to_string();
-            writeln!(out, "{mark}: {}", cli::printable(&text))
+            writeln!(out, "{mark}: {}", cli::message(&text))
         })
         .init();
 }
@@ -82,8 +83,7 @@ fn main() -> ExitCode {
 /// shows its variants and fields too.
 fn report(error: &Error) {
     log::debug!(target: "transformer_lite::error", "{error:?}");
-    let text = format!("error: {}\n", error.lines().join("\n  caused by: "));
-    let text = cli::printable(&text);
+    let text = error.lines().join("\n  caused by: ");
     // With standard error closed, the exit code has to do.
-    let _closed = std::io::stderr().write_all(text.as_bytes());
+    let _closed = writeln!(std::io::stderr(), "error: {}", cli::message(&text));
 }

@@ -6,7 +6,7 @@ use super::choices;
 use super::interrupt::Interrupt;
 use super::model::model_path;
 use super::options::{ADVANCED, Float, LimitOptions, ModelArg, Verbosity, check_writable, from_one, padding};
-use super::output::{note, put, put_json, text_output};
+use super::output::{note, put_json, put_report, text_output};
 use crate::inspect::{Report, Request, inspect, inspect_gguf, page, parse_bind, parse_bounds};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
@@ -160,9 +160,9 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         return put_json(&mut out, &report);
     }
-    put(&mut out, &text(&report, args.verbosity.verbose))?;
+    put_report(&mut out, &text(&report, args.verbosity.verbose))?;
     if args.nodes {
-        put(&mut out, &list(&report))?;
+        put_report(&mut out, &list(&report))?;
     }
     Ok(())
 }
@@ -174,6 +174,6 @@ fn header_of(file: &Path, json: bool) -> Result<()> {
     if json {
         put_json(&mut out, &report)
     } else {
-        put(&mut out, &header_text(&report))
+        put_report(&mut out, &header_text(&report))
     }
 }

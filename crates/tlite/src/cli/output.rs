@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::fmt::{is_control, shown};
 use transformer_lite::unstable::num;
 
 const STDOUT: &str = "standard output";
@@ -52,6 +53,11 @@ pub fn put(out: &mut dyn Write, text: &str) -> Result<()> {
         .map_err(refused)
 }
 
+/// Writes a report, whose names may hold control characters, as [`printable`].
+pub fn put_report(out: &mut dyn Write, text: &str) -> Result<()> {
+    put(out, &printable(text))
+}
+
 /// Writes one JSON object and the end of the line.
 pub fn put_json(out: &mut dyn Write, value: &impl serde::Serialize) -> Result<()> {
     let text = serde_json::to_string(value).map_err(|e| refused(e.into()))?;
@@ -93,7 +99,7 @@ fn marked(notes: &mut dyn Write, at_least: Level, mark: &str, text: &str) {
     if !prints(at_least) {
         return;
     }
-    let line = format!("{mark}{}\n", printable(text));
+    let line = format!("{mark}{}\n", message(text));
     aside(|| {
         // With the stream closed there is nobody to write to.
         let _closed = notes.write_all(line.as_bytes()).and_then(|()| notes.flush());
@@ -103,7 +109,7 @@ fn marked(notes: &mut dyn Write, at_least: Level, mark: &str, text: &str) {
 /// The progress line on the terminal, if there is one.
 static SHOWN: Mutex<Option<WeakProgressBar>> = Mutex::new(None);
 
-fn shown(bar: ProgressBar) -> ProgressBar {
+fn on_screen(bar: ProgressBar) -> ProgressBar {
     *SHOWN.lock().unwrap_or_else(PoisonError::into_inner) = Some(bar.downgrade());
     bar
 }
@@ -136,17 +142,30 @@ impl Write for LogLines {
 /// Takes the place of a control character.
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
-/// `text` for one line of a terminal: control characters, which could move the cursor or change
-/// settings, are replaced, except line feeds of our own making and tabs.
+/// `text` without control characters, which could move the cursor or change settings. Line feeds
+/// and tabs stay.
 pub fn printable(text: &str) -> Cow<'_, str> {
-    let bad = |c: char| c.is_control() && c != '\n' && c != '\t';
-    match text.contains(bad) {
-        true => Cow::Owned(text.replace(bad, REPLACEMENT.encode_utf8(&mut [0; 4]))),
+    let parts = text.split_inclusive(['\n', '\t']).map(|part| {
+        let end = part.len() - usize::from(part.ends_with(['\n', '\t']));
+        let (part, end) = part.split_at(end);
+        shown(part) + end
+    });
+    match text.contains(is_control) {
+        true => Cow::Owned(parts.collect()),
         false => Cow::Borrowed(text),
     }
 }
 
-/// A writer that replaces control characters as [`printable`] does. Carriage returns are dropped.
+/// An error, a note or a log line without control characters. Of line breaks, those before two
+/// spaces stay, as messages have them; others came with a name and are escaped, so that no name
+/// can begin a line of its own.
+pub fn message(text: &str) -> String {
+    const BREAK: &str = "\n  ";
+    let lines: Vec<Cow<'_, str>> = text.split(BREAK).map(shown).collect();
+    lines.join(BREAK)
+}
+
+/// A writer that replaces control characters. Carriage returns are dropped.
 #[derive(Debug)]
 pub struct Sanitized<W> {
     out: W,
@@ -209,7 +228,7 @@ pub fn text_output() -> Box<dyn Write> {
 pub fn spinner(text: String) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(printable(&text).into_owned());
     bar.enable_steady_tick(Duration::from_millis(100));
-    shown(bar)
+    on_screen(bar)
 }
 
 /// Columns of the terminal on standard output; `None` if it is not a terminal.
@@ -226,7 +245,7 @@ const UNKNOWN: &str = "{wide_msg}";
 /// A bar over `steps` on standard error; nothing when that is no terminal.
 pub fn bar(steps: usize) -> ProgressBar {
     let bar = ProgressBar::new(num::wide(steps));
-    shown(match ProgressStyle::with_template(COUNTED) {
+    on_screen(match ProgressStyle::with_template(COUNTED) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     })
@@ -250,7 +269,7 @@ pub fn count(line: &ProgressBar, done: usize, all: usize, what: &str) {
 /// until [`advance`] sets the total.
 pub fn byte_bar() -> ProgressBar {
     let bar = ProgressBar::new(0);
-    shown(match ProgressStyle::with_template(UNKNOWN) {
+    on_screen(match ProgressStyle::with_template(UNKNOWN) {
         Ok(style) => bar.with_style(style),
         Err(_) => bar,
     })
@@ -271,7 +290,10 @@ pub fn advance(bar: &ProgressBar, done: u64, total: u64) {
 }
 
 /// A table of columns of equal width: `left` of them aligned to the left, the others to the right.
+/// Cells are [`shown`].
 pub fn table(rows: &[Vec<String>], left: usize) -> String {
+    let shown = |row: &Vec<String>| row.iter().map(|cell| shown(cell).into_owned()).collect();
+    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns)
         .map(|c| {
@@ -283,7 +305,7 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
         })
         .collect();
     let mut out = String::new();
-    for row in rows {
+    for row in &rows {
         let cells: Vec<String> = row
             .iter()
             .zip(&widths)
@@ -391,8 +413,16 @@ mod tests {
             String::from_utf8(out).unwrap()
         };
         assert_eq!(written(note, "a"), "note: a\n");
-        assert_eq!(written(warning, "b\u{1b}[2J"), "warning: b\u{fffd}[2J\n");
+        assert_eq!(written(warning, "b\u{1b}[2J"), "warning: b\\u{1b}[2J\n");
         assert_eq!(written(detail, "c"), "", "details need --verbose");
+    }
+
+    #[test]
+    fn names_begin_no_line_of_a_message() {
+        assert_eq!(message("a\n  caused by: b"), "a\n  caused by: b");
+        assert_eq!(message("a \"\nerror: b\"\n  c\t"), "a \"\\nerror: b\"\n  c\\t");
+        let rows = [["\nerror: a".to_owned(), "\u{1b}[2J".to_owned()].to_vec()];
+        assert_eq!(table(&rows, 2), "\\nerror: a  \\u{1b}[2J\n");
     }
 
     #[test]
@@ -410,6 +440,6 @@ mod tests {
         assert_eq!(clean(&["\u{9b}2J é ¿".as_bytes()]), "\u{fffd}2J é ¿");
         // A character may be cut between two writes.
         assert_eq!(clean(&[b"x\xc2", b"\x9b", b"y\xc2", b"\xbf"]), "x\u{fffd}y¿");
-        assert_eq!(printable("a\rb\u{85}c\n\td"), "a\u{fffd}b\u{fffd}c\n\td");
+        assert_eq!(printable("a\rb\u{85}c\n\td"), "a\\rb\\u{85}c\n\td");
     }
 }

@@ -5,7 +5,7 @@ mod page;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{ExecOptions, Verbosity, check_writable, from_one};
-use super::output::{fitted_table, note, put, put_json, text_output};
+use super::output::{fitted_table, note, put_json, put_report, text_output};
 use super::random::{RandomOptions, Source};
 use super::roofline::{HOST_LACKS, device, flops_text, work_table};
 use super::run::made_up_inputs;
@@ -369,7 +369,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         put_json(&mut out, &report)
     } else {
-        put(&mut out, &text(&report, args))
+        put_report(&mut out, &text(&report, args))
     }
 }
 

@@ -5,7 +5,7 @@ mod page;
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
 use super::options::{ADVANCED, Verbosity, check_report};
-use super::output::{advance, byte_bar, note, put, put_json, table, text_output};
+use super::output::{advance, byte_bar, note, put_json, put_report, table, text_output};
 use clap::ValueEnum;
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -503,7 +503,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         put_json(&mut out, &Report::new(&summary))?;
     } else {
         let text = report(&summary, &options, &args.output, args.verbosity);
-        put(&mut out, &text)?;
+        put_report(&mut out, &text)?;
     }
     // Last: the model is written by now, and a report that cannot be is no reason to keep its
     // errors back.

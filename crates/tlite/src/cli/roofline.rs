@@ -2,7 +2,7 @@
 
 use super::interrupt::Interrupt;
 use super::options::{ExecOptions, Verbosity, check_fits, from_one, from_zero};
-use super::output::{fitted_table, note, put, put_json, text_output};
+use super::output::{fitted_table, note, put_json, put_report, text_output};
 use super::random::RandomOptions;
 use crate::inspect::{self, Request, parse_bind};
 use crate::roofline::{Peaks, Summary, Work};
@@ -302,6 +302,6 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.json {
         put_json(&mut out, &report)
     } else {
-        put(&mut out, &text(&report, args.nodes))
+        put_report(&mut out, &text(&report, args.nodes))
     }
 }

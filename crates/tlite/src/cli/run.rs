@@ -10,7 +10,7 @@ use super::load;
 use super::options::{
     ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, check_file, from_one, from_zero, note_unused,
 };
-use super::output::{self, note, put, put_json, text_output};
+use super::output::{self, note, put_json, put_report, text_output};
 use crate::files::{self, npy};
 use crate::inspect::model_file;
 pub use inputs::made_up_inputs;
@@ -408,7 +408,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     } else {
         let segments = plan.map(|p| p.segments.as_slice());
         let text = text(&report, segments, args.verbosity.quiet);
-        put(&mut out, &text)?;
+        put_report(&mut out, &text)?;
     }
     verdict(&report, args.repeat)
 }

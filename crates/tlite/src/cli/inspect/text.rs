@@ -7,7 +7,7 @@ use crate::inspect::{
 };
 use std::collections::{BTreeMap, HashSet};
 use std::fmt::Write as _;
-use transformer_lite::unstable::fmt::{count_text, dispatches_text, size_text};
+use transformer_lite::unstable::fmt::{count_text, dispatches_text, shown, size_text};
 use transformer_lite::unstable::graph::class::Class;
 
 /// Spaces before each line of [`indented`] and between two columns.
@@ -306,7 +306,7 @@ fn values(report: &Report) -> String {
             "\ncache\n  {n} tensors in {}, {}: \"{}\" [{}]{}",
             first.dtype,
             size_text(report.states_bytes),
-            first.name,
+            shown(&first.name),
             first.shape.join(", "),
             if n > 1 { " and so on" } else { "" }
         );
@@ -345,7 +345,8 @@ fn symbols(report: &Report) -> String {
         out.push_str(&indented(&rows, 4));
     }
     if !report.constraints.is_empty() {
-        let _ok = writeln!(out, "\nconstraints\n  {}", report.constraints.join("\n  "));
+        let constraints: Vec<_> = report.constraints.iter().map(|c| shown(c)).collect();
+        let _ok = writeln!(out, "\nconstraints\n  {}", constraints.join("\n  "));
     }
     if !report.assumptions.is_empty() {
         out.push_str("\nassumptions, checked at each run\n");
