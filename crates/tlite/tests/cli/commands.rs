@@ -3,6 +3,7 @@
 mod calibration;
 mod device;
 mod generation;
+mod hostile;
 mod perplexity;
 mod quantize;
 mod robustness;
@@ -144,6 +145,7 @@ fn values_out_of_range() {
         ("--typical-p", "0"),
         ("--min-p", "1.5"),
         ("--repetition-penalty", "0"),
+        ("--repetition-penalty", "1e-40"),
         ("--frequency-penalty", "-2.5"),
         ("--presence-penalty", "many"),
         ("--penalty-last-n", "-1"),
