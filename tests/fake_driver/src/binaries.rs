@@ -2,7 +2,7 @@
 //! is known of one made of its binary too, in another process as well.
 
 use crate::real::real;
-use crate::state::{after, id, with};
+use crate::state::{after, id, refused_query, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::c_void;
 
@@ -56,6 +56,10 @@ pub unsafe extern "C" fn clGetProgramInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> Code {
+    let (call, words) = ("clGetProgramInfo", format!(" name={name:#x}"));
+    if let Some(code) = refused_query(call) {
+        return after(call, &words, code);
+    }
     let source = with(|s| {
         let known = s.programs.get(&id(program))?;
         s.config.profile.map(|_| known.source.clone())
@@ -95,5 +99,5 @@ pub unsafe extern "C" fn clGetProgramInfo(
         }
         (None, _) => real_info(program, name, size, value, size_ret),
     };
-    after("clGetProgramInfo", &format!(" name={name:#x}"), code)
+    after(call, &words, code)
 }

@@ -6,7 +6,7 @@
 
 use crate::config::Slow;
 use crate::real::real;
-use crate::state::{State, after, id, with};
+use crate::state::{State, after, id, refused_query, released, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::c_void;
 
@@ -37,6 +37,9 @@ pub unsafe extern "C" fn clGetEventProfilingInfo(
     size_ret: *mut usize,
 ) -> Code {
     let call = "clGetEventProfilingInfo";
+    if let Some(code) = refused_query(call) {
+        return after(call, "", code);
+    }
     let code = real!(clGetEventProfilingInfo(event: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code)
         .unwrap_or(cl::MISSING);
     if code == cl::SUCCESS && !value.is_null() && size >= size_of::<u64>() {
@@ -53,5 +56,5 @@ pub unsafe extern "C" fn clGetEventProfilingInfo(
 pub unsafe extern "C" fn clReleaseEvent(event: Handle) -> Code {
     with(|s| s.events.remove(&id(event)));
     let code = real!(clReleaseEvent(event: Handle) -> Code).unwrap_or(cl::MISSING);
-    after("clReleaseEvent", "", code)
+    after("clReleaseEvent", "", released("clReleaseEvent", code))
 }

@@ -8,7 +8,7 @@ use crate::properties::pairs;
 use crate::queue::sizes;
 use crate::real::real;
 use crate::recording::list;
-use crate::state::{Arg, after, before, id, made, with};
+use crate::state::{Arg, after, before, id, made, released, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::collections::{BTreeMap, HashMap};
 use std::ffi::c_void;
@@ -396,7 +396,7 @@ unsafe extern "C" fn clReleaseCommandBufferKHR(buffer: Handle) -> Code {
             unsafe { driver::<OfOne>(call).map_or(cl::MISSING, |f| f(buffer)) }
         }
     };
-    after(call, &format!(" buffer={:x}", id(buffer)), code)
+    after(call, &format!(" buffer={:x}", id(buffer)), released(call, code))
 }
 
 unsafe extern "C" fn clEnqueueCommandBufferKHR(

@@ -72,6 +72,7 @@ pub struct Fault {
     /// What it returns. A failed build has a log too.
     pub code: i32,
     /// From then on the device is gone: every call that makes, queues or waits returns the same.
+    /// Queries and releases fail only where they are named.
     pub lost: bool,
 }
 

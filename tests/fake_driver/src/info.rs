@@ -3,7 +3,7 @@
 use crate::config::Profile;
 use crate::real::real;
 use crate::recording::MAX_DISPATCHES;
-use crate::state::{after, with};
+use crate::state::{after, refused_query, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::ffi::c_void;
 
@@ -292,13 +292,16 @@ unsafe fn own_or_real(
 /// The one platform of a phone, or all platforms.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn clGetPlatformIDs(entries: Uint, platforms: *mut Handle, count: *mut Uint) -> Code {
-    let code = real!(clGetPlatformIDs(entries: Uint, platforms: *mut Handle, count: *mut Uint) -> Code);
-    let code = code.unwrap_or(cl::MISSING);
+    let call = "clGetPlatformIDs";
+    let code = refused_query(call).unwrap_or_else(|| {
+        let code = real!(clGetPlatformIDs(entries: Uint, platforms: *mut Handle, count: *mut Uint) -> Code);
+        code.unwrap_or(cl::MISSING)
+    });
     if code == cl::SUCCESS && Words::configured().is_some() && !count.is_null() {
         // SAFETY: the real library has just written there.
         unsafe { *count = (*count).min(1) };
     }
-    after("clGetPlatformIDs", "", code)
+    after(call, "", code)
 }
 
 #[unsafe(no_mangle)]
@@ -313,10 +316,12 @@ pub unsafe extern "C" fn clGetPlatformInfo(
         let code = real!(clGetPlatformInfo(platform: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code);
         code.unwrap_or(cl::MISSING)
     };
-    let own = Words::configured().map(|w| platform_words(w, name, &query));
+    let call = "clGetPlatformInfo";
+    let refused = refused_query(call).map(Err);
+    let own = refused.or_else(|| Words::configured().map(|w| platform_words(w, name, &query)));
     // SAFETY: the caller's pointers.
     let code = unsafe { own_or_real(own, &query, size, value, size_ret) };
-    after("clGetPlatformInfo", &format!(" name={name:#x}"), code)
+    after(call, &format!(" name={name:#x}"), code)
 }
 
 /// A platform's own answer; `None` where it is the real one.
@@ -346,6 +351,9 @@ pub unsafe extern "C" fn clGetDeviceIDs(
             unsafe { *count = 0 };
         }
         with(|s| s.log_fault("clGetDeviceIDs", code));
+        return after("clGetDeviceIDs", &format!(" type={kind:#x}"), code);
+    }
+    if let Some(code) = refused_query("clGetDeviceIDs") {
         return after("clGetDeviceIDs", &format!(" type={kind:#x}"), code);
     }
     let phone = Words::configured().is_some();
@@ -383,10 +391,12 @@ pub unsafe extern "C" fn clGetDeviceInfo(
         let code = real!(clGetDeviceInfo(device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code);
         code.unwrap_or(cl::MISSING)
     };
-    let own = Words::configured().map(|w| device_words(w, name, &query));
+    let call = "clGetDeviceInfo";
+    let refused = refused_query(call).map(Err);
+    let own = refused.or_else(|| Words::configured().map(|w| device_words(w, name, &query)));
     // SAFETY: the caller's pointers.
     let code = unsafe { own_or_real(own, &query, size, value, size_ret) };
-    after("clGetDeviceInfo", &format!(" name={name:#x}"), code)
+    after(call, &format!(" name={name:#x}"), code)
 }
 
 /// A device's own answer; `None` where it is the real one.

@@ -75,6 +75,7 @@ pub mod cl {
     pub const DEVICE_NOT_AVAILABLE: Code = -2;
     pub const MEM_OBJECT_ALLOCATION_FAILURE: Code = -4;
     pub const OUT_OF_RESOURCES: Code = -5;
+    pub const OUT_OF_HOST_MEMORY: Code = -6;
     pub const IMAGE_FORMAT_NOT_SUPPORTED: Code = -10;
     pub const BUILD_PROGRAM_FAILURE: Code = -11;
     pub const INVALID_VALUE: Code = -30;

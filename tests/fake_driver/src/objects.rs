@@ -4,7 +4,7 @@ use crate::binaries;
 use crate::images;
 use crate::info::Words;
 use crate::real::real;
-use crate::state::{Arg, Memory, after, before, id, made, with};
+use crate::state::{Arg, Memory, after, before, id, made, refused_query, released, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn clReleaseMemObject(object: Handle) -> Code {
     with(|s| s.buffers.remove(&id(object)));
     images::forget(object);
     let code = real!(clReleaseMemObject(object: Handle) -> Code).unwrap_or(cl::MISSING);
-    after("clReleaseMemObject", "", code)
+    after("clReleaseMemObject", "", released("clReleaseMemObject", code))
 }
 
 #[unsafe(no_mangle)]
@@ -280,10 +280,11 @@ pub unsafe extern "C" fn clGetProgramBuildInfo(
         PROGRAM_BUILD_STATUS if broken => Some(&status),
         _ => None,
     };
-    let code = match own {
+    let code = match (refused_query(call), own) {
+        (Some(code), _) => code,
         // SAFETY: the caller's pointers.
-        Some(bytes) => unsafe { crate::info::answer(bytes, size, value, size_ret) },
-        None => real!(clGetProgramBuildInfo(program: Handle, device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code)
+        (None, Some(bytes)) => unsafe { crate::info::answer(bytes, size, value, size_ret) },
+        (None, None) => real!(clGetProgramBuildInfo(program: Handle, device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize) -> Code)
             .unwrap_or(cl::MISSING),
     };
     after(call, &format!(" name={name:#x}"), code)
@@ -300,7 +301,7 @@ pub unsafe extern "C" fn clRetainProgram(program: Handle) -> Code {
 pub unsafe extern "C" fn clReleaseProgram(program: Handle) -> Code {
     with(|s| s.release_program(id(program)));
     let code = real!(clReleaseProgram(program: Handle) -> Code).unwrap_or(cl::MISSING);
-    after("clReleaseProgram", "", code)
+    after("clReleaseProgram", "", released("clReleaseProgram", code))
 }
 
 #[unsafe(no_mangle)]
@@ -393,5 +394,5 @@ pub unsafe extern "C" fn clRetainKernel(kernel: Handle) -> Code {
 pub unsafe extern "C" fn clReleaseKernel(kernel: Handle) -> Code {
     with(|s| s.release_kernel(id(kernel)));
     let code = real!(clReleaseKernel(kernel: Handle) -> Code).unwrap_or(cl::MISSING);
-    after("clReleaseKernel", "", code)
+    after("clReleaseKernel", "", released("clReleaseKernel", code))
 }

@@ -3,12 +3,12 @@
 use crate::command_buffer::wrapper;
 use crate::queue::no_dispatch;
 use crate::real::real;
-use crate::state::{after, before, with};
+use crate::state::{after, before, refused_query, released, with};
 use crate::{Bits, Code, Handle, Uint, cl, recording};
 use std::ffi::{CStr, c_char, c_void};
 
-/// Functions that return a code: queries and releases never fail here, work fails as configured,
-/// commands do on recordable queues too.
+/// Functions that return a code and fail as configured; commands fail on recordable queues too, and
+/// a release is done even if it fails.
 macro_rules! pass {
     (@$kind:ident $($name:ident($($arg:ident: $ty:ty),* $(,)?);)*) => {$(
         #[unsafe(no_mangle)]
@@ -17,10 +17,14 @@ macro_rules! pass {
             let code = pass!(@before $kind call $($arg)*).unwrap_or_else(|| {
                 real!($name($($arg: $ty),*) -> Code).unwrap_or(cl::MISSING)
             });
+            let code = pass!(@after $kind call code);
             after(call, "", code)
         }
     )*};
-    (@before query $call:ident $($arg:ident)*) => { None::<Code> };
+    (@after release $call:ident $code:ident) => { released($call, $code) };
+    (@after $kind:ident $call:ident $code:ident) => { $code };
+    (@before query $call:ident $($arg:ident)*) => { refused_query($call) };
+    (@before release $call:ident $($arg:ident)*) => { None::<Code> };
     (@before work $call:ident $($arg:ident)*) => { before($call, None) };
     (@before command $call:ident $queue:ident $($arg:ident)*) => {
         before($call, None).or_else(|| no_dispatch($queue))
@@ -29,7 +33,6 @@ macro_rules! pass {
 
 pass! { @query
     clRetainContext(context: Handle);
-    clReleaseContext(context: Handle);
     clGetContextInfo(context: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clRetainCommandQueue(queue: Handle);
     clGetCommandQueueInfo(queue: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
@@ -43,6 +46,10 @@ pass! { @query
     clGetKernelWorkGroupInfo(kernel: Handle, device: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
     clRetainEvent(event: Handle);
     clGetEventInfo(event: Handle, name: Uint, size: usize, value: *mut c_void, size_ret: *mut usize);
+}
+
+pass! { @release
+    clReleaseContext(context: Handle);
 }
 
 pass! { @work
@@ -69,6 +76,11 @@ pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(
 ) -> *mut c_void {
     // SAFETY: the caller's string.
     let text = unsafe { CStr::from_ptr(name) }.to_string_lossy();
+    let call = "clGetExtensionFunctionAddressForPlatform";
+    if let Some(code) = refused_query(call) {
+        after(call, &format!(" name={text}"), code);
+        return std::ptr::null_mut();
+    }
     let own: Option<*const ()> = match text.as_ref() {
         "clNewRecordingQCOM" => Some(recording::clNewRecordingQCOM as *const ()),
         "clEndRecordingQCOM" => Some(recording::clEndRecordingQCOM as *const ()),
@@ -95,10 +107,6 @@ pub unsafe extern "C" fn clGetExtensionFunctionAddressForPlatform(
     } else {
         cl::SUCCESS
     };
-    after(
-        "clGetExtensionFunctionAddressForPlatform",
-        &format!(" name={text}"),
-        code,
-    );
+    after(call, &format!(" name={text}"), code);
     address
 }

@@ -3,7 +3,7 @@
 
 use crate::info::Words;
 use crate::real::real;
-use crate::state::{after, before, id, made, with};
+use crate::state::{after, before, id, made, released, with};
 use crate::{Bits, Code, Handle, Uint, cl};
 use std::ffi::c_void;
 use std::fmt::Write as _;
@@ -240,5 +240,9 @@ pub unsafe extern "C" fn clCreateCommandQueueWithProperties(
 pub unsafe extern "C" fn clReleaseCommandQueue(queue: Handle) -> Code {
     let code = real!(clReleaseCommandQueue(queue: Handle) -> Code).unwrap_or(cl::MISSING);
     with(|s| s.recordable.remove(&id(queue)));
-    after("clReleaseCommandQueue", "", code)
+    after(
+        "clReleaseCommandQueue",
+        "",
+        released("clReleaseCommandQueue", code),
+    )
 }

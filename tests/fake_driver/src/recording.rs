@@ -8,7 +8,7 @@
 use crate::objects::{arg, real_kernel, real_set_arg};
 use crate::queue::{Events, Grid, dispatch, sizes};
 use crate::real::real;
-use crate::state::{Arg, Kernel, after, before, id, made, with};
+use crate::state::{Arg, Kernel, after, before, id, made, released, with};
 use crate::{Code, Handle, Uint, cl};
 use std::ffi::{CString, c_char, c_void};
 
@@ -196,11 +196,9 @@ pub unsafe extern "C" fn clReleaseRecordingQCOM(recording: Handle) -> Code {
         }
         None => cl::INVALID_VALUE,
     };
-    after(
-        "clReleaseRecordingQCOM",
-        &format!(" recording={}", id(recording)),
-        code,
-    )
+    let call = "clReleaseRecordingQCOM";
+    let code = released(call, code);
+    after(call, &format!(" recording={}", id(recording)), code)
 }
 
 /// The elements of an array of a call; none where it is null.

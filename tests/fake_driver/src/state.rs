@@ -235,8 +235,8 @@ impl State {
     }
 
     /// The fault for this call, if it is to fail now.
-    fn fault(&mut self, call: &str, kernel: Option<&str>) -> Option<Code> {
-        let mut found = self.lost;
+    fn fault(&mut self, call: &str, kernel: Option<&str>, needs_device: bool) -> Option<Code> {
+        let mut found = self.lost.filter(|_| needs_device);
         for (fault, count) in self.config.faults.iter().zip(&mut self.counts) {
             let about = fault.kernel.is_none() || fault.kernel.as_deref() == kernel;
             if fault.call != call || !about {
@@ -285,12 +285,22 @@ pub(crate) fn before(call: &str, kernel: Option<&str>) -> Option<Code> {
         if delay > 0 {
             s.log_injected(&format!("{call} delay={delay}"));
         }
-        (delay, s.fault(call, kernel))
+        (delay, s.fault(call, kernel, true))
     });
     if delay > 0 {
         std::thread::sleep(Duration::from_millis(delay));
     }
     fault
+}
+
+/// The code with which a query must fail. A lost device still answers.
+pub(crate) fn refused_query(call: &str) -> Option<Code> {
+    with(|s| s.fault(call, None, false))
+}
+
+/// The code that a release returns, which is done all the same. A lost device still releases.
+pub(crate) fn released(call: &str, code: Code) -> Code {
+    refused_query(call).unwrap_or(code)
 }
 
 /// What comes after a call: its line in the log. Returns `code`.

@@ -187,7 +187,7 @@ fn wrong_form(model: &Model) -> Outcome {
 fn short_of_memory(model: &Model) -> Outcome {
     let dir = tempfile::tempdir().text()?;
     let cache = dir.path().join("cache").display().to_string();
-    let refused = failing("clBuildProgram", Some(VARIANT), 1..=2, OUT_OF_HOST_MEMORY);
+    let refused = failing("clBuildProgram", Some(VARIANT), 1..=2, cl::OUT_OF_HOST_MEMORY);
     let failing = with_faults(Profile::Radeon, refused);
     for (config, fails) in [(failing, true), (of(Profile::Radeon), false)] {
         let run = play::generate_cached(&model.folder, &config, FEW, &cache, &[])?;
@@ -203,9 +203,6 @@ fn short_of_memory(model: &Model) -> Outcome {
     }
     Ok(())
 }
-
-/// `CL_OUT_OF_HOST_MEMORY`.
-const OUT_OF_HOST_MEMORY: i32 = -6;
 
 /// Quick cases on the card.
 fn quick_cases(config: &Config) -> Result<Run, String> {
