@@ -2,6 +2,7 @@
 //! a backend that several executors use one after another.
 
 pub mod browser;
+pub mod faulty;
 pub mod gguf;
 pub mod hugging_face;
 pub mod llm;
@@ -608,6 +609,28 @@ pub fn fake_caps_of(language: Language, kind: DeviceKind) -> Caps {
 /// The converted folder of a tiny random model; it lives as long as the returned value.
 pub fn tiny_model(architecture: &str, traits: gguf::Traits) -> (tempfile::TempDir, PathBuf) {
     converted(&gguf::tiny(architecture, traits))
+}
+
+/// A tiny random model that says letters: the rows of all other tokens in its output matrix are
+/// zero.
+pub fn speaking_model() -> (tempfile::TempDir, PathBuf) {
+    let traits = gguf::Traits {
+        untied: true,
+        ..gguf::Traits::default()
+    };
+    let mut file = gguf::tiny("llama", traits);
+    let template = "{% if tools %}{{ tools[0] }}{% endif %}{% for m in messages %}\
+        {% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}{{ m.name or '' }}{{ m.content }}{% endfor %}";
+    file.set("tokenizer.chat_template", Value::String(template.to_owned()));
+    let rows = &mut file.tensor("output.weight").data;
+    for (token, row) in rows.chunks_exact_mut(4 * gguf::HIDDEN).enumerate() {
+        // Behind three control tokens there is one for each byte.
+        let byte = token.checked_sub(3).and_then(|b| u8::try_from(b).ok());
+        if token < gguf::VOCAB && !byte.is_some_and(|b| b.is_ascii_lowercase()) {
+            row.fill(0);
+        }
+    }
+    converted(&file)
 }
 
 /// The model of a GGUF file, converted.

@@ -3,10 +3,10 @@
 
 mod c;
 
-use std::path::{Path, PathBuf};
-use tlite_testing::gguf::{HIDDEN, Traits, VOCAB};
+use std::path::Path;
+use tlite_testing::gguf::Traits;
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Outcome, Text, equal};
+use tlite_testing::{Device, Outcome, Text, equal, speaking_model};
 use transformer_lite::unstable::backend::{Backend as _, BackendKind, OpenOptions};
 use transformer_lite::unstable::error::Error;
 use transformer_lite::unstable::graph::pass::Target;
@@ -17,7 +17,6 @@ use transformer_lite::unstable::llm::{
 };
 use transformer_lite::unstable::placement::{BackendChoice, Placement};
 use transformer_lite::unstable::tensor::DType;
-use transformer_lite_convert::gguf::Value;
 
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
@@ -43,28 +42,6 @@ pub fn trials(suite: &mut Suite) {
     suite.add("c_header", c::header);
     suite.add("c_header_in_old_c_and_in_cpp", c::header_in_old_c_and_in_cpp);
     suite.add("c@host_under_valgrind", c::under_valgrind);
-}
-
-/// A tiny random model that says letters: the rows of all other tokens in its output matrix are
-/// zero.
-fn speaking_model() -> (tempfile::TempDir, PathBuf) {
-    let traits = Traits {
-        untied: true,
-        ..Traits::default()
-    };
-    let mut file = tlite_testing::gguf::tiny("llama", traits);
-    let template = "{% if tools %}{{ tools[0] }}{% endif %}{% for m in messages %}\
-        {% if m.content == 'refuse' %}{{ raise_exception('no') }}{% endif %}{{ m.name or '' }}{{ m.content }}{% endfor %}";
-    file.set("tokenizer.chat_template", Value::String(template.to_owned()));
-    let rows = &mut file.tensor("output.weight").data;
-    for (token, row) in rows.chunks_exact_mut(4 * HIDDEN).enumerate() {
-        // Behind three control tokens there is one for each byte.
-        let byte = token.checked_sub(3).and_then(|b| u8::try_from(b).ok());
-        if token < VOCAB && !byte.is_some_and(|b| b.is_ascii_lowercase()) {
-            row.fill(0);
-        }
-    }
-    tlite_testing::converted(&file)
 }
 
 fn options(place: BackendChoice) -> LoadOptions {

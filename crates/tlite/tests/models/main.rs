@@ -9,6 +9,7 @@
 mod api;
 mod cache;
 mod checkpoints;
+mod faults;
 mod models;
 mod phone_path;
 
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
         ("api", api::trials),
         ("cache", cache::trials),
         ("checkpoints", checkpoints::trials),
+        ("faults", faults::trials),
         ("models", models::trials),
         ("phone_path", phone_path::trials),
     ])

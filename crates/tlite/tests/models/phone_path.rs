@@ -18,7 +18,7 @@ mod fake_driver;
 mod faults;
 mod first_use;
 mod images;
-mod play;
+pub(crate) mod play;
 mod priorities;
 mod quarantine;
 mod recordings;

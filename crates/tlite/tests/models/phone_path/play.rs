@@ -1,5 +1,6 @@
 //! Runs of `tlite` as processes that load the fake driver, and what they leave behind.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -393,12 +394,7 @@ impl Run {
         if self.status.code() != Some(code) {
             return wrong(&format!("exit code {code} wanted"));
         }
-        if self.errors.contains("panicked") {
-            return wrong("a panic");
-        }
-        if self.errors.lines().filter(|l| l.starts_with("error: ")).count() != 1 {
-            return wrong("one error wanted");
-        }
+        self.failed_once()?;
         let (variants, said): (Vec<&str>, Vec<&str>) = self.errors.lines().partition(|l| is_variant(l));
         if !variants.iter().any(|l| carries(l, variant)) {
             return wrong(&format!("an error {variant} wanted"));
@@ -407,10 +403,52 @@ impl Run {
         if let Some(value) = values.iter().find(|v| !carries(&said, v)) {
             return wrong(&format!("{value:?} wanted"));
         }
+        Ok(())
+    }
+
+    /// It ended by itself with one typed error and without an answer.
+    fn failed_once(&self) -> Outcome {
+        let wrong = |what: &str| Err(self.told(what));
+        if !matches!(self.status.code(), Some(1 | 2)) {
+            return wrong("exit code 1 or 2 wanted");
+        }
+        if self.errors.contains("panicked") {
+            return wrong("a panic");
+        }
+        if self.errors.lines().filter(|l| l.starts_with("error: ")).count() != 1 {
+            return wrong("one error wanted");
+        }
+        if !self.errors.lines().any(is_variant) {
+            return wrong("a typed error wanted");
+        }
         if !self.output.is_empty() {
             return wrong("an answer beside an error");
         }
         Ok(())
+    }
+
+    /// A call was made to fail, and the run ended with these tokens within `whole`, the time of a
+    /// run without failures, and that of a failure; or with one error within that of a failure.
+    pub fn failed_or_recovered(&self, tokens: &[u64], whole: Duration) -> Outcome {
+        if !self.status.success() {
+            self.failed_once()?;
+            return self.recovered(Duration::ZERO).map_err(|why| self.told(&why));
+        }
+        let found = self.tokens()?;
+        if found != tokens {
+            return Err(self.told(&format!("tokens {tokens:?} wanted")));
+        }
+        self.recovered(whole).map_err(|why| self.told(&why))
+    }
+
+    /// How often each function was called.
+    pub fn calls(&self) -> BTreeMap<&str, u64> {
+        let mut counts = BTreeMap::new();
+        let calls = self.log.lines().filter_map(|l| l.split(' ').next());
+        for call in calls.filter(|call| call.starts_with("cl")) {
+            *counts.entry(call).or_default() += 1;
+        }
+        counts
     }
 
     /// What is wrong, with all that it said.
