@@ -7,5 +7,6 @@
 # - all operators on Intel's OpenCL, and its models with the phones' kernels
 # - each benchmark, once
 # - 500 kills of the command at random times
+# - more faults of drivers, sanitizers over the C interface, and 20 minutes of models that come and go
 set -euo pipefail
 TLITE_TESTS=nightly exec "$(dirname "${BASH_SOURCE[0]}")/test.sh"

@@ -235,12 +235,21 @@ short_cargo_output() {
     [ ! -t 2 ] || [ "$crates" -eq 0 ] || printf '\r%70s\r' "" >&2
 }
 
+# Prints the folder of cargo's results.
+target_folder() {
+    cargo metadata --no-deps --format-version 1 --manifest-path "$ROOT/Cargo.toml" |
+        sed 's/.*"target_directory":"\([^"]*\)".*/\1/'
+}
+
+# Writes a tiny random model to a new folder. Built with the command, so that both share a library.
+tiny_model() {
+    cargo build --release --locked -p tlite -p tlite-testing --bin tlite --bin tiny_model
+    "$(target_folder)/release/tiny_model" "$1"
+}
+
 # Sets TLITE to the path of the command.
 find_tlite() {
-    local target
-    target=$(cargo metadata --no-deps --format-version 1 --manifest-path "$ROOT/Cargo.toml" |
-        sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-    TLITE=$target/release/tlite
+    TLITE=$(target_folder)/release/tlite
     [ -x "$TLITE" ] || fail "cargo has not built $TLITE"
 }
 

@@ -139,6 +139,10 @@ if setup_intel_opencl; then
     step "Intel's OpenCL: a model on an Adreno" matching models phone_path::adreno_
     step "Intel's OpenCL: a model on a Mali" matching models phone_path::mali_
 fi
+if [ -n "$nightly" ]; then
+    step "Sanitizers" tools/sanitize.sh
+    step "Soak" tools/soak.sh 1200
+fi
 # Building the packages as a user gets them takes minutes.
 no_verify=--no-verify
 [ -z "$nightly" ] || no_verify=

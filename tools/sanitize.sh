@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# Runs the C interface on the host backend under AddressSanitizer with LeakSanitizer, ThreadSanitizer
+# and valgrind. The sanitizers' options are unstable ones of the compiler, and ThreadSanitizer needs a
+# standard library that is built with it.
+#     tools/sanitize.sh [address] [thread] [valgrind]
+set -euo pipefail
+
+# shellcheck source=tools/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+cd "$ROOT"
+
+kinds=("$@")
+[ ${#kinds[@]} -gt 0 ] || kinds=(address thread valgrind)
+host=$(rustc -vV | sed -n 's/^host: //p')
+[[ $host == *-linux-gnu ]] || fail "sanitizers run on Linux only"
+setup_valgrind
+have rustup && rustup -q component add rust-src >&2 || true
+[ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ] ||
+    fail "the source of the standard library is missing; with rustup, type:  rustup component add rust-src"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+tiny_model "$work/model"
+
+# Compiles a program of the C interface with a static library.
+#     program NAME SOURCE LIBRARY [FLAG...]
+program() {
+    cc -std=c11 -g -O1 -pthread -I include "${@:4}" "$2" "$3" -o "$work/$1" \
+        -Wl,--gc-sections -lm -ldl -lrt -lgcc_s
+}
+
+# Builds the library for a sanitizer, or for valgrind without one, into a folder of its own, and runs
+# the programs.
+#     check KIND LIBRARY RUNNER...
+check() {
+    local kind=$1 runtime=()
+    [ "$kind" = valgrind ] || runtime=("-fsanitize=$kind")
+    program threads tests/faults/threads.c "$2" "${runtime[@]}"
+    program capi tests/capi/capi.c "$2" "${runtime[@]}"
+    say "$kind: threads"
+    "${@:3}" "$work/threads" "$work/model" host
+    say "$kind: capi"
+    "${@:3}" "$work/capi" "$work/model" host "$work/kernels" >/dev/null
+}
+
+for kind in "${kinds[@]}"; do
+    options=(--locked --lib --no-default-features --crate-type staticlib --target "$host")
+    target=$(target_folder)/sanitize-$kind
+    begun=$SECONDS
+    case $kind in
+    address | thread)
+        say "Building for the sanitizer \"$kind\""
+        RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$kind -Cforce-frame-pointers=yes" \
+            CARGO_TARGET_DIR=$target cargo rustc "${options[@]}" -Zbuild-std
+        ;;
+    valgrind)
+        CARGO_TARGET_DIR=$target cargo rustc "${options[@]}"
+        ;;
+    *) fail "expected address, thread or valgrind, found $kind" ;;
+    esac
+    say "$kind: built in $((SECONDS - begun)) s"
+    library=$target/$host/debug/libtransformer_lite.a
+    case $kind in
+    address) check "$kind" "$library" env ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 ;;
+    thread) check "$kind" "$library" env TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ;;
+    valgrind)
+        check "$kind" "$library" valgrind --quiet --error-exitcode=99 --leak-check=full \
+            --errors-for-leak-kinds=definite,indirect
+        ;;
+    esac
+done
+say "No sanitizer found anything"
