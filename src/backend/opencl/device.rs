@@ -192,8 +192,16 @@ pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     let mut devices = Vec::new();
     let mut left_out = Vec::new();
     for platform in platforms {
-        let name = platform_text(platform, platform_api::CL_PLATFORM_NAME);
-        let version = platform_text(platform, platform_api::CL_PLATFORM_VERSION);
+        // Names are parts of what files in the cache are for, so none is made up.
+        let words = |name| platform_text(platform, name);
+        let name = words(platform_api::CL_PLATFORM_NAME);
+        let (name, version) = match (name, words(platform_api::CL_PLATFORM_VERSION)) {
+            (Ok(name), Ok(version)) => (name, version),
+            (Err(code), _) | (_, Err(code)) => {
+                left_out.push(format!("a platform: clGetPlatformInfo: {code}"));
+                continue;
+            }
+        };
         let ids = match api::get_device_ids(platform, api::CL_DEVICE_TYPE_ALL) {
             Ok(ids) if ids.is_empty() => {
                 left_out.push(format!("platform {name} has no device"));
@@ -221,9 +229,9 @@ pub(super) fn enumerate() -> Result<Vec<(DeviceHandle, Caps)>, BackendError> {
     Ok(devices)
 }
 
-pub(super) fn platform_text(platform: cl_platform_id, name: u32) -> String {
-    platform_api::get_platform_data(platform, name)
-        .map_or_else(|code| Code(code).to_string(), |bytes| text(&bytes))
+pub(super) fn platform_text(platform: cl_platform_id, name: u32) -> Result<String, Code> {
+    let bytes = platform_api::get_platform_data(platform, name).map_err(Code)?;
+    Ok(text(&bytes))
 }
 
 /// Names of a device's extensions; empty if the driver does not say.

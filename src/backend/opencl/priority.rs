@@ -50,7 +50,7 @@ impl Hints {
         let platform = device.info(api::CL_DEVICE_PLATFORM).ok();
         let platform = platform.and_then(|b| usize::try_from(number(&b)).ok());
         let platform = platform.unwrap_or_default() as cl_platform_id;
-        let of_platform = platform_text(platform, platform_api::CL_PLATFORM_EXTENSIONS);
+        let of_platform = platform_text(platform, platform_api::CL_PLATFORM_EXTENSIONS).unwrap_or_default();
         let version = device.info(api::CL_DEVICE_VERSION).map(|b| text(&b));
         let hints = Self::listed(&extensions, &of_platform);
         hints.of_version(version.ok().as_deref().and_then(version_of))
