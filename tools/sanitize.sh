@@ -44,7 +44,9 @@ check() {
 }
 
 for kind in "${kinds[@]}"; do
-    options=(--locked --lib --no-default-features --crate-type staticlib --target "$host")
+    # A tiny model needs no optimization, and building takes longer than running.
+    options=(--locked --lib --no-default-features --crate-type staticlib --target "$host"
+        --config profile.dev.opt-level=0 --config 'profile.dev.package."*".opt-level=0')
     target=$(target_folder)/sanitize-$kind
     begun=$SECONDS
     case $kind in
@@ -65,7 +67,7 @@ for kind in "${kinds[@]}"; do
     thread) check "$kind" "$library" env TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ;;
     valgrind)
         check "$kind" "$library" valgrind --quiet --error-exitcode=99 --leak-check=full \
-            --errors-for-leak-kinds=definite,indirect
+            --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect
         ;;
     esac
 done
