@@ -6,14 +6,14 @@ use super::weights::{Weights, map};
 use super::{decode, dtype_of};
 use crate::error::{Error, ErrorKind, Result, Stage, kind_of_op};
 use crate::graph::body::Body;
-use crate::graph::op::{ALL, Attributes, Op, OpError, OpResult};
+use crate::graph::op::{ALL, Attributes, OnnxName, Op, OpDef, OpError, OpResult};
 use crate::graph::{Disorder, Edit, Graph, ValueId};
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{Bytes, HostTensor};
 use std::cell::{Cell, RefCell};
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 /// Newest supported opset version of the standard domain.
 const NEWEST_OPSET: i64 = 27;
@@ -107,6 +107,7 @@ struct Importer<'a> {
     file: ModelFile<'a>,
     edit: Edit<'a>,
     names: HashMap<String, ValueId>,
+    nodes: HashSet<String>,
     /// For a body: names captured from the enclosing graphs, which become inputs. `None` for the
     /// model's graph.
     outer: Option<Vec<String>>,
@@ -122,6 +123,7 @@ impl<'a> Importer<'a> {
             file,
             edit: Edit::new(graph),
             names: HashMap::new(),
+            nodes: HashSet::new(),
             outer: body.as_ref().map(|_| Vec::new()),
             inside: body.unwrap_or_default(),
         }
@@ -263,11 +265,15 @@ impl<'a> Importer<'a> {
     }
 
     fn node(&mut self, n: &NodeProto, position: usize) -> Result<()> {
-        let name = if n.name.is_empty() {
+        let mut name = if n.name.is_empty() {
             format!("{}_{position}", n.op_type)
         } else {
             n.name.clone()
         };
+        // Reports find nodes by their names.
+        if !self.nodes.insert(name.clone()) {
+            name = format!("{name}#{position}");
+        }
         let domain = standard_domain(&n.domain);
         let Some(opset) = self.file.opsets.get(domain).copied() else {
             let shown = if domain.is_empty() { "ai.onnx" } else { domain };
@@ -310,7 +316,7 @@ impl<'a> Importer<'a> {
     }
 
     fn constant(&mut self, n: &NodeProto, name: &str, attributes: &NodeAttributes<'_>) -> Result<()> {
-        let value = attributes.constant();
+        let value = attributes.within(0, 1).and_then(|()| attributes.constant());
         match value.and_then(|t| attributes.all_read().map(|()| t)) {
             Ok(tensor) => {
                 let out = n.output.first().map(String::as_str).unwrap_or_default();
@@ -372,16 +378,25 @@ fn standard_domain(name: &str) -> &str {
     if name == "ai.onnx" { "" } else { name }
 }
 
+type Definitions = HashMap<(&'static str, &'static str), Vec<(&'static OpDef, &'static OnnxName)>>;
+
+/// The definitions of each operator, by domain and name.
+static DEFINITIONS: LazyLock<Definitions> = LazyLock::new(|| {
+    let mut all = Definitions::new();
+    for (def, name) in ALL.iter().flat_map(|d| d.onnx.iter().map(|name| (*d, name))) {
+        all.entry((name.domain, name.name)).or_default().push((def, name));
+    }
+    all
+});
+
 /// The operator of a node, by the newest definition that its opset has.
 fn operator(domain: &str, attributes: &NodeAttributes<'_>) -> OpResult<Box<dyn Op>> {
-    let names = || {
-        ALL.iter()
-            .flat_map(|d| d.onnx.iter().map(move |o| (d, o)))
-            .filter(|(_, o)| o.domain == domain && o.name == attributes.node.op_type)
-    };
+    let all = DEFINITIONS.get(&(domain, attributes.node.op_type.as_str()));
+    let names = || all.into_iter().flatten();
     let opset = attributes.opset;
     let known = names().filter(|(_, o)| o.since <= opset);
-    if let Some((def, _)) = known.max_by_key(|(_, o)| o.since) {
+    if let Some((def, name)) = known.max_by_key(|(_, o)| o.since) {
+        attributes.within(name.inputs, name.outputs)?;
         return (def.import)(attributes);
     }
     Err(OpError::Unsupported(match names().map(|(_, o)| o.since).min() {
@@ -433,6 +448,22 @@ impl NodeAttributes<'_> {
                 format!("attribute type {}", a.r#type),
             )),
             None => Ok(None),
+        }
+    }
+
+    /// Fails if the node has more operands or results than its operator can have.
+    fn within(&self, inputs: usize, outputs: usize) -> OpResult<()> {
+        let counts = [
+            ("operands", inputs, self.input_count()),
+            ("results", outputs, self.output_count()),
+        ];
+        match counts.into_iter().find(|(_, most, found)| found > most) {
+            None => Ok(()),
+            Some((what, most, found)) => Err(OpError::expected(
+                format!("number of {what}"),
+                format!("at most {most}"),
+                found,
+            )),
         }
     }
 

@@ -1,6 +1,7 @@
 //! Error for unsupported parts of a model: all of them at once, with their locations.
 
 use crate::graph::op::OpError;
+use std::collections::HashMap;
 use std::fmt;
 
 /// Maximum number of kinds that are printed.
@@ -36,11 +37,11 @@ impl fmt::Display for MissingParts {
     /// One line per operator and reason, with the first locations.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut kinds: Vec<(&Missing, Vec<String>)> = Vec::new();
+        let mut index: HashMap<(&str, String), usize> = HashMap::new();
         for part in &self.0 {
-            match kinds
-                .iter_mut()
-                .find(|(k, _)| k.op == part.op && k.source == part.source)
-            {
+            let key = (part.op.as_str(), part.source.to_string());
+            let at = *index.entry(key).or_insert(kinds.len());
+            match kinds.get_mut(at) {
                 Some((_, places)) => places.push(part.place()),
                 None => kinds.push((part, vec![part.place()])),
             }

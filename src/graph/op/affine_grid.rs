@@ -95,7 +95,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("AffineGrid", 20)],
+    onnx: &[onnx("AffineGrid", 20, 2)],
     import,
     kernels: &[],
     cases,

@@ -134,7 +134,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ArgMax", 1), onnx("ArgMin", 1)],
+    onnx: &[onnx("ArgMax", 1, 1), onnx("ArgMin", 1, 1)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

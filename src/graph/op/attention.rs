@@ -309,7 +309,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[own("Attention")],
+    onnx: &[own("Attention", 4)],
     import,
     kernels: &[&KERNEL.kernel, &TENSOR_CORES.kernel, &ROW.kernel, &MERGE.kernel],
     cases,

@@ -189,7 +189,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("MeanVarianceNormalization", 9), onnx("LpNormalization", 1)],
+    onnx: &[
+        onnx("MeanVarianceNormalization", 9, 1),
+        onnx("LpNormalization", 1, 1),
+    ],
     import,
     kernels: &[&norm::KERNEL.kernel],
     cases,

@@ -58,7 +58,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("BitCast", 26)],
+    onnx: &[onnx("BitCast", 26, 1)],
     import,
     kernels: &[],
     cases,

@@ -133,7 +133,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("CastLike", 15)],
+    onnx: &[onnx("CastLike", 15, 2)],
     import,
     kernels: &[],
     cases,

@@ -123,7 +123,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("CausalConvWithState", 27)],
+    onnx: &[onnx("CausalConvWithState", 27, 4).outputs(2)],
     import,
     kernels: &[],
     cases,

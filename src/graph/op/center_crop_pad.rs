@@ -102,7 +102,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("CenterCropPad", 18)],
+    onnx: &[onnx("CenterCropPad", 18, 2)],
     import,
     kernels: &[],
     cases,

@@ -102,7 +102,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Col2Im", 18)],
+    onnx: &[onnx("Col2Im", 18, 3)],
     import,
     kernels: &[],
     cases,

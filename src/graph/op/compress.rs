@@ -82,7 +82,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Compress", 9)],
+    onnx: &[onnx("Compress", 9, 2)],
     import,
     kernels: &[],
     cases,

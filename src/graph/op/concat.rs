@@ -4,7 +4,7 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose,
+    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, split_at, transpose,
 };
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, Fact, product};
@@ -160,7 +160,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Concat", 4)],
+    onnx: &[onnx("Concat", 4, ANY)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -493,7 +493,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Conv", 1)],
+    onnx: &[onnx("Conv", 1, 3)],
     import,
     kernels: &[&KERNEL.kernel, &tiled::KERNEL.kernel],
     cases,

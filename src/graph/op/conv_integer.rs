@@ -188,7 +188,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ConvInteger", 10), onnx("QLinearConv", 10)],
+    onnx: &[onnx("ConvInteger", 10, 4), onnx("QLinearConv", 10, 9)],
     import,
     kernels: &[],
     cases,

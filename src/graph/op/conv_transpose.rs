@@ -232,7 +232,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ConvTranspose", 1)],
+    onnx: &[onnx("ConvTranspose", 1, 3)],
     import,
     kernels: &[&conv::KERNEL.kernel],
     cases,

@@ -170,7 +170,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("CumSum", 11), onnx("CumProd", 26)],
+    onnx: &[onnx("CumSum", 11, 2), onnx("CumProd", 26, 2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -183,7 +183,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("DeformConv", 19)],
+    onnx: &[onnx("DeformConv", 19, 5)],
     import,
     kernels: &[],
     cases,

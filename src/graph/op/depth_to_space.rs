@@ -140,7 +140,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("DepthToSpace", 1), onnx("SpaceToDepth", 1)],
+    onnx: &[onnx("DepthToSpace", 1, 1), onnx("SpaceToDepth", 1, 1)],
     import,
     kernels: &[],
     cases,

@@ -84,7 +84,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Det", 11)],
+    onnx: &[onnx("Det", 11, 1)],
     import,
     kernels: &[],
     cases,

@@ -310,7 +310,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("DFT", 17), onnx("STFT", 17)],
+    onnx: &[onnx("DFT", 17, 3), onnx("STFT", 17, 4)],
     import,
     kernels: &[],
     cases,

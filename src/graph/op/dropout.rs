@@ -106,7 +106,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Dropout", 6)],
+    onnx: &[onnx("Dropout", 6, 3).outputs(2)],
     import,
     kernels: &[],
     cases,

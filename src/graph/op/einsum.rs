@@ -6,7 +6,8 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room, strides,
+    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room,
+    strides,
 };
 use crate::graph::rules;
 use crate::shape::{Dim, Fact, Shape};
@@ -296,7 +297,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Einsum", 12)],
+    onnx: &[onnx("Einsum", 12, ANY)],
     import,
     kernels: &[],
     cases,

@@ -70,7 +70,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Expand", 8)],
+    onnx: &[onnx("Expand", 8, 2)],
     import,
     kernels: &[],
     cases,

@@ -81,7 +81,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("EyeLike", 9)],
+    onnx: &[onnx("EyeLike", 9, 1)],
     import,
     kernels: &[],
     cases,

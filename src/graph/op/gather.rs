@@ -131,7 +131,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Gather", 1)],
+    onnx: &[onnx("Gather", 1, 2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -112,7 +112,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[own("GatherE0M")],
+    onnx: &[own("GatherE0M", 3)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

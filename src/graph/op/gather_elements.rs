@@ -216,7 +216,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("GatherElements", 11)],
+    onnx: &[onnx("GatherElements", 11, 2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -125,7 +125,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("GatherND", 11)],
+    onnx: &[onnx("GatherND", 11, 2)],
     import,
     kernels: &[&gather_elements::KERNEL.kernel],
     cases,

@@ -117,7 +117,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Gemm", 6)],
+    onnx: &[onnx("Gemm", 6, 3)],
     import,
     kernels: &[],
     cases,

@@ -107,9 +107,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("GlobalAveragePool", 1),
-        onnx("GlobalMaxPool", 1),
-        onnx("GlobalLpPool", 2),
+        onnx("GlobalAveragePool", 1, 1),
+        onnx("GlobalMaxPool", 1, 1),
+        onnx("GlobalLpPool", 2, 1),
     ],
     import,
     kernels: &[],

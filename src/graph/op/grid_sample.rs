@@ -292,7 +292,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("GridSample", 16)],
+    onnx: &[onnx("GridSample", 16, 2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -19,8 +19,8 @@ use super::rotary_embedding::RotaryEmbedding;
 use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_positions};
 use super::slice::Slice;
 use super::{
-    Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, as_usize, concat::Concat,
-    fixed_size, operand,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, fixed_size,
+    microsoft, operand,
 };
 use crate::graph::ValueId;
 use crate::num;
@@ -352,11 +352,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[OnnxName {
-        domain: "com.microsoft",
-        name: "GroupQueryAttention",
-        since: 1,
-    }],
+    onnx: &[microsoft("GroupQueryAttention", 14).outputs(4)],
     import,
     kernels: &[],
     cases,

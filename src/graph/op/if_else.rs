@@ -5,7 +5,7 @@
 //! "squeeze the axis if its size is 1"; its assumptions are checked before each run.
 
 use super::case::Case;
-use super::{Assumption, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{ANY, Assumption, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::graph::body::{Body, DerivedBody};
 use crate::shape::{Fact, Known};
 use crate::tensor::{DType, HostTensor};
@@ -143,7 +143,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("If", 1)],
+    onnx: &[onnx("If", 1, 1).outputs(ANY)],
     import,
     kernels: &[],
     cases,

@@ -46,25 +46,49 @@ pub struct OnnxName {
     pub name: &'static str,
     /// First opset version with the semantics that the import function implements.
     pub since: i64,
+    /// The most operands that a node can have in any version.
+    pub inputs: usize,
+    /// The most results.
+    pub outputs: usize,
 }
+
+/// Any number of operands or results.
+pub const ANY: usize = usize::MAX;
 
 /// Domain of the operators that are specific to this engine.
 pub const OWN_DOMAIN: &str = "ai.transformer_lite";
 
-/// A standard operator from opset `since` on.
-pub const fn onnx(name: &'static str, since: i64) -> OnnxName {
+/// A standard operator from opset `since` on, with at most `inputs` operands and one result.
+pub const fn onnx(name: &'static str, since: i64, inputs: usize) -> OnnxName {
     OnnxName {
         domain: "",
         name,
         since,
+        inputs,
+        outputs: 1,
     }
 }
 
-/// An operator of [`OWN_DOMAIN`].
-pub const fn own(name: &'static str) -> OnnxName {
+/// An operator of [`OWN_DOMAIN`]; see [`onnx`].
+pub const fn own(name: &'static str, inputs: usize) -> OnnxName {
     OnnxName {
         domain: OWN_DOMAIN,
-        name,
-        since: 1,
+        ..onnx(name, 1, inputs)
+    }
+}
+
+/// An operator of `com.microsoft`; see [`onnx`].
+pub const fn microsoft(name: &'static str, inputs: usize) -> OnnxName {
+    OnnxName {
+        domain: "com.microsoft",
+        ..onnx(name, 1, inputs)
+    }
+}
+
+impl OnnxName {
+    /// The same with at most `outputs` results.
+    #[must_use]
+    pub const fn outputs(self, outputs: usize) -> Self {
+        Self { outputs, ..self }
     }
 }

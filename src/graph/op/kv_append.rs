@@ -116,7 +116,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[own("KvAppend")],
+    onnx: &[own("KvAppend", 2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -220,7 +220,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("LinearAttention", 27)],
+    onnx: &[onnx("LinearAttention", 27, 6).outputs(2)],
     import,
     kernels: &[],
     cases,

@@ -65,7 +65,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("LogSoftmax", 1), onnx("Hardmax", 1)],
+    onnx: &[onnx("LogSoftmax", 1, 1), onnx("Hardmax", 1, 1)],
     import,
     kernels: &[&softmax::LAST.kernel, &softmax::INNER.kernel],
     cases,

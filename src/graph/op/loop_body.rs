@@ -10,7 +10,7 @@ use super::concat::Concat;
 use super::if_else::{decided, truth};
 use super::parts::Parts;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, fit, one_int, onnx, operand,
+    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, fit, one_int, onnx, operand,
 };
 use crate::graph::ValueId;
 use crate::graph::body::Body;
@@ -248,7 +248,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Loop", 1)],
+    onnx: &[onnx("Loop", 1, ANY).outputs(ANY)],
     import,
     kernels: &[],
     cases,

@@ -116,7 +116,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("LRN", 1)],
+    onnx: &[onnx("LRN", 1, 1)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -561,7 +561,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("MatMul", 1)],
+    onnx: &[onnx("MatMul", 1, 2)],
     import,
     kernels: &[&KERNEL.kernel, &TILED.kernel],
     cases,

@@ -600,7 +600,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[own("MatMulE0M")],
+    onnx: &[own("MatMulE0M", 4)],
     import,
     kernels: &[
         &VECTOR.kernel,

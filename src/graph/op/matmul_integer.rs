@@ -344,7 +344,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("MatMulInteger", 10), onnx("QLinearMatMul", 10)],
+    onnx: &[onnx("MatMulInteger", 10, 4), onnx("QLinearMatMul", 10, 8)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

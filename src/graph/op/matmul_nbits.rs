@@ -24,7 +24,7 @@ use super::matmul_e0m::MatMulE0m;
 use super::parts::Parts;
 use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
-use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, count, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, microsoft, operand};
 use crate::graph::ValueId;
 use crate::num;
 use crate::quant::{Bits, Grid, GridColumn, Grids, Packed, by_group};
@@ -431,11 +431,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[OnnxName {
-        domain: "com.microsoft",
-        name: "MatMulNBits",
-        since: 1,
-    }],
+    onnx: &[microsoft("MatMulNBits", 6)],
     import,
     kernels: &[],
     cases,

@@ -107,7 +107,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("MaxUnpool", 9)],
+    onnx: &[onnx("MaxUnpool", 9, 3)],
     import,
     kernels: &[],
     cases,

@@ -107,7 +107,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("MelWeightMatrix", 17)],
+    onnx: &[onnx("MelWeightMatrix", 17, 5)],
     import,
     kernels: &[],
     cases,

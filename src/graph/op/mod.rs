@@ -25,7 +25,7 @@ pub mod window;
 pub use error::{OpError, OpResult};
 pub use host::{Inputs, around, as_usize, axis, count, gather_strided, one_int, operand, strides, to_sizes};
 pub(crate) use host::{filled, fit, fixed_size, max_nan, min_nan, no_number, nothing, offset_lists, room};
-pub use import::{Attributes, OWN_DOMAIN, OnnxName, onnx, own};
+pub use import::{ANY, Attributes, OWN_DOMAIN, OnnxName, microsoft, onnx, own};
 pub use infer::{Assumption, DataDependentDim, DimSource, InferCx};
 
 /// Object-safe equality, cloning and down-casting; implemented for every operator by the compiler.

@@ -10,7 +10,7 @@
 use super::case::{Case, input};
 use super::parts::Parts;
 use super::sdpa::{Sdpa, heads_first};
-use super::{Attributes, InferCx, Inputs, OnnxName, Op, OpDef, OpError, OpResult, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, microsoft, operand};
 use crate::graph::ValueId;
 use crate::num;
 use crate::shape::{Dim, Fact};
@@ -117,11 +117,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[OnnxName {
-        domain: "com.microsoft",
-        name: "MultiHeadAttention",
-        since: 1,
-    }],
+    onnx: &[microsoft("MultiHeadAttention", 10).outputs(4)],
     import,
     kernels: &[],
     cases,

@@ -142,7 +142,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("NonMaxSuppression", 10)],
+    onnx: &[onnx("NonMaxSuppression", 10, 5)],
     import,
     kernels: &[],
     cases,

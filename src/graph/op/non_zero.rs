@@ -81,7 +81,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("NonZero", 9)],
+    onnx: &[onnx("NonZero", 9, 1)],
     import,
     kernels: &[],
     cases,

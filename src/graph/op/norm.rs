@@ -501,9 +501,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("InstanceNormalization", 6),
-        onnx("LayerNormalization", 17),
-        onnx("GroupNormalization", 18),
+        onnx("InstanceNormalization", 6, 3),
+        onnx("LayerNormalization", 17, 3).outputs(3),
+        onnx("GroupNormalization", 18, 3),
     ],
     import,
     kernels: &[&KERNEL.kernel],

@@ -151,7 +151,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("OneHot", 9)],
+    onnx: &[onnx("OneHot", 9, 3)],
     import,
     kernels: &[],
     cases,

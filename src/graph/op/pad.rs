@@ -332,7 +332,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Pad", 2)],
+    onnx: &[onnx("Pad", 2, 4)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

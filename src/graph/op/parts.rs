@@ -33,9 +33,10 @@ impl<'a, 'b> Parts<'a, 'b> {
 
     /// True if result `i` is read or is an output of the model.
     pub fn is_read(&self, i: usize) -> bool {
-        self.node.outputs.get(i).is_some_and(|v| {
-            self.edit.is_kept(*v) || self.edit.nodes().any(|(_, n)| n.inputs.contains(&Some(*v)))
-        })
+        self.node
+            .outputs
+            .get(i)
+            .is_some_and(|v| self.edit.is_kept(*v) || self.edit.readers(*v).next().is_some())
     }
 
     /// Operand `i`, if it is given.
@@ -177,7 +178,7 @@ impl<'a, 'b> Parts<'a, 'b> {
                     .producer(*from)
                     .filter(|(p, n)| self.made.contains(p) && n.outputs.len() == 1);
                 let once = results.iter().filter(|r| *r == from).count() == 1;
-                let read = g.nodes().any(|(_, n)| n.inputs.contains(&Some(*from)));
+                let read = g.readers(*from).next().is_some();
                 own.filter(|_| once && !read).map(|(p, n)| (p, n.clone()))
             };
             let (node, old) = match alone(self.edit) {

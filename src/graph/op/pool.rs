@@ -292,7 +292,11 @@ pub(super) fn power(a: &dyn Attributes) -> OpResult<i64> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("MaxPool", 1), onnx("AveragePool", 1), onnx("LpPool", 2)],
+    onnx: &[
+        onnx("MaxPool", 1, 1).outputs(2),
+        onnx("AveragePool", 1, 1),
+        onnx("LpPool", 2, 1),
+    ],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

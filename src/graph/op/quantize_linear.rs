@@ -518,9 +518,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("QuantizeLinear", 10),
-        onnx("DequantizeLinear", 10),
-        onnx("DynamicQuantizeLinear", 11),
+        onnx("QuantizeLinear", 10, 3),
+        onnx("DequantizeLinear", 10, 3),
+        onnx("DynamicQuantizeLinear", 11, 1).outputs(3),
     ],
     import,
     kernels: &[&DYNAMIC.kernel],

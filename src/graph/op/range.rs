@@ -187,7 +187,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Range", 11)],
+    onnx: &[onnx("Range", 11, 3)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

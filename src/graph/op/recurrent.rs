@@ -548,7 +548,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("RNN", 7), onnx("GRU", 7), onnx("LSTM", 7)],
+    onnx: &[
+        onnx("RNN", 7, 6).outputs(2),
+        onnx("GRU", 7, 6).outputs(2),
+        onnx("LSTM", 7, 8).outputs(3),
+    ],
     import,
     kernels: &[],
     cases,

@@ -264,11 +264,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("Reshape", 5),
-        onnx("Unsqueeze", 1),
-        onnx("Squeeze", 1),
-        onnx("Flatten", 1),
-        onnx("Identity", 1),
+        onnx("Reshape", 5, 2),
+        onnx("Unsqueeze", 1, 2),
+        onnx("Squeeze", 1, 2),
+        onnx("Flatten", 1, 1),
+        onnx("Identity", 1, 1),
     ],
     import,
     kernels: &[],

@@ -75,7 +75,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("ReverseSequence", 10)],
+    onnx: &[onnx("ReverseSequence", 10, 2)],
     import,
     kernels: &[],
     cases,

@@ -148,7 +148,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("RMSNormalization", 23)],
+    onnx: &[onnx("RMSNormalization", 23, 2)],
     import,
     kernels: &[&norm::KERNEL.kernel, &norm::ROW.kernel],
     cases,

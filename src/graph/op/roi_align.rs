@@ -238,7 +238,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("RoiAlign", 10)],
+    onnx: &[onnx("RoiAlign", 10, 3)],
     import,
     kernels: &[],
     cases,

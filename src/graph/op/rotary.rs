@@ -138,7 +138,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[own("Rotary")],
+    onnx: &[own("Rotary", 3)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -266,7 +266,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("RotaryEmbedding", 23)],
+    onnx: &[onnx("RotaryEmbedding", 23, 4)],
     import,
     kernels: &[],
     cases,

@@ -9,8 +9,8 @@ use super::loop_body::{empty, stack, stacked, unrolls};
 use super::parts::Parts;
 use super::transpose::Transpose;
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx, operand,
-    strides,
+    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, gather_strided, onnx,
+    operand, strides,
 };
 use crate::graph::ValueId;
 use crate::graph::body::Body;
@@ -239,7 +239,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Scan", 9)],
+    onnx: &[onnx("Scan", 9, ANY).outputs(ANY)],
     import,
     kernels: &[],
     cases,

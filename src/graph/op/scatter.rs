@@ -201,9 +201,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("ScatterElements", 11),
-        onnx("ScatterND", 11),
-        onnx("Scatter", 9),
+        onnx("ScatterElements", 11, 3),
+        onnx("ScatterND", 11, 3),
+        onnx("Scatter", 9, 3),
     ],
     import,
     kernels: &[&KERNEL.kernel],

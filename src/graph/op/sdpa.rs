@@ -393,7 +393,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Attention", 23)],
+    onnx: &[onnx("Attention", 23, 7).outputs(4)],
     import,
     kernels: &[],
     cases,

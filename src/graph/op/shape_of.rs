@@ -63,7 +63,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Shape", 1)],
+    onnx: &[onnx("Shape", 1, 1)],
     import,
     kernels: &[],
     cases,

@@ -39,7 +39,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Size", 1)],
+    onnx: &[onnx("Size", 1, 1)],
     import,
     kernels: &[],
     cases,

@@ -339,7 +339,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Slice", 1)],
+    onnx: &[onnx("Slice", 1, 5)],
     import,
     kernels: &[],
     cases,

@@ -154,7 +154,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Softmax", 1)],
+    onnx: &[onnx("Softmax", 1, 1)],
     import,
     kernels: &[&LAST.kernel, &INNER.kernel],
     cases,

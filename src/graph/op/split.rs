@@ -6,8 +6,8 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, onnx, operand, room,
-    split_at, transpose,
+    ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, as_usize, axis, onnx, operand,
+    room, split_at, transpose,
 };
 use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, Shape};
@@ -191,7 +191,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Split", 1)],
+    onnx: &[onnx("Split", 1, 2).outputs(ANY)],
     import,
     kernels: &[],
     cases,

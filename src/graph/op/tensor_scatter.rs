@@ -108,7 +108,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("TensorScatter", 24)],
+    onnx: &[onnx("TensorScatter", 24, 3)],
     import,
     kernels: &[],
     cases,

@@ -155,7 +155,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("TfIdfVectorizer", 9)],
+    onnx: &[onnx("TfIdfVectorizer", 9, 1)],
     import,
     kernels: &[],
     cases,

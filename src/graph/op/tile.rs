@@ -101,7 +101,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Tile", 6)],
+    onnx: &[onnx("Tile", 6, 2)],
     import,
     kernels: &[],
     cases,

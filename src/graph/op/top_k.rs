@@ -172,7 +172,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("TopK", 1)],
+    onnx: &[onnx("TopK", 1, 2).outputs(2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

@@ -186,7 +186,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Transpose", 1)],
+    onnx: &[onnx("Transpose", 1, 1)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

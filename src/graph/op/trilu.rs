@@ -104,7 +104,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Trilu", 14)],
+    onnx: &[onnx("Trilu", 14, 2)],
     import,
     kernels: &[&KERNEL.kernel],
     cases,

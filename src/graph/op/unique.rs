@@ -151,7 +151,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 }
 
 pub static DEF: OpDef = OpDef {
-    onnx: &[onnx("Unique", 11)],
+    onnx: &[onnx("Unique", 11, 1).outputs(4)],
     import,
     kernels: &[],
     cases,

@@ -102,9 +102,9 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 
 pub static DEF: OpDef = OpDef {
     onnx: &[
-        onnx("HannWindow", 17),
-        onnx("HammingWindow", 17),
-        onnx("BlackmanWindow", 17),
+        onnx("HannWindow", 17, 1),
+        onnx("HammingWindow", 17, 1),
+        onnx("BlackmanWindow", 17, 1),
     ],
     import,
     kernels: &[],

@@ -279,3 +279,73 @@ fn graphs_in_disorder_are_refused() {
     let output = read(13, &[2], vec![], &["z"]).unwrap_err();
     assert!(matches!(disorder(&output), Some(Disorder::Undefined { value, .. }) if value == "z"));
 }
+
+#[test]
+fn nodes_have_no_more_operands_and_results_than_their_operator() {
+    let perm = AttributeProto {
+        name: "perm".to_owned(),
+        ints: vec![0, 2, 3, 1],
+        r#type: 7,
+        ..Default::default()
+    };
+    let number = AttributeProto {
+        name: "value_int".to_owned(),
+        i: 1,
+        r#type: 2,
+        ..Default::default()
+    };
+    let wrong = [
+        (node("Transpose", &["x"], &["y", "z"], vec![perm]), "2"),
+        (node("Dropout", &["x"], &["y", "m", "z"], vec![]), "3"),
+        (node("Constant", &[], &["y", "z"], vec![number]), "2"),
+        (node("Relu", &["x", "x"], &["y"], vec![]), "2"),
+        (node("Add", &["x", "x", "x"], &["y"], vec![]), "3"),
+    ];
+    for (wrong, found) in wrong {
+        let op = wrong.op_type.clone();
+        let error = read(17, &[1, 2, 4, 4], vec![wrong], &["y"]).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidFile, "{op}");
+        let [part] = missing(&error) else {
+            panic!("{error}")
+        };
+        assert_eq!(part.name, op);
+        assert!(matches!(&part.source, OpError::Expected { found: f, .. } if f == found));
+    }
+}
+
+#[test]
+fn omitted_results_need_no_names() {
+    let shape = AttributeProto {
+        name: "kernel_shape".to_owned(),
+        ints: vec![2, 2],
+        r#type: 7,
+        ..Default::default()
+    };
+    let right = [
+        node("Transpose", &["x", ""], &["y", "", ""], vec![]),
+        node("Dropout", &["x"], &["y", ""], vec![]),
+        node("Dropout", &["x"], &["y", "m"], vec![]),
+        node("MaxPool", &["x"], &["y", ""], vec![shape.clone()]),
+        node("MaxPool", &["x"], &["y", "i"], vec![shape]),
+        node("TopK", &["x", "one"], &["", "y"], vec![]),
+        node(
+            "LayerNormalization",
+            &["x", "x"],
+            &["y", "", "d"],
+            vec![int("axis", 0)],
+        ),
+        node("Split", &["x"], &["", "y"], vec![int("axis", 1)]),
+    ];
+    for node in right {
+        let op = node.op_type.clone();
+        let one = AttributeProto {
+            name: "value_ints".to_owned(),
+            ints: vec![1],
+            r#type: 7,
+            ..Default::default()
+        };
+        let nodes = vec![self::node("Constant", &[], &["one"], vec![one]), node];
+        let read = read(17, &[1, 2, 4, 4], nodes, &["y"]);
+        assert!(read.is_ok(), "{op}: {}", read.unwrap_err().chain());
+    }
+}
