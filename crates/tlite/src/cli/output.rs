@@ -289,6 +289,9 @@ pub fn advance(bar: &ProgressBar, done: u64, total: u64) {
     bar.set_position(done);
 }
 
+/// Widest cell to which the other cells of its column are padded.
+const WIDEST: usize = 200;
+
 /// A table of columns of equal width: `left` of them aligned to the left, the others to the right.
 /// Cells are [`shown`].
 pub fn table(rows: &[Vec<String>], left: usize) -> String {
@@ -302,6 +305,7 @@ pub fn table(rows: &[Vec<String>], left: usize) -> String {
                 .map(|t| t.chars().count())
                 .max()
                 .unwrap_or(0)
+                .min(WIDEST)
         })
         .collect();
     let mut out = String::new();

@@ -371,3 +371,36 @@ fn the_page_is_written_whole_or_not_at_all() {
         "the model and the page"
     );
 }
+
+/// `y = relu(x)` of an input with this name and rank.
+fn named(dir: &Path, name: &str, rank: usize) -> PathBuf {
+    let mut w = ModelWriter::without_data(Stage::Convert, dir, "named.onnx", "named");
+    w.opset("", 17);
+    w.add_input(name, DType::F32, &vec![Size::Fixed(1); rank])
+        .unwrap();
+    w.add_node(NodeSpec {
+        domain: "",
+        op: "Relu",
+        name,
+        inputs: &[name],
+        outputs: &["y"],
+        attributes: &[],
+    })
+    .unwrap();
+    w.add_output("y", DType::F32, &[]).unwrap();
+    w.finish().unwrap();
+    dir.join("named.onnx")
+}
+
+#[test]
+fn ranks_and_names_of_any_length_are_shown() {
+    let dir = tempfile::tempdir().unwrap();
+    let long = "x".repeat(200_000);
+    for (name, rank) in [("x", 100_000), (&long, 2)] {
+        let model = named(dir.path(), name, rank);
+        let text = stdout(&inspect(&model, &["--verbose", "--nodes"]));
+        assert!(carries(&text, name), "a name of {} bytes", name.len());
+        let run = ["run", model.to_str().unwrap(), "--random", "--backend", "host"];
+        stdout(&tlite(&run));
+    }
+}
