@@ -108,8 +108,8 @@ struct DividedSymbol {
     by: i64,
 }
 
-/// Maximum number of relations.
-const MAX_RELATIONS: usize = 256;
+/// Maximum number of relations. Each one may take part in every proof.
+const MAX_RELATIONS: usize = 64;
 
 /// Bounds and equations of symbols, and the questions they decide.
 ///
@@ -209,35 +209,51 @@ impl Constraints {
         lo: Option<i64>,
         hi: Option<i64>,
     ) -> Result<(), ConstraintError> {
-        let mut next = self.clone();
         if lo.is_some_and(|lo| lo < 0) && self.bounds.get(symbol).is_none_or(|b| b.lo.is_none()) {
             // Conclusions drawn from the default no longer hold.
-            next = self.without_conclusions(symbol, lo)?;
+            let mut next = self.without_conclusions(symbol, lo)?;
+            next.tighten(symbol, lo, hi).map_err(|e| self.blamed(e))?;
+            *self = next;
+            return Ok(());
         }
-        let own = next.bounds.entry(symbol.clone()).or_default();
-        own.lo = own.lo.max(lo);
-        own.hi = match (own.hi, hi) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
-        let own = *own;
+        // Models may have very many symbols: nothing is copied but what may change.
+        let (before, facts) = (self.bounds.get(symbol).copied(), self.facts.len());
+        self.tighten(symbol, lo, hi).map_err(|e| {
+            match before {
+                Some(b) => self.bounds.insert(symbol.clone(), b),
+                None => self.bounds.remove(symbol),
+            };
+            self.facts.truncate(facts);
+            self.positive.truncate(facts);
+            self.blamed(e)
+        })
+    }
+
+    /// Intersects the bounds of `symbol` with these.
+    fn tighten(&mut self, symbol: &Symbol, lo: Option<i64>, hi: Option<i64>) -> Result<(), ConstraintError> {
         let added = text_of(symbol, Bounds { lo, hi });
-        let interval = next.interval(symbol);
+        let before = self.bounds.get(symbol).copied().unwrap_or_default();
+        let own = Bounds {
+            lo: before.lo.max(lo),
+            hi: before.hi.into_iter().chain(hi).min(),
+        };
+        self.bounds.insert(symbol.clone(), own);
+        let interval = self.interval(symbol);
         if let (Some(l), Some(h)) = (interval.lo, interval.hi)
             && l > h
         {
-            let known = match self.bounds.get(symbol) {
-                Some(b) => text_of(symbol, *b),
-                None => format!("{symbol} >= 0"),
-            };
+            let known = text_of(symbol, before);
             return Err(ConstraintError::Contradiction { added, known });
         }
-        if let Some(e) = next.solved.get(symbol).cloned() {
-            next.add_bound_facts(&e, own, &added)?;
+        let solved = self.solved.get(symbol).cloned();
+        let in_facts = self.facts.iter().any(|f| f.dim.depends_on(symbol));
+        if solved.is_none() && !in_facts && self.hidden.values().all(|part| part.base != *symbol) {
+            return Ok(());
         }
-        next.finish(&added, self)?;
-        *self = next;
-        Ok(())
+        if let Some(e) = solved {
+            self.add_bound_facts(&e, own, &added)?;
+        }
+        self.finish(&added)
     }
 
     /// The same constraints, with the lower bound `lo` of `symbol` declared before the relations.
@@ -287,7 +303,7 @@ impl Constraints {
             return Err(ConstraintError::Contradiction { added, known });
         }
         next.solve(&d, left, right, &added)?;
-        next.finish(&added, self)?;
+        next.finish(&added).map_err(|e| self.blamed(e))?;
         *self = next;
         Ok(())
     }
@@ -312,7 +328,7 @@ impl Constraints {
         let added = given.to_string();
         let mut next = self.with(given)?;
         next.add_fact(right.sub(left)?.replace(&self.solved)?, &added)?;
-        next.finish(&added, self)?;
+        next.finish(&added).map_err(|e| self.blamed(e))?;
         *self = next;
         Ok(())
     }
@@ -441,19 +457,14 @@ impl Constraints {
     }
 
     /// Looks for a fact that `added` makes impossible, and prepares the facts for questions.
-    fn finish(&mut self, added: &str, before: &Self) -> Result<(), ConstraintError> {
+    fn finish(&mut self, added: &str) -> Result<(), ConstraintError> {
         self.positive = self.facts.iter().map(|f| f.dim.clone()).collect();
         for f in &self.facts {
             let hi = self.question(|q| q.range(&f.dim).hi);
             if hi.is_some_and(|v| v < 0) {
-                let known = if f.text == added {
-                    before.known()
-                } else {
-                    f.text.clone()
-                };
                 return Err(ConstraintError::Contradiction {
                     added: added.to_owned(),
-                    known,
+                    known: f.text.clone(),
                 });
             }
         }
@@ -472,12 +483,17 @@ impl Constraints {
         Ok(())
     }
 
-    /// The constraints as text, for an error.
-    fn known(&self) -> String {
-        if self.is_empty() {
-            "that sizes are 0 or more".to_owned()
-        } else {
-            shortened(&self.to_string())
+    /// A constraint that cannot hold by itself contradicts all of these.
+    fn blamed(&self, error: ConstraintError) -> ConstraintError {
+        match error {
+            ConstraintError::Contradiction { added, known } if added == known => {
+                let known = match self.is_empty() {
+                    true => "that sizes are 0 or more".to_owned(),
+                    false => shortened(&self.to_string()),
+                };
+                ConstraintError::Contradiction { added, known }
+            }
+            other => other,
         }
     }
 

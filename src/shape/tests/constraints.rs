@@ -2,7 +2,7 @@
 
 use super::{Expr, expr};
 use crate::shape::constraints::{ConstraintError, Constraints, Relation};
-use crate::shape::{Bindings, Dim};
+use crate::shape::{Bindings, Dim, Symbol};
 use crate::testing::{assert_carries, carries};
 use proptest::prelude::*;
 
@@ -288,6 +288,31 @@ fn holds(text: &str, b: &Bindings, given: &[(&str, Expr, Expr)]) -> Option<bool>
         }
     }
     Some(true)
+}
+
+#[test]
+fn relations_are_few_so_that_questions_end() {
+    let products = |n| {
+        let one = |i| format!("x{i}*y{} <= x{}*y{i}", i + 1, i + 2);
+        (0..n).map(one).collect::<Vec<_>>().join(", ")
+    };
+    Constraints::parse(&products(10)).unwrap();
+    let e = Constraints::parse(&products(3000)).unwrap_err();
+    assert!(matches!(e, ConstraintError::Parse { .. }), "{e}");
+    // Bounds are no relations.
+    let bounds: Vec<_> = (0..3000).map(|i| format!("1 <= x{i} <= 9")).collect();
+    Constraints::parse(&bounds.join(", ")).unwrap();
+}
+
+#[test]
+fn a_refused_bound_changes_nothing() {
+    let known = Constraints::parse("a + b <= 10, 2 <= a, c == a + b").unwrap();
+    for (name, lo, hi) in [("a", Some(11), None), ("a", None, Some(1)), ("c", Some(11), None)] {
+        let mut next = known.clone();
+        let e = next.bound(&Symbol::new(name), lo, hi).unwrap_err();
+        assert!(matches!(e, ConstraintError::Contradiction { .. }), "{e}");
+        assert_eq!(next, known, "{e}");
+    }
 }
 
 proptest! {
