@@ -24,7 +24,7 @@ use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, OnProgress};
 use device::Device;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -197,7 +197,9 @@ impl Runner {
     /// Checks names, element types, ranks and sizes of `given` and returns the values of the
     /// symbols. The error lists every problem.
     pub fn check(&self, given: &[Named]) -> Result<Bindings> {
-        let find = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, t)| t);
+        let tensors = given.iter().rev().map(|(name, t)| (name.as_str(), t));
+        let tensors: HashMap<&str, &HostTensor> = tensors.collect();
+        let find = |name: &str| tensors.get(name).copied();
         let (mut wrong, mut kind) = (Vec::new(), ErrorKind::Other);
         for (name, fact) in self.inputs() {
             match find(name) {
@@ -214,15 +216,17 @@ impl Runner {
                 Some(_) => {}
             }
         }
-        for (i, (name, _)) in given.iter().enumerate() {
-            if self.inputs().all(|(n, _)| n != name) {
+        let inputs: HashSet<&str> = self.inputs().map(|(name, _)| name).collect();
+        let mut seen = HashSet::new();
+        for (name, _) in given {
+            if !inputs.contains(name.as_str()) {
                 let known: Vec<&str> = self.inputs().map(|(n, _)| n).collect();
                 wrong.push(format!(
                     "the model has no input \"{name}\"; its inputs are {}",
                     known.join(", ")
                 ));
             }
-            if given.iter().take(i).any(|(n, _)| n == name) {
+            if !seen.insert(name) {
                 wrong.push(format!("input \"{name}\" is given twice"));
             }
         }
@@ -262,9 +266,12 @@ impl Runner {
         let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));
         match &mut self.engine {
             Engine::Host(interpreter) => {
-                let inputs: HashMap<ValueId, HostTensor> = given
+                let given = given.iter().map(|(name, t)| (name.as_str(), t));
+                let given: HashMap<&str, &HostTensor> = given.collect();
+                let inputs: HashMap<ValueId, HostTensor> = graph
+                    .inputs()
                     .iter()
-                    .filter_map(|(name, t)| Some((graph.input(name)?, t.clone())))
+                    .filter_map(|v| Some((*v, (*given.get(graph.value(*v).name.as_str())?).clone())))
                     .collect();
                 let results = interpreter.run(inputs)?;
                 let mut out = Vec::with_capacity(results.len());

@@ -6,9 +6,9 @@ use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, TensorScalar, Value
 use crate::error::{Error, Result, Stage};
 use crate::num;
 use crate::quota;
-use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient};
+use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// Constant results of at most this many bytes are computed during derivation. The limit admits
@@ -21,6 +21,7 @@ pub const FOLD_BYTES: usize = 1 << 20;
 pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.made.clear();
     graph.assumed.clear();
+    let mut known: HashMap<Symbol, usize> = HashMap::new();
     for id in graph.order()? {
         quota::check().map_err(|e| Error::exceeded(Stage::Shape, e))?;
         let derived = infer(graph, id)?;
@@ -35,7 +36,8 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
                 DimSource::Size { output, axis } => (outputs.get(output).copied(), TensorScalar::Size(axis)),
             };
             let Some(value) = value else { continue };
-            match graph.made.iter().find(|m| m.symbol == made.symbol) {
+            let at = *known.entry(made.symbol.clone()).or_insert(graph.made.len());
+            match graph.made.get(at) {
                 None => graph.made.push(MadeSymbol {
                     symbol: made.symbol,
                     value,
@@ -84,18 +86,23 @@ fn prune(graph: &mut Graph) {
     };
     // Bounds of a single symbol first, since the others follow from them.
     all.sort_by_key(|a| least(a).is_none());
+    let mut kept: HashSet<(Dim, bool)> = HashSet::new();
+    let zero = Dim::from(0);
     for a in all {
         let c = &a.assumed;
-        let zero = Dim::from(0);
+        let condition = (c.dim.clone(), c.equal);
+        if kept.contains(&condition) {
+            continue;
+        }
         let follows = if c.equal {
             known.equal(&c.dim, &zero)
         } else {
             known.at_least(&c.dim, 0)
         };
-        let again = graph.assumed.iter().any(|o| o.assumed.same_condition(c));
-        if follows == Some(true) || again {
+        if follows == Some(true) {
             continue;
         }
+        kept.insert(condition);
         if let Some((symbol, lo)) = least(&a)
             && let Err(e) = known.bound(&symbol, Some(lo), None)
         {

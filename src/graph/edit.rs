@@ -4,7 +4,8 @@ use super::{Graph, Node, NodeId, Op, State, Value, ValueId};
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Fact, Known};
 use crate::tensor::HostTensor;
-use std::collections::HashMap;
+use std::cell::OnceCell;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 /// A session of changes to one graph. Rewrites are numbered so that a wrong result can be bisected
@@ -14,6 +15,15 @@ pub struct Edit<'a> {
     graph: &'a mut Graph,
     count: usize,
     limit: usize,
+    /// Names of all values; for each, the number to try next if the name is wanted again.
+    names: OnceCell<HashMap<String, usize>>,
+    /// Every value with each node that reads it.
+    readers: OnceCell<BTreeSet<(ValueId, NodeId)>>,
+}
+
+/// The operands of a node.
+fn reads(node: &Node) -> impl Iterator<Item = ValueId> {
+    node.inputs.iter().flatten().copied()
 }
 
 impl std::ops::Deref for Edit<'_> {
@@ -26,11 +36,7 @@ impl std::ops::Deref for Edit<'_> {
 impl<'a> Edit<'a> {
     /// Starts editing without a limit.
     pub fn new(graph: &'a mut Graph) -> Self {
-        Self {
-            graph,
-            count: 0,
-            limit: usize::MAX,
-        }
+        Self::with_limit(graph, usize::MAX)
     }
 
     /// Starts editing; at most `limit` rewrites are allowed.
@@ -39,6 +45,8 @@ impl<'a> Edit<'a> {
             graph,
             count: 0,
             limit,
+            names: OnceCell::new(),
+            readers: OnceCell::new(),
         }
     }
 
@@ -58,13 +66,55 @@ impl<'a> Edit<'a> {
         true
     }
 
+    /// The nodes that read `v`, in order of their ids.
+    pub fn readers(&self, v: ValueId) -> impl Iterator<Item = NodeId> {
+        let all = self.readers.get_or_init(|| {
+            let nodes = self.graph.nodes();
+            nodes.flat_map(|(id, n)| reads(n).map(move |v| (v, id))).collect()
+        });
+        let range = (v, NodeId(0))..=(v, NodeId(usize::MAX));
+        all.range(range).map(|(_, id)| *id)
+    }
+
+    /// The only reader of `v`, which reads it as one operand; `None` if `v` is an output or the end
+    /// of a state.
+    pub fn only_reader(&self, v: ValueId) -> Option<NodeId> {
+        let mut all = self.readers(v);
+        let (Some(id), None) = (all.next(), all.next()) else {
+            return None;
+        };
+        let once = reads(self.node(id)?).filter(|o| *o == v).count() == 1;
+        (once && !self.is_kept(v)).then_some(id)
+    }
+
+    /// Adds the node's operands to the index of readers, or removes them.
+    fn index(&mut self, id: NodeId, add: bool) {
+        let (Some(all), Some(node)) = (self.readers.get_mut(), self.graph.node(id)) else {
+            return;
+        };
+        for v in reads(node) {
+            if add {
+                all.insert((v, id));
+            } else {
+                all.remove(&(v, id));
+            }
+        }
+    }
+
     /// Adds a value. If the name is taken, a number is appended.
     pub fn add_value(&mut self, name: &str, fact: Option<Fact>) -> ValueId {
+        let values = &self.graph.values;
+        self.names
+            .get_or_init(|| values.iter().map(|v| (v.name.clone(), 1)).collect());
+        let names = self.names.get_mut();
         let mut unique = name.to_owned();
-        let mut n = 1;
-        while self.graph.values.iter().any(|v| v.name == unique) {
+        if let Some(names) = names
+            && let Some(next) = names.get(name).copied()
+        {
+            let mut free = (next..).skip_while(|n| names.contains_key(&format!("{name}.{n}")));
+            let n = free.next().unwrap_or(next);
             unique = format!("{name}.{n}");
-            n += 1;
+            names.insert(name.to_owned(), n + 1);
         }
         self.push_value(unique, fact)
     }
@@ -72,10 +122,16 @@ impl<'a> Edit<'a> {
     /// Adds a value whose name must be unused.
     pub(crate) fn push_value(&mut self, name: String, fact: Option<Fact>) -> ValueId {
         let id = ValueId(self.graph.values.len());
+        if let Some(names) = self.names.get_mut() {
+            names.insert(name.clone(), 1);
+        }
         self.graph.values.push(Value {
             name,
             fact,
             producer: None,
+            is_input: false,
+            is_output: false,
+            state: None,
         });
         id
     }
@@ -111,11 +167,13 @@ impl<'a> Edit<'a> {
             inputs,
             outputs,
         }));
+        self.index(id, true);
         id
     }
 
     /// Removes a node; its outputs then have no producer.
     pub fn remove_node(&mut self, id: NodeId) {
+        self.index(id, false);
         if let Some(node) = self.graph.nodes.get_mut(id.index()).and_then(Option::take) {
             for out in node.outputs {
                 self.graph.values[out.index()].producer = None;
@@ -132,25 +190,24 @@ impl<'a> Edit<'a> {
         inputs: Vec<Option<ValueId>>,
         origin: Vec<String>,
     ) {
+        self.index(old, false);
         if let Some(node) = self.graph.nodes.get_mut(old.index()).and_then(Option::as_mut) {
             node.op = op;
             node.inputs = inputs;
             node.origin = origin;
         }
+        self.index(old, true);
     }
 
     /// Redirects every reader of `old` to `new`.
     pub fn replace_readers(&mut self, old: ValueId, new: ValueId) {
-        for v in self
-            .graph
-            .nodes
-            .iter_mut()
-            .flatten()
-            .flat_map(|n| n.inputs.iter_mut().flatten())
-        {
-            if *v == old {
-                *v = new;
-            }
+        let readers: Vec<NodeId> = self.readers(old).collect();
+        for id in readers {
+            self.index(id, false);
+            let node = self.graph.nodes.get_mut(id.index()).and_then(Option::as_mut);
+            let inputs = node.into_iter().flat_map(|n| n.inputs.iter_mut().flatten());
+            inputs.filter(|v| **v == old).for_each(|v| *v = new);
+            self.index(id, true);
         }
     }
 
@@ -200,29 +257,37 @@ impl<'a> Edit<'a> {
 
     /// Declares an input of the graph.
     pub fn add_input(&mut self, id: ValueId) {
+        self.graph.values[id.index()].is_input = true;
         self.graph.inputs.push(id);
     }
 
     /// Removes `id` from the graph's inputs.
     pub fn remove_input(&mut self, id: ValueId) {
+        self.graph.values[id.index()].is_input = false;
         self.graph.inputs.retain(|v| *v != id);
     }
 
     /// Declares an output of the graph.
     pub fn add_output(&mut self, id: ValueId) {
+        self.graph.values[id.index()].is_output = true;
         self.graph.outputs.push(id);
     }
 
     /// Removes `id` from the graph's outputs.
     pub fn remove_output(&mut self, id: ValueId) {
+        self.graph.values[id.index()].is_output = false;
         self.graph.outputs.retain(|v| *v != id);
     }
 
     /// Turns an input and an output into a state, removing them from the lists of inputs and
     /// outputs.
     pub fn add_state(&mut self, state: State) {
-        self.graph.inputs.retain(|v| *v != state.input);
-        self.graph.outputs.retain(|v| *v != state.output);
+        self.remove_input(state.input);
+        self.remove_output(state.output);
+        let index = self.graph.states.len();
+        for v in [state.input, state.output] {
+            self.graph.values[v.index()].state.get_or_insert(index);
+        }
         self.graph.states.push(state);
     }
 
@@ -278,17 +343,19 @@ impl<'a> Edit<'a> {
     /// Keeps the outputs for which `keep` is true. Removes nodes that are no longer needed and
     /// inputs that are no longer read.
     pub fn keep_outputs(&mut self, keep: impl Fn(ValueId) -> bool) {
-        self.graph.outputs.retain(|v| keep(*v));
+        let (values, outputs) = (&mut self.graph.values, &mut self.graph.outputs);
+        outputs.retain(|v| {
+            values[v.index()].is_output = keep(*v);
+            values[v.index()].is_output
+        });
         self.remove_dead();
-        let read: std::collections::HashSet<ValueId> = self
-            .graph
-            .nodes()
-            .flat_map(|(_, n)| n.inputs.iter().flatten().copied())
-            .collect();
-        let outputs = &self.graph.outputs;
-        self.graph
-            .inputs
-            .retain(|v| read.contains(v) || outputs.contains(v));
+        let read: HashSet<ValueId> = self.graph.nodes().flat_map(|(_, n)| reads(n)).collect();
+        let values = &mut self.graph.values;
+        self.graph.inputs.retain(|v| {
+            let value = &mut values[v.index()];
+            value.is_input = read.contains(v) || value.is_output;
+            value.is_input
+        });
     }
 
     /// Removes nodes that no output or state needs; returns their number.
@@ -319,5 +386,63 @@ impl<'a> Edit<'a> {
             self.remove_node(*id);
         }
         dead.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::graph::op::pointwise::{Binary, Pointwise};
+
+    fn add(edit: &mut Edit<'_>, inputs: [ValueId; 2]) -> (NodeId, ValueId) {
+        let y = edit.add_value("y", None);
+        let op = Box::new(Pointwise::binary("Add", Binary::Add));
+        let inputs = inputs.map(Some).to_vec();
+        (edit.add_node("add", Vec::new(), op, inputs, vec![y]), y)
+    }
+
+    #[test]
+    fn the_index_of_readers_follows_every_change() {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let (a, b) = (edit.add_value("a", None), edit.add_value("b", None));
+        let (first, x) = add(&mut edit, [a, b]);
+        let same = |edit: &Edit<'_>| {
+            for (v, consumers) in edit.consumers().into_iter().enumerate() {
+                let mut distinct = consumers.clone();
+                distinct.dedup();
+                let v = ValueId(v);
+                assert_eq!(edit.readers(v).collect::<Vec<_>>(), distinct);
+                let only = <[NodeId; 1]>::try_from(consumers).ok().map(|[id]| id);
+                assert_eq!(edit.only_reader(v), only);
+            }
+        };
+        same(&edit);
+        let (second, y) = add(&mut edit, [x, a]);
+        same(&edit);
+        edit.replace_readers(a, x);
+        same(&edit);
+        let op = Box::new(Pointwise::binary("Mul", Binary::Mul));
+        edit.replace_node(second, op, vec![Some(b), None, Some(b)], Vec::new());
+        same(&edit);
+        edit.remove_node(first);
+        same(&edit);
+        assert_eq!(edit.only_reader(b), None, "it is read twice");
+        let (third, _) = add(&mut edit, [y, a]);
+        assert_eq!(edit.only_reader(y), Some(third));
+        edit.add_output(y);
+        assert_eq!(edit.only_reader(y), None, "it is an output");
+    }
+
+    #[test]
+    fn taken_names_get_the_next_free_number() {
+        let mut graph = Graph::default();
+        let mut edit = Edit::new(&mut graph);
+        let wanted = ["a", "a.2", "a", "a", "a.2", "a", "a.1"];
+        for name in wanted {
+            edit.add_value(name, None);
+        }
+        let names: Vec<&str> = edit.values().map(|v| v.name.as_str()).collect();
+        assert_eq!(names, ["a", "a.2", "a.1", "a.3", "a.2.1", "a.4", "a.1.1"]);
     }
 }

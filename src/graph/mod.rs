@@ -17,7 +17,8 @@ pub use op::{Op, OpError};
 
 use crate::error::{Error, Result, Stage};
 use crate::shape::{Constraints, Dim, Fact, Known, Symbol};
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet};
 
 /// A value of one graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -48,13 +49,18 @@ pub struct Value {
     pub fact: Option<Fact>,
     /// The node that computes it; `None` for inputs, states and constants.
     pub producer: Option<NodeId>,
+    /// Whether it is listed in the graph's inputs, and in its outputs.
+    is_input: bool,
+    is_output: bool,
+    /// The state that begins or ends with it, by index.
+    state: Option<usize>,
 }
 
 /// Why values and nodes do not form a valid graph.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Disorder {
     /// Nodes depend on each other in a cycle.
-    #[error("the nodes form a cycle: \"{}\", then the first one again", nodes.join("\", then \""))]
+    #[error("the nodes form a cycle: {}, then the first one again", path(nodes))]
     Cycle {
         /// Names of the nodes; each reads a result of the previous one.
         nodes: Vec<String>,
@@ -69,6 +75,15 @@ pub enum Disorder {
     /// Two values have the same name.
     #[error("value \"{value}\" is defined twice")]
     Twice { value: String },
+}
+
+/// The first nodes of a path, and how many follow.
+fn path(nodes: &[String]) -> String {
+    const SHOWN: usize = 16;
+    let quoted = nodes.iter().take(SHOWN).map(|n| format!("\"{n}\""));
+    let more = nodes.len().saturating_sub(SHOWN);
+    let more = (more > 0).then(|| format!("{more} others"));
+    quoted.chain(more).collect::<Vec<_>>().join(", then ")
 }
 
 /// An operator with its operands.
@@ -235,10 +250,31 @@ impl Graph {
         self.node(id).map(|n| (id, n))
     }
 
+    /// True for a value that the caller supplies for each run.
+    pub fn is_input(&self, v: ValueId) -> bool {
+        self.value(v).is_input
+    }
+
+    /// True for a value that a run returns.
+    pub fn is_output(&self, v: ValueId) -> bool {
+        self.value(v).is_output
+    }
+
+    /// The state that begins or ends with `v`, by index into [`Graph::states`].
+    pub fn state_of(&self, v: ValueId) -> Option<usize> {
+        self.value(v).state
+    }
+
     /// True for an output or the end of a state: its name and contents must be kept, even if
     /// nothing else reads it.
     pub fn is_kept(&self, v: ValueId) -> bool {
-        self.outputs.contains(&v) || self.states.iter().any(|s| s.output == v)
+        self.is_output(v) || self.is_state_end(v)
+    }
+
+    /// True for the contents of a state after a run.
+    pub fn is_state_end(&self, v: ValueId) -> bool {
+        let state = self.state_of(v).and_then(|i| self.states.get(i));
+        state.is_some_and(|s| s.output == v)
     }
 
     /// For each value, the nodes that read it, once per reading operand.
@@ -260,9 +296,12 @@ impl Graph {
 
     /// Like [`Graph::order`], with an error that does not name a stage.
     pub(crate) fn ordered(&self) -> Result<Vec<NodeId>, Disorder> {
+        if self.is_ordered_by_id() {
+            return Ok(self.nodes().map(|(id, _)| id).collect());
+        }
         let consumers = self.consumers();
         let mut missing: Vec<usize> = vec![0; self.nodes.len()];
-        let mut ready = BTreeSet::new();
+        let mut ready = BinaryHeap::new();
         for (id, node) in self.nodes() {
             let n = node
                 .inputs
@@ -272,17 +311,17 @@ impl Graph {
                 .count();
             missing[id.index()] = n;
             if n == 0 {
-                ready.insert(id);
+                ready.push(Reverse(id));
             }
         }
         let mut order = Vec::with_capacity(self.nodes.len());
-        while let Some(id) = ready.pop_first() {
+        while let Some(Reverse(id)) = ready.pop() {
             order.push(id);
             for out in self.node(id).map(|n| n.outputs.as_slice()).unwrap_or_default() {
                 for c in &consumers[out.index()] {
                     missing[c.index()] -= 1;
                     if missing[c.index()] == 0 {
-                        ready.insert(*c);
+                        ready.push(Reverse(*c));
                     }
                 }
             }
@@ -293,16 +332,29 @@ impl Graph {
         Ok(order)
     }
 
+    /// Whether every node comes after the nodes whose results it reads.
+    fn is_ordered_by_id(&self) -> bool {
+        self.nodes().all(|(id, node)| {
+            let producers = node
+                .inputs
+                .iter()
+                .flatten()
+                .filter_map(|v| self.value(*v).producer);
+            producers.into_iter().all(|p| p < id && self.node(p).is_some())
+        })
+    }
+
     /// A cycle among the nodes that are not `done`. Each of them reads a result of another.
-    fn cycle(&self, done: &BTreeSet<NodeId>) -> Disorder {
+    fn cycle(&self, done: &HashSet<NodeId>) -> Disorder {
         let before = |id: NodeId| {
             let inputs = self.node(id).into_iter().flat_map(|n| n.inputs.iter().flatten());
             let mut producers = inputs.filter_map(|v| self.value(*v).producer);
             producers.find(|p| !done.contains(p))
         };
         let mut path: Vec<NodeId> = Vec::new();
+        let mut seen = HashSet::new();
         let mut at = self.nodes().map(|(id, _)| id).find(|id| !done.contains(id));
-        while let Some(id) = at.filter(|id| !path.contains(id)) {
+        while let Some(id) = at.filter(|id| seen.insert(*id)) {
             path.push(id);
             at = before(id);
         }
@@ -318,9 +370,9 @@ impl Graph {
     /// defined before it is read, and names of values are unique.
     pub fn check(&self) -> Result<()> {
         let bad = |what: String| Err(Error::other(Stage::Pass, what));
-        let mut names = BTreeSet::new();
+        let mut names = HashSet::with_capacity(self.values.len());
         for v in &self.values {
-            if !names.insert(&v.name) {
+            if !names.insert(v.name.as_str()) {
                 return bad(format!("two values are named \"{}\"", v.name));
             }
             if let Some(p) = v.producer
@@ -355,8 +407,9 @@ impl Graph {
             .fact
             .as_ref()
             .is_some_and(|f| matches!(f.known, Known::Const(_)));
-        let state = self.states.iter().any(|s| s.input == id);
-        if v.producer.is_some() || constant || state || self.inputs.contains(&id) {
+        let state = v.state.and_then(|i| self.states.get(i));
+        let state = state.is_some_and(|s| s.input == id);
+        if v.producer.is_some() || constant || state || v.is_input {
             return Ok(());
         }
         Err(Error::other(

@@ -5,6 +5,8 @@ use crate::graph::{NodeId, ValueId};
 use crate::shape::Dim;
 use crate::tensor::DType;
 use std::collections::HashMap;
+use std::hash::Hash;
+use std::ops::Deref;
 
 /// A condition that must hold in every run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,6 +37,41 @@ pub(crate) struct Emitted {
     pub node: NodeId,
 }
 
+/// Distinct items in the order of their insertion.
+#[derive(Debug)]
+pub(crate) struct Distinct<T> {
+    all: Vec<T>,
+    index: HashMap<T, usize>,
+}
+
+impl<T> Default for Distinct<T> {
+    fn default() -> Self {
+        Self {
+            all: Vec::new(),
+            index: HashMap::new(),
+        }
+    }
+}
+
+impl<T> Deref for Distinct<T> {
+    type Target = [T];
+    fn deref(&self) -> &[T] {
+        &self.all
+    }
+}
+
+impl<T: Clone + Eq + Hash> Distinct<T> {
+    /// The position of the item, which is added if it is new.
+    pub fn insert(&mut self, item: T) -> usize {
+        let next = self.all.len();
+        let at = *self.index.entry(item.clone()).or_insert(next);
+        if at == next {
+            self.all.push(item);
+        }
+        at
+    }
+}
+
 /// What lowering collects over all nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Collected {
@@ -45,14 +82,14 @@ pub(crate) struct Collected {
     /// Values that are stored inside others.
     pub parts: HashMap<Location, Nested>,
     pub calls: Vec<Emitted>,
-    pub weights: Vec<WeightKey>,
+    pub weights: Distinct<WeightKey>,
     pub temps: Vec<(DType, Dim)>,
     /// Conditions on the symbols that operators require.
     pub conditions: Vec<Condition>,
     /// The integers requested with [`LowerCx::live`](super::LowerCx::live), by position.
-    pub live: Vec<Dim>,
+    pub live: Distinct<Dim>,
     /// Tensors that kernels read and whose elements are known as expressions.
-    pub known: Vec<(ValueId, Vec<Dim>)>,
+    pub known: Distinct<(ValueId, Vec<Dim>)>,
     /// Maximum number of counters that a dispatch uses.
     pub counters: u64,
 }
@@ -84,7 +121,7 @@ impl Collected {
             known: Vec::with_capacity(self.known.len()),
         };
         let mut end = self.live.len();
-        for (_, elements) in &self.known {
+        for (_, elements) in self.known.iter() {
             let first = end.next_multiple_of(align);
             end = first + elements.len().next_multiple_of(2).max(2);
             table.values.extend((first..).zip(elements.iter().cloned()));

@@ -145,9 +145,8 @@ impl LowerCx<'_> {
     /// `n` is then stored at `n` modulo the capacity.
     pub fn ring(&self, i: usize) -> OpResult<Option<i64>> {
         let root = self.root(self.input_id(i)?);
-        let mut states = self.scope.graph.states().iter().zip(self.scope.rings);
-        let state = states.find(|(s, _)| s.input == root || s.output == root);
-        Ok(state.and_then(|(_, rows)| *rows))
+        let state = self.scope.graph.state_of(root);
+        Ok(state.and_then(|i| self.scope.rings.get(i).copied().flatten()))
     }
 
     /// The operand for reading a value.
@@ -157,13 +156,8 @@ impl LowerCx<'_> {
         if let (Some(elements), None, Some(_)) =
             (fact.as_dims(), fact.as_const(), self.scope.graph.producer(root))
         {
-            let at = self.out.known.iter().position(|(v, _)| *v == root);
-            let at = at.unwrap_or_else(|| {
-                self.out.known.push((root, elements));
-                self.out.known.len() - 1
-            });
             return Ok(Operand {
-                location: Location::Known(at),
+                location: Location::Known(self.out.known.insert((root, elements))),
                 dtype: DType::I32,
             });
         }
@@ -172,13 +166,7 @@ impl LowerCx<'_> {
 
     /// The operand for writing a value, or for reading what a kernel or the caller wrote.
     pub(super) fn stored(&mut self, root: ValueId) -> OpResult<Operand> {
-        if let Some(i) = self
-            .scope
-            .graph
-            .states()
-            .iter()
-            .position(|s| s.input == root || s.output == root)
-        {
+        if let Some(i) = self.scope.graph.state_of(root) {
             let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.float);
             return Ok(Operand {
                 location: Location::State(i),
@@ -202,17 +190,8 @@ impl LowerCx<'_> {
 
     fn packed(&mut self, values: Vec<ValueId>, pack: Pack, dtype: DType) -> Operand {
         let key = WeightKey { values, pack };
-        let i = self
-            .out
-            .weights
-            .iter()
-            .position(|w| *w == key)
-            .unwrap_or_else(|| {
-                self.out.weights.push(key);
-                self.out.weights.len() - 1
-            });
         Operand {
-            location: Location::Weight(i),
+            location: Location::Weight(self.out.weights.insert(key)),
             dtype,
         }
     }
@@ -288,10 +267,7 @@ impl LowerCx<'_> {
     /// the integer's position. Use this for values that must be exact at every step and change
     /// with every token, such as a write position or the cache length; padded sizes are not exact.
     pub fn live(&mut self, dim: &Dim) -> (Operand, Dim) {
-        let at = self.out.live.iter().position(|d| d == dim).unwrap_or_else(|| {
-            self.out.live.push(dim.clone());
-            self.out.live.len() - 1
-        });
+        let at = self.out.live.insert(dim.clone());
         let operand = Operand {
             location: Location::Live,
             dtype: DType::I32,

@@ -97,8 +97,7 @@ impl LowerCx<'_> {
         let Some(offset) = self.view_offset(from.dtype, start) else {
             return Ok(false);
         };
-        if self.scope.graph.outputs().contains(&out) && self.out.storage_types.get(&out) != Some(&from.dtype)
-        {
+        if self.scope.graph.is_output(out) && self.out.storage_types.get(&out) != Some(&from.dtype) {
             return Ok(false);
         }
         let of = from.location;
@@ -120,7 +119,7 @@ impl LowerCx<'_> {
         let Some(offset) = self.view_offset(to.dtype, start) else {
             return Ok(false);
         };
-        let given = self.scope.graph.inputs().contains(&root) || self.scope.graph.outputs().contains(&root);
+        let given = self.scope.graph.is_input(root) || self.scope.graph.is_output(root);
         if given || from.dtype != to.dtype || self.out.parts.contains_key(&from.location) {
             return Ok(false);
         }

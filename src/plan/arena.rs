@@ -38,10 +38,15 @@ struct Record {
     life: Life,
     size: Dim,
     bytes: u64,
-    /// The record that contains it, and its first byte there.
-    parent: Option<(usize, u64)>,
+    /// The record that contains it.
+    parent: Option<usize>,
+    /// The outermost record that contains it, or itself, and its first byte there.
+    top: usize,
+    offset: u64,
     /// The record that it overwrites.
     over: Option<usize>,
+    /// The record whose slot it takes over, or itself.
+    bottom: usize,
 }
 
 struct Records<'a, 'b> {
@@ -74,10 +79,25 @@ fn most_bytes(c: &Compiler<'_>, size: &Dim) -> Result<u64> {
 }
 
 impl Records<'_, '_> {
+    /// The record of a value, which is added if it is new, after those that contain it.
     fn record(&mut self, location: Location, dtype: DType, at: usize) -> Result<usize> {
-        if let Some(i) = self.index.get(&location) {
-            return Ok(*i);
+        let mut missing = Vec::new();
+        let (mut next, mut parent) = (Some(location), None);
+        while let Some(location) = next {
+            parent = self.index.get(&location).copied();
+            if parent.is_some() {
+                break;
+            }
+            missing.push(location);
+            next = self.c.collected.parts.get(&location).map(|part| part.of);
         }
+        for location in missing.into_iter().rev() {
+            parent = Some(self.add(location, dtype, at, parent)?);
+        }
+        parent.ok_or_else(|| Error::other(Stage::Plan, "a value inside itself"))
+    }
+
+    fn add(&mut self, location: Location, dtype: DType, at: usize, parent: Option<usize>) -> Result<usize> {
         let count = match location {
             Location::Value(v) => match self.c.fact(v) {
                 Some(f) => f.shape.count().map_err(|e| dim_error(&e))?,
@@ -92,11 +112,13 @@ impl Records<'_, '_> {
         };
         let size = device_size(dtype, &count)?;
         let bytes = most_bytes(self.c, &size)?.max(8);
-        let parent = match self.c.collected.parts.get(&location) {
-            Some(part) => Some((self.record(part.of, dtype, at)?, part.offset)),
-            None => None,
-        };
         let i = self.all.len();
+        let part = self.c.collected.parts.get(&location);
+        let outer = parent.and_then(|p| self.all.get(p)).map(|p| (p.top, p.offset));
+        let (top, offset) = match (outer, part) {
+            (Some((top, offset)), Some(part)) => (top, offset + part.offset),
+            _ => (i, 0),
+        };
         self.index.insert(location, i);
         self.all.push(Record {
             location,
@@ -104,26 +126,40 @@ impl Records<'_, '_> {
             size,
             bytes,
             parent,
+            top,
+            offset,
             over: None,
+            bottom: i,
         });
         Ok(i)
     }
 
-    /// Marks a value as alive at a position, and with it everything that contains it.
+    /// Marks a value as alive at a position.
     fn touch(&mut self, location: Location, dtype: DType, at: usize) -> Result<()> {
         if !matches!(location, Location::Value(_) | Location::Temp(_)) {
             return Ok(());
         }
-        let mut next = Some(self.record(location, dtype, at)?);
-        while let Some(i) = next {
-            let r = &mut self.all[i];
-            r.life = Life {
-                first: r.life.first.min(at),
-                last: r.life.last.max(at),
-            };
-            next = r.parent.map(|(p, _)| p);
-        }
+        let i = self.record(location, dtype, at)?;
+        self.extend(i, Life { first: at, last: at });
         Ok(())
+    }
+
+    fn extend(&mut self, i: usize, by: Life) {
+        let life = &mut self.all[i].life;
+        *life = Life {
+            first: life.first.min(by.first),
+            last: life.last.max(by.last),
+        };
+    }
+
+    /// Extends the lives of values by those of the values that they contain.
+    fn extend_containers(&mut self) {
+        // A container comes before its contents.
+        for i in (0..self.all.len()).rev() {
+            if let Some(parent) = self.all[i].parent {
+                self.extend(parent, self.all[i].life);
+            }
+        }
     }
 
     fn touch_value(&mut self, v: ValueId, at: usize) -> Result<()> {
@@ -150,7 +186,7 @@ impl Records<'_, '_> {
                     .flat_map(|n| n.inputs.iter().enumerate());
                 for (i, v) in inputs {
                     let Some(v) = *v else { continue };
-                    let given = c.is_kept_elsewhere(v) || c.is_dims(v) || c.graph.inputs().contains(&v);
+                    let given = c.is_kept_elsewhere(v) || c.is_dims(v) || c.graph.is_input(v);
                     let read_back = !given && !c.is_made_on_host(v);
                     let reads = || c.graph.node(id).is_some_and(|n| n.op.reads(i));
                     if read_back || self.as_if_on_device(v) && reads() {
@@ -210,36 +246,18 @@ impl Records<'_, '_> {
                 continue;
             };
             let xr = &self.all[xi];
-            let within = |o: &Operand| self.index.get(&o.location).is_some_and(|o| self.top(*o) == xi);
+            let within = |o: &Operand| {
+                self.index
+                    .get(&o.location)
+                    .is_some_and(|o| self.all[*o].top == xi)
+            };
             let once = call.operands.iter().flatten().filter(|o| within(o)).count() == 1;
             let whole = xr.parent.is_none() && xr.size == yr.size && x.dtype == y.dtype;
-            if once && whole && self.all[self.bottom(xi)].life.last.max(xr.life.last) == at {
+            if once && whole && self.all[xr.bottom].life.last.max(xr.life.last) == at {
                 return Some((i, xi, yi));
             }
         }
         None
-    }
-
-    /// The outermost record that contains this one.
-    fn top(&self, i: usize) -> usize {
-        self.within(i).0
-    }
-
-    /// The outermost record that contains this one, and its first byte there.
-    fn within(&self, mut i: usize) -> (usize, u64) {
-        let mut offset = 0;
-        while let Some((p, o)) = self.all[i].parent {
-            (i, offset) = (p, offset + o);
-        }
-        (i, offset)
-    }
-
-    /// The record whose slot this one takes over.
-    fn bottom(&self, mut i: usize) -> usize {
-        while let Some(o) = self.all[i].over {
-            i = o;
-        }
-        i
     }
 
     /// One slot for each record that is not inside another and overwrites none, and the slots by
@@ -299,7 +317,7 @@ impl Records<'_, '_> {
 
     fn tensor(&self, i: usize, offset: u64) -> Tensor {
         let r = &self.all[i];
-        let inside = r.parent.map(|(p, _)| Shared::View(self.name(p)));
+        let inside = r.parent.map(|p| Shared::View(self.name(p)));
         Tensor {
             name: self.name(i),
             first: r.life.first,
@@ -360,17 +378,19 @@ impl Arena {
                 records.touch_value(*v, 0)?;
             }
         }
+        records.extend_containers();
         let mut in_place = vec![None; items.len()];
         for (at, item) in items.iter().enumerate() {
             let Item::Call(i) = item else { continue };
             let Some((operand, x, y)) = records.candidate(&c.collected.calls[*i].call, at) else {
                 continue;
             };
-            let slot = records.bottom(x);
+            let slot = records.all[x].bottom;
             let last = records.all[y].life.last;
             let life = &mut records.all[slot].life;
             life.last = life.last.max(last);
             records.all[y].over = Some(x);
+            records.all[y].bottom = slot;
             in_place[at] = Some(operand);
         }
         Self::place(c, records, in_place)
@@ -381,34 +401,33 @@ impl Arena {
         let constraints = c.bounded(c.graph.constraints().clone(), &c.limits)?;
         let (slots, slot_of) = records.slots();
         check_total(c, &slots, align)?;
-        let by_proof = || memory::by_proof(&slots, align, &constraints).map_err(|e| dim_error(&e));
+        let by_proof = || memory::by_proof(&slots, align, &constraints);
         let packed = memory::pack(&slots, align);
         let pools = if c.open.is_empty() {
             None
         } else {
-            Some(by_proof()?)
+            Some(by_proof().map_err(|e| dim_error(&e))?)
         };
         let mut report = records.savings()?;
         report.arena = packed.total.max(align);
         report.lower_bound = memory::lower_bound(&slots);
         let sum: u64 = slots.iter().map(|s| s.bytes).sum();
         report.gained_by_packing = sum.saturating_sub(report.arena);
-        let sum = |pools: &Pools| Dim::sum(&pools.sizes).map_err(|e| dim_error(&e));
+        let sum = |pools: &Pools| Dim::sum(&pools.sizes);
         let formula = match &pools {
-            Some(p) => Some(sum(p)?),
-            None => memory::formula(&slots, &packed, align, &constraints),
-        };
-        report.formula = match formula {
-            Some(f) => f.to_string(),
+            Some(p) => sum(p),
             // Without a short formula, use the pools by proof, which never need less.
-            None => sum(&by_proof()?)?.to_string(),
+            None => match memory::formula(&slots, &packed, align, &constraints) {
+                Some(formula) => Ok(formula),
+                None => by_proof().and_then(|p| sum(&p)),
+            },
         };
+        report.formula = formula.map_or_else(|e| e.to_string(), |f| f.to_string());
         let (mut tensors, mut places) = (Vec::new(), Vec::new());
-        for i in 0..records.all.len() {
-            let (top, offset) = records.within(i);
-            let slot = slot_of[&records.bottom(top)];
+        for (i, Record { top, offset, .. }) in records.all.iter().enumerate() {
+            let slot = slot_of[&records.all[*top].bottom];
             if let Some(p) = &pools {
-                places.push((p.pool[slot], offset));
+                places.push((p.pool[slot], *offset));
             }
             tensors.push(records.tensor(i, packed.offsets[slot] + offset));
         }

@@ -24,6 +24,8 @@ enum Use {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Formulas {
     symbols: Vec<Symbol>,
+    /// The position of each in `symbols`.
+    slots: HashMap<Symbol, usize>,
     /// The largest value of each symbol; `None` for a symbol that data defines.
     bounds: Vec<Option<i64>>,
     /// The padded symbol, by its position in `symbols`.
@@ -145,10 +147,15 @@ impl Formulas {
         limits.resize(symbols.len(), Some(0));
         symbols.extend(made.iter().cloned());
         limits.resize(symbols.len(), None);
-        let padded = padding.and_then(|p| Some((symbols.iter().position(|s| *s == p.symbol)?, p.clone())));
+        let mut slots = HashMap::new();
+        for (i, s) in symbols.iter().enumerate() {
+            slots.entry(s.clone()).or_insert(i);
+        }
+        let padded = padding.and_then(|p| Some((*slots.get(&p.symbol)?, p.clone())));
         Self {
             by_symbol: vec![Readers::default(); symbols.len()],
             symbols,
+            slots,
             bounds: limits,
             padded,
             ..Self::default()
@@ -158,17 +165,14 @@ impl Formulas {
     fn slots(&self, dim: &Dim) -> Result<Vec<usize>, DimError> {
         let mut all = BTreeSet::new();
         dim.symbols(&mut all);
-        let slot = |s: Symbol| {
-            let at = self.symbols.iter().position(|o| *o == s);
-            at.ok_or(DimError::Unbound(s))
-        };
+        let slot = |s: Symbol| self.slots.get(&s).copied().ok_or(DimError::Unbound(s));
         all.into_iter().map(slot).collect()
     }
 
     /// Sets the largest value of a symbol.
     pub fn set_limit(&mut self, symbol: &Symbol, limit: i64) {
-        if let Some(slot) = self.symbols.iter().position(|s| s == symbol)
-            && let Some(bound) = self.bounds.get_mut(slot)
+        if let Some(slot) = self.slots.get(symbol)
+            && let Some(bound) = self.bounds.get_mut(*slot)
         {
             *bound = Some(limit);
         }
@@ -345,8 +349,9 @@ impl Plan {
 
     /// Sets the value, in this run, of a symbol that data defines.
     pub fn define(&self, symbol: &Symbol, value: i64, bound: &mut LaunchState) -> Result<()> {
-        let slot = self.formulas.symbols.iter().position(|s| s == symbol);
-        let Some(slot) = slot else { return Ok(()) };
+        let Some(slot) = self.formulas.slots.get(symbol).copied() else {
+            return Ok(());
+        };
         if value < 0 {
             return Err(Error::other(
                 Stage::Run,

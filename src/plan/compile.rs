@@ -13,7 +13,7 @@ use crate::graph::{Graph, MadeSymbol, Node, NodeId, State, TensorScalar, ValueId
 use crate::lower::Collected;
 use crate::shape::{Bindings, Dim, Fact, Known, Symbol};
 use crate::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 impl Plan {
     /// Plans `graph`, whose facts must be derived, for a device. Every symbol must be fixed or
@@ -55,14 +55,53 @@ pub(super) struct Compiler<'a> {
     /// Nodes and values needed as data for the outputs, states and shapes.
     pub needed_nodes: Vec<bool>,
     pub needed_values: Vec<bool>,
-    /// Symbols in needed shapes that data defines.
-    pub made: Vec<MadeSymbol>,
+    /// Symbols that data defines, by position in [`Graph::made`].
+    pub data_symbols: HashMap<&'a Symbol, usize>,
+    /// Those in needed shapes.
+    pub made: MadeSymbols,
     /// Values that shape inference knows as expressions and that must exist as tensors: for the
     /// caller, or as the bytes of another value.
     pub known: BTreeSet<ValueId>,
     /// Values stored in full precision because a graph output is another name for them.
     pub wide: BTreeSet<ValueId>,
     pub collected: Collected,
+}
+
+/// Symbols that data defines, in the order in which a plan needs them.
+#[derive(Debug, Default)]
+pub(super) struct MadeSymbols {
+    all: Vec<MadeSymbol>,
+    by_symbol: HashMap<Symbol, usize>,
+    by_value: HashMap<ValueId, Vec<usize>>,
+}
+
+impl MadeSymbols {
+    pub fn push(&mut self, made: MadeSymbol) {
+        self.by_symbol.insert(made.symbol.clone(), self.all.len());
+        self.by_value.entry(made.value).or_default().push(self.all.len());
+        self.all.push(made);
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &MadeSymbol> {
+        self.all.iter()
+    }
+
+    pub fn find(&self, symbol: &Symbol) -> Option<&MadeSymbol> {
+        self.all.get(*self.by_symbol.get(symbol)?)
+    }
+
+    /// The symbols that this value defines.
+    pub fn of(&self, value: ValueId) -> impl Iterator<Item = &MadeSymbol> {
+        let all = self.by_value.get(&value).into_iter().flatten();
+        all.filter_map(|i| self.all.get(*i))
+    }
+
+    /// Values whose elements define symbols.
+    pub fn elements(&self) -> impl Iterator<Item = ValueId> {
+        let all = self.all.iter();
+        all.filter(|m| matches!(m.part, SymbolSource::Element(_)))
+            .map(|m| m.value)
+    }
 }
 
 impl<'a> Compiler<'a> {
@@ -103,7 +142,13 @@ impl<'a> Compiler<'a> {
             host: BTreeMap::new(),
             needed_nodes: Vec::new(),
             needed_values: Vec::new(),
-            made: Vec::new(),
+            data_symbols: graph
+                .made()
+                .iter()
+                .enumerate()
+                .map(|(i, m)| (&m.symbol, i))
+                .collect(),
+            made: MadeSymbols::default(),
             known: BTreeSet::new(),
             wide: BTreeSet::new(),
             collected: Collected::default(),
@@ -149,7 +194,7 @@ impl<'a> Compiler<'a> {
 
     /// Whether data defines the symbol.
     pub fn is_made(&self, s: &Symbol) -> bool {
-        self.graph.made().iter().any(|m| m.symbol == *s)
+        self.data_symbols.contains_key(s)
     }
 
     /// Whether shape inference knows the elements of the value as expressions.
@@ -178,7 +223,7 @@ impl<'a> Compiler<'a> {
     }
 
     pub fn is_state(&self, v: ValueId) -> bool {
-        self.graph.states().iter().any(|s| s.input == v || s.output == v)
+        self.graph.state_of(v).is_some()
     }
 
     /// Whether the value can be placed in the arena: no symbol of its size is defined by data
@@ -229,7 +274,7 @@ impl<'a> Compiler<'a> {
             segments,
             kernels,
             samples,
-            weights: self.collected.weights.clone(),
+            weights: self.collected.weights.to_vec(),
             states,
             counters: self.collected.counters,
             inputs,
@@ -253,9 +298,8 @@ impl<'a> Compiler<'a> {
     /// The symbols that these inputs define, with the position of the input.
     fn defined_by(&self, inputs: &[ValueId]) -> Vec<(usize, Symbol, TensorScalar)> {
         let of = |(i, v): (usize, &ValueId)| {
-            let made = self.made.iter().filter(|m| m.value == *v);
+            let made = self.made.of(*v);
             made.map(move |m| (i, m.symbol.clone(), m.scalar))
-                .collect::<Vec<_>>()
         };
         inputs.iter().enumerate().flat_map(of).collect()
     }

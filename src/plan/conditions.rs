@@ -75,9 +75,7 @@ impl Compiler<'_> {
     /// A condition on a symbol that no needed shape contains cannot be checked, and need not be.
     fn can_be_checked(&self, c: &Condition) -> bool {
         let known = |s: &Symbol| {
-            self.options.bounds.get(s).is_some()
-                || self.open.contains(s)
-                || self.made.iter().any(|m| m.symbol == *s)
+            self.options.bounds.get(s).is_some() || self.open.contains(s) || self.made.find(s).is_some()
         };
         let mut symbols = BTreeSet::new();
         c.dim.symbols(&mut symbols);

@@ -1,6 +1,6 @@
 //! Decides which nodes a plan needs and which run on the host, and chooses kernels for the others.
 
-use super::compile::Compiler;
+use super::compile::{Compiler, MadeSymbols};
 use super::host::HostReason;
 use crate::error::{Result, Stage};
 use crate::graph::op::device_dtype;
@@ -17,8 +17,10 @@ impl Compiler<'_> {
         let graph = self.graph;
         self.needed_nodes = vec![false; graph.nodes.len()];
         self.needed_values = vec![false; graph.values.len()];
-        self.made.clear();
+        self.made = MadeSymbols::default();
         let mut symbols = BTreeSet::new();
+        // Symbols found since the last round that data defines.
+        let mut found: BTreeSet<usize> = BTreeSet::new();
         let mut work: Vec<ValueId> = graph.outputs().to_vec();
         work.extend(graph.states().iter().map(|s| s.output));
         let tensors = work.iter().copied().filter(|v| self.is_computed_dims(*v));
@@ -28,7 +30,7 @@ impl Compiler<'_> {
                 if std::mem::replace(&mut self.needed_values[v.index()], true) || self.is_const(v) {
                     continue;
                 }
-                symbols.extend(self.symbols_of([v]));
+                self.note_symbols(v, &mut symbols, &mut found);
                 let Some((id, node)) = graph.producer(v) else {
                     continue;
                 };
@@ -41,7 +43,7 @@ impl Compiler<'_> {
                 let on_host = self.host.contains_key(&id);
                 for (i, read) in node.inputs.iter().enumerate() {
                     let Some(read) = *read else { continue };
-                    symbols.extend(self.symbols_of([read]));
+                    self.note_symbols(read, &mut symbols, &mut found);
                     if if on_host {
                         !self.is_dims(read)
                     } else {
@@ -51,18 +53,27 @@ impl Compiler<'_> {
                     }
                 }
             }
-            for made in graph.made() {
-                if symbols.contains(&made.symbol) && self.made.iter().all(|m| m.symbol != made.symbol) {
-                    self.made.push(made.clone());
-                    work.push(made.value);
-                    if self.is_computed_dims(made.value) {
-                        known.insert(made.value);
-                    }
+            for i in std::mem::take(&mut found) {
+                let Some(made) = graph.made().get(i) else { continue };
+                self.made.push(made.clone());
+                work.push(made.value);
+                if self.is_computed_dims(made.value) {
+                    known.insert(made.value);
                 }
             }
             if work.is_empty() {
                 self.known = known;
                 return;
+            }
+        }
+    }
+
+    /// Adds the symbols of a value to `symbols`, and new ones that data defines to `found`.
+    fn note_symbols(&self, v: ValueId, symbols: &mut BTreeSet<Symbol>, found: &mut BTreeSet<usize>) {
+        for s in self.symbols_of([v]) {
+            let index = self.data_symbols.get(&s).copied();
+            if symbols.insert(s) {
+                found.extend(index);
             }
         }
     }
@@ -141,7 +152,7 @@ impl Compiler<'_> {
         for v in self.graph.outputs() {
             let root = self.collected.root(*v);
             let halves = root != *v && self.collected.storage_types.get(&root) == Some(&DType::F16);
-            let given = self.graph.inputs().contains(&root) || self.is_kept_elsewhere(root);
+            let given = self.graph.is_input(root) || self.is_kept_elsewhere(root);
             if halves && !given {
                 found |= self.wide.insert(root);
             }
@@ -155,7 +166,7 @@ impl Compiler<'_> {
         let host = self.host.keys().filter_map(|id| self.graph.node(*id));
         let read: HashSet<ValueId> = host.flat_map(|n| n.inputs.iter().flatten().copied()).collect();
         let names = self.collected.alias.iter();
-        let read = names.filter(|(v, _)| read.contains(v) || self.graph.outputs().contains(v));
+        let read = names.filter(|(v, _)| read.contains(v) || self.graph.is_output(**v));
         let kept: Vec<ValueId> = read
             .map(|(_, root)| *root)
             .filter(|r| self.is_computed_dims(*r))
@@ -204,7 +215,7 @@ impl Compiler<'_> {
             let Some(fact) = self.facts.get(out.index()).and_then(Option::as_ref) else {
                 continue;
             };
-            let wide = precise || self.graph.outputs().contains(out) || self.wide.contains(out);
+            let wide = precise || self.graph.is_output(*out) || self.wide.contains(out);
             let float = if wide { DType::F32 } else { self.options.float };
             self.collected
                 .storage_types

@@ -2,7 +2,8 @@
 
 use crate::num;
 use crate::shape::{Bindings, Constraints, Dim, DimError};
-use std::collections::{BTreeSet, HashMap};
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, BTreeSet, BinaryHeap, HashMap, HashSet};
 
 /// A tensor to be placed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +38,18 @@ const EFFORT: usize = 20_000_000;
 /// Number of orders that the search may try after the first few.
 const ROUNDS: usize = 256;
 
+/// Maximum number of slots for which orders are compared. The time for one order grows with the
+/// square of the number of slots.
+const MAX_SEARCHED: usize = 1 << 13;
+
 /// Places `slots` at offsets that are multiples of `align`. Slots whose lifetimes intersect never
 /// overlap. Several orders are tried, each with lowest-offset and best-fit placement, and the best
 /// result is kept. Then the search repeatedly places the topmost slots first, as long as that
-/// helps.
+/// helps. More than [`MAX_SEARCHED`] slots are placed once, in the order of their first steps.
 pub fn pack(slots: &[Slot], align: u64) -> PackedSlots {
+    if slots.len() > MAX_SEARCHED {
+        return pack_in_time(slots, align);
+    }
     let rounded = |s: &Slot| Slot {
         bytes: s.bytes.next_multiple_of(align),
         ..s.clone()
@@ -140,6 +148,86 @@ fn pack_in(slots: &[Slot], order: &[usize], align: u64, tight: bool, effort: &mu
     }
 }
 
+/// Places slots in the order of their first steps, each in the smallest gap that fits.
+fn pack_in_time(slots: &[Slot], align: u64) -> PackedSlots {
+    let mut order: Vec<usize> = (0..slots.len()).collect();
+    order.sort_by_key(|i| (slots[*i].first, Reverse(slots[*i].bytes)));
+    let mut offsets = vec![0u64; slots.len()];
+    let mut gaps = Gaps::default();
+    let mut live: BinaryHeap<Reverse<(usize, usize)>> = BinaryHeap::new();
+    let length = |i: usize| slots[i].bytes.next_multiple_of(align);
+    for i in order {
+        while let Some(Reverse((last, past))) = live.peek().copied()
+            && last < slots[i].first
+        {
+            live.pop();
+            gaps.free(offsets[past], length(past));
+        }
+        offsets[i] = gaps.take(length(i));
+        live.push(Reverse((slots[i].last, i)));
+    }
+    PackedSlots {
+        offsets,
+        total: gaps.end,
+    }
+}
+
+/// The free ranges of an arena that grows.
+#[derive(Debug, Default)]
+struct Gaps {
+    /// Length of each gap, by its offset. No two gaps touch.
+    lengths: BTreeMap<u64, u64>,
+    /// Lengths and offsets.
+    by_length: BTreeSet<(u64, u64)>,
+    end: u64,
+}
+
+impl Gaps {
+    fn insert(&mut self, offset: u64, length: u64) {
+        if length > 0 {
+            self.lengths.insert(offset, length);
+            self.by_length.insert((length, offset));
+        }
+    }
+
+    fn remove(&mut self, offset: u64, length: u64) {
+        self.lengths.remove(&offset);
+        self.by_length.remove(&(length, offset));
+    }
+
+    /// Takes `length` bytes and returns their offset: in the smallest gap, or at the end.
+    fn take(&mut self, length: u64) -> u64 {
+        if let Some((whole, offset)) = self.by_length.range((length, 0)..).next().copied() {
+            self.remove(offset, whole);
+            self.insert(offset + length, whole - length);
+            return offset;
+        }
+        let mut offset = self.end;
+        if let Some((start, rest)) = self.lengths.last_key_value().map(|(o, l)| (*o, *l))
+            && start + rest == self.end
+        {
+            self.remove(start, rest);
+            offset = start;
+        }
+        self.end = offset + length;
+        offset
+    }
+
+    /// Makes a range that was taken a gap, together with the gaps beside it.
+    fn free(&mut self, mut offset: u64, mut length: u64) {
+        let before = self.lengths.range(..offset).next_back().map(|(o, l)| (*o, *l));
+        if let Some((start, rest)) = before.filter(|(o, l)| o + l == offset) {
+            self.remove(start, rest);
+            (offset, length) = (start, rest + length);
+        }
+        if let Some(rest) = self.lengths.get(&(offset + length)).copied() {
+            self.remove(offset + length, rest);
+            length += rest;
+        }
+        self.insert(offset, length);
+    }
+}
+
 /// The largest sum of sizes alive at one step. No placement needs less.
 pub fn lower_bound(slots: &[Slot]) -> u64 {
     let steps = slots.iter().map(|s| s.last + 1).max().unwrap_or(0);
@@ -159,6 +247,9 @@ pub fn lower_bound(slots: &[Slot]) -> u64 {
 /// Maximum number of sums that [`formula`] compares for one slot.
 const ALTERNATIVES: usize = 24;
 
+/// Total number of sums that [`formula`] may look at.
+const MAX_SUMS: usize = 1_000_000;
+
 fn aligned(size: &Dim, align: u64) -> Result<Dim, DimError> {
     let align = i64::try_from(align).map_err(|_| DimError::Overflow(align.to_string()))?;
     size.ceil_div(align)?.mul(&align.into())
@@ -171,8 +262,8 @@ const PROOFS: usize = 20_000;
 /// without a proof, and proofs are cached.
 struct SizeOrder<'a> {
     constraints: &'a Constraints,
-    samples: Vec<Bindings>,
-    values: HashMap<Dim, Vec<Option<i64>>>,
+    samples: [Bindings; 3],
+    values: HashMap<Dim, [Option<i64>; 3]>,
     proofs: HashMap<(Dim, Dim), bool>,
 }
 
@@ -180,7 +271,7 @@ impl<'a> SizeOrder<'a> {
     fn new<'b>(constraints: &'a Constraints, sizes: impl Iterator<Item = &'b Dim>) -> Self {
         let mut symbols = BTreeSet::new();
         sizes.for_each(|d| d.symbols(&mut symbols));
-        let mut samples = vec![Bindings::new(), Bindings::new(), Bindings::new()];
+        let mut samples = [Bindings::new(), Bindings::new(), Bindings::new()];
         for (n, s) in (1i64..).zip(&symbols) {
             let (lo, hi) = constraints.range(&s.into());
             let (lo, hi) = (lo.unwrap_or(0).max(1), hi.unwrap_or(1 << 12));
@@ -196,17 +287,20 @@ impl<'a> SizeOrder<'a> {
         }
     }
 
-    fn sampled(&mut self, d: &Dim) -> Vec<Option<i64>> {
+    fn sampled(&mut self, d: &Dim) -> [Option<i64>; 3] {
         if let Some(v) = self.values.get(d) {
-            return v.clone();
+            return *v;
         }
-        let v: Vec<_> = self.samples.iter().map(|b| d.eval(b).ok()).collect();
-        self.values.insert(d.clone(), v.clone());
+        let v = self.samples.each_ref().map(|b| d.eval(b).ok());
+        self.values.insert(d.clone(), v);
         v
     }
 
     /// Whether `a >= b` is proved for every binding.
     fn covers(&mut self, a: &Dim, b: &Dim) -> bool {
+        if let (Some(a), Some(b)) = (a.as_const(), b.as_const()) {
+            return a >= b;
+        }
         if a == b {
             return true;
         }
@@ -241,25 +335,34 @@ impl<'a> SizeOrder<'a> {
 
 /// Size of the arena as an expression: every slot is above those that it is above in `packed` and
 /// lives with. Offsets computed this way do not overlap for any binding; at the bounds the size is
-/// that of the packing. `None` if the expression would be long.
+/// that of the packing. `None` if the expression would be long, or takes long to find.
 pub fn formula(slots: &[Slot], packed: &PackedSlots, align: u64, constraints: &Constraints) -> Option<Dim> {
+    if slots.iter().all(|s| s.size.as_const().is_some()) {
+        return i64::try_from(packed.total).ok().map(Dim::from);
+    }
+    if slots.len() > MAX_SEARCHED {
+        return None;
+    }
     let mut sizes = SizeOrder::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
     order.sort_by_key(|i| packed.offsets[*i]);
     // For each slot, the sums whose maximum is its end.
     let mut ends: Vec<Vec<Dim>> = vec![Vec::new(); slots.len()];
     let mut total: Vec<Dim> = Vec::new();
+    let mut sums = 0;
     for (k, i) in order.iter().enumerate() {
         let below = order[..k].iter().filter(|j| {
             slots[**j].meets(&slots[*i]) && packed.offsets[**j] + slots[**j].bytes <= packed.offsets[*i]
         });
-        let mut starts: Vec<Dim> = Vec::new();
-        for j in below {
-            for e in &ends[*j] {
-                if !starts.contains(e) {
-                    starts.push(e.clone());
-                }
+        let (mut starts, mut known): (Vec<Dim>, HashSet<&Dim>) = (Vec::new(), HashSet::new());
+        for e in below.flat_map(|j| &ends[*j]) {
+            sums += 1;
+            if known.insert(e) {
+                starts.push(e.clone());
             }
+        }
+        if sums > MAX_SUMS {
+            return None;
         }
         sizes.prune(&mut starts);
         if starts.is_empty() {
@@ -284,6 +387,9 @@ pub fn formula(slots: &[Slot], packed: &PackedSlots, align: u64, constraints: &C
         if total.len() > 2 * ALTERNATIVES {
             sizes.prune(&mut total);
         }
+        if total.len() > 16 * ALTERNATIVES {
+            return None;
+        }
     }
     sizes.prune(&mut total);
     if total.len() > ALTERNATIVES {
@@ -305,7 +411,7 @@ pub struct Pools {
 
 /// Assigns every slot to a pool that holds one slot at a time. A slot joins a pool only if one of
 /// the two sizes is proved to be at least the other for every binding; the pool then has the larger
-/// size. For sizes without bounds.
+/// size. For sizes without bounds. If there are very many pools, not all are compared.
 pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result<Pools, DimError> {
     let mut sizes = SizeOrder::new(constraints, slots.iter().map(|s| &s.size));
     let mut order: Vec<usize> = (0..slots.len()).collect();
@@ -314,13 +420,27 @@ pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result
         pool: vec![0; slots.len()],
         sizes: Vec::new(),
     };
-    let mut busy: Vec<usize> = Vec::new();
+    let mut busy: BinaryHeap<Reverse<(usize, usize)>> = BinaryHeap::new();
+    let mut free: BTreeSet<usize> = BTreeSet::new();
+    let mut effort = 0;
     for i in order {
+        while let Some(Reverse((last, p))) = busy.peek().copied()
+            && last < slots[i].first
+        {
+            busy.pop();
+            free.insert(p);
+        }
+        let most = if effort < MAX_SUMS {
+            usize::MAX
+        } else {
+            ALTERNATIVES
+        };
         let size = aligned(&slots[i].size, align)?;
         // Prefer the smallest pool that is large enough, else the largest that must grow, as far as
         // an order is proved.
         let (mut enough, mut small): (Option<usize>, Option<usize>) = (None, None);
-        for p in (0..pools.sizes.len()).filter(|p| busy[*p] < slots[i].first) {
+        for p in free.iter().copied().take(most) {
+            effort += 1;
             let have = &pools.sizes[p];
             if sizes.covers(have, &size) {
                 if enough.is_none_or(|q| sizes.covers(&pools.sizes[q], have)) {
@@ -338,11 +458,11 @@ pub fn by_proof(slots: &[Slot], align: u64, constraints: &Constraints) -> Result
             }
             (None, None) => {
                 pools.sizes.push(size);
-                busy.push(0);
-                busy.len() - 1
+                pools.sizes.len() - 1
             }
         };
-        busy[p] = slots[i].last;
+        free.remove(&p);
+        busy.push(Reverse((slots[i].last, p)));
         pools.pool[i] = p;
     }
     Ok(pools)
@@ -357,16 +477,17 @@ mod tests {
         #[test]
         fn live_slots_never_overlap(raw in prop::collection::vec((0usize..40, 0usize..12, 1u64..5000), 1..60)) {
             let slots: Vec<Slot> = raw.iter().map(|(f, n, b)| Slot { first: *f, last: f + n, bytes: *b, size: Dim::from(i64::try_from(*b).unwrap()) }).collect();
-            let PackedSlots { offsets, total } = pack(&slots, 128);
-            for (i, a) in slots.iter().enumerate() {
-                prop_assert!(offsets[i] % 128 == 0 && offsets[i] + a.bytes <= total);
-                for (j, b) in slots.iter().enumerate().skip(i + 1) {
-                    let meet = a.first <= b.last && b.first <= a.last;
-                    let apart = offsets[i] + a.bytes <= offsets[j] || offsets[j] + b.bytes <= offsets[i];
-                    prop_assert!(!meet || apart, "{a:?} at {} and {b:?} at {}", offsets[i], offsets[j]);
+            for PackedSlots { offsets, total } in [pack(&slots, 128), pack_in_time(&slots, 128)] {
+                for (i, a) in slots.iter().enumerate() {
+                    prop_assert!(offsets[i] % 128 == 0 && offsets[i] + a.bytes <= total);
+                    for (j, b) in slots.iter().enumerate().skip(i + 1) {
+                        let meet = a.first <= b.last && b.first <= a.last;
+                        let apart = offsets[i] + a.bytes <= offsets[j] || offsets[j] + b.bytes <= offsets[i];
+                        prop_assert!(!meet || apart, "{a:?} at {} and {b:?} at {}", offsets[i], offsets[j]);
+                    }
                 }
+                prop_assert!(total >= lower_bound(&slots));
             }
-            prop_assert!(total >= lower_bound(&slots));
         }
 
         /// Random lifetimes with sizes that are products of symbols: neither the formula's stacking
@@ -432,5 +553,23 @@ mod tests {
         assert_eq!(pools("N*4096", "N*32*128"), 1);
         assert_eq!(pools("N*4096", "N*2048"), 1);
         assert_eq!(pools("N*4096", "sumN*2*128"), 2);
+    }
+
+    /// A chain in which each tensor lives for two steps needs memory for two, however long it is.
+    #[test]
+    fn many_slots_reuse_memory() {
+        let slot = |i: usize| Slot {
+            first: i,
+            last: i + 1,
+            bytes: 1000,
+            size: 1000.into(),
+        };
+        let slots: Vec<Slot> = (0..3 * MAX_SEARCHED).map(slot).collect();
+        assert_eq!(pack(&slots, 8).total, 2000);
+        let packed = pack(&slots, 8);
+        let total = formula(&slots, &packed, 8, &Constraints::default());
+        assert_eq!(total, Some(Dim::from(2000)));
+        let pools = by_proof(&slots, 8, &Constraints::default()).unwrap();
+        assert_eq!(pools.sizes, [1000, 1000].map(Dim::from));
     }
 }

@@ -32,7 +32,7 @@ use crate::graph::{Graph, NodeId, State};
 use crate::lower::WeightKey;
 use crate::shape::{Bindings, Dim, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -423,19 +423,17 @@ fn dim_error(e: &crate::shape::DimError) -> Error {
 pub fn weight_bytes(graph: &Graph, plans: &[Plan]) -> Result<u64> {
     let keys: HashSet<&WeightKey> = plans.iter().flat_map(|p| &p.weights).collect();
     // Constants read only by the host stay in host memory, in the model's type.
-    let mut kept: Vec<&Arc<HostTensor>> = Vec::new();
+    let mut kept: HashMap<*const HostTensor, &Arc<HostTensor>> = HashMap::new();
     for read in plans
         .iter()
         .flat_map(|p| &p.host)
         .flat_map(|h| h.reads.iter().flatten())
     {
-        if let HostRead::Const(t) = read
-            && !kept.iter().any(|k| Arc::ptr_eq(k, t))
-        {
-            kept.push(t);
+        if let HostRead::Const(t) = read {
+            kept.insert(Arc::as_ptr(t), t);
         }
     }
-    let host: u64 = kept.iter().map(|t| (t.len() * t.dtype().size()) as u64).sum();
+    let host: u64 = kept.values().map(|t| (t.len() * t.dtype().size()) as u64).sum();
     keys.into_iter().try_fold(host, |sum, key| {
         key.bytes(graph).and_then(|n| sum.checked_add(n)).ok_or_else(|| {
             Error::other(

@@ -3,136 +3,246 @@
 
 use super::compile::{Compiler, Item};
 use crate::error::{Error, Result, Stage};
-use crate::graph::{Node, NodeId, TensorScalar, ValueId};
+use crate::graph::{NodeId, ValueId};
 use crate::shape::Symbol;
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, HashMap};
 
 /// The needed work of a plan in an executable order; `nodes` are topologically sorted. Host and
 /// device take turns, each doing everything it can, so that there are few segments.
 pub(super) fn order(c: &Compiler<'_>, nodes: &[NodeId]) -> Result<Vec<Item>> {
+    let mut work = Scheduler::new(c, nodes);
     let mut calls: HashMap<NodeId, Vec<Item>> = HashMap::new();
     for (i, e) in c.collected.calls.iter().enumerate() {
         calls.entry(e.node).or_default().push(Item::Call(i));
     }
-    // Values made by kernels whose elements define symbols.
-    let observed: BTreeSet<ValueId> = c
-        .made
-        .iter()
-        .filter(|m| matches!(m.scalar, TensorScalar::Element(_)))
-        .map(|m| m.value)
-        .filter(|v| !c.known.contains(v) && c.graph.producer(*v).is_some() && !c.is_made_on_host(*v))
-        .collect();
-    let mut left: Vec<NodeId> = nodes.iter().copied().filter(|id| c.is_needed(*id)).collect();
-    let mut unseen: Vec<ValueId> = observed.iter().copied().collect();
-    let mut unknown: Vec<ValueId> = c.known.iter().copied().collect();
-    let mut order = Scheduler {
-        c,
-        observed,
-        done_values: HashSet::new(),
-        done_nodes: HashSet::new(),
-        seen: HashSet::new(),
-    };
     let mut items = Vec::new();
-    let (mut idle, mut on_host) = (0, true);
-    while !left.is_empty() || !unseen.is_empty() || !unknown.is_empty() {
-        let before = items.len();
-        let nodes_before = left.len();
-        if on_host {
-            unknown.retain(|v| {
-                let ready = c.symbols_of([*v]).iter().all(|s| order.has_symbol(s));
-                if ready {
-                    items.push(Item::Known(*v));
-                    order.done_values.insert(*v);
-                }
-                !ready
-            });
-            unseen.retain(|v| {
-                let ready = order.has_value(*v);
-                if ready {
-                    items.push(Item::Observe(*v));
-                    order.seen.insert(*v);
-                }
-                !ready
-            });
+    while let Some(task) = work.next() {
+        match task {
+            Task::Known(v) => items.push(Item::Known(v)),
+            Task::Observe(v) => items.push(Item::Observe(v)),
+            Task::Node(id) if c.host.contains_key(&id) => items.push(Item::Host(id)),
+            Task::Node(id) => items.extend(calls.remove(&id).unwrap_or_default()),
         }
-        left.retain(|id| {
-            let Some(node) = c.graph.node(*id) else {
-                return false;
-            };
-            let ready = c.host.contains_key(id) == on_host && order.is_ready(*id, node);
-            if ready {
-                order.done_nodes.insert(*id);
-                order.done_values.extend(&node.outputs);
-                if on_host {
-                    items.push(Item::Host(*id));
-                } else {
-                    items.extend(calls.remove(id).unwrap_or_default());
-                }
-            }
-            !ready
-        });
-        if items.len() > before || left.len() < nodes_before {
-            idle = 0;
-            continue;
-        }
-        idle += 1;
-        if idle > 2 {
-            let stuck = left.first().and_then(|id| c.graph.node(*id));
-            let stuck = stuck.map_or("", |n| n.name.as_str());
-            return Err(Error::other(
-                Stage::Plan,
-                format!("node \"{stuck}\" depends on a size that is computed from its own result"),
-            ));
-        }
-        on_host = !on_host;
     }
-    Ok(items)
+    let Some(stuck) = work.stuck() else {
+        return Ok(items);
+    };
+    let stuck = match stuck {
+        Task::Node(id) => c.graph.node(id).map_or("", |n| n.name.as_str()),
+        Task::Known(_) | Task::Observe(_) => "",
+    };
+    Err(Error::other(
+        Stage::Plan,
+        format!("node \"{stuck}\" depends on a size that is computed from its own result"),
+    ))
 }
+
+/// A part of the work: a node, or a value with its [`Item`].
+#[derive(Clone, Copy, Debug)]
+enum Task {
+    Known(ValueId),
+    Observe(ValueId),
+    Node(NodeId),
+}
+
+/// What a task waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    /// The value exists.
+    Value(ValueId),
+    /// The observed value was read back.
+    Seen(ValueId),
+    /// The node has run.
+    Node(NodeId),
+}
+
+/// The tasks that one side, host or device, can do, by round and index. A side goes over its tasks
+/// in order; those that become ready behind it are for its next round.
+type Ready = BinaryHeap<Reverse<(usize, usize)>>;
 
 struct Scheduler<'a, 'b> {
     c: &'b Compiler<'a>,
+    /// Values made by kernels whose elements define symbols.
     observed: BTreeSet<ValueId>,
-    done_values: HashSet<ValueId>,
-    done_nodes: HashSet<NodeId>,
-    /// Observed values that have been read back.
-    seen: HashSet<ValueId>,
+    /// Known values, observed values, then nodes.
+    tasks: Vec<Task>,
+    /// How many events each task waits for.
+    missing: Vec<usize>,
+    waiting: HashMap<Event, Vec<usize>>,
+    on_host: bool,
+    host: Ready,
+    device: Ready,
 }
 
-impl Scheduler<'_, '_> {
-    fn has_value(&self, v: ValueId) -> bool {
-        self.c.graph.producer(v).is_none() || self.c.is_const(v) || self.done_values.contains(&v)
+impl<'a, 'b> Scheduler<'a, 'b> {
+    fn new(c: &'b Compiler<'a>, nodes: &[NodeId]) -> Self {
+        let observed: BTreeSet<ValueId> = c
+            .made
+            .elements()
+            .filter(|v| !c.known.contains(v) && c.graph.producer(*v).is_some() && !c.is_made_on_host(*v))
+            .collect();
+        let known = c.known.iter().map(|v| Task::Known(*v));
+        let seen = observed.iter().map(|v| Task::Observe(*v));
+        let needed = nodes.iter().filter(|id| c.is_needed(**id));
+        let tasks: Vec<Task> = known
+            .chain(seen)
+            .chain(needed.map(|id| Task::Node(*id)))
+            .collect();
+        let mut out = Self {
+            c,
+            observed,
+            missing: vec![0; tasks.len()],
+            tasks: Vec::new(),
+            waiting: HashMap::new(),
+            on_host: true,
+            host: Ready::new(),
+            device: Ready::new(),
+        };
+        let readers = out.state_readers(nodes);
+        for (i, task) in tasks.iter().enumerate() {
+            let events = out.events(*task, &readers);
+            out.missing[i] = events.len();
+            for event in events {
+                out.waiting.entry(event).or_default().push(i);
+            }
+            if out.missing[i] == 0 {
+                out.side(*task).push(Reverse((0, i)));
+            }
+        }
+        out.tasks = tasks;
+        out
     }
 
-    fn has_symbol(&self, s: &Symbol) -> bool {
-        match self.c.made.iter().find(|m| m.symbol == *s) {
-            None => true,
-            Some(m) if self.observed.contains(&m.value) => self.seen.contains(&m.value),
-            Some(m) => self.has_value(m.value),
+    /// The needed nodes that read each state's old value.
+    fn state_readers(&self, nodes: &[NodeId]) -> HashMap<ValueId, Vec<NodeId>> {
+        let mut readers: HashMap<ValueId, Vec<NodeId>> = HashMap::new();
+        for id in nodes.iter().filter(|id| self.c.is_needed(**id)) {
+            let inputs = self.c.graph.node(*id).into_iter().flat_map(|n| n.inputs.iter());
+            for v in inputs.flatten().filter(|v| self.c.is_state(**v)) {
+                readers.entry(*v).or_default().push(*id);
+            }
+        }
+        readers
+    }
+
+    /// What must happen before a task: the data and symbols that it needs are available, and
+    /// nothing still reads what it overwrites.
+    fn events(&self, task: Task, state_readers: &HashMap<ValueId, Vec<NodeId>>) -> Vec<Event> {
+        let c = self.c;
+        let id = match task {
+            Task::Known(v) => {
+                let symbols = c.symbols_of([v]);
+                return symbols.iter().filter_map(|s| self.symbol(s)).collect();
+            }
+            Task::Observe(v) => return self.value(v).into_iter().collect(),
+            Task::Node(id) => id,
+        };
+        let Some(node) = c.graph.node(id) else {
+            return Vec::new();
+        };
+        let on_host = c.host.contains_key(&id);
+        let inputs = node.inputs.iter().enumerate();
+        let data = inputs.filter_map(|(i, v)| v.filter(|_| on_host || node.op.reads(i)));
+        let data = data.filter(|v| !c.is_dims(*v)).filter_map(|v| self.value(v));
+        let symbols = c.symbols_of(node.inputs.iter().flatten().chain(&node.outputs).copied());
+        let own = |s: &Symbol| c.made.find(s).is_some_and(|m| node.outputs.contains(&m.value));
+        let symbols = symbols.iter().filter(|s| !own(s)).filter_map(|s| self.symbol(s));
+        // Readers of a state's old value run before the state is appended to.
+        let ends = node.outputs.iter().filter(|v| c.graph.is_state_end(**v));
+        let state = ends.filter_map(|v| c.graph.state_of(*v)).min();
+        let state = state.and_then(|i| c.graph.states().get(i));
+        let readers = state.and_then(|s| state_readers.get(&s.input));
+        let readers = readers.into_iter().flatten().filter(|r| **r != id);
+        data.chain(symbols)
+            .chain(readers.map(|r| Event::Node(*r)))
+            .collect()
+    }
+
+    /// The event after which a value exists; `None` if it exists before the run.
+    fn value(&self, v: ValueId) -> Option<Event> {
+        let exists = self.c.graph.producer(v).is_none() || self.c.is_const(v);
+        (!exists).then_some(Event::Value(v))
+    }
+
+    /// The event after which a symbol has a value; `None` if it has one before the run.
+    fn symbol(&self, s: &Symbol) -> Option<Event> {
+        let m = self.c.made.find(s)?;
+        if self.observed.contains(&m.value) {
+            Some(Event::Seen(m.value))
+        } else {
+            self.value(m.value)
         }
     }
 
-    /// Whether the data and symbols that a node needs are available, and nothing still reads what
-    /// it overwrites.
-    fn is_ready(&self, id: NodeId, node: &Node) -> bool {
-        let c = self.c;
-        let on_host = c.host.contains_key(&id);
-        let data = node.inputs.iter().enumerate().all(|(i, v)| match v {
-            Some(v) => !on_host && !node.op.reads(i) || c.is_dims(*v) || self.has_value(*v),
-            None => true,
-        });
-        let own = |s: &Symbol| {
-            let mut made = c.made.iter();
-            made.any(|m| m.symbol == *s && node.outputs.contains(&m.value))
+    fn is_on_host(&self, task: Task) -> bool {
+        match task {
+            Task::Known(_) | Task::Observe(_) => true,
+            Task::Node(id) => self.c.host.contains_key(&id),
+        }
+    }
+
+    fn side(&mut self, task: Task) -> &mut Ready {
+        if self.is_on_host(task) {
+            &mut self.host
+        } else {
+            &mut self.device
+        }
+    }
+
+    /// The next task. `None` if no task is ready.
+    fn next(&mut self) -> Option<Task> {
+        let own = if self.on_host {
+            &mut self.host
+        } else {
+            &mut self.device
         };
-        let symbols = c.symbols_of(node.inputs.iter().flatten().chain(&node.outputs).copied());
-        // Readers of a state's old value run before the state is appended to.
-        let mut states = c.graph.states().iter();
-        let behind = states.find(|s| node.outputs.contains(&s.output)).is_none_or(|s| {
-            c.graph
-                .nodes()
-                .filter(|(r, n)| *r != id && c.is_needed(*r) && n.inputs.contains(&Some(s.input)))
-                .all(|(r, _)| self.done_nodes.contains(&r))
-        });
-        data && behind && symbols.iter().all(|s| own(s) || self.has_symbol(s))
+        let Reverse((round, at)) = match own.pop() {
+            Some(first) => first,
+            None => {
+                self.on_host = !self.on_host;
+                let other = if self.on_host {
+                    &mut self.host
+                } else {
+                    &mut self.device
+                };
+                other.pop()?
+            }
+        };
+        let task = *self.tasks.get(at)?;
+        match task {
+            Task::Known(v) => self.happened(Event::Value(v), round, at),
+            Task::Observe(v) => self.happened(Event::Seen(v), round, at),
+            Task::Node(id) => {
+                self.happened(Event::Node(id), round, at);
+                let c = self.c;
+                for v in c.graph.node(id).into_iter().flat_map(|n| &n.outputs) {
+                    self.happened(Event::Value(*v), round, at);
+                }
+            }
+        }
+        Some(task)
+    }
+
+    /// Readies the tasks that waited only for `event`, which the task `at` caused.
+    fn happened(&mut self, event: Event, round: usize, at: usize) {
+        for i in self.waiting.remove(&event).unwrap_or_default() {
+            self.missing[i] -= 1;
+            if self.missing[i] > 0 {
+                continue;
+            }
+            let task = self.tasks[i];
+            let again = self.is_on_host(task) == self.on_host;
+            let round = if again { round + usize::from(i < at) } else { 0 };
+            self.side(task).push(Reverse((round, i)));
+        }
+    }
+
+    /// A task that cannot be done: the first node, if there is one.
+    fn stuck(&self) -> Option<Task> {
+        let left = self.tasks.iter().zip(&self.missing).filter(|(_, n)| **n > 0);
+        let mut left: Vec<Task> = left.map(|(task, _)| *task).collect();
+        let node = left.iter().position(|task| matches!(task, Task::Node(_)));
+        left.drain(node.unwrap_or(0)..).next()
     }
 }

@@ -12,7 +12,7 @@ use crate::graph::op::sizes::Sizes;
 use crate::graph::{NodeId, TensorScalar, ValueId};
 use crate::lower::{Field, LiveTable, Location, Operand};
 use crate::num;
-use crate::shape::{Dim, Quotient, Symbol};
+use crate::shape::{Bindings, Dim, Quotient, Symbol};
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// Builds steps from ordered items.
@@ -76,7 +76,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
                 .inputs
                 .iter()
                 .flatten()
-                .filter(|v| self.c.graph.inputs().contains(v))
+                .filter(|v| self.c.graph.is_input(**v))
             {
                 add(*v, &mut self.host_index);
             }
@@ -84,12 +84,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
                 add(*v, &mut self.host_index);
             }
         }
-        for m in self
-            .c
-            .made
-            .iter()
-            .filter(|m| self.c.graph.inputs().contains(&m.value))
-        {
+        for m in self.c.made.iter().filter(|m| self.c.graph.is_input(m.value)) {
             add(m.value, &mut self.host_index);
         }
     }
@@ -98,10 +93,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
         let graph = self.c.graph;
         let fact = graph.fact(v)?;
         let root = self.c.collected.root(v);
-        let state = graph
-            .states()
-            .iter()
-            .position(|s| s.input == root || s.output == root);
+        let state = graph.state_of(root);
         Ok(Port {
             name: graph.value(v).name.clone(),
             dtype: fact.dtype,
@@ -248,7 +240,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
     }
 
     fn defines(&self, v: ValueId) -> Vec<(Symbol, TensorScalar)> {
-        let made = self.c.made.iter().filter(|m| m.value == v);
+        let made = self.c.made.of(v);
         made.map(|m| (m.symbol.clone(), m.scalar)).collect()
     }
 
@@ -319,10 +311,10 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             return u64::MAX;
         };
         let size = |dim: &Dim| {
-            let (mut symbols, mut values) = (BTreeSet::new(), self.c.limits.clone());
+            let (mut symbols, mut values) = (BTreeSet::new(), Bindings::new());
             dim.symbols(&mut symbols);
-            for symbol in symbols.iter().filter(|s| self.c.limits.get(s).is_none()) {
-                values.set(symbol, UNBOUNDED);
+            for symbol in &symbols {
+                values.set(symbol, self.c.limits.get(symbol).unwrap_or(UNBOUNDED));
             }
             let size = dim.eval(&values).ok().and_then(|n| u64::try_from(n).ok());
             size.unwrap_or(u64::MAX)

@@ -245,9 +245,11 @@ impl Pipeline {
             (pass.run)(&mut edit)?;
             let edits = edit.count();
             left -= edits;
-            edit.remove_dead();
-            derive::derive(graph)?;
-            graph.check()?;
+            // An unchanged graph keeps its derived shapes.
+            if edit.remove_dead() > 0 || edits > 0 {
+                derive::derive(graph)?;
+                graph.check()?;
+            }
             reports.push(PassReport {
                 pass: pass.name,
                 edits,

@@ -1,7 +1,7 @@
 //! The symbols of a model: where they come from, their bounds, and default bounds.
 
 use serde::Serialize;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::graph::{Graph, MadeSymbol, TensorScalar, sizes};
 use transformer_lite::unstable::plan::{self, Options, Plan};
@@ -131,7 +131,8 @@ impl Symbols {
                 }
             }
         }
-        let known = |s: &Symbol| sources.contains_key(s) || graph.made().iter().any(|m| m.symbol == *s);
+        let made: HashSet<&Symbol> = graph.made().iter().map(|m| &m.symbol).collect();
+        let known = |s: &Symbol| sources.contains_key(s) || made.contains(s);
         let names = || {
             let all: BTreeSet<&str> = sources
                 .keys()
@@ -328,7 +329,7 @@ impl Symbols {
             b.set(s, *v);
             b
         });
-        let needed = plan.map(|p| p.made.as_slice()).unwrap_or_default();
+        let needed: HashSet<&Symbol> = plan.iter().flat_map(|p| &p.made).collect();
         let all = if graph.made().is_empty() {
             &self.made
         } else {

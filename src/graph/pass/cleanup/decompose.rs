@@ -43,7 +43,7 @@ pub(crate) fn keeps_cache(g: &Graph, node: &Node) -> bool {
     };
     let mut read = node.inputs.iter().flatten();
     let mut returned = node.outputs.iter().skip(1);
-    read.any(|v| g.inputs().contains(v) && four(v)) && returned.any(|v| g.outputs().contains(v) && four(v))
+    read.any(|v| g.is_input(*v) && four(v)) && returned.any(|v| g.is_output(*v) && four(v))
 }
 
 /// `whole`: parts that have parts are decomposed too.

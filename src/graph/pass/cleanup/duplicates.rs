@@ -53,12 +53,13 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     // Merging changes operands, so nodes are visited in topological order.
     let order = edit.order()?;
     let same = known(edit);
+    // Equal operators have equal texts; operators with equal texts are compared.
     let mut seen: HashMap<(String, Vec<Option<ValueId>>), Vec<NodeId>> = HashMap::new();
     for id in order {
         let Some(node) = edit.node(id) else { continue };
         let operand = |v: &Option<ValueId>| v.map(|v| same.get(&v).copied().unwrap_or(v));
         let key = (
-            node.op.name().to_owned(),
+            format!("{} {:?}", node.op.name(), node.op),
             node.inputs.iter().map(operand).collect(),
         );
         let alike = |other: &&NodeId| {

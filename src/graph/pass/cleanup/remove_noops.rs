@@ -10,7 +10,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
-use crate::graph::pass::pattern::{all, input};
+use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 
 pub const REMOVE_NOOPS: Pass = Pass {
@@ -21,8 +21,8 @@ pub const REMOVE_NOOPS: Pass = Pass {
 };
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
-    for id in all(edit, |g, id| find(g, id).map(|_| id)) {
-        // An earlier rewrite may have changed the node's operands.
+    // In this order every reader moves once, whatever number of nodes are removed before it.
+    for id in edit.order()? {
         let Some((x, y)) = find(edit, id) else { continue };
         let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
         if edit.begin(&format!("\"{name}\" changes nothing")) {

@@ -18,7 +18,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
-use crate::graph::pass::pattern::{input, only_reader, producer, shape};
+use crate::graph::pass::pattern::{input, producer, shape};
 use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::num;
 use crate::shape::Fact;
@@ -58,9 +58,8 @@ enum Rewrite {
 fn run(edit: &mut Edit<'_>) -> Result<()> {
     loop {
         let before = edit.count();
-        let mut consumers = edit.consumers();
         for id in edit.order()? {
-            let Some((change, what)) = find(edit, &consumers, id) else {
+            let Some((change, what)) = find(edit, id) else {
                 continue;
             };
             let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
@@ -68,7 +67,6 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
                 return Ok(());
             }
             apply(edit, id, change)?;
-            consumers = edit.consumers();
         }
         if edit.count() == before {
             return Ok(());
@@ -126,18 +124,18 @@ fn apply(edit: &mut Edit<'_>, id: NodeId, change: Rewrite) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<(Rewrite, &'static str)> {
+fn find(g: &Edit<'_>, id: NodeId) -> Option<(Rewrite, &'static str)> {
     // Nodes without readers are removed after the pass.
     let y = *g.node(id)?.outputs.first()?;
-    if consumers.get(y.index()).is_none_or(Vec::is_empty) && !g.is_kept(y) {
+    if g.readers(y).next().is_none() && !g.is_kept(y) {
         return None;
     }
     transposes(g, id)
         .map(|c| (c, "is merged with the transpose before it"))
-        .or_else(|| slices(g, consumers, id).map(|c| (c, "is merged with the slice before it")))
+        .or_else(|| slices(g, id).map(|c| (c, "is merged with the slice before it")))
         .or_else(|| part(g, id).map(|c| (c, "is a part of a concatenation")))
         .or_else(|| whole(g, id).map(|c| (c, "concatenates all parts of one value")))
-        .or_else(|| sink(g, consumers, id).map(|c| (c, "moves above the node that moves its operands")))
+        .or_else(|| sink(g, id).map(|c| (c, "moves above the node that moves its operands")))
         .or_else(|| along_last(g, id).map(|c| (c, "moves above the transpose of its operands")))
 }
 
@@ -240,11 +238,11 @@ fn lists(g: &Graph, id: NodeId) -> Option<(ValueId, [Vec<i64>; 4])> {
     Some((x, [starts, ends, axes?, steps]))
 }
 
-fn slices(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Rewrite> {
+fn slices(g: &Edit<'_>, id: NodeId) -> Option<Rewrite> {
     let (v, mut outer) = lists(g, id)?;
     let (before, _, _) = producer::<Slice>(g, v)?;
     let (x, inner) = lists(g, before)?;
-    if only_reader(g, consumers, v) != Some(id) {
+    if g.only_reader(v) != Some(id) {
         return None;
     }
     if outer[2].iter().any(|a| inner[2].contains(a)) {
@@ -313,7 +311,7 @@ fn whole(g: &Graph, id: NodeId) -> Option<Rewrite> {
     (shape(g, of?)? == shape(g, y)? && !g.is_kept(y)).then_some(Rewrite::Is(of?))
 }
 
-fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Rewrite> {
+fn sink(g: &Edit<'_>, id: NodeId) -> Option<Rewrite> {
     let node = g.node(id)?;
     node.op.downcast::<Pointwise>()?;
     let y = *node.outputs.first()?;
@@ -324,7 +322,7 @@ fn sink(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Rewrite> {
     let moved = |v: ValueId| {
         let (from, n) = g.producer(v)?;
         let moves = n.op.downcast::<Transpose>().is_some() || n.op.downcast::<Reshape>().is_some();
-        let alone = only_reader(g, consumers, v) == Some(id) && shape(g, v)? == shape(g, y)?;
+        let alone = g.only_reader(v) == Some(id) && shape(g, v)? == shape(g, y)?;
         (moves && alone).then_some((from, n))
     };
     let inputs: Vec<ValueId> = node.inputs.iter().flatten().copied().collect();

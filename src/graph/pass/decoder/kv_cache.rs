@@ -13,7 +13,7 @@ use crate::graph::op::reshape::Reshape;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, producer, shape, transposed};
-use crate::graph::{Edit, Graph, Node, NodeId, State, ValueId};
+use crate::graph::{Edit, Node, NodeId, State, ValueId};
 use crate::shape::{Fact, Shape, Symbol};
 
 pub const KV_CACHE: Pass = Pass {
@@ -68,7 +68,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     Ok(())
 }
 
-fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<CachePair>, String> {
+fn find(g: &Edit<'_>, reader: NodeId, past: ValueId) -> Result<Option<CachePair>, String> {
     let Some(node) = g.node(reader) else {
         return Ok(None);
     };
@@ -84,7 +84,7 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<CachePair>, S
     let (Some(new), Some(dims)) = (input(node, 1), shape(g, past)) else {
         return Ok(None);
     };
-    let is_output = |v: &ValueId| g.outputs().contains(v);
+    let is_output = |v: &ValueId| g.is_output(*v);
     // The whole may be an output under a second name, the new rows with their axes in another
     // order.
     let copies = results_of(g, *present, |n| {
@@ -127,9 +127,10 @@ fn find(g: &Graph, reader: NodeId, past: ValueId) -> Result<Option<CachePair>, S
 }
 
 /// First results of the matching nodes that read `v`.
-fn results_of(g: &Graph, v: ValueId, kind: impl Fn(&Node) -> bool) -> Vec<ValueId> {
-    let nodes = g.nodes().filter(|(_, n)| input(n, 0) == Some(v) && kind(n));
-    nodes.filter_map(|(_, n)| n.outputs.first().copied()).collect()
+fn results_of(g: &Edit<'_>, v: ValueId, kind: impl Fn(&Node) -> bool) -> Vec<ValueId> {
+    let nodes = g.readers(v).filter_map(|id| g.node(id));
+    let nodes = nodes.filter(|n| input(n, 0) == Some(v) && kind(n));
+    nodes.filter_map(|n| n.outputs.first().copied()).collect()
 }
 
 fn rewrite(edit: &mut Edit<'_>, p: CachePair) -> Result<()> {

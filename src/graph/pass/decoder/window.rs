@@ -134,7 +134,7 @@ fn readers(g: &Graph, consumers: &[Vec<NodeId>], state: &State) -> Result<Vec<(N
     let Some((append, _)) = append else {
         return Err("it is not appended to".to_owned());
     };
-    if g.outputs().contains(&state.output) {
+    if g.is_output(state.output) {
         return Err("it is an output".to_owned());
     }
     let before = &consumers[state.input.index()];

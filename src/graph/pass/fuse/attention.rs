@@ -113,20 +113,25 @@ struct Found {
     origin: Vec<String>,
 }
 
+/// Maximum number of scales in a row that [`scaled`] multiplies.
+const MAX_SCALES: usize = 16;
+
 /// `v` without multiplications by constant scalars, and the product of those scalars.
-fn scaled(g: &Graph, v: ValueId) -> (ValueId, f32) {
-    let multiplied = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
-    let divided = || {
-        let [x, divisor] = binary(g, v, Binary::Div)?;
-        Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
-    };
-    match multiplied.or_else(divided) {
-        Some((x, factor)) => {
-            let (x, others) = scaled(g, x);
-            (x, factor * others)
-        }
-        None => (v, 1.0),
+fn scaled(g: &Graph, mut v: ValueId) -> (ValueId, f32) {
+    let mut factors = Vec::new();
+    while factors.len() < MAX_SCALES {
+        let multiplied = binary(g, v, Binary::Mul).and_then(|pair| with_scalar(g, pair));
+        let divided = || {
+            let [x, divisor] = binary(g, v, Binary::Div)?;
+            Some((x, 1.0 / scalar(g, divisor).filter(|d| *d != 0.0)?))
+        };
+        let Some((x, factor)) = multiplied.or_else(divided) else {
+            break;
+        };
+        v = x;
+        factors.push(factor);
     }
+    (v, factors.iter().rev().product())
 }
 
 /// For a soft-capped `v`, `c tanh(..)`: the operand of `tanh` and the cap `c`.

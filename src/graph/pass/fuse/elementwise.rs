@@ -131,7 +131,7 @@ fn trimmed(g: &Graph, v: ValueId) -> Option<&[Dim]> {
 type Fusion = (NodeId, Pointwise, Vec<ValueId>, Vec<String>);
 
 /// A producer that can be fused into reader `id`, and the fused operator.
-fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
+fn find(g: &Edit<'_>, id: NodeId) -> Option<Fusion> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
     for v in node.inputs.iter().flatten() {
@@ -165,10 +165,9 @@ fn find(g: &Graph, id: NodeId) -> Option<Fusion> {
 
 /// Whether node `id` is the only reader of `v`, the result of `source`, and reads it elementwise on
 /// a device.
-fn may_fuse(g: &Graph, id: NodeId, v: ValueId, source: &Node) -> Option<bool> {
+fn may_fuse(g: &Edit<'_>, id: NodeId, v: ValueId, source: &Node) -> Option<bool> {
     let node = g.node(id)?;
-    let reads = |(n, node): (NodeId, &Node)| n != id && node.inputs.contains(&Some(v));
-    if g.nodes().any(reads) || g.outputs().contains(&v) {
+    if g.readers(v).any(|reader| reader != id) || g.is_output(v) {
         return Some(false);
     }
     // Types that stay on the host must not keep the other operator from a device.

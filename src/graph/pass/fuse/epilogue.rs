@@ -9,7 +9,7 @@ use crate::graph::op::fused::Fused;
 use crate::graph::op::pointwise::{Expr, Pointwise};
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::shape;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
+use crate::graph::{Edit, NodeId, ValueId};
 
 pub const EPILOGUE: Pass = Pass {
     name: "epilogue",
@@ -19,9 +19,8 @@ pub const EPILOGUE: Pass = Pass {
 };
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
-    let mut consumers = edit.consumers();
     for id in edit.order()? {
-        let Some(found) = find(edit, &consumers, id) else {
+        let Some(found) = find(edit, id) else {
             continue;
         };
         let name = edit.node(id).map_or("", |n| &n.name);
@@ -31,7 +30,6 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         }
         edit.replace_node(id, Box::new(found.op), found.inputs, found.origin);
         edit.remove_node(found.base);
-        consumers = edit.consumers();
     }
     Ok(())
 }
@@ -43,7 +41,7 @@ struct Found {
     origin: Vec<String>,
 }
 
-fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
+fn find(g: &Edit<'_>, id: NodeId) -> Option<Found> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
     let out = *node.outputs.first()?;
@@ -62,9 +60,7 @@ fn find(g: &Graph, consumers: &[Vec<NodeId>], id: NodeId) -> Option<Found> {
                 base.name
             );
         };
-        let alone = consumers
-            .get(v.index())
-            .is_some_and(|c| c.iter().all(|c| *c == id));
+        let alone = g.readers(v).all(|reader| reader == id);
         if g.is_kept(v) || !alone || base.outputs.len() != 1 {
             refuse("the result has other readers");
             continue;

@@ -35,7 +35,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
         let name = node.name.clone();
         let readers = consumers.get(y.index()).cloned().unwrap_or_default();
         let joined: Option<Vec<_>> = readers.iter().map(|r| joined(edit, *r, y, epsilon)).collect();
-        let kept = edit.outputs().contains(&y);
+        let kept = edit.is_output(y);
         let Some(joined) = joined.filter(|all| !all.is_empty() && !kept) else {
             log::debug!("\"{name}\" is not fused: a reader cannot normalize its operand");
             continue;
