@@ -8,6 +8,8 @@ use std::collections::{BTreeSet, HashSet};
 const TRIED: [i64; 10] = [1, 2, 4, 8, 16, 32, 64, 128, 224, 320];
 /// Number of expressions that it evaluates before it gives up.
 const MAX_TRIES: usize = 200_000;
+/// Number of symbols beyond which it finds nothing.
+const MAX_SYMBOLS: usize = 256;
 
 /// An expression that must not be negative in a run, and its origin.
 struct Rule<'a> {
@@ -125,8 +127,11 @@ impl Rules {
 
     /// Small values of the symbols `open` that satisfy all rules together with `fixed`; sizes of 0
     /// are avoided if possible. `None` if none are found: only the sizes 1, 2, 4, ... up to 320 are
-    /// tried. Rules with other symbols are ignored.
+    /// tried, and only for up to 256 symbols. Rules with other symbols are ignored.
     pub fn smallest(&self, open: &BTreeSet<Symbol>, fixed: &Bindings) -> Option<Bindings> {
+        if open.len() > MAX_SYMBOLS {
+            return None;
+        }
         [1, 0]
             .into_iter()
             .find_map(|least| self.search(open, fixed, least))
@@ -236,6 +241,15 @@ mod tests {
             smallest(&r, &["a", "b", "total"], &[]).as_deref(),
             Some("a=1, b=1, total=2")
         );
+    }
+
+    #[test]
+    fn nothing_is_found_for_very_many_symbols() {
+        let names: Vec<String> = (0..100_000).map(|i| format!("s{i}")).collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let r = rules(&names, &[]);
+        assert_eq!(smallest(&r, &names, &[]), None);
+        assert!(smallest(&r, &names[..100], &[]).is_some());
     }
 
     #[test]

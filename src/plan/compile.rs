@@ -99,7 +99,7 @@ impl MadeSymbols {
     /// Values whose elements define symbols.
     pub fn elements(&self) -> impl Iterator<Item = ValueId> {
         let all = self.all.iter();
-        all.filter(|m| matches!(m.part, SymbolSource::Element(_)))
+        all.filter(|m| matches!(m.scalar, TensorScalar::Element(_)))
             .map(|m| m.value)
     }
 }

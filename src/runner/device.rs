@@ -17,6 +17,7 @@ use crate::plan::{Options, Plan};
 use crate::shape::{Bindings, Fact};
 use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, OnProgress};
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use super::{Checks, Named, RunnerOptions};
@@ -81,13 +82,12 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
         let wanted = operands.filter(|(i, _)| node.op.decides(*i));
         work.extend(wanted.filter_map(|(_, v)| Some(((*v)?, true))));
     }
-    let mut seen = Vec::new();
+    let mut seen = HashSet::new();
     let mut found = Vec::new();
     while let Some((v, direct)) = work.pop() {
-        if seen.contains(&v) {
+        if !seen.insert(v) {
             continue;
         }
-        seen.push(v);
         if let Some((_, node)) = graph.producer(v) {
             // Shape values are computed from small integer lists; anything else comes from data.
             let small = graph.fact(v).is_ok_and(|f| {
@@ -107,7 +107,7 @@ fn deciding(graph: &Graph) -> Vec<ValueId> {
             });
             small && fact.as_const().is_none() && (direct || !fact.dtype.is_float())
         };
-        if graph.inputs().contains(&v) && graph.fact(v).is_ok_and(fits) {
+        if graph.is_input(v) && graph.fact(v).is_ok_and(fits) {
             found.push(v);
         }
     }
