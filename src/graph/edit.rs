@@ -211,6 +211,17 @@ impl<'a> Edit<'a> {
         }
     }
 
+    /// Redirects the readers of each key to its value, all at once. No value may be a key.
+    pub fn replace_all_readers(&mut self, with: &HashMap<ValueId, ValueId>) {
+        self.readers.take();
+        let nodes = self.graph.nodes.iter_mut().flatten();
+        for v in nodes.flat_map(|n| n.inputs.iter_mut().flatten()) {
+            if let Some(new) = with.get(v) {
+                *v = *new;
+            }
+        }
+    }
+
     /// Replaces symbols of inputs and states, all at once. Shapes must be derived again.
     pub fn replace_symbols(
         &mut self,

@@ -53,11 +53,15 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     // Merging changes operands, so nodes are visited in topological order.
     let order = edit.order()?;
     let same = known(edit);
+    let mut merged: HashMap<ValueId, ValueId> = HashMap::new();
     // Equal operators have equal texts; operators with equal texts are compared.
     let mut seen: HashMap<(String, Vec<Option<ValueId>>), Vec<NodeId>> = HashMap::new();
     for id in order {
         let Some(node) = edit.node(id) else { continue };
-        let operand = |v: &Option<ValueId>| v.map(|v| same.get(&v).copied().unwrap_or(v));
+        let operand = |v: &Option<ValueId>| {
+            let v = v.map(|v| merged.get(&v).copied().unwrap_or(v));
+            v.map(|v| same.get(&v).copied().unwrap_or(v))
+        };
         let key = (
             format!("{} {:?}", node.op.name(), node.op),
             node.inputs.iter().map(operand).collect(),
@@ -83,10 +87,9 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
             continue;
         };
         if edit.begin(&format!("\"{name}\" computes the same as \"{with}\"")) {
-            for (old, new) in outputs.iter().zip(&new) {
-                edit.replace_readers(*old, *new);
-            }
+            merged.extend(outputs.into_iter().zip(new));
         }
     }
+    edit.replace_all_readers(&merged);
     Ok(())
 }

@@ -12,6 +12,7 @@ use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, Graph, NodeId, ValueId};
+use std::collections::HashMap;
 
 pub const REMOVE_NOOPS: Pass = Pass {
     name: "remove_noops",
@@ -21,14 +22,15 @@ pub const REMOVE_NOOPS: Pass = Pass {
 };
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
-    // In this order every reader moves once, whatever number of nodes are removed before it.
+    let mut removed: HashMap<ValueId, ValueId> = HashMap::new();
     for id in edit.order()? {
         let Some((x, y)) = find(edit, id) else { continue };
         let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
         if edit.begin(&format!("\"{name}\" changes nothing")) {
-            edit.replace_readers(y, x);
+            removed.insert(y, removed.get(&x).copied().unwrap_or(x));
         }
     }
+    edit.replace_all_readers(&removed);
     Ok(())
 }
 
