@@ -48,7 +48,7 @@ pub(crate) mod x86;
 
 pub use caps::{Caps, DeviceKind};
 pub use error::BackendError;
-pub use profile::{DeviceProfile, PackedDot, Quarantined, Simd, TensorCores};
+pub use profile::{DeviceProfile, PackedDot, QuarantineCause, Quarantined, Simd, TensorCores};
 pub use shared::SharedBackend;
 
 #[cfg(any(feature = "opencl", feature = "wgpu"))]

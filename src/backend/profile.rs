@@ -5,6 +5,7 @@ use super::kernel::image::{ImageKind, Images};
 use super::kernel::subgroup_size::SubgroupSize;
 use super::kernel::{self, Kernel, Language};
 use super::tunable::Tuned;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How a device executes the work-items of a work-group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,22 +78,75 @@ pub struct DeviceProfile {
     pub packed_dot: PackedDot,
     /// Images created from buffers, and whether plans use them.
     pub images: Images,
-    /// Kernels quarantined on this device because they gave wrong results or could not be built.
+    /// Kernel variants quarantined on this device.
     pub quarantined: Vec<Quarantined>,
     /// Kernel settings chosen by measurement on this device.
     pub tuned: Vec<Tuned>,
 }
 
-/// A quarantined kernel: a variant ([`kernel::KernelSpec::variants`]) that is not used on a device.
+/// Why a kernel variant is quarantined.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(rename_all = "kebab-case")]
+#[non_exhaustive]
+pub enum QuarantineCause {
+    /// It gives wrong results.
+    WrongResults,
+    /// It does not build, although the model's other kernels do.
+    DoesNotBuild,
+    /// The driver refuses to launch it.
+    LaunchRefused,
+}
+
+/// A quarantined kernel: a variant that is not used on a device. Its fallback runs instead.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[non_exhaustive]
 pub struct Quarantined {
     /// Name of the variant.
     pub variant: String,
     /// Checksum of the kernel's source; a kernel whose source has changed is tried again.
     pub checksum: u32,
+    /// The kind of failure.
+    pub cause: QuarantineCause,
     /// What was wrong.
     pub why: String,
+    /// When it was found, in seconds since 1970.
+    pub since: u64,
+}
+
+impl Quarantined {
+    /// A variant of `kernel` ([`kernel::KernelSpec::variants`]) that was found to fail now.
+    pub fn new(kernel: &'static Kernel, variant: &str, cause: QuarantineCause, why: &str) -> Self {
+        Self {
+            variant: variant.to_owned(),
+            checksum: kernel.checksum(),
+            cause,
+            why: why.to_owned(),
+            since: seconds(SystemTime::now()),
+        }
+    }
+
+    /// Whether the quarantine has ended at the time `now`. Wrong results are a property of kernel
+    /// and driver. Other failures may have been those of a passing fault, so the variant is tried
+    /// again after [`RETRY_AFTER`], and also if the clock was set back.
+    pub fn is_over(&self, now: SystemTime) -> bool {
+        self.cause != QuarantineCause::WrongResults && !is_recent(self.since, now)
+    }
+}
+
+/// Time after which a kernel that was not built or not launched is tried again.
+pub const RETRY_AFTER: Duration = Duration::from_secs(7 * 24 * 3600);
+
+/// Whether `since`, in seconds since 1970, is less than [`RETRY_AFTER`] before `now`.
+pub(crate) fn is_recent(since: u64, now: SystemTime) -> bool {
+    let age = seconds(now).checked_sub(since);
+    age.is_some_and(|age| age < RETRY_AFTER.as_secs())
+}
+
+/// A time in seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 impl DeviceProfile {
@@ -126,14 +180,10 @@ impl DeviceProfile {
         self.quarantined.iter().any(same)
     }
 
-    /// Quarantines the given variant.
-    pub fn quarantine(&mut self, kernel: &'static Kernel, variant: &str, why: &str) {
-        self.quarantined.retain(|q| q.variant != variant);
-        self.quarantined.push(Quarantined {
-            variant: variant.to_owned(),
-            checksum: kernel.checksum(),
-            why: why.to_owned(),
-        });
+    /// Quarantines a variant.
+    pub fn quarantine(&mut self, new: Quarantined) {
+        self.quarantined.retain(|q| q.variant != new.variant);
+        self.quarantined.push(new);
     }
 
     /// Compute units, or an estimate for this kind of device if the driver does not report them.

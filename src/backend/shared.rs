@@ -1,10 +1,10 @@
 //! One device shared by several owners.
 
-use super::kernel::{Kernel, KernelSpec};
+use super::kernel::KernelSpec;
 use super::tunable::Tuned;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, RecordingId, ReplayMode,
-    Stats, View,
+    Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, Quarantined,
+    RecordingId, ReplayMode, Stats, View,
 };
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -28,8 +28,8 @@ impl SharedBackend {
 
     /// A handle to the same device with one more variant quarantined.
     #[must_use]
-    pub fn without(&self, kernel: &'static Kernel, variant: &str, why: &str) -> Self {
-        self.with(|device| device.quarantine(kernel, variant, why))
+    pub fn without(&self, variant: Quarantined) -> Self {
+        self.with(|device| device.quarantine(variant))
     }
 
     /// A handle to the same device whose plans use no images.

@@ -8,22 +8,31 @@
 //! variants are checked again at their next use.
 
 use super::kernel::KernelSpec;
+use super::profile::{is_recent, seconds};
 use super::tunable::Tuned;
-use super::{Caps, Quarantined};
+use super::{BackendKind, Caps, Quarantined};
 use crate::cache::{Key, Kind, Store};
+use crate::error::Result;
+use std::time::SystemTime;
 
 /// Contents of the file of a kernel that gave right results.
 const RIGHT: &[u8] = b"right";
 /// Contents of the file of a kernel that gave wrong results.
 const WRONG: &[u8] = b"wrong";
+/// Start of the file of a program that did not build; the time in seconds since 1970 follows.
+const REFUSED: &str = "refused ";
+
+/// The first line of the text of a key.
+fn origin(backend: &str) -> String {
+    format!("// {} {backend}\n", env!("CARGO_PKG_VERSION"))
+}
 
 fn key(caps: &Caps, subject: String, text: &str) -> Key {
-    let version = env!("CARGO_PKG_VERSION");
     Key {
         device: caps.device.clone(),
         driver: caps.driver.clone(),
         subject,
-        text: format!("// {version} {}\n{text}", caps.backend),
+        text: origin(caps.backend) + text,
     }
 }
 
@@ -46,7 +55,7 @@ fn tuned_key(caps: &Caps) -> Key {
 /// Applies the stored results to a device that was just opened: quarantined variants and measured
 /// settings.
 pub fn apply(store: Option<&Store>, caps: &mut Caps) {
-    caps.profile.quarantined = quarantined(store, caps);
+    caps.profile.quarantined = quarantined(store, caps, SystemTime::now());
     caps.profile.tuned = tuned(store, caps);
 }
 
@@ -72,39 +81,81 @@ pub fn store_tuned(store: &Store, caps: &Caps) {
     }
 }
 
-/// Variants quarantined on the device.
-pub fn quarantined(store: Option<&Store>, caps: &Caps) -> Vec<Quarantined> {
-    store.and_then(|s| list(s, caps)).unwrap_or_default()
+/// Variants quarantined on the device at the time `now`.
+pub fn quarantined(store: Option<&Store>, caps: &Caps, now: SystemTime) -> Vec<Quarantined> {
+    let list = store.and_then(|s| list(s, &list_key(caps), now));
+    list.unwrap_or_default()
 }
 
 /// The stored list of quarantined variants; `None` if there is none.
-fn list(store: &Store, caps: &Caps) -> Option<Vec<Quarantined>> {
-    let bytes = store.get(Kind::Verdict, &list_key(caps))?;
-    let read = serde_json::from_slice(&bytes);
-    read.map_err(|e| {
-        log::warn!(
-            "cannot read the list of quarantined kernels of {}: {e}; checking them again",
-            caps.device
-        );
-    })
-    .ok()
+fn list(store: &Store, key: &Key, now: SystemTime) -> Option<Vec<Quarantined>> {
+    let bytes = store.get(Kind::Quarantine, key)?;
+    match serde_json::from_slice::<Vec<Quarantined>>(&bytes) {
+        Ok(mut all) => {
+            all.retain(|q| !q.is_over(now));
+            Some(all)
+        }
+        Err(e) => {
+            log::warn!(
+                "cannot read the list of quarantined kernels of {}: {e}; checking them again",
+                key.device
+            );
+            None
+        }
+    }
 }
 
-/// Adds [`DeviceProfile::quarantined`](super::DeviceProfile::quarantined) to the stored list.
-/// Another process may have extended that list in the meantime.
-pub fn store_quarantined(store: &Store, caps: &Caps) {
-    let mut all = quarantined(Some(store), caps);
-    all.retain(|q| {
-        !caps
-            .profile
-            .quarantined
-            .iter()
-            .any(|own| own.variant == q.variant)
-    });
-    all.extend(caps.profile.quarantined.iter().cloned());
+/// Adds variants to the stored list. Another process may have extended it in the meantime.
+pub fn store_quarantined(store: &Store, caps: &Caps, new: &[Quarantined]) {
+    let mut all = quarantined(Some(store), caps, SystemTime::now());
+    all.retain(|q| new.iter().all(|n| n.variant != q.variant));
+    all.extend_from_slice(new);
     match serde_json::to_vec(&all) {
-        Ok(bytes) => store.put(Kind::Verdict, &list_key(caps), &bytes),
+        Ok(bytes) => store.put(Kind::Quarantine, &list_key(caps), &bytes),
         Err(e) => log::warn!("cannot save the list of quarantined kernels: {e}"),
+    }
+}
+
+/// The kernel variants that are quarantined on a device.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[non_exhaustive]
+pub struct DeviceQuarantine {
+    /// Name of the backend.
+    pub backend: &'static str,
+    /// Name of the device.
+    pub device: String,
+    /// Names and versions of its driver.
+    pub driver: String,
+    /// The variants.
+    pub kernels: Vec<Quarantined>,
+}
+
+impl Store {
+    /// The kernel variants that this version of the library does not use, by device. Fails if the
+    /// folder cannot be read.
+    pub fn quarantined(&self) -> Result<Vec<DeviceQuarantine>> {
+        let keys = self.entries_of(Some(Kind::Quarantine))?.into_iter();
+        let keys = keys.filter_map(|entry| entry.key);
+        let lists = keys.filter_map(|key| {
+            let backend = BackendKind::ALL
+                .into_iter()
+                .find(|b| key.text == origin(b.name()))?;
+            let kernels = list(self, &key, SystemTime::now())?;
+            Some(DeviceQuarantine {
+                backend: backend.name(),
+                device: key.device,
+                driver: key.driver,
+                kernels,
+            })
+        });
+        Ok(lists.filter(|list| !list.kernels.is_empty()).collect())
+    }
+
+    /// Ends the quarantine of all kernel variants and returns their number. Models that are loaded
+    /// later try them again. Fails if a file cannot be removed.
+    pub fn clear_quarantined(&self) -> Result<usize> {
+        let count = self.quarantined()?.iter().map(|list| list.kernels.len()).sum();
+        self.clear(Some(Kind::Quarantine)).map(|_| count)
     }
 }
 
@@ -123,7 +174,7 @@ impl<'a> ValidatedKernels<'a> {
         Self {
             store,
             caps,
-            listed: list(store, caps).is_some(),
+            listed: list(store, &list_key(caps), SystemTime::now()).is_some(),
         }
     }
 
@@ -139,8 +190,7 @@ impl<'a> ValidatedKernels<'a> {
     /// Stores that these kernels passed validation.
     pub fn add<'s>(&mut self, specs: impl Iterator<Item = &'s KernelSpec>) {
         if !self.listed {
-            // Another process may have written a list in the meantime.
-            store_quarantined(self.store, self.caps);
+            store_quarantined(self.store, self.caps, &[]);
             self.listed = true;
         }
         for key in specs.filter_map(|spec| key_of(self.caps, spec)) {
@@ -150,14 +200,30 @@ impl<'a> ValidatedKernels<'a> {
 }
 
 /// The stored validation result of another program that a backend made from kernels: `true` if it
-/// gave right results. `program` is its name, `text` its whole source including build options.
+/// gave right results, `false` if it gave wrong ones or did not build. `program` is its name, `text`
+/// its whole source including build options.
 pub fn program_result(store: Option<&Store>, caps: &Caps, program: &str, text: &str) -> Option<bool> {
     let found = store?.get(Kind::Verdict, &key(caps, program.to_owned(), text))?;
-    match found.as_slice() {
+    result_of(&found, SystemTime::now())
+}
+
+fn result_of(found: &[u8], now: SystemTime) -> Option<bool> {
+    match found {
         RIGHT => Some(true),
         WRONG => Some(false),
-        _ => None,
+        _ => {
+            let since = std::str::from_utf8(found).ok()?.strip_prefix(REFUSED)?;
+            is_recent(since.parse().ok()?, now).then_some(false)
+        }
     }
+}
+
+/// Stores that a program did not build. It is tried again after
+/// [`RETRY_AFTER`](super::profile::RETRY_AFTER).
+pub fn store_refused_program(store: &Store, caps: &Caps, program: &str, text: &str) {
+    let result = format!("{REFUSED}{}", seconds(SystemTime::now()));
+    let key = key(caps, program.to_owned(), text);
+    store.put(Kind::Verdict, &key, result.as_bytes());
 }
 
 /// Stores the result that [`program_result`] returns.
@@ -169,9 +235,10 @@ pub fn store_program_result(store: &Store, caps: &Caps, program: &str, text: &st
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::DeviceProfile;
     use crate::backend::kernel::image::ImageKind;
     use crate::backend::kernel::{Features, Form, Kernel};
+    use crate::backend::profile::RETRY_AFTER;
+    use crate::backend::{DeviceProfile, QuarantineCause};
     use crate::tensor::DType;
     use std::collections::{BTreeMap, BTreeSet};
 
@@ -200,10 +267,12 @@ mod tests {
         ValidatedKernels::new(store, caps).add(std::iter::once(spec));
     }
 
-    /// The device with this variant of `kernel` quarantined.
-    fn without(caps: &Caps, kernel: &'static Kernel, variant: &str) -> Caps {
-        let caps = caps.clone();
-        caps.with(|device| device.quarantine(kernel, variant, "wrong"))
+    fn wrong(kernel: &'static Kernel, variant: &str) -> Quarantined {
+        Quarantined::new(kernel, variant, QuarantineCause::WrongResults, "wrong")
+    }
+
+    fn listed(store: Option<&Store>) -> Vec<Quarantined> {
+        quarantined(store, &Caps::generic_gpu(), SystemTime::now())
     }
 
     #[test]
@@ -218,12 +287,14 @@ mod tests {
         keep_right(&store, &caps, &spec(1));
         keep_right(&store, &caps, &plain);
         // Cases find a fault of it, and the list is lost.
-        store_quarantined(&store, &without(&caps, &FAST, "softmax"));
-        assert_eq!(quarantined(Some(&store), &caps).len(), 1);
-        for damage in [None, Some(&b"{"[..])] {
+        store_quarantined(&store, &caps, &[wrong(&FAST, "softmax")]);
+        assert_eq!(listed(Some(&store)).len(), 1);
+        // The second has no causes and times.
+        let old = br#"[{"variant": "softmax", "checksum": 1, "why": "wrong"}]"#;
+        for damage in [None, Some(&old[..]), Some(&b"{"[..])] {
             match damage {
-                None => store.remove(Kind::Verdict, &list_key(&caps)),
-                Some(bytes) => store.put(Kind::Verdict, &list_key(&caps), bytes),
+                None => store.remove(Kind::Quarantine, &list_key(&caps)),
+                Some(bytes) => store.put(Kind::Quarantine, &list_key(&caps), bytes),
             }
             assert!(!is_right(&store, &caps, &spec(1)), "{damage:?}");
             assert!(is_right(&store, &caps, &plain), "nothing else takes its place");
@@ -234,14 +305,69 @@ mod tests {
     fn what_two_processes_find_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let of = |variant: &str| without(&Caps::generic_gpu(), &FAST, variant);
         for variant in ["softmax", "softmax WIDE", "softmax"] {
-            store_quarantined(&store, &of(variant));
+            store_quarantined(&store, &Caps::generic_gpu(), &[wrong(&FAST, variant)]);
         }
-        let all = quarantined(Some(&store), &Caps::generic_gpu());
+        let all = listed(Some(&store));
         let mut names: Vec<&str> = all.iter().map(|q| q.variant.as_str()).collect();
         names.sort_unstable();
         assert_eq!(names, ["softmax", "softmax WIDE"]);
+    }
+
+    #[test]
+    fn what_may_pass_is_tried_again_after_some_days() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        let caps = Caps::generic_gpu();
+        let day = |day: u64| SystemTime::UNIX_EPOCH + RETRY_AFTER / 7 * u32::try_from(day).unwrap();
+        let found = [
+            ("softmax A", QuarantineCause::WrongResults),
+            ("softmax B", QuarantineCause::DoesNotBuild),
+            ("softmax C", QuarantineCause::LaunchRefused),
+        ];
+        let found = found.map(|(variant, cause)| Quarantined {
+            since: seconds(day(100)),
+            ..Quarantined::new(&FAST, variant, cause, "fails")
+        });
+        let bytes = serde_json::to_vec(&found).unwrap();
+        store.put(Kind::Quarantine, &list_key(&caps), &bytes);
+        let left = |now| quarantined(Some(&store), &caps, now);
+        for now in [day(100), day(106)] {
+            assert_eq!(left(now), found);
+        }
+        // The last is of a clock that was set back.
+        for now in [day(107), day(10_000), day(99)] {
+            assert_eq!(left(now), found[..1]);
+        }
+        let refused = format!("{REFUSED}{}", seconds(day(100)));
+        let result = |now| result_of(refused.as_bytes(), now);
+        assert_eq!((result(day(106)), result(day(107))), (Some(false), None));
+        assert_eq!(result_of(b"refused soon", day(1)), None);
+    }
+
+    #[test]
+    fn quarantined_kernels_are_listed_by_device_and_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Store::new(dir.path().to_owned(), 1 << 20);
+        assert_eq!(store.quarantined().unwrap(), []);
+        let caps = Caps::generic_gpu();
+        let other = Caps {
+            backend: "wgpu",
+            ..caps.clone()
+        };
+        keep_right(&store, &caps, &spec(1));
+        assert_eq!(store.quarantined().unwrap(), [], "a list of nothing");
+        for (caps, variants) in [(&caps, &["softmax", "softmax WIDE"][..]), (&other, &["softmax"])] {
+            let new: Vec<_> = variants.iter().map(|v| wrong(&FAST, v)).collect();
+            store_quarantined(&store, caps, &new);
+        }
+        let mut found = store.quarantined().unwrap();
+        found.sort_by_key(|list| list.backend);
+        let found: Vec<_> = found.iter().map(|l| (l.backend, l.kernels.len())).collect();
+        assert_eq!(found, [("opencl", 2), ("wgpu", 1)]);
+        assert_eq!(store.clear_quarantined().unwrap(), 3);
+        assert_eq!(store.quarantined().unwrap(), []);
+        assert!(!is_right(&store, &caps, &spec(1)), "it is checked again");
     }
 
     #[test]
@@ -299,13 +425,11 @@ mod tests {
     fn what_is_damaged_is_not_known() {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::new(dir.path().to_owned(), 1 << 20);
-        let caps = without(&Caps::generic_gpu(), &FAST, "softmax");
+        let caps = Caps::generic_gpu();
+        let found = [wrong(&FAST, "softmax")];
         keep_right(&store, &caps, &spec(1));
-        store_quarantined(&store, &caps);
-        assert_eq!(
-            quarantined(Some(&store), &Caps::generic_gpu()),
-            caps.profile.quarantined
-        );
+        store_quarantined(&store, &caps, &found);
+        assert_eq!(listed(Some(&store)), found);
         for file in store.entries().unwrap() {
             let mut bytes = std::fs::read(&file.path).unwrap();
             if let Some(last) = bytes.last_mut() {
@@ -314,11 +438,11 @@ mod tests {
             std::fs::write(&file.path, bytes).unwrap();
         }
         assert!(!is_right(&store, &caps, &spec(1)));
-        assert_eq!(quarantined(Some(&store), &Caps::generic_gpu()), Vec::new());
+        assert_eq!(listed(Some(&store)), []);
         // Whole, but of another form.
-        store.put(Kind::Verdict, &list_key(&caps), b"{");
-        assert_eq!(quarantined(Some(&store), &Caps::generic_gpu()), Vec::new());
-        assert_eq!(quarantined(None, &Caps::generic_gpu()), Vec::new());
+        store.put(Kind::Quarantine, &list_key(&caps), b"{");
+        assert_eq!(listed(Some(&store)), []);
+        assert_eq!(listed(None), []);
     }
 
     #[test]
@@ -330,8 +454,8 @@ mod tests {
         };
         assert!(device.supports(&FAST) && device.supports(&TWIN));
         assert!(!generic.supports(&FAST) && generic.supports(&TWIN));
-        device.quarantine(&FAST, "softmax", "wrong");
-        device.quarantine(&FAST, "softmax", "wrong again");
+        device.quarantine(wrong(&FAST, "softmax"));
+        device.quarantine(wrong(&FAST, "softmax"));
         assert_eq!(device.quarantined.len(), 1);
         assert!(!device.supports(&FAST));
         device.quarantined[0].checksum ^= 1;
@@ -350,7 +474,7 @@ mod tests {
         assert_eq!(spec.variants(), ["softmax images"]);
         assert_eq!(spec.without_images().variants(), Vec::<String>::new());
         assert_eq!(device.images_of(&TWIN), Some(ImageKind::Image1dBuffer));
-        device.quarantine(&TWIN, "softmax images", "wrong");
+        device.quarantine(wrong(&TWIN, "softmax images"));
         assert!(device.images_of(&TWIN).is_none() && device.supports(&TWIN));
     }
 
@@ -380,11 +504,7 @@ mod tests {
             ..spec(4)
         };
         assert_eq!(spec.variants(), ["softmax ROWS"]);
-        able.quarantine(&FORMS, "softmax ROWS", "wrong");
-        assert!(
-            able.supports(&FORMS)
-                && able.supports_form(&FORMS, "WIDE")
-                && !able.supports_form(&FORMS, "ROWS")
-        );
+        able.quarantine(wrong(&FORMS, "softmax ROWS"));
+        assert!(able.supports(&FORMS) && able.supports_form(&FORMS, "WIDE") && !able.supports_form(&FORMS, "ROWS"));
     }
 }

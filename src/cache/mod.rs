@@ -51,6 +51,8 @@ pub enum Kind {
     Pipeline,
     /// Kernel validation results of a device.
     Verdict,
+    /// Kernel variants that are not used on a device.
+    Quarantine,
     /// Tuned kernel settings of a device.
     Tuning,
     /// Measured speed of a device.
@@ -59,10 +61,11 @@ pub enum Kind {
 
 impl Kind {
     /// All values.
-    pub const ALL: [Self; 5] = [
+    pub const ALL: [Self; 6] = [
         Self::Program,
         Self::Pipeline,
         Self::Verdict,
+        Self::Quarantine,
         Self::Tuning,
         Self::Probe,
     ];
@@ -73,6 +76,7 @@ impl Kind {
             Self::Program => "program",
             Self::Pipeline => "pipeline",
             Self::Verdict => "verdict",
+            Self::Quarantine => "quarantine",
             Self::Tuning => "tuning",
             Self::Probe => "probe",
         }
@@ -262,9 +266,13 @@ impl Store {
     /// All files of the store, most recently used first; empty if the folder does not exist. Fails
     /// if the folder cannot be read.
     pub fn entries(&self) -> Result<Vec<Entry>> {
+        self.entries_of(None)
+    }
+
+    /// Like [`Store::entries`], for the files of one kind.
+    pub(crate) fn entries_of(&self, kind: Option<Kind>) -> Result<Vec<Entry>> {
         let mut entries: Vec<Entry> = self
-            .files()?
-            .into_iter()
+            .files_of(kind)?
             .map(|(kind, path, metadata)| {
                 let file = self.read(&path).map(|(file, _)| file).unwrap_or_default();
                 let key = entry::read(&file)
@@ -287,11 +295,7 @@ impl Store {
     /// in the folder stay. Fails if a file cannot be removed.
     pub fn clear(&self, kind: Option<Kind>) -> Result<(usize, u64)> {
         let (mut count, mut bytes) = (0, 0);
-        for (_, path, metadata) in self
-            .files()?
-            .into_iter()
-            .filter(|(k, ..)| kind.is_none_or(|kind| *k == kind))
-        {
+        for (_, path, metadata) in self.files_of(kind)? {
             match std::fs::remove_file(&path) {
                 Ok(()) => {
                     count += 1;
@@ -379,6 +383,12 @@ impl Store {
                 path.display()
             );
         }
+    }
+
+    /// [`Store::files`] of `kind`, or all.
+    fn files_of(&self, kind: Option<Kind>) -> Result<impl Iterator<Item = (Kind, PathBuf, Metadata)>> {
+        let files = self.files()?.into_iter();
+        Ok(files.filter(move |(k, ..)| kind.is_none_or(|kind| *k == kind)))
     }
 
     /// Kind, path and metadata of every file of the store.

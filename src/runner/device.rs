@@ -160,7 +160,7 @@ impl Device {
     fn load(&mut self, graph: Arc<Graph>, mut plan: Plan) -> Result<()> {
         self.executor = None;
         if let Some(first_run) = &mut self.first_run {
-            while first_run.quarantine_unbuilt(&mut self.backend, std::slice::from_ref(&plan)) {
+            while first_run.quarantine_unbuilt(&mut self.backend, std::slice::from_ref(&plan))? {
                 plan = compile(&graph, self.backend.caps(), self.float)?;
             }
         }

@@ -7,11 +7,15 @@
 //! at launch is quarantined, and the model is planned again without it. A wrong kernel without a
 //! fallback is an error. Results apply only to the kernels that ran: if the driver refuses images,
 //! the model is planned again without them.
+//!
+//! Drivers also report passing faults, such as a full disk, as failures of a kernel. Quarantined
+//! variants are therefore stored only at the end of a start that succeeds: their fallbacks were
+//! then built and launched by the same driver.
 
 use super::validate_node;
-use crate::backend::kernel::KernelSpec;
+use crate::backend::kernel::{Kernel, KernelSpec};
 use crate::backend::validation::{self, ValidatedKernels};
-use crate::backend::{Backend, BackendError, Caps, SharedBackend};
+use crate::backend::{Backend, BackendError, Caps, QuarantineCause, Quarantined, SharedBackend};
 use crate::cache::Store;
 use crate::error::{Error, Result, Stage};
 use crate::executor::{Executor, Observed, Program, Room, specs};
@@ -53,12 +57,19 @@ struct Refused {
     error: Error,
 }
 
+/// A kernel with variants to quarantine, the kind of failure, and what is wrong.
+type Bad = (KernelSpec, QuarantineCause, String);
+
 /// Progress callback: the number of kernels compared so far, and the number of all new kernels.
 pub type OnProgress = Box<dyn FnMut(usize, usize) + Send>;
 
 /// Validation of one model's kernels on one device, with notes for the user.
 pub struct FirstRun {
     store: Option<Arc<Store>>,
+    /// Variants quarantined in this start, not stored yet.
+    found: Vec<Quarantined>,
+    /// The variants among them that do not build: their generic kernels and errors.
+    unbuilt: Vec<(&'static Kernel, BackendError)>,
     notes: Vec<Note>,
     validated: usize,
     on_progress: Option<OnProgress>,
@@ -80,6 +91,8 @@ impl FirstRun {
     pub fn new(caps: &Caps, store: Option<Arc<Store>>) -> Self {
         Self {
             store,
+            found: Vec::new(),
+            unbuilt: Vec::new(),
             notes: earlier_note(caps).into_iter().collect(),
             validated: 0,
             on_progress: None,
@@ -103,10 +116,50 @@ impl FirstRun {
 
     /// Compiles the variants among the kernels of `plans`, before anything is uploaded. Returns
     /// whether some do not build. `backend` then quarantines them, and the model must be planned
-    /// again.
-    pub fn quarantine_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> bool {
-        let bad = unbuilt(backend, plans);
-        self.quarantine(backend, bad)
+    /// again. If the generic kernel of such a variant does not build either, the compiler or its
+    /// environment is at fault: the error is that of the first variant.
+    pub fn quarantine_unbuilt(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> Result<bool> {
+        let bad = self.compile_variants(backend, plans);
+        if self.quarantine(backend, bad) {
+            return Ok(true);
+        }
+        let unbuilt = std::mem::take(&mut self.unbuilt);
+        let mut generic = specs(plans);
+        generic.retain(|spec| unbuilt.iter().any(|(kernel, _)| kernel.name == spec.kernel.name));
+        backend.compile_ahead(&generic, &mut |_| {});
+        let mut generic = generic.into_iter();
+        let broken = generic.find(|spec| matches!(backend.compile(spec), Err(BackendError::Build { .. })));
+        let (Some(broken), Some((_, first))) = (broken, unbuilt.into_iter().next()) else {
+            return Ok(false);
+        };
+        self.found.retain(|q| q.cause != QuarantineCause::DoesNotBuild);
+        let what = format!("kernel {broken} does not build either");
+        Err(Error::device(Stage::Plan, what, first))
+    }
+
+    /// Compiles the variants. Returns those that do not build.
+    fn compile_variants(&mut self, backend: &mut SharedBackend, plans: &[Plan]) -> Vec<Bad> {
+        let mut variants = specs(plans);
+        variants.retain(|spec| !spec.variants().is_empty());
+        if variants.is_empty() {
+            return Vec::new();
+        }
+        backend.compile_ahead(&variants, &mut |_| {});
+        let mut bad = Vec::new();
+        for spec in variants {
+            match backend.compile(spec) {
+                Err(e @ (BackendError::Build { .. } | BackendError::Unsuited { .. })) => {
+                    log::debug!("{e}");
+                    let cause = QuarantineCause::DoesNotBuild;
+                    bad.push((spec.clone(), cause, "does not build".to_owned()));
+                    self.unbuilt.push((spec.kernel.generic(), e));
+                }
+                // Loading reports other errors, such as a lost device or too little memory. The
+                // kernel itself may be correct.
+                _ => {}
+            }
+        }
+        bad
     }
 
     /// Compares the kernels of `program` without a stored result with the reference. Calls
@@ -129,11 +182,15 @@ impl FirstRun {
         if findings.faults.is_empty() && findings.refused.is_empty() {
             self.notes
                 .extend(unvalidated_note(program.caps(), &findings.unvalidated));
+            self.store_found(program.caps());
             return Ok(true);
         }
         let refused = findings.refused.iter();
         let mut bad: Vec<_> = refused
-            .map(|r| (r.kernel.clone(), "is rejected by the driver at launch".to_owned()))
+            .map(|r| {
+                let cause = QuarantineCause::LaunchRefused;
+                (r.kernel.clone(), cause, "is rejected by the driver at launch".to_owned())
+            })
             .collect();
         for fault in &findings.faults {
             bad.extend(variants_at_fault(program.caps(), fault)?);
@@ -145,11 +202,19 @@ impl FirstRun {
         Ok(false)
     }
 
-    /// Quarantines the variants of the `bad` kernels, each with a reason. Returns `false` if all of
-    /// them were already quarantined.
-    fn quarantine(&mut self, backend: &mut SharedBackend, bad: Vec<(KernelSpec, String)>) -> bool {
+    /// Stores the variants that this start has quarantined.
+    fn store_found(&mut self, caps: &Caps) {
+        let found = std::mem::take(&mut self.found);
+        if let Some(store) = self.store.as_deref().filter(|_| !found.is_empty()) {
+            validation::store_quarantined(store, caps, &found);
+        }
+    }
+
+    /// Quarantines the variants of the `bad` kernels for this start. Returns `false` if all of them
+    /// were already quarantined.
+    fn quarantine(&mut self, backend: &mut SharedBackend, bad: Vec<Bad>) -> bool {
         let mut any = false;
-        for (spec, why) in bad {
+        for (spec, cause, why) in bad {
             for variant in variants_to_quarantine(&spec) {
                 let caps = backend.caps();
                 if caps.profile.is_quarantined(spec.kernel, &variant) {
@@ -162,12 +227,11 @@ impl FirstRun {
                     driver: caps.driver.clone(),
                 });
                 log::debug!("kernel {spec} {why}");
-                *backend = backend.without(spec.kernel, &variant, &why);
+                let new = Quarantined::new(spec.kernel, &variant, cause, &why);
+                self.found.push(new.clone());
+                *backend = backend.without(new);
                 any = true;
             }
-        }
-        if let Some(store) = self.store.as_deref().filter(|_| any) {
-            validation::store_quarantined(store, backend.caps());
         }
         any
     }
@@ -404,10 +468,12 @@ fn unvalidated_note(caps: &Caps, kernels: &[String]) -> Option<Note> {
 }
 
 /// The variants at fault; an error if there are none.
-fn variants_at_fault(caps: &Caps, fault: &Fault) -> Result<Vec<(KernelSpec, String)>> {
+fn variants_at_fault(caps: &Caps, fault: &Fault) -> Result<Vec<Bad>> {
     let variants = fault.kernels.iter().filter(|spec| !spec.variants().is_empty());
     let why = format!("gives wrong results ({})", fault.why);
-    let variants: Vec<_> = variants.map(|spec| (spec.clone(), why.clone())).collect();
+    let variants: Vec<_> = variants
+        .map(|spec| (spec.clone(), QuarantineCause::WrongResults, why.clone()))
+        .collect();
     if !variants.is_empty() {
         return Ok(variants);
     }
@@ -423,26 +489,4 @@ fn wrong_results(caps: &Caps, fault: &Fault) -> Error {
         why: fault.why.clone(),
     };
     Error::device(Stage::Plan, format!("checking node \"{}\"", fault.node), wrong)
-}
-
-/// The variants that do not build.
-fn unbuilt(backend: &mut SharedBackend, plans: &[Plan]) -> Vec<(KernelSpec, String)> {
-    let mut variants = specs(plans);
-    variants.retain(|spec| !spec.variants().is_empty());
-    if variants.is_empty() {
-        return Vec::new();
-    }
-    backend.compile_ahead(&variants, &mut |_| {});
-    let refused = variants
-        .into_iter()
-        .filter_map(|spec| match backend.compile(spec) {
-            Err(e @ (BackendError::Build { .. } | BackendError::Unsuited { .. })) => {
-                log::debug!("{e}");
-                Some((spec.clone(), "does not build".to_owned()))
-            }
-            // Loading reports other errors, such as a lost device or too little memory. The kernel
-            // itself may be correct.
-            _ => None,
-        });
-    refused.collect()
 }

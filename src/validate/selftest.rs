@@ -2,7 +2,7 @@
 
 use super::case::{self, Bench, CaseError, Depth, Fault, Scenario};
 use crate::backend::kernel::KernelSpec;
-use crate::backend::{Backend, Caps, Quarantined, SharedBackend, validation};
+use crate::backend::{Backend, Caps, QuarantineCause, Quarantined, SharedBackend, validation};
 use crate::cache::Store;
 use crate::graph::op::ALL;
 use crate::graph::op::case::{Case, Input};
@@ -88,9 +88,6 @@ fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     kept.map(|(_, trial)| trial).collect()
 }
 
-/// A kernel, the name of its variant, and why the variant is at fault.
-type Blamed = (KernelSpec, String, String);
-
 /// The variants at fault in a failing case: the first variant without which `run` passes; otherwise
 /// all variants, if `run` passes without all of them. Empty if `run` fails even without any
 /// variant, or in a way that is not the fault of a kernel.
@@ -99,35 +96,36 @@ fn blame(
     name: &str,
     error: &CaseError,
     run: &dyn Fn(&SharedBackend) -> Result<(), CaseError>,
-) -> Vec<Blamed> {
-    if !matches!(error.fault, Fault::Wrong | Fault::Build) {
-        return Vec::new();
-    }
-    let mut all: Vec<(KernelSpec, String)> = Vec::new();
+) -> Vec<Quarantined> {
+    let cause = match error.fault {
+        Fault::Wrong => QuarantineCause::WrongResults,
+        Fault::Build => QuarantineCause::DoesNotBuild,
+        Fault::Launch => QuarantineCause::LaunchRefused,
+        Fault::Lost | Fault::Other => return Vec::new(),
+    };
+    let why = format!("fails {name}");
+    let mut all: Vec<Quarantined> = Vec::new();
     for spec in &error.kernels {
         for variant in spec.variants() {
-            if !all.iter().any(|(_, known)| *known == variant) {
-                all.push((spec.clone(), variant));
+            if !all.iter().any(|known| known.variant == variant) {
+                all.push(Quarantined::new(spec.kernel, &variant, cause, &why));
             }
         }
     }
-    let why = format!("fails {name}");
-    for (spec, variant) in &all {
-        if run(&device.without(spec.kernel, variant, &why)).is_ok() {
-            return vec![(spec.clone(), variant.clone(), why)];
+    for variant in &all {
+        if run(&device.without(variant.clone())).is_ok() {
+            return vec![variant.clone()];
         }
     }
-    let without = |device: SharedBackend, (spec, variant): &(KernelSpec, String)| {
-        device.without(spec.kernel, variant, &why)
-    };
+    let without = |device: SharedBackend, variant: &Quarantined| device.without(variant.clone());
     if all.len() < 2 || run(&all.iter().fold(device.clone(), without)).is_err() {
         return Vec::new();
     }
     let several = format!("{why}, as do others of {} variants", all.len());
-    let blamed = all.into_iter();
-    blamed
-        .map(|(spec, variant)| (spec, variant, several.clone()))
-        .collect()
+    for variant in &mut all {
+        variant.why.clone_from(&several);
+    }
+    all
 }
 
 /// Runs the cases on a device; if `quick`, one per kernel. A variant that makes a case fail is
@@ -158,7 +156,7 @@ pub fn run(
         };
         let error = match run(&device) {
             // A driver that is temporarily short of a resource refuses a launch only once.
-            Err(error) if error.fault == Fault::Build => run(&device).err(),
+            Err(error) if matches!(error.fault, Fault::Build | Fault::Launch) => run(&device).err(),
             ran => ran.err(),
         };
         let Some(error) = error else {
@@ -166,11 +164,11 @@ pub fn run(
             continue;
         };
         let blamed = blame(&device, &trial.name(), &error, &run);
-        for (spec, variant, why) in &blamed {
-            device = device.without(spec.kernel, variant, why);
-        }
         if let (Some(store), false) = (store, blamed.is_empty()) {
-            validation::store_quarantined(store, Backend::caps(&device));
+            validation::store_quarantined(store, Backend::caps(&device), &blamed);
+        }
+        for variant in blamed {
+            device = device.without(variant);
         }
         let lost = error.fault == Fault::Lost;
         let mut why = error.why;

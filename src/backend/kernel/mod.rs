@@ -323,6 +323,11 @@ impl Kernel {
         }
     }
 
+    /// The kernel that every device can run in place of this one.
+    pub fn generic(&'static self) -> &'static Self {
+        self.variant.map_or(self, |variant| variant.fallback.generic())
+    }
+
     /// Makes the kernel a variant of `fallback` for devices that have what it `needs`.
     #[must_use]
     pub const fn variant_of(mut self, fallback: &'static Kernel, needs: fn(&DeviceProfile) -> bool) -> Self {

@@ -165,19 +165,32 @@ impl Builder<'_> {
         let whole = text.whole();
         if validation::program_result(self.store, self.caps, name, &whole) == Some(false) {
             return Ok(Tried::Refused(
-                "the compiler rejected it in an earlier run; run `tlite cache clear` to try again".to_owned(),
+                "the compiler rejected it in an earlier run; run `tlite cache clear --kind verdict` to try \
+                 again"
+                    .to_owned(),
             ));
         }
         match self.program(&text, Ok) {
             Ok((_, true)) => Ok(Tried::Stored),
             Ok((_, false)) => Ok(Tried::Compiled),
             Err(BackendError::Build { log, .. }) => {
-                self.store_program_result(name, &whole, false);
+                if let Some(store) = self.store.filter(|_| self.compiles_anything()) {
+                    validation::store_refused_program(store, self.caps, name, &whole);
+                }
                 let line = log.lines().find(|l| l.contains("error:")).or(log.lines().next());
                 Ok(Tried::Refused(line.unwrap_or_default().to_owned()))
             }
             Err(other) => Err(other),
         }
+    }
+
+    /// Whether the compiler works at all: a full disk, for example, makes every build fail.
+    fn compiles_anything(&self) -> bool {
+        let empty = Text {
+            name: "empty".to_owned(),
+            source: "__kernel void empty(__global uint *x) { x[0] = 0; }".to_owned(),
+        };
+        self.of_source(&empty).is_ok()
     }
 
     fn made(&self, job: &Job<'_>) -> Result<Built, BackendError> {

@@ -37,7 +37,7 @@ impl DeviceDecoder {
         let mut first = FirstRun::new(backend.caps(), store);
         loop {
             let lengths = planned.lengths();
-            if !first.quarantine_unbuilt(&mut backend, &planned.plans) {
+            if !first.quarantine_unbuilt(&mut backend, &planned.plans)? {
                 let mut loaded = Self::load(decoder.clone(), backend.clone(), planned, on_progress)?;
                 if first.validate(&mut backend, &loaded.program, &mut |observer| {
                     loaded.observe_kernels(observer)

@@ -10,8 +10,10 @@ use crate::num::OutOfRange;
 pub enum Fault {
     /// Kernels write wrong values, or write to the wrong place.
     Wrong,
-    /// A kernel does not build, needs more than the device has, or is refused at launch.
+    /// A kernel does not build, or needs more than the device has.
     Build,
+    /// A kernel is refused at launch.
+    Launch,
     /// The device is lost.
     Lost,
     /// Anything that is not the fault of a kernel: out of memory, a driver error, an operator that
@@ -54,15 +56,10 @@ impl From<String> for CaseError {
 
 impl From<Error> for CaseError {
     fn from(e: Error) -> Self {
-        let build = |e: &BackendError| {
-            matches!(
-                e,
-                BackendError::Build { .. } | BackendError::Unsuited { .. } | BackendError::Launch { .. }
-            )
-        };
-        let fault = match &e {
-            Error::Device { source, .. } if build(source) => Fault::Build,
-            e if e.kind() == ErrorKind::DeviceLost => Fault::Lost,
+        let fault = match e.backend() {
+            Some(BackendError::Build { .. } | BackendError::Unsuited { .. }) => Fault::Build,
+            Some(BackendError::Launch { .. }) => Fault::Launch,
+            _ if e.kind() == ErrorKind::DeviceLost => Fault::Lost,
             _ => Fault::Other,
         };
         Self {

@@ -92,7 +92,7 @@ impl CacheOptions {
 }
 
 /// The store in `folder`, else in the user's cache folder; `None` if that is not known.
-fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
+pub(super) fn store_in(folder: Option<&PathBuf>, limit: u64) -> Option<Store> {
     let folder = folder.cloned().or_else(Store::default_folder);
     if folder.is_none() {
         log::info!("no cache folder is known; see --cache-dir");
@@ -141,7 +141,7 @@ Examples:
     #[command(after_help = "\
 Examples:
   tlite cache clear
-  tlite cache clear --kind program
+  tlite cache clear --kind quarantine
   tlite cache clear --cache-dir DIR")]
     Clear {
         #[command(flatten)]

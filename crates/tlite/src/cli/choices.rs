@@ -103,6 +103,7 @@ pub(super) fn cache_kind() -> impl TypedValueParser<Value = Kind> {
             Kind::Program => "Compiled OpenCL programs",
             Kind::Pipeline => "Pipeline caches of wgpu",
             Kind::Verdict => "Results of kernel checks",
+            Kind::Quarantine => "Kernels that are not used because they failed; they are tried again",
             Kind::Tuning => "Settings that `tlite tune` chose",
             Kind::Probe => "Measurements of `tlite devices --probe`",
         };

@@ -232,11 +232,14 @@ pub fn run(args: &Args) -> Result<()> {
 mod tests {
     use super::*;
     use std::time::Duration;
+    use transformer_lite::unstable::backend::QuarantineCause;
 
     #[test]
     fn a_report_names_what_failed_and_what_is_not_used() {
         let kernel = transformer_lite::unstable::probe::KERNELS[0];
-        let caps = Caps::generic_gpu().with(|device| device.quarantine(kernel, "probe_copy", "fails X"));
+        let wrong = QuarantineCause::WrongResults;
+        let wrong = Quarantined::new(kernel, "probe_copy", wrong, "fails X");
+        let caps = Caps::generic_gpu().with(|device| device.quarantine(wrong));
         let outcome = Outcome {
             passed: 3,
             failed: vec![Failure {

@@ -15,13 +15,14 @@ type Work = fn(&Starts) -> Outcome;
 pub fn trials(suite: &mut Suite) {
     let devices = suite.devices();
     for d in &devices {
-        let works: [(&str, Work, Tier); 6] = [
+        let works: [(&str, Work, Tier); 7] = [
             ("a_second_start_compiles_nothing", twice, Tier::Quick),
             ("damaged_files_are_made_anew", damaged, Tier::Quick),
             ("each_file_alone_changes_no_token", alone, d.tier_of_long_trials()),
             ("refused_programs_are_made_anew", refused, Tier::Quick),
             ("folders_that_cannot_be_written", unwritable, Tier::Quick),
             ("two_processes_at_once", at_once, Tier::Quick),
+            ("a_broken_driver_leaves_no_quarantine", broken_driver, Tier::Quick),
         ];
         for (name, work, tier) in works {
             let (kind, device) = (d.kind, d.caps.device.clone());
@@ -74,9 +75,13 @@ impl Starts {
     }
 
     fn command(&self, folder: &Path) -> Command {
+        self.command_of(&self.model, folder)
+    }
+
+    fn command_of(&self, model: &Path, folder: &Path) -> Command {
         let mut command = tlite_testing::command();
         let text = ["--raw", "--prompt", "hello world", "--max-tokens", "8"];
-        command.arg("generate").arg(&self.model).args(text);
+        command.arg("generate").arg(model).args(text);
         command.args(["--temperature", "0", "--json"]);
         command.args(["--backend", &self.kind.to_string(), "--device", &self.device]);
         command.arg("--cache-dir").arg(folder).stdin(Stdio::null());
@@ -98,6 +103,7 @@ impl Starts {
             .entries()
             .text()?
             .into_iter()
+            .filter(|e| e.kind != Kind::Quarantine)
             .partition(|e| e.kind == Kind::Verdict);
         let files = programs.len() as u64;
         equal(&(files > 3, told.compiled >= files), &(true, true))?;
@@ -260,7 +266,7 @@ fn alone(starts: &Starts) -> Outcome {
     let model = starts.dir.path().join("e0m4");
     let tuned = quantized_and_tuned(starts, &model)?;
     // What follows is compiled and checked for an answer, so that it is used.
-    for kind in [Kind::Program, Kind::Pipeline, Kind::Verdict] {
+    for kind in [Kind::Program, Kind::Pipeline, Kind::Verdict, Kind::Quarantine] {
         starts.store().clear(Some(kind)).text()?;
     }
     let start = || {
@@ -288,7 +294,7 @@ fn alone(starts: &Starts) -> Outcome {
     };
     let entries = starts.store().entries().text()?;
     let kinds: BTreeSet<Kind> = entries.iter().map(|e| e.kind).collect();
-    let mut all = BTreeSet::from([compiled, Kind::Verdict, Kind::Probe]);
+    let mut all = BTreeSet::from([compiled, Kind::Verdict, Kind::Quarantine, Kind::Probe]);
     // Kernels for CPUs through wgpu have no numbers to choose.
     all.extend(tuned.then_some(Kind::Tuning));
     equal(&kinds, &all)?;
@@ -368,6 +374,30 @@ fn at_once(starts: &Starts) -> Outcome {
     let two = told(&two.wait_with_output().text()?)?;
     same(&one, &two)?;
     starts.warm(&one)
+}
+
+/// A driver that cannot write its own files fails to build kernels, variants first. Those of PoCL
+/// are written below this folder; other drivers do not read the variable.
+fn broken_driver(starts: &Starts) -> Outcome {
+    let model = starts.dir.path().join("e0m4");
+    let quantize = [
+        "quantize".as_ref(),
+        starts.model.as_os_str(),
+        "-o".as_ref(),
+        model.as_os_str(),
+    ];
+    let made = tlite_testing::command().args(quantize).output().text()?;
+    equal(&made.status.code(), &Some(0))?;
+    let start = || {
+        let mut command = starts.command_of(&model, &starts.folder());
+        command.args(["--act", "int8"]);
+        command
+    };
+    let broken = start().env("POCL_CACHE_DIR", "/dev/null").output().text()?;
+    equal(&matches!(broken.status.code(), Some(0 | 1)), &true)?;
+    equal(&starts.store().quarantined().text()?.len(), &0)?;
+    told(&start().output().text()?)?;
+    equal(&starts.store().quarantined().text()?.len(), &0)
 }
 
 fn off_by_default() -> Outcome {

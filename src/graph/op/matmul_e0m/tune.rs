@@ -295,8 +295,8 @@ impl E0mShape {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::BackendKind;
     use crate::backend::device_presets::PHONES;
+    use crate::backend::{BackendKind, QuarantineCause, Quarantined};
     use crate::lower::Simd;
 
     #[test]
@@ -362,7 +362,8 @@ mod tests {
             // As a kernel that was wrong with one.
             let form = crate::backend::kernel::form_name(tunable.kernel, subgroup_size::DEFINE);
             let mut quarantined = device.clone();
-            quarantined.quarantine(tunable.kernel, &form, "wrong");
+            let wrong = QuarantineCause::WrongResults;
+            quarantined.quarantine(Quarantined::new(tunable.kernel, &form, wrong, "wrong"));
             assert_eq!(subgroups(&quarantined, tunable), plain);
             let cpu = DeviceProfile {
                 simd: Simd::CpuLoop,
