@@ -455,6 +455,23 @@ tlite_finish tlite_chat(const tlite_session *session,
                         tlite_callback callback,
                         void *user);
 
+/*
+ Passes a JSON array to `callback`, with `user`: the kernel variants that models loaded with the
+ folder `kernel_cache` do not use because they failed on a device. Each element has `backend`,
+ `device`, `driver` and `kernels`. Each kernel has `variant`, `cause` ("wrong-results",
+ "does-not-build" or "launch-refused"), `why`, and `since`, the time in seconds since 1970. All
+ but wrong results are tried again after 7 days. Returns the number of kernels, or -1 on failure.
+
+ `callback` is called once, and its result is ignored.
+ */
+int tlite_quarantine_list(const char *kernel_cache, tlite_callback callback, void *user);
+
+/*
+ Ends the quarantine of all kernel variants in the folder `kernel_cache`: models loaded later try
+ them again. Returns their number, or -1 on failure.
+ */
+int tlite_quarantine_clear(const char *kernel_cache);
+
 #ifdef __cplusplus
 }
 #endif

@@ -16,11 +16,10 @@ mod args;
 mod listener;
 mod options;
 
-use self::args::{array, null, object, text, text_or_none};
-use self::options::{load_options, options_of, write_defaults};
+use self::args::{array, json_object, null, object, text};
+use self::options::{kernel_cache_in, load_options, options_of, write_defaults};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
-use crate::llm::template::Values;
 use crate::llm::{
     Cancel, Conversation, Finish, GenerateOptions, Message, Model, Piece, Sampler, SamplerConfig, StopStrings,
 };
@@ -526,18 +525,6 @@ unsafe fn message(given: &TliteMessage) -> Result<Message> {
     })
 }
 
-/// The JSON object at a caller's pointer; an empty one for NULL.
-///
-/// # Safety
-///
-/// As for [`text`].
-unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<Values> {
-    // SAFETY: as the caller promises.
-    let text = unsafe { text_or_none(what, pointer) }?;
-    let object = text.map_or_else(|| Ok(Values::new()), serde_json::from_str);
-    object.map_err(|e| Error::usage(what, format!("not a JSON object: {e}")))
-}
-
 impl TliteSession {
     /// Runs `work` with the session's conversation; an error if another call is using it.
     fn with<T>(&self, work: impl FnOnce(&mut Conversation) -> Result<T>) -> Result<T> {
@@ -683,6 +670,47 @@ fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
         Some(Finish::Cancelled) => TliteFinish::Cancelled,
         Some(Finish::Eos(_) | Finish::Complete) | None => TliteFinish::EndOfText,
     }
+}
+
+/// Passes a JSON array to `callback`, with `user`: the kernel variants that models loaded with the
+/// folder `kernel_cache` do not use because they failed on a device. Each element has `backend`,
+/// `device`, `driver` and `kernels`. Each kernel has `variant`, `cause` ("wrong-results",
+/// "does-not-build" or "launch-refused"), `why`, and `since`, the time in seconds since 1970. All
+/// but wrong results are tried again after 7 days. Returns the number of kernels, or -1 on failure.
+///
+/// `callback` is called once, and its result is ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tlite_quarantine_list(
+    kernel_cache: *const c_char,
+    callback: TliteCallback,
+    user: *mut c_void,
+) -> c_int {
+    guarded(-1, || {
+        // SAFETY: as the caller promises.
+        let folder = unsafe { text("kernel_cache", kernel_cache) }?;
+        let callback = callback.ok_or_else(|| null("callback"))?;
+        let lists = kernel_cache_in(folder).quarantined()?;
+        let json = serde_json::to_string(&lists)
+            .map_err(|e| Error::internal(Stage::Run, format!("the list of kernels: {e}")))?;
+        // SAFETY: the text outlives the call; the caller guarantees the rest.
+        unsafe { callback(c_text(&json).as_ptr(), json.len(), user) };
+        Ok(count(lists.iter().map(|list| list.kernels.len()).sum()))
+    })
+}
+
+/// Ends the quarantine of all kernel variants in the folder `kernel_cache`: models loaded later try
+/// them again. Returns their number, or -1 on failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn tlite_quarantine_clear(kernel_cache: *const c_char) -> c_int {
+    guarded(-1, || {
+        // SAFETY: as the caller promises.
+        let folder = unsafe { text("kernel_cache", kernel_cache) }?;
+        kernel_cache_in(folder).clear_quarantined().map(count)
+    })
+}
+
+fn count(n: usize) -> c_int {
+    c_int::try_from(n).unwrap_or(c_int::MAX)
 }
 
 #[cfg(test)]

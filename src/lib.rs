@@ -112,7 +112,11 @@ use internal::{
     parallel, placement, plan, quant, quota, runner, shape, tensor, validate,
 };
 
-pub use backend::{Backend, BackendError, BackendKind, OpenOptions, Priority, open as open_device};
+pub use backend::validation::DeviceQuarantine;
+pub use backend::{
+    Backend, BackendError, BackendKind, OpenOptions, Priority, QuarantineCause, Quarantined,
+    open as open_device,
+};
 pub use cache::{DEFAULT_LIMIT as DEFAULT_CACHE_LIMIT, Store as KernelCache};
 pub use cancel::Cancel;
 pub use error::{Error, ErrorKind, Result, Stage};

@@ -184,7 +184,11 @@ impl fmt::Display for Note {
                 let variants = variants.iter().map(|(name, why)| format!("{name} {why}"));
                 let variants: Vec<String> = variants.collect();
                 let variants = variants.join("; ");
-                write!(f, "kernels quarantined in an earlier run on {device}: {variants}")
+                write!(
+                    f,
+                    "kernels quarantined in an earlier run on {device}: {variants}; \
+                     `tlite cache clear --kind quarantine` tries them again"
+                )
             }
             Self::KernelsUnvalidated {
                 count,

@@ -1,6 +1,7 @@
 //! Arguments of C callers, checked.
 
 use crate::error::{Error, Result};
+use crate::llm::template::Values;
 use std::ffi::{CStr, c_char};
 
 pub(super) fn null(what: &str) -> Error {
@@ -45,6 +46,18 @@ pub(super) unsafe fn text_or_none<'a>(what: &str, pointer: *const c_char) -> Res
     }
     // SAFETY: as the caller promises.
     unsafe { text(what, pointer) }.map(Some)
+}
+
+/// The JSON object at a caller's pointer; an empty one for NULL.
+///
+/// # Safety
+///
+/// As for [`text`].
+pub(super) unsafe fn json_object(what: &str, pointer: *const c_char) -> Result<Values> {
+    // SAFETY: as the caller promises.
+    let text = unsafe { text_or_none(what, pointer) }?;
+    let object = text.map_or_else(|| Ok(Values::new()), serde_json::from_str);
+    object.map_err(|e| Error::usage(what, format!("not a JSON object: {e}")))
 }
 
 /// The array at a caller's pointer. NULL is an empty array, or an error if `count` is not 0.

@@ -126,6 +126,11 @@ pub(super) unsafe fn write_defaults<T: Options>(options: *mut T, size: usize) ->
     })
 }
 
+/// The kernel cache in a folder that a caller names.
+pub(super) fn kernel_cache_in(folder: &str) -> Store {
+    Store::new(folder.into(), DEFAULT_LIMIT)
+}
+
 /// Converts the options to those of the Rust interface.
 ///
 /// # Safety
@@ -155,7 +160,7 @@ pub(super) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
         backend: backend.map_or(Ok(BackendChoice::default()), str::parse)?,
         options: OpenOptions {
             priority: priority.map(str::parse).transpose()?,
-            cache: cache.map(|folder| Arc::new(Store::new(folder.into(), DEFAULT_LIMIT))),
+            cache: cache.map(|folder| Arc::new(kernel_cache_in(folder))),
             images: images.map_or(Ok(ImageUse::default()), str::parse)?,
             recording: recording.map_or(Ok(ReplayMode::default()), str::parse)?,
             slice_ms: slice_ms(given.slice_ms)?,

@@ -117,6 +117,50 @@ fn options_of_an_earlier_header_are_a_prefix() {
 }
 
 #[test]
+fn quarantined_kernels_are_listed_and_cleared() {
+    use crate::backend::{Caps, QuarantineCause, Quarantined, validation};
+    unsafe extern "C" fn keep(text: *const c_char, length: usize, user: *mut c_void) -> c_int {
+        // SAFETY: the library passes a text that ends with a 0, and the pointer below.
+        let (text, kept) = unsafe { (CStr::from_ptr(text), &mut *user.cast::<String>()) };
+        kept.push_str(text.to_str().unwrap());
+        assert_eq!(length, kept.len());
+        1
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let path = CString::new(folder).unwrap();
+    let list = || {
+        let mut json = String::new();
+        // SAFETY: all pointers are live during the call.
+        let count = unsafe { tlite_quarantine_list(path.as_ptr(), Some(keep), (&raw mut json).cast()) };
+        (count, serde_json::from_str::<serde_json::Value>(&json).unwrap())
+    };
+    assert_eq!(list(), (0, serde_json::json!([])));
+    let kernel = crate::unstable::probe::KERNELS[0];
+    let found = Quarantined::new(kernel, "probe_copy", QuarantineCause::LaunchRefused, "fails");
+    validation::store_quarantined(&kernel_cache_in(folder), &Caps::generic_gpu(), &[found]);
+    let (count, json) = list();
+    assert_eq!(count, 1);
+    let kernels = &json[0]["kernels"];
+    assert_eq!(
+        (&json[0]["backend"], &kernels[0]["cause"]),
+        (&"opencl".into(), &"launch-refused".into())
+    );
+    // SAFETY: as above, and NULL is allowed.
+    unsafe {
+        assert_eq!(tlite_quarantine_clear(path.as_ptr()), 1);
+        assert_eq!(tlite_quarantine_clear(path.as_ptr()), 0);
+        assert_eq!(tlite_quarantine_clear(std::ptr::null()), -1);
+        assert_eq!(
+            tlite_quarantine_list(path.as_ptr(), None, std::ptr::null_mut()),
+            -1
+        );
+    }
+    assert_eq!(tlite_last_error_code(), TliteError::Usage);
+    assert_eq!(list().0, 0);
+}
+
+#[test]
 fn a_session_in_pieces_is_refused() {
     use crate::llm::Session;
     use crate::llm::testing::{FakeModel, byte_codec};

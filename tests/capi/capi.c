@@ -369,6 +369,23 @@ static void hear(tlite_log_level level, const char *text, void *user) {
     pthread_mutex_unlock(&h->mutex);
 }
 
+static int count_bytes(const char *text, size_t length, void *user) {
+    CHECK(strlen(text) == length);
+    *(size_t *)user += length;
+    return 0;
+}
+
+/* A list for a folder with or without kernels that failed; none after it is cleared. */
+static void quarantine(const char *cache) {
+    size_t bytes = 0;
+    CHECK(tlite_quarantine_list(cache, count_bytes, &bytes) >= 0);
+    CHECK(bytes >= 2);
+    CHECK(tlite_quarantine_clear(cache) >= 0);
+    CHECK(tlite_quarantine_list(cache, count_bytes, &bytes) == 0);
+    CHECK(tlite_quarantine_clear(NULL) == -1);
+    CHECK(tlite_last_error_code() == TLITE_ERROR_USAGE);
+}
+
 int main(int argc, char **argv) {
     heard log = {.mutex = PTHREAD_MUTEX_INITIALIZER};
     tlite_load_options options;
@@ -409,6 +426,7 @@ int main(int argc, char **argv) {
     model = tlite_model_load(argv[1], &options);
     CHECK(model != NULL);
     CHECK(log.lines == 0);
+    quarantine(argv[3]);
     answers(model);
     conversations(model);
     cancelled(model);

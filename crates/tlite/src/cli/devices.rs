@@ -1,14 +1,18 @@
 //! `tlite devices`.
 
-use super::cache::CacheOptions;
+use super::cache::{CacheOptions, age_text, store_in};
 use super::output::{note, put, put_json, text_output};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::path::PathBuf;
+use std::time::SystemTime;
 use transformer_lite::unstable::backend::kernel::image::{ImageKind, Images, ROW_PIXELS};
-use transformer_lite::unstable::backend::{self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions};
-use transformer_lite::unstable::cache::Store;
+use transformer_lite::unstable::backend::validation::DeviceQuarantine;
+use transformer_lite::unstable::backend::{
+    self, BackendError, BackendKind, Caps, DeviceKind, OpenOptions, Quarantined,
+};
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::probe::{self, Probe, store};
@@ -21,7 +25,9 @@ Examples:
 
 /// List the devices that models can run on
 ///
-/// A backend without a device is listed with the reason.
+/// A backend without a device is listed with the reason. Kernels that failed on a device and are
+/// not used there are listed with it; `tlite cache clear --kind quarantine` lets the next start try
+/// them again.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -34,8 +40,9 @@ pub struct Args {
     /// List only devices whose name or driver contains TEXT
     #[arg(long, value_name = "TEXT")]
     device: Option<String>,
-    /// Folder for the measurements [default: `$TLITE_CACHE_DIR`, else in the user's cache folder]
-    #[arg(long, value_name = "DIR", requires = "probe", hide_short_help = true)]
+    /// Folder of the kernel cache, which holds measurements and the list of failed kernels
+    /// [default: `$TLITE_CACHE_DIR`, else in the user's cache folder]
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
     cache_dir: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
@@ -84,6 +91,8 @@ pub(super) struct Row {
     /// Features that the driver lists but refuses.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     refused: Vec<String>,
+    /// Kernels that are not used because they failed on this device.
+    quarantined: Vec<Quarantined>,
     /// Extensions of the driver; with `--probe`.
     #[serde(skip_serializing_if = "Option::is_none")]
     extensions: Option<Vec<String>>,
@@ -117,6 +126,7 @@ impl From<Caps> for Row {
             priorities: caps.priorities,
             images: caps.profile.images,
             refused: caps.refused,
+            quarantined: Vec::new(),
             extensions: None,
             probe: None,
             not_probed: None,
@@ -147,6 +157,7 @@ fn host() -> Row {
         priorities: false,
         images: Images::default(),
         refused: Vec::new(),
+        quarantined: Vec::new(),
         extensions: None,
         probe: None,
         not_probed: None,
@@ -319,7 +330,23 @@ fn kinds(images: &Images) -> Option<String> {
     (!all.is_empty()).then_some(all)
 }
 
+/// What is wrong with a quarantined kernel, and since when.
+fn quarantined_text(q: &Quarantined, now: SystemTime) -> String {
+    let now = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let age = age_text(now.as_secs().saturating_sub(q.since));
+    format!("{} {} (found {age} ago)", q.variant, q.why)
+}
+
 impl Report {
+    fn add_quarantined(&mut self, lists: &[DeviceQuarantine]) {
+        for row in &mut self.devices {
+            let own = lists
+                .iter()
+                .find(|l| l.backend == row.backend && l.device == row.device && l.driver == row.driver);
+            row.quarantined = own.map(|l| l.kernels.clone()).unwrap_or_default();
+        }
+    }
+
     fn text(&self) -> String {
         let mut out = String::new();
         for row in &self.devices {
@@ -365,6 +392,9 @@ impl Report {
             for refused in &row.refused {
                 let _ok = writeln!(out, "  listed by the driver but refused: {refused}");
             }
+            for q in &row.quarantined {
+                let _ok = writeln!(out, "  quarantined: {}", quarantined_text(q, SystemTime::now()));
+            }
             if let Some(extensions) = &row.extensions {
                 let _ok = writeln!(out, "  extensions: {}", extensions.join(", "));
             }
@@ -387,13 +417,20 @@ pub fn run(args: &Args) -> Result<()> {
         cache_dir: args.cache_dir.clone(),
         ..CacheOptions::default()
     };
-    let store = if args.probe { options.probes() } else { None };
+    let store = match args.probe {
+        true => options.probes(),
+        false => store_in(args.cache_dir.as_ref(), DEFAULT_LIMIT),
+    };
     let row: &dyn Fn(BackendKind, &str, Caps) -> Row = if args.probe {
         &|kind, name, caps| probed(kind, name, caps, store.as_ref())
     } else {
         &listed
     };
-    let report = report(backend::list, args.device.as_deref(), row)?;
+    let mut report = report(backend::list, args.device.as_deref(), row)?;
+    match store.as_ref().map_or_else(|| Ok(Vec::new()), Store::quarantined) {
+        Ok(lists) => report.add_quarantined(&lists),
+        Err(e) => note(&mut std::io::stderr(), &e.chain()),
+    }
     let mut out = text_output();
     if args.json {
         put_json(&mut out, &report)
@@ -405,7 +442,7 @@ pub fn run(args: &Args) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use transformer_lite::unstable::backend::DeviceProfile;
+    use transformer_lite::unstable::backend::{DeviceProfile, QuarantineCause, validation};
 
     fn caps() -> Caps {
         Caps {
@@ -537,6 +574,38 @@ mod tests {
         let json = serde_json::to_value(report(lists, None, &row).unwrap()).unwrap();
         assert_eq!(json["devices"][0]["probe"]["read_bytes_per_s"], 4.4e12);
         assert!(json["devices"][1].get("probe").is_none());
+    }
+
+    #[test]
+    fn quarantined_kernels_are_listed_with_their_device() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::new(folder.path().to_owned(), DEFAULT_LIMIT);
+        let kernel = transformer_lite::unstable::probe::KERNELS[0];
+        let mut found = Quarantined::new(kernel, "probe_copy", QuarantineCause::DoesNotBuild, "fails");
+        found.since -= 3 * 86_400;
+        validation::store_quarantined(&store, &caps(), std::slice::from_ref(&found));
+        let other = Caps {
+            driver: "drv 2".to_owned(),
+            ..caps()
+        };
+        let lists = |kind| match kind {
+            BackendKind::OpenCl => Ok(Vec::new()),
+            BackendKind::Wgpu => Ok(vec![caps(), other.clone()]),
+        };
+        let mut report = report(lists, None, &|_, _, caps| caps.into()).unwrap();
+        report.add_quarantined(&store.quarantined().unwrap());
+        let all: Vec<usize> = report.devices.iter().map(|d| d.quarantined.len()).collect();
+        assert_eq!(all, [1, 0, 0]);
+        let text = report.text();
+        let line = values(&text).into_iter().find(|(name, _)| *name == "quarantined");
+        let line = line.unwrap().1;
+        assert!(line.starts_with("probe_copy") && line.contains("3 d"), "{line}");
+        let json = serde_json::to_value(&report).unwrap();
+        let row = &json["devices"][0]["quarantined"][0];
+        assert_eq!(
+            (&row["cause"], &row["since"]),
+            (&"does-not-build".into(), &found.since.into())
+        );
     }
 
     #[test]

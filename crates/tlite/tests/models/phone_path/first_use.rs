@@ -2,13 +2,14 @@
 //! that are wrong, or the run ends.
 
 use super::images::{IMAGES_TRIED, refusals};
-use super::of;
 use super::play::{self, Outcome, Run};
 use super::quarantine::{VARIANT, refused_builds};
+use super::{failing, of, with_faults};
 use std::path::Path;
-use tlite_fake_driver::{Config, Profile};
+use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::Text;
-use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::unstable::backend::{QuarantineCause, Quarantined};
+use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Kind, Store};
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
@@ -16,12 +17,16 @@ use transformer_lite::unstable::tensor::{DType, HostTensor};
 /// A trial and its name.
 type Named = (&'static str, fn() -> Outcome);
 
-pub const TRIALS: [Named; 6] = [
+pub const TRIALS: [Named; 10] = [
     ("right_kernels_are_checked_once", right),
     ("a_wrong_variant_is_not_used", wrong_variant),
     ("a_variant_that_does_not_build_is_not_used", unbuilt_variant),
     ("a_lost_list_of_what_is_wrong_is_made_anew", lost_list),
     ("a_wrong_kernel_is_an_error", wrong_kernel),
+    ("nothing_is_stored_if_nothing_builds", nothing_builds),
+    ("nothing_is_stored_if_the_fallback_does_not_build", no_fallback),
+    ("nothing_is_stored_if_the_start_fails", failing_start),
+    ("quarantine_is_listed_and_ends", quarantine_ends),
     ("refused_images_are_not_validated", refused_images),
 ];
 
@@ -82,6 +87,10 @@ impl Place {
 
     fn at(&self, name: &str) -> String {
         self.dir.path().join(name).display().to_string()
+    }
+
+    fn store(&self) -> Store {
+        Store::new(self.at("cache").into(), DEFAULT_LIMIT)
     }
 
     /// The model on the fake driver, its outputs compared with those of the host.
@@ -163,12 +172,8 @@ fn lost_list() -> Outcome {
     };
     let place = Place::new()?;
     named(&place.run(&config)?)?;
-    let entries = Store::new(place.at("cache").into(), DEFAULT_LIMIT)
-        .entries()
-        .text()?;
-    let mut lists = entries
-        .iter()
-        .filter(|e| e.key.as_ref().is_some_and(|k| k.subject == "quarantine"));
+    let entries = place.store().entries().text()?;
+    let mut lists = entries.iter().filter(|e| e.kind == Kind::Quarantine);
     let list = lists.next().ok_or("no list of what is wrong")?;
     let whole = std::fs::read(&list.path).text()?;
     for damaged in [
@@ -193,6 +198,101 @@ fn unbuilt_variant() -> Outcome {
         faults: refused_builds(VARIANT),
         ..of(Profile::Radeon)
     })
+}
+
+/// A start that fails because of these faults stores nothing, and a later one without them uses the
+/// variant.
+fn stores_nothing(faults: Vec<Fault>, corrupt: Option<&str>, error: &str, named: &[&str]) -> Outcome {
+    let place = Place::new()?;
+    let config = Config {
+        corrupt: corrupt.map(str::to_owned),
+        ..with_faults(Profile::Radeon, faults)
+    };
+    place.run(&config)?.failed(error, named)?;
+    let stored = place.store().quarantined().text()?;
+    if !stored.is_empty() {
+        return Err(format!("{stored:?}"));
+    }
+    uses_variant(&place)
+}
+
+/// A start without faults uses the variant and says nothing.
+fn uses_variant(place: &Place) -> Outcome {
+    let run = place.run(&of(Profile::Radeon))?;
+    run.report()?;
+    run.quiet()?;
+    match dispatches(&run, VARIANT) {
+        0 => Err(format!("{VARIANT} is not used")),
+        _ => Ok(()),
+    }
+}
+
+/// A full disk, for example.
+fn nothing_builds() -> Outcome {
+    let all = failing("clBuildProgram", None, 1..=999, cl::BUILD_PROGRAM_FAILURE);
+    stores_nothing(all, None, "Build", &[VARIANT])
+}
+
+/// The error is that of the variant, which comes first.
+fn no_fallback() -> Outcome {
+    let both = [refused_builds(VARIANT), refused_builds("norm")].concat();
+    stores_nothing(both, None, "Build", &[VARIANT])
+}
+
+/// Another kernel, which has no fallback, gives wrong results.
+fn failing_start() -> Outcome {
+    stores_nothing(refused_builds(VARIANT), Some("softmax"), "Wrong", &["softmax"])
+}
+
+/// Makes what is stored of kernels so many days older.
+fn age(store: &Store, days: u64) -> Outcome {
+    for entry in store.entries().text()? {
+        let Some(key) = entry.key.filter(|_| entry.kind == Kind::Quarantine) else {
+            continue;
+        };
+        let bytes = store.get(Kind::Quarantine, &key).ok_or("no list")?;
+        let mut list: Vec<Quarantined> = serde_json::from_slice(&bytes).text()?;
+        list.iter_mut().for_each(|q| q.since -= days * 86_400);
+        let bytes = serde_json::to_vec(&list).text()?;
+        store.put(Kind::Quarantine, &key, &bytes);
+    }
+    Ok(())
+}
+
+/// What does not build is tried again after some days, wrong results last; and both are listed and
+/// cleared.
+fn quarantine_ends() -> Outcome {
+    let unbuilt = with_faults(Profile::Radeon, refused_builds(VARIANT));
+    let wrong = Config {
+        corrupt: Some(VARIANT.to_owned()),
+        ..of(Profile::Radeon)
+    };
+    for (config, cause) in [
+        (unbuilt, QuarantineCause::DoesNotBuild),
+        (wrong, QuarantineCause::WrongResults),
+    ] {
+        let place = Place::new()?;
+        named(&place.run(&config)?)?;
+        age(&place.store(), 6)?;
+        let again = || place.run(&of(Profile::Radeon));
+        again()?.earlier(VARIANT)?;
+        let cache = place.at("cache");
+        let args = ["devices", "--json", "--cache-dir", &cache];
+        let devices = play::run(&args, &of(Profile::Radeon))?.report()?;
+        let listed = &devices["devices"][0]["quarantined"][0];
+        let wanted = serde_json::to_value(cause).text()?;
+        if listed["variant"] != VARIANT || listed["cause"] != wanted {
+            return Err(devices.to_string());
+        }
+        age(&place.store(), 2)?;
+        if cause == QuarantineCause::WrongResults {
+            again()?.earlier(VARIANT)?;
+            play::run_without(&["cache", "clear", "--kind", "quarantine", "--cache-dir", &cache])?
+                .ended_well()?;
+        }
+        uses_variant(&place)?;
+    }
+    Ok(())
 }
 
 /// A kernel without a twin.
