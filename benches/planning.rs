@@ -95,7 +95,8 @@ fn plan(graph: &mut Graph) -> Plan {
 }
 
 fn benches(c: &mut Criterion) {
-    let kinds: [(&str, fn(usize) -> Graph); 3] = [("chain", chain), ("wide", wide), ("scaled", scaled)];
+    type Make = fn(usize) -> Graph;
+    let kinds: [(&str, Make); 3] = [("chain", chain), ("wide", wide), ("scaled", scaled)];
     for (name, make) in kinds {
         let mut group = c.benchmark_group(format!("planning/{name}"));
         group.sample_size(10);

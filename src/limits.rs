@@ -9,6 +9,9 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
+/// Maximum size of a configuration file or another text file, in bytes.
+pub const MAX_TEXT_FILE: u64 = 256 << 20;
+
 /// Limits on what loading and running one model may consume. Exceeding one is an error of kind
 /// [`ErrorKind::LimitExceeded`].
 ///
@@ -26,12 +29,12 @@ pub struct Limits {
     pub time: Option<Duration>,
     /// `iterations`: iterations of all ONNX `Loop` and `Scan` operators in one run.
     pub iterations: u64,
-    /// `text-file`: bytes of a configuration file, a tokenizer or another text file of a model.
-    pub text_file: u64,
+    /// `tokenizer`: bytes of `tokenizer.json`.
+    pub tokenizer: u64,
     /// `template-steps`: instructions that rendering a chat template may take.
     pub template_steps: u64,
     /// `template-output`: bytes of a rendered chat template.
-    pub template_output: u64,
+    pub template_output: usize,
 }
 
 impl Default for Limits {
@@ -40,7 +43,7 @@ impl Default for Limits {
             memory: None,
             time: None,
             iterations: 1 << 20,
-            text_file: 256 << 20,
+            tokenizer: MAX_TEXT_FILE,
             template_steps: 5_000_000,
             template_output: 16 << 20,
         }
@@ -53,7 +56,7 @@ impl Limits {
         "memory",
         "time",
         "iterations",
-        "text-file",
+        "tokenizer",
         "template-steps",
         "template-output",
     ];
@@ -77,9 +80,12 @@ impl FromStr for Limits {
                 "memory" => limits.memory = Some(number(name, value)?),
                 "time" => limits.time = Some(duration(name, value)?),
                 "iterations" => limits.iterations = number(name, value)?,
-                "text-file" => limits.text_file = number(name, value)?,
+                "tokenizer" => limits.tokenizer = number(name, value)?,
                 "template-steps" => limits.template_steps = number(name, value)?,
-                "template-output" => limits.template_output = number(name, value)?,
+                "template-output" => {
+                    limits.template_output = usize::try_from(number(name, value)?)
+                        .map_err(|_| invalid(name, value, "a number that this machine can address"))?;
+                }
                 _ => {
                     let what = format!("no limit \"{name}\"; expected {}", Self::NAMES.join(", "));
                     return Err(Error::usage("limits", what));
@@ -180,9 +186,9 @@ pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
     read_into(bytes, file, path, most)
 }
 
-/// Reads a configuration file, a tokenizer or another text file of a model folder.
+/// Reads a configuration file or another text file of a model folder.
 pub fn read_config(path: &Path) -> Result<Vec<u8>> {
-    read_file(path, Limits::default().text_file)
+    read_file(path, MAX_TEXT_FILE)
 }
 
 /// Reads a file of at most `most` bytes that the user named. It may be a pipe.

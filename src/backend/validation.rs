@@ -505,6 +505,10 @@ mod tests {
         };
         assert_eq!(spec.variants(), ["softmax ROWS"]);
         able.quarantine(wrong(&FORMS, "softmax ROWS"));
-        assert!(able.supports(&FORMS) && able.supports_form(&FORMS, "WIDE") && !able.supports_form(&FORMS, "ROWS"));
+        assert!(
+            able.supports(&FORMS)
+                && able.supports_form(&FORMS, "WIDE")
+                && !able.supports_form(&FORMS, "ROWS")
+        );
     }
 }

@@ -70,9 +70,9 @@ impl std::fmt::Debug for Codec {
 }
 
 impl Codec {
-    /// Reads the tokenizer of `folder`.
+    /// Reads the tokenizer of `folder`, whose limits apply.
     pub fn load(folder: ModelFolder) -> Result<Self> {
-        let tokenizer = Tokenizer::load(folder.dir())?;
+        let tokenizer = Tokenizer::within(folder.dir(), folder.limits.tokenizer)?;
         Ok(Self {
             eos: folder.eos_ids(&tokenizer),
             folder,
@@ -96,7 +96,10 @@ impl Codec {
         if let Some(template) = self.template.get() {
             return Ok(template.as_ref());
         }
-        let template = ChatTemplate::find(&self.folder)?;
+        let mut template = ChatTemplate::find(&self.folder)?;
+        if let Some(template) = &mut template {
+            template.set_limits(self.folder.limits.clone());
+        }
         Ok(self.template.get_or_init(|| template).as_ref())
     }
 

@@ -5,7 +5,7 @@ use super::sampler::SamplerConfig;
 use super::tokenizer::Tokenizer;
 use crate::error::{Error, Result, Stage};
 use crate::files::kind::is_gguf;
-use crate::limits::{if_exists, read_config};
+use crate::limits::{Limits, if_exists, read_config};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use std::io::ErrorKind;
@@ -229,6 +229,8 @@ pub struct ModelFolder {
     pub generation: GenerationConfig,
     /// `tokenizer_config.json`.
     pub tokenizer: TokenizerConfig,
+    /// What reading the tokenizer and rendering the chat template may take.
+    pub limits: Limits,
 }
 
 impl ModelFolder {
@@ -254,6 +256,7 @@ impl ModelFolder {
             generation: read_json(&dir.join(GENERATION_CONFIG))?,
             tokenizer: read_json(&dir.join("tokenizer_config.json"))?,
             dir: dir.to_owned(),
+            limits: Limits::default(),
         })
     }
 

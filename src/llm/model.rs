@@ -25,7 +25,8 @@ impl Model {
     /// options that do not fit the model. Notes are logged as warnings and returned by
     /// [`Model::notes`].
     pub fn load(path: impl AsRef<Path>, options: &LoadOptions) -> Result<Self> {
-        let folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
+        let mut folder = ModelFolder::holding("path", path.as_ref(), &["tokenizer.json"])?;
+        folder.limits = options.limits.clone();
         let codec = Arc::new(Codec::load(folder.clone())?);
         let model = Self::with_codec(&folder, codec, options, &mut |step| match step {
             Loading::Memory(memory) => log::info!("memory {memory}"),

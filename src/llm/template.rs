@@ -307,7 +307,8 @@ fn environment(meter: &Arc<Meter>) -> Environment<'static> {
     environment.add_function(
         "raise_exception",
         |mut what: String| -> Result<Value, minijinja::Error> {
-            what.truncate(what.floor_char_boundary(MAX_RAISED));
+            let mut cuts = (0..=MAX_RAISED.min(what.len())).rev();
+            what.truncate(cuts.find(|n| what.is_char_boundary(*n)).unwrap_or_default());
             let error = minijinja::Error::new(minijinja::ErrorKind::InvalidOperation, what.clone());
             Err(error.with_source(Raised(what)))
         },

@@ -2,7 +2,7 @@
 
 use super::folder::CUT_OFF;
 use crate::error::{Cause, Error, Result, Stage};
-use crate::limits::read_config;
+use crate::limits::{Limits, read_file};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -28,8 +28,13 @@ impl Tokenizer {
     /// Reads `tokenizer.json` of a model folder. Its padding and truncation settings are ignored: a
     /// prompt keeps its length.
     pub fn load(dir: &Path) -> Result<Self> {
+        Self::within(dir, Limits::default().tokenizer)
+    }
+
+    /// Like [`Tokenizer::load`], for a file of at most `most` bytes.
+    pub fn within(dir: &Path, most: u64) -> Result<Self> {
         let path = dir.join("tokenizer.json");
-        let bytes = read_config(&path)?;
+        let bytes = read_file(&path, most)?;
         let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| {
             let json = e.downcast_ref::<serde_json::Error>();
             let what = match json.is_some_and(serde_json::Error::is_eof) {

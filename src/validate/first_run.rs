@@ -147,16 +147,15 @@ impl FirstRun {
         backend.compile_ahead(&variants, &mut |_| {});
         let mut bad = Vec::new();
         for spec in variants {
-            match backend.compile(spec) {
-                Err(e @ (BackendError::Build { .. } | BackendError::Unsuited { .. })) => {
-                    log::debug!("{e}");
-                    let cause = QuarantineCause::DoesNotBuild;
-                    bad.push((spec.clone(), cause, "does not build".to_owned()));
-                    self.unbuilt.push((spec.kernel.generic(), e));
-                }
-                // Loading reports other errors, such as a lost device or too little memory. The
-                // kernel itself may be correct.
-                _ => {}
+            // Loading reports other errors, such as a lost device or too little memory. The kernel
+            // itself may be correct.
+            if let Err(e @ (BackendError::Build { .. } | BackendError::Unsuited { .. })) =
+                backend.compile(spec)
+            {
+                log::debug!("{e}");
+                let cause = QuarantineCause::DoesNotBuild;
+                bad.push((spec.clone(), cause, "does not build".to_owned()));
+                self.unbuilt.push((spec.kernel.generic(), e));
             }
         }
         bad
@@ -189,7 +188,11 @@ impl FirstRun {
         let mut bad: Vec<_> = refused
             .map(|r| {
                 let cause = QuarantineCause::LaunchRefused;
-                (r.kernel.clone(), cause, "is rejected by the driver at launch".to_owned())
+                (
+                    r.kernel.clone(),
+                    cause,
+                    "is rejected by the driver at launch".to_owned(),
+                )
             })
             .collect();
         for fault in &findings.faults {

@@ -17,8 +17,10 @@ fn rendered(text: String, values: Values) -> Result<String> {
     let work = move || {
         let mut template = template(&text)?;
         // Smaller than by default, so that the tests are quick.
-        let mut limits = Limits::default();
-        limits.template_output = 2 << 20;
+        let limits = Limits {
+            template_output: 2 << 20,
+            ..Limits::default()
+        };
         template.set_limits(limits);
         template.render(&[Message::user("Hi")], &values, true, &Cancel::default())
     };
@@ -224,12 +226,16 @@ fn limits_and_cancel_end_a_rendering() {
     };
     let never = Cancel::default();
     assert_eq!(render(&short, &never).unwrap().len(), 1000);
-    let mut limits = Limits::default();
-    limits.template_output = 999;
+    let limits = Limits {
+        template_output: 999,
+        ..Limits::default()
+    };
     short.set_limits(limits);
     assert_eq!(render(&short, &never), Err(ErrorKind::LimitExceeded));
-    let mut limits = Limits::default();
-    limits.template_steps = 100;
+    let limits = Limits {
+        template_steps: 100,
+        ..Limits::default()
+    };
     short.set_limits(limits);
     assert_eq!(render(&short, &never), Err(ErrorKind::LimitExceeded));
     never.cancel();

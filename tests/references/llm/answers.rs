@@ -4,6 +4,7 @@
 use super::{Outcome, decoder};
 use std::path::Path;
 use tlite_testing::{Device, Text};
+use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{DeviceModel, HostModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::template::Values;

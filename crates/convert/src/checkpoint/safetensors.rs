@@ -221,7 +221,6 @@ impl Shards {
                 let what = kind::explained("not a safetensors file", &[]);
                 return Err(Error::file(Stage::Convert, &path, what));
             }
-            let file = File::open(&path).map_err(|e| Error::io("cannot read", &path, e))?;
             let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", &path, e))?;
             out.add(path, map)?;
         }

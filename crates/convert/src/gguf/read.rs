@@ -405,7 +405,6 @@ impl Gguf {
             let what = kind::explained("not a GGUF file", &[]);
             return Err(Error::file(Stage::Convert, path, what));
         }
-        let file = File::open(path).map_err(|e| Error::io("cannot read", path, e))?;
         let map = Mapped::new(&file).map_err(|e| Error::io("cannot map", path, e))?;
         Self::from_bytes(path, Box::new(map))
     }

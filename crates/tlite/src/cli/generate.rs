@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::limits::{Limits, read_all};
+use transformer_lite::unstable::limits::{MAX_TEXT_FILE, read_all};
 use transformer_lite::unstable::llm::load::{PlaceName, Used};
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{Cancel, Codec, Finish, GenerateOptions, Message, Model};
@@ -188,7 +188,7 @@ fn read_prompt(prompt: &str, input: &mut dyn Read) -> Result<String> {
     if prompt != "-" {
         return Ok(prompt.to_owned());
     }
-    let most = Limits::default().text_file;
+    let most = MAX_TEXT_FILE;
     let bytes = read_all(input, Path::new("standard input"), most)?;
     let mut text = String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
@@ -244,7 +244,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.answers.check()?;
     let values = args.template.values()?;
     let ends = args.answers.stop_strings()?;
-    let folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
+    let mut folder = model_folder("MODEL", model, &["tokenizer.json"], interrupt)?;
+    folder.limits = args.exec.on.limits.limits.clone();
     let codec = Arc::new(Codec::load(folder.clone())?);
     let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;

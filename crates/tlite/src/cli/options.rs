@@ -12,7 +12,7 @@ use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::files::temporary;
 use transformer_lite::unstable::graph::pass::Pipeline;
-use transformer_lite::unstable::limits::{Limits, read_given};
+use transformer_lite::unstable::limits::{Limits, MAX_TEXT_FILE, read_given};
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
 use transformer_lite::unstable::placement::{BackendChoice, DeviceOnly, Placement};
@@ -123,8 +123,8 @@ pub struct LimitOptions {
     ///
     /// The limits are memory (host memory of tensors; default: half of the machine's), time (of
     /// loading, of a run and of each token; default: none), iterations (of all loops in a run),
-    /// text-file (bytes of a configuration or tokenizer file), template-steps and template-output
-    /// (of the chat template).
+    /// tokenizer (bytes of tokenizer.json), template-steps and template-output (of the chat
+    /// template).
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, hide_short_help = true, help_heading = ADVANCED)]
     pub limits: Limits,
 }
@@ -387,7 +387,7 @@ pub fn read_text(option: &str, path: &Path) -> Result<String> {
     if path.is_dir() || !path.exists() {
         check_file(option, path)?;
     }
-    let bytes = read_given(path, Limits::default().text_file)?;
+    let bytes = read_given(path, MAX_TEXT_FILE)?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Error::usage(option, format!("{}: not UTF-8 at byte {at}", path.display()))

@@ -111,7 +111,9 @@ pub fn read(path: &Path) -> Result<HostTensor> {
         std::io::ErrorKind::OutOfMemory => {
             bad(format!("no memory for {count} elements of shape {shape:?}")).of_kind(ErrorKind::OutOfMemory)
         }
-        _ => bad(format!("cannot read the {count} elements of shape {shape:?}: {e}")),
+        _ => bad(format!(
+            "cannot read the {count} elements of shape {shape:?}: {e}"
+        )),
     };
     let made: Result<HostTensor, TensorError> = match dtype
         .trim_matches('\'')

@@ -88,7 +88,7 @@ mod tests {
     use image::imageops::{FilterType, crop_imm, resize};
 
     fn picture(width: u32, height: u32) -> RgbImage {
-        let noise = |x: u32, y: u32, c: u32| (x * 7919 + y * 104_729 + c * 31) * 2_654_435 >> 7;
+        let noise = |x: u32, y: u32, c: u32| ((x * 7919 + y * 104_729 + c * 31) * 2_654_435) >> 7;
         RgbImage::from_fn(width, height, |x, y| {
             image::Rgb([0, 1, 2].map(|c| noise(x, y, c).to_le_bytes()[0]))
         })

@@ -13,7 +13,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::limits::{Limits, read_config, read_given};
+use transformer_lite::unstable::limits::{MAX_TEXT_FILE, read_config, read_given};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};
@@ -590,7 +590,7 @@ fn certificates() -> Result<Option<RootCerts>> {
         return Ok(None);
     };
     let bad = |what: String| Error::usage(name, format!("{path}: {what}"));
-    let most = Limits::default().text_file;
+    let most = MAX_TEXT_FILE;
     let text = read_given(Path::new(&path), most).map_err(|e| bad(e.chain()))?;
     let all: Vec<Certificate<'static>> = parse_pem(&text)
         .filter_map(|item| match item {

@@ -5,7 +5,7 @@ use crate::cli::interrupt::Interrupt;
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::limits::Limits;
+use transformer_lite::unstable::limits::MAX_TEXT_FILE;
 
 /// Begins and ends a message of several lines.
 pub const QUOTES: &str = "\"\"\"";
@@ -158,7 +158,7 @@ impl<'a> Lines<'a> {
     fn line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut line = Vec::new();
         let input = Path::new("standard input");
-        let most = Limits::default().text_file;
+        let most = MAX_TEXT_FILE;
         let mut limited = Read::take(&mut *self.input, most);
         let read = limited.read_until(b'\n', &mut line);
         if read.map_err(|e| Error::io("cannot read", input, e))? == 0 {

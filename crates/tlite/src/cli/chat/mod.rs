@@ -377,7 +377,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let given = args.model.given()?;
     args.answers.check()?;
     let template_values = args.template.values()?;
-    let folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
+    let mut folder = model_folder("MODEL", given, &["tokenizer.json"], interrupt)?;
+    folder.limits = args.exec.on.limits.limits.clone();
     let codec = Arc::new(Codec::load(folder.clone())?);
     let Chosen { sampler, seed } = args.sampling.sampler(&folder, codec.tokenizer())?;
     let sampler = args.answers.constrain(sampler, &codec)?;

@@ -11,14 +11,14 @@ use tlite_testing::suite::Suite;
 use tlite_testing::{Outcome, Text, Tier, equal, speaking_model};
 use transformer_lite::unstable::backend::{self, Backend, BackendError, BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::{DEFAULT_LIMIT, Store};
+use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{Codec, GenerateOptions, ModelFolder, Session};
 use transformer_lite::unstable::note::Note;
-use transformer_lite::unstable::runner::{Checks, Runner};
+use transformer_lite::unstable::runner::{Checks, Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
 /// Calls that fail, each in a program of its own.
@@ -38,7 +38,6 @@ struct Done {
 }
 
 /// The first error, and what doing the same again gave, if anything was loaded.
-
 struct Failed {
     error: Error,
     again: Option<Result<Vec<f64>>>,
@@ -251,15 +250,17 @@ fn numbers(shape: &[usize]) -> std::result::Result<HostTensor, String> {
 
 /// Runs any model, first over few rows and then over more than its memory holds.
 fn runner(folder: &Path, backend: Box<dyn Backend>, store: Arc<Store>) -> std::result::Result<Done, Failed> {
-    let graph = onnx::import(&folder.join("model.onnx"))?;
-    let checks = Checks::On(Some(store));
-    let mut runner = Runner::after(&Runner::pipeline(true), graph, Some(backend), DType::F32, checks)?;
+    let options = RunnerOptions {
+        checks: Checks::On(Some(store)),
+        ..RunnerOptions::default()
+    };
+    let mut runner = Runner::load(&folder.join("model.onnx"), Some(backend), &options)?;
     let inputs = [4, 9].map(|rows| numbers(&[rows, 64]));
     let values = twice(|| {
         let mut all = Vec::new();
         for input in &inputs {
             let input = input.as_ref().map_err(|e| Error::other(Stage::Run, e.clone()))?;
-            let outputs = runner.run(&[("x".to_owned(), input.clone())])?;
+            let outputs = runner.run(&[("x".to_owned(), input.clone())], &Cancel::default())?;
             for (_, tensor) in outputs {
                 let values = tensor
                     .to_f64()

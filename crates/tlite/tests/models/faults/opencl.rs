@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use tlite_standin::{Config, Fault, Profile, cl};
+use tlite_fake_driver::{Config, Fault, Profile, cl};
 use tlite_testing::suite::Suite;
 use tlite_testing::{Outcome, Text, Tier, equal, speaking_model};
 use transformer_lite::unstable::backend::{self, BackendKind};
