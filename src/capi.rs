@@ -12,16 +12,18 @@
     reason = "the header copies these comments; it states the callers' duties in plain sentences"
 )]
 
+mod answer;
 mod args;
 mod listener;
 mod options;
 
+use self::answer::{Over, finish, stream};
 use self::args::{array, json_object, null, object, text};
 use self::options::{kernel_cache_in, load_options, options_of, write_defaults};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::llm::sampler::Penalties;
 use crate::llm::{
-    Cancel, Conversation, Finish, GenerateOptions, Message, Model, Piece, Sampler, SamplerConfig, StopStrings,
+    Cancel, Conversation, GenerateOptions, Message, Model, Sampler, SamplerConfig, StopStrings,
 };
 use std::any::Any;
 use std::cell::RefCell;
@@ -80,8 +82,9 @@ pub struct TliteLoadOptions {
     pub slice_ms: isize,
     /// What the model may consume, as a list such as "memory=4G,time=30s": memory (host memory of
     /// tensors), time (of loading and of each token), iterations (of all loops in a run), tokenizer
-    /// (bytes of tokenizer.json), template-steps and template-output (of the chat template). NULL or a name left out means the default: half of the machine's memory, no limit
-    /// of time, and bounds that no usual model reaches.
+    /// (bytes of tokenizer.json), template-steps and template-output (of the chat template). NULL
+    /// or a name left out means the default: half of the machine's memory, no limit of time, and
+    /// bounds that no usual model reaches.
     pub limits: *const c_char,
 }
 
@@ -633,41 +636,6 @@ unsafe fn generate(
         // Before the first token.
         Err(Error::Interrupted) => Ok(TliteFinish::Cancelled),
         finished => finished,
-    }
-}
-
-/// Clears a flag when it is dropped.
-struct Over<'a>(&'a Cancel);
-
-impl Drop for Over<'_> {
-    fn drop(&mut self) {
-        self.0.reset();
-    }
-}
-
-/// Passes the texts of `pieces` to `put` until it returns false. Returns whether `put` took them
-/// all.
-fn stream(
-    pieces: &mut dyn Iterator<Item = Result<Piece>>,
-    put: &mut dyn FnMut(&str) -> bool,
-) -> Result<bool> {
-    for piece in pieces {
-        let text = piece?.text;
-        if !text.is_empty() && !put(&text) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
-}
-
-fn finish(wanted: bool, finish: Option<Finish>) -> TliteFinish {
-    match finish {
-        _ if !wanted => TliteFinish::Callback,
-        Some(Finish::Stop) => TliteFinish::StopString,
-        Some(Finish::MaxTokens) => TliteFinish::MaxTokens,
-        Some(Finish::ContextFull) => TliteFinish::ContextFull,
-        Some(Finish::Cancelled) => TliteFinish::Cancelled,
-        Some(Finish::Eos(_) | Finish::Complete) | None => TliteFinish::EndOfText,
     }
 }
 

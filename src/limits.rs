@@ -178,7 +178,7 @@ pub fn read_file(path: &Path, most: u64) -> Result<Vec<u8>> {
         return Err(too_large(path, most));
     }
     let mut bytes = Vec::new();
-    let room = usize::try_from(length).unwrap_or(usize::MAX);
+    let room = usize::try_from(length).map_err(|_| too_large(path, most))?;
     bytes
         .try_reserve_exact(room.saturating_add(1))
         .map_err(|e| Error::io("cannot read", path, std::io::Error::other(e)))?;

@@ -6,6 +6,7 @@
 //! Without a quota only the size of each list of elements is limited.
 
 use crate::cancel::Cancel;
+use crate::num;
 use std::cell::RefCell;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -201,7 +202,7 @@ const MAX_REQUEST: u64 = 1 << 34;
 
 /// Draws `bytes` from the quota.
 pub fn reserve(bytes: usize) -> Result<Reservation, Exceeded> {
-    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+    let bytes = num::wide(bytes);
     with(|current| match &current.quota {
         Some(quota) => quota.memory.reserve(bytes),
         None if bytes <= MAX_REQUEST => Ok(Reservation::default()),

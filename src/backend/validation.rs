@@ -200,8 +200,8 @@ impl<'a> ValidatedKernels<'a> {
 }
 
 /// The stored validation result of another program that a backend made from kernels: `true` if it
-/// gave right results, `false` if it gave wrong ones or did not build. `program` is its name, `text`
-/// its whole source including build options.
+/// gave right results, `false` if it gave wrong ones or did not build. `program` is its name,
+/// `text` its whole source including build options.
 pub fn program_result(store: Option<&Store>, caps: &Caps, program: &str, text: &str) -> Option<bool> {
     let found = store?.get(Kind::Verdict, &key(caps, program.to_owned(), text))?;
     result_of(&found, SystemTime::now())

@@ -2,8 +2,8 @@
 //!
 //! Templates are Jinja as Hugging Face renders it: blocks are trimmed, Python's methods work,
 //! values and JSON are written as in Python, and `raise_exception` and `strftime_now` exist.
-//! Differences: `~` writes booleans in lower case, pairs are printed as lists, a loop over `none` is
-//! empty, and calls do not unpack arguments with `*` or `**`.
+//! Differences: `~` writes booleans in lower case, pairs are printed as lists, a loop over `none`
+//! is empty, and calls do not unpack arguments with `*` or `**`.
 //!
 //! Templates and the values that they read are untrusted. A template is compiled and rendered on a
 //! thread of its own with a stack of fixed size, and its work is counted (`guard`), so that it ends

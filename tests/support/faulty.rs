@@ -47,8 +47,8 @@ impl Faulty {
         }
     }
 
-    /// Counts a call about `subject`, and fails if it is its turn. `refused` is the error of a kernel
-    /// that the driver refuses, for calls that can have it.
+    /// Counts a call about `subject`, and fails if it is its turn. `refused` is the error of a
+    /// kernel that the driver refuses, for calls that can have it.
     fn call(
         &mut self,
         call: &str,

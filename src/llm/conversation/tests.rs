@@ -159,9 +159,14 @@ fn an_answer_may_be_left() {
         ..tokens(8)
     };
     cancelled.cancel.cancel();
-    let mut reply = t.conversation.send(Message::user("you"), &cancelled).unwrap();
-    assert_eq!(reply.text().unwrap(), "");
-    assert_eq!(reply.finish(), Some(Finish::Cancelled));
+    let before = t.conversation.messages().to_vec();
+    let error = t
+        .conversation
+        .send(Message::user("you"), &cancelled)
+        .err()
+        .unwrap();
+    assert_eq!(error.kind(), ErrorKind::Interrupted);
+    assert_eq!(t.conversation.messages(), before);
 }
 
 #[test]

@@ -393,9 +393,7 @@ pub(super) fn guarded<'s>(from: &Instructions<'s>) -> Result<Instructions<'s>, E
         {
             *target = *place;
         }
-        let line = from
-            .get_line(at)
-            .map(|line| u16::try_from(line).unwrap_or(u16::MAX));
+        let line = from.get_line(at).and_then(|line| u16::try_from(line).ok());
         match (from.get_span(at), line) {
             (Some(span), _) => out.add_with_span(instruction, span),
             (None, Some(line)) => out.add_with_line(instruction, line),

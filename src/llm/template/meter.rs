@@ -1,6 +1,7 @@
 //! Counts the work of one rendering and ends it at a limit or on request.
 
 use crate::cancel::Cancel;
+use crate::num;
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, Value};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -131,5 +132,5 @@ fn head(value: &Value) -> u64 {
 
 /// A size as units of work.
 pub(super) fn units(size: usize) -> u64 {
-    u64::try_from(size).unwrap_or(u64::MAX)
+    num::wide(size)
 }

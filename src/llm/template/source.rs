@@ -51,10 +51,9 @@ pub(super) fn prepared(text: &str, syntax: SyntaxConfig) -> Result<String, Error
     let mut rest = text.as_str();
     let mut done = 0;
     for at in factors {
-        let at = usize::try_from(at).unwrap_or(usize::MAX);
-        let Some((before, after)) = rest.split_at_checked(at.saturating_sub(done)) else {
-            break;
-        };
+        let at = usize::try_from(at).ok();
+        let parts = at.and_then(|at| Some((at, rest.split_at_checked(at.saturating_sub(done))?)));
+        let Some((at, (before, after))) = parts else { break };
         out.push_str(before);
         out.push_str(" 1|int *");
         (rest, done) = (after, at);

@@ -43,7 +43,7 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     } else {
         MUST_AGREE
     };
-    let context = 160;
+    let (context, cancel) = (160, Cancel::default());
     let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => {
             let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
@@ -56,12 +56,7 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
     for (i, line) in lines[..asked].iter().enumerate() {
         let (question, expected) = line.split_once('\t').unwrap_or((line, ""));
         let prompt = template
-            .render(
-                &[Message::user(question)],
-                &Values::new(),
-                true,
-                &Cancel::default(),
-            )
+            .render(&[Message::user(question)], &Values::new(), true, &cancel)
             .text()?;
         let prompt = tokenizer.encode(&prompt, false).text()?;
         let options = DecodeOptions {

@@ -227,6 +227,7 @@ const DEFAULTS: &[(&str, usize, &str)] = &[
     ("src/backend/mod.rs", 1, "saturating nanoseconds"),
     ("src/backend/opencl/device.rs", 1, "a limit of a driver that exceeds ours"),
     ("src/backend/opencl/slice.rs", 1, "a quotient that is at most its dividend"),
+    ("src/capi.rs", 1, "a count beyond the integers of C"),
     ("src/graph/op/linear_attention.rs", 1, "no shapes, which the next line refuses"),
     ("src/graph/op/matmul_nbits.rs", 2, "numbers of test cases"),
     ("src/graph/op/one_hot.rs", 1, "a list of two, made above"),

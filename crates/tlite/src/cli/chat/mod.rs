@@ -216,6 +216,11 @@ impl Talk<'_> {
                 console.refuse(&format!("{}; the message was not sent", e.chain()));
                 return Ok(());
             }
+            Err(Error::Interrupted) => {
+                self.unsent += 1;
+                console.refuse("interrupted; the message was not sent");
+                return Ok(());
+            }
             Err(e) => return Err(e),
         };
         let (tokens, text) = stream(&mut reply, console.out)?;

@@ -261,8 +261,8 @@ impl Scenario {
     }
 }
 
-/// What a cache folder says: the drivers that its files are for, and whether kernels or programs are
-/// noted as anything but right.
+/// What a cache folder says: the drivers that its files are for, and whether kernels or programs
+/// are noted as anything but right.
 fn results(cache: &Path) -> Result<(BTreeSet<String>, bool), String> {
     let store = Store::new(cache.to_owned(), DEFAULT_LIMIT);
     let (mut drivers, mut wrong) = (BTreeSet::new(), false);
