@@ -129,7 +129,7 @@ impl Quarantined {
 
     /// Whether the quarantine has ended at the time `now`. Wrong results are a property of kernel
     /// and driver. Other failures may have been those of a passing fault, so the variant is tried
-    /// again after [`RETRY_AFTER`], and also if the clock was set back.
+    /// again after 7 days, and also if the clock was set back.
     pub fn is_over(&self, now: SystemTime) -> bool {
         self.cause != QuarantineCause::WrongResults && !is_recent(self.since, now)
     }

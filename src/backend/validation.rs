@@ -219,7 +219,7 @@ fn result_of(found: &[u8], now: SystemTime) -> Option<bool> {
 }
 
 /// Stores that a program did not build. It is tried again after
-/// [`RETRY_AFTER`](super::profile::RETRY_AFTER).
+/// 7 days.
 pub fn store_refused_program(store: &Store, caps: &Caps, program: &str, text: &str) {
     let result = format!("{REFUSED}{}", seconds(SystemTime::now()));
     let key = key(caps, program.to_owned(), text);

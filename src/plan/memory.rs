@@ -45,7 +45,7 @@ const MAX_SEARCHED: usize = 1 << 13;
 /// Places `slots` at offsets that are multiples of `align`. Slots whose lifetimes intersect never
 /// overlap. Several orders are tried, each with lowest-offset and best-fit placement, and the best
 /// result is kept. Then the search repeatedly places the topmost slots first, as long as that
-/// helps. More than [`MAX_SEARCHED`] slots are placed once, in the order of their first steps.
+/// helps. More than `MAX_SEARCHED` slots are placed once, in the order of their first steps.
 pub fn pack(slots: &[Slot], align: u64) -> PackedSlots {
     if slots.len() > MAX_SEARCHED {
         return pack_in_time(slots, align);
