@@ -19,7 +19,7 @@ use crate::graph::{Graph, ValueId};
 use crate::limits::Limits;
 use crate::note::Note;
 use crate::plan::{Plan, bind};
-use crate::quota;
+use crate::quota::{self, Quota};
 use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
 use crate::validate::first_run::{FirstRun, OnProgress};
@@ -51,6 +51,8 @@ pub struct Runner {
     graph: Arc<Graph>,
     engine: Engine,
     passes: Vec<PassReport>,
+    /// Applies to every call: a run may plan, too.
+    quota: Quota,
 }
 
 impl std::fmt::Debug for Runner {
@@ -112,13 +114,14 @@ impl Runner {
         backend: Option<Box<dyn Backend>>,
         options: &RunnerOptions,
     ) -> Result<Self> {
-        let _call = options.limits.quota().enter();
+        let quota = options.limits.quota();
+        let _call = quota.enter();
         let mut graph = import()?;
         let model = graph.clone();
         let passes = pipeline.run(&mut graph)?;
         let graph = Arc::new(graph);
         let engine = match backend {
-            None => Engine::Host(Interpreter::new(graph.clone())?.within_quota()),
+            None => Engine::Host(Interpreter::new(graph.clone())?),
             Some(backend) => Engine::Device(Box::new(Device::new(
                 backend,
                 pipeline.clone(),
@@ -131,6 +134,7 @@ impl Runner {
             graph,
             engine,
             passes,
+            quota,
         })
     }
 
@@ -261,6 +265,7 @@ impl Runner {
     /// [`ErrorKind::Interrupted`].
     pub fn run(&mut self, given: &[Named], cancel: &Cancel) -> Result<Vec<Named>> {
         let _cancellable = quota::cancellable(cancel);
+        let _call = self.quota.enter();
         let bindings = self.check(given)?;
         let graph = self.graph.clone();
         let outputs = graph.outputs().iter().map(|v| (*v, graph.value(*v).name.clone()));
@@ -294,6 +299,7 @@ impl Runner {
     /// Like [`Runner::run`], but returns the time of each step instead of outputs; empty on the
     /// host.
     pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {
+        let _call = self.quota.enter();
         let bindings = self.check(given)?;
         let Engine::Device(device) = &mut self.engine else {
             return Ok(Vec::new());

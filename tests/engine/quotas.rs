@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::time::Duration;
+use tlite_testing::present as devices;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{ErrorKind, Result};
 use transformer_lite::unstable::graph::body::Body;
@@ -27,8 +28,9 @@ fn graph(build: impl FnOnce(&mut Edit<'_>, ValueId) -> ValueId) -> Graph {
     graph
 }
 
-/// A loop without end that carries `x` and stacks a copy of it if `stacks`.
-fn endless(stacks: bool) -> Graph {
+/// A loop without end, or of as many iterations as the input `count` says if `counted`, that
+/// carries `x` and stacks a copy of it if `stacks`.
+fn endless(stacks: bool, counted: bool) -> Graph {
     let mut body = Graph::default();
     let mut edit = Edit::new(&mut body);
     let [run, go, x] = ["run", "go", "x"].map(|name| edit.add_value(name, None));
@@ -57,11 +59,16 @@ fn endless(stacks: bool) -> Graph {
             body: Body::new(body, 3..3).unwrap(),
             carried: 1,
         };
+        let count = counted.then(|| {
+            let count = edit.add_value("count", Some(Fact::new(DType::I64, Shape::default())));
+            edit.add_input(count);
+            count
+        });
         edit.add_node(
             "endless",
             vec![],
             Box::new(op),
-            vec![None, None, Some(x)],
+            vec![count, None, Some(x)],
             results.clone(),
         );
         results[results.len() - 1]
@@ -102,16 +109,22 @@ fn failure(graph: Graph, limits: &str) -> ErrorKind {
 #[test]
 fn a_loop_without_end_ends() {
     assert_eq!(
-        failure(endless(false), "iterations=1000"),
+        failure(endless(false, false), "iterations=1000"),
         ErrorKind::LimitExceeded
     );
-    assert_eq!(failure(endless(false), "time=50ms"), ErrorKind::LimitExceeded);
-    assert_eq!(failure(endless(true), "memory=4K"), ErrorKind::LimitExceeded);
+    assert_eq!(
+        failure(endless(false, false), "time=50ms"),
+        ErrorKind::LimitExceeded
+    );
+    assert_eq!(
+        failure(endless(true, false), "memory=4K"),
+        ErrorKind::LimitExceeded
+    );
 }
 
 #[test]
 fn a_loop_without_end_is_cancelled() {
-    let mut runner = load(endless(false), "iterations=1000000000").unwrap();
+    let mut runner = load(endless(false, false), "iterations=1000000000").unwrap();
     let cancel = Cancel::default();
     let error = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -121,6 +134,25 @@ fn a_loop_without_end_is_cancelled() {
         run(&mut runner, &cancel).unwrap_err()
     });
     assert_eq!(error.kind(), ErrorKind::Interrupted);
+}
+
+#[test]
+fn a_plan_for_the_values_of_a_run_is_limited_too() {
+    for device in devices() {
+        let _turn = device.turn();
+        let options = RunnerOptions {
+            limits: "iterations=1000".parse().unwrap(),
+            ..RunnerOptions::default()
+        };
+        let mut runner = Runner::of(endless(false, true), Some(Box::new(device.share())), &options).unwrap();
+        let x = HostTensor::from_f32(&[1], &[1.0]).unwrap();
+        for (count, expected) in [(1 << 40, Some(ErrorKind::LimitExceeded)), (3, None)] {
+            let count = HostTensor::from_i64(&[], &[count]).unwrap();
+            let given = [("x".to_owned(), x.clone()), ("count".to_owned(), count)];
+            let found = runner.run(&given, &Cancel::default());
+            assert_eq!(found.err().map(|e| e.kind()), expected);
+        }
+    }
 }
 
 #[test]
