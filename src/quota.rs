@@ -18,14 +18,15 @@ use std::time::{Duration, Instant};
 pub enum Exceeded {
     /// A tensor in host memory would exceed the limit.
     #[error(
-        "{wanted} more bytes of host memory exceed the limit of {limit} bytes, of which {used} are in use"
+        "{wanted} more bytes of host memory exceed the limit of {limit} bytes, of which {used} are in \
+         use; raise the limit `memory` if you trust the model"
     )]
     Memory { wanted: u64, used: u64, limit: u64 },
     /// The call took too long.
-    #[error("the time limit of {0:?} is exceeded")]
+    #[error("the time limit of {0:?} is exceeded; raise the limit `time` if you trust the model")]
     Time(Duration),
     /// Loops ran too many iterations.
-    #[error("loops exceed the limit of {0} iterations")]
+    #[error("loops exceed the limit of {0} iterations; raise the limit `iterations` if you trust the model")]
     Iterations(u64),
     /// The caller cancelled the call.
     #[error("cancelled")]

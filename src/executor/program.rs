@@ -7,9 +7,10 @@ use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, KernelId, ReplayMode, SharedBackend, Stats, View};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::{Graph, ValueId};
+use crate::limits;
 use crate::lower::WeightKey;
 use crate::plan::Plan;
-use crate::quota::{self, Quota};
+use crate::quota::Quota;
 use crate::tensor::HostTensor;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -73,7 +74,7 @@ impl Program {
             if let Some(view) = program.lent(key) {
                 program.weights.insert(key.clone(), view);
             } else if !program.weights.contains_key(key) {
-                quota::check().map_err(|e| Error::exceeded(Stage::Plan, e))?;
+                limits::check(Stage::Plan)?;
                 program.upload(graph, key, weights)?;
             }
         }
@@ -82,7 +83,7 @@ impl Program {
             .backend
             .compile_ahead(&specs, &mut |ready| on_progress(ready, specs.len()));
         for plan in plans {
-            quota::check().map_err(|e| Error::exceeded(Stage::Plan, e))?;
+            limits::check(Stage::Plan)?;
             let kernels = compile(&mut program.backend, &plan)?;
             program.plans.push((Arc::new(plan), kernels.into()));
         }

@@ -4,9 +4,10 @@ use super::{Executor, Loaded, loaded_mut};
 use crate::backend::{Backend, RecordingId, nanoseconds_since};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
+use crate::limits;
 use crate::plan::host::{self, HostRead, HostStep};
 use crate::plan::{HostWork, Segment, bind};
-use crate::quota::{self, Quota};
+use crate::quota::Quota;
 use crate::shape::Bindings;
 use crate::tensor::HostTensor;
 use std::ops::Range;
@@ -194,7 +195,7 @@ impl Executor {
             let Some(next) = self.loaded(plan)?.plan.segments.get(segment).cloned() else {
                 return Ok(());
             };
-            quota::check().map_err(|e| Error::exceeded(Stage::Run, e))?;
+            limits::check(Stage::Run)?;
             match next {
                 Segment::Device(steps) => {
                     self.refresh(plan)?;

@@ -1,6 +1,8 @@
-//! Files: what an unexpected one seems to be, and writing one completely or not at all.
+//! Files: bounded reading, what an unexpected file seems to be, and writing one completely or not
+//! at all.
 
 pub mod kind;
+pub mod read;
 pub mod temporary;
 
 use crate::error::{Error, Result};

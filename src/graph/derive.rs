@@ -4,8 +4,8 @@
 use super::op::{Assumption, DataDependentDim, DimSource, InferCx, OpError, OpResult, count, nothing};
 use super::{Graph, MadeSymbol, Node, NodeAssumption, NodeId, TensorScalar, ValueId};
 use crate::error::{Error, Result, Stage};
+use crate::limits;
 use crate::num;
-use crate::quota;
 use crate::shape::{Dim, Fact, Known, MAX_KNOWN, Quotient, Symbol};
 use crate::tensor::{DType, HostTensor, TensorError};
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -23,7 +23,7 @@ pub fn derive(graph: &mut Graph) -> Result<()> {
     graph.assumed.clear();
     let mut known: HashMap<Symbol, usize> = HashMap::new();
     for id in graph.order()? {
-        quota::check().map_err(|e| Error::exceeded(Stage::Shape, e))?;
+        limits::check(Stage::Shape)?;
         let derived = infer(graph, id)?;
         let node = graph.node(id);
         let inputs = node.map(|n| n.inputs.clone()).unwrap_or_default();

@@ -4,7 +4,8 @@
 use super::op::nothing;
 use super::{Graph, NodeId, ValueId};
 use crate::error::{Error, ErrorKind, Result, Stage};
-use crate::quota::{self, Quota};
+use crate::limits;
+use crate::quota::Quota;
 use crate::shape::{Fact, Known};
 use crate::tensor::HostTensor;
 use std::collections::HashMap;
@@ -94,7 +95,7 @@ impl Interpreter {
         }
         for (id, done) in self.order.iter().zip(&self.last_use) {
             let Some(node) = graph.node(*id) else { continue };
-            quota::check().map_err(|e| Error::exceeded(Stage::Run, e))?;
+            limits::check(Stage::Run)?;
             let mut inputs = Vec::with_capacity(node.inputs.len());
             for v in &node.inputs {
                 inputs.push(match v {

@@ -7,9 +7,9 @@
 
 use super::LanguageModel;
 use crate::error::{Error, ErrorKind, Result, Stage};
+use crate::files::read::read_file;
 use crate::files::write_whole;
 use crate::fmt::count_text;
-use crate::limits::read_file;
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind::NotFound;
 use std::path::Path;

@@ -2,7 +2,8 @@
 
 use super::folder::CUT_OFF;
 use crate::error::{Cause, Error, Result, Stage};
-use crate::limits::{Limits, read_file};
+use crate::files::read::read_file;
+use crate::limits::Limits;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 

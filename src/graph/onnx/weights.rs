@@ -2,7 +2,7 @@
 
 use super::{dtype_of, proto};
 use crate::error::{Error, Result, Stage};
-use crate::limits::open_file;
+use crate::files::read::open_file;
 use crate::mapped::Mapped;
 use crate::tensor::{Bytes, DType, HostTensor};
 use std::collections::HashMap;

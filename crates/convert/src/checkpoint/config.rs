@@ -7,7 +7,7 @@ use super::rope::{Rope, Scaling, long_magnitude, yarn_magnitude};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::limits::read_config;
+use transformer_lite::unstable::files::read::read_config;
 use transformer_lite::unstable::quant::Bits;
 
 /// `model_type` of a model that also reads images.

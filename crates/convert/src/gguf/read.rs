@@ -7,7 +7,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::kind::{self, GGUF_MAGIC as MAGIC};
-use transformer_lite::unstable::limits::open_file;
+use transformer_lite::unstable::files::read::open_file;
 use transformer_lite::unstable::mapped::Mapped;
 use transformer_lite::unstable::tensor::Bytes;
 

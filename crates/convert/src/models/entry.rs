@@ -7,8 +7,8 @@ use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::read::read_config;
 use transformer_lite::unstable::files::temporary;
-use transformer_lite::unstable::limits::read_config;
 
 /// The version of what conversions write into an entry. It is raised whenever the files of a new
 /// version of the converter differ from those of the old one; entries of another layout are

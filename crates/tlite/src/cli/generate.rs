@@ -12,7 +12,7 @@ use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::limits::{MAX_TEXT_FILE, read_all};
+use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_all};
 use transformer_lite::unstable::llm::load::{PlaceName, Used};
 use transformer_lite::unstable::llm::template::Values;
 use transformer_lite::unstable::llm::{Cancel, Codec, Finish, GenerateOptions, Message, Model};

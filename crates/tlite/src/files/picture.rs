@@ -6,7 +6,7 @@ use image::{DynamicImage, ImageDecoder, ImageError, ImageReader, RgbImage};
 use std::io::Cursor;
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::limits::read_file;
+use transformer_lite::unstable::files::read::read_file;
 use transformer_lite::unstable::shape::Fact;
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 

@@ -5,11 +5,11 @@ use serde::Serialize;
 use serde_json::Value;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
+use transformer_lite::unstable::files::read::read_config;
 use transformer_lite::unstable::graph::op::gather_e0m::GatherE0m;
 use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
 use transformer_lite::unstable::graph::op::matmul_nbits::MatMulNBits;
 use transformer_lite::unstable::graph::{Graph, Node, ValueId};
-use transformer_lite::unstable::limits::read_config;
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Weights of one storage format.

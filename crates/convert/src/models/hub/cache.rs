@@ -5,7 +5,7 @@ use super::Spec;
 use super::choose::{self, Choice};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
-use transformer_lite::unstable::limits::read_config;
+use transformer_lite::unstable::files::read::read_config;
 
 /// Folders in folders that are looked through.
 const DEPTH: usize = 8;

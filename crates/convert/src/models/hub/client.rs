@@ -13,7 +13,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::limits::{MAX_TEXT_FILE, read_config, read_given};
+use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_config, read_given};
 use ureq::http::{HeaderMap, Method, Request, Response};
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 use ureq::{Agent, Body, Proxy};

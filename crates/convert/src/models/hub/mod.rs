@@ -43,7 +43,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::limits::{read_file, read_given};
+use transformer_lite::unstable::files::read::{read_file, read_given};
 
 /// How names of models on the hub begin.
 pub const PREFIX: &str = "hf:";

@@ -7,8 +7,8 @@ use std::fs::File;
 use std::io::{Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::read::read_config;
 use transformer_lite::unstable::files::temporary;
-use transformer_lite::unstable::limits::read_config;
 
 /// A file that is not yet whole.
 pub(super) struct Partial {

@@ -5,7 +5,7 @@ use crate::cli::interrupt::Interrupt;
 use std::io::{BufRead, Read, Write};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::limits::MAX_TEXT_FILE;
+use transformer_lite::unstable::files::read::MAX_TEXT_FILE;
 
 /// Begins and ends a message of several lines.
 pub const QUOTES: &str = "\"\"\"";
