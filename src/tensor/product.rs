@@ -1,5 +1,7 @@
 //! Matrix multiplication on the host (GEMM), optimized for the CPU.
 
+use crate::quota::{self, Exceeded};
+
 /// Element types of [`gemm()`]: `f32` and `f64`.
 pub trait Factor: Copy + From<u8> + 'static {}
 impl Factor for f32 {}
@@ -25,16 +27,35 @@ pub enum Before {
     Kept,
 }
 
-/// `y = a * b` for row-major `a` (`m x k`) and `b` (`k x n`, or `n x k` if `trans_b`).
-pub fn gemm<T: Factor>(m: usize, n: usize, k: usize, a: &[T], b: &[T], trans_b: bool, y: &mut [T]) {
+/// Products of two numbers between two checks of the time, about a second's.
+const UNCHECKED: usize = 1 << 34;
+
+/// `y = a * b` for row-major `a` (`m x k`) and `b` (`k x n`, or `n x k` if `trans_b`). Fails if the
+/// call was cancelled or has no time left.
+pub fn gemm<T: Factor>(
+    m: usize,
+    n: usize,
+    k: usize,
+    a: &[T],
+    b: &[T],
+    trans_b: bool,
+    y: &mut [T],
+) -> Result<(), Exceeded> {
     let (row, column) = if trans_b { (1, k) } else { (n, 1) };
-    let a = Matrix {
-        data: a,
-        row: k,
-        column: 1,
-    };
     let b = Matrix { data: b, row, column };
-    multiply((m, n, k), a, b, (y, n), Before::Dropped, true);
+    let rows = (UNCHECKED / n.saturating_mul(k).max(1)).max(1);
+    for first in (0..m).step_by(rows) {
+        quota::check()?;
+        let a = Matrix {
+            data: a.get(first * k..).unwrap_or_default(),
+            row: k,
+            column: 1,
+        };
+        let y = y.get_mut(first * n..).unwrap_or_default();
+        let rows = rows.min(m - first);
+        multiply((rows, n, k), a, b, (y, n), Before::Dropped, true);
+    }
+    Ok(())
 }
 
 /// `y = a * b`, or `y += a * b` with [`Before::Kept`], for `a` (`m x k`) and `b` (`k x n`). Rows of
@@ -133,7 +154,7 @@ mod tests {
     fn a_transposed_factor() {
         let (a, b) = (values(6), values(8));
         let mut y = vec![0.0; 12];
-        gemm(3, 4, 2, &a, &b, true, &mut y);
+        gemm(3, 4, 2, &a, &b, true, &mut y).unwrap();
         assert_eq!(y[4 * 2 + 1], a[4] * b[2] + a[5] * b[3]);
     }
 }

@@ -7,6 +7,7 @@ use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{ErrorKind, Result};
 use transformer_lite::unstable::graph::body::Body;
 use transformer_lite::unstable::graph::op::concat::Concat;
+use transformer_lite::unstable::graph::op::dft::Dft;
 use transformer_lite::unstable::graph::op::loop_body::Loop;
 use transformer_lite::unstable::graph::op::one_hot::OneHot;
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Pointwise};
@@ -153,6 +154,35 @@ fn a_plan_for_the_values_of_a_run_is_limited_too() {
             assert_eq!(found.err().map(|e| e.kind()), expected);
         }
     }
+}
+
+#[test]
+fn one_long_operator_ends_too() {
+    // The sums of a transform of 2^18 points have 2^36 terms.
+    let mut graph = doubled(18);
+    let points = graph.outputs()[0];
+    let mut edit = Edit::new(&mut graph);
+    let shape = edit.add_const(
+        "shape",
+        Arc::new(HostTensor::from_i64(&[3], &[1, -1, 1]).unwrap()),
+    );
+    let [signal, spectrum] = ["signal", "spectrum"].map(|name| edit.add_value(name, None));
+    let reshape = Box::new(Reshape::Reshape { allow_zero: false });
+    edit.add_node(
+        "reshape",
+        vec![],
+        reshape,
+        vec![Some(points), Some(shape)],
+        vec![signal],
+    );
+    let dft = Box::new(Dft {
+        inverse: false,
+        onesided: false,
+        axis: 1,
+    });
+    edit.add_node("dft", vec![], dft, vec![Some(signal)], vec![spectrum]);
+    edit.add_output(spectrum);
+    assert_eq!(failure(graph, "time=200ms"), ErrorKind::LimitExceeded);
 }
 
 #[test]

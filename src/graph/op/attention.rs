@@ -16,6 +16,7 @@ use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
 use crate::backend::kernel::{Feature, Features, Form, Language, MASK_MIN};
 use crate::lower::{DeviceProfile, LowerCx};
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -227,6 +228,7 @@ impl Op for Attention {
         let window = self.window.and_then(|w| usize::try_from(w).ok());
         for b in 0..batch {
             for (i, h) in (0..s).flat_map(|i| (0..heads).map(move |h| (i, h))) {
+                quota::check()?;
                 let at = ((b * s + i) * heads + h) * d;
                 let first = window.map_or(0, |w| (t + i + 1).saturating_sub(s + w));
                 let row = |j: usize| ((b * t + j) * kv_heads + h / group) * d;

@@ -14,6 +14,7 @@ use super::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack, Simd};
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor, product};
 
@@ -190,6 +191,7 @@ impl Op for Conv {
             for ((x, y), w) in images.zip(dw.chunks_exact(rows * per_group * taps).cycle()) {
                 if per_group == 1 {
                     for (y, w) in y.chunks_exact_mut(area).zip(w.chunks_exact(taps)) {
+                        quota::check()?;
                         depthwise(&axes, x, w, y);
                     }
                 } else {
@@ -443,8 +445,7 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
         .iter()
         .all(|a| a.kernel == 1 && a.stride == 1 && a.before == 0 && a.after == 0);
     if as_it_is {
-        product::gemm(rows, area, channels, w, x, false, y);
-        return Ok(());
+        return Ok(product::gemm(rows, area, channels, w, x, false, y)?);
     }
     let taps: Vec<Vec<usize>> = window::taps(axes).collect();
     let depth = channels * taps.len();
@@ -475,7 +476,7 @@ fn patches(axes: &[Axis], channels: usize, rows: usize, x: &[f32], w: &[f32], y:
                 });
             }
         }
-        product::gemm(rows, count, depth, w, &columns, false, &mut part);
+        product::gemm(rows, count, depth, w, &columns, false, &mut part)?;
         for (y, part) in y.chunks_exact_mut(area).zip(part.chunks_exact(count)) {
             if let Some(y) = y.get_mut(start..start + count) {
                 y.copy_from_slice(part);

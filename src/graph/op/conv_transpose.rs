@@ -155,7 +155,7 @@ impl Op for ConvTranspose {
                 .chunks_exact(plane * channels)
                 .zip(y.chunks_exact_mut(area * per_group));
             for ((x, y), w) in images.zip(transposed.chunks_exact(columns * channels).cycle()) {
-                product::gemm(columns, plane, channels, w, x, false, &mut spread);
+                product::gemm(columns, plane, channels, w, x, false, &mut spread)?;
                 for (y, spread) in y
                     .chunks_exact_mut(area)
                     .zip(spread.chunks_exact(plane * taps.len()))

@@ -12,6 +12,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, fit, onnx, operand, strides,
 };
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::HostTensor;
 
@@ -148,6 +149,7 @@ impl Op for DeformConv {
                 });
                 near = next.collect();
             }
+            quota::check()?;
             let factor = factors.as_ref().map_or(1.0, |f| f64::from(at(f, i)));
             for c in group * share..(group + 1) * share {
                 let base = (n * channels + c) * plane;

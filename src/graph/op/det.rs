@@ -1,7 +1,8 @@
 //! Determinants of square matrices. ONNX `Det` from opset 11.
 
 use super::case::{Case, input};
-use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
+use crate::quota;
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -9,20 +10,21 @@ use crate::tensor::HostTensor;
 pub struct Det;
 
 /// Gaussian elimination with partial pivoting.
-fn determinant(mut m: Vec<Vec<f64>>) -> f64 {
+fn determinant(mut m: Vec<Vec<f64>>) -> OpResult<f64> {
     let mut det = 1.0;
     for i in 0..m.len() {
         let size = |row: &usize| m[*row][i].abs();
         let Some(pivot) = (i..m.len()).max_by(|a, b| size(a).total_cmp(&size(b))) else {
-            return det;
+            return Ok(det);
         };
+        quota::check()?;
         if pivot != i {
             m.swap(pivot, i);
             det = -det;
         }
         let top = m[i].clone();
         if top[i] == 0.0 {
-            return 0.0;
+            return Ok(0.0);
         }
         det *= top[i];
         for row in m.iter_mut().skip(i + 1) {
@@ -32,7 +34,7 @@ fn determinant(mut m: Vec<Vec<f64>>) -> f64 {
             }
         }
     }
-    det
+    Ok(det)
 }
 
 impl Op for Det {
@@ -62,19 +64,15 @@ impl Op for Det {
             let rows = data.chunks(*n).skip(i * n).take(*n);
             rows.map(|r| r.iter().map(|v| f64::from(*v)).collect()).collect()
         };
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "rounding to the result type is intended"
-        )]
-        let y: Vec<f32> = (0..matrices)
-            .map(|i| {
-                if *n == 0 {
-                    1.0
-                } else {
-                    determinant(matrix(i)) as f32
-                }
-            })
-            .collect();
+        let mut y = room(lead)?;
+        for i in 0..matrices {
+            let det = if *n == 0 { 1.0 } else { determinant(matrix(i))? };
+            #[expect(
+                clippy::cast_possible_truncation,
+                reason = "rounding to the result type is intended"
+            )]
+            y.push(det as f32);
+        }
         Ok(vec![HostTensor::from_floats(x.dtype(), lead, &y)?])
     }
 }

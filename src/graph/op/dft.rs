@@ -9,6 +9,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, filled, one_int, onnx, operand,
     room,
 };
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 use std::f64::consts::TAU;
@@ -37,7 +38,7 @@ pub struct Stft {
 type Complex = (f64, f64);
 
 /// The sums `y[k] = sum(x[n] e^(-+ i tau k n / length))` for the first `count` values of `k`.
-fn transform(x: &[Complex], length: usize, inverse: bool, count: usize) -> Vec<Complex> {
+fn transform(x: &[Complex], length: usize, inverse: bool, count: usize) -> OpResult<Vec<Complex>> {
     #[expect(clippy::cast_precision_loss, reason = "numbers of elements")]
     let turn = |i: usize| {
         let angle = TAU * i as f64 / length as f64;
@@ -45,12 +46,14 @@ fn transform(x: &[Complex], length: usize, inverse: bool, count: usize) -> Vec<C
     };
     let turns: Vec<Complex> = (0..length).map(turn).collect();
     let sum = |k: usize| {
+        quota::check()?;
         let mut at = 0;
-        x.iter().take(length).fold((0.0, 0.0), |(re, im), (a, b)| {
+        let sums = x.iter().take(length).fold((0.0, 0.0), |(re, im), (a, b)| {
             let (c, s) = turns.get(at).copied().unwrap_or((1.0, 0.0));
             at = (at + k) % length;
             (re + a * c - b * s, im + a * s + b * c)
-        })
+        });
+        Ok(sums)
     };
     (0..count).map(sum).collect()
 }
@@ -201,7 +204,7 @@ impl Op for Dft {
                 row.extend((0..own.min(length)).map(at));
             }
             let scale = if self.inverse { 1.0 / length as f64 } else { 1.0 };
-            for (k, (re, im)) in transform(&row, length, self.inverse, count)
+            for (k, (re, im)) in transform(&row, length, self.inverse, count)?
                 .into_iter()
                 .enumerate()
             {
@@ -284,7 +287,7 @@ impl Op for Stft {
                 .map(|(i, (re, im))| (re * factor(i), im * factor(i)))
                 .collect();
             y.extend(
-                transform(&row, part, false, count)
+                transform(&row, part, false, count)?
                     .into_iter()
                     .flat_map(|(re, im)| [re, im]),
             );

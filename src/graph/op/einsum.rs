@@ -10,6 +10,7 @@ use super::{
     strides,
 };
 use crate::graph::rules;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 use std::collections::BTreeMap;
@@ -240,6 +241,9 @@ impl Op for Einsum {
     }
 }
 
+/// Terms between two checks of the time.
+const UNCHECKED: usize = 1 << 16;
+
 /// Nested loops, outer ones over results, inner ones over the terms of a sum.
 struct Walk<'a> {
     extents: &'a [usize],
@@ -260,9 +264,15 @@ impl Walk<'_> {
         let mut index = vec![0usize; self.extents.len()];
         let mut at = vec![0usize; self.steps.len()];
         let mut out = room(&[self.results])?;
+        let mut unchecked = 0;
         for _ in 0..self.results {
             let mut total = zero;
             for _ in 0..self.terms {
+                unchecked += 1;
+                if unchecked == UNCHECKED {
+                    unchecked = 0;
+                    quota::check()?;
+                }
                 total = sum(
                     total,
                     at.iter()

@@ -84,7 +84,7 @@ impl Op for Gemm {
             &db,
             self.trans_b,
             &mut y,
-        );
+        )?;
         if self.alpha != 1.0 {
             y.iter_mut().for_each(|v| *v *= self.alpha);
         }

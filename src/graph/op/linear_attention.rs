@@ -8,6 +8,7 @@
 
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, fit, onnx, operand};
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 use std::borrow::Cow;
@@ -141,6 +142,7 @@ impl Op for LinearAttention {
         for (i, state) in states.chunks_exact_mut((dk * dv).max(1)).enumerate() {
             let (b, h) = (i / heads, i % heads);
             for at in (0..length).map(|t| b * length + t) {
+                quota::check()?;
                 let (key, mut value) = (row(&k, at * heads + h, dk), row(&v, at * heads + h, dv));
                 for (d, line) in state.chunks_exact_mut(dv).enumerate() {
                     let decay = part(&decay, at, h * dk + d, heads * dk, 0.0).exp();

@@ -7,6 +7,7 @@ use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand, split_at};
 use crate::lower::{Call, LowerCx};
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 
@@ -57,6 +58,7 @@ impl Op for Lrn {
         if plane * c > 0 {
             for (x, y) in data.chunks_exact(plane * c).zip(y.chunks_exact_mut(plane * c)) {
                 for (channel, y) in y.chunks_exact_mut(plane).enumerate() {
+                    quota::check()?;
                     let range = channel.saturating_sub(before)
                         ..channel.saturating_add(behind).saturating_add(1).min(*c);
                     for (i, y) in y.iter_mut().enumerate() {

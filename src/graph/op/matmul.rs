@@ -16,6 +16,7 @@ use super::{
 use crate::backend::kernel::{Feature, Features, Form, ROUNDS};
 use crate::graph::{ValueId, rules};
 use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
+use crate::quota::{self, Exceeded};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
@@ -87,15 +88,15 @@ fn each<T>(
     a: &[T],
     b: &[T],
     mut y: Vec<T>,
-    product: impl Fn(&[T], &[T], &mut [T]),
-) -> Vec<T> {
+    product: impl Fn(&[T], &[T], &mut [T]) -> Result<(), Exceeded>,
+) -> OpResult<Vec<T>> {
     let size = rows.saturating_mul(n).max(1);
     for (i, y) in y.chunks_exact_mut(size).enumerate() {
         if let (Some(a), Some(b)) = (a.get(i * rows * k..), b.get(i * k * n..)) {
-            product(a, b, y);
+            product(a, b, y)?;
         }
     }
-    y
+    Ok(y)
 }
 
 impl Op for MatMul {
@@ -163,7 +164,7 @@ impl Op for MatMul {
                 &fb.to_f64()?,
                 filled(&shape, 0f64)?,
                 |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y),
-            );
+            )?;
             return Ok(vec![HostTensor::from_f64s(DType::F64, &shape, &y)?]);
         }
         if a.dtype().is_float() {
@@ -173,7 +174,7 @@ impl Op for MatMul {
                 &fb.to_f32()?,
                 filled(&shape, 0f32)?,
                 |a, b, y| gemm(rows, n, k, a, b, self.trans_b, y),
-            );
+            )?;
             return Ok(vec![HostTensor::from_floats(a.dtype(), &shape, &y)?]);
         }
         let y = each(
@@ -182,7 +183,7 @@ impl Op for MatMul {
             &fb.to_i64()?,
             filled(&shape, 0i64)?,
             |a, b, y| integers(sizes, a, b, self.trans_b, y),
-        );
+        )?;
         Ok(vec![HostTensor::from_ints(a.dtype(), &shape, &y)?])
     }
 
@@ -496,14 +497,22 @@ pub(super) fn over_batches<A>(
 }
 
 /// Like [`gemm`], for integers; the result type keeps the low bits.
-fn integers([m, n, k]: [usize; 3], a: &[i64], b: &[i64], trans_b: bool, y: &mut [i64]) {
+fn integers(
+    [m, n, k]: [usize; 3],
+    a: &[i64],
+    b: &[i64],
+    trans_b: bool,
+    y: &mut [i64],
+) -> Result<(), Exceeded> {
     for (row, y) in (0..m).zip(y.chunks_exact_mut(n.max(1))) {
+        quota::check()?;
         for (column, y) in y.iter_mut().enumerate() {
             let at = |i: usize| if trans_b { column * k + i } else { i * n + column };
             let terms = (0..k).filter_map(|i| Some(a.get(row * k + i)?.wrapping_mul(*b.get(at(i))?)));
             *y = terms.fold(0, i64::wrapping_add);
         }
     }
+    Ok(())
 }
 
 /// How the batch index addresses both operands: up to three merged batch axes.

@@ -331,7 +331,7 @@ impl Op for MatMulE0m {
                 &unpacked[..count * n],
                 false,
                 &mut sum,
-            );
+            )?;
             for (y, s) in y.iter_mut().zip(&sum) {
                 *y += s;
             }

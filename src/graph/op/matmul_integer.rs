@@ -17,6 +17,7 @@ use super::{
 use crate::graph::{ValueId, rules};
 use crate::lower::{Call, LowerCx, Pack};
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -109,6 +110,7 @@ fn products(a: &Side<'_>, b: &Side<'_>) -> OpResult<(Vec<usize>, Vec<i64>, Vec<f
     for i in 0..count(&both)? {
         let (ma, mb) = (batch_index(&both, &ba, i), batch_index(&both, &bb, i));
         for row in 0..m {
+            quota::check()?;
             let za = pick(&a.zeros, ma, row, m)?;
             let left = a
                 .data

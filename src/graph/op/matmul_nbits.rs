@@ -356,7 +356,7 @@ impl Op for MatMulNBits {
         for first in (0..self.n).step_by(at_once) {
             let count = at_once.min(self.n - first);
             weight.columns(first, &mut columns[..count * self.k]);
-            gemm(rows, count, self.k, &data, &columns, true, &mut part);
+            gemm(rows, count, self.k, &data, &columns, true, &mut part)?;
             for (y, part) in y.chunks_exact_mut(self.n).zip(part.chunks_exact(count)) {
                 y[first..first + count].copy_from_slice(part);
             }

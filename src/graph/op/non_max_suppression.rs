@@ -8,6 +8,7 @@
 use super::case::{Case, constant, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::num;
+use crate::quota;
 use crate::shape::{Fact, Shape, product};
 use crate::tensor::{DType, HostTensor};
 
@@ -118,6 +119,7 @@ impl Op for NonMaxSuppression {
                 if taken.len() == most {
                     break;
                 }
+                quota::check()?;
                 let Some(own) = corners.get(i) else { continue };
                 if taken.iter().all(|(_, other)| overlap(own, other) <= iou) {
                     taken.push((i, *own));

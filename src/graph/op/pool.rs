@@ -12,6 +12,7 @@ use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
 use crate::lower::{Call, LowerCx};
 use crate::num;
+use crate::quota;
 use crate::shape::{Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -192,6 +193,7 @@ fn every<T>(axes: &[Axis], x: &[T], mut each: impl FnMut(usize, usize, usize)) -
     let stride = axes.last().map_or(1, |a| a.stride);
     for tap in window::meeting(axes) {
         for i in 0..x.len().checked_div(plane).unwrap_or(0) {
+            quota::check()?;
             window::walk(axes, &tap, 0..area, |o, at, n| {
                 for j in 0..n {
                     each(i, i * area + o + j, i * plane + at + j * stride);

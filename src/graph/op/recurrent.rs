@@ -10,6 +10,7 @@ use super::parts::Parts;
 use super::transpose::Transpose;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
 use crate::graph::ValueId;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -204,6 +205,7 @@ impl Recurrent {
             };
             let length = lengths.get(n).copied().unwrap_or(0);
             for step in 0..length {
+                quota::check()?;
                 let t = if self.backwards.get(d) == Some(&true) {
                     length - 1 - step
                 } else {

@@ -9,6 +9,7 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window,
 };
 use crate::lower::LowerCx;
+use crate::quota;
 use crate::shape::{Dim, Fact};
 use crate::tensor::HostTensor;
 use taps::Taps;
@@ -427,6 +428,7 @@ fn interpolate(x: &[f32], shape: &[usize], axis: usize, table: &Taps) -> OpResul
         .chunks_exact(size * inner)
         .zip(y.chunks_exact_mut(table.len() * inner))
     {
+        quota::check()?;
         for (o, y) in y.chunks_exact_mut(inner).enumerate() {
             for (i, w) in table.of(o) {
                 for (y, x) in y.iter_mut().zip(x.get(i * inner..).unwrap_or_default()) {

@@ -7,6 +7,7 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
 use crate::num;
+use crate::quota;
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
 
@@ -100,6 +101,7 @@ impl Op for RoiAlign {
                 let rows = self.bins(y1, y2, shape[2], h)?;
                 let columns = self.bins(x1, x2, shape[3], w)?;
                 for (plane, y) in planes.chunks_exact(h * w).zip(y.chunks_exact_mut(area)) {
+                    quota::check()?;
                     for (row, y) in rows.iter().zip(y.chunks_exact_mut(shape[3])) {
                         for (column, y) in columns.iter().zip(y) {
                             *y = self.pool(row, column, plane, w);

@@ -19,6 +19,7 @@ use super::{
     to_sizes,
 };
 use crate::graph::ValueId;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 
@@ -304,6 +305,7 @@ impl Op for Sdpa {
             .flat_map(|b| (0..q.heads).map(move |h| (b, h)))
             .flat_map(|(b, h)| (0..q.sequence).map(move |i| (b, h, i)))
         {
+            quota::check()?;
             let dot = |j: usize| -> f64 {
                 let pairs = q.row(b, h, i).iter().zip(k.row(b, h / per, j));
                 pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale

@@ -5,6 +5,7 @@
 use super::case::{Case, input};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
 use crate::num;
+use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
@@ -63,6 +64,7 @@ impl Op for Tfidf {
             for n in self.lengths.0..=self.lengths.1 {
                 // A unigram has nothing to skip.
                 for step in 1..=if n == 1 { 1 } else { self.skips + 1 } {
+                    quota::check()?;
                     let Some(last) = row.len().checked_sub((n - 1) * step + 1) else {
                         break;
                     };
