@@ -1,19 +1,10 @@
 /* The C interface, used as a program would: capi FOLDER BACKEND CACHE. Says what differs and ends with 1. */
-#include "tlite.h"
+#include "check.h"
 
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not so: %s; the last error: \"%s\"\n", __FILE__, __LINE__,     \
-                    #condition, tlite_last_error());                                               \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* What a callback collects. */
 typedef struct {

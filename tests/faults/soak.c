@@ -3,7 +3,7 @@
    seconds. Linux only. */
 #define _POSIX_C_SOURCE 200809L
 
-#include "tlite.h"
+#include "../capi/check.h"
 
 #include <dirent.h>
 #include <stdio.h>
@@ -11,15 +11,6 @@
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not so: %s; the last error: \"%s\"\n", __FILE__, __LINE__,     \
-                    #condition, tlite_last_error());                                               \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 /* Answers of one model, and of one session. */
 #define ANSWERS_OF_MODEL 50

@@ -1,6 +1,6 @@
 /* Threads that share a model, and one session of it: threads FOLDER BACKEND [ROUNDS]. Ends with 1 if
    an answer differs from that of the same prompt before. */
-#include "tlite.h"
+#include "../capi/check.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,15 +9,6 @@
 #include <string.h>
 
 #define THREADS 4
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) {                                                                        \
-            fprintf(stderr, "%s:%d: not so: %s; the last error: \"%s\"\n", __FILE__, __LINE__,     \
-                    #condition, tlite_last_error());                                               \
-            exit(1);                                                                               \
-        }                                                                                          \
-    } while (0)
 
 typedef struct {
     char text[1024];
