@@ -404,7 +404,7 @@ impl<'a> Client<'a> {
                 }
                 .into_error());
             }
-            pause(backoff(failures), &format!("{name}: {why}"), on_event);
+            self.pause(backoff(failures), &format!("{name}: {why}"), on_event);
         }
     }
 
@@ -503,7 +503,7 @@ impl<'a> Client<'a> {
             if attempts >= ATTEMPTS || wait > LONGEST_PAUSE {
                 return Err(error);
             }
-            pause(wait, &why, on_event);
+            self.pause(wait, &why, on_event);
         }
     }
 
@@ -538,6 +538,14 @@ impl<'a> Client<'a> {
             url = next;
         }
         Err(ureq::Error::TooManyRedirects)
+    }
+
+    fn pause(&self, time: Duration, why: &str, on_event: OnEvent<'_>) {
+        let seconds = time.as_secs_f64();
+        on_event(Event::Retrying { why, seconds });
+        if self.hub.pauses {
+            std::thread::sleep(time);
+        }
     }
 
     fn unreachable(&self, url: &str, e: &ureq::Error) -> Error {
@@ -616,12 +624,6 @@ fn is_transient(e: &ureq::Error) -> bool {
 
 fn backoff(failures: u32) -> Duration {
     PAUSE.saturating_mul(1 << failures.saturating_sub(1).min(8))
-}
-
-fn pause(time: Duration, why: &str, on_event: OnEvent<'_>) {
-    let seconds = time.as_secs_f64();
-    on_event(Event::Retrying { why, seconds });
-    std::thread::sleep(time);
 }
 
 /// How long the server asks to wait, in seconds; dates are not read.

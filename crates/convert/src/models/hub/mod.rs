@@ -265,6 +265,8 @@ pub struct Hub {
     cache: Cache,
     token: Option<String>,
     offline: bool,
+    /// Waits before it repeats a request.
+    pauses: bool,
 }
 
 impl fmt::Debug for Hub {
@@ -303,10 +305,9 @@ fn stored_token(home: Option<&Path>) -> Result<Option<String>> {
 }
 
 impl Hub {
-    /// The hub as the environment describes it; see the module documentation. A usage error where
-    /// no folder for the cache is known, or the endpoint is not an address.
-    pub fn from_env() -> Result<Self> {
-        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
+    /// The hub at `endpoint`, an address such as `https://huggingface.co`, with a cache in the folder
+    /// `cache`, which need not exist. A usage error where the endpoint is not an address.
+    pub fn new(endpoint: &str, cache: PathBuf) -> Result<Self> {
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
             let what = format!(
                 "\"{}\": expected http://HOST or https://HOST",
@@ -314,6 +315,26 @@ impl Hub {
             );
             return Err(Error::usage("HF_ENDPOINT", what));
         }
+        Ok(Self {
+            endpoint: endpoint.trim_end_matches('/').to_owned(),
+            cache: Cache::new(cache),
+            token: None,
+            offline: false,
+            pauses: true,
+        })
+    }
+
+    /// The same hub, whose client repeats requests at once.
+    #[must_use]
+    pub fn without_pauses(mut self) -> Self {
+        self.pauses = false;
+        self
+    }
+
+    /// The hub as the environment describes it; see the module documentation. A usage error where
+    /// no folder for the cache is known, or the endpoint is not an address.
+    pub fn from_env() -> Result<Self> {
+        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         let home = home();
         let cache = variable("HF_HUB_CACHE")
             .map(PathBuf::from)
@@ -328,10 +349,9 @@ impl Hub {
         };
         let offline = variable("HF_HUB_OFFLINE").map(|v| v.to_ascii_lowercase());
         Ok(Self {
-            endpoint: endpoint.trim_end_matches('/').to_owned(),
-            cache: Cache::new(cache),
             token,
             offline: offline.is_some_and(|v| matches!(v.as_str(), "1" | "true" | "yes" | "on")),
+            ..Self::new(&endpoint, cache)?
         })
     }
 
