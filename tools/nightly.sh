@@ -6,6 +6,7 @@
 # - trials of the kind "nightly", which test.sh lists as ignored
 # - all operators on Intel's OpenCL, and its models with the phones' kernels
 # - each benchmark, once
+# - an hour of fuzzing that sees which code an input reaches
 # - 500 kills of the command at random times
 # - more faults of drivers, sanitizers over the C interface, and 20 minutes of models that come and go
 set -euo pipefail

@@ -195,6 +195,31 @@ setup_rust() {
     fail "Rust $(sed -n 's/^rust-version = "\(.*\)"/\1/p' "$ROOT/Cargo.toml") or newer is needed. To install it, type:  $RUSTUP_LINE"
 }
 
+# libFuzzer is written in C++.
+setup_cxx() {
+    have g++ || install g++
+}
+
+# Builds the fuzz targets and sets FUZZ to their program. With FUZZ_COVERAGE set, libFuzzer sees which
+# code an input reaches, overflows are findings, and everything is compiled once more; otherwise the
+# build shares the release profile's results, and inputs are changed blindly.
+build_fuzz() {
+    local host coverage kind options=(--locked -p tlite-fuzz --manifest-path "$ROOT/Cargo.toml")
+    if [ -z "${FUZZ_COVERAGE:-}" ]; then
+        cargo build --release "${options[@]}"
+        FUZZ=$(target_folder)/release/fuzz
+        return 0
+    fi
+    coverage="-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4"
+    for kind in inline-8bit-counters pc-table trace-compares; do
+        coverage+=" -Cllvm-args=-sanitizer-coverage-$kind"
+    done
+    # A target is named so that build scripts and procedural macros do without.
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    RUSTFLAGS=$coverage cargo build --profile fuzz --target "$host" "${options[@]}"
+    FUZZ=$(target_folder)/$host/fuzz/fuzz
+}
+
 # The standard library of Android's target; linking would take Android's NDK, checking does not.
 ANDROID=aarch64-linux-android
 setup_android() {

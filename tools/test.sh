@@ -41,6 +41,7 @@ begin "Drivers and tools"
 setup_drivers
 setup_browser
 setup_valgrind
+setup_cxx
 setup_rust
 cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 ||
     { have rustup && rustup -q component add rustfmt clippy >&2; } || install rustfmt rust-clippy
@@ -106,6 +107,8 @@ step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
 step "Tests" cargo test --release --locked --lib --bins --tests --no-fail-fast
 # At random times, so each run tries others.
 step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR" ${nightly:+--kills 500 --long}
+# Nightly, each target has so long that all take an hour.
+step "Fuzzing" env ${nightly:+FUZZ_COVERAGE=1} tools/fuzz.sh all "$([ -n "$nightly" ] && echo 210 || echo 5)"
 step "Doctests" cargo test --release --locked --doc
 # Runs each benchmark once without timing, as criterion does without `--bench`.
 [ -z "$nightly" ] || step "Benchmarks" cargo test --release --locked --bench '*'

@@ -208,6 +208,18 @@ pub fn tlite(args: &[&str]) -> Output {
     command().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
+/// Runs the built command with at most `kilobytes` of address space.
+#[cfg(target_os = "linux")]
+pub fn bounded(kilobytes: u32, args: &[&str]) -> Output {
+    let built = command();
+    let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
+    let mut shell = std::process::Command::new("sh");
+    shell.args(["-c", &script]).arg(built.get_program()).args(args);
+    let variables = built.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    shell.envs(variables).env("RUST_LOG", LOG).stdin(Stdio::null());
+    shell.output().expect("a shell")
+}
+
 pub use transformer_lite::unstable::validate::case::POISON;
 use transformer_lite::unstable::validate::case::{Bench, Guards as Guard};
 

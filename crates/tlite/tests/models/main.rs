@@ -10,6 +10,8 @@ mod api;
 mod cache;
 mod checkpoints;
 mod faults;
+#[cfg(target_os = "linux")]
+mod hostile;
 mod models;
 mod phone_path;
 
@@ -21,6 +23,8 @@ fn main() -> ExitCode {
         ("cache", cache::trials),
         ("checkpoints", checkpoints::trials),
         ("faults", faults::trials),
+        #[cfg(target_os = "linux")]
+        ("hostile", hostile::trials),
         ("models", models::trials),
         ("phone_path", phone_path::trials),
     ])

@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use tlite_testing::gguf::Traits;
 use tlite_testing::{tiny_model, tlite};
 
+/// A file of `fuzz/regressions`.
 fn data(name: &str) -> PathBuf {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/data/robustness");
-    folder.join(name)
+    Path::new(tlite_testing::ROOT).join("fuzz/regressions").join(name)
 }
 
 #[test]
@@ -21,7 +21,7 @@ fn hostile_chat_templates_end_with_an_error() {
         "nested_range",
         "replace",
     ];
-    let read = |name| std::fs::read_to_string(data(&format!("template_{name}.jinja"))).unwrap();
+    let read = |name| std::fs::read_to_string(data(&format!("template/{name}.jinja"))).unwrap();
     let sums = [6000, 25_000].map(|count| ("sum", format!("{{{{ 1{} }}}}", "+1".repeat(count))));
     for (name, template) in names.map(|name| (name, read(name))).into_iter().chain(sums) {
         let model = model_folder();
@@ -94,11 +94,11 @@ fn files_that_users_name_may_be_pipes() {
 fn names_of_models_do_not_control_the_terminal() {
     for (name, commands) in [
         (
-            "escape_names.onnx",
+            "models/escape_names.onnx",
             &[&["inspect"][..], &["run", "--random", "--backend", "host"]][..],
         ),
         (
-            "escape_names_ok.onnx",
+            "models/escape_names_ok.onnx",
             &[
                 &["inspect"],
                 &["inspect", "-v"],

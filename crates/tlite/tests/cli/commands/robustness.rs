@@ -2,18 +2,17 @@
 
 use super::{fails_as, onnx_folder, path, stderr};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
-use tlite_testing::failed_in_a_line;
+use std::process::Command;
 use tlite_testing::gguf::{Traits, tiny};
+use tlite_testing::{bounded, failed_in_a_line};
 use transformer_lite::unstable::error::Stage;
 use transformer_lite::unstable::graph::onnx::write::{ModelWriter, NodeSpec, Size};
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite_convert::gguf::{Array, Value};
 
+/// A file of `fuzz/regressions`.
 fn data(name: &str) -> PathBuf {
-    Path::new(tlite_testing::ROOT)
-        .join("tests/data/robustness")
-        .join(name)
+    Path::new(tlite_testing::ROOT).join("fuzz/regressions").join(name)
 }
 
 /// A model `y = Relu(x)` whose input has these sizes.
@@ -35,18 +34,6 @@ fn relu(dir: &Path, sizes: &[Size]) -> PathBuf {
     dir.join("relu.onnx")
 }
 
-/// Runs a command with at most so many kB of address space.
-#[cfg(target_os = "linux")]
-fn bounded(kilobytes: u32, args: &[&str]) -> Output {
-    let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
-    let mut command = Command::new("sh");
-    command
-        .args(["-c", &script, env!("CARGO_BIN_EXE_tlite")])
-        .args(args);
-    command.env("RUST_LOG", tlite_testing::LOG);
-    command.output().unwrap()
-}
-
 #[cfg(target_os = "linux")]
 #[test]
 fn hostile_pictures_and_arrays_need_little_memory() {
@@ -59,11 +46,16 @@ fn hostile_pictures_and_arrays_need_little_memory() {
         bounded(3_000_000, &[&args[..], more].concat())
     };
     for fit in ["stretch", "crop", "pad"] {
-        let output = run("tall_1x60000.png", &["--image-fit", fit]);
+        let output = run("picture/tall_1x60000.png", &["--image-fit", fit]);
         assert_eq!(output.status.code(), Some(0), "{fit}: {}", stderr(&output));
     }
-    failed_in_a_line(&run("bomb_20000x20000.png", &[]), 1, "LimitExceeded", &["20000"]);
-    failed_in_a_line(&run("header_4gb.npy", &[]), 1, "File", &["143"]);
+    failed_in_a_line(
+        &run("picture/bomb_20000x20000.png", &[]),
+        1,
+        "LimitExceeded",
+        &["20000"],
+    );
+    failed_in_a_line(&run("npy/header_4gb.npy", &[]), 1, "File", &["143"]);
 }
 
 #[cfg(unix)]

@@ -1,0 +1,76 @@
+//! Models on OpenCL against the interpreter.
+
+use crate::files::{inputs, limits};
+use crate::mutate::EDGES;
+use crate::work::{Random, folder, put};
+use std::sync::{Arc, OnceLock};
+use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions};
+use transformer_lite::unstable::cache::Store;
+use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions, compare};
+use transformer_lite::unstable::tensor::HostTensor;
+
+/// Difference of a result, relative to the range of the wanted tensor. Sums of some kernels have
+/// other orders.
+const TOLERANCE: f32 = 1e-2;
+
+/// Larger results leave no digits to compare after a subtraction.
+const LARGEST: f64 = 1e4;
+
+/// Replaces integers by any numbers: they may be indices.
+fn wild(given: &mut [Named], random: &mut Random) {
+    for (_, t) in given.iter_mut().filter(|(_, t)| t.dtype().is_int()) {
+        let count = t.shape().iter().product();
+        let values: Vec<i64> = (0..count).map(|_| EDGES[random.below(EDGES.len())]).collect();
+        if let Ok(other) = HostTensor::from_ints(t.dtype(), t.shape(), &values) {
+            *t = other;
+        }
+    }
+}
+
+/// Whether results can be compared: floats of ordinary size.
+fn is_ordinary(t: &HostTensor) -> bool {
+    let ordinary = |values: &[f64]| values.iter().all(|v| v.abs() < LARGEST);
+    t.dtype().is_float() && t.to_f64().is_ok_and(|values| ordinary(&values))
+}
+
+/// Runs a model on OpenCL, and compares results with the interpreter's. With wild indices results
+/// may be any, since the interpreter refuses them.
+pub fn device(data: &[u8]) {
+    static STORE: OnceLock<Arc<Store>> = OnceLock::new();
+    let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));
+    let path = put("model.onnx", data);
+    let options = RunnerOptions {
+        limits: limits(),
+        ..Default::default()
+    };
+    let Ok(mut host) = Runner::load(&path, None, &options) else {
+        return;
+    };
+    let Some(mut given) = inputs(&host) else { return };
+    let mut random = Random::new(crc32fast::hash(data));
+    if random.once_in(2) {
+        wild(&mut given, &mut random);
+    }
+    let open = OpenOptions {
+        cache: Some(store.clone()),
+        ..Default::default()
+    };
+    let device = backend::open(BackendKind::OpenCl, &open).expect("an OpenCL device is installed");
+    let cancel = Cancel::default();
+    let found =
+        Runner::load(&path, Some(device), &options).and_then(|mut runner| runner.run(&given, &cancel));
+    let (Ok(found), Ok(wanted)) = (found, host.run(&given, &cancel)) else {
+        return;
+    };
+    for ((name, found), (_, wanted)) in found.iter().zip(&wanted) {
+        if !is_ordinary(wanted) {
+            continue;
+        }
+        let difference = compare(found, wanted).expect("both have the shape of the model");
+        assert!(
+            difference.relative <= TOLERANCE,
+            "output {name:?}: {difference:?} between {found:?} and {wanted:?}"
+        );
+    }
+}

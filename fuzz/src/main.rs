@@ -1,0 +1,99 @@
+//! Fuzz targets of everything that reads untrusted input, in one program. `FUZZ_TARGET` selects the
+//! target; libFuzzer's options follow. Use it through `tools/fuzz.sh`.
+//!
+//! A finding is a panic that leaves the engine, a signal, a run that exceeds libFuzzer's time
+//! limit, or more memory than [`budget`] allows.
+#![no_main]
+
+mod budget;
+mod devices;
+mod files;
+mod hub;
+mod mutate;
+mod stores;
+mod texts;
+mod work;
+
+use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use std::sync::OnceLock;
+
+struct Target {
+    name: &'static str,
+    run: fn(&[u8]),
+    /// Inputs are ONNX models, which are mutated as such.
+    onnx: bool,
+}
+
+impl Target {
+    const fn new(name: &'static str, run: fn(&[u8])) -> Self {
+        Self {
+            name,
+            run,
+            onnx: false,
+        }
+    }
+
+    const fn onnx(name: &'static str, run: fn(&[u8])) -> Self {
+        Self {
+            name,
+            run,
+            onnx: true,
+        }
+    }
+}
+
+/// `tools/fuzz.sh` reads the names from these lines.
+const TARGETS: &[Target] = &[
+    Target::onnx("plan", files::plan),
+    Target::onnx("run", files::run),
+    Target::onnx("device", devices::device),
+    Target::new("gguf", files::gguf),
+    Target::new("safetensors", files::safetensors),
+    Target::new("npy", files::npy),
+    Target::new("pb", files::pb),
+    Target::new("picture", files::picture),
+    Target::new("tokenizer", texts::tokenizer),
+    Target::new("template", texts::template),
+    Target::new("config", texts::config),
+    Target::new("schema", texts::schema),
+    Target::new("lark", texts::lark),
+    Target::new("dim", texts::dim),
+    Target::new("cache", stores::cache),
+    Target::new("prompt_cache", stores::prompt_cache),
+    Target::new("hub", hub::hub),
+];
+
+fn target() -> &'static Target {
+    static TARGET: OnceLock<&Target> = OnceLock::new();
+    TARGET.get_or_init(|| {
+        let name = std::env::var("FUZZ_TARGET").unwrap_or_default();
+        let found = TARGETS.iter().find(|t| t.name == name);
+        found.unwrap_or_else(|| panic!("FUZZ_TARGET: no target {name:?}"))
+    })
+}
+
+fuzz_target!(
+    init: {
+        let target = target();
+        // libFuzzer's hook ends the process, but the engine contains panics inside dependencies.
+        // Others reach the boundary of `libfuzzer-sys`, which ends the process, too.
+        std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
+        // What is made once does not count for the first input.
+        (target.run)(b"");
+    },
+    |data: &[u8]| {
+        budget::within(|| (target().run)(data));
+    }
+);
+
+fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    if target().onnx
+        && let Some(model) = data.get(..size).and_then(|model| mutate::mutated(model, seed))
+        && model.len() <= max_size
+        && let Some(place) = data.get_mut(..model.len())
+    {
+        place.copy_from_slice(&model);
+        return model.len();
+    }
+    fuzzer_mutate(data, size, max_size)
+});
