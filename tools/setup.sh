@@ -200,12 +200,13 @@ setup_cxx() {
     have g++ || install g++
 }
 
-# Builds the fuzz targets and sets FUZZ to their program. With FUZZ_COVERAGE set, libFuzzer sees which
-# code an input reaches, overflows are findings, and everything is compiled once more; otherwise the
-# build shares the release profile's results, and inputs are changed blindly.
+# Builds the fuzz targets, if FUZZ does not name their program, and sets FUZZ to it. With
+# FUZZ_COVERAGE set, libFuzzer sees which code an input reaches, overflows are findings, and
+# everything is compiled once more; otherwise inputs are changed blindly.
 build_fuzz() {
     local host coverage kind options=(--locked -p tlite-fuzz --manifest-path "$ROOT/Cargo.toml")
     if [ -z "${FUZZ_COVERAGE:-}" ]; then
+        [ -z "${FUZZ:-}" ] || return 0
         cargo build --release "${options[@]}"
         FUZZ=$(target_folder)/release/fuzz
         return 0

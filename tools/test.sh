@@ -71,9 +71,10 @@ done
 if setup_android; then
     RUSTFLAGS="-D warnings" step "Android" cargo check --release --locked --target "$ANDROID" --lib --bins
 fi
-# Builds the command too, with the features of the tests' dependencies: building it alone would
-# compile the library once more. Examples and benchmarks are only linted.
-step "Building the tests" cargo test --release --locked --lib --bins --tests --no-run
+# Builds the command and the fuzz targets too, with the features of the tests' dependencies: building
+# them alone would compile the library once more. Examples and benchmarks are only linted.
+tests=(--release --locked -p transformer-lite -p transformer-lite-convert -p tlite -p tlite-fuzz --tests)
+step "Building the tests" cargo test "${tests[@]}" --no-run
 begin "Models"
 find_tlite
 prepare_model
@@ -104,11 +105,15 @@ end
 step "Phone compilers: doctests" python3 -m doctest tools/phone_compile/{tables,summary,predictions,page}.py
 step "Phone compilers" python3 tools/phone_compile --check ${nightly:+--all}
 step "Comparisons: their tables" python3 -m doctest tools/compare_llm.py
-step "Tests" cargo test --release --locked --lib --bins --tests --no-fail-fast
+step "Tests" cargo test "${tests[@]}" --no-fail-fast
 # At random times, so each run tries others.
 step "Kills and other faults" python3 tests/faults/kill.py "$TLITE" "$MODEL_DIR" ${nightly:+--kills 500 --long}
-# Nightly, each target has so long that all take an hour.
-step "Fuzzing" env ${nightly:+FUZZ_COVERAGE=1} tools/fuzz.sh all "$([ -n "$nightly" ] && echo 210 || echo 5)"
+if [ -n "$nightly" ]; then
+    # All targets together take an hour.
+    FUZZ_COVERAGE=1 step "Fuzzing" tools/fuzz.sh all 210
+else
+    FUZZ=$(target_folder)/release/fuzz step "Fuzzing" tools/fuzz.sh all 5
+fi
 step "Doctests" cargo test --release --locked --doc
 # Runs each benchmark once without timing, as criterion does without `--bench`.
 [ -z "$nightly" ] || step "Benchmarks" cargo test --release --locked --bench '*'

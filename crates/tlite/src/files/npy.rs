@@ -13,6 +13,10 @@ use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 /// Bytes of a header with its length. Those of tensors have about a hundred.
 const MAX_HEADER: u64 = 4096;
 
+/// Brackets within brackets in a header. A shape is a tuple in a dictionary. The time that the reader
+/// takes doubles with each level.
+const MAX_NESTING: usize = 4;
+
 /// Elements in row-major order, of a file of `count` elements in `bytes` bytes.
 fn elements<T: npyz::Deserialize + Clone, R: Read>(
     file: NpyFile<R>,
@@ -76,6 +80,20 @@ fn uncountable(header: &[u8]) -> Option<String> {
     (product == u64::MAX).then(|| shape.to_owned())
 }
 
+/// The deepest nesting of brackets in a header.
+fn nesting(header: &[u8]) -> usize {
+    let (mut open, mut deepest) = (0usize, 0);
+    for byte in header {
+        match byte {
+            b'(' | b'[' | b'{' => open += 1,
+            b')' | b']' | b'}' => open = open.saturating_sub(1),
+            _ => {}
+        }
+        deepest = deepest.max(open);
+    }
+    deepest
+}
+
 /// Reads a regular file. Errors: no such file, not a `.npy` file, an element type that the engine
 /// does not have, too few elements; too little memory for them.
 pub fn read(path: &Path) -> Result<HostTensor> {
@@ -96,7 +114,14 @@ pub fn read(path: &Path) -> Result<HostTensor> {
         let what = format!("a header of {header} bytes; the limit is {MAX_HEADER}");
         return Err(bad(what).of_kind(ErrorKind::LimitExceeded));
     }
-    if let Some(shape) = uncountable(&start) {
+    let text = usize::try_from(header).ok().and_then(|n| start.get(..n));
+    let text = text.unwrap_or(&start);
+    if nesting(text) > MAX_NESTING {
+        return Err(bad(
+            "not a .npy file, or the file is damaged: the header is no dictionary".to_owned(),
+        ));
+    }
+    if let Some(shape) = uncountable(text) {
         return Err(bad(format!("shape [{shape}] has too many elements")));
     }
     let file = NpyFile::new(BufReader::new(file))
