@@ -76,13 +76,17 @@ fuzz_target!(
     init: {
         let target = target();
         // libFuzzer's hook ends the process, but the engine contains panics inside dependencies.
-        // Others reach the boundary of `libfuzzer-sys`, which ends the process, too.
         std::panic::set_hook(Box::new(|info| eprintln!("{info}")));
         // What is made once does not count for the first input.
         (target.run)(b"");
     },
     |data: &[u8]| {
-        budget::within(|| (target().run)(data));
+        let run = || budget::within(|| (target().run)(data));
+        if std::panic::catch_unwind(run).is_err() {
+            // Drivers replace the handler of signals with which libFuzzer would save the input.
+            work::save(target().name, data);
+            std::process::abort();
+        }
     }
 );
 

@@ -19,6 +19,15 @@ pub fn put(name: &str, data: &[u8]) -> PathBuf {
     path
 }
 
+/// Saves a finding.
+pub fn save(target: &str, data: &[u8]) {
+    let path = format!("fuzz/findings/{target}-panic-{:08x}", crc32fast::hash(data));
+    match std::fs::write(&path, data) {
+        Ok(()) => eprintln!("Test unit written to {path}"),
+        Err(e) => eprintln!("{path} cannot be written: {e}"),
+    }
+}
+
 /// A new empty folder in [`folder`], in place of an earlier one.
 pub fn emptied(name: &str) -> PathBuf {
     let path = folder().join(name);

@@ -13,8 +13,8 @@ use transformer_lite::unstable::tensor::{DType, HostTensor, TensorError};
 /// Bytes of a header with its length. Those of tensors have about a hundred.
 const MAX_HEADER: u64 = 4096;
 
-/// Brackets within brackets in a header. A shape is a tuple in a dictionary. The time that the reader
-/// takes doubles with each level.
+/// Brackets within brackets in a header. A shape is a tuple in a dictionary. The time that the
+/// reader takes doubles with each level.
 const MAX_NESTING: usize = 4;
 
 /// Elements in row-major order, of a file of `count` elements in `bytes` bytes.
