@@ -1,11 +1,12 @@
-//! Stops a generation from another thread.
+//! Stops a generation, a run or a rendering from another thread.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that stops generation; clones share the flag across threads. A generation ends before its
-/// next step (one token or one chunk of a prompt) with
-/// [`Finish::Cancelled`](crate::llm::Finish::Cancelled).
+/// A flag that stops a call; clones share the flag across threads. A generation ends before its next
+/// step (one token or one chunk of a prompt) with
+/// [`Finish::Cancelled`](crate::llm::Finish::Cancelled). Other calls fail with an error of kind
+/// [`ErrorKind::Interrupted`](crate::error::ErrorKind::Interrupted).
 #[derive(Clone, Debug, Default)]
 pub struct Cancel(Arc<AtomicBool>);
 

@@ -9,6 +9,21 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
+/// Runs `work` on a thread of its own with a stack of `stack` bytes. What `work` keeps for its thread
+/// is freed with it. The inner result is an error if `work` panics.
+pub fn on_thread<T: Send>(
+    name: &str,
+    stack: usize,
+    work: impl FnOnce() -> T + Send,
+) -> std::io::Result<std::thread::Result<T>> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new()
+            .name(name.to_owned())
+            .stack_size(stack);
+        Ok(thread.spawn_scoped(scope, work)?.join())
+    })
+}
+
 /// Calls `work` for each of `0 .. count` on `threads` threads, or fewer if the system refuses so
 /// many, each with its own `state`. Calls `take` on this thread with each result, in any order.
 /// After an error no new items are started. The error of the lowest index is returned, so the

@@ -18,8 +18,8 @@ use std::time::{Duration, Instant};
 pub enum Exceeded {
     /// A tensor in host memory would exceed the limit.
     #[error(
-        "{wanted} more bytes of host memory exceed the limit of {limit} bytes, of which {used} are in \
-         use; raise the limit `memory` if you trust the model"
+        "cannot allocate {wanted} bytes of host memory: {used} of {limit} bytes are in use; raise the \
+         limit `memory` if you trust the model"
     )]
     Memory { wanted: u64, used: u64, limit: u64 },
     /// The call took too long.
@@ -216,8 +216,8 @@ pub fn reserve(bytes: usize) -> Result<Reservation, Exceeded> {
     .unwrap_or_else(|| Ok(Reservation::default()))
 }
 
-/// Fails if the quota does not have `bytes` left; for memory that is freed before the next tensor
-/// is created.
+/// Fails if fewer than `bytes` are left in the quota, but does not reserve them. Use it for memory
+/// that is freed before the next tensor is created.
 pub fn admit(bytes: usize) -> Result<(), Exceeded> {
     reserve(bytes).map(drop)
 }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Fuzzes one target, or all: tries the inputs in fuzz/regressions, then new ones for some seconds. The
-# corpus grows in the cache folder from one call to the next. A finding ends the script; its input is
-# then in fuzz/findings. With TLITE_FUZZ_LOG set, executions are added to fuzz/log.tsv.
+# Fuzzes one target, or all: tries the inputs in fuzz/regressions, then new ones for some seconds. With
+# FUZZ_COVERAGE set, coverage guides libFuzzer, and its corpus grows in the cache folder from one call
+# to the next. A finding ends the script; its input and the log are then in fuzz/findings. With
+# TLITE_FUZZ_LOG set, executions are added to fuzz/log.tsv.
 #     tools/fuzz.sh TARGET|all SECONDS
 set -euo pipefail
 
@@ -11,22 +12,27 @@ cd "$ROOT"
 
 [ $# -eq 2 ] || fail "usage: tools/fuzz.sh TARGET|all SECONDS"
 seconds=$2
-mapfile -t targets < <(sed -n 's/^    Target::[a-z]*("\([a-z_]*\)".*/\1/p' fuzz/src/main.rs)
+mapfile -t targets < <(sed -n 's/^    Target::[a-z]*("\([a-z_0-9]*\)".*/\1/p' fuzz/src/main.rs)
+[ ${#targets[@]} -gt 0 ] || fail "fuzz/src/main.rs lists no targets"
 if [ "$1" != all ]; then
     [[ " ${targets[*]} " == *" $1 "* ]] || fail "no target $1; expected all or one of ${targets[*]}"
     targets=("$1")
 fi
 
+setup_drivers
+setup_rust
 setup_cxx
 build_fuzz
-corpora=$CACHE/fuzz
-stamp=$(cksum <fuzz/seeds.py)
-if [ "$(cat "$corpora/stamp" 2>/dev/null)" != "$stamp" ]; then
-    say "Making seeds in $corpora"
+seeds=$CACHE/fuzz/seeds corpora=$CACHE/fuzz/corpora
+stamp=$(cat fuzz/seeds.py fuzz/src/byte_tokenizer.json tests/data/templates/*.jinja | cksum)
+if [ "$(cat "$seeds.stamp" 2>/dev/null)" != "$stamp" ]; then
+    say "Making seeds in $seeds"
     prepare_onnx_data
-    find_tlite
-    python3 fuzz/seeds.py "$corpora" "$ONNX_DATA" "$TLITE"
-    echo "$stamp" >"$corpora/stamp"
+    TLITE=$(target_folder)/release/tlite
+    [ -x "$TLITE" ] || build_tlite
+    rm -rf "$seeds"
+    python3 fuzz/seeds.py "$seeds" "$ONNX_DATA" "$TLITE"
+    echo "$stamp" >"$seeds.stamp"
 fi
 
 work=$(mktemp -d)
@@ -39,13 +45,21 @@ for target in "${targets[@]}"; do
     # A model on PoCL waits for its compiler.
     device) regressions=fuzz/regressions/models timeout=60 ;;
     esac
-    mkdir "$work/$target"
-    inputs=("$corpora/$target")
+    inputs=("$seeds/$target")
     [ ! -d "$regressions" ] || inputs+=("$regressions")
-    FUZZ_TARGET=$target FUZZ_WORK=$work/$target "$FUZZ" -artifact_prefix=fuzz/findings/ -timeout="$timeout" \
-        -report_slow_units=1 -rss_limit_mb=4096 -print_final_stats=1 -detect_leaks=0 \
-        -max_total_time="$seconds" "${inputs[@]}" >"$work/log" 2>&1 ||
-        { tail -n 40 "$work/log" >&2; fail "fuzzing $target: see fuzz/findings"; }
+    FUZZ_SEEDS=$(IFS=:; printf %s "${inputs[*]}") options=(-len_control=0)
+    if [ -n "${FUZZ_COVERAGE:-}" ]; then
+        FUZZ_SEEDS= options=()
+        inputs=("$corpora/$target" "${inputs[@]}")
+    fi
+    mkdir -p "$work/$target" "$corpora/$target"
+    FUZZ_TARGET=$target FUZZ_WORK=$work/$target FUZZ_SEEDS=$FUZZ_SEEDS "$FUZZ" "${options[@]}" \
+        -artifact_prefix=fuzz/findings/ -timeout="$timeout" -report_slow_units=1 -rss_limit_mb=4096 \
+        -print_final_stats=1 -detect_leaks=0 -max_total_time="$seconds" "${inputs[@]}" >"$work/log" 2>&1 || {
+        tail -n 40 "$work/log" >&2
+        cp "$work/log" "fuzz/findings/$target.log"
+        fail "fuzzing $target: see fuzz/findings"
+    }
     count=$(sed -n 's/^stat::number_of_executed_units: *//p' "$work/log")
     say "$target: $count executions"
     [ -z "${TLITE_FUZZ_LOG:-}" ] ||

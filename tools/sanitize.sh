@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs the C interface on the host backend under AddressSanitizer with LeakSanitizer, ThreadSanitizer
-# and valgrind. The sanitizers' options are unstable ones of the compiler, and ThreadSanitizer needs a
-# standard library that is built with it.
+# and valgrind. The sanitizers need unstable compiler options and a standard library that is built
+# with them.
 #     tools/sanitize.sh [address] [thread] [valgrind]
 set -euo pipefail
 

@@ -200,9 +200,9 @@ setup_cxx() {
     have g++ || install g++
 }
 
-# Builds the fuzz targets, if FUZZ does not name their program, and sets FUZZ to it. With
-# FUZZ_COVERAGE set, libFuzzer sees which code an input reaches, overflows are findings, and
-# everything is compiled once more; otherwise inputs are changed blindly.
+# Builds the fuzz targets and sets FUZZ to their program, unless FUZZ is already set. FUZZ_COVERAGE
+# always makes a separate build, in which coverage guides libFuzzer and integer overflows are
+# findings. Without it, seeds are changed at random.
 build_fuzz() {
     local host coverage kind options=(--locked -p tlite-fuzz --manifest-path "$ROOT/Cargo.toml")
     if [ -z "${FUZZ_COVERAGE:-}" ]; then

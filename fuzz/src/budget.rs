@@ -3,8 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes that one input may allocate at a time. The engine's own limit on tensors is lower in all
-/// targets.
+/// Bytes that one input may allocate at a time.
 const BUDGET: usize = 384 << 20;
 
 /// No limit, with room for additions.
@@ -30,7 +29,7 @@ impl Budgeted {
     }
 }
 
-// SAFETY: All calls are forwarded to the system's allocator unchanged.
+// SAFETY: All calls are forwarded to the system's allocator.
 unsafe impl GlobalAlloc for Budgeted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         Self::add(layout.size());
@@ -42,6 +41,13 @@ unsafe impl GlobalAlloc for Budgeted {
         Self::add(layout.size());
         // SAFETY: The caller keeps the contract of `alloc_zeroed`.
         unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        Self::add(size.saturating_sub(layout.size()));
+        LIVE.fetch_sub(layout.size().saturating_sub(size), Relaxed);
+        // SAFETY: The caller keeps the contract of `realloc`.
+        unsafe { System.realloc(pointer, layout, size) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {

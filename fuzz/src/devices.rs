@@ -10,8 +10,8 @@ use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions, compare};
 use transformer_lite::unstable::tensor::HostTensor;
 
-/// Difference of a result, relative to the range of the wanted tensor. Sums of some kernels have
-/// other orders.
+/// Allowed difference, relative to the range of the expected tensor. Some kernels add in another
+/// order.
 const TOLERANCE: f32 = 1e-2;
 
 /// Larger results leave no digits to compare after a subtraction.
@@ -34,8 +34,8 @@ fn is_ordinary(t: &HostTensor) -> bool {
     t.dtype().is_float() && t.to_f64().is_ok_and(|values| ordinary(&values))
 }
 
-/// Runs a model on OpenCL, and compares results with the interpreter's. With wild indices results
-/// may be any, since the interpreter refuses them.
+/// Runs a model on OpenCL and compares the results with the interpreter's. If the interpreter fails,
+/// for example on an index out of range, nothing is compared.
 pub fn device(data: &[u8]) {
     static STORE: OnceLock<Arc<Store>> = OnceLock::new();
     let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));

@@ -1,6 +1,6 @@
 //! Responses of a hub, from a server on the loopback interface.
 
-use crate::work::emptied;
+use crate::work::{emptied, folder};
 use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;
@@ -42,17 +42,18 @@ fn server() -> &'static (String, Script) {
     })
 }
 
-/// Whether a folder holds nothing but folders, regular files and links within itself.
+/// Whether all links below a folder lead to something within `root`.
 fn contained(folder: &Path, root: &Path) -> bool {
     let Ok(entries) = std::fs::read_dir(folder) else {
         return true;
     };
     entries.flatten().all(|entry| {
-        let path = entry.path();
-        match path.canonicalize() {
-            Ok(target) => target.starts_with(root) && (!path.is_dir() || contained(&path, root)),
-            Err(_) => true,
+        let (path, kind) = (entry.path(), entry.file_type());
+        if kind.is_ok_and(|k| k.is_dir()) {
+            return contained(&path, root);
         }
+        // A link to nothing may point anywhere.
+        path.canonicalize().is_ok_and(|target| target.starts_with(root))
     })
 }
 
@@ -73,11 +74,18 @@ pub fn hub(data: &[u8]) {
         return;
     };
     let hub = hub.without_pauses();
-    let store = ModelStore::new(emptied("models"));
+    let models = emptied("models");
+    let store = ModelStore::new(models.clone());
     for spec in ["hf:a/b", "hf:a/b:c.gguf"] {
         let spec = spec.parse().expect("a valid name");
         let _ = store.pull(&hub, &spec, true, &mut |_| {});
     }
-    let root = cache.canonicalize().expect("the folder exists");
-    assert!(contained(&root, &root), "a download left its folder");
+    for folder in [cache, models] {
+        let root = folder.canonicalize().expect("the folder exists");
+        assert!(contained(&root, &root), "a link left {}", root.display());
+    }
+    let entries = std::fs::read_dir(folder()).expect("FUZZ_WORK can be read");
+    let names = entries.flatten().map(|e| e.file_name());
+    let others: Vec<_> = names.filter(|n| n != "hub" && n != "models").collect();
+    assert!(others.is_empty(), "a download left its folder: {others:?}");
 }

@@ -91,8 +91,18 @@ fuzz_target!(
 );
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
+    let mut random = work::Random::new(seed);
+    let size = match work::seed(&mut random) {
+        Some(seed) if seed.len() <= max_size && seed.len() <= data.len() => {
+            data[..seed.len()].copy_from_slice(seed);
+            seed.len()
+        }
+        _ => size,
+    };
     if target().onnx
-        && let Some(model) = data.get(..size).and_then(|model| mutate::mutated(model, seed))
+        && let Some(model) = data
+            .get(..size)
+            .and_then(|model| mutate::mutated(model, &mut random))
         && model.len() <= max_size
         && let Some(place) = data.get_mut(..model.len())
     {

@@ -75,22 +75,21 @@ const MAX_NODES: usize = 24;
 /// Bodies are mutated to this depth.
 const MAX_DEPTH: usize = 4;
 
-/// A mutated model, or `None` if `data` is none, and sometimes, so that bytes are mutated, too.
-pub fn mutated(data: &[u8], seed: u32) -> Option<Vec<u8>> {
-    let mut random = Random::new(seed);
-    random.next();
+/// A mutated model, or `None` if `data` is not a model. Once in 8 times the result is `None` anyway,
+/// so that libFuzzer mutates the bytes.
+pub fn mutated(data: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     if random.once_in(8) {
         return None;
     }
     let mut model = ModelProto::decode(data).ok()?;
     let graph = model.graph.as_mut()?;
     for _ in 0..=random.below(4) {
-        Mutation(&mut random).graph(graph, 0);
+        Mutation(random).graph(graph, 0);
     }
     if random.once_in(12)
         && let Some(opset) = model.opset_import.first_mut()
     {
-        opset.version = 6 + random.below(21) as i64;
+        opset.version = 6 + random.below(22) as i64;
     }
     Some(model.encode_to_vec())
 }

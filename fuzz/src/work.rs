@@ -21,11 +21,27 @@ pub fn put(name: &str, data: &[u8]) -> PathBuf {
 
 /// Saves a finding.
 pub fn save(target: &str, data: &[u8]) {
-    let path = format!("fuzz/findings/{target}-panic-{:08x}", crc32fast::hash(data));
-    match std::fs::write(&path, data) {
-        Ok(()) => eprintln!("Test unit written to {path}"),
-        Err(e) => eprintln!("{path} cannot be written: {e}"),
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("findings");
+    let path = folder.join(format!("{target}-panic-{:08x}", crc32fast::hash(data)));
+    match std::fs::create_dir_all(&folder).and_then(|()| std::fs::write(&path, data)) {
+        Ok(()) => eprintln!("Test unit written to {}", path.display()),
+        Err(e) => eprintln!("{} cannot be written: {e}", path.display()),
     }
+}
+
+/// An input of the folders in `FUZZ_SEEDS`, which are separated by colons; `None` without the
+/// variable. libFuzzer keeps no seeds if it cannot see what they reach.
+pub fn seed(random: &mut Random) -> Option<&'static [u8]> {
+    static SEEDS: OnceLock<Vec<Vec<u8>>> = OnceLock::new();
+    let seeds = SEEDS.get_or_init(|| {
+        let folders = std::env::var("FUZZ_SEEDS").unwrap_or_default();
+        let entries = folders.split(':').flat_map(std::fs::read_dir).flatten();
+        let files = entries.map(|e| e.map(|e| e.path()).and_then(std::fs::read));
+        files
+            .collect::<Result<_, _>>()
+            .expect("FUZZ_SEEDS: folders of files")
+    });
+    random.choose(seeds).map(Vec::as_slice)
 }
 
 /// A new empty folder in [`folder`], in place of an earlier one.

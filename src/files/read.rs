@@ -45,7 +45,7 @@ pub fn read_given(path: &Path, most: u64) -> Result<Vec<u8>> {
     read_all(file, path, most)
 }
 
-/// Reads at most `most` bytes to the end of `source`, which errors call `path`.
+/// Reads `source` to its end; fails if it has more than `most` bytes. Errors name `path`.
 pub fn read_all(source: impl Read, path: &Path, most: u64) -> Result<Vec<u8>> {
     read_into(Vec::new(), source, path, most)
 }

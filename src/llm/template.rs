@@ -20,6 +20,7 @@ use crate::cancel::Cancel;
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::files::read::{if_exists, read_file};
 use crate::limits::Limits;
+use crate::parallel;
 use date::strftime;
 use meter::{Meter, Stopped};
 use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
@@ -266,16 +267,9 @@ impl ChatTemplate {
 
 /// Runs `work` on a thread whose stack has a known size.
 fn on_thread<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new()
-            .name("chat template".to_owned())
-            .stack_size(STACK)
-            .spawn_scoped(scope, work);
-        let thread = thread
-            .map_err(|e| Error::caused(Stage::Text, "cannot start a thread for the chat template", e))?;
-        let lost = |_| Error::internal(Stage::Text, "the chat template made its engine panic");
-        thread.join().map_err(lost)
-    })
+    parallel::on_thread("chat template", STACK, work)
+        .map_err(|e| Error::caused(Stage::Text, "cannot start a thread for the chat template", e))?
+        .map_err(|_| Error::internal(Stage::Text, "the chat template made its engine panic"))
 }
 
 /// What Hugging Face templates expect.

@@ -4,8 +4,12 @@ use super::folder::CUT_OFF;
 use crate::error::{Cause, Error, Result, Stage};
 use crate::files::read::read_file;
 use crate::limits::Limits;
+use crate::parallel;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+
+/// Bytes of the stack on which texts are encoded.
+const STACK: usize = 8 << 20;
 
 /// A tokenizer loaded from `tokenizer.json`.
 pub struct Tokenizer {
@@ -61,9 +65,13 @@ impl Tokenizer {
     /// The tokens of `text`. Special tokens written in `text` are always recognized. `add_special`
     /// also adds the tokens that surround every text, such as the start token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encoding = contained(|| self.inner.encode_fast(text, add_special))
-            .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))?;
-        Ok(encoding.get_ids().to_vec())
+        let encode = || contained(|| self.inner.encode_fast(text, add_special));
+        // A thread keeps the words of each tokenizer that it used until it ends.
+        parallel::on_thread("tokenizer", STACK, encode)
+            .map_err(|e| Error::caused(Stage::Text, "cannot start a thread for the tokenizer", e))?
+            .unwrap_or_else(|_| Err("the tokenizer panicked".into()))
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))
     }
 
     /// The special tokens before every text, often one or none.

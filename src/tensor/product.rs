@@ -27,8 +27,10 @@ pub enum Before {
     Kept,
 }
 
-/// Products of two numbers between two checks of the time, about a second's.
-const UNCHECKED: usize = 1 << 34;
+/// Multiplications between two checks of the time: tenths of a second.
+const UNCHECKED: usize = 1 << 30;
+/// Rows that are multiplied at a time at least.
+const ROWS: usize = 64;
 
 /// `y = a * b` for row-major `a` (`m x k`) and `b` (`k x n`, or `n x k` if `trans_b`). Fails if the
 /// call was cancelled or has no time left.
@@ -43,7 +45,7 @@ pub fn gemm<T: Factor>(
 ) -> Result<(), Exceeded> {
     let (row, column) = if trans_b { (1, k) } else { (n, 1) };
     let b = Matrix { data: b, row, column };
-    let rows = (UNCHECKED / n.saturating_mul(k).max(1)).max(1);
+    let rows = (UNCHECKED / n.saturating_mul(k).max(1)).max(ROWS);
     for first in (0..m).step_by(rows) {
         quota::check()?;
         let a = Matrix {

@@ -208,11 +208,12 @@ pub fn tlite(args: &[&str]) -> Output {
     command().args(args).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Runs the built command with at most `kilobytes` of address space.
+/// Runs the built command with at most `kilobytes` of address space. After two minutes it is ended,
+/// with status 124.
 #[cfg(target_os = "linux")]
 pub fn bounded(kilobytes: u32, args: &[&str]) -> Output {
     let built = command();
-    let script = format!("ulimit -v {kilobytes}; exec \"$0\" \"$@\"");
+    let script = format!("ulimit -v {kilobytes} && exec timeout -k 5 120 \"$0\" \"$@\"");
     let mut shell = std::process::Command::new("sh");
     shell.args(["-c", &script]).arg(built.get_program()).args(args);
     let variables = built.get_envs().filter_map(|(name, value)| Some((name, value?)));

@@ -191,8 +191,7 @@ impl Op for Conv {
             for ((x, y), w) in images.zip(dw.chunks_exact(rows * per_group * taps).cycle()) {
                 if per_group == 1 {
                     for (y, w) in y.chunks_exact_mut(area).zip(w.chunks_exact(taps)) {
-                        quota::check()?;
-                        depthwise(&axes, x, w, y);
+                        depthwise(&axes, x, w, y)?;
                     }
                 } else {
                     patches(&axes, per_group, rows, x, w, y)?;
@@ -415,9 +414,10 @@ impl ConvShape {
 }
 
 /// Convolves one channel with its own weights.
-fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) {
+fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) -> OpResult<()> {
     let stride = axes.last().map_or(1, |a| a.stride);
     for (tap, w) in window::taps(axes).zip(w) {
+        quota::check()?;
         window::walk(axes, &tap, 0..y.len(), |o, i, n| {
             let (Some(y), Some(x)) = (y.get_mut(o..o + n), x.get(i..)) else {
                 return;
@@ -433,6 +433,7 @@ fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) {
             }
         });
     }
+    Ok(())
 }
 
 /// Convolves one group as a matmul of its weights `[rows, channels * taps]` with a matrix of

@@ -101,10 +101,9 @@ impl Op for RoiAlign {
                 let rows = self.bins(y1, y2, shape[2], h)?;
                 let columns = self.bins(x1, x2, shape[3], w)?;
                 for (plane, y) in planes.chunks_exact(h * w).zip(y.chunks_exact_mut(area)) {
-                    quota::check()?;
                     for (row, y) in rows.iter().zip(y.chunks_exact_mut(shape[3])) {
                         for (column, y) in columns.iter().zip(y) {
-                            *y = self.pool(row, column, plane, w);
+                            *y = self.pool(row, column, plane, w)?;
                         }
                     }
                 }
@@ -151,6 +150,7 @@ impl RoiAlign {
                 format!("{from} to {to}"),
             ));
         }
+        quota::admit(bins.saturating_mul(samples).saturating_mul(size_of::<Sample>()))?;
         let last = size as f32 - 1.0;
         Ok((0..bins)
             .map(|b| {
@@ -170,9 +170,10 @@ impl RoiAlign {
             .collect())
     }
 
-    fn pool(&self, rows: &[Sample], columns: &[Sample], plane: &[f32], width: usize) -> f32 {
+    fn pool(&self, rows: &[Sample], columns: &[Sample], plane: &[f32], width: usize) -> OpResult<f32> {
         let (mut sum, mut most) = (0f64, f32::NEG_INFINITY);
         for row in rows {
+            quota::check()?;
             for column in columns {
                 let mut parts = [0f32; 4];
                 if let (Some(row), Some(column)) = (row, column) {
@@ -192,11 +193,11 @@ impl RoiAlign {
             clippy::cast_possible_truncation,
             reason = "rounding to the result type is intended"
         )]
-        match (count, self.max) {
+        Ok(match (count, self.max) {
             (0, _) => 0.0,
             (_, true) => most,
             (n, false) => (sum / n as f64) as f32,
-        }
+        })
     }
 }
 

@@ -64,11 +64,11 @@ impl Op for Tfidf {
             for n in self.lengths.0..=self.lengths.1 {
                 // A unigram has nothing to skip.
                 for step in 1..=if n == 1 { 1 } else { self.skips + 1 } {
-                    quota::check()?;
                     let Some(last) = row.len().checked_sub((n - 1) * step + 1) else {
                         break;
                     };
                     for start in 0..=last {
+                        quota::check()?;
                         let sequence: Vec<i64> =
                             row.iter().skip(start).step_by(step).take(n).copied().collect();
                         if let Some(count) = self.places.get(&sequence).and_then(|p| counts.get_mut(*p)) {

@@ -339,8 +339,8 @@ fn magnitude(value: &Value) -> u64 {
     }
 }
 
-/// The bytes that a format string may make: each field is at most as wide as the largest number in
-/// the string, or as all arguments.
+/// Upper bound on the bytes that a format string produces: no field is wider than the largest
+/// number in the string plus the size of all arguments.
 fn format_units(format: &str, arguments: &[Value], all: u64) -> u64 {
     let numbers = format
         .split(|c: char| !c.is_ascii_digit())

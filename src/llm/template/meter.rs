@@ -27,8 +27,8 @@ impl From<Stopped> for Error {
     }
 }
 
-/// The work that one rendering may still do. Units are about bytes read, written or allocated, so
-/// they bound both time and memory.
+/// The work that one rendering may still do. One unit is roughly one byte read, written or
+/// allocated, so units bound both time and memory.
 #[derive(Debug)]
 pub(super) struct Meter {
     left: AtomicU64,

@@ -96,7 +96,7 @@ fn opencl_arguments_are_the_descriptors() {
             spec.multiplies_halves(),
             spec.images.clone(),
         );
-        let able = (halves || !spec.multiplies_halves()) && instructions_fit(&spec, dots);
+        let able = (halves || !spec.multiplies_halves()) && instructions_fit(spec, dots);
         let left_out = spec.uses(Language::OpenClC, Feature::TensorCores) || is_probe(spec.kernel);
         if left_out || !able || !checked.insert(key) {
             continue;

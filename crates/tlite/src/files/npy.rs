@@ -117,9 +117,8 @@ pub fn read(path: &Path) -> Result<HostTensor> {
     let text = usize::try_from(header).ok().and_then(|n| start.get(..n));
     let text = text.unwrap_or(&start);
     if nesting(text) > MAX_NESTING {
-        return Err(bad(
-            "not a .npy file, or the file is damaged: the header is no dictionary".to_owned(),
-        ));
+        let what = format!("the header nests brackets more than {MAX_NESTING} levels deep; a tensor's has 2");
+        return Err(bad(what));
     }
     if let Some(shape) = uncountable(text) {
         return Err(bad(format!("shape [{shape}] has too many elements")));

@@ -35,14 +35,33 @@ fn files(target: &str) -> Vec<PathBuf> {
     files
 }
 
+/// A folder with what external data in `models` names: a pipe, and links to outside.
+fn surroundings() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("a folder for temporary files");
+    let at = |name: &str| dir.path().join(name);
+    for (name, target) in [
+        ("passwd_link", "/etc/passwd"),
+        ("link_out", "/etc"),
+        ("proc_link", "/proc/self/mem"),
+    ] {
+        std::os::unix::fs::symlink(target, at(name)).expect("a link");
+    }
+    let made = std::process::Command::new("mkfifo").arg(at("fifo")).status();
+    assert!(made.is_ok_and(|status| status.success()), "a pipe");
+    dir
+}
+
 /// Runs the command with each file of a target.
 fn all_end(target: &str, input: Input, more: &[&str]) -> Outcome {
     let (_dir, model) = tiny_model("llama", Traits::default());
     let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
     let generate = ["generate", &text(&model), "--prompt", "x", "--max-tokens", "2"];
+    let around = surroundings();
     let mut wrong = Vec::new();
     for file in files(target) {
-        let path = text(&file);
+        let name = file.file_name().expect("a file has a name");
+        let path = text(&around.path().join(name));
+        std::fs::copy(&file, &path).map_err(|e| e.to_string())?;
         let args = match input {
             Input::Model(command) => [command, &[&path]].concat(),
             Input::Option(option) => [&generate[..], &[option, &path]].concat(),

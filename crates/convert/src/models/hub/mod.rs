@@ -52,6 +52,8 @@ pub const PREFIX: &str = "hf:";
 #[cfg(all(feature = "hub", not(target_os = "android")))]
 const REVISION: &str = "main";
 /// The address of the hub.
+/// The variable that names the hub.
+const ENDPOINT_VARIABLE: &str = "HF_ENDPOINT";
 const ENDPOINT: &str = "https://huggingface.co";
 /// Requests for one thing, the first included.
 const ATTEMPTS: u32 = 4;
@@ -313,7 +315,7 @@ impl Hub {
                 "\"{}\": expected http://HOST or https://HOST",
                 endpoint.escape_debug()
             );
-            return Err(Error::usage("HF_ENDPOINT", what));
+            return Err(Error::usage(ENDPOINT_VARIABLE, what));
         }
         Ok(Self {
             endpoint: endpoint.trim_end_matches('/').to_owned(),
@@ -334,7 +336,7 @@ impl Hub {
     /// The hub as the environment describes it; see the module documentation. A usage error where
     /// no folder for the cache is known, or the endpoint is not an address.
     pub fn from_env() -> Result<Self> {
-        let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
+        let endpoint = variable(ENDPOINT_VARIABLE).unwrap_or_else(|| ENDPOINT.to_owned());
         let home = home();
         let cache = variable("HF_HUB_CACHE")
             .map(PathBuf::from)
