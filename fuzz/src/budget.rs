@@ -3,8 +3,9 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-/// Bytes that one input may allocate at a time.
-const BUDGET: usize = 384 << 20;
+/// Bytes that one input may allocate at a time: room for the largest picture, at 8 bytes per pixel,
+/// and a converted copy.
+const BUDGET: usize = 1 << 30;
 
 /// No limit, with room for additions.
 const UNLIMITED: usize = usize::MAX / 2;
