@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A flag that stops a call; clones share the flag across threads. A generation ends before its next
-/// step (one token or one chunk of a prompt) with
+/// A flag that stops a call; clones share the flag across threads. A generation ends before its
+/// next step (one token or one chunk of a prompt) with
 /// [`Finish::Cancelled`](crate::llm::Finish::Cancelled). Other calls fail with an error of kind
 /// [`ErrorKind::Interrupted`](crate::error::ErrorKind::Interrupted).
 #[derive(Clone, Debug, Default)]

@@ -9,8 +9,8 @@ pub fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Runs `work` on a thread of its own with a stack of `stack` bytes. What `work` keeps for its thread
-/// is freed with it. The inner result is an error if `work` panics.
+/// Runs `work` on a thread of its own with a stack of `stack` bytes. What `work` keeps for its
+/// thread is freed with it. The inner result is an error if `work` panics.
 pub fn on_thread<T: Send>(
     name: &str,
     stack: usize,

@@ -44,8 +44,8 @@ fn is_defined(model: &ModelProto) -> bool {
         .all(|op| !op.contains("Scatter"))
 }
 
-/// Runs a model on OpenCL and compares the results with the interpreter's. If the interpreter fails,
-/// for example on an index out of range, nothing is compared.
+/// Runs a model on OpenCL and compares the results with the interpreter's. If the interpreter
+/// fails, for example on an index out of range, nothing is compared.
 pub fn device(data: &[u8]) {
     static STORE: OnceLock<Arc<Store>> = OnceLock::new();
     let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));

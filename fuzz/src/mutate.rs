@@ -75,8 +75,8 @@ const MAX_NODES: usize = 24;
 /// Bodies are mutated to this depth.
 const MAX_DEPTH: usize = 4;
 
-/// A mutated model, or `None` if `data` is not a model. Once in 8 times the result is `None` anyway,
-/// so that libFuzzer mutates the bytes.
+/// A mutated model, or `None` if `data` is not a model. Once in 8 times the result is `None`
+/// anyway, so that libFuzzer mutates the bytes.
 pub fn mutated(data: &[u8], random: &mut Random) -> Option<Vec<u8>> {
     if random.once_in(8) {
         return None;
