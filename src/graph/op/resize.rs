@@ -163,7 +163,17 @@ impl Resize {
     fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
         match &self.axes {
             None => Ok((0..rank).collect()),
-            Some(list) => list.iter().map(|a| axis(*a, rank)).collect(),
+            Some(list) => {
+                let mut axes = Vec::new();
+                for a in list {
+                    let at = axis(*a, rank)?;
+                    if axes.contains(&at) {
+                        return Err(OpError::expected("attribute `axes`", "each axis once", a));
+                    }
+                    axes.push(at);
+                }
+                Ok(axes)
+            }
         }
     }
 
