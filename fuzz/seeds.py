@@ -19,7 +19,7 @@ import zlib
 
 # Larger models are slow to mutate.
 MAX_MODEL = 6000
-# A device compiles the kernels of one model in so many.
+# The target "device" gets every 50th model, since compiling kernels takes long.
 SOME = 50
 # Separates responses in an input of the target "hub", and parts in others.
 RESPONSES, PARTS = b"\n~~~\n", bytes(4)

@@ -26,7 +26,10 @@ pub enum Exceeded {
     #[error("the time limit of {0:?} is exceeded; raise the limit `time` if you trust the model")]
     Time(Duration),
     /// Loops ran too many iterations.
-    #[error("loops exceed the limit of {0} iterations; raise the limit `iterations` if you trust the model")]
+    #[error(
+        "loops exceed the limit of {0} iterations; raise the limit `iterations` if you trust the \
+         model"
+    )]
     Iterations(u64),
     /// The caller cancelled the call.
     #[error("cancelled")]

@@ -50,9 +50,10 @@ for target in "${targets[@]}"; do
     FUZZ_SEEDS=$(IFS=:; printf %s "${inputs[*]}") options=(-len_control=0)
     if [ -n "${FUZZ_COVERAGE:-}" ]; then
         FUZZ_SEEDS= options=()
+        mkdir -p "$corpora/$target"
         inputs=("$corpora/$target" "${inputs[@]}")
     fi
-    mkdir -p "$work/$target" "$corpora/$target"
+    mkdir "$work/$target"
     FUZZ_TARGET=$target FUZZ_WORK=$work/$target FUZZ_SEEDS=$FUZZ_SEEDS "$FUZZ" "${options[@]}" \
         -artifact_prefix=fuzz/findings/ -timeout="$timeout" -report_slow_units=1 -rss_limit_mb=4096 \
         -print_final_stats=1 -detect_leaks=0 -max_total_time="$seconds" "${inputs[@]}" >"$work/log" 2>&1 || {

@@ -1,6 +1,6 @@
 //! Models on OpenCL against the interpreter.
 
-use crate::files::{inputs, limits};
+use crate::files::{inputs, options};
 use crate::mutate::EDGES;
 use crate::work::{Random, folder, put};
 use prost::Message;
@@ -9,7 +9,7 @@ use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions};
 use transformer_lite::unstable::cache::Store;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::graph::onnx::proto::ModelProto;
-use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions, compare};
+use transformer_lite::unstable::runner::{Named, Runner, compare};
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Allowed difference, relative to the range of the expected tensor. Some kernels add in another
@@ -50,10 +50,7 @@ pub fn device(data: &[u8]) {
     static STORE: OnceLock<Arc<Store>> = OnceLock::new();
     let store = STORE.get_or_init(|| Arc::new(Store::new(folder().join("kernels"), 1 << 30)));
     let path = put("model.onnx", data);
-    let options = RunnerOptions {
-        limits: limits(),
-        ..Default::default()
-    };
+    let options = options();
     let Ok(mut host) = Runner::load(&path, None, &options) else {
         return;
     };

@@ -3,7 +3,6 @@
 use crate::work::{Random, emptied, folder, put, split};
 use std::collections::BTreeSet;
 use std::path::Path;
-use std::time::Duration;
 use tlite::files;
 use tlite::inspect::{self, Request};
 use transformer_lite::unstable::cancel::Cancel;
@@ -15,12 +14,17 @@ use transformer_lite::unstable::tensor::{DType, HostTensor};
 use transformer_lite_convert::{checkpoint, gguf as convert};
 
 /// What a model of a few kilobytes may take.
-pub fn limits() -> Limits {
-    let mut limits = Limits::default();
-    limits.memory = Some(64 << 20);
-    limits.time = Some(Duration::from_millis(500));
-    limits.iterations = 1000;
-    limits
+fn limits() -> Limits {
+    let limits = "memory=64M,time=500ms,iterations=1000".parse();
+    limits.expect("a list of limits")
+}
+
+/// How models are run.
+pub fn options() -> RunnerOptions {
+    RunnerOptions {
+        limits: limits(),
+        ..Default::default()
+    }
 }
 
 /// Imports and plans, as `tlite inspect` does.
@@ -66,12 +70,7 @@ pub fn inputs(runner: &Runner) -> Option<Vec<Named>> {
 
 /// Imports and runs in the interpreter.
 pub fn run(data: &[u8]) {
-    let path = put("model.onnx", data);
-    let options = RunnerOptions {
-        limits: limits(),
-        ..Default::default()
-    };
-    if let Ok(mut runner) = Runner::load(&path, None, &options)
+    if let Ok(mut runner) = Runner::load(&put("model.onnx", data), None, &options())
         && let Some(given) = inputs(&runner)
     {
         let _ = runner.run(&given, &Cancel::default());

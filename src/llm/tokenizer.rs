@@ -5,6 +5,7 @@ use crate::error::{Cause, Error, Result, Stage};
 use crate::files::read::read_file;
 use crate::limits::Limits;
 use crate::parallel;
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
@@ -65,11 +66,11 @@ impl Tokenizer {
     /// The tokens of `text`. Special tokens written in `text` are always recognized. `add_special`
     /// also adds the tokens that surround every text, such as the start token.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
-        let encode = || contained(|| self.inner.encode_fast(text, add_special));
+        let encode = || self.inner.encode_fast(text, add_special);
         // A thread keeps the words of each tokenizer that it used until it ends.
         parallel::on_thread("tokenizer", STACK, encode)
             .map_err(|e| Error::caused(Stage::Text, "cannot start a thread for the tokenizer", e))?
-            .unwrap_or_else(|_| Err("the tokenizer panicked".into()))
+            .unwrap_or_else(|panic| Err(inconsistent(panic.as_ref())))
             .map(|encoding| encoding.get_ids().to_vec())
             .map_err(|e| Error::parse(Stage::Text, &self.path, "the text cannot be encoded", e))
     }
@@ -194,17 +195,20 @@ fn byte_of(c: char) -> Option<u8> {
 /// Runs `work` of the tokenizer library and turns panics, which contradictory files can cause, into
 /// errors. `work` changes only the library's word cache, so the tokenizer stays usable.
 fn contained<T>(work: impl FnOnce() -> Result<T, Cause>) -> Result<T, Cause> {
-    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| {
-        let words = panic
-            .downcast_ref::<String>()
-            .map(String::as_str)
-            .or(panic.downcast_ref::<&str>().copied());
-        Err(format!(
-            "the tokenizer file is inconsistent: {}",
-            words.unwrap_or("no reason given")
-        )
-        .into())
-    })
+    catch_unwind(AssertUnwindSafe(work)).unwrap_or_else(|panic| Err(inconsistent(panic.as_ref())))
+}
+
+/// The error for a file whose use makes the library panic.
+fn inconsistent(panic: &(dyn Any + Send)) -> Cause {
+    let words = panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or(panic.downcast_ref::<&str>().copied());
+    format!(
+        "the tokenizer file is inconsistent: {}",
+        words.unwrap_or("no reason given")
+    )
+    .into()
 }
 
 /// Decodes tokens one at a time. The joined pieces of [`TextStream::push`] and

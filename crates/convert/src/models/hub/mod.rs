@@ -307,7 +307,7 @@ fn stored_token(home: Option<&Path>) -> Result<Option<String>> {
 }
 
 impl Hub {
-    /// The hub at `endpoint`, an address such as `https://huggingface.co`, with a cache in the folder
+    /// The hub at `endpoint`, an address such as `https://huggingface.co`. Its cache is the folder
     /// `cache`, which need not exist. A usage error where the endpoint is not an address.
     pub fn new(endpoint: &str, cache: PathBuf) -> Result<Self> {
         if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
