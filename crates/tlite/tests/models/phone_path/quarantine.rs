@@ -141,17 +141,8 @@ fn unlaunched_persistent(model: &Model) -> Outcome {
     };
     let joined = format!("clEnqueueNDRangeKernel kernel={kernel} ");
     let (plain, refused) = (run(0)?, run(99)?);
-    // They are where products go in bytes, for which a CPU has what the kernels ask for or not.
-    #[cfg(target_arch = "x86_64")]
-    let joins =
-        std::arch::is_x86_feature_detected!("avx512f") && std::arch::is_x86_feature_detected!("avx512bw");
-    #[cfg(not(target_arch = "x86_64"))]
-    let joins = false;
-    if (plain.count(&joined) > 0) != joins {
-        return Err(format!("dispatches are joined {} times", plain.count(&joined)));
-    }
-    if !joins {
-        return Ok(());
+    if plain.count(&joined) == 0 {
+        return Err("no dispatches are joined".to_owned());
     }
     if plain.tokens()? != refused.tokens()? {
         return Err(format!(
