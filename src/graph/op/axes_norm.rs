@@ -34,7 +34,7 @@ pub enum AxesNorm {
 impl AxesNorm {
     fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
         match self {
-            Self::MeanVariance { axes } => axes.iter().map(|a| axis(*a, rank)).collect(),
+            Self::MeanVariance { axes } => super::axes(Some(axes), rank),
             Self::Lp { axis: a, .. } => Ok(vec![axis(*a, rank)?]),
         }
     }
@@ -44,7 +44,6 @@ impl AxesNorm {
     fn rows(&self, rank: usize) -> OpResult<Option<usize>> {
         let mut axes = self.axes(rank)?;
         axes.sort_unstable();
-        axes.dedup();
         let from = rank - axes.len();
         let last = axes.iter().enumerate().all(|(i, a)| *a == from + i);
         Ok((last && matches!(self, Self::MeanVariance { .. })).then_some(from))

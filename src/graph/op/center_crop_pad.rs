@@ -5,8 +5,7 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, count, onnx, operand, room, strides,
-    to_sizes,
+    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand, room, strides, to_sizes,
 };
 use crate::shape::{Fact, Shape};
 use crate::tensor::HostTensor;
@@ -21,10 +20,7 @@ impl CenterCropPad {
     /// The shape with the new sizes.
     fn resized<T: Clone>(&self, shape: &[T], sizes: Vec<T>) -> OpResult<Vec<T>> {
         let rank = shape.len();
-        let axes: Vec<usize> = match &self.axes {
-            Some(list) => list.iter().map(|a| axis(*a, rank)).collect::<OpResult<_>>()?,
-            None => (0..rank).collect(),
-        };
+        let axes = super::axes(self.axes.as_deref(), rank)?;
         if axes.len() != sizes.len() {
             return Err(OpError::mismatch(
                 "numbers of axes and of sizes",

@@ -45,6 +45,23 @@ pub fn axis(axis: i64, rank: usize) -> OpResult<usize> {
         .ok_or_else(|| OpError::expected("axis", format!("-{rank} to {}", rank.saturating_sub(1)), axis))
 }
 
+/// Indices of different axes, or of all axes without a list. Where one is named twice, operators of
+/// ONNX are undefined.
+pub fn axes(list: Option<&[i64]>, rank: usize) -> OpResult<Vec<usize>> {
+    let Some(list) = list else {
+        return Ok((0..rank).collect());
+    };
+    let mut axes = Vec::new();
+    for a in list {
+        let at = axis(*a, rank)?;
+        if axes.contains(&at) {
+            return Err(OpError::expected("axes", "each axis once", a));
+        }
+        axes.push(at);
+    }
+    Ok(axes)
+}
+
 /// Number of elements of a shape; an error if it overflows.
 pub fn count(shape: &[usize]) -> OpResult<usize> {
     if shape.contains(&0) {

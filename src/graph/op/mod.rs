@@ -23,7 +23,9 @@ pub mod sizes;
 pub mod window;
 
 pub use error::{OpError, OpResult};
-pub use host::{Inputs, around, as_usize, axis, count, gather_strided, one_int, operand, strides, to_sizes};
+pub use host::{
+    Inputs, around, as_usize, axes, axis, count, gather_strided, one_int, operand, strides, to_sizes,
+};
 pub(crate) use host::{filled, fit, fixed_size, max_nan, min_nan, no_number, nothing, offset_lists, room};
 pub use import::{ANY, Attributes, OWN_DOMAIN, OnnxName, microsoft, onnx, own};
 pub use infer::{Assumption, DataDependentDim, DimSource, InferCx};

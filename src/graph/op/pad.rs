@@ -4,9 +4,7 @@
 //! `wrap`) to 27. Pads may be symbolic expressions, or depend on data.
 
 use super::case::{Case, input};
-use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand, strides, window,
-};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, strides, window};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -44,10 +42,7 @@ pub struct Pad {
 impl Pad {
     /// Pads before and after each axis of a tensor of this rank.
     fn pads(&self, rank: usize, pads: Vec<Dim>, axes: Option<&[i64]>) -> OpResult<Vec<(Dim, Dim)>> {
-        let axes: Vec<usize> = match axes {
-            Some(list) => list.iter().map(|a| axis(*a, rank)).collect::<OpResult<_>>()?,
-            None => (0..rank).collect(),
-        };
+        let axes = super::axes(axes, rank)?;
         if pads.len() != 2 * axes.len() {
             return Err(OpError::mismatch(
                 "numbers of pads and of axis ends",
@@ -90,11 +85,7 @@ impl Op for Pad {
         };
         let (Some(given), Some(axes)) = (given, &axes) else {
             // The sizes that change, and by how much, are known only in the run.
-            let padded = axes.unwrap_or_else(|| (0i64..).take(rank).collect());
-            let padded = padded
-                .into_iter()
-                .map(|a| axis(a, rank))
-                .collect::<OpResult<Vec<_>>>()?;
+            let padded = super::axes(axes.as_deref(), rank)?;
             let size = |(i, d): (usize, &Dim)| {
                 if padded.contains(&i) {
                     cx.unknown(0, i, None)

@@ -5,9 +5,7 @@
 //! (`half_pixel_symmetric`) to 27. Scales are constant; sizes may be symbolic expressions or data.
 
 use super::case::{Case, constant, input};
-use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, onnx, operand, window,
-};
+use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, onnx, operand, window};
 use crate::lower::LowerCx;
 use crate::quota;
 use crate::shape::{Dim, Fact};
@@ -160,23 +158,6 @@ fn one_for_each_axis(found: usize, axes: usize) -> OpResult<()> {
 }
 
 impl Resize {
-    fn axes(&self, rank: usize) -> OpResult<Vec<usize>> {
-        match &self.axes {
-            None => Ok((0..rank).collect()),
-            Some(list) => {
-                let mut axes = Vec::new();
-                for a in list {
-                    let at = axis(*a, rank)?;
-                    if axes.contains(&at) {
-                        return Err(OpError::expected("attribute `axes`", "each axis once", a));
-                    }
-                    axes.push(at);
-                }
-                Ok(axes)
-            }
-        }
-    }
-
     /// True if operand `i` is given and not empty; an empty one counts as omitted.
     fn given(cx: &InferCx<'_>, i: usize) -> bool {
         cx.opt(i).is_some_and(|f| !f.shape.0.iter().any(|d| d.is(0)))
@@ -276,7 +257,7 @@ impl Op for Resize {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = cx.fact(0)?;
-        let axes = self.axes(x.shape.rank())?;
+        let axes = super::axes(self.axes.as_deref(), x.shape.rank())?;
         if !x.dtype.is_float() && !matches!(self.mode, Mode::Nearest(_)) {
             return Err(OpError::Unsupported(format!("interpolation of {}", x.dtype)));
         }
@@ -345,7 +326,7 @@ impl Op for Resize {
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let x = operand(inputs, 0)?;
-        let list = self.axes(x.shape().len())?;
+        let list = super::axes(self.axes.as_deref(), x.shape().len())?;
         let axes = self.host_axes(inputs, x.shape(), &list)?;
         if let Some(a) = axes.iter().find(|a| a.size == 0 && a.out > 0) {
             return Err(OpError::expected("size to resize from", "1 or more", a.size));

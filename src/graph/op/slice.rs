@@ -270,11 +270,7 @@ fn unknown(cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
     let starts = cx.fact(1)?.shape.0.first().and_then(as_usize).unwrap_or(0);
     let axes: Vec<usize> = match cx.opt(3) {
         None => (0..rank).take(starts).collect(),
-        Some(list) if list.as_dims().is_some() => cx
-            .ints(3)?
-            .into_iter()
-            .map(|a| axis(a, rank))
-            .collect::<OpResult<_>>()?,
+        Some(list) if list.as_dims().is_some() => super::axes(Some(&cx.ints(3)?), rank)?,
         Some(_) => (0..rank).collect(),
     };
     let size = |(i, n): (usize, &Dim)| {

@@ -1,7 +1,7 @@
 //! Resampling along one or two axes on a device.
 
 use super::{Coordinates, Mode, Nearest, Policy, Resize};
-use crate::graph::op::{OpError, OpResult};
+use crate::graph::op::{OpError, OpResult, axes};
 use crate::lower::{Call, LowerCx};
 use crate::shape::{Dim, product};
 
@@ -25,7 +25,7 @@ struct Changed {
 /// The resized axes, outermost first.
 fn changed(op: &Resize, cx: &LowerCx<'_>) -> OpResult<Vec<Changed>> {
     let (x, out) = (cx.shape(0)?, cx.out_fact(0)?.shape.clone());
-    let axes = op.axes(x.rank())?;
+    let axes = axes(op.axes.as_deref(), x.rank())?;
     let data = |what: &str| OpError::NoKernel(format!("{what} that are not constant"));
     let floats = |i: usize, what: &str| -> OpResult<Option<Vec<f32>>> {
         if !cx.has(i) {
