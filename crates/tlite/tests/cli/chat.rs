@@ -11,9 +11,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ExitStatus, Stdio};
-use std::sync::OnceLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use tlite_testing::gguf::{self, Traits};
 use transformer_lite_convert::gguf::Value;
 
@@ -34,17 +34,13 @@ const WHERE: &[u8] = b"\x1b[6n";
 
 /// A model that answers with the byte that `--logit-bias` favours, whose prompts are short however
 /// long messages are.
-fn model() -> &'static Path {
-    static MODEL: OnceLock<(tempfile::TempDir, PathBuf)> = OnceLock::new();
-    let (_, model) = MODEL.get_or_init(|| {
-        let mut file = gguf::tiny("llama", Traits::default());
-        file.set("llama.context_length", Value::U32(4096));
-        let (dir, model) = tlite_testing::converted(&file);
-        let template = "{% for m in messages %}{{ m.role[0] }}{{ m.content | length }}{% endfor %}";
-        std::fs::write(model.join("chat_template.jinja"), template).unwrap();
-        (dir, model)
-    });
-    model
+fn model() -> (TempDir, PathBuf) {
+    let mut file = gguf::tiny("llama", Traits::default());
+    file.set("llama.context_length", Value::U32(4096));
+    let (dir, model) = tlite_testing::converted(&file);
+    let template = "{% for m in messages %}{{ m.role[0] }}{{ m.content | length }}{% endfor %}";
+    std::fs::write(model.join("chat_template.jinja"), template).unwrap();
+    (dir, model)
 }
 
 /// How a chat is started.
@@ -92,6 +88,8 @@ struct Chat {
     shown: Vec<u8>,
     home: PathBuf,
     saves: usize,
+    /// Holds the model.
+    _folder: TempDir,
 }
 
 impl Chat {
@@ -114,10 +112,11 @@ impl Chat {
         std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, no_tty);
         let terminal = options.read(true).write(true).open(name).unwrap();
         let stream = || Stdio::from(terminal.try_clone().unwrap());
+        let (folder, model) = model();
         let mut command = tlite_testing::command();
         command
             .arg("chat")
-            .arg(model())
+            .arg(model)
             .args(["--backend", "host", "--temp", "0", "--logit-bias", A])
             .args(start.options)
             .current_dir(start.home)
@@ -162,6 +161,7 @@ impl Chat {
             shown: Vec::new(),
             home: start.home.to_owned(),
             saves: 0,
+            _folder: folder,
         }
     }
 
