@@ -5,6 +5,7 @@ use std::fs::File;
 use std::io::ErrorKind::{AlreadyExists, NotFound};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::files::temporary::{Claim, abandoned, claim};
 
@@ -21,6 +22,9 @@ const LOCK: &str = "tlite.lock";
 const RESULT: &str = "model";
 /// How many times a temporary folder is made that other processes remove.
 const ATTEMPTS: usize = 100;
+/// How many times, with pauses, a lock is tried: others who sweep hold it for a moment.
+const TRIES: usize = 10;
+const PAUSE: Duration = Duration::from_millis(20);
 
 /// A temporary folder beside an output, whose folder [`NewFolder::path`] becomes the output once it
 /// is complete. It holds a lock, so no other process writes the same output meanwhile.
@@ -140,6 +144,7 @@ impl Drop for NewFolder {
 /// Creates the folder `temporary` of `output` and takes its lock.
 fn lock(temporary: &Path, output: &Path) -> Result<Option<File>> {
     let path = temporary.join(LOCK);
+    let mut tries = 0;
     for _ in 0..ATTEMPTS {
         match std::fs::create_dir(temporary) {
             Err(e) if e.kind() != AlreadyExists => {
@@ -155,6 +160,10 @@ fn lock(temporary: &Path, output: &Path) -> Result<Option<File>> {
         match claim(&file, &path) {
             Ok(Claim::Held) => return Ok(Some(file)),
             Ok(Claim::Gone) => {}
+            Ok(Claim::Taken) if tries < TRIES => {
+                tries += 1;
+                std::thread::sleep(PAUSE);
+            }
             Ok(Claim::Taken) => {
                 let what = "another run is writing this output; wait for it or choose another output";
                 return Err(Error::file(Stage::Convert, output, what).of_kind(ErrorKind::Busy));
