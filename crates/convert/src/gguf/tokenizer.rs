@@ -31,7 +31,7 @@ const WORD: char = '\u{2581}';
 /// The key of the merges of a byte-level vocabulary.
 const MERGES: &str = "tokenizer.ggml.merges";
 
-/// Bytes of memory that a token or a merge takes, roughly: as read, indexed, and as JSON.
+/// Bytes of memory that a token or a merge takes, roughly: as read and indexed, or as JSON.
 const ENTRY: usize = 640;
 
 /// Control tokens with these texts always end an answer.
@@ -124,10 +124,7 @@ impl Vocabulary {
         let key = "tokenizer.ggml.tokens";
         let tokens = missing_or(g, key, g.opt_strings(key))?;
         let merges = g.opt_strings(MERGES)?.unwrap_or_default();
-        memory::check(
-            (tokens.len() + merges.len()).saturating_mul(ENTRY),
-            "the vocabulary",
-        )?;
+        check_memory(tokens.len() + merges.len(), "the vocabulary")?;
         let mut tokens = tokens.to_vec();
         let roles = roles(g, tokens.len())?;
         if model == "bert" {
@@ -203,6 +200,7 @@ impl Vocabulary {
     /// Writes `tokenizer.json` and `tokenizer_config.json`, for sequences of up to `context`
     /// tokens.
     pub fn write(&self, context: usize, folder: &Path) -> Result<()> {
+        check_memory(self.tokens.len() + self.merges.len(), "tokenizer.json")?;
         write_json(folder, "tokenizer.json", &tokenizer_json(self), false)?;
         write_json(folder, "tokenizer_config.json", &config_json(self, context), true)
     }
@@ -210,6 +208,11 @@ impl Vocabulary {
     fn text(&self, id: Option<u32>) -> Option<&str> {
         id.and_then(|id| self.tokens.get(id as usize)).map(String::as_str)
     }
+}
+
+/// An error unless there is memory for so many tokens and merges.
+fn check_memory(entries: usize, what: &str) -> Result<()> {
+    memory::check(entries.saturating_mul(ENTRY), what)
 }
 
 /// Ids by text. An error if a text occurs twice, or for a vocabulary that is empty or too large.

@@ -38,13 +38,12 @@ pub fn tokenizer_json(v: &Vocabulary) -> Value {
         .collect();
     let merges: Vec<Value> = v.merges.iter().map(|(l, r)| json!([l, r])).collect();
     let sentence_piece = matches!(v.kind, Kind::SentencePiece { .. });
-    let model = match v.kind {
+    let mut model = match v.kind {
         Kind::WordPiece => json!({
             "type": "WordPiece",
             "unk_token": v.text(v.unk),
             "continuing_subword_prefix": "##",
             "max_input_chars_per_word": 100,
-            "vocab": vocab,
         }),
         Kind::ByteLevel(_) | Kind::SentencePiece { .. } => json!({
             "type": "BPE",
@@ -55,11 +54,14 @@ pub fn tokenizer_json(v: &Vocabulary) -> Value {
             "fuse_unk": sentence_piece,
             "byte_fallback": sentence_piece,
             "ignore_merges": matches!(v.kind, Kind::ByteLevel(pre) if pre.whole_words),
-            "vocab": vocab,
-            "merges": merges,
         }),
     };
-    json!({
+    // Moved, as `json!` would copy the whole vocabulary.
+    model["vocab"] = vocab.into();
+    if v.kind != Kind::WordPiece {
+        model["merges"] = merges.into();
+    }
+    let mut tokenizer = json!({
         "version": "1.0",
         "truncation": null,
         "padding": null,
@@ -68,8 +70,9 @@ pub fn tokenizer_json(v: &Vocabulary) -> Value {
         "pre_tokenizer": pre_tokenizer,
         "post_processor": template(v),
         "decoder": decoder,
-        "model": model,
-    })
+    });
+    tokenizer["model"] = model;
+    tokenizer
 }
 
 /// Normalizer, pre-tokenizer and decoder of SentencePiece: spaces are a character of their own.
