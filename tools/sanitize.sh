@@ -12,8 +12,10 @@ cd "$ROOT"
 kinds=("$@")
 [ ${#kinds[@]} -gt 0 ] || kinds=(address thread valgrind)
 host=$(rustc -vV | sed -n 's/^host: //p')
+runtimes=$(rustc --print sysroot)/lib/rustlib/$host/lib
 [[ $host == *-linux-gnu ]] || fail "sanitizers run on Linux only"
 setup_valgrind
+setup_cxx
 have rustup && rustup -q component add rust-src >&2 || true
 [ -d "$(rustc --print sysroot)/lib/rustlib/src/rust/library" ] ||
     fail "the source of the standard library is missing; with rustup, type:  rustup component add rust-src"
@@ -22,21 +24,27 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tiny_model "$work/model"
 
-# Compiles a program of the C interface with a static library.
-#     program NAME SOURCE LIBRARY [FLAG...]
+# Compiles a program of the C interface for a sanitizer, or for valgrind without one, and links it
+# with a static library and Rust's runtime of the sanitizer: that of cc lacks functions that LLVM
+# calls.
+#     program KIND NAME SOURCE LIBRARY
 program() {
-    cc -std=c11 -g -O1 -pthread -I include "${@:4}" "$2" "$3" -o "$work/$1" \
-        -Wl,--gc-sections -lm -ldl -lrt -lgcc_s
+    local flag=() runtime=()
+    case $1 in
+    address) flag=(-fsanitize=address) runtime=("$runtimes"/librustc*_rt.asan.a) ;;
+    thread) flag=(-fsanitize=thread) runtime=("$runtimes"/librustc*_rt.tsan.a) ;;
+    esac
+    cc -std=c11 -g -O1 -pthread -I include "${flag[@]}" -c "$3" -o "$work/$2.o"
+    cc -pthread "$work/$2.o" -Wl,--whole-archive "${runtime[@]}" -Wl,--no-whole-archive "$4" \
+        -o "$work/$2" -Wl,--gc-sections -lm -ldl -lrt -lgcc_s -lstdc++
 }
 
-# Builds the library for a sanitizer, or for valgrind without one, into a folder of its own, and runs
-# the programs.
+# Runs the programs.
 #     check KIND LIBRARY RUNNER...
 check() {
-    local kind=$1 runtime=()
-    [ "$kind" = valgrind ] || runtime=("-fsanitize=$kind")
-    program threads tests/faults/threads.c "$2" "${runtime[@]}"
-    program capi tests/capi/capi.c "$2" "${runtime[@]}"
+    local kind=$1
+    program "$kind" threads tests/faults/threads.c "$2"
+    program "$kind" capi tests/capi/capi.c "$2"
     say "$kind: threads"
     "${@:3}" "$work/threads" "$work/model" host
     say "$kind: capi"
