@@ -8,6 +8,7 @@ use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::producer;
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::Dim;
+use std::collections::HashSet;
 
 pub const FUSE: Pass = Pass {
     name: "fuse",
@@ -23,11 +24,13 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     for id in edit.order()? {
         simplify(edit, id);
     }
+    // Nodes that are known to have kernels, because their parts have.
+    let mut fused_nodes = HashSet::new();
     // Each round fuses every pair it can; a chain of n needs at most n rounds.
     loop {
         let before = edit.count();
         for id in edit.order()? {
-            while let Some((producer, fused, inputs, origin)) = find(edit, id) {
+            while let Some((producer, fused, inputs, origin)) = find(edit, id, &fused_nodes) {
                 let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
                 if !edit.begin(&format!(
                     "\"{}\" joins \"{name}\"",
@@ -42,6 +45,7 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
                     origin,
                 );
                 edit.remove_node(producer);
+                fused_nodes.insert(id);
             }
         }
         if edit.count() == before {
@@ -131,7 +135,7 @@ fn trimmed(g: &Graph, v: ValueId) -> Option<&[Dim]> {
 type Fusion = (NodeId, Pointwise, Vec<ValueId>, Vec<String>);
 
 /// A producer that can be fused into reader `id`, and the fused operator.
-fn find(g: &Edit<'_>, id: NodeId) -> Option<Fusion> {
+fn find(g: &Edit<'_>, id: NodeId, fused_nodes: &HashSet<NodeId>) -> Option<Fusion> {
     let node = g.node(id)?;
     let op = node.op.downcast::<Pointwise>()?;
     for v in node.inputs.iter().flatten() {
@@ -143,7 +147,8 @@ fn find(g: &Edit<'_>, id: NodeId) -> Option<Fusion> {
         }
         // Operators without a kernel run on the host, so they must not be fused with operators that
         // have one.
-        if !has_kernel(g, node, &op.expr) || !has_kernel(g, source, &inner.expr) {
+        let runs = |id, node, expr| fused_nodes.contains(&id) || has_kernel(g, node, expr);
+        if !runs(id, node, &op.expr) || !runs(from, source, &inner.expr) {
             log::debug!(
                 "\"{}\" and \"{}\" are not fused: one of them has no kernel",
                 source.name,
