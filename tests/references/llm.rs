@@ -116,7 +116,7 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
                 add(each, format!("agreement_as_{family:?}"), Box::new(run));
             }
         }
-        add(each, "conversation".to_owned(), Box::new(conversation));
+        add(long, "conversation".to_owned(), Box::new(conversation));
         let answers: OnModel = Box::new(|dir, d| answers::agree(dir, Some(d)));
         add(long, "answers".to_owned(), answers);
         #[cfg(feature = "opencl")]
@@ -125,7 +125,7 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
                 let _turn = d.turn();
                 recordings::ways_change_nothing(dir, d, true)
             };
-            add(each, "ways_change_nothing".to_owned(), Box::new(run));
+            add(Tier::Nightly, "ways_change_nothing".to_owned(), Box::new(run));
         }
     }
 }

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use tlite::inspect::{Request, inspect};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Outcome, Text, Tier};
+use tlite_testing::{Device, Outcome, Text};
 use transformer_lite::unstable::executor::Executor;
 use transformer_lite::unstable::graph::interp::Interpreter;
 use transformer_lite::unstable::graph::pass::{Pipeline, Target};
@@ -237,11 +237,9 @@ pub fn trials(suite: &mut Suite) {
         for d in &devices {
             let (path, device) = (path.clone(), d.clone());
             let name = format!("{name}@{}", d.label(&devices));
-            let tier = match greedy.exported {
-                Some(_) => d.tier_of_long_trials(),
-                None => Tier::Quick,
-            };
-            suite.add_in(tier, name, move || greedy_tokens(&path, greedy, Some(&device)));
+            suite.add_in(d.tier_of_long_trials(), name, move || {
+                greedy_tokens(&path, greedy, Some(&device))
+            });
         }
         suite.add(format!("{name}@host"), move || greedy_tokens(&path, greedy, None));
     }
