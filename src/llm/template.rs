@@ -246,7 +246,9 @@ impl ChatTemplate {
         let text = on_thread(|| {
             meter.weigh(&values)?;
             let mut environment = environment(&meter);
-            environment.set_fuel(Some(self.limits.template_steps));
+            // The engine of templates counts down in signed numbers.
+            let steps = self.limits.template_steps.min(u64::MAX / 2);
+            environment.set_fuel(Some(steps));
             let (main, blocks) = compiled(&self.source)?;
             let mut text = String::new();
             let mut out = make_string_output(&mut text);

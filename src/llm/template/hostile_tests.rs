@@ -238,6 +238,12 @@ fn limits_and_cancel_end_a_rendering() {
     };
     short.set_limits(limits);
     assert_eq!(render(&short, &never), Err(ErrorKind::LimitExceeded));
+    let limits = Limits {
+        template_steps: u64::MAX,
+        ..Limits::default()
+    };
+    short.set_limits(limits);
+    assert_eq!(render(&short, &never).unwrap().len(), 1000);
     never.cancel();
     assert_eq!(render(&short, &never), Err(ErrorKind::Interrupted));
 }
