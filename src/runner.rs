@@ -296,6 +296,12 @@ impl Runner {
         }
     }
 
+    /// What calls draw on, also those that make inputs.
+    #[doc(hidden)]
+    pub fn quota(&self) -> &Quota {
+        &self.quota
+    }
+
     /// Like [`Runner::run`], but returns the time of each step instead of outputs; empty on the
     /// host.
     pub fn profile(&mut self, given: &[Named]) -> Result<Vec<Timing>> {

@@ -5,7 +5,8 @@ use crate::files;
 use crate::inspect::parse_bind;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::limits;
 use transformer_lite::unstable::llm::sampler::SplitMix64;
 use transformer_lite::unstable::runner::{Named, Runner, shape_at};
 use transformer_lite::unstable::shape::{Bindings, Fact, Symbol};
@@ -120,6 +121,7 @@ fn made_up_beside(
         );
         return Err(Error::usage(option, what));
     }
+    let _call = runner.quota().enter();
     let mut random = SplitMix64::new(seed);
     let mut out = Vec::with_capacity(missing.len());
     for (name, fact) in missing {
@@ -137,17 +139,27 @@ fn made_up(name: &str, fact: &Fact, shape: &[usize], random: &mut SplitMix64) ->
     })?;
     let made = if fact.dtype.is_float() {
         #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
-        let data: Vec<f32> = (0..count)
-            .map(|_| (2.0 * random.next_f64() - 1.0) as f32)
-            .collect();
+        let data = numbers(count, || (2.0 * random.next_f64() - 1.0) as f32)?;
         HostTensor::from_floats(fact.dtype, shape, &data)
     } else {
-        let data: Vec<i64> = (0..count)
-            .map(|_| i64::from(random.next_u64() & 1 == 1))
-            .collect();
+        let data = numbers(count, || i64::from(random.next_u64() & 1 == 1))?;
         HostTensor::from_ints(fact.dtype, shape, &data)
     };
     made.map_err(|e| Error::usage("--random", format!("input \"{name}\": {e}")))
+}
+
+/// So many numbers, within the limits of memory and time: a model chooses their count.
+fn numbers<T>(count: usize, mut next: impl FnMut() -> T) -> Result<Vec<T>> {
+    /// Numbers between two looks at the clock.
+    const CHUNK: usize = 1 << 16;
+    limits::admit(Stage::Run, count.saturating_mul(size_of::<T>()))?;
+    let mut all = Vec::new();
+    while all.len() < count {
+        limits::check(Stage::Run)?;
+        let chunk = CHUNK.min(count - all.len());
+        all.extend((0..chunk).map(|_| next()));
+    }
+    Ok(all)
 }
 
 /// Sets the sizes of the tensors that come from files.
@@ -220,6 +232,22 @@ pub fn explained(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+    use transformer_lite::unstable::error::ErrorKind;
+    use transformer_lite::unstable::quota::Quota;
+
+    #[test]
+    fn random_numbers_keep_within_the_quota() {
+        let quota = Quota::new(100, None, 0);
+        let _call = quota.enter();
+        assert_eq!(numbers(25, || 0f32).unwrap().len(), 25);
+        let e = numbers(26, || 0f32).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+        let late = Quota::new(u64::MAX, Some(Duration::ZERO), 0);
+        let _call = late.enter();
+        let e = numbers(1, || 0i64).unwrap_err();
+        assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+    }
 
     #[test]
     fn an_input_is_a_name_and_a_file_or_a_file() {
