@@ -164,9 +164,12 @@ fn tolerance(text: &str) -> Result<f32, String> {
     }
 }
 
-/// The name of the file for a value of this name.
+/// The name of the file for a value of this name. It has no control characters and is not hidden.
 fn file_name(name: &str) -> String {
-    format!("{}.npy", name.replace(['/', ':'], "_"))
+    let is_special = |c: char| matches!(c, '/' | '\\' | ':') || c.is_control();
+    let plain = name.replace(is_special, "_");
+    let hidden = plain.strip_prefix('.').map(|rest| format!("_{rest}"));
+    format!("{}.npy", hidden.unwrap_or(plain))
 }
 
 /// The reference for output `i` of this name.
@@ -411,4 +414,15 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         put_report(&mut out, &text)?;
     }
     verdict(&report, args.repeat)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::file_name;
+
+    #[test]
+    fn files_of_outputs_have_plain_visible_names() {
+        assert_eq!(file_name("a/b:0"), "a_b_0.npy");
+        assert_eq!(file_name("../y\u{1b}[0m"), "_._y_[0m.npy");
+    }
 }
