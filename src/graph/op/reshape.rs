@@ -91,18 +91,14 @@ impl Reshape {
                 .ok_or_else(|| OpError::expected("input 1", "known integers", "unknown values"))
         };
         let axes = |rank: usize| -> OpResult<Vec<usize>> {
-            let mut out = Vec::new();
-            for d in needs()? {
-                let a = d
-                    .as_const()
-                    .ok_or_else(|| OpError::expected("axes", "constants", &d))?;
-                out.push(axis(a, rank)?);
-            }
-            out.sort_unstable();
-            if out.windows(2).any(|w| w[0] == w[1]) {
-                return Err(OpError::expected("axes", "distinct", format!("{out:?}")));
-            }
-            Ok(out)
+            let list: Vec<i64> = needs()?
+                .iter()
+                .map(|d| {
+                    d.as_const()
+                        .ok_or_else(|| OpError::expected("axes", "constants", d))
+                })
+                .collect::<OpResult<_>>()?;
+            super::axes(Some(&list), rank)
         };
         match self {
             Self::Identity => Ok(x.to_vec()),
