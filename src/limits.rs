@@ -65,13 +65,8 @@ impl Limits {
 }
 
 /// Fails in `stage` if the call on this thread was cancelled or has no time left.
-pub fn check(stage: Stage) -> Result<()> {
+pub(crate) fn check(stage: Stage) -> Result<()> {
     quota::check().map_err(|e| Error::exceeded(stage, e))
-}
-
-/// Fails in `stage` if the call on this thread may not use so many more bytes of host memory.
-pub fn admit(stage: Stage, bytes: usize) -> Result<()> {
-    quota::admit(bytes).map_err(|e| Error::exceeded(stage, e))
 }
 
 impl FromStr for Limits {

@@ -296,7 +296,7 @@ impl Runner {
         }
     }
 
-    /// What calls draw on, also those that make inputs.
+    /// The quota that calls draw on. Code that makes inputs enters it, too.
     #[doc(hidden)]
     pub fn quota(&self) -> &Quota {
         &self.quota

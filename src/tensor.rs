@@ -56,7 +56,7 @@ pub enum TensorError {
 }
 
 /// An empty list with room for `count` elements; an error if memory or the quota is too small.
-pub(crate) fn room<T>(count: usize) -> Result<Vec<T>, TensorError> {
+pub fn room<T>(count: usize) -> Result<Vec<T>, TensorError> {
     let bytes = count.saturating_mul(size_of::<T>());
     quota::admit(bytes)?;
     let mut list = Vec::new();

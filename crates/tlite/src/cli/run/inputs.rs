@@ -5,12 +5,12 @@ use crate::files;
 use crate::inspect::parse_bind;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
-use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::limits;
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
 use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::quota;
 use transformer_lite::unstable::runner::{Named, Runner, shape_at};
 use transformer_lite::unstable::shape::{Bindings, Fact, Symbol};
-use transformer_lite::unstable::tensor::HostTensor;
+use transformer_lite::unstable::tensor::{self, HostTensor, TensorError};
 
 /// The option that gives sizes.
 const BIND: &str = "--bind";
@@ -139,23 +139,28 @@ fn made_up(name: &str, fact: &Fact, shape: &[usize], random: &mut SplitMix64) ->
     })?;
     let made = if fact.dtype.is_float() {
         #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
-        let data = numbers(count, || (2.0 * random.next_f64() - 1.0) as f32)?;
-        HostTensor::from_floats(fact.dtype, shape, &data)
+        let data = numbers(count, || (2.0 * random.next_f64() - 1.0) as f32);
+        data.and_then(|data| HostTensor::from_floats(fact.dtype, shape, &data))
     } else {
-        let data = numbers(count, || i64::from(random.next_u64() & 1 == 1))?;
-        HostTensor::from_ints(fact.dtype, shape, &data)
+        let data = numbers(count, || i64::from(random.next_u64() & 1 == 1));
+        data.and_then(|data| HostTensor::from_ints(fact.dtype, shape, &data))
     };
-    made.map_err(|e| Error::usage("--random", format!("input \"{name}\": {e}")))
+    made.map_err(|e| match e {
+        TensorError::Exceeded(_) => {
+            Error::caused(Stage::Run, format!("input \"{name}\""), e).of_kind(ErrorKind::LimitExceeded)
+        }
+        e => Error::usage("--random", format!("input \"{name}\": {e}")),
+    })
 }
 
-/// So many numbers, within the limits of memory and time: a model chooses their count.
-fn numbers<T>(count: usize, mut next: impl FnMut() -> T) -> Result<Vec<T>> {
+/// `count` results of `next`. An error if the quota of the call has too little memory or time: a
+/// model chooses the count.
+fn numbers<T>(count: usize, mut next: impl FnMut() -> T) -> Result<Vec<T>, TensorError> {
     /// Numbers between two looks at the clock.
     const CHUNK: usize = 1 << 16;
-    limits::admit(Stage::Run, count.saturating_mul(size_of::<T>()))?;
-    let mut all = Vec::new();
+    let mut all = tensor::room(count)?;
     while all.len() < count {
-        limits::check(Stage::Run)?;
+        quota::check()?;
         let chunk = CHUNK.min(count - all.len());
         all.extend((0..chunk).map(|_| next()));
     }
@@ -233,8 +238,7 @@ pub fn explained(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)
 mod tests {
     use super::*;
     use std::time::Duration;
-    use transformer_lite::unstable::error::ErrorKind;
-    use transformer_lite::unstable::quota::Quota;
+    use transformer_lite::unstable::quota::{Exceeded, Quota};
 
     #[test]
     fn random_numbers_keep_within_the_quota() {
@@ -242,11 +246,11 @@ mod tests {
         let _call = quota.enter();
         assert_eq!(numbers(25, || 0f32).unwrap().len(), 25);
         let e = numbers(26, || 0f32).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+        assert!(matches!(e, TensorError::Exceeded(Exceeded::Memory { .. })), "{e}");
         let late = Quota::new(u64::MAX, Some(Duration::ZERO), 0);
         let _call = late.enter();
         let e = numbers(1, || 0i64).unwrap_err();
-        assert_eq!(e.kind(), ErrorKind::LimitExceeded, "{e}");
+        assert!(matches!(e, TensorError::Exceeded(Exceeded::Time(_))), "{e}");
     }
 
     #[test]
