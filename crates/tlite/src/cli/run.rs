@@ -25,7 +25,7 @@ use std::time::Instant;
 use transformer_lite::unstable::backend::Backend;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
-use transformer_lite::unstable::fmt::count_text;
+use transformer_lite::unstable::fmt::{count_text, is_control};
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::placement::BackendChoice;
 use transformer_lite::unstable::runner::{Checks, Named, Runner, RunnerOptions, compare};
@@ -166,7 +166,7 @@ fn tolerance(text: &str) -> Result<f32, String> {
 
 /// The name of the file for a value of this name. It has no control characters and is not hidden.
 fn file_name(name: &str) -> String {
-    let is_special = |c: char| matches!(c, '/' | '\\' | ':') || c.is_control();
+    let is_special = |c: char| matches!(c, '/' | '\\' | ':') || is_control(c);
     let plain = name.replace(is_special, "_");
     let hidden = plain.strip_prefix('.').map(|rest| format!("_{rest}"));
     format!("{}.npy", hidden.unwrap_or(plain))
