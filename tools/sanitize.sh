@@ -39,7 +39,7 @@ program() {
         -o "$work/$2" -Wl,--gc-sections -lm -ldl -lrt -lgcc_s -lstdc++
 }
 
-# Runs the programs.
+# Compiles the programs and runs them.
 #     check KIND LIBRARY RUNNER...
 check() {
     local kind=$1

@@ -210,7 +210,7 @@ impl Vocabulary {
     }
 }
 
-/// An error unless there is memory for so many tokens and merges.
+/// Fails if there is too little memory for `entries` tokens and merges.
 fn check_memory(entries: usize, what: &str) -> Result<()> {
     memory::check(entries.saturating_mul(ENTRY), what)
 }
