@@ -24,22 +24,25 @@ const WGSL: [(&str, &str); 2] = [
 
 /// In pairs of halves there are two ways, of which compilers make shorter code of one or the other:
 /// integers of 16 bits are converted, or the code becomes the last bits of a half, of which the
-/// rest is subtracted.
+/// rest is subtracted. Both are less the middle of the range, as E0M4 weights are.
 const CL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
         (
             "#include \"common/e0m\"",
-            "#include \"common/e0m\"\n#define INT4_PAIR(word, k) convert_half2(as_ushort2((word) >> 4 * (k) & 0x000F000Fu))",
+            "#include \"common/e0m\"\n#define INT4_PAIR(word, k) (convert_half2(as_ushort2((word) >> 4 * (k) & 0x000F000Fu)) - 8.0h)",
         ),
-        ("as_half2(E0M_PAIR(word.c, low.c, ", "(INT4_PAIR(word.c, "),
-        ("E0M_UNIT * dots", "dots"),
+        ("E0M_CENTERED(word.c, low.c, ", "INT4_PAIR(word.c, "),
+        ("E0M_CENTERED_UNIT * dots", "dots"),
+        ("- E0M_MIDDLE)", "- 8.0f)"),
     ],
     &[
         (
             "#include \"common/e0m\"",
-            "#include \"common/e0m\"\n#define INT4_PAIR(word, k) (as_half2(((word) >> 4 * (k) & 0x000F000Fu) | 0x54005400u) - 64.0h)",
+            "#include \"common/e0m\"\n#define INT4_PAIR(word, k) (as_half2(((word) >> 4 * (k) & 0x000F000Fu) | 0x54005400u) - 64.5h)",
         ),
-        ("as_half2(E0M_PAIR(word.c, low.c, ", "(INT4_PAIR(word.c, "),
+        ("E0M_CENTERED(word.c, low.c, ", "INT4_PAIR(word.c, "),
+        ("E0M_CENTERED_UNIT * dots", "16.0f * dots"),
+        ("- E0M_MIDDLE)", "- 8.0f)"),
     ],
 ];
 /// The products of pairs, which are part of the text so that their weights can be converted in
@@ -47,22 +50,25 @@ const CL_PAIRS: [&[(&str, &str)]; 2] = [
 const PRODUCTS: &str = include_str!("../../shaders/common/pairs.wgsl");
 const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
-        ("e0m_pair(", "int4_pair("),
+        ("e0m_quarters(", "int4_pair("),
         ("#include \"common/pairs\"", PRODUCTS),
-        ("pair_of(w", "int4_halves(w"),
-        ("E0M_UNIT * t.dots", "t.dots"),
+        ("centered(w", "int4_halves(w"),
+        ("E0M_CENTERED_UNIT * t.dots", "t.dots"),
+        ("- E0M_MIDDLE)", "- 8.0)"),
         (
             "#include \"common/e0m\"",
-            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return (w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu); }\nfn int4_halves(bits: u32) -> vec2<f16> { return vec2<f16>(vec2<u32>(bits & 0xFFFFu, bits >> 16u)); }",
+            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return (w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu); }\nfn int4_halves(bits: u32) -> vec2<f16> { return vec2<f16>(vec2<u32>(bits & 0xFFFFu, bits >> 16u)) - vec2<f16>(f16(8.0)); }",
         ),
     ],
     &[
-        ("e0m_pair(", "int4_pair("),
+        ("e0m_quarters(", "int4_pair("),
         ("#include \"common/pairs\"", PRODUCTS),
-        ("pair_of(w", "int4_halves(w"),
+        ("centered(w", "int4_halves(w"),
+        ("E0M_CENTERED_UNIT * t.dots", "16.0 * t.dots"),
+        ("- E0M_MIDDLE)", "- 8.0)"),
         (
             "#include \"common/e0m\"",
-            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return ((w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu)) | vec4<u32>(0x54005400u); }\nfn int4_halves(bits: u32) -> vec2<f16> { return pair_of(bits) - vec2<f16>(f16(64.0)); }",
+            "#include \"common/e0m\"\nfn int4_pair(w: E0mWords, k: u32) -> vec4<u32> { return ((w.high >> vec4<u32>(4u * k)) & vec4<u32>(0x000F000Fu)) | vec4<u32>(0x54005400u); }\nfn int4_halves(bits: u32) -> vec2<f16> { return pair_of(bits) - vec2<f16>(f16(64.5)); }",
         ),
     ],
 ];

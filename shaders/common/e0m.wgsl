@@ -78,27 +78,37 @@ fn e0m_levels(w: E0mWords, k: u32) -> vec4<f32> {
   return bitcast<vec4<f32>>(bits);
 }
 
-// The same as halves: bits of w1 / E0M_UNIT of weights 2k and 2k + 1 of a step, in both halves of each word, by as many operations as one weight
-// takes. Divided so that four products with any halves stay finite when they are added up.
-const E0M_UNIT = 16.0;
-
 fn e0m_both(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
   let mask = vec4<u32>((((1u << width) - 1u) << to) * 0x10001u);
   if (k * width <= to) { return (words << vec4<u32>(to - k * width)) & mask; }
   return (words >> vec4<u32>(k * width - to)) & mask;
 }
 
-fn e0m_pair(w: E0mWords, k: u32) -> vec4<u32> {
+// The same as halves: bits of w1 over a power of two, by the exponent of both halves, of weights 2k and 2k + 1 of a step, by as many
+// operations as one weight takes.
+fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
 #ifdef HIGH
-  var bits = e0m_both(w.high, k, HIGH, 10u - HIGH) | vec4<u32>(0x30003000u);
+  var bits = e0m_both(w.high, k, HIGH, 10u - HIGH) | vec4<u32>(exponent);
 #else
-  var bits = e0m_both(w.high, k, BITS, 10u - BITS) | vec4<u32>(0x30003000u);
+  var bits = e0m_both(w.high, k, BITS, 10u - BITS) | vec4<u32>(exponent);
 #endif
 #ifdef LOW
   bits |= e0m_both(w.low, k, LOW, 10u - BITS);
 #endif
   return bits;
 }
+
+// w1 / E0M_UNIT.
+const E0M_UNIT = 16.0;
+
+fn e0m_pair(w: E0mWords, k: u32) -> vec4<u32> { return e0m_halves(w, k, 0x30003000u); }
+
+// w1 / E0M_CENTERED_UNIT, from which E0M_MIDDLE / E0M_CENTERED_UNIT is still to be subtracted: products are then as small as the weights
+// allow, so that rounding them costs little. Four products with any halves stay finite when they are added up.
+const E0M_MIDDLE = 3.0;
+const E0M_CENTERED_UNIT = 4.0;
+
+fn e0m_quarters(w: E0mWords, k: u32) -> vec4<u32> { return e0m_halves(w, k, 0x38003800u); }
 
 // Scale (x) and bias (y) of four columns, each from a packed pair of halves.
 struct E0mScales { scale: vec4<f32>, bias: vec4<f32> }

@@ -3,9 +3,12 @@
 // Compilers take the bits as they are.
 fn pair_of(bits: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(bits)); }
 
+// Weights less the middle of their range.
+fn centered(bits: u32) -> vec2<f16> { return pair_of(bits) - vec2<f16>(f16(E0M_MIDDLE / E0M_CENTERED_UNIT)); }
+
 // The sum of four products of pairs of halves with those of a.
 fn chain(a: vec4<u32>, w0: u32, w1: u32, w2: u32, w3: u32) -> f32 {
-  let d = fma(pair_of(a.w), pair_of(w3), fma(pair_of(a.z), pair_of(w2), fma(pair_of(a.y), pair_of(w1), pair_of(a.x) * pair_of(w0))));
+  let d = fma(pair_of(a.w), centered(w3), fma(pair_of(a.z), centered(w2), fma(pair_of(a.y), centered(w1), pair_of(a.x) * centered(w0))));
   return f32(d.x) + f32(d.y);
 }
 

@@ -93,7 +93,7 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
   let s = halves(r.xs.xy) + halves(r.xs.zw);
   var words: E0mWords;
   words.high = r.words;
-  let dots = chains_of(r.xs, e0m_pair(words, 0u), e0m_pair(words, 1u), e0m_pair(words, 2u), e0m_pair(words, 3u));
+  let dots = chains_of(r.xs, e0m_quarters(words, 0u), e0m_quarters(words, 1u), e0m_quarters(words, 2u), e0m_quarters(words, 3u));
   return Terms(terms.dots + dots, terms.sum + dot(s, vec4<f32>(1.0)));
 }
 #else
@@ -122,7 +122,7 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
   if (EACH > 3u) { terms = plus(terms, r.d, t); }
   let pair = e0m_scales(r.pairs);
 #ifdef PAIRS
-  return pair.scale * (E0M_UNIT * terms.dots - pair.bias * terms.sum);
+  return pair.scale * (E0M_CENTERED_UNIT * terms.dots - (pair.bias - E0M_MIDDLE) * terms.sum);
 #else
   return pair.scale * (terms.dots - pair.bias * terms.sum);
 #endif

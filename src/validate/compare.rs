@@ -25,13 +25,12 @@ pub fn bound(stored: DType, terms: usize) -> f64 {
 /// `_pairs`; numeric contract, rule 8).
 ///
 /// Rounding to half precision has a relative error of at most 2^-11. For terms of random sign, its
-/// mean square is 2^-22 / 3. A chain of four terms without fused multiply-add has partial sums of
-/// 1, 2, 3 and 4 terms and 3 more products: 13 squares of a term, or 13 / 4 per weight. With `w1`
-/// uniform in [2, 4), the square of a term is 28 / 3 of the square of `x`. The result has 1 / 3 of
-/// the square of `x` for the same weight. In total, 13 / 4 * 28 / 3 * 3 / 3 = 30 times 2^-22 of the
-/// square of the result. If the bias is subtracted first, terms are smaller and chains are twice as
-/// long. A factor of 4 covers sums that happen to be small.
-pub const PAIRS: f64 = 4.0 * 30.0 / (1u64 << 22) as f64;
+/// mean square is 2^-22 / 3. A chain of eight terms without fused multiply-add has partial sums of
+/// 1 to 8 terms and 8 products: 44 squares of a term, or 11 / 2 per weight. Weights are less the
+/// bias, or less the middle of their range, whose square is no larger on average, so the squares of
+/// terms add up to that of the result. In total, 11 / 2 / 3 = 2 times 2^-22 of the square of the
+/// result. A factor of 4 covers sums that happen to be small.
+pub const PAIRS: f64 = 4.0 * 2.0 / (1u64 << 22) as f64;
 
 /// Added to the bound for a kernel that normalizes a row and rounds it to half precision for tensor
 /// cores (numeric contract, rule 1).
