@@ -247,10 +247,10 @@ typedef struct {
   ptrdiff_t slice_ms;
   /*
    What the model may consume, as a list such as "memory=4G,time=30s": memory (host memory of
-   tensors), time (of loading and of each token), iterations (of all loops in a run), tokenizer
-   (bytes of tokenizer.json), template-steps and template-output (of the chat template). NULL
-   or a name left out means the default: half of the machine's memory, no limit of time, and
-   bounds that no usual model reaches.
+   tensors), time (of loading, and of each token or part of a prompt), iterations (of all loops
+   in a run), tokenizer (bytes of tokenizer.json), template-steps and template-output (of the
+   chat template). NULL or a name left out means the default: half of the machine's memory, no
+   limit of time, and bounds that no usual model reaches.
    */
   const char *limits;
 } tlite_load_options;

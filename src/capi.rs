@@ -81,10 +81,10 @@ pub struct TliteLoadOptions {
     /// host, otherwise no limit.
     pub slice_ms: isize,
     /// What the model may consume, as a list such as "memory=4G,time=30s": memory (host memory of
-    /// tensors), time (of loading and of each token), iterations (of all loops in a run), tokenizer
-    /// (bytes of tokenizer.json), template-steps and template-output (of the chat template). NULL
-    /// or a name left out means the default: half of the machine's memory, no limit of time, and
-    /// bounds that no usual model reaches.
+    /// tensors), time (of loading, and of each token or part of a prompt), iterations (of all loops
+    /// in a run), tokenizer (bytes of tokenizer.json), template-steps and template-output (of the
+    /// chat template). NULL or a name left out means the default: half of the machine's memory, no
+    /// limit of time, and bounds that no usual model reaches.
     pub limits: *const c_char,
 }
 

@@ -74,8 +74,18 @@ impl FromStr for Limits {
 
     fn from_str(text: &str) -> Result<Self> {
         let mut limits = Self::default();
-        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
-            let (name, value) = part.split_once('=').unwrap_or((part, ""));
+        let mut set = Vec::new();
+        // No text sets no limit.
+        let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
+        for part in parts {
+            let Some((name, value)) = part.split_once('=') else {
+                let what = format!("\"{part}\" is not valid; expected NAME=VALUE, such as memory=4G");
+                return Err(Error::usage("limits", what));
+            };
+            if set.contains(&name) {
+                return Err(Error::usage("limits", format!("{name} is given twice")));
+            }
+            set.push(name);
             match name {
                 "memory" => limits.memory = Some(number(name, value)?),
                 "time" => limits.time = Some(duration(name, value)?),
@@ -186,7 +196,7 @@ mod tests {
                 assert_eq!(error.kind(), ErrorKind::Usage, "{name}={value}");
             }
         }
-        for text in ["memory", "other=1", "=1"] {
+        for text in ["memory", "other=1", "=1", ",", "time=1s,", "memory=1,memory=1"] {
             assert_eq!(
                 text.parse::<Limits>().unwrap_err().kind(),
                 ErrorKind::Usage,

@@ -13,23 +13,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+/// What to do about a limit, by its name in text.
+pub(crate) fn raise(limit: &str) -> String {
+    format!("raise the limit `{limit}` if you trust the model")
+}
+
 /// Why a call must end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exceeded {
     /// A tensor in host memory would exceed the limit.
     #[error(
-        "cannot allocate {wanted} bytes of host memory: {used} of {limit} bytes are in use; raise the \
-         limit `memory` if you trust the model"
+        "cannot allocate {wanted} bytes of host memory: {used} of {limit} bytes are in use; {}",
+        raise("memory")
     )]
     Memory { wanted: u64, used: u64, limit: u64 },
     /// The call took too long.
-    #[error("the time limit of {0:?} is exceeded; raise the limit `time` if you trust the model")]
+    #[error("the time limit of {0:?} is exceeded; {hint}", hint = raise("time"))]
     Time(Duration),
     /// Loops ran too many iterations.
-    #[error(
-        "loops exceed the limit of {0} iterations; raise the limit `iterations` if you trust the \
-         model"
-    )]
+    #[error("loops exceed the limit of {0} iterations; {hint}", hint = raise("iterations"))]
     Iterations(u64),
     /// The caller cancelled the call.
     #[error("cancelled")]

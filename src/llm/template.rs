@@ -21,6 +21,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::files::read::{if_exists, read_file};
 use crate::limits::Limits;
 use crate::parallel;
+use crate::quota;
 use date::strftime;
 use meter::{Meter, Stopped};
 use minijinja::machinery::{CodeGenerator, Instructions, eval, make_string_output, parse};
@@ -189,7 +190,14 @@ impl ChatTemplate {
             compiled(&source)?;
             Ok(source)
         });
-        let source = source?.map_err(|e| refusal(&path, "the chat template has a syntax error", e))?;
+        let source = source?.map_err(|e| {
+            refusal(
+                &path,
+                "the chat template has a syntax error",
+                e,
+                &Limits::default(),
+            )
+        })?;
         let text_of = |t: &Option<super::folder::TokenText>| t.as_ref().map(|t| t.as_str().to_owned());
         let (bos, eos) = (
             text_of(&folder.tokenizer.bos_token),
@@ -254,16 +262,21 @@ impl ChatTemplate {
             let mut out = make_string_output(&mut text);
             eval(&environment, &main, values, &blocks, &mut out, AutoEscape::None)?;
             if text.len() > most {
-                return Err(Stopped::Limit("its text is too long").into());
+                return Err(Stopped::Output("its text is longer").into());
             }
             Ok(text)
         });
-        text?.map_err(
-            |e| match refusal(&self.path, "the chat template rejects the messages", e) {
+        text?.map_err(|e| {
+            match refusal(
+                &self.path,
+                "the chat template rejects the messages",
+                e,
+                &self.limits,
+            ) {
                 e if e.kind() == ErrorKind::InvalidFile => e.of_kind(ErrorKind::TemplateRefused),
                 e => e,
-            },
-        )
+            }
+        })
     }
 }
 
@@ -333,10 +346,10 @@ fn compiled(source: &str) -> Result<(Instructions<'_>, Blocks<'_>), minijinja::E
     Ok((guard::guarded(&main)?, counting))
 }
 
-/// The error for a template that failed: `what` it did, unless the cause says more.
-fn refusal(path: &Path, what: &str, e: minijinja::Error) -> Error {
-    let limit = |limit: &str| {
-        let what = format!("the chat template exceeds a limit: {limit}");
+/// The error for a template that failed within `limits`: `what` it did, unless the cause says more.
+fn refusal(path: &Path, what: &str, e: minijinja::Error, limits: &Limits) -> Error {
+    let exceeded = |what: &str| {
+        let what = format!("the chat template exceeds a limit: {what}");
         Error::file(Stage::Text, path, what).of_kind(ErrorKind::LimitExceeded)
     };
     let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(&e);
@@ -345,13 +358,24 @@ fn refusal(path: &Path, what: &str, e: minijinja::Error) -> Error {
             return Error::parse(Stage::Text, path, format!("{what}: {raised}"), raised.clone());
         }
         match c.downcast_ref() {
-            Some(Stopped::Limit(exceeded)) => return limit(exceeded),
+            Some(Stopped::Bound(what)) => return exceeded(what),
+            Some(Stopped::Output(what)) => {
+                return exceeded(&format!(
+                    "{what} than {} bytes of text may; {}",
+                    limits.template_output,
+                    quota::raise("template-output")
+                ));
+            }
             Some(Stopped::Cancelled) => return Error::Interrupted,
             None => {}
         }
         let engine = c.downcast_ref::<minijinja::Error>().map(minijinja::Error::kind);
         if engine == Some(minijinja::ErrorKind::OutOfFuel) {
-            return limit("it takes too many steps");
+            return exceeded(&format!(
+                "it takes more than {} steps; {}",
+                limits.template_steps,
+                quota::raise("template-steps")
+            ));
         }
         cause = c.source();
     }

@@ -1,10 +1,11 @@
 //! Tokenizers: text to tokens and back, from `tokenizer.json`.
 
 use super::folder::CUT_OFF;
-use crate::error::{Cause, Error, Result, Stage};
+use crate::error::{Cause, Error, ErrorKind, Result, Stage};
 use crate::files::read::read_file;
 use crate::limits::Limits;
 use crate::parallel;
+use crate::quota;
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -40,7 +41,13 @@ impl Tokenizer {
     /// Like [`Tokenizer::load`], for a file of at most `most` bytes.
     pub fn within(dir: &Path, most: u64) -> Result<Self> {
         let path = dir.join("tokenizer.json");
-        let bytes = read_file(&path, most)?;
+        let bytes = read_file(&path, most).map_err(|e| match e.kind() {
+            ErrorKind::LimitExceeded => {
+                let what = format!("larger than {most} bytes; {}", quota::raise("tokenizer"));
+                Error::file(Stage::Text, &path, what).of_kind(ErrorKind::LimitExceeded)
+            }
+            _ => e,
+        })?;
         let mut inner = contained(|| tokenizers::Tokenizer::from_bytes(&bytes)).map_err(|e| {
             let json = e.downcast_ref::<serde_json::Error>();
             let what = match json.is_some_and(serde_json::Error::is_eof) {

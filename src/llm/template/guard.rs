@@ -404,7 +404,7 @@ pub(super) fn guarded<'s>(from: &Instructions<'s>) -> Result<Instructions<'s>, E
 }
 
 fn position(at: usize) -> Result<u32, Error> {
-    u32::try_from(at).map_err(|_| Stopped::Limit("it is too long").into())
+    u32::try_from(at).map_err(|_| Stopped::Bound("it is too long").into())
 }
 
 /// The instruction that a jump leads to.

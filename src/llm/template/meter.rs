@@ -15,8 +15,12 @@ const MAX_DEPTH: usize = 200;
 /// Why a rendering ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Stopped {
+    /// A bound that no limit changes.
     #[error("{0}")]
-    Limit(&'static str),
+    Bound(&'static str),
+    /// What the limit `template-output` bounds.
+    #[error("{0}")]
+    Output(&'static str),
     #[error("interrupted")]
     Cancelled,
 }
@@ -60,7 +64,7 @@ impl Meter {
         self.left.store(left.unwrap_or(0), Ordering::Relaxed);
         match left {
             Some(_) => Ok(()),
-            None => Err(Stopped::Limit("it needs more memory or time than a template may take").into()),
+            None => Err(Stopped::Output("it needs more memory or time").into()),
         }
     }
 
@@ -96,7 +100,7 @@ impl Meter {
         units: &mut dyn FnMut(&Value) -> Result<u64, Error>,
     ) -> Result<Weight, Error> {
         if level > MAX_DEPTH {
-            return Err(Stopped::Limit("its values are nested too deeply").into());
+            return Err(Stopped::Bound("its values are nested too deeply").into());
         }
         let own = units(value)?;
         self.charge(own)?;

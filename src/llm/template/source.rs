@@ -41,7 +41,7 @@ pub(super) fn prepared(text: &str, syntax: SyntaxConfig) -> Result<String, Error
             operators += 1;
         }
         if all > MAX_OPERATORS || branches > MAX_BRANCHES {
-            return Err(Stopped::Limit("its expressions are too long").into());
+            return Err(Stopped::Bound("its expressions are too long").into());
         }
         // A `*` here unpacks a list.
         unpacks = matches!(token, Token::ParenOpen | Token::Comma);

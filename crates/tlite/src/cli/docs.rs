@@ -134,6 +134,7 @@ fn item(arg: &Arg, only: &[String]) -> String {
     let defaults: Vec<String> = arg
         .get_default_values()
         .iter()
+        .filter(|v| !v.is_empty())
         .map(|v| format!("`{}`", v.to_string_lossy()))
         .collect();
     let takes = arg.get_action().takes_values();

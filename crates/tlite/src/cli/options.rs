@@ -122,10 +122,12 @@ pub struct DeviceOptions {
 pub struct LimitOptions {
     /// Limits on what the model may consume, such as `memory=4G,time=30s`
     ///
-    /// The limits are memory (host memory of tensors; default: half of the machine's), time (of
-    /// loading, of a run and of each token; default: none), iterations (of all loops in a run),
-    /// tokenizer (bytes of tokenizer.json), template-steps and template-output (of the chat
-    /// template).
+    /// A list of NAME=VALUE, separated by commas. The names, each with its default: memory (bytes
+    /// of tensors in host memory; half of the machine's), time (of loading, of a run, and of each
+    /// token or part of a prompt, such as 30s or 500ms; unlimited), iterations (of all loops in a
+    /// run; 1M), tokenizer (bytes of tokenizer.json; 256M), template-steps (instructions of the
+    /// chat template; 5000000), template-output (bytes of a rendered chat template; 16M). K, M and
+    /// G are powers of 1024.
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, hide_short_help = true, help_heading = ADVANCED)]
     pub limits: Limits,
 }
