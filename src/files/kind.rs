@@ -14,6 +14,18 @@ pub fn is_gguf(path: &Path) -> bool {
     path.is_file() && read(&mut magic).is_ok() && magic == GGUF_MAGIC
 }
 
+/// Why `path` is no regular file, as a message.
+pub fn not_a_file(path: &Path) -> String {
+    let shown = path.display();
+    let above = path.parent().filter(|p| p.exists() && !p.is_dir());
+    match (path.metadata(), above) {
+        (Ok(meta), _) if meta.is_dir() => format!("{shown} is a folder; expected a file"),
+        (Ok(_), _) => format!("{shown} is a pipe or a device; expected a regular file"),
+        (Err(_), Some(above)) => format!("{} is not a folder", above.display()),
+        (Err(_), None) => format!("there is no file {shown}"),
+    }
+}
+
 /// What a file that begins with `start` seems to be, as the end of a sentence, if that is known.
 pub fn guess(start: &[u8]) -> Option<&'static str> {
     if start.is_empty() {

@@ -249,7 +249,10 @@ impl ModelFolder {
             Err(e) => return Err(Error::io("cannot open", dir, e)),
         };
         if !meta.is_dir() {
-            let what = format!("{} is a file; expected a folder with model.onnx", dir.display());
+            let what = format!(
+                "{} is not a folder; expected a folder with model.onnx",
+                dir.display()
+            );
             return Err(Error::usage("folder", what));
         }
         Ok(Self {

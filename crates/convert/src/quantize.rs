@@ -27,6 +27,7 @@ use plan::{Plan, plan};
 use source::{Source, copy_others};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::graph::onnx::import;
 use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, TensorProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
@@ -258,10 +259,7 @@ fn quantize_into(
     }
     let path = input.join(MODEL);
     if !path.is_file() {
-        return Err(Error::usage(
-            "folder",
-            format!("file {} does not exist", path.display()),
-        ));
+        return Err(Error::usage("folder", not_a_file(&path)));
     }
     // Reject a model that cannot run before anything is written.
     import(&path)?;

@@ -4,6 +4,7 @@ use super::{KvType, LoadOptions, OTHERS, Purpose};
 use crate::backend::Caps;
 use crate::backend::kernel::KernelSpec;
 use crate::error::{Error, Result, Stage};
+use crate::files::kind::not_a_file;
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{Logits, Target};
 use crate::graph::{Graph, State, onnx};
@@ -120,10 +121,7 @@ pub(super) fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
     if path.is_file() {
         return Ok(path);
     }
-    Err(Error::usage(
-        "folder",
-        format!("file not found: {}", path.display()),
-    ))
+    Err(Error::usage("folder", not_a_file(&path)))
 }
 
 /// A decoder with its plans for a device with these capabilities; adds notes.

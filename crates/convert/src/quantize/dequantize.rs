@@ -8,6 +8,7 @@ use half::f16;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::graph::derive::derive;
 use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, NodeProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
@@ -45,8 +46,7 @@ pub fn dequantize_into(
 ) -> Result<Dequantized> {
     let path = input.join(MODEL);
     if !path.is_file() {
-        let what = format!("file {} does not exist", path.display());
-        return Err(Error::usage("folder", what));
+        return Err(Error::usage("folder", not_a_file(&path)));
     }
     let mut graph = import(&path)?;
     derive(&mut graph)?;

@@ -8,6 +8,7 @@ use super::weight::{Weight, sample};
 use super::{MODEL, Options, Weights};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
 
 /// Group sizes that are tried, the largest first: a larger group takes fewer bits.
@@ -27,8 +28,7 @@ const NEAR_ZERO: f64 = 0.25;
 pub fn grid_group(input: &Path, options: &Options) -> Result<Option<usize>> {
     let path = input.join(MODEL);
     if !path.is_file() {
-        let what = format!("there is no file {}", path.display());
-        return Err(Error::usage("folder", what));
+        return Err(Error::usage("folder", not_a_file(&path)));
     }
     let source = Source::open(Stage::Quantize, path)?;
     let mut weights = Weights::new(&source.path);

@@ -9,6 +9,7 @@ use serde::Serialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
+use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::files::read::read_config;
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::size_text;
@@ -123,7 +124,10 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     }
     let folder = args.file.is_dir();
     if !folder && !args.file.is_file() {
-        let what = format!("there is no file or folder {}", args.file.display());
+        let what = match args.file.exists() {
+            true => not_a_file(&args.file),
+            false => format!("there is no file or folder {}", args.file.display()),
+        };
         return Err(Error::usage("FILE", what));
     }
     if folder && args.file.join("model.onnx").is_file() {

@@ -2,6 +2,7 @@
 
 use super::cache::CacheOptions;
 use super::choices;
+use super::fields::in_file_of;
 use super::output::{self, Level, note};
 use clap::ValueEnum;
 use std::num::{NonZeroU64, NonZeroUsize};
@@ -10,6 +11,7 @@ use std::str::FromStr;
 use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, ReplayMode};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
+use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_given};
 use transformer_lite::unstable::files::temporary;
 use transformer_lite::unstable::graph::pass::Pipeline;
@@ -334,15 +336,10 @@ whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
 /// A usage error if the file that `option` names does not exist.
 pub fn check_file(option: &str, path: &Path) -> Result<()> {
-    if path.is_file() {
-        return Ok(());
+    match path.is_file() {
+        true => Ok(()),
+        false => Err(Error::usage(option, not_a_file(path))),
     }
-    let what = if path.is_dir() {
-        format!("{} is a folder; expected a file", path.display())
-    } else {
-        format!("there is no file {}", path.display())
-    };
-    Err(Error::usage(option, what))
 }
 
 /// As [`check_writable`], for a report on `model`, a file or folder. A usage error also if the
@@ -390,7 +387,7 @@ pub fn read_text(option: &str, path: &Path) -> Result<String> {
     if path.is_dir() || !path.exists() {
         check_file(option, path)?;
     }
-    let bytes = read_given(path, MAX_TEXT_FILE)?;
+    let bytes = read_given(path, MAX_TEXT_FILE).map_err(|e| in_file_of(option, e))?;
     String::from_utf8(bytes).map_err(|e| {
         let at = e.utf8_error().valid_up_to();
         Error::usage(option, format!("{}: not UTF-8 at byte {at}", path.display()))

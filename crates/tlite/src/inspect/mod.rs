@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use symbols::Symbols;
 use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
 use transformer_lite::unstable::graph::pass::{Logits, PassReport, Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
@@ -209,10 +210,7 @@ pub fn model_file(path: &Path) -> Result<PathBuf> {
     };
     let what = match std::fs::metadata(&file) {
         Ok(meta) if meta.is_file() => return Ok(file),
-        Ok(_) => format!(
-            "{} is not a file; expected a folder with model.onnx, or an ONNX file",
-            file.display()
-        ),
+        Ok(_) => not_a_file(&file),
         Err(_) if path.is_dir() => {
             let inner = folders_with_models(path);
             let hint = match inner.is_empty() {

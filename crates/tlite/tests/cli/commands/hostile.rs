@@ -84,9 +84,9 @@ fn files_that_users_name_may_be_pipes() {
     ];
     fails_as(
         &[&base[..], &endless].concat(),
-        1,
+        2,
         "LimitExceeded",
-        &["/dev/zero"],
+        &["--json-schema", "/dev/zero"],
     );
 }
 
