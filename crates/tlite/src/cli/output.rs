@@ -161,7 +161,12 @@ pub fn printable(text: &str) -> Cow<'_, str> {
 /// can begin a line of its own.
 pub fn message(text: &str) -> String {
     const BREAK: &str = "\n  ";
-    let lines: Vec<Cow<'_, str>> = text.split(BREAK).map(shown).collect();
+    /// What a file put into it may be long.
+    const MAX: usize = 4000;
+    let lines: Vec<String> = text
+        .split(BREAK)
+        .map(|line| shortened(&shown(line), MAX))
+        .collect();
     lines.join(BREAK)
 }
 
@@ -419,6 +424,13 @@ mod tests {
         assert_eq!(written(note, "a"), "note: a\n");
         assert_eq!(written(warning, "b\u{1b}[2J"), "warning: b\\u{1b}[2J\n");
         assert_eq!(written(detail, "c"), "", "details need --verbose");
+    }
+
+    #[test]
+    fn messages_of_any_length_can_be_read() {
+        let long = message(&format!("begin {}\n  end", "x".repeat(1 << 20)));
+        assert!(long.len() < 5000, "{} bytes", long.len());
+        assert!(long.starts_with("begin x") && long.ends_with("\n  end"));
     }
 
     #[test]
