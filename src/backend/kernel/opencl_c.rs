@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 /// Compiler options for OpenCL C. Phone drivers support 1.2; math stays exact except for fused
 /// multiply-add.
-pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable";
+pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable -w";
 
 /// Token pasting in OpenCL C.
 pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
