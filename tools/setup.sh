@@ -252,7 +252,11 @@ short_cargo_output() {
         case $line in
         *Compiling*)
             crates=$((crates + 1))
-            [ ! -t 2 ] || printf '\r    compiled %d crates, now %-40.40s' "$crates" "${line##*Compiling }" >&2
+            if [ -t 2 ]; then
+                printf '\r    compiled %d crates, now %-40.40s' "$crates" "${line##*Compiling }" >&2
+            elif [ $((crates % 50)) -eq 0 ]; then
+                printf '    compiled %d crates\n' "$crates" >&2
+            fi
             ;;
         *Downloaded* | *Downloading* | *Updating* | *Finished* | *Locking* | *Blocking*) ;;
         *) printf '%s\n' "$line" >&2 ;;
@@ -281,7 +285,7 @@ find_tlite() {
 
 # Builds the command.
 build_tlite() {
-    say "Building tlite (about 6 minutes on two cores the first time)"
+    say "Building tlite (takes several minutes the first time)"
     cargo build --release --locked --bin tlite --manifest-path "$ROOT/Cargo.toml" 2>&1 | short_cargo_output
     find_tlite
 }
