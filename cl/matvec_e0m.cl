@@ -8,7 +8,8 @@
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 //
 // With PAIRS the products of a step are halves, of 4 columns and an x in halves: two chains of four multiply-adds a column, of even and of odd
-// weights less the middle of their range, which are added up in single precision (numeric contract, ARCHITECTURE.md).
+// weights, which are added up in single precision (numeric contract, ARCHITECTURE.md). The middle of the range of w1 is subtracted first:
+// s * (sum x * (w1 - MIDDLE) - (b - MIDDLE) * sum x). Products are then as small as the weights allow, so that rounding them costs little.
 #ifdef PAIRS
 #pragma OPENCL EXTENSION cl_khr_fp16 : enable
 #endif
@@ -30,9 +31,13 @@
 #define CODES(at) ((__global const UINTS *)codes_of)[at]
 #endif
 #ifdef PAIRS
-#define TERM(c, v, k) mad(v, E0M_CENTERED(word.c, low.c, k)
+// (w1 - MIDDLE) / DIVISOR: four products with any halves stay finite when they are added up.
+#define MIDDLE 3.0f
+#define DIVISOR 4.0f
+#define CENTERED(word, low, k) (as_half2(E0M_HALVES(word, low, k, 0x38003800u)) - (half2)((half)(MIDDLE / DIVISOR)))
+#define TERM(c, v, k) mad(v, CENTERED(word.c, low.c, k)
 #define COLUMN(c) { \
-    half2 d = TERM(c, a.s67, 3), TERM(c, a.s45, 2), TERM(c, a.s23, 1), a.s01 * E0M_CENTERED(word.c, low.c, 0)))); \
+    half2 d = TERM(c, a.s67, 3), TERM(c, a.s45, 2), TERM(c, a.s23, 1), a.s01 * CENTERED(word.c, low.c, 0)))); \
     dots.c += (float)d.x + (float)d.y; \
   }
 #define TERMS(r) { \
@@ -105,7 +110,7 @@ KERNEL {
     UINTS pair = ((__global const UINTS *)scales_of)[pair_at + g / SPAN * panel];
 #ifdef PAIRS
     half8 factors = as_half8(pair);
-    total += convert_float4(factors.even) * (E0M_CENTERED_UNIT * dots - (convert_float4(factors.odd) - E0M_MIDDLE) * sum);
+    total += convert_float4(factors.even) * (DIVISOR * dots - (convert_float4(factors.odd) - MIDDLE) * sum);
 #else
     total += E0M_HALF(FLOATS, pair) * (dots - E0M_HALF(FLOATS, pair >> 16u) * sum);
 #endif

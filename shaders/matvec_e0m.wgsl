@@ -8,8 +8,10 @@
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 //
-// With PAIRS the products of a step are halves, of an x in halves: two chains of four multiply-adds a column, of even and of odd weights
-// less the middle of their range, which are added up in single precision (numeric contract, ARCHITECTURE.md).
+// With PAIRS the products of a step are halves, of an x in halves: two chains of four multiply-adds a column, of even and of odd weights,
+// which are added up in single precision (numeric contract, ARCHITECTURE.md). The middle of the range of w1 is subtracted first:
+// s * (sum x * (w1 - E0M_MIDDLE) - (b - E0M_MIDDLE) * sum x). Products are then as small as the weights allow, so that rounding them costs
+// little.
 #ifdef PAIRS
 enable f16;
 #endif
@@ -33,7 +35,7 @@ var<workgroup> squares: array<f32, SLICES>;
 #endif
 #endif
 
-// Of a stretch: sums of x times w1 of the columns, the sum of x, and, with HAS_GAIN, that of its squares before it is normalised.
+// Of a stretch: sums of x times w1 of the columns, with PAIRS of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR, the sum of x, and, with HAS_GAIN, that of its squares before it is normalised.
 struct Terms {
   dots: array<vec4<f32>, QUADS>,
   sum: f32,
@@ -51,7 +53,7 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
   t.sum += s.x + s.y;
   for (var q = 0u; q < QUADS; q++) {
     let word = e0m_words(word_at + q, r, panel);
-    t.dots[q] += chains_of(a, e0m_quarters(word, 0u), e0m_quarters(word, 1u), e0m_quarters(word, 2u), e0m_quarters(word, 3u));
+    t.dots[q] += chains_of(a, e0m_pair_by_4(word, 0u), e0m_pair_by_4(word, 1u), e0m_pair_by_4(word, 2u), e0m_pair_by_4(word, 3u));
   }
   return t;
 }
@@ -234,7 +236,7 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
     for (var q = 0u; q < QUADS; q++) {
       let s = e0m_scales(pairs_at(pair_at + g / SPAN * panel + q));
 #ifdef PAIRS
-      total[q] += s.scale * (E0M_CENTERED_UNIT * t.dots[q] - (s.bias - E0M_MIDDLE) * t.sum);
+      total[q] += s.scale * (E0M_DIVISOR * t.dots[q] - (s.bias - E0M_MIDDLE) * t.sum);
 #else
       total[q] += s.scale * (t.dots[q] - s.bias * t.sum);
 #endif

@@ -22,27 +22,28 @@ const WGSL: [(&str, &str); 2] = [
     ),
 ];
 
-/// In pairs of halves there are two ways, of which compilers make shorter code of one or the other:
-/// integers of 16 bits are converted, or the code becomes the last bits of a half, of which the
-/// rest is subtracted. Both are less the middle of the range, as E0M4 weights are.
+/// In pairs of halves there are two conversions; which one is shorter depends on the compiler.
+/// Either 16-bit integers are converted, or the quantized weight becomes the last bits of a half
+/// and the constant bits are subtracted. Both also subtract the middle of the range, as the kernels
+/// of E0M4 do. Unlike those, they may overflow for large `x`.
 const CL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
         (
             "#include \"common/e0m\"",
             "#include \"common/e0m\"\n#define INT4_PAIR(word, k) (convert_half2(as_ushort2((word) >> 4 * (k) & 0x000F000Fu)) - 8.0h)",
         ),
-        ("E0M_CENTERED(word.c, low.c, ", "INT4_PAIR(word.c, "),
-        ("E0M_CENTERED_UNIT * dots", "dots"),
-        ("- E0M_MIDDLE)", "- 8.0f)"),
+        ("CENTERED(word.c, low.c, ", "INT4_PAIR(word.c, "),
+        ("DIVISOR * dots", "dots"),
+        ("- MIDDLE)", "- 8.0f)"),
     ],
     &[
         (
             "#include \"common/e0m\"",
             "#include \"common/e0m\"\n#define INT4_PAIR(word, k) (as_half2(((word) >> 4 * (k) & 0x000F000Fu) | 0x54005400u) - 64.5h)",
         ),
-        ("E0M_CENTERED(word.c, low.c, ", "INT4_PAIR(word.c, "),
-        ("E0M_CENTERED_UNIT * dots", "16.0f * dots"),
-        ("- E0M_MIDDLE)", "- 8.0f)"),
+        ("CENTERED(word.c, low.c, ", "INT4_PAIR(word.c, "),
+        ("DIVISOR * dots", "16.0f * dots"),
+        ("- MIDDLE)", "- 8.0f)"),
     ],
 ];
 /// The products of pairs, which are part of the text so that their weights can be converted in
@@ -50,10 +51,10 @@ const CL_PAIRS: [&[(&str, &str)]; 2] = [
 const PRODUCTS: &str = include_str!("../../shaders/common/pairs.wgsl");
 const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
     &[
-        ("e0m_quarters(", "int4_pair("),
+        ("e0m_pair_by_4(", "int4_pair("),
         ("#include \"common/pairs\"", PRODUCTS),
         ("centered(w", "int4_halves(w"),
-        ("E0M_CENTERED_UNIT * t.dots", "t.dots"),
+        ("E0M_DIVISOR * t.dots", "t.dots"),
         ("- E0M_MIDDLE)", "- 8.0)"),
         (
             "#include \"common/e0m\"",
@@ -61,10 +62,10 @@ const WGSL_PAIRS: [&[(&str, &str)]; 2] = [
         ),
     ],
     &[
-        ("e0m_quarters(", "int4_pair("),
+        ("e0m_pair_by_4(", "int4_pair("),
         ("#include \"common/pairs\"", PRODUCTS),
         ("centered(w", "int4_halves(w"),
-        ("E0M_CENTERED_UNIT * t.dots", "16.0 * t.dots"),
+        ("E0M_DIVISOR * t.dots", "16.0 * t.dots"),
         ("- E0M_MIDDLE)", "- 8.0)"),
         (
             "#include \"common/e0m\"",

@@ -43,19 +43,14 @@
 // Finite halves in the low 16 bits of each element, as floats, by integer arithmetic: CPU compilers make vectors of it.
 #define E0M_HALF(type, h) (CAT(as_, type)((((h) & 0x7FFFu) << 13u) | (((h) & 0x8000u) << 16u)) * 0x1p112f)
 
-// The same as halves: bits of w1 over a power of two, by the exponent of both halves, of weights 2k and 2k + 1 of a step, by as many
-// operations as one weight takes.
+// Bits of w1 as halves, divided by a power of two that the exponent sets: weights 2k and 2k + 1 of a step, in the two halves of each word, by
+// as many operations as one weight takes.
 #define E0M_BOTH(word, k, width, to) (E0M_MOVE(word, (k) * (width), to) & ((((1u << (width)) - 1u) << (to)) * 0x10001u))
 #ifdef LOW
 #define E0M_HALVES(word, low, k, exponent) (E0M_BOTH(word, k, HIGH, 10 - HIGH) | E0M_BOTH(low, k, LOW, 10 - BITS) | (exponent))
 #else
 #define E0M_HALVES(word, low, k, exponent) (E0M_BOTH(word, k, E0M_WIDTH, 10 - E0M_WIDTH) | (exponent))
 #endif
-// w1 / E0M_UNIT.
+// w1 / 16: eight products of (w1 - b) / 16 with any halves stay finite when they are added up.
 #define E0M_UNIT 16.0f
 #define E0M_PAIR(word, low, k) E0M_HALVES(word, low, k, 0x30003000u)
-// (w1 - E0M_MIDDLE) / E0M_CENTERED_UNIT, whose products are as small as the weights allow, so that rounding them costs little. Four products
-// with any halves stay finite when they are added up.
-#define E0M_MIDDLE 3.0f
-#define E0M_CENTERED_UNIT 4.0f
-#define E0M_CENTERED(word, low, k) (as_half2(E0M_HALVES(word, low, k, 0x38003800u)) - (half2)(0.75h))

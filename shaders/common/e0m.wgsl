@@ -84,8 +84,8 @@ fn e0m_both(words: vec4<u32>, k: u32, width: u32, to: u32) -> vec4<u32> {
   return (words >> vec4<u32>(k * width - to)) & mask;
 }
 
-// The same as halves: bits of w1 over a power of two, by the exponent of both halves, of weights 2k and 2k + 1 of a step, by as many
-// operations as one weight takes.
+// Bits of w1 as halves, divided by a power of two that the exponent sets: weights 2k and 2k + 1 of a step, in the two halves of each word, by
+// as many operations as one weight takes.
 fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
 #ifdef HIGH
   var bits = e0m_both(w.high, k, HIGH, 10u - HIGH) | vec4<u32>(exponent);
@@ -98,17 +98,16 @@ fn e0m_halves(w: E0mWords, k: u32, exponent: u32) -> vec4<u32> {
   return bits;
 }
 
-// w1 / E0M_UNIT.
+// w1 / 16: eight products of (w1 - b) / 16 with any halves stay finite when they are added up.
 const E0M_UNIT = 16.0;
 
 fn e0m_pair(w: E0mWords, k: u32) -> vec4<u32> { return e0m_halves(w, k, 0x30003000u); }
 
-// w1 / E0M_CENTERED_UNIT, from which E0M_MIDDLE / E0M_CENTERED_UNIT is still to be subtracted: products are then as small as the weights
-// allow, so that rounding them costs little. Four products with any halves stay finite when they are added up.
+// w1 / E0M_DIVISOR: four products of (w1 - E0M_MIDDLE) / E0M_DIVISOR with any halves stay finite when they are added up.
 const E0M_MIDDLE = 3.0;
-const E0M_CENTERED_UNIT = 4.0;
+const E0M_DIVISOR = 4.0;
 
-fn e0m_quarters(w: E0mWords, k: u32) -> vec4<u32> { return e0m_halves(w, k, 0x38003800u); }
+fn e0m_pair_by_4(w: E0mWords, k: u32) -> vec4<u32> { return e0m_halves(w, k, 0x38003800u); }
 
 // Scale (x) and bias (y) of four columns, each from a packed pair of halves.
 struct E0mScales { scale: vec4<f32>, bias: vec4<f32> }

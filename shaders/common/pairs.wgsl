@@ -3,8 +3,8 @@
 // Compilers take the bits as they are.
 fn pair_of(bits: u32) -> vec2<f16> { return vec2<f16>(unpack2x16float(bits)); }
 
-// Weights less the middle of their range.
-fn centered(bits: u32) -> vec2<f16> { return pair_of(bits) - vec2<f16>(f16(E0M_MIDDLE / E0M_CENTERED_UNIT)); }
+// (w1 - E0M_MIDDLE) / E0M_DIVISOR of bits of w1 / E0M_DIVISOR.
+fn centered(bits: u32) -> vec2<f16> { return pair_of(bits) - vec2<f16>(f16(E0M_MIDDLE / E0M_DIVISOR)); }
 
 // The sum of four products of pairs of halves with those of a.
 fn chain(a: vec4<u32>, w0: u32, w1: u32, w2: u32, w3: u32) -> f32 {

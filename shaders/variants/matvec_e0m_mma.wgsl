@@ -82,7 +82,7 @@ fn level(words: vec4<u32>, k: u32) -> vec4<f32> {
   return bitcast<vec4<f32>>((moved & vec4<u32>(((1u << BITS) - 1u) << to)) | vec4<u32>(0x40000000u));
 }
 
-// Sums of x times w1 of four columns, and of x.
+// Sums of x times w1 of four columns, with PAIRS of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR, and of x.
 struct Terms {
   dots: vec4<f32>,
   sum: f32,
@@ -93,7 +93,7 @@ fn plus(terms: Terms, r: Block, t: u32) -> Terms {
   let s = halves(r.xs.xy) + halves(r.xs.zw);
   var words: E0mWords;
   words.high = r.words;
-  let dots = chains_of(r.xs, e0m_quarters(words, 0u), e0m_quarters(words, 1u), e0m_quarters(words, 2u), e0m_quarters(words, 3u));
+  let dots = chains_of(r.xs, e0m_pair_by_4(words, 0u), e0m_pair_by_4(words, 1u), e0m_pair_by_4(words, 2u), e0m_pair_by_4(words, 3u));
   return Terms(terms.dots + dots, terms.sum + dot(s, vec4<f32>(1.0)));
 }
 #else
@@ -122,7 +122,7 @@ fn summed(r: Stretch, t: u32) -> vec4<f32> {
   if (EACH > 3u) { terms = plus(terms, r.d, t); }
   let pair = e0m_scales(r.pairs);
 #ifdef PAIRS
-  return pair.scale * (E0M_CENTERED_UNIT * terms.dots - (pair.bias - E0M_MIDDLE) * terms.sum);
+  return pair.scale * (E0M_DIVISOR * terms.dots - (pair.bias - E0M_MIDDLE) * terms.sum);
 #else
   return pair.scale * (terms.dots - pair.bias * terms.sum);
 #endif

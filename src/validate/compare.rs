@@ -26,10 +26,11 @@ pub fn bound(stored: DType, terms: usize) -> f64 {
 ///
 /// Rounding to half precision has a relative error of at most 2^-11. For terms of random sign, its
 /// mean square is 2^-22 / 3. A chain of eight terms without fused multiply-add has partial sums of
-/// 1 to 8 terms and 8 products: 44 squares of a term, or 11 / 2 per weight. Weights are less the
-/// bias, or less the middle of their range, whose square is no larger on average, so the squares of
-/// terms add up to that of the result. In total, 11 / 2 / 3 = 2 times 2^-22 of the square of the
-/// result. A factor of 4 covers sums that happen to be small.
+/// 1 to 8 terms and 8 products: 44 squares of a term, or 11 / 2 per weight. If the bias is
+/// subtracted from weights first, the squares of the terms add up to that of the result. If the
+/// middle of the range is subtracted instead, they add up to about as much at most, for `w1`
+/// uniform in [2, 4). In total, 11 / 2 / 3 = 2 times 2^-22 of the square of the result. A factor of
+/// 4 covers sums that happen to be small.
 pub const PAIRS: f64 = 4.0 * 2.0 / (1u64 << 22) as f64;
 
 /// Added to the bound for a kernel that normalizes a row and rounds it to half precision for tensor

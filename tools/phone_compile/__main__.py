@@ -9,8 +9,8 @@ The check fails if a kernel
 
 * does not compile or spills registers;
 * is not in the summary (docs/benchmarks/phone_kernels.tsv);
-* has fewer waves than the summary says, or 1.5 times its instructions;
-* takes E0M4 weights in pairs and needs 1.1 times the instructions of its INT4 twin;
+* has fewer waves than the summary says, or more than 1.5 times its instructions;
+* takes E0M4 weights in pairs and needs more than 1.1 times the instructions of its INT4 twin;
 * compiles to other code than before from the same text: then the compilers changed.
 
 texts.txt holds a checksum of every text that the summary counts. If a kernel has a text that is not

@@ -4,7 +4,7 @@ from collections import defaultdict
 
 import predictions
 from drivers import Counts, Failed
-from tables import LANGUAGE, MOST_OF_INT4, markdown, parts
+from tables import LANGUAGE, MAX_RATIO_TO_INT4, markdown, parts
 
 # Kernels that the page shows; the summary beside it has all.
 SHOWN = [
@@ -57,9 +57,9 @@ Adreno; on Mali, 2 is full occupancy and 1 is half.
 
 Instructions per 32 weights in the GEMV kernel: loads, addresses, conversion to floats and 32
 multiply-adds. The INT4 twin differs in the conversion only. In half precision weights are converted
-in pairs, less the middle of their range; INT4 has two ways to do that, and the cheaper one counts.
-The check fails if E0M4 in pairs takes more than {most} times as many. In single precision both
-formats take two operations per weight.
+in pairs, and the middle of their range is subtracted. INT4 has two ways to do that, and the cheaper
+one counts. The check fails if E0M4 in pairs takes more than {most} times the instructions of INT4.
+In single precision both formats take two operations per weight.
 
 {costs}
 
@@ -154,7 +154,7 @@ def write(path, version, commit, entries, table, rows, pairs, decoders, runs, fi
             many=many,
             more=more,
             lost="These lose waves: " + "; ".join(lost) + "." if lost else "None loses waves.",
-            most=MOST_OF_INT4,
+            most=MAX_RATIO_TO_INT4,
             costs=markdown(cost_rows(pairs)),
             chips=chips,
             reached=f"{predictions.REACHED:.0%}".replace("%", " %"),

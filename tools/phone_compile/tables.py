@@ -9,8 +9,8 @@ from collections import defaultdict
 
 from drivers import GPUS, Counts, Failed
 
-# How many times the instructions of INT4 weights a kernel may take for E0M4 weights in pairs.
-MOST_OF_INT4 = 1.1
+# Upper bound on the instructions of E0M4 weights in pairs, relative to those of INT4 weights.
+MAX_RATIO_TO_INT4 = 1.1
 
 LANGUAGE = {"opencl": "OpenCL C", "wgpu": "WGSL"}
 
@@ -151,7 +151,7 @@ def compared(entries, table):
 
 
 def dearer(pairs):
-    """Kernels that take E0M4 weights in pairs and are dearer than their INT4 twins.
+    """Kernels that take E0M4 weights in pairs and exceed the bound relative to their INT4 twins.
 
     >>> dearer([("opencl", "mali-g720", "k< PAIRS=1>", 2.1, 2)])
     []
@@ -162,7 +162,7 @@ def dearer(pairs):
         f"{gpu} {backend} {form}: {ours:.1f} instructions per 32 weights in E0M4, "
         f"{theirs:.1f} in INT4"
         for backend, gpu, form, ours, theirs in pairs
-        if " PAIRS=1" in form and ours > MOST_OF_INT4 * theirs
+        if " PAIRS=1" in form and ours > MAX_RATIO_TO_INT4 * theirs
     ]
 
 

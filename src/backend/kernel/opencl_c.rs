@@ -10,7 +10,7 @@ use std::ffi::CStr;
 use std::fmt::Write as _;
 
 /// Compiler options for OpenCL C. Phone drivers support 1.2; math stays exact except for fused
-/// multiply-add.
+/// multiply-add. Without `-w`, PoCL's compiler prints the number of warnings to standard error.
 pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable -w";
 
 /// Token pasting in OpenCL C.

@@ -20,7 +20,7 @@ const AGREEING: [usize; 3] = [20, 220, 320];
 pub type Way = (Activations, KvType, f64, f64);
 
 /// The defaults, whose bounds are those of a right answer.
-pub const FLOATS: [Way; 1] = [(Activations::Auto, KvType::Float, 1e-3, 0.985)];
+pub const FLOATS: [Way; 1] = [(Activations::Auto, KvType::Float, 1e-4, 0.985)];
 
 /// Quantized activations have bounds of their own.
 pub const BYTES: [Way; 2] = [
