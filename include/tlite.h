@@ -250,7 +250,7 @@ typedef struct {
    tensors), time (of loading, and of each token or part of a prompt), iterations (of all loops
    in a run), tokenizer (bytes of tokenizer.json), template-steps and template-output (of the
    chat template). NULL or a name left out means the default: half of the machine's memory, no
-   limit of time, and bounds that no usual model reaches.
+   time limit, and bounds that no usual model reaches.
    */
   const char *limits;
 } tlite_load_options;

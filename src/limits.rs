@@ -74,12 +74,13 @@ impl FromStr for Limits {
 
     fn from_str(text: &str) -> Result<Self> {
         let mut limits = Self::default();
+        if text.trim().is_empty() {
+            return Ok(limits);
+        }
         let mut set = Vec::new();
-        // No text sets no limit.
-        let parts = text.split(',').map(str::trim).filter(|_| !text.trim().is_empty());
-        for part in parts {
+        for part in text.split(',').map(str::trim) {
             let Some((name, value)) = part.split_once('=') else {
-                let what = format!("\"{part}\" is not valid; expected NAME=VALUE, such as memory=4G");
+                let what = format!("\"{part}\": expected NAME=VALUE, such as memory=4G");
                 return Err(Error::usage("limits", what));
             };
             if set.contains(&name) {

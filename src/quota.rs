@@ -13,9 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-/// What to do about a limit, by its name in text.
+/// The advice in a message about an exceeded limit; `limit` is one of `Limits::NAMES`.
 pub(crate) fn raise(limit: &str) -> String {
-    format!("raise the limit `{limit}` if you trust the model")
+    format!("raise `{limit}` in `limits` (`--limits`) if you trust the model")
 }
 
 /// Why a call must end.

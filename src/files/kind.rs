@@ -1,6 +1,6 @@
 //! Guesses the format of a file that is not of the expected one.
 
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
 /// The first bytes of a GGUF file.
@@ -14,15 +14,16 @@ pub fn is_gguf(path: &Path) -> bool {
     path.is_file() && read(&mut magic).is_ok() && magic == GGUF_MAGIC
 }
 
-/// Why `path` is no regular file, as a message.
+/// A message that says why `path` is not a regular file.
 pub fn not_a_file(path: &Path) -> String {
     let shown = path.display();
     let above = path.parent().filter(|p| p.exists() && !p.is_dir());
     match (path.metadata(), above) {
         (Ok(meta), _) if meta.is_dir() => format!("{shown} is a folder; expected a file"),
-        (Ok(_), _) => format!("{shown} is a pipe or a device; expected a regular file"),
+        (Ok(_), _) => format!("{shown} is not a regular file"),
         (Err(_), Some(above)) => format!("{} is not a folder", above.display()),
-        (Err(_), None) => format!("there is no file {shown}"),
+        (Err(e), None) if e.kind() == ErrorKind::NotFound => format!("there is no file {shown}"),
+        (Err(e), None) => format!("{shown} cannot be opened: {e}"),
     }
 }
 
@@ -65,6 +66,31 @@ pub fn explained(what: &str, start: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_not_a_file_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("file");
+        std::fs::write(&file, b"").unwrap();
+        let shown = |path: &Path| path.display().to_string();
+        let inside = file.join("a");
+        let cases = [
+            (
+                dir.path().to_owned(),
+                format!("{} is a folder; expected a file", shown(dir.path())),
+            ),
+            (
+                dir.path().join("a"),
+                format!("there is no file {}", shown(&dir.path().join("a"))),
+            ),
+            (inside, format!("{} is not a folder", shown(&file))),
+            #[cfg(unix)]
+            ("/dev/null".into(), "/dev/null is not a regular file".to_owned()),
+        ];
+        for (path, expected) in cases {
+            assert_eq!(not_a_file(&path), expected);
+        }
+    }
 
     #[test]
     fn usual_mistakes_are_recognized() {

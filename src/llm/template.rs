@@ -262,7 +262,7 @@ impl ChatTemplate {
             let mut out = make_string_output(&mut text);
             eval(&environment, &main, values, &blocks, &mut out, AutoEscape::None)?;
             if text.len() > most {
-                return Err(Stopped::Output("its text is longer").into());
+                return Err(Stopped::Output.into());
             }
             Ok(text)
         });
@@ -359,9 +359,16 @@ fn refusal(path: &Path, what: &str, e: minijinja::Error, limits: &Limits) -> Err
         }
         match c.downcast_ref() {
             Some(Stopped::Bound(what)) => return exceeded(what),
-            Some(Stopped::Output(what)) => {
+            Some(Stopped::Output) => {
                 return exceeded(&format!(
-                    "{what} than {} bytes of text may; {}",
+                    "its output exceeds {} bytes; {}",
+                    limits.template_output,
+                    quota::raise("template-output")
+                ));
+            }
+            Some(Stopped::Work) => {
+                return exceeded(&format!(
+                    "it needs more memory or time than an output of {} bytes allows; {}",
                     limits.template_output,
                     quota::raise("template-output")
                 ));

@@ -43,7 +43,10 @@ impl Tokenizer {
         let path = dir.join("tokenizer.json");
         let bytes = read_file(&path, most).map_err(|e| match e.kind() {
             ErrorKind::LimitExceeded => {
-                let what = format!("larger than {most} bytes; {}", quota::raise("tokenizer"));
+                let what = format!(
+                    "the file is larger than {most} bytes; {}",
+                    quota::raise("tokenizer")
+                );
                 Error::file(Stage::Text, &path, what).of_kind(ErrorKind::LimitExceeded)
             }
             _ => e,

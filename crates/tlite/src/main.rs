@@ -85,9 +85,5 @@ fn report(error: &Error) {
     log::debug!(target: "transformer_lite::error", "{error:?}");
     let text = error.lines().join("\n  caused by: ");
     // With standard error closed, the exit code has to do.
-    let _closed = writeln!(
-        std::io::stderr(),
-        "error: {}",
-        cli::message(&cli::with_limits(&text))
-    );
+    let _closed = writeln!(std::io::stderr(), "error: {}", cli::message(&text));
 }

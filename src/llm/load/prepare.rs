@@ -115,7 +115,7 @@ fn windowed(
     Ok(decoder)
 }
 
-/// Path of `model.onnx` in a folder; a usage error if it does not exist.
+/// Path of `model.onnx` in a folder; a usage error if it is not a regular file.
 pub(super) fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
     let path = folder.onnx();
     if path.is_file() {

@@ -15,12 +15,15 @@ const MAX_DEPTH: usize = 200;
 /// Why a rendering ended early.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Stopped {
-    /// A bound that no limit changes.
+    /// A fixed bound, which no limit changes.
     #[error("{0}")]
     Bound(&'static str),
-    /// What the limit `template-output` bounds.
-    #[error("{0}")]
-    Output(&'static str),
+    /// The limit `template-output`.
+    #[error("the output is too long")]
+    Output,
+    /// The memory and time that the limit `template-output` allows.
+    #[error("too much memory or time")]
+    Work,
     #[error("interrupted")]
     Cancelled,
 }
@@ -64,7 +67,7 @@ impl Meter {
         self.left.store(left.unwrap_or(0), Ordering::Relaxed);
         match left {
             Some(_) => Ok(()),
-            None => Err(Stopped::Output("it needs more memory or time").into()),
+            None => Err(Stopped::Work.into()),
         }
     }
 

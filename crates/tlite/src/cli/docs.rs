@@ -134,11 +134,10 @@ fn item(arg: &Arg, only: &[String]) -> String {
     let defaults: Vec<String> = arg
         .get_default_values()
         .iter()
-        .filter(|v| !v.is_empty())
         .map(|v| format!("`{}`", v.to_string_lossy()))
         .collect();
     let takes = arg.get_action().takes_values();
-    if !defaults.is_empty() && takes {
+    if !defaults.is_empty() && takes && !arg.is_hide_default_value_set() {
         text += &format!(" Default: {}.", defaults.join(", "));
     }
     if !only.is_empty() {

@@ -1,7 +1,6 @@
 //! Names of the library's option fields on the command line.
 
 use transformer_lite::unstable::error::{Error, ErrorKind};
-use transformer_lite::unstable::limits::Limits;
 
 /// Arguments and fields as the library's errors name them, and the options that set them.
 const OPTIONS: &[(&str, &str)] = &[
@@ -60,19 +59,6 @@ pub fn in_options(error: Error) -> Error {
     }
 }
 
-/// A message of the library in the words of the command: with the option that sets a limit in the
-/// place of its name.
-pub fn with_limits(message: &str) -> String {
-    let mut out = message.to_owned();
-    for name in Limits::NAMES {
-        out = out.replace(
-            &format!("the limit `{name}`"),
-            &format!("`--limits {name}=VALUE`"),
-        );
-    }
-    out
-}
-
 /// Turns an error about the contents of the file that `option` names into wrong usage of `option`.
 pub fn in_file_of(option: &str, error: Error) -> Error {
     match &error {
@@ -97,15 +83,6 @@ mod tests {
     use clap::CommandFactory;
     use std::path::Path;
     use transformer_lite::unstable::error::Stage;
-    use transformer_lite::unstable::tensor::HostTensor;
-
-    #[test]
-    fn limits_are_named_as_the_option_that_sets_them() {
-        let limits: Limits = "memory=1".parse().unwrap();
-        let _call = limits.quota().enter();
-        let error = HostTensor::from_f32(&[1000], &[0.0; 1000]).unwrap_err();
-        assert!(with_limits(&error.to_string()).contains("`--limits memory=VALUE`"));
-    }
 
     #[test]
     fn each_field_has_an_option() {

@@ -35,7 +35,6 @@ mod tune;
 
 pub use cache::CacheOptions;
 pub use docs::{json_markdown, markdown, operators_markdown};
-pub use fields::with_limits;
 pub use interrupt::INTERRUPTED;
 pub use options::{DeviceOptions, ExecOptions, Float, LimitOptions, ModelArg, Precision, Verbosity};
 pub use output::{LogLines, is_broken_pipe, message};

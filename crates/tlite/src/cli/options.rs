@@ -124,7 +124,7 @@ pub struct DeviceOptions {
 pub struct LimitOptions {
     /// Limits on what the model may consume, such as `memory=4G,time=30s`
     ///
-    /// A list of NAME=VALUE, separated by commas. The names, each with its default: memory (bytes
+    /// A list of NAME=VALUE, separated by commas. Names and defaults: memory (bytes
     /// of tensors in host memory; half of the machine's), time (of loading, of a run, and of each
     /// token or part of a prompt, such as 30s or 500ms; unlimited), iterations (of all loops in a
     /// run; 1M), tokenizer (bytes of tokenizer.json; 256M), template-steps (instructions of the
@@ -334,7 +334,7 @@ macro_rules! whole {
 
 whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
-/// A usage error if the file that `option` names does not exist.
+/// A usage error if the path that `option` names is not a regular file.
 pub fn check_file(option: &str, path: &Path) -> Result<()> {
     match path.is_file() {
         true => Ok(()),
@@ -381,8 +381,8 @@ pub fn check_writable(option: &str, path: &Path) -> Result<()> {
     }
 }
 
-/// The text of the file or pipe that `option` names. A usage error if it does not exist or is not
-/// UTF-8.
+/// The text of the file or pipe that `option` names. A usage error if it does not exist, is too
+/// large or is not UTF-8.
 pub fn read_text(option: &str, path: &Path) -> Result<String> {
     if path.is_dir() || !path.exists() {
         check_file(option, path)?;

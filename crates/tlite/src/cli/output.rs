@@ -156,12 +156,12 @@ pub fn printable(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// An error, a note or a log line without control characters. Of line breaks, those before two
-/// spaces stay, as messages have them; others came with a name and are escaped, so that no name
-/// can begin a line of its own.
+/// An error, a note or a log line without control characters, with `...` in place of the middle of
+/// long lines. Of line breaks, those before two spaces stay, as messages have them; others came
+/// with a name and are escaped, so that no name can begin a line of its own.
 pub fn message(text: &str) -> String {
     const BREAK: &str = "\n  ";
-    /// What a file put into it may be long.
+    /// Characters of a line. Text from a file may be longer.
     const MAX: usize = 4000;
     let lines: Vec<String> = text
         .split(BREAK)
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_of_any_length_can_be_read() {
+    fn long_lines_of_messages_are_shortened() {
         let long = message(&format!("begin {}\n  end", "x".repeat(1 << 20)));
         assert!(long.len() < 5000, "{} bytes", long.len());
         assert!(long.starts_with("begin x") && long.ends_with("\n  end"));
