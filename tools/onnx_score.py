@@ -222,7 +222,7 @@ def main():
     if sys.argv[1:] == ["--serve-onnxruntime"]:
         return serve_onnxruntime()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default=os.path.join(CACHE, "onnx-1.22.0"))
+    parser.add_argument("--data", default=os.path.join(CACHE, "onnx-1.23.0"))
     parser.add_argument("--report")
     parser.add_argument("--peers", default=",".join(PEERS))
     parser.add_argument("--seconds", type=float, default=30)

@@ -6,7 +6,7 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${TLITE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/transformer-lite}
 MODEL_DIR=$CACHE/smollm2-135m
-ONNX_DATA=$CACHE/onnx-1.22.0
+ONNX_DATA=$CACHE/onnx-1.23.0
 RUSTUP_LINE="curl --proto '=https' --tlsv1.2 -sSf https://sh.rustup.rs | sh -s -- -y"
 # A library under the Vulkan drivers complains where this is not set, as in containers.
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-${TMPDIR:-/tmp}}
@@ -245,7 +245,7 @@ setup_python() {
     install python3 python3-pip
 }
 
-# Shows one moving line in place of cargo's hundreds, on a terminal.
+# Shortens cargo's output: one moving line on a terminal, otherwise a line for every 50 crates.
 short_cargo_output() {
     local line crates=0
     while IFS= read -r line; do

@@ -297,6 +297,8 @@ impl GroupQueryAttention {
     fn attention(&self) -> Sdpa {
         Sdpa {
             causal: false,
+            window: [None; 2],
+            may_see_none: false,
             heads: Some((self.heads, self.kv_heads)),
             scale: self.scale,
             softcap: self.softcap,

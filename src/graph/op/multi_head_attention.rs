@@ -38,6 +38,8 @@ impl MultiHeadAttention {
     fn standard(&self) -> Sdpa {
         Sdpa {
             causal: self.causal,
+            window: [None; 2],
+            may_see_none: false,
             heads: Some((self.heads, self.heads)),
             scale: self.scale,
             softcap: 0.0,

@@ -1,17 +1,22 @@
 //! Scaled dot-product attention of the ONNX standard: `Attention` from opset 23; `nonpad_kv_seqlen`
-//! from 24.
+//! from 24, windows from 25.
 //!
 //! Operands: queries, keys and values of rank 4 `[batch, heads, sequence, size]`, or of rank 3 with
 //! merged heads; then optionally a mask (truth values or addends of the scores), past keys, past
 //! values, and the number of valid keys of each batch entry. Results: the attention with the shape
 //! of the queries; the keys and values appended to the past; scores. Devices run it decomposed, as
 //! matmuls around a softmax.
+//!
+//! Query i stands at position `i + offset`, and key j at position j. The offset is the number of
+//! past keys; or the number of valid keys less that of queries, which may be negative; or 0. A
+//! query that sees no key gets zeros.
 
+mod bias;
 mod products;
 
 pub(super) use products::{both_masks, causal_mask, heads_first, new_positions};
 
-use super::case::{Case, input};
+use super::case::{Case, given, input};
 use super::concat::Concat;
 use super::parts::Parts;
 use super::{
@@ -19,6 +24,7 @@ use super::{
     to_sizes,
 };
 use crate::graph::ValueId;
+use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::{DType, HostTensor};
@@ -27,6 +33,10 @@ use crate::tensor::{DType, HostTensor};
 pub struct Sdpa {
     /// A query attends to no key after its own position.
     pub causal: bool,
+    /// How many keys before and after its own position a query attends to; `None` for all.
+    pub window: [Option<i64>; 2],
+    /// A query may see no key: the mask may hide all by minus infinity.
+    pub may_see_none: bool,
     /// Heads of queries, and of keys and values, for operands of rank 3.
     pub heads: Option<(usize, usize)>,
     /// Scale of the scores; `None` for one over the square root of the head size.
@@ -121,11 +131,15 @@ impl Scores {
     fn of(raw: Vec<f64>, cap: f64, bias: impl Fn(usize) -> f64) -> Self {
         let bend = |x: &f64| if cap > 0.0 { cap * (x / cap).tanh() } else { *x };
         let capped: Vec<f64> = raw.iter().map(bend).collect();
-        let masked: Vec<f64> = capped.iter().enumerate().map(|(j, x)| x + bias(j)).collect();
+        let added: Vec<f64> = (0..capped.len()).map(bias).collect();
+        let masked: Vec<f64> = capped.iter().zip(&added).map(|(x, b)| x + b).collect();
         let top = masked.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let powers: Vec<f64> = masked.iter().map(|x| (x - top).exp()).collect();
         let sum: f64 = powers.iter().sum();
-        let weights = powers.iter().map(|p| p / sum).collect();
+        let weights = match added.iter().all(|b| *b == f64::NEG_INFINITY) {
+            true => powers.iter().map(|_| 0.0).collect(),
+            false => powers.iter().map(|p| p / sum).collect(),
+        };
         Self {
             raw,
             capped,
@@ -178,9 +192,16 @@ impl Sdpa {
     fn heads_of(&self, i: usize) -> Option<usize> {
         self.heads.map(|(q, kv)| if i == 0 { q } else { kv })
     }
-}
 
-impl Sdpa {
+    /// How many keys before and after its own position a query attends to, whatever the mask says.
+    fn band(&self) -> [Option<i64>; 2] {
+        let [left, right] = self.window;
+        match self.causal {
+            true => [left, Some(right.map_or(0, |n| n.min(0)))],
+            false => [left, right],
+        }
+    }
+
     /// Operand `i` appended to the past keys or values, if any.
     fn present(&self, inputs: &Inputs<'_>, i: usize, past: usize) -> OpResult<HostTensor> {
         let x = operand(inputs, i)?;
@@ -189,6 +210,28 @@ impl Sdpa {
             Some(old) => Ok(Concat { axis: 2 }.eval(&[Some(old), Some(&new)])?.remove(0)),
             None => Ok(new),
         }
+    }
+}
+
+/// Checks the numbers of valid keys.
+fn check_lengths(cx: &InferCx<'_>, batch: &Dim) -> OpResult<()> {
+    let Some(lengths) = cx.opt(6) else { return Ok(()) };
+    let ([n], true) = (lengths.shape.0.as_slice(), lengths.dtype.is_int()) else {
+        return Err(OpError::expected(
+            "numbers of valid keys",
+            "one integer per batch entry",
+            lengths,
+        ));
+    };
+    match cx.opt(4) {
+        None => cx
+            .same("batch size of queries and count of valid keys", batch, n)
+            .map(drop),
+        Some(past) => Err(OpError::expected(
+            "past keys",
+            "none if there are numbers of valid keys",
+            past,
+        )),
     }
 }
 
@@ -249,16 +292,7 @@ impl Op for Sdpa {
             }
             cx.require(keys.sub(last)?, "number of keys minus mask length")?;
         }
-        if let Some(lengths) = cx.opt(6) {
-            let ([n], true) = (lengths.shape.0.as_slice(), lengths.dtype.is_int()) else {
-                return Err(OpError::expected(
-                    "numbers of valid keys",
-                    "one integer per batch entry",
-                    lengths,
-                ));
-            };
-            cx.same("batch size of queries and count of valid keys", &batch, n)?;
-        }
+        check_lengths(cx, &batch)?;
         let joined = heads.mul(&v_size)?;
         let y = match q.shape.rank() {
             3 => vec![batch.clone(), queries.clone(), joined],
@@ -310,9 +344,17 @@ impl Op for Sdpa {
                 let pairs = q.row(b, h, i).iter().zip(k.row(b, h / per, j));
                 pairs.map(|(x, y)| f64::from(*x) * f64::from(*y)).sum::<f64>() * scale
             };
+            let length = lengths.as_ref().and_then(|l| l.get(b)).copied();
+            let own = match length {
+                Some(n) => num::signed(i + n) - num::signed(q.sequence),
+                None => num::signed(i + past),
+            };
+            let [left, right] = self.band();
             let hidden = |j: usize| {
-                let length = lengths.as_ref().and_then(|l| l.get(b)).copied();
-                (self.causal && j > i + past) || length.is_some_and(|n| j >= n)
+                let before = own - num::signed(j);
+                left.is_some_and(|n| before > n)
+                    || right.is_some_and(|n| -before > n)
+                    || length.is_some_and(|n| j >= n)
             };
             let bias = |j: usize| {
                 let added = mask.as_ref().map_or(0.0, |m| f64::from(m.at([b, h, i, j])));
@@ -360,10 +402,7 @@ impl Op for Sdpa {
     }
 
     fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        match self.as_cached(cx)? {
-            None => self.as_products(cx),
-            parts => Ok(parts),
-        }
+        self.as_products(cx)
     }
 }
 
@@ -374,6 +413,11 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             .map(|n| usize::try_from(n).ok().filter(|n| *n > 0).ok_or(n))
             .transpose();
         heads.map_err(|n| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
+    };
+    let side = |name: &str| match a.int(name)?.unwrap_or(-1) {
+        -1 => Ok(None),
+        n if n >= 0 => Ok(Some(n)),
+        n => Err(OpError::expected(format!("attribute `{name}`"), "-1 or more", n)),
     };
     // The softmax is computed in `f64` here, whatever is requested.
     a.int("softmax_precision")?;
@@ -387,6 +431,8 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     }
     Ok(Box::new(Sdpa {
         causal: a.int("is_causal")?.unwrap_or(0) != 0,
+        window: [side("left_window_size")?, side("right_window_size")?],
+        may_see_none: true,
         heads: heads("q_num_heads")?.zip(heads("kv_num_heads")?),
         scale: a.float("scale")?,
         softcap: a.float("softcap")?.unwrap_or(0.0),
@@ -404,6 +450,8 @@ pub static DEF: OpDef = OpDef {
 fn cases() -> Vec<Case> {
     let plain = Sdpa {
         causal: true,
+        window: [None; 2],
+        may_see_none: true,
         heads: None,
         scale: None,
         softcap: 0.0,
@@ -414,15 +462,33 @@ fn cases() -> Vec<Case> {
         causal: false,
         ..plain.clone()
     };
+    let windowed = Sdpa {
+        window: [Some(1), Some(2)],
+        causal: false,
+        ..plain.clone()
+    };
     let four = |heads: usize, n: usize| input(&[2, heads, n, 8]);
-    vec![
-        Case::new(plain, vec![four(4, 3), four(2, 5), four(2, 5)]).slack(4.0),
+    // The second query sees no key.
+    let truths: Vec<bool> = (0..15).map(|i| !(5..10).contains(&i) && i != 1).collect();
+    let truths = HostTensor::from_bool(&[3, 5], &truths).map(given);
+    let operands = || vec![four(4, 3), four(2, 5), four(2, 5)];
+    let mut all = vec![
+        Case::new(plain.clone(), operands()).slack(4.0),
         Case::new(
             joined,
             vec![input(&[1, 3, 32]), input(&[1, 5, 16]), input(&[1, 5, 16])],
         )
         .slack(4.0),
-    ]
+        Case::new(windowed, operands()).slack(4.0),
+    ];
+    if let Ok(truths) = truths {
+        let masked = [operands(), vec![truths.clone()]].concat();
+        all.push(Case::new(plain.clone(), masked).slack(4.0));
+        let new = vec![four(4, 3), four(2, 3), four(2, 3)];
+        let behind = [new, vec![truths, four(2, 2), four(2, 2)]].concat();
+        all.push(Case::new(plain, behind).slack(4.0));
+    }
+    all
 }
 
 #[cfg(test)]
@@ -432,6 +498,8 @@ mod tests {
     fn run(shapes: &[Option<&[usize]>], lengths: Option<i64>) -> OpResult<Vec<HostTensor>> {
         let op = Sdpa {
             causal: false,
+            window: [None; 2],
+            may_see_none: true,
             heads: None,
             scale: None,
             softcap: 0.0,

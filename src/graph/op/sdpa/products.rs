@@ -3,26 +3,22 @@
 use super::{Sdpa, split};
 use crate::backend::kernel::MASK_MIN;
 use crate::graph::ValueId;
+use crate::graph::op::OpResult;
 use crate::graph::op::concat::Concat;
 use crate::graph::op::expand::Expand;
 use crate::graph::op::matmul::MatMul;
-use crate::graph::op::pad::{Mode, Pad};
 use crate::graph::op::parts::Parts;
-use crate::graph::op::pointwise::import::{binary, input as arg, number, select, unary};
+use crate::graph::op::pointwise::import::{binary, input as arg, select, unary};
 use crate::graph::op::pointwise::{Binary, Expr, Unary};
 use crate::graph::op::range::Range;
 use crate::graph::op::shape_of::ShapeOf;
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::transpose::Transpose;
-use crate::graph::op::trilu::Trilu;
-use crate::graph::op::{OpResult, as_usize, filled};
-use crate::num;
-use crate::shape::Dim;
 use crate::tensor::{DType, HostTensor};
 
 /// Minus infinity as devices represent it, halved so that the sum with a mask's own value is
 /// finite.
-const HIDDEN: f32 = MASK_MIN / 2.0;
+pub(super) const HIDDEN: f32 = MASK_MIN / 2.0;
 
 /// Reshapes and transposes `[batch, sequence, heads * size]` to `[batch, heads, sequence, size]`.
 pub(crate) fn heads_first(
@@ -45,7 +41,7 @@ fn by_number(cx: &mut Parts<'_, '_>, what: &str, f: Binary, x: ValueId, by: f32)
 }
 
 /// The number of rows of keys or values `[b, heads, rows, size]`, as a list with one element.
-fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
+pub(super) fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<ValueId> {
     let op = ShapeOf {
         start: 2,
         end: Some(3),
@@ -54,7 +50,7 @@ fn number_of_rows(cx: &mut Parts<'_, '_>, what: &str, x: ValueId) -> OpResult<Va
 }
 
 /// The integers from `start` to before `end`.
-fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
+pub(super) fn range(cx: &mut Parts<'_, '_>, what: &str, start: ValueId, end: ValueId) -> OpResult<ValueId> {
     let step = cx.ints(&format!("{what}/step"), &[1])?;
     cx.node(what, Range, &[Some(start), Some(end), Some(step)])
 }
@@ -88,7 +84,7 @@ pub(crate) fn causal_mask(
     let rows = cx.unsqueeze("rows/apart", rows, &[1])?;
     let mut seen = binary(Binary::LessOrEqual, arg(0), arg(1));
     if let Some(window) = window {
-        let first = binary(Binary::Sub, arg(1), Expr::Const(f64_of(window), DType::I64));
+        let first = binary(Binary::Sub, arg(1), whole(window));
         seen = binary(Binary::And, seen, binary(Binary::Greater, arg(0), first));
     }
     let mask = select(
@@ -118,21 +114,8 @@ fn f64_of(n: i64) -> f64 {
 }
 
 impl Sdpa {
-    /// Replaces past keys and values by concatenations, and attends to all without a past. `None`
-    /// if the scores are requested or if a mask is shorter than the keys.
-    pub(super) fn as_cached(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
-        let (Some(keys), Some(values)) = (cx.opt(4), cx.opt(5)) else {
-            return Ok(None);
-        };
-        if cx.is_read(3) || cx.opt(6).is_some() {
-            return Ok(None);
-        }
-        let new = [cx.input(0)?, cx.input(1)?, cx.input(2)?];
-        let mask = cx.opt(3);
-        self.behind(cx, new, mask, [keys, values])
-    }
-
-    /// The parts of attention over past and new keys and values: its result, all keys, all values.
+    /// The parts of attention without windows over past and new keys and values: its result, all
+    /// keys, all values.
     /// `None` if required sizes are not constant or if a mask is shorter than the keys.
     pub(crate) fn behind(
         &self,
@@ -203,15 +186,12 @@ impl Sdpa {
         let q = separate(cx, "q", xq, fq.shape.rank(), heads, size)?;
         let mut k = separate(cx, "k", xk, fk.shape.rank(), kv_heads, size)?;
         let mut v = separate(cx, "v", xv, fv.shape.rank(), kv_heads, v_size)?;
-        let mut past = Some(0);
-        if let Some(before) = cx.opt(4) {
-            let rows = cx.fact(before)?.shape.0.get(2).cloned();
-            past = rows.and_then(|d| d.as_const());
+        let past = cx.opt(4);
+        if let Some(before) = past {
             k = cx.node("keys", Concat { axis: 2 }, &[Some(before), Some(k)])?;
             v = cx.node("values", Concat { axis: 2 }, &[cx.opt(5), Some(v)])?;
         }
         let present = (k, v);
-        let keys = cx.fact(k)?.shape.0.get(2).cloned().unwrap_or_default();
         if heads != kv_heads {
             for (name, x, size) in [("k", &mut k, size), ("v", &mut v, v_size)] {
                 let apart = cx.unsqueeze(&format!("{name}/apart"), *x, &[2])?;
@@ -235,18 +215,23 @@ impl Sdpa {
         } else {
             products
         };
-        let Some((masked, infinite)) = self.masked(cx, bent, past, &keys)? else {
+        let Some(bias) = self.bias(cx, q, present.0, past)? else {
             return Ok(None);
         };
-        if infinite && self.scores == 2 && cx.is_read(3) {
-            return Ok(None);
-        }
+        let masked = match bias.added {
+            // Hidden keys have scores of minus infinity, which devices do not have.
+            Some(_) if self.scores == 2 && cx.is_read(3) => return Ok(None),
+            // A sum of scores and mask, which the attention pass fuses into one operator.
+            Some(added) => cx.pointwise("masked", binary(Binary::Add, arg(0), arg(1)), &[bent, added])?,
+            None => bent,
+        };
         let softmax = Softmax {
             axis: -1,
             flatten: false,
         };
         let weights = cx.node("weights", softmax, &[Some(masked)])?;
         let sums = cx.node("sums", MatMul { trans_b: false }, &[Some(weights), Some(v)])?;
+        let sums = bias.or_zeros(cx, "some/sums", sums)?;
         let y = if fq.shape.rank() == 3 {
             let perm = Some(vec![0, 2, 1, 3]);
             let turned = cx.node("turned", Transpose { perm }, &[Some(sums)])?;
@@ -258,92 +243,14 @@ impl Sdpa {
             0 => products,
             1 => bent,
             2 => masked,
+            _ if cx.is_read(3) => bias.or_zeros(cx, "some/weights", weights)?,
             _ => weights,
         };
         Ok(Some(vec![y, present.0, present.1, scores]))
     }
+}
 
-    /// The masked scores, and whether a score may represent minus infinity.
-    fn masked(
-        &self,
-        cx: &mut Parts<'_, '_>,
-        scores: ValueId,
-        past: Option<i64>,
-        keys: &Dim,
-    ) -> OpResult<Option<(ValueId, bool)>> {
-        let (mut y, mut infinite) = (scores, false);
-        if let Some(given) = cx.opt(3) {
-            let fact = cx.fact(given)?;
-            let last = fact.shape.0.last().cloned().unwrap_or_default();
-            let is_bool = fact.dtype == DType::Bool;
-            let mut mask = given;
-            let missing = keys.sub(&last)?;
-            if !missing.is(0) {
-                // A mask may be shorter than the keys; the remaining keys are masked.
-                let Some(missing) = missing.as_const() else {
-                    return Ok(None);
-                };
-                let mut pads = vec![0; 2 * fact.shape.rank()];
-                if let Some(end) = pads.last_mut() {
-                    *end = missing;
-                }
-                let pad = Pad {
-                    mode: Mode::Constant,
-                    pads: Some(pads),
-                    value: if is_bool { 0.0 } else { HIDDEN },
-                };
-                mask = cx.node("mask", pad, &[Some(mask)])?;
-                infinite = true;
-            }
-            infinite |= is_bool;
-            // A sum of scores and mask, which the attention pass fuses into one operator.
-            let finite = if is_bool {
-                select(arg(0), number(0.0), number(HIDDEN))
-            } else {
-                binary(Binary::Max, arg(0), number(HIDDEN))
-            };
-            let finite = cx.pointwise("finite", finite, &[mask])?;
-            y = cx.pointwise("masked", binary(Binary::Add, arg(0), arg(1)), &[y, finite])?;
-        }
-        if self.causal {
-            let Some(past) = past else { return Ok(None) };
-            let sizes = cx.fact(scores)?.shape;
-            let (rows, columns) = (sizes.0.iter().rev().nth(1).and_then(as_usize), as_usize(keys));
-            if let (Some(rows), Some(columns)) = (rows, columns) {
-                // A single mask for all heads, in the same form as any other mask.
-                let mut hidden = filled(&[rows, columns], 0f32)?;
-                for (row, line) in (past..).zip(hidden.chunks_exact_mut(columns.max(1))) {
-                    let seen = num::exact(row.saturating_add(1).max(0), "a number of keys")?;
-                    line.iter_mut().skip(seen).for_each(|v| *v = HIDDEN);
-                }
-                let hidden = HostTensor::from_f32(&[rows, columns], &hidden)?;
-                let hidden = cx.constant("hidden", hidden);
-                y = cx.pointwise("causal", binary(Binary::Add, arg(0), arg(1)), &[y, hidden])?;
-                return self.live(cx, y, keys);
-            }
-            let all = cx.pointwise("all", Expr::Const(1.0, DType::Bool), &[scores])?;
-            let diagonal = cx.constant("past", HostTensor::from_i64(&[], &[past])?);
-            let seen = cx.node("seen", Trilu { upper: false }, &[Some(all), Some(diagonal)])?;
-            y = cx.pointwise("causal", select(arg(1), arg(0), number(HIDDEN)), &[y, seen])?;
-            infinite = true;
-        }
-        let live = self.live(cx, y, keys)?;
-        Ok(live.map(|(y, more)| (y, infinite || more)))
-    }
-
-    /// Masks the scores of keys beyond the given lengths, and returns whether there may be any.
-    fn live(&self, cx: &mut Parts<'_, '_>, scores: ValueId, keys: &Dim) -> OpResult<Option<(ValueId, bool)>> {
-        let Some(lengths) = cx.opt(6) else {
-            return Ok(Some((scores, self.causal)));
-        };
-        let Some(n) = as_usize(keys) else { return Ok(None) };
-        let places: Vec<i64> = (0i64..).take(n).collect();
-        let places = cx.constant("places", HostTensor::from_i64(&[n], &places)?);
-        let lengths = cx.reshape("lengths", lengths, &[-1, 1, 1, 1])?;
-        let live = select(binary(Binary::Less, arg(1), arg(2)), arg(0), number(HIDDEN));
-        Ok(Some((
-            cx.pointwise("live", live, &[scores, places, lengths])?,
-            true,
-        )))
-    }
+/// An integer constant.
+pub(super) fn whole(n: i64) -> Expr {
+    Expr::Const(f64_of(n), DType::I64)
 }

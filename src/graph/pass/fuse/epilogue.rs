@@ -83,6 +83,10 @@ fn find(g: &Edit<'_>, id: NodeId) -> Option<Found> {
                 further.push(*other);
             }
         }
+        if dtype(v) != dtype(out) && !further.is_empty() {
+            refuse("it converts the result and has other operands");
+            continue;
+        }
         if further.len() > Fused::MAX_FURTHER {
             refuse("it has too many operands");
             continue;
