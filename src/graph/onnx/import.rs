@@ -16,7 +16,7 @@ use std::path::Path;
 use std::sync::{Arc, LazyLock};
 
 /// Newest supported opset version of the standard domain.
-const NEWEST_OPSET: i64 = 27;
+const NEWEST_OPSET: i64 = 28;
 /// Oldest supported opset version of the standard domain.
 const OLDEST_OPSET: i64 = 6;
 

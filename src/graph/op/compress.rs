@@ -95,3 +95,23 @@ fn cases() -> Vec<Case> {
     };
     vec![case(Some(1), &[3, 5, 2], 4), case(None, &[3, 5], 15)]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_of_two_bytes() {
+        let bf16 = |shape: &[usize], data| HostTensor::from_floats(DType::BF16, shape, data).unwrap();
+        let x = bf16(&[2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let keep = HostTensor::from_bool(&[3], &[true, false, true]).unwrap();
+        let run = |axis| {
+            Compress { axis }
+                .eval(&[Some(&x), Some(&keep)])
+                .unwrap()
+                .remove(0)
+        };
+        assert_eq!(run(Some(1)), bf16(&[2, 2], &[1.0, 3.0, 4.0, 6.0]));
+        assert_eq!(run(None), bf16(&[2], &[1.0, 3.0]));
+    }
+}

@@ -1,7 +1,7 @@
 //! Moves blocks of pixels from channels to space, and back.
 //!
-//! ONNX `DepthToSpace` (opset 1; 11: mode `CRD`) and `SpaceToDepth` (1): `[n, c, h, w]` with a
-//! block size.
+//! ONNX `DepthToSpace` (opset 1; 11: mode `CRD`) and `SpaceToDepth` (1; 28: mode `CRD`): `[n, c, h,
+//! w]` with a block size.
 
 use super::case::{Case, input};
 use super::{
@@ -70,8 +70,12 @@ impl DepthToSpace {
         let image = c.mul(&plane)?;
         let one = Dim::from(1);
         if self.back {
-            let sizes = [n, &b, &b, c, h_out, w_out].map(Clone::clone).to_vec();
-            return Ok((sizes, vec![image, w.clone(), one, plane, row, b]));
+            let (sizes, steps) = if self.channel_first {
+                ([n, c, &b, &b, h_out, w_out], [&image, &plane, w, &one, &row, &b])
+            } else {
+                ([n, &b, &b, c, h_out, w_out], [&image, w, &one, &plane, &row, &b])
+            };
+            return Ok((sizes.map(Clone::clone).to_vec(), steps.map(Clone::clone).to_vec()));
         }
         let (pixel_row, pixel, channel) = if self.channel_first {
             (b.mul(&plane)?, plane.clone(), b.mul(&b)?.mul(&plane)?)
@@ -129,7 +133,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let back = a.op_type() == "SpaceToDepth";
     let channel_first = match a.string("mode")?.as_deref() {
         None | Some("DCR") => false,
-        Some("CRD") if !back => true,
+        Some("CRD") => true,
         Some(other) => return Err(OpError::expected("attribute `mode`", "DCR or CRD", other)),
     };
     Ok(Box::new(DepthToSpace {
@@ -162,24 +166,44 @@ fn cases() -> Vec<Case> {
         case(false, true, 2, &[1, 8, 3, 2]),
         case(false, true, 3, &[1, 9, 2, 2]),
         case(true, false, 2, &[2, 3, 6, 4]),
+        case(true, true, 2, &[2, 3, 6, 4]),
+        case(true, true, 3, &[1, 2, 3, 9]),
     ]
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::DType;
 
     #[test]
     fn there_and_back() {
         let x = input(&[2, 3, 6, 4]).make(1).unwrap();
-        let there = DepthToSpace {
-            block: 2,
-            back: true,
-            channel_first: false,
+        for channel_first in [false, true] {
+            let there = DepthToSpace {
+                block: 2,
+                back: true,
+                channel_first,
+            };
+            let back = DepthToSpace { back: false, ..there };
+            let y = there.eval(&[Some(&x)]).unwrap().remove(0);
+            assert_eq!(y.shape(), [2, 12, 3, 2]);
+            assert_eq!(back.eval(&[Some(&y)]).unwrap()[0], x);
+        }
+    }
+
+    #[test]
+    fn modes_order_the_channels() {
+        let x = HostTensor::from_ints(DType::I64, &[1, 2, 2, 2], &[0, 1, 2, 3, 10, 11, 12, 13]).unwrap();
+        let channels = |channel_first| {
+            let op = DepthToSpace {
+                block: 2,
+                back: true,
+                channel_first,
+            };
+            op.eval(&[Some(&x)]).unwrap()[0].to_i64().unwrap()
         };
-        let back = DepthToSpace { back: false, ..there };
-        let y = there.eval(&[Some(&x)]).unwrap().remove(0);
-        assert_eq!(y.shape(), [2, 12, 3, 2]);
-        assert_eq!(back.eval(&[Some(&y)]).unwrap()[0], x);
+        assert_eq!(channels(false), [0, 10, 1, 11, 2, 12, 3, 13]);
+        assert_eq!(channels(true), [0, 1, 2, 3, 10, 11, 12, 13]);
     }
 }

@@ -386,4 +386,13 @@ mod tests {
         assert_eq!(run("ij,jk->ik", 2), [7., 10., 15., 22.]);
         assert_eq!(run("ij->j", 1), [4., 6.]);
     }
+
+    #[test]
+    fn sums_are_rounded_once_to_narrow_types() {
+        let bf16 = |data: &[f32]| HostTensor::from_floats(DType::BF16, &[data.len()], data).unwrap();
+        // In bf16, 256 + 1 is 256.
+        let x = bf16(&[256.0, 1.0, 1.0, 1.0, 1.0]);
+        let y = Einsum::new("i->").unwrap().eval(&[Some(&x)]).unwrap().remove(0);
+        assert_eq!((y.dtype(), y.to_f64().unwrap()[0]), (DType::BF16, 260.0));
+    }
 }

@@ -169,3 +169,22 @@ fn cases() -> Vec<Case> {
     };
     [case(-1), case(1)].into_iter().flatten().collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn indices_out_of_range_select_nothing() {
+        let values = HostTensor::from_floats(DType::BF16, &[2], &[1.0, 3.0]).unwrap();
+        let index = HostTensor::from_i64(&[4], &[2, 3, -1, -4]).unwrap();
+        let depth = HostTensor::from_f32(&[], &[3.0]).unwrap();
+        let op = OneHot { axis: -1 };
+        let y = op
+            .eval(&[Some(&index), Some(&depth), Some(&values)])
+            .unwrap()
+            .remove(0);
+        let rows = [1., 1., 3., 1., 1., 1., 1., 1., 3., 1., 1., 1.];
+        assert_eq!(y, HostTensor::from_floats(DType::BF16, &[4, 3], &rows).unwrap());
+    }
+}

@@ -8,12 +8,12 @@ use super::case::{Case, input};
 use super::sizes::Sizes;
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
-    offset_lists, onnx, operand, transpose,
+    offset_lists, onnx, operand, pointwise, transpose,
 };
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Known, Shape, product};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 mod dims;
 
@@ -147,6 +147,7 @@ impl Op for Reduce {
         if !x.dtype().is_float() {
             let data = x.to_i64()?;
             let count = num::signed(inner.len()).max(1);
+            let (least, most) = ends(x.dtype());
             let of = |base: &usize| {
                 let all = inner.iter().map(|i| data[base + i]);
                 match self.kind {
@@ -173,8 +174,8 @@ impl Op for Reduce {
                         reason = "ONNX returns the operand's type"
                     )]
                     Kind::LogSumExp => all.map(|v| (v as f64).exp()).sum::<f64>().ln() as i64,
-                    Kind::Max => all.max().unwrap_or(i64::MIN),
-                    Kind::Min => all.min().unwrap_or(i64::MAX),
+                    Kind::Max => all.max().unwrap_or(least),
+                    Kind::Min => all.min().unwrap_or(most),
                 }
             };
             let y: Vec<i64> = outer.iter().map(of).collect();
@@ -229,6 +230,14 @@ impl Op for Reduce {
         if !(x.dtype.is_float() || of_ints) {
             return Err(OpError::NoKernel(format!("{} of {x}", self.name())));
         }
+        let is_empty = axes.iter().any(|a| x.shape.0.get(*a).is_some_and(|d| d.is(0)));
+        if is_empty && !x.dtype.is_float() && matches!(self.kind, Kind::Max | Kind::Min) {
+            let (least, most) = ends(x.dtype);
+            let value = if self.kind == Kind::Max { least } else { most };
+            let value = i32::try_from(value)
+                .map_err(|_| OpError::NoKernel(format!("{} of no elements: {value}", self.name())))?;
+            return pointwise::fill(cx, f64::from(value));
+        }
         emit(cx, self.kind, &x, &axes)
     }
 
@@ -243,6 +252,13 @@ impl Op for Reduce {
     fn flops(&self, sizes: &Sizes) -> u64 {
         sizes.input_elements(0)
     }
+}
+
+/// The least and the largest value of an integer type or `bool`; a `u64` as its bits.
+#[expect(clippy::cast_possible_truncation, reason = "the largest `u64` keeps its bits")]
+fn ends(dtype: DType) -> (i64, i64) {
+    let (least, most) = dtype.int_range().unwrap_or((0, 1));
+    (least as i64, most as i64)
 }
 
 /// Rows of up to this many elements are reduced by one work-item.
@@ -353,7 +369,7 @@ pub static DEF: OpDef = OpDef {
         onnx("ReduceSumSquare", 1, 2),
     ],
     import,
-    kernels: &[&KERNEL.kernel],
+    kernels: &[&KERNEL.kernel, &pointwise::KERNEL.kernel],
     cases,
 };
 
@@ -368,6 +384,7 @@ fn cases() -> Vec<Case> {
         |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).range(0.25, 2.0)]);
     let plain = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, false), vec![input(x)]);
     let ints = |kind, axes: &[i64], x: &[usize]| Case::new(op(kind, axes, true), vec![input(x).ints(-9, 9)]);
+    let empty = |kind| Case::new(op(kind, &[1], true), vec![input(&[2, 0, 4]).bools()]);
     vec![
         positive(Kind::Prod, &[1], &[3, 5, 2]),
         plain(Kind::L1, &[0, 2], &[3, 5, 2]),
@@ -392,5 +409,37 @@ fn cases() -> Vec<Case> {
         ints(Kind::Min, &[-1], &[5, 7]),
         ints(Kind::L1, &[0, 1], &[3, 7]),
         ints(Kind::Mean, &[-1], &[3, 7]).host_only("a mean of integers"),
+        empty(Kind::Max),
+        empty(Kind::Min),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extremes_of_no_elements_are_the_ends_of_the_type() {
+        let of = |kind, dtype| {
+            let op = Reduce {
+                kind,
+                axes: Some(vec![0]),
+                keep: false,
+                noop_without_axes: false,
+            };
+            let x = HostTensor::from_bytes(dtype, &[0, 1], &[]).unwrap();
+            op.eval(&[Some(&x)]).unwrap()[0].to_bits().unwrap()
+        };
+        for (dtype, least, most) in [
+            (DType::Bool, 0, 1),
+            (DType::I8, -128, 127),
+            (DType::U8, 0, 255),
+            (DType::I32, i64::from(i32::MIN), i64::from(i32::MAX)),
+            (DType::I64, i64::MIN, i64::MAX),
+            (DType::U64, 0, -1),
+        ] {
+            assert_eq!(of(Kind::Max, dtype), [least], "{dtype}");
+            assert_eq!(of(Kind::Min, dtype), [most], "{dtype}");
+        }
+    }
 }

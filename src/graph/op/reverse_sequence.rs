@@ -85,3 +85,19 @@ fn cases() -> Vec<Case> {
     let inputs = vec![input(&[4, 3, 2]), input(&[3]).values(&[4, 0, 3]).constant()];
     vec![Case::new(ReverseSequence { batch: 1, time: 0 }, inputs).host_only("no kernel")]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn elements_of_two_bytes() {
+        let bf16 = |data| HostTensor::from_floats(DType::BF16, &[3, 2], data).unwrap();
+        let x = bf16(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let lengths = HostTensor::from_i64(&[2], &[3, 2]).unwrap();
+        let op = ReverseSequence { batch: 1, time: 0 };
+        let y = op.eval(&[Some(&x), Some(&lengths)]).unwrap().remove(0);
+        assert_eq!(y, bf16(&[5.0, 4.0, 3.0, 2.0, 1.0, 6.0]));
+    }
+}

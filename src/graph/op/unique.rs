@@ -164,3 +164,22 @@ fn cases() -> Vec<Case> {
     };
     vec![case(None, true, &[3, 5]), case(Some(0), false, &[9, 2])]
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn elements_of_two_bytes() {
+        let bf16 = |shape: &[usize], data| HostTensor::from_floats(DType::BF16, shape, data).unwrap();
+        let x = bf16(&[5], &[2.0, -1.0, 2.0, 0.5, -1.0]);
+        let op = Unique {
+            axis: None,
+            sorted: true,
+        };
+        let results = op.eval(&[Some(&x)]).unwrap();
+        assert_eq!(results[0], bf16(&[3], &[-1.0, 0.5, 2.0]));
+        let lists: Vec<Vec<i64>> = results[1..].iter().map(|t| t.to_i64().unwrap()).collect();
+        assert_eq!(lists, [vec![1, 3, 0], vec![2, 0, 2, 1, 0], vec![2, 1, 2]]);
+    }
+}

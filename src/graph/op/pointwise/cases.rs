@@ -3,8 +3,8 @@
 use super::functions::{BINARY, UNARY};
 use super::import::{binary, cast, input as arg, select, unary};
 use super::{Binary, Expr, Pointwise, Test, Unary, import};
-use crate::graph::op::case::{Case, Input, input};
-use crate::tensor::DType;
+use crate::graph::op::case::{Case, Input, given, input};
+use crate::tensor::{DType, HostTensor};
 
 /// Broadcasts of every kind, odd counts, every function.
 pub fn cases() -> Vec<Case> {
@@ -43,15 +43,28 @@ fn of_binary(f: Binary) -> Vec<Case> {
         return vec![case(wide.bools(), narrow.bools())];
     }
     if f.is_bitwise() {
-        let case = case(wide.ints(0, 99), narrow.ints(0, 9));
         return vec![match f {
-            Binary::ShiftLeft | Binary::ShiftRight => case.host_only("integers beyond 32 bits"),
-            _ => case,
+            Binary::ShiftLeft | Binary::ShiftRight => {
+                case(wide.ints(-99, 99), narrow.ints(-9, 70)).host_only("integers beyond 32 bits")
+            }
+            _ => case(wide.ints(0, 99), narrow.ints(0, 9)),
         }];
     }
     let floats = |low| case(wide.range(low, 3.0), narrow.range(0.5, 3.0));
     match f {
-        Binary::Mod => vec![case(input(&[129]).ints(-9, 9), input(&[43, 1]).ints(-4, 4))],
+        Binary::Mod => {
+            let negative = input(&[5, 1]).range(-3.0, -0.5);
+            let mut all = vec![
+                case(input(&[129]).ints(-9, 9), input(&[43, 1]).ints(-4, 4)),
+                floats(-3.0),
+                case(input(&[3, 5, 7]).range(-40.0, 40.0), negative),
+            ];
+            // Multiples of the divisor, and operands smaller than it.
+            let x = HostTensor::from_f32(&[9], &[6.0, -6.0, 7.5, -7.5, 0.0, 2.0, -2.0, 1.5, -1.5]);
+            let y = HostTensor::from_f32(&[2, 1], &[1.5, -1.5]);
+            all.extend(x.ok().zip(y.ok()).map(|(x, y)| case(given(x), given(y))));
+            all
+        }
         Binary::Pow => vec![floats(0.25)],
         _ => vec![
             floats(-3.0),
@@ -97,6 +110,10 @@ fn activations() -> Vec<Case> {
     let clip = import::clip(Some(arg(1)), Some(arg(2)));
     all.push(case("Clip", clip, [wide()].into_iter().chain(bounds).collect()));
     all.push(case("PRelu", import::prelu(arg(1)), vec![wide(), input(&[3, 1])]));
+    all.extend([(1.0, [3, 43]), (0.5, [1, 1025])].map(|(alpha, shape)| {
+        let inputs = vec![input(&shape).range(-6.0, 6.0), input(&shape)];
+        case("SwiGLU", import::swiglu(alpha), inputs)
+    }));
     let not = binary(Binary::Sub, Expr::Const(-1.0, DType::I64), arg(0));
     all.push(case("BitwiseNot", not, vec![input(&[33]).ints(-9, 9)]));
     let infinite = Test::Infinite {

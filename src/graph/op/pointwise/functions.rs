@@ -86,7 +86,7 @@ pub enum Binary {
     BitwiseXor,
     /// `BitShift` to the left.
     ShiftLeft,
-    /// `BitShift` to the right, for non-negative values.
+    /// `BitShift` to the right; the sign fills the high bits.
     ShiftRight,
 }
 
@@ -146,7 +146,16 @@ impl Binary {
             Self::Min => min_nan(a, b),
             Self::Max => max_nan(a, b),
             Self::FMod => a % b,
-            Self::Mod => a - b * (a / b).floor(),
+            Self::Mod => {
+                let (zero, r) = (F::of(0.0), a % b);
+                if r == zero {
+                    zero.copysign(b)
+                } else if (r < zero) != (b < zero) {
+                    r + b
+                } else {
+                    r
+                }
+            }
             _ => F::of(f64::NAN),
         }
     }
@@ -175,7 +184,14 @@ impl Binary {
             Self::BitwiseXor => a ^ b,
             // The result type keeps the low bits.
             Self::ShiftLeft => b.as_shift().and_then(|b| a.checked_shl(b)).unwrap_or(zero),
-            Self::ShiftRight => b.as_shift().and_then(|b| a.checked_shr(b)).unwrap_or(zero),
+            Self::ShiftRight => {
+                let signs = if a < zero {
+                    zero.wrapping_sub(I::of(true))
+                } else {
+                    zero
+                };
+                b.as_shift().and_then(|b| a.checked_shr(b)).unwrap_or(signs)
+            }
             _ => zero,
         }
     }
@@ -297,6 +313,20 @@ pub(super) const HELPERS: &[(&str, &str, &str)] = &[
         "inline FLOAT float_mod(FLOAT x, FLOAT y) { return fmod(x, y); }\n",
         "fn float_mod(x: f32, y: f32) -> f32 { return x - y * trunc(x / y); }\n",
     ),
+    // WGSL's division may round a quotient to the next integer, above or below.
+    (
+        "floored_mod",
+        "inline FLOAT floored_mod(FLOAT x, FLOAT y) {
+  FLOAT r = fmod(x, y);
+  return r == 0.0f ? copysign(r, y) : ((r < 0.0f) != (y < 0.0f) ? r + y : r);
+}\n",
+        "fn floored_mod(x: f32, y: f32) -> f32 {
+  var r = select(fma(-floor(x / y), y, x), x, abs(x) < abs(y));
+  r = select(r, r - y, abs(r) >= abs(y));
+  let zero = bitcast<f32>(bitcast<u32>(y) & 0x80000000u);
+  return select(select(r, r + y, (r < 0.0) != (y < 0.0)), zero, r == 0.0);
+}\n",
+    ),
 ];
 
 #[cfg(test)]
@@ -331,5 +361,49 @@ mod tests {
         let pairs = [(7i64, 3), (-7, 3), (7, -3), (-7, -3), (6, 3), (5, 0)];
         assert_eq!(pairs.map(|(a, b)| Binary::Mod.ints(a, b)), [1, 2, -2, -1, 0, 0]);
         assert_eq!(pairs.map(|(a, b)| Binary::FMod.ints(a, b)), [1, -1, 1, -1, 0, 0]);
+    }
+
+    #[test]
+    fn float_remainders_have_the_sign_of_the_divisor() {
+        use std::f64::consts::PI;
+        let (inf, nan) = (f64::INFINITY, f64::NAN);
+        for (a, b, wanted) in [
+            (7.0, 3.0, 1.0),
+            (-7.0, 3.0, 2.0),
+            (7.0, -3.0, -2.0),
+            (-7.0, -3.0, -1.0),
+            (1e300, 3.0, 1e300 % 3.0),
+            (0.0, -2.0, -0.0),
+            (-0.0, 2.0, 0.0),
+            (6.0, -3.0, -0.0),
+            (-6.0, 3.0, 0.0),
+            (0.0, -inf, -0.0),
+            (PI, inf, PI),
+            (-PI, inf, inf),
+            (PI, -inf, -inf),
+            (-PI, -inf, -PI),
+            (inf, 2.0, nan),
+            (-inf, inf, nan),
+            (1.0, 0.0, nan),
+            (0.0, -0.0, nan),
+            (nan, 2.0, nan),
+            (2.0, nan, nan),
+        ] {
+            let found = Binary::Mod.floats(a, b);
+            let same = found.to_bits() == wanted.to_bits() || found.is_nan() && wanted.is_nan();
+            assert!(same, "{a} mod {b} = {wanted}, found {found}");
+        }
+        let narrow = Binary::Mod.floats(-4.3f32, 2.1);
+        assert!((narrow - 2.0).abs() < 1e-6 && Binary::Mod.floats(4.2f32, 2.1) == 0.0);
+    }
+
+    #[test]
+    fn shifts_of_signed_integers() {
+        let shifts = [0i64, 1, 63, 64, i64::MAX, -1, i64::MIN];
+        let of = |f: Binary, a| shifts.map(|b| f.ints(a, b));
+        assert_eq!(of(Binary::ShiftRight, -7), [-7, -4, -1, -1, -1, -1, -1]);
+        assert_eq!(of(Binary::ShiftRight, 7), [7, 3, 0, 0, 0, 0, 0]);
+        assert_eq!(of(Binary::ShiftLeft, -3), [-3, -6, i64::MIN, 0, 0, 0, 0]);
+        assert_eq!(Binary::ShiftRight.ints(u64::MAX, 64), 0);
     }
 }

@@ -75,6 +75,7 @@ pub(super) const ONNX: &[OnnxName] = &[
     onnx("Mish", 18, 1),
     onnx("Gelu", 20, 1),
     onnx("Swish", 24, 1),
+    onnx("SwiGLU", 28, 2),
     own("Fused", ANY),
 ];
 
@@ -117,9 +118,13 @@ fn halves() -> (Expr, Expr) {
 }
 
 /// `max(x, 0) + factor * (exp(min(x, 0) * inner) - 1)`.
-fn exponential(factor: f32, inner: f32) -> Expr {
+fn exponential(factor: f32, inner: f64) -> Expr {
     let (above, below) = halves();
-    let below = if inner == 1.0 { below } else { scale(below, inner) };
+    let below = if inner == 1.0 {
+        below
+    } else {
+        binary(Binary::Mul, below, Expr::Const(inner, DType::F32))
+    };
     let bend = binary(Binary::Sub, unary(Unary::Exp, below), number(1.0));
     binary(Binary::Add, above, scale(bend, factor))
 }
@@ -133,7 +138,7 @@ pub(super) fn elu(alpha: f32) -> Expr {
 }
 
 pub(super) fn celu(alpha: f32) -> Expr {
-    exponential(alpha, 1.0 / alpha)
+    exponential(alpha, 1.0 / f64::from(alpha))
 }
 
 pub(super) fn prelu(slope: Expr) -> Expr {
@@ -201,6 +206,11 @@ pub(super) fn swish(alpha: f32) -> Expr {
         scale(input(0), alpha)
     };
     binary(Binary::Mul, input(0), unary(Unary::Sigmoid, inner))
+}
+
+/// A gate, operand 0, through `swish`, times operand 1.
+pub(super) fn swiglu(alpha: f32) -> Expr {
+    binary(Binary::Mul, swish(alpha), input(1))
 }
 
 pub(crate) fn cast(to: DType, x: Expr) -> Expr {
@@ -286,6 +296,7 @@ fn activation(a: &dyn Attributes) -> OpResult<Option<Expr>> {
             }
         },
         "Swish" => swish(float("alpha", 1.0)?),
+        "SwiGLU" => swiglu(float("alpha", 1.0)?),
         _ => return Ok(None),
     }))
 }

@@ -114,9 +114,10 @@ fn binary(f: Binary, operands: [(String, bool); 2], wgsl: bool) -> OpResult<Opti
         Binary::Xor | Binary::BitwiseXor => infix("^"),
         Binary::FMod if float => format!("float_mod({a}, {b})"),
         Binary::FMod => format!("trunc_mod({a}, {b})"),
-        Binary::Mod if !float => format!("floor_mod({a}, {b})"),
+        Binary::Mod if float => format!("floored_mod({a}, {b})"),
+        Binary::Mod => format!("floor_mod({a}, {b})"),
         // Devices use 32 bits for each integer, whatever its type.
-        Binary::Mod | Binary::ShiftLeft | Binary::ShiftRight => return Ok(None),
+        Binary::ShiftLeft | Binary::ShiftRight => return Ok(None),
         Binary::Less => truth("<"),
         Binary::LessOrEqual => truth("<="),
         Binary::Greater => truth(">"),

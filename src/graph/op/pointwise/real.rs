@@ -21,7 +21,7 @@ pub(super) trait Real:
     /// Applies a function that is implemented for both types.
     fn apply(narrow: fn(f32) -> f32, wide: fn(f64) -> f64, x: Self) -> Self;
     fn powf(self, exponent: Self) -> Self;
-    fn floor(self) -> Self;
+    fn copysign(self, sign: Self) -> Self;
     fn erf(self) -> Self;
     fn is_nan(self) -> bool;
     fn is_infinite(self) -> bool;
@@ -60,8 +60,8 @@ macro_rules! real {
             fn powf(self, exponent: Self) -> Self {
                 self.powf(exponent)
             }
-            fn floor(self) -> Self {
-                self.floor()
+            fn copysign(self, sign: Self) -> Self {
+                self.copysign(sign)
             }
             fn erf(self) -> Self {
                 $erf(self)
@@ -251,5 +251,45 @@ mod tests {
             &[HostTensor::from_i32(&[2], &[40_000, -1]).unwrap()],
         );
         assert_eq!(narrow.to_i64().unwrap(), [40_000 - 65_536, -1]);
+    }
+
+    #[test]
+    fn celu_of_every_float_type() {
+        use super::super::{Pointwise, import};
+        use crate::graph::op::Op;
+        let alpha = 0.3f32;
+        let op = Pointwise {
+            name: "Celu".to_owned(),
+            expr: import::celu(alpha),
+        };
+        let alpha = f64::from(alpha);
+        let wanted = [alpha * (-0.5 / alpha).exp_m1(), 0.0, 3.0];
+        for (dtype, bound) in [
+            (DType::F64, 1e-14),
+            (DType::F32, 1e-6),
+            (DType::F16, 1e-3),
+            (DType::BF16, 4e-3),
+        ] {
+            let x = HostTensor::from_f64s(dtype, &[3], &[-0.5, 0.0, 3.0]).unwrap();
+            let y = op.eval(&[Some(&x)]).unwrap().remove(0);
+            assert_eq!(y.dtype(), dtype);
+            for (y, wanted) in y.to_f64().unwrap().iter().zip(wanted) {
+                assert!((y - wanted).abs() <= bound, "{dtype}: {wanted}, found {y}");
+            }
+        }
+    }
+
+    #[test]
+    fn shifts_drop_bits_beyond_a_narrow_type() {
+        use super::super::{Binary, Pointwise};
+        use crate::graph::op::Op;
+        let x = HostTensor::from_ints(DType::I8, &[4], &[64, 1, -64, -100]).unwrap();
+        let by = HostTensor::from_ints(DType::I8, &[4], &[1, 7, 3, 8]).unwrap();
+        let run = |f| {
+            let y = Pointwise::binary("BitShift", f).eval(&[Some(&x), Some(&by)]);
+            y.unwrap().remove(0).to_i64().unwrap()
+        };
+        assert_eq!(run(Binary::ShiftLeft), [-128, -128, 0, 0]);
+        assert_eq!(run(Binary::ShiftRight), [32, 0, -8, -1]);
     }
 }
