@@ -1,5 +1,6 @@
-//! Guesses the format of a file that is not of the expected one.
+//! Tells what a path or a file is if it is not what was expected.
 
+use crate::error::{Error, Result};
 use std::io::{ErrorKind, Read as _};
 use std::path::Path;
 
@@ -12,6 +13,14 @@ pub fn is_gguf(path: &Path) -> bool {
     // Opening a pipe would wait for its writer.
     let read = |magic: &mut [u8]| std::fs::File::open(path)?.read_exact(magic);
     path.is_file() && read(&mut magic).is_ok() && magic == GGUF_MAGIC
+}
+
+/// A usage error of the option `name` if `path` is not a regular file.
+pub fn check_file(name: &str, path: &Path) -> Result<()> {
+    match path.is_file() {
+        true => Ok(()),
+        false => Err(Error::usage(name, not_a_file(path))),
+    }
 }
 
 /// A message that says why `path` is not a regular file.

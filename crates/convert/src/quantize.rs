@@ -27,7 +27,7 @@ use plan::{Plan, plan};
 use source::{Source, copy_others};
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::files::kind::not_a_file;
+use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::graph::onnx::import;
 use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, TensorProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
@@ -258,9 +258,7 @@ fn quantize_into(
         return Err(Error::usage("group_size", what));
     }
     let path = input.join(MODEL);
-    if !path.is_file() {
-        return Err(Error::usage("folder", not_a_file(&path)));
-    }
+    check_file("folder", &path)?;
     // Reject a model that cannot run before anything is written.
     import(&path)?;
     let source = Source::open(Stage::Quantize, path)?;

@@ -4,7 +4,7 @@ use super::{KvType, LoadOptions, OTHERS, Purpose};
 use crate::backend::Caps;
 use crate::backend::kernel::KernelSpec;
 use crate::error::{Error, Result, Stage};
-use crate::files::kind::not_a_file;
+use crate::files::kind::check_file;
 use crate::graph::onnx::ImportOptions;
 use crate::graph::pass::{Logits, Target};
 use crate::graph::{Graph, State, onnx};
@@ -118,10 +118,8 @@ fn windowed(
 /// Path of `model.onnx` in a folder; a usage error if it is not a regular file.
 pub(super) fn model_file(folder: &ModelFolder) -> Result<PathBuf> {
     let path = folder.onnx();
-    if path.is_file() {
-        return Ok(path);
-    }
-    Err(Error::usage("folder", not_a_file(&path)))
+    check_file("folder", &path)?;
+    Ok(path)
 }
 
 /// A decoder with its plans for a device with these capabilities; adds notes.

@@ -8,7 +8,7 @@ use half::f16;
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::files::kind::not_a_file;
+use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::graph::derive::derive;
 use transformer_lite::unstable::graph::onnx::proto::{AttributeProto, NodeProto};
 use transformer_lite::unstable::graph::onnx::weights::Weights;
@@ -45,9 +45,7 @@ pub fn dequantize_into(
     progress: &mut dyn FnMut(Progress<'_>),
 ) -> Result<Dequantized> {
     let path = input.join(MODEL);
-    if !path.is_file() {
-        return Err(Error::usage("folder", not_a_file(&path)));
-    }
+    check_file("folder", &path)?;
     let mut graph = import(&path)?;
     derive(&mut graph)?;
     let dtypes: HashMap<String, DType> = graph

@@ -7,8 +7,8 @@ use super::source::Source;
 use super::weight::{Weight, sample};
 use super::{MODEL, Options, Weights};
 use std::path::Path;
-use transformer_lite::unstable::error::{Error, Result, Stage};
-use transformer_lite::unstable::files::kind::not_a_file;
+use transformer_lite::unstable::error::{Result, Stage};
+use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::quant::{Bits, ByGroup, Method, Packed};
 
 /// Group sizes that are tried, the largest first: a larger group takes fewer bits.
@@ -27,9 +27,7 @@ const NEAR_ZERO: f64 = 0.25;
 /// Errors: those of [`super::quantize`] for a model that cannot be read.
 pub fn grid_group(input: &Path, options: &Options) -> Result<Option<usize>> {
     let path = input.join(MODEL);
-    if !path.is_file() {
-        return Err(Error::usage("folder", not_a_file(&path)));
-    }
+    check_file("folder", &path)?;
     let source = Source::open(Stage::Quantize, path)?;
     let mut weights = Weights::new(&source.path);
     let plan = plan(&source.graph, &mut weights, options)?;

@@ -11,7 +11,7 @@ use std::str::FromStr;
 use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, ReplayMode};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
-use transformer_lite::unstable::files::kind::not_a_file;
+use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_given};
 use transformer_lite::unstable::files::temporary;
 use transformer_lite::unstable::graph::pass::Pipeline;
@@ -124,12 +124,12 @@ pub struct DeviceOptions {
 pub struct LimitOptions {
     /// Limits on what the model may consume, such as `memory=4G,time=30s`
     ///
-    /// A list of NAME=VALUE, separated by commas. Names and defaults: memory (bytes
-    /// of tensors in host memory; half of the machine's), time (of loading, of a run, and of each
-    /// token or part of a prompt, such as 30s or 500ms; unlimited), iterations (of all loops in a
-    /// run; 1M), tokenizer (bytes of tokenizer.json; 256M), template-steps (instructions of the
-    /// chat template; 5000000), template-output (bytes of a rendered chat template; 16M). K, M and
-    /// G are powers of 1024.
+    /// A list of NAME=VALUE, separated by commas. Names and defaults: memory (bytes of tensors in
+    /// host memory; half of the machine's), time (of loading, of a run, and of each token or part
+    /// of a prompt, such as 30s or 500ms; unlimited), iterations (of all loops in a run; 1M),
+    /// tokenizer (bytes of tokenizer.json; 256M), template-steps (instructions of the chat
+    /// template; 5000000), template-output (bytes of a rendered chat template; 16M). K, M and G
+    /// are powers of 1024.
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, hide_short_help = true, help_heading = ADVANCED)]
     pub limits: Limits,
 }
@@ -333,14 +333,6 @@ macro_rules! whole {
 }
 
 whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
-
-/// A usage error if the path that `option` names is not a regular file.
-pub fn check_file(option: &str, path: &Path) -> Result<()> {
-    match path.is_file() {
-        true => Ok(()),
-        false => Err(Error::usage(option, not_a_file(path))),
-    }
-}
 
 /// As [`check_writable`], for a report on `model`, a file or folder. A usage error also if the
 /// report would overwrite a part of it.

@@ -8,7 +8,7 @@ mod report;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{
-    ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, check_file, from_one, from_zero, note_unused,
+    ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, from_one, from_zero, note_unused,
 };
 use super::output::{self, note, put_json, put_report, text_output};
 use crate::files::{self, npy};
@@ -25,6 +25,7 @@ use std::time::Instant;
 use transformer_lite::unstable::backend::Backend;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::fmt::{count_text, is_control};
 use transformer_lite::unstable::graph::onnx;
 use transformer_lite::unstable::placement::BackendChoice;

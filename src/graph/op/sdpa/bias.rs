@@ -72,20 +72,18 @@ impl Sdpa {
             Some(mask) => all.sub(cx.fact(mask)?.shape.0.last().unwrap_or(&all))?,
             None => Dim::from(0),
         };
-        let mask_end = all.sub(&missing)?.as_const();
-        if !missing.is(0) && mask_end.is_none() {
-            return Ok(None);
-        }
+        let (missing, mask_end) = match (missing.as_const(), all.sub(&missing)?.as_const()) {
+            (Some(0), _) => (0, None),
+            (Some(missing), Some(end)) => (missing, Some(end)),
+            _ => return Ok(None),
+        };
         let mut seen = Conditions::default();
-        let mask_end = mask_end.filter(|_| !missing.is(0));
         self.require_position(cx, &mut seen, [q, keys], past, mask_end)?;
         let by_position = seen.all.clone();
         let dtype = cx.fact(q)?.dtype;
         let mut added = match cx.opt(3) {
             Some(mask) => {
-                let Some(mask) = lengthened(cx, mask, &missing)? else {
-                    return Ok(None);
-                };
+                let mask = lengthened(cx, mask, missing)?;
                 require_mask(cx, &mut seen, mask, dtype)?
             }
             None => Expr::Const(0.0, dtype),
@@ -198,14 +196,10 @@ fn sees_some(cx: &mut Parts<'_, '_>, condition: Expr, operands: &[ValueId]) -> O
     cx.node("some", most, &[Some(each)])
 }
 
-/// `mask` with `missing` more elements in its last axis, of any value. `None` if their number is
-/// not constant.
-fn lengthened(cx: &mut Parts<'_, '_>, mask: ValueId, missing: &Dim) -> OpResult<Option<ValueId>> {
-    let Some(missing) = missing.as_const() else {
-        return Ok(None);
-    };
+/// `mask` with `missing` more elements in its last axis, of any value.
+fn lengthened(cx: &mut Parts<'_, '_>, mask: ValueId, missing: i64) -> OpResult<ValueId> {
     if missing == 0 {
-        return Ok(Some(mask));
+        return Ok(mask);
     }
     let mut pads = vec![0; 2 * cx.fact(mask)?.shape.rank()];
     if let Some(end) = pads.last_mut() {
@@ -216,5 +210,5 @@ fn lengthened(cx: &mut Parts<'_, '_>, mask: ValueId, missing: &Dim) -> OpResult<
         pads: Some(pads),
         value: 0.0,
     };
-    cx.node("mask", pad, &[Some(mask)]).map(Some)
+    cx.node("mask", pad, &[Some(mask)])
 }

@@ -115,8 +115,8 @@ fn f64_of(n: i64) -> f64 {
 
 impl Sdpa {
     /// The parts of attention without windows over past and new keys and values: its result, all
-    /// keys, all values.
-    /// `None` if required sizes are not constant or if a mask is shorter than the keys.
+    /// keys, all values. `None` if required sizes are not constant or if a mask is shorter than
+    /// the keys.
     pub(crate) fn behind(
         &self,
         cx: &mut Parts<'_, '_>,
