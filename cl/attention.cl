@@ -3,7 +3,8 @@
 // LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
-// cache keeps so many keys, each at its place modulo them.
+// cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
+// are not read.
 #include "common/lanes"
 #ifdef WIDE
 #define VEC float4
@@ -57,6 +58,8 @@
 #define ROW(r) min(row0 + (r) / HEADS, p.rows - 1)
 #define HEAD(r) (head0 + (r) % HEADS)
 #define VECTOR(r) ((batch * p.rows + ROW(r)) * p.heads + HEAD(r))
+// Number of keys that a row sees: the last rows stand at the places of the last keys.
+#define SEEN(row) (keys - p.rows + (row) + 1)
 // Where a key lies, in rows of heads.
 #ifdef RING
 #define PLACE(key) (((key) % RING) * p.kv_heads + kv)
@@ -90,6 +93,10 @@ KERNEL {
   uint batch = 0, begin = min(before + (uint)get_group_id(2) * SPLIT, keys), end = min(begin + SPLIT, keys);
 #else
   uint batch = get_group_id(2), begin = before, end = keys;
+#ifdef CAUSAL
+  // The last row of the group sees most.
+  end = SEEN(ROW(VECTORS - 1));
+#endif
 #endif
   uint past = batch * p.keys;
   for (uint i = lid; i < VECTORS * DIM; i += WG)
@@ -127,6 +134,9 @@ KERNEL {
 #endif
 #ifdef WINDOW
       if (key + p.rows + WINDOW < keys + ROW(r) + 1) score = LOWEST;
+#endif
+#ifdef CAUSAL
+      if (key >= SEEN(ROW(r))) score = LOWEST;
 #endif
       weight[i] = first + t < end ? score : LOWEST;
     }

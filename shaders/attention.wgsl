@@ -3,7 +3,8 @@
 // LANES work-items compute the score of a key; then each owns parts (2 or 4 elements) of results, or where there are fewer of these, SLICES of
 // them share one (SHARED). With SPLIT a work-group takes so many keys only and stores sums, their maximum and their total, for attention_merge.
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
-// cache keeps so many keys, each at its place modulo them.
+// cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
+// are not read.
 // With BROADCAST, of plain keys, lanes share what they load (common/attention_lanes).
 #ifdef BROADCAST
 #include "common/attention_lanes"
@@ -55,6 +56,9 @@ var<workgroup> weight: array<f32, LANES * VECTORS * KEYS>;
 var<workgroup> top: array<f32, VECTORS>;
 var<workgroup> keep: array<f32, VECTORS>;
 
+// Number of keys that a row sees: the last rows stand at the places of the last keys.
+fn seen(keys: u32, row: u32) -> u32 { return keys - p.rows + row + 1u; }
+
 // Where a key lies, in rows of heads, behind those of the batches before.
 fn place(past: u32, key: u32, kv: u32) -> u32 {
 #ifdef RING
@@ -83,7 +87,12 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 #else
   let batch = group.z;
   let begin = before;
+#ifdef CAUSAL
+  // The last row of the group sees most.
+  let end = seen(keys, min(row0 + (VECTORS - 1u) / HEADS, p.rows - 1u));
+#else
   let end = keys;
+#endif
 #endif
   let past = batch * p.keys;
   for (var i = lid; i < VECTORS * PARTS; i += WG) {
@@ -137,6 +146,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
 #endif
 #ifdef WINDOW
       if (key + p.rows + WINDOW < keys + row + 1u) { score = LOWEST; }
+#endif
+#ifdef CAUSAL
+      if (key >= seen(keys, row)) { score = LOWEST; }
 #endif
       weight[i] = select(LOWEST, score, first + t < end);
     }

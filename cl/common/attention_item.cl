@@ -16,13 +16,21 @@ KERNEL {
 #else
   uint begin = 0;
 #endif
+#ifdef CAUSAL
+  // The last row of the group sees most.
+  uint end = SEEN(ROW(VECTORS - 1));
+  uint16 seen;
+  for (uint v = 0; v < 16; v++) ((uint *)&seen)[v] = SEEN(ROW(LANE_OF(v)));
+#else
+  uint end = keys;
+#endif
   for (uint v = 0; v < 16; v++) {
     _Pragma("unroll") for (uint d = 0; d < DIM; d += 16) vstore16(q_run(16, VECTOR(LANE_OF(v)) * DIM + d) * p.scale, 0, line + d);
     for (uint d = 0; d < DIM; d++) ((float *)(query + d))[v] = line[d];
   }
   for (uint d = 0; d < DIM; d++) sum[d] = (float16)(0.0f);
-  for (uint first = begin; first < keys; first += 16) {
-    uint count = min((uint)16, keys - first);
+  for (uint first = begin; first < end; first += 16) {
+    uint count = min((uint)16, end - first);
 #ifdef HAS_MASK
     // What all rows see, or none, needs no look at single places.
     int masked = 1;
@@ -38,7 +46,7 @@ KERNEL {
     }
 #endif
     for (uint t = 0; t < 16; t++) {
-      uint at = PLACE(min(first + t, keys - 1)) * DIM;
+      uint at = PLACE(min(first + t, end - 1)) * DIM;
       _Pragma("unroll") for (uint d = 0; d < DIM; d += 16) {
         vstore16(k_run(16, at + d), 0, keys_of + t * DIM + d);
         vstore16(v_run(16, at + d), 0, values_of + t * DIM + d);
@@ -56,7 +64,7 @@ KERNEL {
     if (masked) {
       for (uint t = 0; t < 16; t++)
         for (uint v = 0; v < 16; v++) {
-          uint own = LANE_OF(v), key = min(first + t, keys - 1);
+          uint own = LANE_OF(v), key = min(first + t, end - 1);
           hidden[t * 16 + v] = mask_at(batch * p.mask_b + HEAD(own) * p.mask_h + ROW(own) * p.mask_s + key * p.mask_t);
         }
       EACH(t) score[t] += vload16(t, hidden);
@@ -67,6 +75,9 @@ KERNEL {
       for (uint v = 0; v < 16; v++)
         hidden[t * 16 + v] = first + t + p.rows + WINDOW < keys + ROW(LANE_OF(v)) + 1 ? LOWEST / 2 : 0.0f;
     EACH(t) score[t] += vload16(t, hidden);
+#endif
+#ifdef CAUSAL
+    if (first + 16 > SEEN(row0)) EACH(t) score[t] = (uint16)(first + t) < seen ? score[t] : (float16)(LOWEST);
 #endif
     EACH(t) score[t] = t < count ? score[t] : (float16)(LOWEST);
     float16 next = top, keep;

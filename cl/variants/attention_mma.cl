@@ -1,7 +1,8 @@
 // softmax(scale * q k^T + mask) v of many rows of halves on matrix units, with CAPPED of softcap * tanh(scores / softcap), over tiles of KEYS keys
 // with a running maximum. A warp takes 16 rows of queries of one head; the warps of a work-group share tiles of keys and values in local
 // memory, where the next keys are on their way while values are summed, and the other way round. A warp leaves a tile out in which the mask hides every
-// key from its rows: scores are taken to be less than 30000 apart.
+// key from its rows: scores are taken to be less than 30000 apart. With CAUSAL a row sees keys up to its own place only; tiles that no row of the
+// work-group sees are not read, and a warp leaves out those that none of its rows sees.
 #include "common/mma"
 #define LOWEST -3.4028235e38f
 #define HIDDEN -60000.0f
@@ -22,11 +23,19 @@ KERNEL {
   __local uint4 k_tile[COPIES], v_tile[COPIES];
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint head = get_group_id(0), batch = get_group_id(2), kv = head / (p.heads / p.kv_heads);
-  // Later rows, which under a causal mask see more keys, come first.
+  // Later rows, which see more keys if attention is causal, come first.
   uint row0 = (get_num_groups(1) - 1 - get_group_id(1)) * ROWS + lid / 32 * 16;
   uint keys = live_at(p.live_keys), past = batch * p.keys;
   uint k_to = LOCAL_ADDRESS(k_tile), v_to = LOCAL_ADDRESS(v_tile);
   uint rows[2] = {min(row0 + g, p.rows - 1), min(row0 + g + 8, p.rows - 1)};
+#ifdef CAUSAL
+  // Keys that each row sees, and the last rows of the warp and of the work-group: the last rows stand at the places of the last keys.
+  uint offset = keys - p.rows + 1, seen[2] = {offset + rows[0], offset + rows[1]};
+  uint warp_end = offset + min(row0 + 15, p.rows - 1);
+  uint end = offset + min((get_num_groups(1) - get_group_id(1)) * ROWS - 1, p.rows - 1);
+#else
+  uint seen[2] = {keys, keys}, end = keys;
+#endif
   uint4 query[2][DIM / 32];
   _Pragma("unroll") for (uint h = 0; h < 2; h++)
     _Pragma("unroll") for (uint c = 0; c < DIM / 32; c++)
@@ -38,7 +47,7 @@ KERNEL {
   COPIES_END();
   BRING(v_to, v, V_PLACE, 0)
   COPIES_END();
-  for (uint first = 0; first < keys; first += KEYS) {
+  for (uint first = 0; first < end; first += KEYS) {
     float score[KEYS / 8][4];
     uint hidden = 1;
     _Pragma("unroll") for (uint j = 0; j < KEYS / 8; j++)
@@ -53,6 +62,9 @@ KERNEL {
         hidden &= m < HIDDEN && top[e / 2] > HIDDEN / 2 ? 1 : 0;
       }
     WARP_ALL(hidden);
+#ifdef CAUSAL
+    if (first >= warp_end) hidden = 1;
+#endif
     COPIES_WAIT(1);
     barrier(CLK_LOCAL_MEM_FENCE);
     uint halves[KEYS / 8][2];
@@ -69,7 +81,7 @@ KERNEL {
 #ifdef CAPPED
           s = p.softcap * tanh(clamp(s / p.softcap, -20.0f, 20.0f));
 #endif
-          score[j][e] = first + 8 * j + 2 * t + e % 2 < keys ? s + score[j][e] : LOWEST;
+          score[j][e] = first + 8 * j + 2 * t + e % 2 < seen[e / 2] ? s + score[j][e] : LOWEST;
         }
       }
       _Pragma("unroll") for (uint h = 0; h < 2; h++) {
@@ -92,7 +104,7 @@ KERNEL {
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (first + KEYS < keys) BRING(k_to, k, K_PLACE, first + KEYS)
+    if (first + KEYS < end) BRING(k_to, k, K_PLACE, first + KEYS)
     COPIES_END();
     COPIES_WAIT(1);
     barrier(CLK_LOCAL_MEM_FENCE);
@@ -106,7 +118,7 @@ KERNEL {
       }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    if (first + KEYS < keys) BRING(v_to, v, V_PLACE, first + KEYS)
+    if (first + KEYS < end) BRING(v_to, v, V_PLACE, first + KEYS)
     COPIES_END();
   }
   _Pragma("unroll") for (uint h = 0; h < 2; h++) {

@@ -46,7 +46,15 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   let head = kv * together + own % together;
   let query = ((batch * p.rows + row) * p.heads + head) * PARTS;
   let mask = batch * p.mask_b + head * p.mask_h + row * p.mask_s;
-  let keys = u32(live_at(p.live_keys));
+  let all_keys = u32(live_at(p.live_keys));
+#ifdef CAUSAL
+  // Keys that this row sees, and the last row of the group, which sees most.
+  let keys = all_keys - p.rows + row + 1u;
+  let end = all_keys - p.rows + min(group.y * WG + WG - 1u, all - 1u) / together + 1u;
+#else
+  let keys = all_keys;
+  let end = all_keys;
+#endif
   let past = batch * p.keys;
   var top = LOWEST;
   var total = 0.0;
@@ -58,9 +66,9 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
   var r5: array<vec4<f32>, EACH>;
   var r6: array<vec4<f32>, EACH>;
   var r7: array<vec4<f32>, EACH>;
-  for (var first = 0u; first < keys; first += 16u) {
-    let k0 = ((past + min(first + lane, keys - 1u)) * p.kv_heads + kv) * PARTS;
-    let k8 = ((past + min(first + 8u + lane, keys - 1u)) * p.kv_heads + kv) * PARTS;
+  for (var first = 0u; first < end; first += 16u) {
+    let k0 = ((past + min(first + lane, end - 1u)) * p.kv_heads + kv) * PARTS;
+    let k8 = ((past + min(first + 8u + lane, end - 1u)) * p.kv_heads + kv) * PARTS;
     var s0 = vec4<f32>();
     var s4 = vec4<f32>();
     var s8 = vec4<f32>();
@@ -101,7 +109,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     for (var c = 0u; c < 4u; c++) {
       let weight = w[c];
       let key = first + 4u * c;
-      let v0 = ((past + min(key, keys - 1u)) * p.kv_heads + kv) * PARTS + lane;
+      let v0 = ((past + min(key, end - 1u)) * p.kv_heads + kv) * PARTS + lane;
       for (var e = 0u; e < EACH; e++) {
         let v = v_at4(v0 + 8u * e);
         r0[e] += subgroupBroadcast(weight.x, 0u) * v;
@@ -113,7 +121,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         r6[e] += subgroupBroadcast(weight.x, 6u) * v;
         r7[e] += subgroupBroadcast(weight.x, 7u) * v;
       }
-      let v1 = ((past + min(key + 1u, keys - 1u)) * p.kv_heads + kv) * PARTS + lane;
+      let v1 = ((past + min(key + 1u, end - 1u)) * p.kv_heads + kv) * PARTS + lane;
       for (var e = 0u; e < EACH; e++) {
         let v = v_at4(v1 + 8u * e);
         r0[e] += subgroupBroadcast(weight.y, 0u) * v;
@@ -125,7 +133,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         r6[e] += subgroupBroadcast(weight.y, 6u) * v;
         r7[e] += subgroupBroadcast(weight.y, 7u) * v;
       }
-      let v2 = ((past + min(key + 2u, keys - 1u)) * p.kv_heads + kv) * PARTS + lane;
+      let v2 = ((past + min(key + 2u, end - 1u)) * p.kv_heads + kv) * PARTS + lane;
       for (var e = 0u; e < EACH; e++) {
         let v = v_at4(v2 + 8u * e);
         r0[e] += subgroupBroadcast(weight.z, 0u) * v;
@@ -137,7 +145,7 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
         r6[e] += subgroupBroadcast(weight.z, 6u) * v;
         r7[e] += subgroupBroadcast(weight.z, 7u) * v;
       }
-      let v3 = ((past + min(key + 3u, keys - 1u)) * p.kv_heads + kv) * PARTS + lane;
+      let v3 = ((past + min(key + 3u, end - 1u)) * p.kv_heads + kv) * PARTS + lane;
       for (var e = 0u; e < EACH; e++) {
         let v = v_at4(v3 + 8u * e);
         r0[e] += subgroupBroadcast(weight.w, 0u) * v;

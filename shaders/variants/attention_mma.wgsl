@@ -3,7 +3,7 @@ enable wgpu_cooperative_matrix;
 // softmax(scale * q k^T + mask) v of many rows of halves by cooperative matrices of 16 x 16, with CAPPED of softcap * tanh(scores / softcap). A warp
 // takes 16 rows of queries of one head; the warps of a work-group share tiles of KEYS keys and values in work-group memory. The first
 // walk over the keys finds the largest score of each row, the second sums values: so no sum is ever rescaled, which matrices cannot do
-// row by row.
+// row by row. With CAUSAL a row sees keys up to its own place only; tiles that no row of the work-group sees are not read.
 const ROWS: u32 = WG / 2u;
 const LOWEST: f32 = -3.4028235e38;
 // Rows in vectors of four halves: padded, so that they begin in different banks.
@@ -27,6 +27,15 @@ alias Sum = coop_mat16x16<f32, C>;
 
 struct Place { batch: u32, head: u32, kv: u32, past: u32, keys: u32 }
 
+// Number of keys that a row sees: the last rows stand at the places of the last keys.
+fn seen(keys: u32, row: u32) -> u32 {
+#ifdef CAUSAL
+  return keys - p.rows + row + 1u;
+#else
+  return keys;
+#endif
+}
+
 fn bring_keys(at: Place, first: u32, lid: u32) {
   workgroupBarrier();
   for (var e = lid; e < KEYS * QUADS; e += WG) {
@@ -47,7 +56,7 @@ fn bring_values(at: Place, first: u32, lid: u32) {
 
 // The score of a key in its tile, as the softmax takes it, for row `own` of the work-group.
 fn score(at: Place, own: u32, row: u32, first: u32, key: u32) -> f32 {
-  if (first + key >= at.keys) { return LOWEST; }
+  if (first + key >= seen(at.keys, row)) { return LOWEST; }
   var s = scores[own * KEYS + key] * p.scale;
 #ifdef CAPPED
   s = p.softcap * tanh(clamp(s / p.softcap, -20.0, 20.0));
@@ -67,8 +76,9 @@ fn attention_mma(
   let keys = u32(live_at(p.live_keys));
   let head = group.x;
   let at = Place(group.z, head, head / (p.heads / p.kv_heads), group.z * p.keys, keys);
-  // Later rows, which under a causal mask see more keys, come first.
+  // Later rows, which see more keys if attention is causal, come first.
   let row0 = (groups.y - 1u - group.y) * ROWS;
+  let end = seen(keys, min(row0 + ROWS - 1u, p.rows - 1u));
   let warp = lid / 32u;
   // Two work-items look after a row, and half of its keys each.
   let own = lid / 2u;
@@ -122,7 +132,7 @@ fn attention_mma(
 #endif
   var top = LOWEST;
   var total = 0.0;
-  for (var first = 0u; first < keys; first += KEYS) {
+  for (var first = 0u; first < end; first += KEYS) {
 #include "common/attention_scores"
     workgroupBarrier();
     for (var t = 0u; t < KEYS / 2u; t++) { top = max(top, score(at, own, row, first, part + t)); }
@@ -132,7 +142,7 @@ fn attention_mma(
   scores[lid] = top;
   workgroupBarrier();
   top = max(top, scores[lid ^ 1u]);
-  for (var first = 0u; first < keys; first += KEYS) {
+  for (var first = 0u; first < end; first += KEYS) {
 #include "common/attention_scores"
     workgroupBarrier();
     for (var t = 0u; t < KEYS / 8u; t++) {

@@ -4,10 +4,14 @@
 //!
 //! Operands: q `[b, s, heads, d]`, k and v `[b, t, kv_heads, d]`, and an optional mask that is
 //! added to the scores. The mask broadcasts to `[b, heads, s, t]` and may have additional leading
-//! axes of size 1. The result is `[b, s, heads, d]`. With a window w, query i attends to no key
-//! before `t - s + i - (w - 1)`, whatever the mask says. Softmax is computed in `f32`; the score
-//! matrix is never stored. Kernels require an even d and do not read keys outside the window; a
-//! cache may keep only those keys ([`LowerCx::ring`]).
+//! axes of size 1. The result is `[b, s, heads, d]`.
+//!
+//! Query i stands at position `t - s + i`. Causal attention attends to no key after that position
+//! and requires s <= t. With a window w, a query attends to no key before `t - s + i - (w - 1)`.
+//! Both hold whatever the mask says. Softmax is computed in `f32`; the score matrix is never
+//! stored. Kernels require an even d. They skip tiles of keys after the last position of their
+//! rows, and do not read keys outside the window; a cache may keep only those keys
+//! ([`LowerCx::ring`]).
 
 mod lower;
 
@@ -105,26 +109,52 @@ pub struct Attention {
     pub scale: f32,
     /// Soft cap of the scores, applied before the mask; 0 for none.
     pub softcap: f32,
+    /// A query attends to no key after its own position.
+    pub causal: bool,
     /// Number of keys visible to a query, counting the key at its own position. At least 1.
     pub window: Option<i64>,
 }
 
 impl Attention {
-    /// Attention without soft cap and window.
+    /// Attention to all keys, without soft cap.
     pub fn scaled(scale: f32) -> Self {
         Self {
             scale,
             softcap: 0.0,
+            causal: false,
             window: None,
         }
     }
 
     /// Number of keys that a run reads: those inside the window, whatever the mask says.
     fn keys_read(&self, sizes: &Sizes) -> u64 {
-        let axis = |i: usize| sizes.input(i).get(1).copied().unwrap_or(0);
-        let (queries, keys) = (axis(0), axis(1));
+        let [queries, keys] = lengths(sizes);
         let window = self.window.and_then(|w| u64::try_from(w).ok());
         window.map_or(keys, |w| keys.min(w.saturating_add(queries.saturating_sub(1))))
+    }
+
+    /// Number of pairs of a query and a key whose score a run needs, whatever the mask says.
+    fn pairs(&self, sizes: &Sizes) -> u64 {
+        let [queries, keys] = lengths(sizes);
+        let all = queries.saturating_mul(self.keys_read(sizes));
+        if !self.causal {
+            return all;
+        }
+        // The first query misses one key less than there are queries, the last one none.
+        let missed = queries.saturating_mul(queries.saturating_sub(1)) / 2;
+        let seen = queries.saturating_mul(keys).saturating_sub(missed);
+        let window = self.window.and_then(|w| u64::try_from(w).ok());
+        seen.min(window.map_or(u64::MAX, |w| queries.saturating_mul(w)))
+    }
+
+    /// Requires that every query of causal attention has a position.
+    pub(super) fn require(&self, cx: &InferCx<'_>) -> OpResult<()> {
+        let length = |i: usize| Ok::<_, OpError>(cx.fact(i)?.shape.0.get(1).cloned().unwrap_or_default());
+        if !self.causal {
+            return Ok(());
+        }
+        let meaning = "number of keys minus number of queries of causal attention";
+        cx.require(length(1)?.sub(&length(0)?)?, meaning)
     }
 
     /// A scaled and capped score, before the mask.
@@ -137,6 +167,11 @@ impl Attention {
             cap * (score / cap).tanh()
         }
     }
+}
+
+/// Numbers of queries and keys.
+fn lengths(sizes: &Sizes) -> [u64; 2] {
+    [0, 1].map(|i| sizes.input(i).get(1).copied().unwrap_or(0))
 }
 
 /// Checks that the shapes of queries, keys, values and mask match.
@@ -198,6 +233,7 @@ impl Op for Attention {
             &cx.fact(2)?.shape,
             cx.opt(3).map(|f| &f.shape),
         )?;
+        self.require(cx)?;
         Ok(vec![Fact::new(q.dtype, q.shape.clone())])
     }
 
@@ -210,6 +246,13 @@ impl Op for Attention {
             return Err(OpError::expected("rank of q", 4, q.shape().len()));
         };
         let (t, kv_heads) = (k.shape()[1], k.shape()[2]);
+        if self.causal && t < s {
+            return Err(OpError::expected(
+                "keys of causal attention",
+                format!("{s} or more"),
+                t,
+            ));
+        }
         let (qd, kd, vd) = (q.to_f32()?, k.to_f32()?, v.to_f32()?);
         let bias = match mask {
             Some(m) => {
@@ -231,9 +274,10 @@ impl Op for Attention {
                 quota::check()?;
                 let at = ((b * s + i) * heads + h) * d;
                 let first = window.map_or(0, |w| (t + i + 1).saturating_sub(s + w));
+                let end = if self.causal { t - s + i + 1 } else { t };
                 let row = |j: usize| ((b * t + j) * kv_heads + h / group) * d;
                 for (j, score) in scores.iter_mut().enumerate() {
-                    if j < first {
+                    if !(first..end).contains(&j) {
                         *score = f64::NEG_INFINITY;
                         continue;
                     }
@@ -269,12 +313,11 @@ impl Op for Attention {
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
-        let [b, s, heads, d] = sizes.input(0) else {
+        let [b, _, heads, d] = sizes.input(0) else {
             return sizes.results();
         };
-        let keys = self.keys_read(sizes);
         // Two multiply-adds per key and element: for the score and for the weighted sum.
-        [*b, *s, *heads, *d, keys, 4]
+        [*b, *heads, *d, self.pairs(sizes), 4]
             .into_iter()
             .fold(1, u64::saturating_mul)
     }
@@ -306,6 +349,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     Ok(Box::new(Attention {
         scale: a.float("scale")?.unwrap_or(1.0),
         softcap: a.float("softcap")?.unwrap_or(0.0),
+        causal: a.int("causal")?.unwrap_or(0) != 0,
         window,
     }))
 }
@@ -372,6 +416,14 @@ fn cases() -> Vec<Case> {
         let mask = if mask { &[s, t][..] } else { &[] };
         of(op, 2.0, [1, s, t, heads, kv, 16], mask)
     };
+    let causal = |[b, s, t, heads, kv, d]: [usize; 6], window, mask: &[usize]| {
+        let op = Attention {
+            causal: true,
+            window,
+            ..Attention::scaled(0.25)
+        };
+        of(op, 2.0, [b, s, t, heads, kv, d], mask)
+    };
     let hidden = [
         padded(5, 64, |b, _| b == 1),
         padded(5, 70, |b, _| b == 1),
@@ -380,6 +432,19 @@ fn cases() -> Vec<Case> {
         padded(9, 150, |b, key| b == 1 && (key < 70 || key / 16 == 6)),
     ];
     let mut all = vec![
+        causal([1, 1, 70, 4, 2, 16], None, &[]),
+        causal([1, 5, 5, 4, 2, 64], None, &[]),
+        causal([1, 64, 64, 3, 3, 64], None, &[]),
+        causal([1, 70, 150, 4, 2, 128], None, &[]),
+        causal([1, 130, 130, 9, 3, 64], None, &[]),
+        causal([1, 130, 300, 8, 1, 256], None, &[]),
+        causal([1, 5, 70, 4, 2, 10], None, &[]),
+        causal([2, 9, 23, 4, 2, 12], None, &[]),
+        causal([2, 64, 66, 4, 4, 64], None, &[2, 4, 64, 66]),
+        causal([1, 70, 133, 4, 2, 16], None, &[70, 133]),
+        causal([1, 70, 70, 6, 2, 16], Some(3), &[]),
+        causal([1, 130, 260, 4, 1, 16], Some(100), &[]),
+        causal([1, 1, 900, 4, 1, 16], Some(600), &[]),
         windowed(1, 200, 4, 2, 70, true),
         windowed(1, 900, 3, 3, 600, false),
         windowed(1, 900, 4, 1, 7, true),

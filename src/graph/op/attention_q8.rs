@@ -43,6 +43,7 @@ impl Op for AttentionQ8 {
         let q = cx.fact(0)?;
         let (k, v) = (floats(cx.fact(1)?, q)?, floats(cx.fact(2)?, q)?);
         check(&q.shape, &k.shape, &v.shape, cx.opt(3).map(|f| &f.shape))?;
+        self.attention.require(cx)?;
         Ok(vec![q.clone()])
     }
 
@@ -100,17 +101,23 @@ fn cases() -> Vec<Case> {
         let attention = Attention::scaled(0.25);
         Ok(Case::new(AttentionQ8 { attention }, inputs))
     };
-    let windowed = |case: OpResult<Case>, window| -> OpResult<Case> {
+    let with = |case: OpResult<Case>, causal, window| -> OpResult<Case> {
         let case = case?;
         let attention = Attention {
-            window: Some(window),
+            causal,
+            window,
             ..Attention::scaled(0.25)
         };
         Ok(Case::new(AttentionQ8 { attention }, case.inputs))
     };
     let all = [
-        windowed(case(1, 700, 4, 2, 32, true), 300),
-        windowed(case(7, 165, 4, 2, 32, false), 20),
+        with(case(1, 700, 4, 2, 32, true), false, Some(300)),
+        with(case(7, 165, 4, 2, 32, false), false, Some(20)),
+        with(case(1, 70, 4, 2, 32, false), true, None),
+        with(case(5, 70, 9, 3, 64, false), true, None),
+        with(case(70, 130, 4, 2, 32, false), true, None),
+        with(case(64, 64, 4, 1, 32, true), true, None),
+        with(case(130, 150, 4, 2, 32, false), true, Some(20)),
         case(1, 130, 9, 3, 64, true),
         case(1, 700, 14, 2, 64, false),
         case(7, 65, 4, 2, 32, true),

@@ -30,6 +30,11 @@ const MAX_FLAGS: usize = 4;
 /// Files with more flags: their number, and why they are not split.
 const MANY_FLAGS: &[(&str, usize, &str)] = &[
     (
+        "attention",
+        5,
+        "causal attention skips tiles of keys, with each form of keys and work-items",
+    ),
+    (
         "common/dot",
         5,
         "one product of bytes for each extension, and the order of loads",

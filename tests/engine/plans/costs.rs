@@ -92,6 +92,26 @@ fn attention_sees_its_window() {
 }
 
 #[test]
+fn causal_attention_computes_scores_it_shows() {
+    // 10 queries after 40 keys: the first sees 41, the last 50.
+    for (window, pairs) in [(None, 10 * 50 - 45), (Some(8), 10 * 8)] {
+        let mut b = Build::default();
+        let q = b.input("q", DType::F32, "1 10 4 16");
+        let k = b.input("k", DType::F32, "1 n 2 16");
+        let v = b.input("v", DType::F32, "1 n 2 16");
+        let op = Attention {
+            causal: true,
+            window,
+            ..Attention::scaled(0.25)
+        };
+        let y = b.node(op, &[q, k, v]);
+        let graph = b.finish(&[y]);
+        let found = costs(&graph, &Caps::generic_gpu(), 50);
+        assert_eq!(found[0].flops, 2 * 2 * pairs * 4 * 16, "{window:?}");
+    }
+}
+
+#[test]
 fn a_convolution_in_groups() {
     let mut b = Build::default();
     let x = b.input("x", DType::F32, "1 8 n 10");

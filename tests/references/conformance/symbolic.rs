@@ -237,6 +237,14 @@ fn attention() -> Vec<(&'static str, Make)> {
             let kv = || data("1,s+t,2,8");
             usual(Attention::scaled(0.3), &[data("1,s,4,8"), kv(), kv(), mask])
         }),
+        ("attention/causal", || {
+            let kv = || data("1,s+t,2,8");
+            let op = Attention {
+                causal: true,
+                ..Attention::scaled(0.3)
+            };
+            usual(op, &[data("1,s,4,8"), kv(), kv()])
+        }),
         ("attention/decode", || {
             let kv = || data("1,t,3,64");
             usual(Attention::scaled(0.125), &[data("1,1,9,64"), kv(), kv()])

@@ -76,6 +76,8 @@ struct Node {
     group: Option<i64>,
     /// Maximum number of queries, if known.
     most: Option<i64>,
+    /// There may be rows that do not see all keys. A single row stands at the last position.
+    causal: bool,
     /// Window, and number of rows kept by the cache, if there can be more keys.
     window: Option<i64>,
     ring: Option<i64>,
@@ -145,6 +147,7 @@ impl Node {
             dim,
             group: heads.exact_div(kv_heads).and_then(|g| g.as_const()),
             most: cx.upper_bound(queries),
+            causal: op.causal && !queries.is(1),
             window,
             ring: ring.filter(exceeds),
             read: match window {
@@ -499,6 +502,11 @@ impl Attention {
             call
         } else {
             call.define("CAPPED", 1)
+        };
+        let call = if node.causal {
+            call.define("CAUSAL", 1)
+        } else {
+            call
         };
         // Rows of a second sequence would be at other offsets.
         if node.batch.is(1) {
