@@ -5,7 +5,7 @@ use super::cleanup::{
     CACHES, CONV_NORM, DECOMPOSE, DECOMPOSE_GEMM, DUPLICATES, FOLD, GATHER_TO_SLICE, INLINE_IF,
     OUTER_PRODUCT, REMOVE_NOOPS, SINK_TRANSPOSES, SPLIT, TRANS_B,
 };
-use super::decoder::{GREEDY, INT8_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW};
+use super::decoder::{CAUSAL, GREEDY, INT8_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW};
 use super::fuse::{
     ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
     ROTARY_INTERLEAVED,
@@ -170,6 +170,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
             (TRANS_B, always),
             (KV_CACHE, caches),
             (ATTENTION, device),
+            (CAUSAL, device),
             (WINDOW, device),
         ]),
         (Phase::Precision, &[

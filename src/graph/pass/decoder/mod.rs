@@ -1,13 +1,16 @@
 //! Passes for language models: KV caches, precision, and which logits are computed.
 #![allow(missing_docs, reason = "`Pass::does` documents each pass")]
 
+mod causal;
 mod greedy;
 mod int8_activations;
 mod kv_cache;
 mod kv_q8;
 mod last_row;
+mod masks;
 mod window;
 
+pub use causal::CAUSAL;
 pub use greedy::{GREEDY, TOKEN};
 pub use int8_activations::INT8_ACTIVATIONS;
 pub use kv_cache::KV_CACHE;

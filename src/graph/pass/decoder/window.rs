@@ -1,20 +1,16 @@
 //! Sliding windows: if a mask hides all but the latest keys, the attention gets the window as an
 //! attribute. A cache that only such attentions read keeps no more rows than the window.
 //!
-//! The mask is not compared with known exporters. Instead, [`seen`] follows how its elements depend
-//! on their positions, through ranges, elementwise operators and moves, and derives conditions for
-//! a key to be visible. The mask stays, since it may hide more. A mask that is a model input gives
-//! no information, but a mask combined with it does.
+//! The mask stays, since it may hide more. A mask that is a model input gives no information, but a
+//! mask combined with it does.
 
-mod seen;
-
+use super::masks::Masks;
 use crate::error::Result;
 use crate::graph::op::attention::Attention;
 use crate::graph::op::kv_append::KvAppend;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::{input, shape, shape_alone};
 use crate::graph::{Edit, Graph, NodeId, State, ValueId};
-use seen::Masks;
 use std::collections::BTreeMap;
 
 pub const WINDOW: Pass = Pass {
@@ -59,8 +55,8 @@ fn find(g: &Graph, masks: &mut Masks, id: NodeId) -> Option<(Attention, i64)> {
     if !batch.is(1) {
         return None;
     }
-    let window = masks.window(g, input(node, 3)?, &keys.sub(rows).ok()?)?;
-    Some((op.clone(), window))
+    let visible = masks.visible(g, input(node, 3)?, &keys.sub(rows).ok()?);
+    Some((op.clone(), visible.window?))
 }
 
 /// States that are read only by attention with windows: their end values with the largest of these
