@@ -10,6 +10,7 @@ pub mod folder;
 pub mod generator;
 pub mod grammar;
 pub mod load;
+mod mask;
 pub mod metrics;
 pub mod model;
 pub mod perplexity;

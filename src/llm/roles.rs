@@ -7,10 +7,8 @@
 
 use crate::error::{Error, Result, Stage};
 use crate::graph::derive::derive;
-use crate::graph::op::attention::Attention;
-use crate::graph::op::attention_q8::AttentionQ8;
 use crate::graph::pass::pattern;
-use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::graph::{Edit, Graph, NodeId, ValueId};
 use crate::num::signed;
 use crate::shape::{Dim, DimError, Fact, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -21,10 +19,7 @@ use std::sync::Arc;
 pub(super) const KNOWN: [&str; 3] = [IDS, POSITIONS, MASK];
 pub(super) const IDS: &str = "input_ids";
 const POSITIONS: &str = "position_ids";
-const MASK: &str = "attention_mask";
-
-/// Added to the scores of hidden keys: the lowest finite f16.
-const HIDDEN: f32 = -65504.0;
+pub(super) const MASK: &str = "attention_mask";
 
 fn bad(what: impl Into<String>) -> Error {
     Error::other(Stage::Import, what)
@@ -37,7 +32,7 @@ fn symbols(d: &Dim) -> BTreeSet<Symbol> {
 }
 
 /// The cache inputs: floats with at least three axes, under any name.
-fn caches(graph: &Graph) -> Vec<ValueId> {
+pub(super) fn caches(graph: &Graph) -> Vec<ValueId> {
     let is_cache = |v: &ValueId| {
         let value = graph.value(*v);
         let fact = value.fact.as_ref();
@@ -284,56 +279,9 @@ pub(super) fn check(graph: &Graph) -> Result<()> {
     Ok(())
 }
 
-/// True if the mask is an input that is added to scores, so that the caller decides what a query
-/// sees.
-pub(super) fn adds_mask(graph: &Graph) -> bool {
-    let fact = graph.input(MASK).and_then(|v| graph.value(v).fact.as_ref());
-    fact.is_some_and(|f| f.shape.rank() == 4)
-}
-
-/// The graph for runs of one token, without the mask that is added to scores, because the token
-/// sees all keys. `None` if attention does not read the mask directly.
-pub(super) fn unmasked(graph: &Graph) -> Option<Graph> {
-    let mask = graph.input(MASK).filter(|_| adds_mask(graph))?;
-    let is_mask = |v: ValueId| {
-        let cast = graph.producer(v).filter(|(_, n)| n.op.name() == "Cast");
-        v == mask || cast.is_some_and(|(_, n)| n.inputs.first() == Some(&Some(mask)))
-    };
-    let reads = |node: &Node| {
-        let attends =
-            node.op.downcast::<Attention>().is_some() || node.op.downcast::<AttentionQ8>().is_some();
-        attends && pattern::input(node, 3).is_some_and(is_mask)
-    };
-    let found: Vec<NodeId> = graph
-        .nodes()
-        .filter(|(_, n)| reads(n))
-        .map(|(id, _)| id)
-        .collect();
-    let mut without = graph.clone();
-    let mut edit = Edit::new(&mut without);
-    for id in &found {
-        let Some(node) = graph.node(*id).cloned() else {
-            continue;
-        };
-        let mut inputs = node.inputs;
-        inputs.truncate(3);
-        edit.replace_node(*id, node.op, inputs, node.origin);
-    }
-    edit.remove_dead();
-    let read = without.nodes().any(|(_, n)| n.inputs.contains(&Some(mask)));
-    (!found.is_empty() && !read).then_some(without)
-}
-
-/// The graph's inputs for `tokens` after `past` cached tokens, in their declared types. A mask that
-/// is added to scores hides all but the latest `window` keys of a query, its own included. It is
-/// left out unless `masked`.
-pub(super) fn inputs(
-    graph: &Graph,
-    tokens: &[u32],
-    past: usize,
-    window: Option<usize>,
-    masked: bool,
-) -> Result<Vec<(&'static str, HostTensor)>> {
+/// The graph's inputs for `tokens` after `past` cached tokens, in their declared types. A mask
+/// `[1, keys]` hides nothing; other masks are not inputs ([`mask::compute`](super::mask::compute)).
+pub(super) fn inputs(graph: &Graph, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
     let n = tokens.len();
     let all = past + n;
     let mut out = Vec::with_capacity(KNOWN.len());
@@ -355,17 +303,6 @@ pub(super) fn inputs(
     }
     match fact(MASK) {
         None => {}
-        Some(f) if f.shape.rank() == 4 && !masked => {}
-        Some(f) if f.shape.rank() == 4 => {
-            let mut mask = vec![0.0; n * all];
-            for (own, row) in (past..).zip(mask.chunks_mut(all)) {
-                let far = window.map_or(0, |w| (own + 1).saturating_sub(w));
-                let (before, seen) = row.split_at_mut(far);
-                before.fill(HIDDEN);
-                seen.get_mut(own + 1 - far..).unwrap_or_default().fill(HIDDEN);
-            }
-            give(MASK, HostTensor::from_floats(f.dtype, &[1, 1, n, all], &mask))?;
-        }
         Some(f) if f.dtype.is_float() => {
             give(MASK, HostTensor::from_floats(f.dtype, &[1, all], &vec![1.0; all]))?;
         }
@@ -469,10 +406,10 @@ mod tests {
         let graph = graph(&[
             ("input_ids", DType::I32, "1, N"),
             ("position_ids", I, "N"),
-            ("attention_mask", F, "1, 1, N, N + past"),
+            ("attention_mask", F, "1, N + past"),
         ]);
         check(&graph).unwrap();
-        let made = inputs(&graph, &[5, 6], 1, None, true).unwrap();
+        let made = inputs(&graph, &[5, 6], 1).unwrap();
         let [(_, ids), (_, positions), (_, mask)] = made.as_slice() else {
             panic!("{made:?}")
         };
@@ -481,14 +418,8 @@ mod tests {
             (positions.shape(), positions.to_i64().unwrap()),
             (&[2][..], vec![1, 2])
         );
-        assert_eq!(mask.shape(), [1, 1, 2, 3]);
-        assert_eq!(mask.to_f32().unwrap().as_ref(), [0.0, 0.0, HIDDEN, 0.0, 0.0, 0.0]);
-        let made = inputs(&graph, &[5, 6], 1, Some(2), true).unwrap();
-        let (_, mask) = &made[2];
-        assert_eq!(
-            mask.to_f32().unwrap().as_ref(),
-            [0.0, 0.0, HIDDEN, HIDDEN, 0.0, 0.0]
-        );
+        assert_eq!((mask.dtype(), mask.shape()), (DType::F32, &[1, 3][..]));
+        assert_eq!(mask.to_f32().unwrap().as_ref(), [1.0; 3]);
     }
 
     /// Adds a node with one result.

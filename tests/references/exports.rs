@@ -8,9 +8,12 @@ use std::path::PathBuf;
 use tlite_testing::suite::Suite;
 use tlite_testing::{Device, Outcome, Text, carries};
 use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
-use transformer_lite::unstable::graph::{Edit, onnx};
-use transformer_lite::unstable::llm::engine::{Decoder, DeviceDecoder, HostModel, Logits, SequenceConfig};
+use transformer_lite::unstable::graph::{Edit, Node, onnx};
+use transformer_lite::unstable::llm::engine::{
+    Decoder, DecoderBuilder, DeviceDecoder, HostModel, Logits, SequenceConfig,
+};
 use transformer_lite::unstable::llm::load::{Loaded, Purpose};
 use transformer_lite::unstable::llm::prompt_cache;
 use transformer_lite::unstable::llm::sampler::arg_max;
@@ -166,6 +169,19 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
             "{fused} attentions, {left} softmaxes and {appended} appends in {layers} layers"
         ));
     }
+    let masked =
+        |(_, n): &(_, &Node)| n.op.name() == "Attention" && n.inputs.get(3).is_some_and(Option::is_some);
+    let masks = decoder.graph().nodes().filter(masked).count();
+    let expected = match name {
+        // A bias by distance.
+        "alibi" => 1,
+        // Its window is counted from the first new row.
+        "gemma2-plain" => 1,
+        _ => 0,
+    };
+    if masks != expected || decoder.graph().input("attention_mask").is_some() {
+        return Err(format!("{masks} attentions with masks, expected {expected}"));
+    }
     let windows: Vec<i64> = decoder.graph().states().iter().filter_map(|s| s.window).collect();
     let windowed = match name {
         // The library that "gemma2-plain" is from counts a window from the first new row: single
@@ -273,11 +289,12 @@ fn windows_of_config() -> Outcome {
 fn window_of_mask(device: &Device) -> Outcome {
     let _turn = device.turn();
     for windowed in [true, false] {
-        let mut decoder =
-            Decoder::load(&file("llama3-paper", "onnx"), &Target::DEVICE.with(Logits::Last)).text()?;
+        let mut builder = DecoderBuilder::new(&Target::DEVICE.with(Logits::Last));
         if windowed {
-            decoder = decoder.with_window(WINDOW).text()?;
+            builder = builder.with_window(WINDOW);
         }
+        let path = file("llama3-paper", "onnx");
+        let decoder = builder.load(&path, ImportOptions::default()).text()?;
         let lengths = SequenceConfig::of(TOKENS.len());
         let decoder = DeviceDecoder::new(decoder, Box::new(device.share()), &lengths).text()?;
         sees_no_more(&mut decoder.model().text()?, windowed)?;

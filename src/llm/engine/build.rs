@@ -9,7 +9,7 @@ use crate::graph::onnx::{self, ImportOptions};
 use crate::graph::op::concat::Concat;
 use crate::graph::pass::{PassReport, Pipeline, ROWS, Target, keeps_cache};
 use crate::graph::{Edit, Graph, Node, ValueId};
-use crate::llm::roles;
+use crate::llm::{mask, roles};
 use crate::shape::{Dim, Symbol};
 use crate::tensor::DType;
 use std::collections::{BTreeMap, HashSet};
@@ -29,6 +29,7 @@ pub struct DecoderBuilder {
     observed: Vec<String>,
     float: Option<DType>,
     weights: WeightSource,
+    window: Option<usize>,
 }
 
 impl DecoderBuilder {
@@ -39,6 +40,7 @@ impl DecoderBuilder {
             observed: Vec::new(),
             float: None,
             weights: WeightSource::default(),
+            window: None,
         }
     }
 
@@ -66,6 +68,14 @@ impl DecoderBuilder {
         self
     }
 
+    /// Limits queries to the latest `window` keys, their own included, if the mask is an input that
+    /// is added to scores. Otherwise the graph determines what queries see.
+    #[must_use]
+    pub fn with_window(mut self, window: usize) -> Self {
+        self.window = Some(window);
+        self
+    }
+
     /// Reads a model. A decoder without weights can be planned but not run.
     pub fn load(self, path: &Path, options: ImportOptions) -> Result<Decoder> {
         let graph = onnx::import_with(path, options)?;
@@ -80,7 +90,12 @@ impl DecoderBuilder {
         let ids = graph.input(roles::IDS).ok_or_else(|| bad(NO_IDS))?;
         let observed_vocab = observe(&mut graph, &self.observed)?;
         let sequence = name_sizes(&mut graph, ids)?;
-        let fingerprint = states::fingerprint(&graph);
+        let mut fingerprint = states::fingerprint(&graph);
+        let window = self.window.filter(|_| mask::is_added(&graph));
+        if let Some(window) = window {
+            fingerprint.push_str(&format!(" window {window}"));
+        }
+        mask::compute(&mut graph, window)?;
         let mut target = self.target;
         if graph.output("logits").is_none() {
             target.logits = Logits::All;
@@ -90,12 +105,9 @@ impl DecoderBuilder {
         let past = past(&graph, &sequence)?;
         let rows = logits_rows(&graph, self.target.logits)?;
         let vocab = observed_vocab.map_or_else(|| vocabulary(&graph), Ok)?;
-        let without_mask = roles::unmasked(&graph);
         Ok(Decoder {
             keeps_cache: !graph.states().is_empty(),
-            unmasked: without_mask.is_some(),
-            step: for_one_row(without_mask, &graph, &target)?,
-            target,
+            step: for_one_row(&graph, &target)?,
             float: self.float.or_else(|| float_of(&graph)),
             graph: Arc::new(graph),
             sequence,
@@ -110,7 +122,7 @@ impl DecoderBuilder {
             vocab,
             fingerprint,
             weights: self.weights,
-            window: None,
+            window,
             observed: self.observed,
             passes,
         })
@@ -271,18 +283,13 @@ fn float_of(graph: &Graph) -> Option<DType> {
     graph.nodes().any(|(_, n)| quantizes(n)).then_some(DType::F32)
 }
 
-/// The graph for runs of one row: `without_mask`, or else `graph`, after the passes of `target` for
-/// them. `None` if that equals `graph`.
-pub(super) fn for_one_row(
-    without_mask: Option<Graph>,
-    graph: &Graph,
-    target: &Target,
-) -> Result<Option<Graph>> {
-    let other = without_mask.is_some();
-    let mut step = without_mask.unwrap_or_else(|| graph.clone());
+/// The graph for runs of one row after the passes of `target` for them. `None` if that equals
+/// `graph`.
+fn for_one_row(graph: &Graph, target: &Target) -> Result<Option<Graph>> {
+    let mut step = graph.clone();
     let reports = Pipeline::decode_step(target).run(&mut step)?;
     let fused = reports.iter().any(|r| r.edits > 0);
-    Ok((other || fused).then_some(step))
+    Ok(fused.then_some(step))
 }
 
 impl Decoder {

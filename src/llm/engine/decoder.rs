@@ -1,7 +1,6 @@
 //! A decoder's graph, and the inputs of its runs.
 
 use super::DecoderBuilder;
-use super::build::for_one_row;
 use crate::backend::{Caps, DeviceKind};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::WeightSource;
@@ -22,10 +21,6 @@ pub struct Decoder {
     pub(super) graph: Arc<Graph>,
     /// The graph for runs of one token, if it differs.
     pub(super) step: Option<Graph>,
-    /// Selected the passes that made the graphs.
-    pub(super) target: Target,
-    /// True if `step` has no mask input.
-    pub(super) unmasked: bool,
     pub(super) sequence: Symbol,
     pub(super) past: Symbol,
     /// True if the model has a KV cache.
@@ -41,7 +36,7 @@ pub struct Decoder {
     pub(super) float: Option<DType>,
     /// Source of the weights on a device.
     pub(super) weights: WeightSource,
-    /// Sliding-window size of masks that are made per run, if any.
+    /// The sliding window that the graph got from [`DecoderBuilder::with_window`], if any.
     pub(super) window: Option<usize>,
     /// Names of the observed intermediate values.
     pub(super) observed: Vec<String>,
@@ -60,20 +55,9 @@ impl Decoder {
         DecoderBuilder::new(target).build(graph)
     }
 
-    /// True if the mask is an input that is added to scores. [`Decoder::with_window`] can then
-    /// apply a window that the graph does not have.
-    pub fn adds_mask(&self) -> bool {
-        roles::adds_mask(&self.graph)
-    }
-
-    /// Limits queries to the latest `window` keys, their own included, if the mask is added to
-    /// scores.
-    pub fn with_window(mut self, window: usize) -> Result<Self> {
-        self.window = Some(window);
-        self.step = for_one_row(None, &self.graph, &self.target)?;
-        self.unmasked = false;
-        self.fingerprint.push_str(&format!(" window {window}"));
-        Ok(self)
+    /// True if [`DecoderBuilder::with_window`] gave the graph a sliding window.
+    pub fn has_given_window(&self) -> bool {
+        self.window.is_some()
     }
 
     /// True if the passes found sliding-window attention. [`Target::HOST`] does not look for it.
@@ -117,14 +101,8 @@ impl Decoder {
         self.float.unwrap_or(usual)
     }
 
-    /// The graph's inputs for `tokens` after `past` cached tokens, with a mask unless the graph is
-    /// that of decode plans and has none.
-    pub(super) fn inputs(
-        &self,
-        tokens: &[u32],
-        past: usize,
-        decodes: bool,
-    ) -> Result<Vec<(&'static str, HostTensor)>> {
+    /// The graph's inputs for `tokens` after `past` cached tokens.
+    pub(super) fn inputs(&self, tokens: &[u32], past: usize) -> Result<Vec<(&'static str, HostTensor)>> {
         if past > 0 && !self.keeps_cache {
             let what = format!("the model has no KV cache: a run cannot continue after {past} tokens");
             return Err(Error::other(Stage::Run, what));
@@ -136,8 +114,7 @@ impl Decoder {
             );
             return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::TokenOutOfRange));
         }
-        let masked = !(decodes && self.unmasked);
-        roles::inputs(&self.graph, tokens, past, self.window, masked)
+        roles::inputs(&self.graph, tokens, past)
     }
 
     /// Token `i` of a run whose results do not matter.

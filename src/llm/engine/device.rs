@@ -69,7 +69,7 @@ impl DeviceModel {
     /// Uploads the inputs of the next run, over `tokens`.
     fn prepare(&mut self, tokens: &[u32], wanted: Logits) -> Result<Run> {
         let run = self.next_run(tokens, wanted);
-        let inputs = self.decoder.inputs(tokens, self.len, run.kind.decodes())?;
+        let inputs = self.decoder.inputs(tokens, self.len)?;
         for (name, tensor) in inputs {
             self.executor.write(run.plan, name, &tensor)?;
         }

@@ -62,7 +62,7 @@ impl HostModel {
             let counted = HostTensor::zeros(DType::I64, &[rows]);
             given.insert(v, counted.map_err(|e| Error::other(Stage::Run, e.to_string()))?);
         }
-        for (name, tensor) in self.decoder.inputs(tokens, self.len, false)? {
+        for (name, tensor) in self.decoder.inputs(tokens, self.len)? {
             if let Some(id) = self.decoder.graph.input(name) {
                 given.insert(id, tensor);
             }

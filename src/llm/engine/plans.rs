@@ -43,7 +43,6 @@ impl RunKind {
 #[derive(Debug)]
 pub(super) struct Run {
     pub plan: usize,
-    pub kind: RunKind,
     pub bindings: Bindings,
 }
 
@@ -192,7 +191,6 @@ impl Decoder {
             .unwrap_or((0, RunKind::Prefill));
         Run {
             plan,
-            kind,
             bindings: self.bindings(kind, tokens, past),
         }
     }

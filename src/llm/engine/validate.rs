@@ -98,7 +98,7 @@ impl DeviceModel {
             }
             let tokens = (0..count).map(|i| self.decoder.sample_token(i));
             let tokens: Vec<u32> = tokens.collect::<Result<_>>()?;
-            let inputs = self.decoder.inputs(&tokens, past, kind.decodes())?;
+            let inputs = self.decoder.inputs(&tokens, past)?;
             loop {
                 for (name, tensor) in &inputs {
                     self.executor.write(plan, name, tensor)?;

@@ -86,8 +86,14 @@ pub(super) fn fitted(
     windowed(decoder, folder, context, notes)
 }
 
-/// Applies the sliding window of `config.json` if the graph lacks it and the mask is an input that
-/// the runtime makes; otherwise adds a note. A `context` within the window needs no change.
+/// The sliding window of all layers in `config.json`, if a `context` can exceed it.
+fn common_window(folder: &ModelFolder, context: usize) -> Option<usize> {
+    let window = folder.config.window()?;
+    (window.everywhere && window.length < context).then_some(window.length)
+}
+
+/// Adds a note if the graph lacks the sliding window of `config.json` and the runtime could not
+/// apply it. A `context` within the window needs none.
 fn windowed(
     decoder: Decoder,
     folder: &ModelFolder,
@@ -97,10 +103,7 @@ fn windowed(
     let Some(window) = folder.config.window().filter(|w| w.length < context) else {
         return Ok(decoder);
     };
-    if window.everywhere && decoder.adds_mask() {
-        return decoder.with_window(window.length);
-    }
-    if decoder.has_windows() {
+    if decoder.has_given_window() || decoder.has_windows() {
         return Ok(decoder);
     }
     // The host's passes do not look for windows.
@@ -172,6 +175,10 @@ pub(super) fn decoder(
     if let Some(length) = roles::decide_lengths(&mut graph, context)? {
         notes.push(Note::LongContext { length, context });
     }
+    let builder = match common_window(folder, context) {
+        Some(window) => builder.with_window(window),
+        None => builder,
+    };
     builder.build(graph).map_err(|e| match e {
         // After reading, errors of this stage come from identifying inputs and outputs.
         Error::Other {
