@@ -186,9 +186,9 @@ fn on_device(name: &str, layers: usize, device: &Device) -> Outcome {
     let windowed = match name {
         // The library that "gemma2-plain" is from counts a window from the first new row: single
         // tokens see all.
-        "gemma2-paper" | "gqa-packed" | "mistral-paper" => &[4, 4][..],
+        "gemma2-paper" | "gqa-packed" | "mistral-paper" | "mistral-plain" | "mistral-optimum" => &[4, 4][..],
         "gemma3-paper" | "gemma3-plain" => &[4, 4, 4, 4],
-        "phi3-paper" => &[24, 24],
+        "phi3-paper" | "phi3-plain" => &[24, 24],
         _ => &[],
     };
     if windows != windowed {
