@@ -32,7 +32,7 @@ KERNEL {
   // Keys that each row sees, and the last rows of the warp and of the work-group: the last rows stand at the places of the last keys.
   uint offset = keys - p.rows + 1, seen[2] = {offset + rows[0], offset + rows[1]};
   uint warp_end = offset + min(row0 + 15, p.rows - 1);
-  uint end = offset + min((get_num_groups(1) - get_group_id(1)) * ROWS - 1, p.rows - 1);
+  uint end = offset + min((uint)(get_num_groups(1) - get_group_id(1)) * ROWS - 1, p.rows - 1);
 #else
   uint seen[2] = {keys, keys}, end = keys;
 #endif
