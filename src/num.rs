@@ -39,6 +39,21 @@ pub const fn wide(n: usize) -> u64 {
     n as u64
 }
 
+/// The larger number; NaN propagates, as in ONNX.
+pub(crate) fn max_nan<T: PartialOrd>(a: T, b: T) -> T {
+    if a >= b || no_number(&a) { a } else { b }
+}
+
+/// The smaller number; see [`max_nan`].
+pub(crate) fn min_nan<T: PartialOrd>(a: T, b: T) -> T {
+    if a <= b || no_number(&a) { a } else { b }
+}
+
+/// True for NaN; false for all integers.
+pub(crate) fn no_number<T: PartialOrd>(v: &T) -> bool {
+    v.partial_cmp(v).is_none()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

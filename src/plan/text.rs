@@ -1,6 +1,7 @@
 //! Stable text form of a plan, for golden tests and `inspect`.
 
 use super::{FieldValue, MemoryReport, Plan, Port, Storage};
+use crate::backend::kernel::epilogue;
 use crate::graph::Graph;
 use crate::lower::Pack;
 use std::fmt::Write as _;
@@ -138,11 +139,16 @@ fn step(out: &mut String, plan: &Plan, i: usize) {
         })
         .collect();
     let _ = writeln!(out, "  {}", fields.join(", "));
-    let function = spec
-        .epilogue
-        .as_ref()
-        .map_or("", |e| e.function.opencl_c.as_str());
-    for line in function.lines().filter(|l| l.contains(" apply(")) {
+    let function = spec.epilogue.as_ref().map(|e| &e.function);
+    let source = match function {
+        Some(epilogue::Function::Source(source)) => source.opencl_c.as_str(),
+        Some(epilogue::Function::Program(program)) => {
+            let _ = writeln!(out, "  {program}");
+            ""
+        }
+        None => "",
+    };
+    for line in source.lines().filter(|l| l.contains(" apply(")) {
         let _ = writeln!(out, "  {line}");
     }
     let _ = writeln!(out, "  computes {}", step.nodes.join(", "));

@@ -18,6 +18,7 @@
 //! | [`Beside::Plane`] | `i / n % m` | `n`, `m` |
 //! | [`Beside::Apart`] | result index split by sizes, one stride per part | the strides; sizes and count once for all |
 
+use super::program::Program;
 use super::{Arg, ByLanguage, FieldTy, Role, Ty};
 use crate::tensor::DType;
 use std::fmt::Write as _;
@@ -105,11 +106,20 @@ pub enum Argument {
     Operand(usize),
 }
 
+/// An elementwise function in the form that a device needs.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Function {
+    /// The source of `apply`.
+    Source(ByLanguage<String>),
+    /// Steps for a device without a compiler.
+    Program(Program),
+}
+
 /// An elementwise function with its arguments.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Epilogue {
-    /// The source of the function.
-    pub function: ByLanguage<String>,
+    /// The function.
+    pub function: Function,
     /// The function also exists for vectors in OpenCL C.
     pub vectors: bool,
     pub arguments: Vec<Argument>,

@@ -44,10 +44,13 @@
 //! `IN_PLACE`.
 
 pub mod epilogue;
+pub mod functions;
 pub mod image;
 mod opencl_c;
 mod preprocess;
 mod printer;
+pub mod program;
+pub mod real;
 mod spec;
 pub mod subgroup_size;
 mod typed;

@@ -1,6 +1,6 @@
 //! A kernel with everything that its compilation depends on, and the expansion of its source.
 
-use super::epilogue::Epilogue;
+use super::epilogue::{Epilogue, Function};
 use super::image::{ImageKind, Pixel};
 use super::preprocess::preprocess;
 use super::printer::Printer;
@@ -269,7 +269,10 @@ impl KernelSpec {
                 .ok_or_else(|| error("the kernel has no result to apply the epilogue to".to_owned()))?;
             let others = self.operands.iter().skip(self.kernel.args.len());
             let types: Vec<DType> = others.flatten().copied().collect();
-            generated += epilogue.function.of(language);
+            let Function::Source(function) = &epilogue.function else {
+                return Err(error("its epilogue has no source".to_owned()));
+            };
+            generated += function.of(language);
             generated += &printer.epilogue(self, epilogue, result, &types);
         }
         let mut body = String::new();

@@ -83,21 +83,6 @@ pub(crate) fn filled<T: Clone>(shape: &[usize], value: T) -> OpResult<Vec<T>> {
     Ok(out)
 }
 
-/// The larger number; NaN propagates, as in ONNX. Kernels never see NaN: see the numeric contract.
-pub(crate) fn max_nan<T: PartialOrd>(a: T, b: T) -> T {
-    if a >= b || no_number(&a) { a } else { b }
-}
-
-/// The smaller number; see [`max_nan`].
-pub(crate) fn min_nan<T: PartialOrd>(a: T, b: T) -> T {
-    if a <= b || no_number(&a) { a } else { b }
-}
-
-/// True for NaN; false for all integers.
-pub(crate) fn no_number<T: PartialOrd>(v: &T) -> bool {
-    v.partial_cmp(v).is_none()
-}
-
 /// Offsets of the elements of a shape, as two lists whose pairwise sums are all offsets: along the
 /// axes that are not in `axes`, and along those that are.
 pub(crate) fn offset_lists(shape: &[usize], axes: &[usize]) -> OpResult<[Vec<usize>; 2]> {

@@ -22,11 +22,12 @@ pub mod parts;
 pub mod sizes;
 pub mod window;
 
+pub(crate) use crate::num::{max_nan, min_nan, no_number};
 pub use error::{OpError, OpResult};
 pub use host::{
     Inputs, around, as_usize, axes, axis, count, gather_strided, one_int, operand, strides, to_sizes,
 };
-pub(crate) use host::{filled, fit, fixed_size, max_nan, min_nan, no_number, nothing, offset_lists, room};
+pub(crate) use host::{filled, fit, fixed_size, nothing, offset_lists, room};
 pub use import::{ANY, Attributes, OWN_DOMAIN, OnnxName, microsoft, onnx, own};
 pub use infer::{Assumption, DataDependentDim, DimSource, InferCx};
 

@@ -24,18 +24,19 @@ mod cases;
 mod dims;
 mod eval;
 mod finite;
-mod functions;
 pub(super) mod import;
 mod legacy;
 mod lower;
 mod print;
-mod real;
+mod steps;
+#[cfg(test)]
+mod tests;
 
 pub(super) use dims::arithmetic;
-pub use functions::{Binary, Unary};
+pub use crate::backend::kernel::functions::{Binary, Test, Unary};
 pub use legacy::AxisBroadcast;
 pub(super) use lower::{ExprSource, KERNEL, epilogue, fill};
-use real::Real;
+
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {
@@ -54,28 +55,6 @@ pub enum Expr {
     Select(Box<Expr>, Box<Expr>, Box<Expr>),
     /// Conversion: float to integer truncates, anything to `bool` is `!= 0`.
     Cast(DType, Box<Expr>),
-}
-
-/// A predicate of a float.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Test {
-    Nan,
-    /// Infinite, with the selected signs.
-    Infinite {
-        negative: bool,
-        positive: bool,
-    },
-}
-
-impl Test {
-    fn holds<F: Real>(self, x: F) -> bool {
-        match self {
-            Self::Nan => x.is_nan(),
-            Self::Infinite { negative, positive } => {
-                x.is_infinite() && if x < F::of(0.0) { negative } else { positive }
-            }
-        }
-    }
 }
 
 /// The common type of two values; constants adopt the other's type.

@@ -1,6 +1,6 @@
 //! Conformance cases of the elementwise operators.
 
-use super::functions::{BINARY, UNARY};
+use crate::backend::kernel::functions::{BINARY, UNARY};
 use super::import::{binary, cast, input as arg, select, unary};
 use super::{Binary, Expr, Pointwise, Test, Unary, import};
 use crate::graph::op::case::{Case, Input, given, input};

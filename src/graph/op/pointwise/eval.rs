@@ -1,6 +1,6 @@
 //! Reference evaluation of expressions.
 
-use super::real::{Real, rounded};
+use crate::backend::kernel::real::{Real, rounded};
 use super::{Binary, Expr, Unary, broadcast_to};
 use crate::graph::op::{Inputs, OpError, OpResult, filled, operand};
 use crate::tensor::{DType, HostTensor};

@@ -1,6 +1,6 @@
 //! Elementwise operators of ONNX as expressions.
 
-use super::functions::{BINARY, UNARY};
+use crate::backend::kernel::functions::{BINARY, UNARY};
 use super::{AxisBroadcast, Binary, Expr, Pointwise, Test, Unary};
 use crate::graph::op::cast_like::{self, CastMini};
 use crate::graph::op::{ANY, Attributes, OnnxName, Op, OpError, OpResult, onnx, own};

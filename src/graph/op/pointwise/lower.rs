@@ -1,9 +1,11 @@
 //! Elementwise expressions as separate kernels and as epilogues.
 
-use super::functions::{self, Binary};
+use super::Binary;
+use crate::backend::kernel::functions;
 use super::{Expr, MAX_INPUTS, NAMES, join_axes};
+use crate::backend::KernelCode;
 use crate::backend::kernel::ByLanguage;
-use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Further, MAX_AXES};
+use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, Further, MAX_AXES};
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
@@ -126,7 +128,7 @@ pub fn epilogue(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpR
         weight: false,
     });
     let epilogue = Epilogue {
-        function: function(expr, &types, storage_type, vectors)?,
+        function: function(cx.device().code, expr, &types, storage_type)?,
         vectors,
         arguments,
         operands: further.collect(),
@@ -217,8 +219,19 @@ impl Expr {
     }
 }
 
+/// The function of an epilogue in the form that a device needs.
+fn function(code: KernelCode, expr: &Expr, types: &[DType], storage_type: DType) -> OpResult<Function> {
+    Ok(match code {
+        KernelCode::Source(_) => {
+            let vectors = expr.is_of_floats(types);
+            Function::Source(source(expr, types, storage_type, vectors)?)
+        }
+        KernelCode::Native(_) => Function::Program(expr.program(types)?),
+    })
+}
+
 /// The `apply` functions in both languages.
-fn function(
+fn source(
     expr: &Expr,
     types: &[DType],
     storage_type: DType,

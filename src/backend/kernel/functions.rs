@@ -4,7 +4,7 @@
 //! calls.
 
 use super::real::{Integer, Real};
-use crate::graph::op::{max_nan, min_nan};
+use crate::num::{max_nan, min_nan};
 
 /// Declares unary functions: name, reference, and expressions of `x` in OpenCL C and WGSL.
 macro_rules! unary {
@@ -12,13 +12,13 @@ macro_rules! unary {
         /// A function of one float.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Unary { $(#[doc = stringify!($name)] $name),* }
-        pub(super) const UNARY: &[Unary] = &[$(Unary::$name),*];
+        pub const UNARY: &[Unary] = &[$(Unary::$name),*];
         impl Unary {
-            pub(super) fn apply<F: Real>(self, x: F) -> F {
+            pub fn apply<F: Real>(self, x: F) -> F {
                 match self { $(Self::$name => F::apply($reference, $reference, x)),* }
             }
             /// OpenCL C and WGSL texts with `x` for the argument.
-            pub(super) fn text(self) -> (&'static str, &'static str) {
+            pub fn text(self) -> (&'static str, &'static str) {
                 match self { $(Self::$name => ($cl, $wgsl)),* }
             }
         }
@@ -90,7 +90,7 @@ pub enum Binary {
     ShiftRight,
 }
 
-pub(super) const BINARY: &[Binary] = {
+pub const BINARY: &[Binary] = {
     use Binary::*;
     &[
         Add,
@@ -119,24 +119,24 @@ pub(super) const BINARY: &[Binary] = {
 };
 
 impl Binary {
-    pub(super) fn is_comparison(self) -> bool {
+    pub fn is_comparison(self) -> bool {
         use Binary::*;
         matches!(self, Less | LessOrEqual | Greater | GreaterOrEqual | Equal)
     }
 
-    pub(super) fn is_logical(self) -> bool {
+    pub fn is_logical(self) -> bool {
         matches!(self, Self::And | Self::Or | Self::Xor)
     }
 
     /// True for functions that are defined only for integers.
-    pub(super) fn is_bitwise(self) -> bool {
+    pub fn is_bitwise(self) -> bool {
         matches!(
             self,
             Self::BitwiseAnd | Self::BitwiseOr | Self::BitwiseXor | Self::ShiftLeft | Self::ShiftRight
         )
     }
 
-    pub(super) fn floats<F: Real>(self, a: F, b: F) -> F {
+    pub fn floats<F: Real>(self, a: F, b: F) -> F {
         match self {
             Self::Add => a + b,
             Self::Sub => a - b,
@@ -160,7 +160,7 @@ impl Binary {
         }
     }
 
-    pub(super) fn ints<I: Integer>(self, a: I, b: I) -> I {
+    pub fn ints<I: Integer>(self, a: I, b: I) -> I {
         let zero = I::of(false);
         let truth = |v: &I| *v != zero;
         match self {
@@ -196,13 +196,35 @@ impl Binary {
         }
     }
 
-    pub(super) fn compare<T: PartialOrd>(self, a: &T, b: &T) -> bool {
+    pub fn compare<T: PartialOrd>(self, a: &T, b: &T) -> bool {
         match self {
             Self::Less => a < b,
             Self::LessOrEqual => a <= b,
             Self::Greater => a > b,
             Self::GreaterOrEqual => a >= b,
             _ => a == b,
+        }
+    }
+}
+
+/// A predicate of a float.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Test {
+    Nan,
+    /// Infinite, with the selected signs.
+    Infinite {
+        negative: bool,
+        positive: bool,
+    },
+}
+
+impl Test {
+    pub fn holds<F: Real>(self, x: F) -> bool {
+        match self {
+            Self::Nan => x.is_nan(),
+            Self::Infinite { negative, positive } => {
+                x.is_infinite() && if x < F::of(0.0) { negative } else { positive }
+            }
         }
     }
 }
@@ -239,7 +261,7 @@ fn power<I: Integer>(base: I, exponent: I) -> I {
 
 /// Functions that kernel texts call: name, OpenCL C, WGSL. `FLOAT` is `float` or a vector of
 /// floats.
-pub(super) const HELPERS: &[(&str, &str, &str)] = &[
+pub const HELPERS: &[(&str, &str, &str)] = &[
     // WGSL's pow is undefined for a negative base; an odd integer exponent keeps the sign.
     (
         "signed_pow",

@@ -1,0 +1,97 @@
+//! Elementwise functions as lists of steps, for backends that run them without a compiler.
+
+use super::functions::{Binary, Test, Unary};
+use std::fmt;
+
+/// The result of a step, by its index.
+pub type Register = usize;
+
+/// A step of a [`Program`]. Integers have 32 bits; truth values are the integers 1 and 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Step {
+    /// An argument of the function, by index.
+    Argument(usize),
+    /// A float constant, as its bits.
+    Float(u32),
+    /// An integer constant.
+    Int(i32),
+    /// A function of a float.
+    Unary(Unary, Register),
+    /// A function of an integer.
+    IntUnary(Unary, Register),
+    /// A predicate of a float.
+    Test(Test, Register),
+    /// The negation of a truth value.
+    Not(Register),
+    /// A function of two floats.
+    Binary(Binary, Register, Register),
+    /// A function of two integers.
+    IntBinary(Binary, Register, Register),
+    /// Where the condition is not 0, the first value; elsewhere the second.
+    Select(Register, Register, Register),
+    /// An integer as a float.
+    ToFloat(Register),
+    /// A float as an integer, truncated.
+    ToInt(Register),
+    /// Whether a float is not 0.
+    FloatIsTrue(Register),
+    /// Whether an integer is not 0.
+    IntIsTrue(Register),
+    /// The low 8 bits of an integer, as a signed or an unsigned number.
+    Wrap {
+        /// The integer.
+        of: Register,
+        /// Whether the result may be negative.
+        signed: bool,
+    },
+}
+
+/// An elementwise function.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Program {
+    steps: Vec<Step>,
+    value: Register,
+}
+
+impl Program {
+    /// The function whose value is the result of step `value`.
+    pub fn new(steps: Steps, value: Register) -> Self {
+        Self {
+            steps: steps.0,
+            value,
+        }
+    }
+
+    /// The steps, in order. Each uses results of earlier ones.
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The step whose result is the value.
+    pub fn value(&self) -> Register {
+        self.value
+    }
+}
+
+/// The steps of a program under construction.
+#[derive(Clone, Debug, Default)]
+pub struct Steps(Vec<Step>);
+
+impl Steps {
+    /// Adds a step, unless there is an equal one, and returns its result.
+    pub fn add(&mut self, step: Step) -> Register {
+        self.0.iter().position(|s| *s == step).unwrap_or_else(|| {
+            self.0.push(step);
+            self.0.len() - 1
+        })
+    }
+}
+
+impl fmt::Display for Program {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (register, step) in self.steps.iter().enumerate() {
+            write!(f, "r{register} = {step:?}; ")?;
+        }
+        write!(f, "return r{}", self.value)
+    }
+}
