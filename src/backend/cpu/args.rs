@@ -1,0 +1,283 @@
+//! What kernels see of a dispatch: memory of operands, parameters, and where results go.
+
+use crate::backend::kernel::{FieldTy, KernelSpec};
+use crate::tensor::DType;
+use bytemuck::Pod;
+use std::ops::Range;
+
+use super::isa::Isa;
+
+/// The memory of an operand, aligned to 64 bytes. Pieces of one dispatch run at once on several
+/// threads, so this is a pointer, and a kernel makes slices of the parts that a piece owns.
+#[derive(Clone, Copy, Debug)]
+pub struct Memory {
+    at: *mut u8,
+    len: usize,
+}
+
+// SAFETY: a pointer and a length; those who make slices of it ensure that they are disjoint or
+// read-only.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// # Safety
+    /// `at` is valid for reads and writes of `len` bytes as long as the value is used.
+    pub const unsafe fn new(at: *mut u8, len: usize) -> Self {
+        Self { at, len }
+    }
+
+    /// The `len` bytes from byte `offset` on; `None` if they are not inside.
+    pub fn view(self, offset: usize, len: usize) -> Option<Self> {
+        let inside = offset.checked_add(len)? <= self.len;
+        // SAFETY: inside of the memory.
+        inside.then(|| unsafe { Self::new(self.at.add(offset), len) })
+    }
+
+    /// Number of elements.
+    pub fn elements<T>(self) -> usize {
+        self.len / size_of::<T>()
+    }
+
+    pub fn as_ptr<T>(self) -> *mut T {
+        self.at.cast()
+    }
+
+    /// All elements.
+    /// # Safety
+    /// Nobody writes them during `'a`.
+    pub unsafe fn slice<'a, T: Pod>(self) -> &'a [T] {
+        // SAFETY: by the contract of `new`; views are aligned to 64 bytes.
+        unsafe { std::slice::from_raw_parts(self.at.cast(), self.elements::<T>()) }
+    }
+
+    /// Elements `range`; panics if they are outside.
+    /// # Safety
+    /// Nobody else reads or writes them during `'a`.
+    #[allow(clippy::mut_from_ref, reason = "a piece owns its part")]
+    pub unsafe fn slice_mut<'a, T: Pod>(self, range: Range<usize>) -> &'a mut [T] {
+        assert!(
+            range.start <= range.end && range.end <= self.elements::<T>(),
+            "{range:?} of {}",
+            self.elements::<T>()
+        );
+        // SAFETY: inside the memory, and owned by the caller.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.at.cast::<T>().add(range.start), range.end - range.start)
+        }
+    }
+}
+
+/// Parameters and operands of a kernel, as [`arguments!`] declares them.
+pub trait Arguments: Sized + Sync {
+    /// Name and type of each parameter, in order.
+    const PARAMS: &'static [(&'static str, FieldTy)];
+    /// Names of the operands, in order.
+    const OPERANDS: &'static [&'static str];
+    /// Reads them: the words of the parameter struct, and the operands in the order of the
+    /// descriptor.
+    fn read(words: &[u32], operands: &[Option<Memory>]) -> Option<Self>;
+    /// Sets the number of work-groups, which only kernels that measure devices need.
+    fn set_grid(&mut self, grid: [u32; 3]) {
+        let _unused = grid;
+    }
+}
+
+/// Declares the arguments of a kernel with the names and the order of its descriptor (`kernel!`).
+macro_rules! arguments {
+    ($(#[$meta:meta])* $vis:vis struct $name:ident { $($($param:ident),+: $ty:ident);* $(;)? } [ $($operand:ident: $role:ident),* $(,)? ]) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug)]
+        #[allow(dead_code, reason = "a kernel may ignore parameters for GPUs")]
+        $vis struct $name {
+            $($(pub $param: $crate::backend::cpu::args::arguments!(@param $ty),)+)*
+            $(pub $operand: $crate::backend::cpu::args::arguments!(@operand $role),)*
+        }
+        impl $crate::backend::cpu::args::Arguments for $name {
+            const PARAMS: &'static [(&'static str, $crate::backend::kernel::FieldTy)] =
+                &[$($((stringify!($param), $crate::backend::kernel::FieldTy::$ty)),+),*];
+            const OPERANDS: &'static [&'static str] = &[$(stringify!($operand)),*];
+            #[allow(unused_mut, unused_variables, reason = "there may be no parameters")]
+            fn read(words: &[u32], operands: &[Option<$crate::backend::cpu::args::Memory>]) -> Option<Self> {
+                let (mut words, mut operands) = (words.iter().copied(), operands.iter().copied());
+                Some(Self {
+                    $($($param: $crate::backend::cpu::args::arguments!(@read $ty words.next()?),)+)*
+                    $($operand: $crate::backend::cpu::args::arguments!(@take $role operands.next()?),)*
+                })
+            }
+        }
+    };
+    (@param U32) => { usize };
+    (@param I32) => { i32 };
+    (@param F32) => { f32 };
+    (@read U32 $w:expr) => { $w as usize };
+    (@read I32 $w:expr) => { $w as i32 };
+    (@read F32 $w:expr) => { f32::from_bits($w) };
+    (@operand Optional) => { Option<$crate::backend::cpu::args::Memory> };
+    (@operand $role:ident) => { $crate::backend::cpu::args::Memory };
+    (@take Optional $w:expr) => { $w };
+    (@take $role:ident $w:expr) => { $w? };
+}
+
+pub(crate) use arguments;
+
+/// What is done to results before they are stored.
+pub trait Finish: Sync {
+    /// Computes the results from element `first` on into `out`, from what the kernel computed:
+    /// `values`, and `second` if it computes two at a time.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns the results. Where `out` shares memory with an operand, that operand has one
+    /// element for each result.
+    unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]);
+}
+
+/// Stores results, through the epilogue if the dispatch has one. Elements are `f32` or `i32`.
+#[derive(Clone, Copy)]
+pub struct Store<'a> {
+    /// The memory of the results.
+    pub y: Memory,
+    /// The epilogue.
+    pub epilogue: Option<&'a dyn Finish>,
+}
+
+impl Store<'_> {
+    /// The results `range` themselves, if there is no epilogue.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns them.
+    pub unsafe fn direct<'b, T: Pod>(&self, range: Range<usize>) -> Option<&'b mut [T]> {
+        // SAFETY: owned by the caller.
+        self.epilogue
+            .is_none()
+            .then(|| unsafe { self.y.slice_mut(range) })
+    }
+
+    /// The address of result `first` under the conditions of [`Store::direct`], for kernels that
+    /// may work in place and therefore hold no slices.
+    pub fn address<T>(&self, first: usize) -> Option<*mut T> {
+        self.epilogue
+            .is_none()
+            .then(|| self.y.as_ptr::<T>().wrapping_add(first))
+    }
+
+    /// Stores `values` as the results from element `first` on; `second` are the second results of
+    /// kernels that compute two at a time.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns these results.
+    pub unsafe fn put<T: Pod>(&self, first: usize, values: &[T], second: Option<&[T]>) {
+        // SAFETY: owned by the caller.
+        let y: &mut [u32] = unsafe { self.y.slice_mut(first..first + values.len()) };
+        match self.epilogue {
+            Some(apply) => {
+                let values = Some(bytemuck::cast_slice(values));
+                let second = second.map(bytemuck::cast_slice);
+                // SAFETY: owned by the caller.
+                unsafe { apply.run(first, values, second, y) };
+            }
+            None => y.copy_from_slice(bytemuck::cast_slice(values)),
+        }
+    }
+
+    /// Computes the results `range` by the epilogue alone.
+    ///
+    /// # Safety
+    ///
+    /// The caller owns these results.
+    pub unsafe fn fill(&self, range: Range<usize>) {
+        if let Some(apply) = self.epilogue {
+            // SAFETY: owned by the caller.
+            unsafe { apply.run(range.start, None, None, self.y.slice_mut(range)) };
+        }
+    }
+}
+
+/// Functions of floats, for tests.
+#[cfg(test)]
+impl<F: Fn(usize, &mut [f32], Option<&[f32]>) + Sync> Finish for F {
+    unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]) {
+        if let Some(values) = values {
+            out.copy_from_slice(values);
+        }
+        self(
+            first,
+            bytemuck::cast_slice_mut(out),
+            second.map(bytemuck::cast_slice),
+        );
+    }
+}
+
+/// Scratch memory of a thread: grows, and is kept between dispatches.
+#[derive(Default)]
+pub struct Scratch {
+    words: Vec<[u64; 8]>,
+}
+
+impl Scratch {
+    /// `count` elements with any contents, aligned to 64 bytes (if the allocator aligns `[u64; 8]`
+    /// to less: to its best).
+    pub fn floats(&mut self, count: usize) -> &mut [f32] {
+        self.of(count)
+    }
+
+    pub fn of<T: Pod>(&mut self, count: usize) -> &mut [T] {
+        let need = (count * size_of::<T>()).div_ceil(64);
+        if self.words.len() < need {
+            self.words.resize(need, [0; 8]);
+        }
+        &mut bytemuck::cast_slice_mut(&mut self.words)[..count]
+    }
+}
+
+/// A kernel for one spec: element types, defines and instruction set are resolved.
+pub trait Kernel: Sized + Send + Sync + 'static {
+    type Args: Arguments;
+
+    /// The kernel for a spec; `None` if there is no CPU form for its types or defines.
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self>;
+
+    /// Number of independent pieces that the dispatch is cut into, for this many threads. One row
+    /// of a product: as many as threads; many rows: about 8 a thread; less than about 20
+    /// microseconds of work: 1.
+    fn pieces(&self, args: &Self::Args, threads: usize) -> usize;
+
+    /// Does piece `piece` of `pieces`.
+    /// # Safety
+    /// The operands have the sizes that the parameters state; each piece runs once; no other
+    /// command runs meanwhile.
+    unsafe fn run(
+        &self,
+        args: &Self::Args,
+        store: &Store<'_>,
+        piece: usize,
+        pieces: usize,
+        scratch: &mut Scratch,
+    );
+}
+
+/// The part `piece` of `0..count` when it is cut into `pieces` parts of multiples of `step`.
+pub fn part(count: usize, step: usize, piece: usize, pieces: usize) -> Range<usize> {
+    let units = count.div_ceil(step);
+    let at = |i: usize| (units * i / pieces * step).min(count);
+    at(piece)..at(piece + 1)
+}
+
+/// Number of pieces for `units` units of about `nanos` nanoseconds each, that may be cut between
+/// any two: one if all take less than 20 microseconds, at most 8 a thread.
+pub fn pieces_of(units: usize, nanos: usize, threads: usize) -> usize {
+    let total = units.saturating_mul(nanos);
+    if total < 20_000 || threads < 2 {
+        return 1;
+    }
+    (total / 10_000).clamp(threads, 8 * threads).min(units).max(1)
+}
+
+/// The element type of operand `i`.
+pub fn dtype(spec: &KernelSpec, i: usize) -> Option<DType> {
+    spec.operands.get(i).copied().flatten()
+}

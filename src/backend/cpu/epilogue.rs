@@ -1,0 +1,444 @@
+//! Epilogues: programs of elementwise steps over chunks of results that stay in the L1 cache.
+
+use super::args::{Finish, Memory};
+use super::isa::Isa;
+use super::simd::{self, Job, Simd};
+use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, MAX_AXES, MAX_OPERANDS};
+use crate::backend::kernel::functions::{Binary, Unary};
+use crate::backend::kernel::program::{Program, Step};
+use crate::tensor::DType;
+
+/// Words of stack memory for the results of steps.
+const WORDS: usize = 4096;
+/// Largest number of steps in a program.
+const MAX_STEPS: usize = 128;
+/// Largest number of elements in a chunk.
+const CHUNK: usize = 256;
+
+/// How an operand's elements map to results, with the parameters of a dispatch.
+#[derive(Clone, Copy, Debug)]
+enum Layout {
+    Same,
+    Row {
+        n: usize,
+    },
+    Plane {
+        n: usize,
+        m: usize,
+    },
+    /// Sizes and strides of the axes, innermost first.
+    Apart {
+        sizes: [usize; MAX_AXES],
+        strides: [usize; MAX_AXES],
+        axes: usize,
+    },
+}
+
+/// An epilogue bound to operands and parameters.
+#[derive(Debug)]
+pub struct Apply<'a> {
+    program: &'a Program,
+    arguments: &'a [Argument],
+    operands: [Option<(Memory, Layout)>; MAX_OPERANDS],
+    isa: Isa,
+}
+
+/// Whether programs can run this epilogue with operands of these types.
+pub fn supports(epilogue: &Epilogue, operands: &[Option<DType>]) -> bool {
+    let words = operands
+        .iter()
+        .flatten()
+        .all(|t| matches!(t, DType::F32 | DType::I32));
+    let Function::Program(program) = &epilogue.function else {
+        return false;
+    };
+    words && program.steps().len() <= MAX_STEPS && epilogue.operands.len() <= MAX_OPERANDS
+}
+
+impl<'a> Apply<'a> {
+    /// Binds an epilogue; `words` are its parameters. `None` if they do not fit it.
+    pub fn new(epilogue: &'a Epilogue, words: &[u32], operands: &[Option<Memory>], isa: Isa) -> Option<Self> {
+        let Function::Program(program) = &epilogue.function else {
+            return None;
+        };
+        let mut words = words.iter().map(|w| *w as usize);
+        let axes = epilogue.axes;
+        let mut sizes = [1; MAX_AXES];
+        if epilogue.operands.iter().any(|o| o.beside == Beside::Apart) {
+            let _count = words.next()?;
+            for size in sizes.iter_mut().take(axes.saturating_sub(1)) {
+                *size = words.next()?;
+            }
+            // The outermost axis has no bound of its own.
+            *sizes.get_mut(axes.saturating_sub(1))? = usize::MAX;
+        }
+        let mut bound = [None; MAX_OPERANDS];
+        for (slot, (further, memory)) in bound.iter_mut().zip(epilogue.operands.iter().zip(operands)) {
+            let layout = match further.beside {
+                Beside::Same => Layout::Same,
+                Beside::Row { .. } => Layout::Row {
+                    n: words.next()?.max(1),
+                },
+                Beside::Plane { .. } => Layout::Plane {
+                    n: words.next()?.max(1),
+                    m: words.next()?.max(1),
+                },
+                Beside::Apart => {
+                    let mut strides = [0; MAX_AXES];
+                    for stride in strides.iter_mut().take(axes) {
+                        *stride = words.next()?;
+                    }
+                    Layout::Apart { sizes, strides, axes }
+                }
+            };
+            *slot = Some(((*memory)?, layout));
+        }
+        Some(Self {
+            program,
+            arguments: &epilogue.arguments,
+            operands: bound,
+            isa,
+        })
+    }
+}
+
+impl Finish for Apply<'_> {
+    unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]) {
+        let steps = self.program.steps().len().max(1);
+        let width = (WORDS / steps / 16 * 16).min(CHUNK);
+        let mut memory = Registers([0; WORDS]);
+        for (at, out) in (0..out.len()).step_by(width).zip(out.chunks_mut(width)) {
+            let part = |words: Option<&[u32]>| {
+                let words = words.and_then(|w| w.get(at..at + out.len()));
+                words.map_or(std::ptr::null(), <[u32]>::as_ptr)
+            };
+            let chunk = Chunk {
+                apply: self,
+                first: first + at,
+                count: out.len(),
+                width,
+                values: part(values),
+                second: part(second),
+                registers: &mut memory,
+                out: out.as_mut_ptr(),
+            };
+            // SAFETY: the backend was opened for an instruction set that the processor has; the
+            // rest by the contract.
+            unsafe { simd::run(self.isa, chunk) };
+        }
+    }
+}
+
+#[repr(align(64))]
+struct Registers([u32; WORDS]);
+
+/// The program over one chunk of results.
+struct Chunk<'a> {
+    apply: &'a Apply<'a>,
+    first: usize,
+    count: usize,
+    width: usize,
+    values: *const u32,
+    second: *const u32,
+    registers: &'a mut Registers,
+    out: *mut u32,
+}
+
+impl Job for Chunk<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let n = self.count;
+        let mut at = [std::ptr::null::<u32>(); MAX_STEPS];
+        for (i, step) in self.apply.program.steps().iter().enumerate() {
+            // SAFETY: a register has `width` words, and at most `width` elements are computed; the
+            // registers of earlier steps are filled.
+            unsafe {
+                let y = self.registers.0.as_mut_ptr().add(i * self.width);
+                at[i] = y;
+                match *step {
+                    Step::Argument(a) => at[i] = self.argument(a, y),
+                    Step::Float(bits) => std::slice::from_raw_parts_mut(y, n).fill(bits),
+                    Step::Int(v) => std::slice::from_raw_parts_mut(y, n).fill(v.cast_unsigned()),
+                    Step::Unary(f, x) => unary::<S>(f, at[x].cast(), y.cast(), n),
+                    Step::IntUnary(f, x) => int_unary(f, ints(at[x], n), ints_mut(y, n)),
+                    Step::Test(test, x) => {
+                        each(floats(at[x], n), ints_mut(y, n), |x| i32::from(test.holds(x)));
+                    }
+                    Step::Not(x) => each(ints(at[x], n), ints_mut(y, n), |x| 1 - x),
+                    Step::Binary(f, a, b) => binary(f, floats(at[a], n), floats(at[b], n), y),
+                    Step::IntBinary(f, a, b) => int_binary(f, ints(at[a], n), ints(at[b], n), ints_mut(y, n)),
+                    Step::Select(c, a, b) => {
+                        let (c, a, b) = (ints(at[c], n), ints(at[a], n), ints(at[b], n));
+                        for (i, y) in ints_mut(y, n).iter_mut().enumerate() {
+                            *y = if c[i] == 0 { b[i] } else { a[i] };
+                        }
+                    }
+                    Step::ToFloat(x) => each(ints(at[x], n), floats_mut(y, n), |x| x as f32),
+                    Step::ToInt(x) => each(floats(at[x], n), ints_mut(y, n), |x| x as i32),
+                    Step::FloatIsTrue(x) => each(floats(at[x], n), ints_mut(y, n), |x| i32::from(x != 0.0)),
+                    Step::IntIsTrue(x) => each(ints(at[x], n), ints_mut(y, n), |x| i32::from(x != 0)),
+                    Step::Wrap { of, signed: true } => {
+                        each(ints(at[of], n), ints_mut(y, n), |x| i32::from(x as i8));
+                    }
+                    Step::Wrap { of, .. } => each(ints(at[of], n), ints_mut(y, n), |x| x & 255),
+                }
+            }
+        }
+        let value = at.get(self.apply.program.value()).copied();
+        if let Some(value) = value.filter(|v| !v.is_null()) {
+            // SAFETY: both have `count` words; the value may be an operand that the results
+            // replace, hence `copy`.
+            unsafe { std::ptr::copy(value, self.out, n) };
+        }
+    }
+}
+
+impl Chunk<'_> {
+    /// The elements of an argument: where they are, or copied to `to`.
+    ///
+    /// # Safety
+    ///
+    /// See [`Finish::run`]; `to` has room for the chunk.
+    #[inline(always)]
+    unsafe fn argument(&self, i: usize, to: *mut u32) -> *const u32 {
+        let given = match self.apply.arguments.get(i) {
+            Some(Argument::Result) => self.values,
+            Some(Argument::Other) => self.second,
+            Some(Argument::Operand(o)) => {
+                let Some((memory, layout)) = self.apply.operands.get(*o).copied().flatten() else {
+                    return to;
+                };
+                if matches!(layout, Layout::Same) && self.first + self.count <= memory.elements::<u32>() {
+                    // SAFETY: inside the operand.
+                    return unsafe { memory.as_ptr::<u32>().add(self.first) };
+                }
+                // SAFETY: `to` has room; operands are only written where they are results.
+                unsafe { fetch(memory, layout, self.first, ints_mut(to, self.count)) };
+                return to;
+            }
+            None => std::ptr::null(),
+        };
+        if given.is_null() { to } else { given }
+    }
+}
+
+/// Copies the elements of an operand for results from `first` on.
+///
+/// # Safety
+///
+/// Nobody writes the operand meanwhile.
+unsafe fn fetch(memory: Memory, layout: Layout, first: usize, out: &mut [i32]) {
+    // SAFETY: by the contract.
+    let x: &[i32] = unsafe { memory.slice() };
+    let count = out.len();
+    let mut done = 0;
+    match layout {
+        Layout::Same => copy(x, first, out),
+        Layout::Row { n } => {
+            while done < count {
+                let from = (first + done) % n;
+                let run = (n - from).min(count - done);
+                copy(x, from, &mut out[done..done + run]);
+                done += run;
+            }
+        }
+        Layout::Plane { n, m } => {
+            while done < count {
+                let i = first + done;
+                let run = (n - i % n).min(count - done);
+                out[done..done + run].fill(x.get(i / n % m).copied().unwrap_or(0));
+                done += run;
+            }
+        }
+        Layout::Apart { sizes, strides, axes } => {
+            while done < count {
+                let mut rest = first + done;
+                let inner = rest % sizes[0];
+                let mut from = 0;
+                for axis in 0..axes {
+                    from += rest % sizes[axis] * strides[axis];
+                    rest /= sizes[axis];
+                }
+                let run = (sizes[0] - inner).min(count - done);
+                let part = &mut out[done..done + run];
+                match strides[0] {
+                    0 => part.fill(x.get(from).copied().unwrap_or(0)),
+                    1 => copy(x, from, part),
+                    step => {
+                        for (i, y) in part.iter_mut().enumerate() {
+                            *y = x.get(from + i * step).copied().unwrap_or(0);
+                        }
+                    }
+                }
+                done += run;
+            }
+        }
+    }
+}
+
+/// Copies from element `first` on what there is.
+fn copy(x: &[i32], first: usize, out: &mut [i32]) {
+    let from = x.get(first..).unwrap_or_default();
+    let n = from.len().min(out.len());
+    out[..n].copy_from_slice(&from[..n]);
+}
+
+/// # Safety
+///
+/// There are `n` initialized words.
+#[inline(always)]
+unsafe fn floats<'a>(x: *const u32, n: usize) -> &'a [f32] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(x.cast(), n) }
+}
+
+/// # Safety
+///
+/// As for [`floats`].
+#[inline(always)]
+unsafe fn ints<'a>(x: *const u32, n: usize) -> &'a [i32] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(x.cast(), n) }
+}
+
+/// # Safety
+///
+/// As for [`floats`], and nobody else uses them.
+#[inline(always)]
+unsafe fn floats_mut<'a>(x: *mut u32, n: usize) -> &'a mut [f32] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts_mut(x.cast(), n) }
+}
+
+/// # Safety
+///
+/// As for [`floats_mut`].
+#[inline(always)]
+unsafe fn ints_mut<'a>(x: *mut u32, n: usize) -> &'a mut [i32] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts_mut(x.cast(), n) }
+}
+
+#[inline(always)]
+fn each<A: Copy, B>(x: &[A], y: &mut [B], f: impl Fn(A) -> B) {
+    for (x, y) in x.iter().zip(y) {
+        *y = f(*x);
+    }
+}
+
+#[inline(always)]
+fn both<A: Copy, B>(a: &[A], b: &[A], y: &mut [B], f: impl Fn(A, A) -> B) {
+    for ((a, b), y) in a.iter().zip(b).zip(y) {
+        *y = f(*a, *b);
+    }
+}
+
+/// Applies `f` to vectors; the last one is padded.
+///
+/// # Safety
+///
+/// `x` and `y` have `n` elements; as for [`Simd`].
+#[inline(always)]
+unsafe fn vectors<S: Simd>(x: *const f32, y: *mut f32, n: usize, f: impl Fn(S::F) -> S::F) {
+    let whole = n / S::LANES * S::LANES;
+    // SAFETY: by the contract; the rest goes through a buffer of a vector's size.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            S::store(y.add(i), f(S::load(x.add(i))));
+        }
+        if whole < n {
+            let mut rest = [0.0; 16];
+            std::ptr::copy_nonoverlapping(x.add(whole), rest.as_mut_ptr(), n - whole);
+            S::store(rest.as_mut_ptr(), f(S::load(rest.as_ptr())));
+            std::ptr::copy_nonoverlapping(rest.as_ptr(), y.add(whole), n - whole);
+        }
+    }
+}
+
+/// # Safety
+///
+/// As for [`vectors`].
+#[inline(always)]
+unsafe fn unary<S: Simd>(f: Unary, x: *const f32, y: *mut f32, n: usize) {
+    // SAFETY: by the contract.
+    unsafe {
+        match f {
+            Unary::Exp => vectors::<S>(x, y, n, |v| simd::exp_all::<S>(v)),
+            Unary::Sigmoid => vectors::<S>(x, y, n, |v| {
+                let e = simd::exp_all::<S>(S::sub(S::splat(0.0), v));
+                S::div(S::splat(1.0), S::add(S::splat(1.0), e))
+            }),
+            Unary::Tanh => vectors::<S>(x, y, n, |v| simd::tanh::<S>(v)),
+            Unary::Erf => vectors::<S>(x, y, n, |v| simd::erf::<S>(v)),
+            Unary::Sqrt => vectors::<S>(x, y, n, |v| S::sqrt(v)),
+            // A NaN as the second operand stays.
+            Unary::Relu => vectors::<S>(x, y, n, |v| S::max(S::splat(0.0), v)),
+            Unary::Round => vectors::<S>(x, y, n, |v| S::round(v)),
+            Unary::Neg => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| -x),
+            Unary::Abs => each(floats(x.cast(), n), floats_mut(y.cast(), n), f32::abs),
+            Unary::Reciprocal => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| 1.0 / x),
+            Unary::HardSwish => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| {
+                x * (x / 6.0 + 0.5).clamp(0.0, 1.0)
+            }),
+            f => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| f.apply(x)),
+        }
+    }
+}
+
+#[inline(always)]
+fn int_unary(f: Unary, x: &[i32], y: &mut [i32]) {
+    match f {
+        Unary::Neg => each(x, y, i32::wrapping_neg),
+        Unary::Abs => each(x, y, i32::wrapping_abs),
+        Unary::Sign => each(x, y, i32::signum),
+        _ => each(x, y, |x| x.max(0)),
+    }
+}
+
+/// # Safety
+///
+/// `y` has room for as many words as `a` and `b`.
+#[inline(always)]
+unsafe fn binary(f: Binary, a: &[f32], b: &[f32], y: *mut u32) {
+    if f.is_comparison() {
+        // SAFETY: by the contract.
+        let y = unsafe { ints_mut(y, a.len()) };
+        return match f {
+            Binary::Less => both(a, b, y, |a, b| i32::from(a < b)),
+            Binary::LessOrEqual => both(a, b, y, |a, b| i32::from(a <= b)),
+            Binary::Greater => both(a, b, y, |a, b| i32::from(a > b)),
+            Binary::GreaterOrEqual => both(a, b, y, |a, b| i32::from(a >= b)),
+            _ => both(a, b, y, |a, b| i32::from(a == b)),
+        };
+    }
+    // SAFETY: by the contract.
+    let y = unsafe { floats_mut(y, a.len()) };
+    match f {
+        Binary::Add => both(a, b, y, |a, b| a + b),
+        Binary::Sub => both(a, b, y, |a, b| a - b),
+        Binary::Mul => both(a, b, y, |a, b| a * b),
+        Binary::Div => both(a, b, y, |a, b| a / b),
+        Binary::Min => both(a, b, y, |a, b| Binary::Min.floats(a, b)),
+        Binary::Max => both(a, b, y, |a, b| Binary::Max.floats(a, b)),
+        f => both(a, b, y, |a, b| f.floats(a, b)),
+    }
+}
+
+#[inline(always)]
+fn int_binary(f: Binary, a: &[i32], b: &[i32], y: &mut [i32]) {
+    match f {
+        Binary::Add => both(a, b, y, i32::wrapping_add),
+        Binary::Sub => both(a, b, y, i32::wrapping_sub),
+        Binary::Mul => both(a, b, y, i32::wrapping_mul),
+        Binary::Min => both(a, b, y, i32::min),
+        Binary::Max => both(a, b, y, i32::max),
+        Binary::Less => both(a, b, y, |a, b| i32::from(a < b)),
+        Binary::LessOrEqual => both(a, b, y, |a, b| i32::from(a <= b)),
+        Binary::Greater => both(a, b, y, |a, b| i32::from(a > b)),
+        Binary::GreaterOrEqual => both(a, b, y, |a, b| i32::from(a >= b)),
+        Binary::Equal => both(a, b, y, |a, b| i32::from(a == b)),
+        f => both(a, b, y, |a, b| f.ints(a, b)),
+    }
+}

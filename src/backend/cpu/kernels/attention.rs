@@ -1,0 +1,337 @@
+//! Scaled dot-product attention with grouped heads: `softmax(scale * q k^T + mask) v`.
+//!
+//! Query vectors that share a key head are the *vectors* of a unit: vector v of some rows is head
+//! `v % group` of row `v / group`. Few vectors read keys as they are stored (`line`); many are
+//! computed in tiles over packed blocks of keys (`tiles`). Both keep a running maximum, so that
+//! scores never leave the cache.
+
+mod line;
+mod partials;
+mod rows;
+mod soften;
+#[cfg(test)]
+mod tests;
+mod tiles;
+
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::kernels::kv_append::live_value;
+use crate::backend::cpu::simd;
+use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use partials::Partials;
+use rows::{Rows, Stored};
+use std::ops::Range;
+
+crate::backend::cpu::args::arguments! {
+    pub struct Args {
+        heads, kv_heads, rows, keys, live_keys, mask_b, mask_h, mask_s, mask_t: U32;
+        scale, softcap: F32;
+        parts: U32
+    } [q: In, k: In, v: In, mask: Optional, live: Weight, y: Out]
+}
+
+/// Keys of a block.
+const BLOCK: usize = 64;
+/// Largest number of vectors for which keys are not packed.
+const FEW: usize = 16;
+/// Largest number of parts into which the keys of a unit are cut.
+const SPLITS: usize = 16;
+/// Least number of keys in a part.
+const PART_KEYS: usize = 128;
+
+/// The kernel `attention`.
+pub struct Attention {
+    isa: Isa,
+    /// Size of a head.
+    dim: usize,
+    causal: bool,
+    capped: bool,
+    window: Option<usize>,
+    /// Keys that the cache keeps.
+    ring: Option<usize>,
+    /// Keys and values.
+    stored: [Stored; 2],
+    partials: Partials,
+}
+
+/// A mask, with its strides along sequences, heads, rows and keys.
+#[derive(Clone, Copy)]
+struct Mask {
+    at: *const f32,
+    strides: [usize; 4],
+}
+
+/// A dispatch.
+#[derive(Clone, Copy)]
+struct Problem {
+    dim: usize,
+    heads: usize,
+    kv_heads: usize,
+    /// Query heads of a key head.
+    group: usize,
+    rows: usize,
+    batch: usize,
+    /// Keys that exist.
+    live: usize,
+    causal: bool,
+    window: Option<usize>,
+    scale: f32,
+    cap: Option<f32>,
+    mask: Option<Mask>,
+    q: *const f32,
+    k: Rows,
+    v: Rows,
+}
+
+/// Vectors of some rows that share a key head.
+#[derive(Clone, Copy)]
+struct Unit {
+    batch: usize,
+    kv: usize,
+    /// First row, and number of rows.
+    row: usize,
+    rows: usize,
+}
+
+impl Problem {
+    /// Keys that row `row` sees: the last rows stand at the places of the last keys.
+    #[inline(always)]
+    fn seen(&self, row: usize) -> Range<usize> {
+        let place = self.live + row + 1;
+        let first = self
+            .window
+            .map_or(0, |w| place.saturating_sub(self.rows.saturating_add(w)));
+        let end = if self.causal {
+            place.saturating_sub(self.rows).min(self.live)
+        } else {
+            self.live
+        };
+        first..end
+    }
+
+    /// Keys that any row of a unit sees.
+    #[inline(always)]
+    fn seen_by(&self, unit: &Unit) -> Range<usize> {
+        let last = unit.row + unit.rows.max(1) - 1;
+        self.seen(unit.row).start..self.seen(last).end
+    }
+
+    /// Row and head of a vector of a unit.
+    #[inline(always)]
+    fn of_vector(&self, unit: &Unit, v: usize) -> (usize, usize) {
+        (unit.row + v / self.group, unit.kv * self.group + v % self.group)
+    }
+
+    /// The elements of a query vector.
+    #[inline(always)]
+    fn query(&self, unit: &Unit, v: usize) -> *const f32 {
+        let (row, head) = self.of_vector(unit, v);
+        self.q
+            .wrapping_add(((unit.batch * self.rows + row) * self.heads + head) * self.dim)
+    }
+
+    /// The first result of a row of a unit; those of its heads follow one another.
+    #[inline(always)]
+    fn result(&self, unit: &Unit, row: usize) -> usize {
+        ((unit.batch * self.rows + unit.row + row) * self.heads + unit.kv * self.group) * self.dim
+    }
+
+    /// The sequence and key head `i`, with all rows.
+    fn unit(&self, i: usize) -> Unit {
+        Unit {
+            batch: i / self.kv_heads,
+            kv: i % self.kv_heads,
+            row: 0,
+            rows: self.rows,
+        }
+    }
+}
+
+impl Attention {
+    /// Number of sequences. Without native kernels, the parameter is the number of vectors of a
+    /// row.
+    fn batch(&self, args: &Args) -> usize {
+        args.parts
+    }
+
+    /// Vectors of a row that share a key head.
+    fn group(args: &Args) -> usize {
+        args.heads / args.kv_heads.max(1)
+    }
+
+    /// # Safety
+    /// As for [`Kernel::run`].
+    unsafe fn problem(&self, args: &Args) -> Option<Problem> {
+        // SAFETY: the table is read only.
+        let live = unsafe { live_value(args.live, args.live_keys) };
+        let batch = self.batch(args);
+        let rows = |m: Memory, stored| Rows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring);
+        let (k, v) = (rows(args.k, self.stored[0]), rows(args.v, self.stored[1]));
+        let group = Self::group(args);
+        let least = k.room(args.k, batch).min(v.room(args.v, batch));
+        let live = match self.ring {
+            Some(ring) if ring > least => return None,
+            Some(_) => live,
+            None => live.min(least),
+        };
+        (group > 0 && args.rows > 0 && batch > 0).then_some(Problem {
+            dim: self.dim,
+            heads: args.heads,
+            kv_heads: args.kv_heads,
+            group,
+            rows: args.rows,
+            batch,
+            live,
+            causal: self.causal,
+            window: self.window,
+            scale: args.scale,
+            cap: self.capped.then_some(args.softcap),
+            mask: args.mask.map(|m| Mask {
+                at: m.as_ptr::<f32>(),
+                strides: [args.mask_b, args.mask_h, args.mask_s, args.mask_t],
+            }),
+            q: args.q.as_ptr::<f32>(),
+            k,
+            v,
+        })
+    }
+
+    /// Into how many parts the key heads and the keys of a sequence are cut for few vectors and
+    /// about `wanted` pieces; for their product as well.
+    fn cuts(&self, args: &Args, wanted: usize) -> [usize; 2] {
+        let splits = (self.reach(args) / PART_KEYS).clamp(1, SPLITS).min(wanted.max(1));
+        [wanted.div_ceil(splits).clamp(1, args.kv_heads.max(1)), splits]
+    }
+
+    /// Largest number of keys that a row sees.
+    fn reach(&self, args: &Args) -> usize {
+        self.window.map_or(args.keys, |w| args.keys.min(w))
+    }
+
+    /// Runs one part of the heads and of the keys of a sequence.
+    unsafe fn line(
+        &self,
+        p: &Problem,
+        store: &Store<'_>,
+        i: usize,
+        [cuts, splits]: [usize; 2],
+        scratch: &mut Scratch,
+    ) {
+        let (i, split) = (i / splits, i % splits);
+        let (batch, heads) = (i / cuts, part(p.kv_heads, 1, i % cuts, cuts));
+        let seen = p.seen_by(&Unit {
+            batch,
+            kv: 0,
+            row: 0,
+            rows: p.rows,
+        });
+        let own = part(seen.len(), 16, split, splits);
+        let keys = seen.start + own.start..seen.start + own.end;
+        let job = line::Line {
+            p,
+            batch,
+            heads,
+            keys,
+            store,
+            partials: &self.partials,
+            split,
+            splits,
+            scratch,
+        };
+        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        unsafe { simd::run(self.isa, job) }
+    }
+}
+
+impl Kernel for Attention {
+    type Args = Args;
+
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let number = |name| {
+            spec.defines
+                .get(name)
+                .and_then(|n| usize::try_from(*n).ok())
+                .filter(|n| *n > 0)
+        };
+        let has = |name| spec.defines.contains_key(name);
+        let dim = number("DIM").filter(|d| d.is_multiple_of(2))?;
+        let stored = |i| match dtype(spec, i) {
+            _ if has("Q8") => dim.is_multiple_of(4).then_some(Stored::Bytes),
+            Some(DType::F32) => Some(Stored::Floats),
+            Some(DType::F16) => Some(Stored::Halves),
+            Some(DType::I32 | DType::U32) => dim.is_multiple_of(4).then_some(Stored::Bytes),
+            _ => None,
+        };
+        Some(Self {
+            isa,
+            dim,
+            causal: has("CAUSAL"),
+            capped: has("CAPPED"),
+            window: number("WINDOW"),
+            ring: number("RING"),
+            stored: [stored(1)?, stored(2)?],
+            partials: Partials::default(),
+        })
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        let (units, group) = (self.batch(args) * args.kv_heads, Self::group(args));
+        let vectors = group * args.rows;
+        // About 16 multiply-adds a nanosecond.
+        let nanos = (units * vectors * self.dim).saturating_mul(self.reach(args)) / 8;
+        if units == 0 || threads < 2 || nanos < 20_000 {
+            return 1;
+        }
+        if vectors <= FEW {
+            let batch = self.batch(args);
+            let [cuts, splits] = self.cuts(args, (2 * threads).div_ceil(batch));
+            return batch * cuts * splits;
+        }
+        let least = args.rows.div_ceil(tiles::most_rows(self.dim, group));
+        let wanted = (4 * threads).div_ceil(units).min(args.rows.div_ceil(16));
+        units * least.max(wanted)
+    }
+
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        // SAFETY: by the contract.
+        let Some(p) = (unsafe { self.problem(args) }) else {
+            return;
+        };
+        if p.rows * p.group <= FEW {
+            let cuts = self.cuts(args, pieces / p.batch);
+            for i in part(p.batch * cuts[0] * cuts[1], 1, piece, pieces) {
+                // SAFETY: by the contract.
+                unsafe { self.line(&p, store, i, cuts, scratch) };
+            }
+            return;
+        }
+        let units = p.batch * p.kv_heads;
+        let cuts = if pieces.is_multiple_of(units) {
+            pieces / units
+        } else {
+            1
+        };
+        for i in part(units * cuts, 1, piece, pieces) {
+            // The last rows see most keys: they come first.
+            let rows = part(p.rows, 4, cuts - 1 - i / units, cuts);
+            let unit = Unit {
+                row: rows.start,
+                rows: rows.len(),
+                ..p.unit(i % units)
+            };
+            // SAFETY: the set is supported, and operands have their sizes, by the contract.
+            unsafe {
+                simd::run(
+                    self.isa,
+                    tiles::Tiles {
+                        p: &p,
+                        unit,
+                        store,
+                        scratch,
+                    },
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Keys and values as caches store them.
+
+use super::BLOCK;
+use crate::backend::cpu::args::Memory;
+use crate::backend::cpu::simd::Simd;
+use half::f16;
+
+/// How elements are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    Floats,
+    Halves,
+    /// Signed bytes in words of four, and after them the scale of all.
+    Bytes,
+}
+
+/// Rows of heads: `[batch, keys, kv_heads, dim]`.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    at: *const u8,
+    pub stored: Stored,
+    dim: usize,
+    kv_heads: usize,
+    keys: usize,
+    ring: Option<usize>,
+}
+
+/// Rows of one head that stand in memory at equal distances.
+#[derive(Clone, Copy)]
+pub struct Run {
+    pub at: *const u8,
+    /// Bytes from one row to the next.
+    pub step: usize,
+    /// Bytes of a row, to be read from memory.
+    pub bytes: usize,
+    pub count: usize,
+}
+
+impl Rows {
+    pub fn new(
+        m: Memory,
+        stored: Stored,
+        dim: usize,
+        kv_heads: usize,
+        keys: usize,
+        ring: Option<usize>,
+    ) -> Self {
+        Self {
+            at: m.as_ptr::<u8>(),
+            stored,
+            dim,
+            kv_heads,
+            keys,
+            ring,
+        }
+    }
+
+    /// Bytes of a row.
+    #[inline(always)]
+    fn bytes(&self) -> usize {
+        match self.stored {
+            Stored::Floats => 4 * self.dim,
+            Stored::Halves => 2 * self.dim,
+            Stored::Bytes => self.dim + 4,
+        }
+    }
+
+    /// Whether a row has exactly `width` elements.
+    #[inline(always)]
+    pub fn is_whole(&self, width: usize) -> bool {
+        self.dim == width
+    }
+
+    /// Keys for which memory has room, in each of `batch` sequences.
+    pub fn room(&self, m: Memory, batch: usize) -> usize {
+        let all = m.elements::<u8>() / (self.bytes() * self.kv_heads).max(1);
+        all.saturating_sub(batch.saturating_sub(1) * self.keys)
+    }
+
+    /// The rows of keys from `first` on, at most a block, before `end` and up to the end of the
+    /// ring.
+    #[inline(always)]
+    pub fn run(&self, batch: usize, kv: usize, first: usize, end: usize) -> Run {
+        let place = self.ring.map_or(first, |n| first % n);
+        let left = self.ring.map_or(usize::MAX, |n| n - place);
+        let at = ((batch * self.keys + place) * self.kv_heads + kv) * self.bytes();
+        Run {
+            at: self.at.wrapping_add(at),
+            step: self.kv_heads * self.bytes(),
+            bytes: self.bytes(),
+            count: (end - first).min(BLOCK).min(left),
+        }
+    }
+
+    /// Writes a row as floats, then zeros up to `width` elements.
+    /// # Safety
+    /// `at` is a row, and `width >= dim` floats can be written to `to`.
+    #[inline(always)]
+    pub unsafe fn decode<S: Simd>(&self, at: *const u8, to: *mut f32, width: usize) {
+        let dim = self.dim;
+        // SAFETY: by the contract.
+        unsafe {
+            match self.stored {
+                Stored::Floats => std::ptr::copy_nonoverlapping(at.cast::<f32>(), to, dim),
+                Stored::Halves => {
+                    let at = at.cast::<f16>();
+                    let whole = dim / S::LANES * S::LANES;
+                    for i in (0..whole).step_by(S::LANES) {
+                        S::store(to.add(i), S::load_f16(at.add(i)));
+                    }
+                    for i in whole..dim {
+                        *to.add(i) = (*at.add(i)).to_f32();
+                    }
+                }
+                Stored::Bytes => {
+                    let scale = *at.add(dim).cast::<f32>();
+                    let at = at.cast::<i8>();
+                    for i in 0..dim {
+                        *to.add(i) = f32::from(*at.add(i)) * scale;
+                    }
+                }
+            }
+            for i in dim..width {
+                *to.add(i) = 0.0;
+            }
+        }
+    }
+}

@@ -1,0 +1,347 @@
+//! Convolution and transposed convolution in plain form, for weights in any layout of the
+//! descriptor. Convolution with constant weights has faster kernels.
+
+use super::gemm;
+use super::window::{Line, Window};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd::{self, Job, Simd};
+use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use std::ops::Range;
+
+crate::backend::cpu::args::arguments! {
+    pub struct Args {
+        in_h, in_w, out_h, out_w, channels, rows, outputs, tiles, first, parts, image: U32;
+        total, pad_h, pad_w: I32
+    } [x: In, w: In, bias: Optional, y: PartialOut]
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Layout {
+    /// Output channels, input channels, taps.
+    Rows,
+    /// Tiles of output channels, as `Pack::Tiles` makes them.
+    Tiles,
+    /// Input channels, output channels, taps; the convolution is transposed.
+    Transposed,
+}
+
+pub struct Conv {
+    isa: Isa,
+    window: Window,
+    layout: Layout,
+    /// Output channels of a tile.
+    tile: usize,
+}
+
+impl Kernel for Conv {
+    type Args = Args;
+
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let floats = [0, 1].iter().all(|i| dtype(spec, *i) == Some(DType::F32));
+        let bias = dtype(spec, 2).is_none_or(|d| d == DType::F32);
+        let is_set = |name| spec.defines.get(name).is_some_and(|v| *v != 0);
+        let layout = match (is_set("TRANSPOSED"), is_set("PACKED")) {
+            (true, _) => Layout::Transposed,
+            (_, true) => Layout::Tiles,
+            _ => Layout::Rows,
+        };
+        let tile = usize::try_from(*spec.defines.get("TILE")?).ok()?.max(1);
+        (floats && bias).then_some(Self {
+            isa,
+            window: Window::of(spec)?,
+            layout,
+            tile,
+        })
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        let channels = images(args) * args.parts * self.tile;
+        let terms = args.channels * self.window.taps();
+        let plane = match self.layout {
+            Layout::Transposed => args.in_h * args.in_w,
+            _ => args.out_h * args.out_w,
+        };
+        let work = channels.saturating_mul(plane).saturating_mul(terms);
+        gemm::pieces(work.saturating_mul(8), threads).min(channels).max(1)
+    }
+
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let channels = part(images(args) * args.parts * self.tile, 1, piece, pieces);
+        // SAFETY: supported by this processor; the rest by the contract.
+        unsafe {
+            simd::run(
+                self.isa,
+                Channels {
+                    kernel: self,
+                    args,
+                    store,
+                    channels,
+                    scratch,
+                },
+            );
+        }
+    }
+}
+
+fn images(args: &Args) -> usize {
+    usize::try_from(args.total)
+        .unwrap_or(0)
+        .checked_div(args.image)
+        .unwrap_or(0)
+}
+
+struct Channels<'a> {
+    kernel: &'a Conv,
+    args: &'a Args,
+    store: &'a Store<'a>,
+    /// Output channels of all images; those of a last tile may not exist.
+    channels: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl Job for Channels<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            kernel,
+            args,
+            store,
+            channels,
+            scratch,
+        } = self;
+        let each = args.parts * kernel.tile;
+        let sums = scratch.floats(args.out_w);
+        for channel in channels {
+            let (image, at) = (channel / each, channel % each);
+            let (part, t) = (at / kernel.tile, at % kernel.tile);
+            let (tile, tiles) = (args.first + part, args.tiles.max(1));
+            let (group, row) = (tile / tiles, tile % tiles * kernel.tile + t);
+            if row >= args.rows {
+                continue;
+            }
+            let m = group * args.rows + row;
+            let taps = kernel.window.taps();
+            // The first weight, and the distances between those of input channels and of taps.
+            let (start, steps) = match kernel.layout {
+                Layout::Rows => (m * args.channels * taps, [taps, 1]),
+                Layout::Tiles => (
+                    part * args.channels * taps * kernel.tile + t,
+                    [taps * kernel.tile, kernel.tile],
+                ),
+                Layout::Transposed => {
+                    let start = (group * args.channels * args.rows + row) * taps;
+                    (start, [args.rows * taps, 1])
+                }
+            };
+            let x = image * args.image + group * args.channels * args.in_h * args.in_w;
+            for oy in 0..args.out_h {
+                // SAFETY: inside of the operands, by the contract.
+                unsafe {
+                    sums.fill(args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m)));
+                    let w = args.w.as_ptr::<f32>().add(start);
+                    let x = args.x.as_ptr::<f32>().add(x);
+                    kernel.row(args, oy, x, w, steps, sums);
+                    let first = ((image * args.outputs + m) * args.out_h + oy) * args.out_w;
+                    store.put(first, sums, None);
+                }
+            }
+        }
+    }
+}
+
+impl Conv {
+    /// Adds the terms of row `oy` of results.
+    /// # Safety
+    /// `x` is the first input channel of the group, and `w` the first weight of the output channel.
+    #[inline(always)]
+    unsafe fn row(
+        &self,
+        args: &Args,
+        oy: usize,
+        x: *const f32,
+        w: *const f32,
+        steps: [usize; 2],
+        sums: &mut [f32],
+    ) {
+        let Window { rows, columns } = self.window;
+        let transposed = self.layout == Layout::Transposed;
+        for ky in 0..rows.kernel {
+            let Some(iy) = self.input_row(args, oy, ky) else {
+                continue;
+            };
+            for kx in 0..columns.kernel {
+                for channel in 0..args.channels {
+                    // SAFETY: inside of the operands.
+                    let (x, w) = unsafe {
+                        let x = x.add((channel * args.in_h + iy) * args.in_w);
+                        let tap = ky * columns.kernel + kx;
+                        (
+                            std::slice::from_raw_parts(x, args.in_w),
+                            *w.add(channel * steps[0] + tap * steps[1]),
+                        )
+                    };
+                    if transposed {
+                        spread(columns, kx, args.pad_w, x, w, sums);
+                    } else {
+                        add(columns, kx, args.pad_w, x, w, sums);
+                    }
+                }
+            }
+        }
+    }
+
+    /// The row of x that tap row `ky` of row `oy` of results multiplies.
+    fn input_row(&self, args: &Args, oy: usize, ky: usize) -> Option<usize> {
+        let rows = self.window.rows;
+        let row = if self.layout == Layout::Transposed {
+            let at = usize::try_from(oy.cast_signed() - rows.element(0, ky, args.pad_h)).ok()?;
+            at.is_multiple_of(rows.stride).then_some(at / rows.stride)?
+        } else {
+            usize::try_from(rows.element(oy, ky, args.pad_h)).ok()?
+        };
+        (row < args.in_h).then_some(row)
+    }
+}
+
+/// Adds `w` times the elements of tap `tap` of a row of windows.
+#[inline(always)]
+fn add(line: Line, tap: usize, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
+    let inside = line.inside(tap, pad, x.len(), sums.len());
+    let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
+    let (Some(x), Some(sums)) = (x.get(first..), sums.get_mut(inside)) else {
+        return;
+    };
+    match line.stride {
+        1 => sums.iter_mut().zip(x).for_each(|(s, x)| *s += w * x),
+        2 => sums
+            .iter_mut()
+            .zip(x.iter().step_by(2))
+            .for_each(|(s, x)| *s += w * x),
+        n => sums
+            .iter_mut()
+            .zip(x.iter().step_by(n))
+            .for_each(|(s, x)| *s += w * x),
+    }
+}
+
+/// Adds `w` times a row to the results that tap `tap` of a transposed convolution reaches.
+#[inline(always)]
+fn spread(line: Line, tap: usize, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
+    let inside = line.inside(tap, pad, sums.len(), x.len());
+    let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
+    let (Some(x), Some(sums)) = (x.get(inside), sums.get_mut(first..)) else {
+        return;
+    };
+    match line.stride {
+        1 => sums.iter_mut().zip(x).for_each(|(s, x)| *s += w * x),
+        2 => sums.iter_mut().step_by(2).zip(x).for_each(|(s, x)| *s += w * x),
+        n => sums.iter_mut().step_by(n).zip(x).for_each(|(s, x)| *s += w * x),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::kernels::testing::{self, Case};
+
+    fn words(c: &testing::Conv, tile: usize, size: [usize; 2], out: [usize; 2], channels: usize) -> Vec<u32> {
+        let tiles = c.rows.div_ceil(tile);
+        let image = c.groups * channels * size[0] * size[1];
+        let words = [
+            size[0],
+            size[1],
+            out[0],
+            out[1],
+            channels,
+            c.rows,
+            c.groups * c.rows,
+        ];
+        let more = [tiles, 0, tiles * c.groups, image, c.images * image];
+        let words = words.iter().chain(&more).map(|v| *v as u32);
+        words.chain(c.pads.map(i32::cast_unsigned)).collect()
+    }
+
+    #[test]
+    fn convolutions_match_in_each_layout() {
+        const TILE: usize = 4;
+        for (i, c) in testing::Conv::cases().iter().enumerate() {
+            let (x, w, bias) = c.data(i as u64);
+            let depth = c.channels * c.taps();
+            let mut tiles = Vec::new();
+            for group in w.chunks_exact(c.rows * depth) {
+                for tile in 0..c.rows.div_ceil(TILE) {
+                    for k in 0..depth {
+                        let value = |t| group.get((tile * TILE + t) * depth + k).copied();
+                        tiles.extend((0..TILE).map(|t| value(t).unwrap_or(0.0)));
+                    }
+                }
+            }
+            let want = c.reference(&x, &w, bias.as_deref());
+            for (w, packed) in [(w, 0), (tiles, 1)] {
+                let mut defines = c.defines();
+                defines.extend([("TILE", TILE as i64), ("PACKED", packed)]);
+                let case = Case::<Conv> {
+                    words: words(c, TILE, c.size, [c.out(0), c.out(1)], c.channels),
+                    operands: vec![
+                        Some((DType::F32, testing::memory(&x))),
+                        Some((DType::F32, testing::memory(&w))),
+                        bias.as_ref().map(|b| (DType::F32, testing::memory(b))),
+                    ],
+                    defines,
+                    kernel: std::marker::PhantomData,
+                };
+                case.check(&want, 1e-5, &format!("{c:?} {packed}"));
+            }
+        }
+    }
+
+    #[test]
+    fn transposed_convolutions_match() {
+        for (i, c) in testing::Conv::cases().iter().enumerate() {
+            // The transposed convolution maps results of `c` back to its input.
+            let (size, out) = ([c.out(0), c.out(1)], c.size);
+            let channels = 3;
+            let c = testing::Conv { channels, ..*c };
+            let count = c.images * c.groups * channels * size[0] * size[1];
+            let x = testing::floats(7 + i as u64, count);
+            let w = testing::floats(99 + i as u64, c.groups * channels * c.rows * c.taps());
+            let mut want = vec![0f64; c.images * c.groups * c.rows * out[0] * out[1]];
+            for (at, x) in x.iter().enumerate() {
+                let (ix, iy) = (at % size[1], at / size[1] % size[0]);
+                let channel = at / size[1] / size[0];
+                let (group, image) = (channel / channels % c.groups, channel / channels / c.groups);
+                for r in 0..c.rows {
+                    for tap in 0..c.taps() {
+                        let (ky, kx) = (tap / c.kernel[1], tap % c.kernel[1]);
+                        let to = |i: usize, k: usize, a: usize| {
+                            (i * c.strides[a] + k * c.dilations[a]) as i32 - c.pads[a]
+                        };
+                        let (oy, ox) = (to(iy, ky, 0), to(ix, kx, 1));
+                        if (0..out[0] as i32).contains(&oy) && (0..out[1] as i32).contains(&ox) {
+                            let m = (image * c.groups + group) * c.rows + r;
+                            let w = w[(channel % (channels * c.groups) * c.rows + r) * c.taps() + tap];
+                            let y = (m * out[0] + oy as usize) * out[1] + ox as usize;
+                            want[y] += f64::from(*x) * f64::from(w);
+                        }
+                    }
+                }
+            }
+            let mut defines = c.defines();
+            defines.extend([("TILE", 4), ("TRANSPOSED", 1)]);
+            let case = Case::<Conv> {
+                words: words(&c, 4, size, out, channels),
+                operands: vec![
+                    Some((DType::F32, testing::memory(&x))),
+                    Some((DType::F32, testing::memory(&w))),
+                    None,
+                ],
+                defines,
+                kernel: std::marker::PhantomData,
+            };
+            case.check(&want, 1e-5, &format!("{c:?}"));
+        }
+    }
+}

@@ -1,0 +1,428 @@
+//! Matrix multiplication in registers: tiles of rows by panels of 16 columns.
+//!
+//! The right operand comes in panels of [`PANEL`] columns: memory that was packed at load, or
+//! scratch that a [`Right`] fills. The left operand is read in place. Every result is one chain of
+//! multiply-adds in ascending order of k, whatever the sizes are.
+
+use crate::backend::cpu::args::Store;
+use crate::backend::cpu::simd::Simd;
+use half::f16;
+use std::ops::Range;
+
+/// Columns of a panel.
+pub const PANEL: usize = 16;
+/// Rows of a tile of a packed left operand.
+pub const TILE: usize = 6;
+/// Columns of a block: its sums stay in cache. A multiple of [`PANEL`].
+pub const COLUMNS: usize = 128;
+/// Terms of a k-block: that much of a panel stays in the first-level cache.
+const TERMS: usize = 320;
+
+/// The terms of a k-block for sums of `k` terms; a multiple of `unit`.
+pub fn k_step(k: usize, unit: usize) -> usize {
+    let (k, unit) = (k.max(1), unit.max(1));
+    let units = k.div_ceil(unit);
+    let blocks = k.div_ceil(TERMS).min(units);
+    units.div_ceil(blocks) * unit
+}
+
+/// The left operand.
+pub trait Left: Copy {
+    /// Distance between the terms of a row.
+    const STEP: usize;
+    /// True if tiles start at multiples of [`TILE`].
+    const TILED: bool;
+    /// Term `k` of row `row`.
+    /// # Safety
+    /// They are inside of the operand.
+    unsafe fn at(self, row: usize, k: usize) -> *const f32;
+}
+
+/// Rows of a matrix.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    pub at: *const f32,
+    /// Distance between rows.
+    pub stride: usize,
+}
+
+impl Left for Rows {
+    const STEP: usize = 1;
+    const TILED: bool = false;
+    #[inline(always)]
+    unsafe fn at(self, row: usize, k: usize) -> *const f32 {
+        // SAFETY: by the contract.
+        unsafe { self.at.add(row * self.stride + k) }
+    }
+}
+
+/// Tiles of [`TILE`] rows whose elements are adjacent, as `Pack::Tiles` makes them.
+#[derive(Clone, Copy)]
+pub struct Tiles {
+    pub at: *const f32,
+    /// Terms of a row.
+    pub depth: usize,
+}
+
+impl Left for Tiles {
+    const STEP: usize = TILE;
+    const TILED: bool = true;
+    #[inline(always)]
+    unsafe fn at(self, row: usize, k: usize) -> *const f32 {
+        // SAFETY: by the contract.
+        unsafe { self.at.add((row / TILE * self.depth + k) * TILE + row % TILE) }
+    }
+}
+
+/// An element of a right operand.
+pub trait Element: Copy {
+    /// Reads a vector.
+    /// # Safety
+    /// As for [`Simd`].
+    unsafe fn load<S: Simd>(at: *const Self) -> S::F;
+}
+
+impl Element for f32 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(at: *const Self) -> S::F {
+        // SAFETY: by the contract.
+        unsafe { S::load(at) }
+    }
+}
+
+impl Element for f16 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(at: *const Self) -> S::F {
+        // SAFETY: by the contract.
+        unsafe { S::load_f16(at) }
+    }
+}
+
+/// Panels of a right operand for a k-block.
+#[derive(Clone, Copy)]
+pub struct Panels<E> {
+    pub at: *const E,
+    /// Distance between rows.
+    pub row: usize,
+    /// Distance between panels.
+    pub panel: usize,
+}
+
+/// A right operand of up to [`COLUMNS`] columns (any number if its panels are in memory).
+pub trait Right {
+    type E: Element;
+    /// The terms `k` of `panels` panels. Columns beyond the operand may have any values.
+    /// # Safety
+    /// As for [`Simd`]; the terms and panels are inside of the operand.
+    unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, panels: usize) -> Panels<Self::E>;
+}
+
+/// Panels in memory.
+#[derive(Clone, Copy)]
+pub struct Packed<E> {
+    /// The first panel.
+    pub at: *const E,
+    /// Rows of a panel.
+    pub depth: usize,
+}
+
+impl<E: Element> Right for Packed<E> {
+    type E = E;
+    #[inline(always)]
+    unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, _: usize) -> Panels<E> {
+        // SAFETY: inside of the operand, by the contract.
+        let at = unsafe { self.at.add(k.start * PANEL) };
+        Panels {
+            at,
+            row: PANEL,
+            panel: self.depth * PANEL,
+        }
+    }
+}
+
+/// Panels of halves in memory, converted for each k-block.
+pub struct Halves<'a> {
+    pub packed: Packed<f16>,
+    /// Space for [`COLUMNS`] columns of a k-block.
+    pub space: &'a mut [f32],
+}
+
+impl Right for Halves<'_> {
+    type E = f32;
+    #[inline(always)]
+    unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, panels: usize) -> Panels<f32> {
+        let size = k.len() * PANEL;
+        debug_assert!(panels * size <= self.space.len(), "space for {panels} panels");
+        let to = self.space.as_mut_ptr();
+        for panel in 0..panels {
+            // SAFETY: the panels are inside of the operand and of the space.
+            unsafe {
+                let from = self.packed.at.add((panel * self.packed.depth + k.start) * PANEL);
+                let mut i = 0;
+                while i < size {
+                    S::store(to.add(panel * size + i), S::load_f16(from.add(i)));
+                    i += S::LANES;
+                }
+            }
+        }
+        Panels {
+            at: to,
+            row: PANEL,
+            panel: size,
+        }
+    }
+}
+
+/// Rows of results: row `r` begins at result `first + r * stride`.
+#[derive(Clone, Copy)]
+pub struct Results<'a> {
+    pub store: &'a Store<'a>,
+    pub first: usize,
+    pub stride: usize,
+}
+
+/// Rows of a product.
+#[derive(Clone, Copy)]
+pub struct Product<'a, L> {
+    pub left: L,
+    pub rows: usize,
+    pub k: usize,
+    /// Terms of a k-block.
+    pub step: usize,
+    /// Added to each row, if not null.
+    pub bias: *const f32,
+    pub y: Results<'a>,
+}
+
+/// Scratch elements that [`Product::columns`] needs.
+pub const fn sums(rows: usize, columns: usize) -> usize {
+    rows * columns.next_multiple_of(PANEL)
+}
+
+/// A tile of sums.
+struct Tile<L, E> {
+    left: L,
+    row: usize,
+    k: Range<usize>,
+    right: Panels<E>,
+    bias: *const f32,
+    at: *mut f32,
+    stride: usize,
+}
+
+impl<L: Left, E: Element> Tile<L, E> {
+    /// Adds the terms `k` to `R` rows of `V` vectors; starts with the bias if `k` starts at 0.
+    /// # Safety
+    /// As for [`Simd`]; the tile is inside of the operands and of the sums.
+    #[inline(always)]
+    unsafe fn add<S: Simd, const R: usize, const V: usize>(&self) {
+        // SAFETY: by the contract.
+        unsafe {
+            let mut sums = [[S::splat(0.0); V]; R];
+            let mut rows = [self.left.at(self.row, self.k.start); R];
+            for r in 0..R {
+                rows[r] = self.left.at(self.row + r, self.k.start);
+                for (v, sum) in sums[r].iter_mut().enumerate() {
+                    if self.k.start > 0 {
+                        *sum = S::load(self.at.add(r * self.stride + v * S::LANES));
+                    } else if !self.bias.is_null() {
+                        *sum = S::splat(*self.bias.add(self.row + r));
+                    }
+                }
+            }
+            let mut from = self.right.at;
+            for k in 0..self.k.len() {
+                let mut w = [S::splat(0.0); V];
+                for (v, w) in w.iter_mut().enumerate() {
+                    let column = v * S::LANES;
+                    *w = E::load::<S>(from.add(column / PANEL * self.right.panel + column % PANEL));
+                }
+                for r in 0..R {
+                    let x = S::splat(*rows[r].add(k * L::STEP));
+                    for v in 0..V {
+                        sums[r][v] = S::fma(x, w[v], sums[r][v]);
+                    }
+                }
+                from = from.add(self.right.row);
+            }
+            for (r, sums) in sums.iter().enumerate() {
+                for (v, sum) in sums.iter().enumerate() {
+                    S::store(self.at.add(r * self.stride + v * S::LANES), *sum);
+                }
+            }
+        }
+    }
+
+    /// As [`add`](Self::add) for `rows` rows of `panels` panels, which [`together`] allows.
+    /// # Safety
+    /// As for [`add`](Self::add).
+    #[inline(always)]
+    unsafe fn add_rows<S: Simd>(&self, rows: usize, panels: usize) {
+        macro_rules! by_rows {
+            ($vectors:literal: $($rows:literal)*) => {
+                match rows {
+                    // SAFETY: by the contract.
+                    $($rows => unsafe { self.add::<S, $rows, $vectors>() },)*
+                    _ => {}
+                }
+            };
+        }
+        match (S::LANES, panels) {
+            (16, 1) => by_rows!(1: 1 2 3 4 5 6 7 8 9 10 11 12),
+            (16, 2) => by_rows!(2: 1 2 3 4 5 6 7 8 9 10 11 12),
+            (16, 4) => by_rows!(4: 2 3),
+            (16, _) => by_rows!(8: 1),
+            (8, 1) => by_rows!(2: 1 2 3 4 5 6),
+            (8, 2) => by_rows!(4: 2 3),
+            (8, _) => by_rows!(8: 1),
+            (_, 1) => by_rows!(4: 1 2 3 4 5 6),
+            (_, 2) => by_rows!(8: 2 3),
+            (_, _) => by_rows!(16: 1),
+        }
+    }
+}
+
+/// Rows of a tile.
+const fn tile_rows<S: Simd>() -> usize {
+    if S::LANES == 16 { 2 * TILE } else { TILE }
+}
+
+/// Panels that tiles take together when `left` remain: enough sums at once to hide the latency of a
+/// multiply-add.
+const fn together<S: Simd>(rows: usize, left: usize) -> usize {
+    let double = if S::LANES == 16 { 2 } else { 1 };
+    let most = match rows {
+        1 => 4 * double,
+        2 | 3 => 2 * double,
+        _ => double,
+    };
+    // Fewer rows have forms only for `most` panels and for one.
+    if left >= most { most } else { 1 }
+}
+
+impl<L: Left> Product<'_, L> {
+    /// Computes the columns from `column` on, `count` of them, of all rows. `sums` has
+    /// [`sums`]`(rows, count)` elements.
+    /// # Safety
+    /// As for [`Simd`]; the operands have these rows and columns, and the caller owns the results.
+    #[inline(always)]
+    pub unsafe fn columns<S: Simd, R: Right>(
+        &self,
+        column: usize,
+        count: usize,
+        right: &mut R,
+        sums: &mut [f32],
+    ) {
+        let panels = count.div_ceil(PANEL);
+        let stride = panels * PANEL;
+        debug_assert!(sums.len() >= self.rows * stride, "{} sums", sums.len());
+        // SAFETY: an empty range.
+        let direct = unsafe { self.y.store.direct::<f32>(0..0) }.is_some();
+        let first = self.y.first + column;
+        let (y, scratch) = (self.y.store.y.as_ptr::<f32>(), sums.as_mut_ptr());
+        // Panels whose sums are the results themselves.
+        let mut in_place = 0;
+        let mut k = 0;
+        while k < self.k {
+            let terms = k..(k + self.step.max(1)).min(self.k);
+            // SAFETY: by the contract.
+            let right = unsafe { right.panels::<S>(terms.clone(), panels) };
+            let mut panel = 0;
+            while panel < panels {
+                let width = together::<S>(self.rows, panels - panel);
+                // SAFETY: a whole panel of results, or of sums.
+                let (at, stride) = unsafe {
+                    if direct && (panel + width) * PANEL <= count {
+                        in_place = panel + width;
+                        (y.add(first + panel * PANEL), self.y.stride)
+                    } else {
+                        (scratch.add(panel * PANEL), stride)
+                    }
+                };
+                // SAFETY: inside of the operand.
+                let at_panel = unsafe { right.at.add(panel * right.panel) };
+                // SAFETY: by the contract.
+                unsafe {
+                    let right = Panels {
+                        at: at_panel,
+                        ..right
+                    };
+                    self.tiles::<S, R::E>(terms.clone(), right, width, at, stride);
+                }
+                panel += width;
+            }
+            k = terms.end;
+        }
+        if self.k == 0 {
+            self.constant(&mut sums[..self.rows * stride], stride);
+        }
+        let done = in_place * PANEL;
+        for (r, sums) in sums.chunks_exact_mut(stride.max(1)).take(self.rows).enumerate() {
+            if let Some(sums) = sums.get_mut(done..count).filter(|s| !s.is_empty()) {
+                // SAFETY: owned by the caller.
+                unsafe { self.y.store.put(first + r * self.y.stride + done, sums, None) };
+            }
+        }
+    }
+
+    /// Sums without terms.
+    fn constant(&self, sums: &mut [f32], stride: usize) {
+        for (r, sums) in sums.chunks_exact_mut(stride.max(1)).enumerate() {
+            // SAFETY: null, or an element for each row.
+            let bias = unsafe { self.bias.add(r).as_ref() }.filter(|_| !self.bias.is_null());
+            sums.fill(bias.copied().unwrap_or(0.0));
+        }
+    }
+
+    /// Adds the terms `k` to all rows of `width` panels.
+    #[inline(always)]
+    unsafe fn tiles<S: Simd, E: Element>(
+        &self,
+        k: Range<usize>,
+        right: Panels<E>,
+        width: usize,
+        at: *mut f32,
+        stride: usize,
+    ) {
+        let most = tile_rows::<S>();
+        let tiles = self.rows.div_ceil(most);
+        let mut row = 0;
+        for tile in 1..=tiles {
+            let end = if L::TILED {
+                (tile * most).min(self.rows)
+            } else {
+                self.rows * tile / tiles
+            };
+            // SAFETY: by the contract.
+            unsafe {
+                let at = at.add(row * stride);
+                let (left, k, bias) = (self.left, k.clone(), self.bias);
+                Tile {
+                    left,
+                    row,
+                    k,
+                    right,
+                    bias,
+                    at,
+                    stride,
+                }
+                .add_rows::<S>(end - row, width);
+            }
+            row = end;
+        }
+    }
+}
+
+/// The parts of rows and columns (in panels) into which the results of a product are cut for up to
+/// `pieces` pieces.
+pub fn grid(rows: usize, columns: usize, block: usize, pieces: usize) -> (usize, usize) {
+    let down = rows.div_ceil(block.max(1)).clamp(1, pieces.max(1));
+    let across = (pieces / down).clamp(1, columns.div_ceil(PANEL).max(1));
+    (down, across)
+}
+
+/// Pieces for so many multiply-adds: about 8 a thread, and none that is too short.
+pub fn pieces(work: usize, threads: usize) -> usize {
+    const SHORTEST: usize = 400_000;
+    (work / SHORTEST).clamp(1, 8 * threads.max(1))
+}

@@ -1,0 +1,192 @@
+//! Appends elements to a state of f32 or f16.
+
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, pieces_of};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd::{self, Job, Simd};
+use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use half::f16;
+use std::ops::Range;
+
+crate::backend::cpu::args::arguments! {
+    pub struct Args { count, start: U32 } [x: In, live: Weight, state: PartialOut]
+}
+
+/// The kernel `kv_append`.
+pub struct KvAppend {
+    isa: Isa,
+    halves: bool,
+    /// Elements that the state keeps; later ones go to its start again.
+    ring: Option<usize>,
+}
+
+/// Whether a state of this type has halves; `None` if it has no floats.
+pub(super) fn has_halves(dtype: Option<DType>) -> Option<bool> {
+    match dtype? {
+        DType::F32 => Some(false),
+        DType::F16 => Some(true),
+        _ => None,
+    }
+}
+
+/// Entry `at` of the table of live values.
+/// # Safety
+/// Nobody writes the table meanwhile.
+pub(super) unsafe fn live_value(live: Memory, at: usize) -> usize {
+    // SAFETY: by the contract.
+    let values = unsafe { live.slice::<i32>() };
+    values.get(at).and_then(|v| usize::try_from(*v).ok()).unwrap_or(0)
+}
+
+impl Kernel for KvAppend {
+    type Args = Args;
+
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let ring = spec
+            .defines
+            .get("RING")
+            .and_then(|n| usize::try_from(*n).ok())
+            .filter(|n| *n > 0);
+        Some(Self {
+            isa,
+            halves: has_halves(dtype(spec, 2))?,
+            ring,
+        })
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        pieces_of(args.count.div_ceil(64), 16, threads)
+    }
+
+    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
+        // SAFETY: the table is read only.
+        let start = unsafe { live_value(args.live, args.start) };
+        let mut range = part(args.count, 64, piece, pieces);
+        let size = if self.halves {
+            args.state.elements::<f16>()
+        } else {
+            args.state.elements::<f32>()
+        };
+        let ring = self.ring.unwrap_or(usize::MAX).min(size.max(1));
+        if self.ring.is_none() {
+            // A padded length may reach beyond the state.
+            range.end = range.end.min(size.saturating_sub(start));
+        } else {
+            // Of elements for the same place the last one stays.
+            range.start = range.start.max(args.count.saturating_sub(ring));
+        }
+        while range.start < range.end && size > 0 {
+            let to = (start + range.start) % ring;
+            let count = (range.end - range.start).min(ring - to);
+            let job = Copy {
+                from: args.x.as_ptr::<f32>().wrapping_add(range.start),
+                state: args.state,
+                range: to..to + count,
+                halves: self.halves,
+            };
+            // SAFETY: the set is supported; `x` has `count` elements, and this piece owns these
+            // elements of the state.
+            unsafe { simd::run(self.isa, job) };
+            range.start += count;
+        }
+    }
+}
+
+/// Copies floats to elements `range` of a state.
+struct Copy {
+    from: *const f32,
+    state: Memory,
+    range: Range<usize>,
+    halves: bool,
+}
+
+impl Job for Copy {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: by the contract.
+        unsafe { store_row::<S>(self.from, self.state, self.range, self.halves) }
+    }
+}
+
+/// Copies floats to elements `range` of a state; does nothing if they are outside.
+/// # Safety
+/// As many floats can be read, and the caller owns these elements.
+#[inline(always)]
+pub(super) unsafe fn store_row<S: Simd>(from: *const f32, state: Memory, range: Range<usize>, halves: bool) {
+    let size = if halves {
+        state.elements::<f16>()
+    } else {
+        state.elements::<f32>()
+    };
+    let n = range.len();
+    if range.end > size {
+        return;
+    }
+    // SAFETY: inside the memory; the rest by the contract.
+    unsafe {
+        if !halves {
+            std::ptr::copy_nonoverlapping(from, state.as_ptr::<f32>().add(range.start), n);
+            return;
+        }
+        let to = state.as_ptr::<f16>().add(range.start);
+        let whole = n / S::LANES * S::LANES;
+        for i in (0..whole).step_by(S::LANES) {
+            S::store_f16(to.add(i), S::load(from.add(i)));
+        }
+        for i in whole..n {
+            *to.add(i) = f16::from_f32(*from.add(i));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::kernels::harness::{Random, memory, run, sets, spec};
+
+    fn check(count: usize, start: usize, size: usize, ring: Option<i64>) {
+        let mut random = Random(2);
+        let mut x = random.floats(count);
+        let mut live = vec![-1, start as i32];
+        let ring_define: Vec<_> = ring.map(|n| ("RING", n)).into_iter().collect();
+        let mut want = vec![9.0f32; size];
+        for (i, v) in x.iter().enumerate() {
+            let at = start + i;
+            if let Some(w) = want.get_mut(ring.map_or(at, |n| at % n as usize)) {
+                *w = *v;
+            }
+        }
+        for (isa, dtype) in sets().flat_map(|i| [(i, DType::F32), (i, DType::F16)]) {
+            let spec = spec(&ring_define, &[Some(DType::F32), Some(DType::I32), Some(dtype)]);
+            let (mut floats, mut halves) = (vec![9.0f32; size], vec![f16::from_f32(9.0); size]);
+            let state = if dtype == DType::F32 {
+                memory(&mut floats)
+            } else {
+                memory(&mut halves)
+            };
+            let operands = [memory(&mut x), memory(&mut live), state].map(Some);
+            run::<KvAppend>(&spec, isa, &[count as u32, 1], &operands, state, false, 2);
+            if dtype == DType::F32 {
+                assert_eq!(floats, want, "{isa:?}");
+            } else {
+                assert!(
+                    halves.iter().zip(&want).all(|(h, w)| *h == f16::from_f32(*w)),
+                    "{isa:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn elements_are_appended() {
+        check(192, 64, 320, None);
+        check(66, 10, 77, None);
+        check(20_000, 30, 20_100, None);
+        check(64, 300, 320, None);
+        check(100, 150, 200, Some(200));
+        check(500, 150, 200, Some(200));
+        check(0, 5, 10, Some(10));
+    }
+}

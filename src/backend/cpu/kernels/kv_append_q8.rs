@@ -1,0 +1,173 @@
+//! Appends rows of heads to an 8-bit state: words of four signed bytes, and the scale of all of
+//! them, which is the largest magnitude / 127.
+
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::kernels::kv_append::live_value;
+use crate::backend::cpu::simd::{self, Job, Simd};
+use crate::backend::kernel::KernelSpec;
+use std::ops::Range;
+
+crate::backend::cpu::args::arguments! {
+    pub struct Args { rows, start: U32 } [x: In, live: Weight, state: PartialOut]
+}
+
+/// The kernel `kv_append_q8`.
+pub struct KvAppendQ8 {
+    isa: Isa,
+    dim: usize,
+    /// Rows that the state keeps; later ones go to its start again.
+    ring: Option<usize>,
+}
+
+impl Kernel for KvAppendQ8 {
+    type Args = Args;
+
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let number = |name| {
+            spec.defines
+                .get(name)
+                .and_then(|n| usize::try_from(*n).ok())
+                .filter(|n| *n > 0)
+        };
+        let dim = number("DIM").filter(|d| d.is_multiple_of(4))?;
+        Some(Self {
+            isa,
+            dim,
+            ring: number("RING"),
+        })
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        pieces_of(args.rows, self.dim, threads)
+    }
+
+    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
+        let mut rows = part(args.rows, 1, piece, pieces);
+        if let Some(ring) = self.ring {
+            // Of rows for the same place the last one stays.
+            rows.start = rows.start.max(args.rows.saturating_sub(ring)).min(rows.end);
+        }
+        // SAFETY: the table is read only.
+        let start = unsafe { live_value(args.live, args.start) };
+        // SAFETY: the set is supported, and `x` has the rows that the parameters state.
+        unsafe {
+            simd::run(
+                self.isa,
+                Rows {
+                    kernel: self,
+                    args,
+                    start,
+                    rows,
+                },
+            );
+        }
+    }
+}
+
+struct Rows<'a> {
+    kernel: &'a KvAppendQ8,
+    args: &'a Args,
+    start: usize,
+    rows: Range<usize>,
+}
+
+impl Job for Rows<'_> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let (dim, words) = (self.kernel.dim, self.kernel.dim / 4 + 1);
+        for row in self.rows {
+            let at = self.start + row;
+            let place = self.kernel.ring.map_or(at, |n| at % n);
+            if (place + 1).saturating_mul(words) > self.args.state.elements::<u32>() {
+                continue;
+            }
+            // SAFETY: `x` has the row; the row of the state is inside of its memory and belongs to
+            // this piece.
+            unsafe {
+                let x = self.args.x.as_ptr::<f32>().cast_const().add(row * dim);
+                let to = self.args.state.as_ptr::<u32>().add(place * words);
+                encode::<S>(x, dim, to);
+            }
+        }
+    }
+}
+
+/// Quantizes a row of `dim` elements, a multiple of 4.
+#[inline(always)]
+unsafe fn encode<S: Simd>(x: *const f32, dim: usize, to: *mut u32) {
+    // SAFETY: by the contract of the caller.
+    unsafe {
+        let whole = dim / S::LANES * S::LANES;
+        let mut most = S::splat(0.0);
+        for i in (0..whole).step_by(S::LANES) {
+            most = S::max(S::abs(S::load(x.add(i))), most);
+        }
+        let mut most = S::largest(most);
+        for i in whole..dim {
+            most = most.max((*x.add(i)).abs());
+        }
+        let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+        let bytes = to.cast::<i8>();
+        for i in (0..whole).step_by(S::LANES) {
+            let mut lanes = [0f32; 16];
+            S::store(
+                lanes.as_mut_ptr(),
+                S::round(S::mul(S::load(x.add(i)), S::splat(inverse))),
+            );
+            for (k, v) in lanes.iter().take(S::LANES).enumerate() {
+                *bytes.add(i + k) = *v as i32 as i8;
+            }
+        }
+        for i in whole..dim {
+            *bytes.add(i) = (*x.add(i) * inverse).round_ties_even() as i32 as i8;
+        }
+        *to.add(dim / 4) = (most / 127.0).to_bits();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::kernels::harness::{Random, memory, run, sets, spec};
+    use crate::tensor::DType;
+
+    #[test]
+    fn rows_are_encoded_like_the_reference() {
+        for (rows, dim, start, size, ring) in [
+            (6, 64, 9, 30, None),
+            (3, 12, 0, 3, None),
+            (700, 20, 3, 800, None),
+            (9, 8, 5, 7, Some(7)),
+        ] {
+            let mut random = Random(2);
+            let mut x = random.floats(rows * dim);
+            x[..dim].fill(0.0);
+            let mut live = vec![start];
+            let words = dim / 4 + 1;
+            let mut want = vec![0u32; size * words];
+            for (i, row) in x.chunks_exact(dim).enumerate() {
+                let at = (start as usize + i) % ring.unwrap_or(usize::MAX);
+                let most = row.iter().fold(0f32, |m, v| m.max(v.abs()));
+                let inverse = if most > 0.0 { 127.0 / most } else { 0.0 };
+                let code = |v: &f32| ((v * inverse).round_ties_even() as i8).cast_unsigned();
+                for (w, four) in row.chunks_exact(4).enumerate() {
+                    want[at * words + w] = u32::from_le_bytes([0, 1, 2, 3].map(|k| code(&four[k])));
+                }
+                want[at * words + words - 1] = (most / 127.0).to_bits();
+            }
+            let mut defines = vec![("DIM", dim as i64)];
+            defines.extend(ring.map(|n| ("RING", n as i64)));
+            let spec = spec(&defines, &[Some(DType::F32), Some(DType::I32), Some(DType::I32)]);
+            for isa in sets() {
+                let mut state = vec![0u32; size * words];
+                let y = memory(&mut state);
+                let operands = [memory(&mut x), memory(&mut live), y].map(Some);
+                run::<KvAppendQ8>(&spec, isa, &[rows as u32, 0], &operands, y, false, 2);
+                assert_eq!(state, want, "{isa:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The kernels, by the names of their descriptors.
+//!
+//! A kernel implements [`Native`] for the arguments of its descriptor, declared again with
+//! [`arguments!`](super::args::arguments) because this module is below the operators. Names and
+//! types are compared when a kernel is compiled.
+
+mod arg_max;
+mod attention;
+mod concat;
+mod conv;
+mod conv_depthwise;
+mod conv_panels;
+mod cumulative;
+mod dynamic_quantize;
+mod gather;
+mod gather_e0m;
+mod gather_places;
+mod gemm;
+mod grid_sample;
+#[cfg(test)]
+mod harness;
+mod kv_append;
+mod kv_append_q8;
+mod lrn;
+mod matmul;
+mod matmul_integer;
+mod matmul_panels;
+mod moves;
+mod norm;
+mod pad;
+mod pointwise;
+mod pool;
+mod probe;
+mod product_e0m;
+mod product_e0m_float;
+mod quantize;
+mod range;
+mod reduce;
+mod resize;
+mod rotary;
+mod rotary_append;
+mod softmax;
+mod softmax_axis;
+mod strided;
+#[cfg(test)]
+mod testing;
+mod top_k;
+mod trilu;
+mod window;
+
+use super::args::{Arguments, Finish, Kernel as Native, Memory, Scratch, Store};
+use super::epilogue::{self, Apply};
+use super::isa::Isa;
+use super::pool::{Panicked, Pool};
+use crate::backend::kernel::epilogue::Epilogue;
+use crate::backend::kernel::{FieldTy, Kernel, KernelSpec, Role, args};
+use std::cell::RefCell;
+
+/// A kernel for one spec.
+pub trait Compiled: Send + Sync {
+    /// Runs a dispatch: its grid, the words of the parameter struct, and the operands in the order
+    /// of the descriptor and the epilogue. `None` if they do not fit the kernel.
+    ///
+    /// # Safety
+    ///
+    /// The operands have the sizes that the parameters state, and no other command runs meanwhile.
+    unsafe fn run(
+        &self,
+        pool: &Pool,
+        grid: [u32; 3],
+        words: &[u32],
+        operands: &[Option<Memory>],
+    ) -> Option<Result<(), Panicked>>;
+}
+
+/// A [`Native`] kernel with its epilogue.
+struct Resolved<K> {
+    kernel: K,
+    epilogue: Option<Epilogue>,
+    /// Index of the operand that receives the results.
+    result: usize,
+    isa: Isa,
+}
+
+thread_local! {
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl<K: Native> Compiled for Resolved<K> {
+    unsafe fn run(
+        &self,
+        pool: &Pool,
+        grid: [u32; 3],
+        words: &[u32],
+        operands: &[Option<Memory>],
+    ) -> Option<Result<(), Panicked>> {
+        let (params, own) = (K::Args::PARAMS.len(), K::Args::OPERANDS.len());
+        let mut args = K::Args::read(words.get(..params)?, operands.get(..own)?)?;
+        args.set_grid(grid);
+        let apply = match &self.epilogue {
+            Some(e) => Some(Apply::new(
+                e,
+                words.get(params..)?,
+                operands.get(own..)?,
+                self.isa,
+            )?),
+            None => None,
+        };
+        let store = Store {
+            y: (*operands.get(self.result)?)?,
+            epilogue: apply.as_ref().map(|a| a as &dyn Finish),
+        };
+        let pieces = self.kernel.pieces(&args, pool.threads());
+        Some(pool.run(pieces, &|piece| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                // SAFETY: by the contract; the pool runs each piece once.
+                unsafe { self.kernel.run(&args, &store, piece, pieces, scratch) };
+            });
+        }))
+    }
+}
+
+/// A kernel by name.
+struct Entry {
+    name: &'static str,
+    params: &'static [(&'static str, FieldTy)],
+    operands: &'static [&'static str],
+    compile: fn(&KernelSpec, Isa) -> Option<Box<dyn Compiled>>,
+}
+
+fn compile_as<K: Native>(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
+    let result = spec.kernel.args.iter().position(|a| a.role.writes())?;
+    Some(Box::new(Resolved {
+        kernel: K::new(spec, isa)?,
+        epilogue: spec.epilogue.clone(),
+        result,
+        isa,
+    }))
+}
+
+/// Lists the kernels: the descriptor's name and the type.
+macro_rules! kernels {
+    ($($name:literal $kernel:ty,)*) => {
+        static KERNELS: &[Entry] = &[$(Entry {
+            name: $name,
+            params: <<$kernel as Native>::Args as Arguments>::PARAMS,
+            operands: <<$kernel as Native>::Args as Arguments>::OPERANDS,
+            compile: compile_as::<$kernel>,
+        }),*];
+    };
+}
+
+kernels! {
+    "arg_max" arg_max::ArgMax,
+    "attention" attention::Attention,
+    "concat" concat::Concat,
+    "conv" conv::Conv,
+    "conv_depthwise" conv_depthwise::ConvDepthwise,
+    "conv_panels" conv_panels::ConvPanels,
+    "cumulative" cumulative::Cumulative,
+    "dynamic_quantize" dynamic_quantize::DynamicQuantize,
+    "gather" gather::Gather,
+    "gather_e0m" gather_e0m::GatherE0m,
+    "gather_places" gather_places::GatherPlaces,
+    "grid_sample" grid_sample::GridSample,
+    "kv_append" kv_append::KvAppend,
+    "kv_append_q8" kv_append_q8::KvAppendQ8,
+    "lrn" lrn::Lrn,
+    "matmul" matmul::MatMul,
+    "matmul_integer" matmul_integer::MatMulInteger,
+    "matmul_panels" matmul_panels::MatMulPanels,
+    "norm" norm::Norm,
+    "pad" pad::Pad,
+    "pointwise" pointwise::Pointwise,
+    "pool" pool::Pool,
+    "probe_copy" probe::Copy,
+    "probe_dot" probe::Dots,
+    "probe_f32" probe::Floats,
+    "probe_read" probe::Read,
+    "product_e0m" product_e0m::ProductE0m,
+    "product_e0m_float" product_e0m_float::ProductE0mFloat,
+    "quantize_activations" quantize::Quantize,
+    "random" probe::Random,
+    "range" range::Range,
+    "reduce" reduce::Reduce,
+    "resize" resize::Resize,
+    "rotary" rotary::Rotary,
+    "rotary_append" rotary_append::RotaryAppend,
+    "scatter" gather_places::Scatter,
+    "softmax" softmax::Softmax,
+    "softmax_axis" softmax_axis::SoftmaxAxis,
+    "strided" strided::Strided,
+    "top_k" top_k::TopK,
+    "trilu" trilu::Trilu,
+}
+
+/// The kernel for a spec; `None` if there is none for its name, types or defines.
+pub fn compile(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
+    let entry = KERNELS.iter().find(|e| e.name == spec.kernel.name)?;
+    let own = spec.kernel.args.len();
+    let further = spec.operands.get(own..)?;
+    let runs = spec
+        .epilogue
+        .as_ref()
+        .is_none_or(|e| epilogue::supports(e, further));
+    (runs && fits(entry, spec.kernel))
+        .then(|| (entry.compile)(spec, isa))
+        .flatten()
+}
+
+/// Names of all kernels.
+pub fn names() -> impl Iterator<Item = &'static str> {
+    KERNELS.iter().map(|e| e.name)
+}
+
+/// Whether there is a function with the name and the arguments of a descriptor.
+pub fn matches(kernel: &Kernel) -> bool {
+    KERNELS.iter().any(|e| e.name == kernel.name && fits(e, kernel))
+}
+
+/// Whether a function declares the arguments of a descriptor.
+fn fits(entry: &Entry, kernel: &Kernel) -> bool {
+    let names = kernel.args.iter().map(|a| a.name);
+    entry.params == kernel.params && names.eq(entry.operands.iter().copied())
+}
+
+/// For each operand of a spec, in the order of the descriptor and the epilogue: the index of its
+/// view, if it has one.
+pub fn views(spec: &KernelSpec) -> Vec<Option<usize>> {
+    let mut next = 0;
+    let mut own = Vec::new();
+    for (arg, dtype) in args(spec.kernel, spec.epilogue.as_ref()).zip(&spec.operands) {
+        let shared = spec.in_place.is_some() && arg.role == Role::Out;
+        own.push((dtype.is_some() && !shared).then(|| {
+            next += 1;
+            next - 1
+        }));
+    }
+    if let Some(of) = spec.in_place.and_then(|i| own.get(i).copied()) {
+        for (arg, slot) in args(spec.kernel, spec.epilogue.as_ref()).zip(&mut own) {
+            if arg.role == Role::Out {
+                *slot = of;
+            }
+        }
+    }
+    own
+}
+
+/// A spec without defines and operands.
+#[cfg(test)]
+fn blank() -> KernelSpec {
+    static KERNEL: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
+    KernelSpec {
+        kernel: &KERNEL,
+        workgroup: 1,
+        defines: std::collections::BTreeMap::new(),
+        operands: Vec::new(),
+        in_place: None,
+        epilogue: None,
+        images: std::collections::BTreeMap::new(),
+        vec4: std::collections::BTreeSet::new(),
+    }
+}

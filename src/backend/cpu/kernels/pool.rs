@@ -1,0 +1,433 @@
+//! Maximum, mean or p-norm over windows, without their padding unless `PADDED` is set.
+//!
+//! Rows of a window are reduced first, then columns.
+
+use super::gemm;
+use super::window::{Line, Window};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd::{self, Job, Simd};
+use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use bytemuck::Pod;
+use std::ops::Range;
+
+crate::backend::cpu::args::arguments! {
+    pub struct Args { count, in_h, in_w, out_h, out_w: U32; pad_h, pad_w, end_h, end_w: I32 } [x: In, y: Out]
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    Max,
+    Mean {
+        /// Padding counts, up to `end_h` and `end_w`.
+        padded: bool,
+    },
+    Norm(f32),
+}
+
+pub struct Pool {
+    isa: Isa,
+    window: Window,
+    kind: Kind,
+    x: DType,
+}
+
+impl Kernel for Pool {
+    type Args = Args;
+
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let is_set = |name| spec.defines.get(name).is_some_and(|v| *v != 0);
+        let kind = match (is_set("MEAN"), spec.defines.get("NORM")) {
+            (true, _) => Kind::Mean {
+                padded: is_set("PADDED"),
+            },
+            (_, Some(p)) => Kind::Norm(*p as f32),
+            _ => Kind::Max,
+        };
+        let x = dtype(spec, 0)?;
+        let known = match x {
+            DType::F32 => true,
+            DType::I32 | DType::U32 => kind == Kind::Max,
+            _ => false,
+        };
+        known.then_some(Self {
+            isa,
+            window: Window::of(spec)?,
+            kind,
+            x,
+        })
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        let taps = self.window.rows.kernel + self.window.columns.kernel;
+        gemm::pieces(args.count.saturating_mul(taps * 4), threads)
+            .min(rows(args))
+            .max(1)
+    }
+
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let rows = part(rows(args), 1, piece, pieces);
+        let (window, kind) = (self.window, self.kind);
+        // SAFETY: supported by this processor; the rest by the contract.
+        unsafe {
+            match self.x {
+                DType::I32 => simd::run(
+                    self.isa,
+                    Integers::<i32> {
+                        args,
+                        window,
+                        rows,
+                        y: store.y,
+                        least: i32::MIN,
+                        scratch,
+                    },
+                ),
+                DType::U32 => simd::run(
+                    self.isa,
+                    Integers::<u32> {
+                        args,
+                        window,
+                        rows,
+                        y: store.y,
+                        least: 0,
+                        scratch,
+                    },
+                ),
+                _ => simd::run(
+                    self.isa,
+                    Floats {
+                        args,
+                        window,
+                        kind,
+                        store,
+                        rows,
+                        scratch,
+                    },
+                ),
+            }
+        }
+    }
+}
+
+/// Rows of results in all planes.
+fn rows(args: &Args) -> usize {
+    args.count.checked_div(args.out_w).unwrap_or(0)
+}
+
+/// Row `row` of results: its plane, and the rows of x in its windows.
+fn taps(args: &Args, window: Window, row: usize) -> (usize, impl Iterator<Item = usize>) {
+    let (plane, oy) = (row / args.out_h, row % args.out_h);
+    let Args { in_h, pad_h, .. } = *args;
+    let rows = move |tap| {
+        usize::try_from(window.rows.element(oy, tap, pad_h))
+            .ok()
+            .filter(|y| *y < in_h)
+    };
+    (plane * in_h, (0..window.rows.kernel).filter_map(rows))
+}
+
+/// `each(&mut to[i], from[element])` for the elements of a tap that are inside.
+#[inline(always)]
+fn along<T: Copy>(line: Line, tap: usize, pad: i32, from: &[T], to: &mut [T], each: impl Fn(T, T) -> T) {
+    let inside = line.inside(tap, pad, from.len(), to.len());
+    let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
+    let (Some(from), Some(to)) = (from.get(first..), to.get_mut(inside)) else {
+        return;
+    };
+    match line.stride {
+        1 => to.iter_mut().zip(from).for_each(|(t, f)| *t = each(*t, *f)),
+        2 => to
+            .iter_mut()
+            .zip(from.iter().step_by(2))
+            .for_each(|(t, f)| *t = each(*t, *f)),
+        n => to
+            .iter_mut()
+            .zip(from.iter().step_by(n))
+            .for_each(|(t, f)| *t = each(*t, *f)),
+    }
+}
+
+/// A row of x.
+/// # Safety
+/// It is inside of x.
+#[inline(always)]
+unsafe fn row_of<'a, T>(args: &Args, row: usize) -> &'a [T] {
+    // SAFETY: by the contract.
+    unsafe { std::slice::from_raw_parts(args.x.as_ptr::<T>().add(row * args.in_w), args.in_w) }
+}
+
+struct Integers<'a, T> {
+    args: &'a Args,
+    window: Window,
+    rows: Range<usize>,
+    y: Memory,
+    least: T,
+    scratch: &'a mut Scratch,
+}
+
+impl<T: Pod + Ord> Job for Integers<'_, T> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            args,
+            window,
+            rows,
+            y,
+            least,
+            scratch,
+        } = self;
+        let high = scratch.of::<T>(args.in_w);
+        for row in rows {
+            high.fill(least);
+            let (first, taps) = taps(args, window, row);
+            for tap in taps {
+                // SAFETY: inside of x, by the contract.
+                let x = unsafe { row_of::<T>(args, first + tap) };
+                high.iter_mut().zip(x).for_each(|(m, x)| *m = (*m).max(*x));
+            }
+            // SAFETY: results of this piece.
+            let y = unsafe { y.slice_mut::<T>(row * args.out_w..(row + 1) * args.out_w) };
+            y.fill(least);
+            for tap in 0..window.columns.kernel {
+                along(window.columns, tap, args.pad_w, high, y, Ord::max);
+            }
+        }
+    }
+}
+
+struct Floats<'a> {
+    args: &'a Args,
+    window: Window,
+    kind: Kind,
+    store: &'a Store<'a>,
+    rows: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+/// The larger one; NaN if one is.
+#[inline(always)]
+fn larger(a: f32, b: f32) -> f32 {
+    if b > a || b.is_nan() { b } else { a }
+}
+
+/// A term of a p-norm.
+#[inline(always)]
+fn term(v: f32, p: f32) -> f32 {
+    if p == 1.0 {
+        v.abs()
+    } else if p == 2.0 {
+        v * v
+    } else {
+        v.abs().powf(p)
+    }
+}
+
+impl Job for Floats<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            args,
+            window,
+            kind,
+            store,
+            rows,
+            scratch,
+        } = self;
+        let line = window.columns;
+        let (high, rest) = scratch.floats(args.in_w + 2 * args.out_w).split_at_mut(args.in_w);
+        let (y, columns) = rest.split_at_mut(args.out_w);
+        if let Kind::Mean { padded } = kind {
+            count_columns(args, line, padded, columns);
+        }
+        let least = if kind == Kind::Max { f32::NEG_INFINITY } else { 0.0 };
+        for row in rows {
+            high.fill(least);
+            y.fill(least);
+            let (first, taps) = taps(args, window, row);
+            let mut met = 0usize;
+            for tap in taps {
+                met += 1;
+                // SAFETY: inside of x, by the contract.
+                let x = unsafe { row_of::<f32>(args, first + tap) };
+                let pairs = high.iter_mut().zip(x);
+                match kind {
+                    Kind::Max => pairs.for_each(|(m, x)| *m = larger(*m, *x)),
+                    Kind::Mean { .. } => pairs.for_each(|(s, x)| *s += x),
+                    Kind::Norm(p) => pairs.for_each(|(s, x)| *s += term(*x, p)),
+                }
+            }
+            for tap in 0..line.kernel {
+                match kind {
+                    Kind::Max => along(line, tap, args.pad_w, high, y, larger),
+                    _ => along(line, tap, args.pad_w, high, y, |a, b| a + b),
+                }
+            }
+            match kind {
+                Kind::Max => {}
+                Kind::Mean { padded } => {
+                    if padded {
+                        let element = |tap: &usize| window.rows.element(row % args.out_h, *tap, args.pad_h);
+                        let counted = |tap: &usize| element(tap) < args.end_h as isize;
+                        met = (0..window.rows.kernel).filter(counted).count();
+                    }
+                    let met = met as f32;
+                    y.iter_mut()
+                        .zip(&*columns)
+                        .for_each(|(y, n)| *y /= (met * n).max(1.0));
+                }
+                Kind::Norm(1.0) => {}
+                Kind::Norm(2.0) => y.iter_mut().for_each(|v| *v = v.sqrt()),
+                Kind::Norm(p) => y.iter_mut().for_each(|v| *v = v.powf(1.0 / p)),
+            }
+            // SAFETY: results of this piece.
+            unsafe { store.put(row * args.out_w, y, None) };
+        }
+    }
+}
+
+/// The number of columns that count in each window of a row.
+fn count_columns(args: &Args, line: Line, padded: bool, to: &mut [f32]) {
+    for (i, to) in to.iter_mut().enumerate() {
+        let counted = |tap: &usize| {
+            let at = line.element(i, *tap, args.pad_w);
+            if padded {
+                at < args.end_w as isize
+            } else {
+                (0..args.in_w.cast_signed()).contains(&at)
+            }
+        };
+        *to = (0..line.kernel).filter(counted).count() as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::kernels::testing::{self, Case, Conv};
+
+    /// `None` for the maximum.
+    type Reduce = Option<(&'static str, i64)>;
+
+    fn reference(c: &Conv, x: &[f32], reduce: Reduce, padded: bool) -> Vec<f64> {
+        let mut y = Vec::new();
+        for plane in x.chunks_exact(c.size[0] * c.size[1]) {
+            for i in 0..c.out(0) * c.out(1) {
+                let (mut sum, mut most, mut count) = (0f64, f64::NEG_INFINITY, 0);
+                for tap in 0..c.taps() {
+                    let at = |o: usize, k: usize, a: usize| {
+                        (o * c.strides[a] + k * c.dilations[a]) as i32 - c.pads[a]
+                    };
+                    let (iy, ix) = (
+                        at(i / c.out(1), tap / c.kernel[1], 0),
+                        at(i % c.out(1), tap % c.kernel[1], 1),
+                    );
+                    let end = |a: usize| c.size[a] as i32 + c.after[a];
+                    count += usize::from(padded && iy < end(0) && ix < end(1));
+                    if (0..c.size[0] as i32).contains(&iy) && (0..c.size[1] as i32).contains(&ix) {
+                        let v = f64::from(plane[iy as usize * c.size[1] + ix as usize]);
+                        sum += match reduce {
+                            Some(("NORM", p)) => v.abs().powi(p as i32),
+                            _ => v,
+                        };
+                        most = most.max(v);
+                        count += usize::from(!padded);
+                    }
+                }
+                y.push(match reduce {
+                    None => most,
+                    Some(("NORM", p)) => sum.powf(1.0 / p as f64),
+                    Some(_) => sum / count.max(1) as f64,
+                });
+            }
+        }
+        y
+    }
+
+    fn words(c: &Conv, planes: usize) -> Vec<u32> {
+        let sizes = [
+            planes * c.out(0) * c.out(1),
+            c.size[0],
+            c.size[1],
+            c.out(0),
+            c.out(1),
+        ];
+        let ends = [0, 1].map(|a| c.size[a] as i32 + c.after[a]);
+        let pads = c.pads.iter().chain(&ends).map(|v| v.cast_unsigned());
+        sizes.iter().map(|v| *v as u32).chain(pads).collect()
+    }
+
+    #[test]
+    fn pools_match() {
+        for c in Conv::cases() {
+            let planes = c.images * c.groups;
+            let x = testing::floats(3, planes * c.size[0] * c.size[1]);
+            let kinds: [(Reduce, bool); 6] = [
+                (None, false),
+                (Some(("MEAN", 1)), false),
+                (Some(("MEAN", 1)), true),
+                (Some(("NORM", 1)), false),
+                (Some(("NORM", 2)), false),
+                (Some(("NORM", 3)), false),
+            ];
+            for (reduce, padded) in kinds {
+                let mut defines = c.defines();
+                defines.extend(reduce);
+                defines.push(("PADDED", i64::from(padded)));
+                let case = Case::<Pool> {
+                    words: words(&c, planes),
+                    operands: vec![Some((DType::F32, testing::memory(&x)))],
+                    defines,
+                    kernel: std::marker::PhantomData,
+                };
+                case.check(
+                    &reference(&c, &x, reduce, padded),
+                    1e-5,
+                    &format!("{c:?} {reduce:?} {padded}"),
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn maxima_of_integers_match() {
+        let c = Conv::new([2, 3, 1, 1], [7, 9], [3, 2])
+            .strided([2, 2], [1, 1])
+            .padded([1, 1], [1, 0]);
+        let x: Vec<i32> = testing::floats(3, 6 * 63)
+            .iter()
+            .map(|v| (v * 2e9) as i32)
+            .collect();
+        let exact: Vec<f32> = x.iter().map(|v| (v >> 10) as f32).collect();
+        let shifted: Vec<i32> = x.iter().map(|v| v >> 10).collect();
+        let want: Vec<i32> = reference(&c, &exact, None, false)
+            .iter()
+            .map(|v| *v as i32)
+            .collect();
+        for isa in Isa::ALL.into_iter().filter(|i| i.is_supported()) {
+            let y = testing::memory(&vec![0i32; want.len()]);
+            let spec = KernelSpec {
+                defines: c.defines().into_iter().collect(),
+                operands: vec![Some(DType::I32); 2],
+                ..crate::backend::cpu::kernels::blank()
+            };
+            let kernel = Pool::new(&spec, isa).unwrap();
+            let memory = [Some(testing::memory(&shifted)), Some(y)];
+            let args = <Args as crate::backend::cpu::args::Arguments>::read(&words(&c, 6), &memory).unwrap();
+            let store = Store { y, epilogue: None };
+            // SAFETY: one piece does all.
+            let got = unsafe {
+                kernel.run(&args, &store, 0, 1, &mut Scratch::default());
+                y.slice::<i32>()
+            };
+            assert_eq!(got, want);
+        }
+    }
+
+    #[test]
+    fn maximum_with_nan_is_nan() {
+        assert!(larger(f32::NAN, 1.0).is_nan() && larger(1.0, f32::NAN).is_nan());
+    }
+}

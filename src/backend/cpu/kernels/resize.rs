@@ -1,0 +1,603 @@
+//! Interpolation along one or two axes: `y[o, i, m, j, t]` from `x[o, in_h, m, in_w, t]`.
+
+use super::gemm;
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd::{self, Job, Simd};
+use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use std::ops::Range;
+
+crate::backend::cpu::args::arguments! {
+    pub struct Args {
+        count, in_h, out_h, mid, in_w, out_w, inner: U32;
+        scale_h, scale_w, start_h, end_h, start_w, end_w, cubic, outside: F32
+    } [x: In, y: Out]
+}
+
+/// How places of results map to places of the operand (`COORDINATES`).
+#[derive(Clone, Copy, PartialEq)]
+enum Coordinates {
+    HalfPixel,
+    PytorchHalfPixel,
+    HalfPixelSymmetric,
+    AlignCorners,
+    Asymmetric,
+    HalfPixelCenters,
+    Crop,
+}
+
+/// How the nearest element is chosen (`ROUNDING`).
+#[derive(Clone, Copy, PartialEq)]
+enum Rounding {
+    Down,
+    Up,
+    NearestOrDown,
+    NearestOrUp,
+    UpIfSmaller,
+}
+
+#[derive(Clone, Copy)]
+struct Mode {
+    coordinates: Coordinates,
+    rounding: Rounding,
+    /// Elements along an axis: 1, 2 (linear) or 4 (cubic).
+    taps: usize,
+    /// Both axes are resized.
+    high: bool,
+    /// Scales are the ratios of sizes.
+    by_size: bool,
+    /// Elements outside have weight 0.
+    inside_only: bool,
+}
+
+pub struct Resize {
+    isa: Isa,
+    mode: Mode,
+    x: DType,
+}
+
+impl Kernel for Resize {
+    type Args = Args;
+
+    fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
+        let number = |name| spec.defines.get(name).copied();
+        let is_set = |name| number(name).is_some_and(|v| v != 0);
+        let coordinates = match number("COORDINATES")? {
+            0 => Coordinates::HalfPixel,
+            1 => Coordinates::PytorchHalfPixel,
+            2 => Coordinates::HalfPixelSymmetric,
+            3 => Coordinates::AlignCorners,
+            4 => Coordinates::Asymmetric,
+            5 => Coordinates::HalfPixelCenters,
+            6 => Coordinates::Crop,
+            _ => return None,
+        };
+        let rounding = match number("ROUNDING").unwrap_or(0) {
+            0 => Rounding::Down,
+            1 => Rounding::Up,
+            2 => Rounding::NearestOrDown,
+            3 => Rounding::NearestOrUp,
+            4 => Rounding::UpIfSmaller,
+            _ => return None,
+        };
+        let taps = match number("TAPS")? {
+            1 => 1,
+            2 => 2,
+            4 => 4,
+            _ => return None,
+        };
+        let mode = Mode {
+            coordinates,
+            rounding,
+            taps,
+            high: is_set("HIGH"),
+            by_size: is_set("BY_SIZE"),
+            inside_only: is_set("INSIDE_ONLY"),
+        };
+        let x = dtype(spec, 0)?;
+        // Other elements are words, which are copied.
+        (x == DType::F32 || x != DType::F16 && taps == 1).then_some(Self { isa, mode, x })
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        let work = args.count.saturating_mul(4 * (2 * self.mode.taps + 1));
+        gemm::pieces(work, threads).min(rows(args)).max(1)
+    }
+
+    unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let rows = part(rows(args), 1, piece, pieces);
+        let (mode, y) = (self.mode, store.y);
+        if rows.is_empty() || args.in_h == 0 || args.in_w == 0 {
+            return;
+        }
+        // SAFETY: supported by this processor; the rest by the contract.
+        unsafe {
+            if self.x == DType::F32 {
+                simd::run(
+                    self.isa,
+                    Floats {
+                        args,
+                        mode,
+                        store,
+                        rows,
+                        scratch,
+                    },
+                );
+            } else {
+                #[allow(clippy::cast_possible_truncation, reason = "saturates")]
+                let outside = (args.outside as i32).cast_unsigned();
+                words(args, mode, y, rows, outside, scratch);
+            }
+        }
+    }
+}
+
+/// Rows of results.
+fn rows(args: &Args) -> usize {
+    args.count.checked_div(args.out_w * args.inner).unwrap_or(0)
+}
+
+/// An axis.
+#[derive(Clone, Copy)]
+struct Axis {
+    size: usize,
+    out: usize,
+    scale: f32,
+    start: f32,
+    end: f32,
+    cubic: f32,
+}
+
+/// The elements that make a result along an axis.
+#[derive(Clone, Copy)]
+struct Taps {
+    elements: [u32; 4],
+    weights: [f32; 4],
+    is_inside: bool,
+}
+
+fn axes(args: &Args, mode: Mode) -> [Axis; 2] {
+    let axis = |size: usize, out: usize, scale, start, end| {
+        let scale = if mode.by_size {
+            out as f32 / size as f32
+        } else {
+            scale
+        };
+        Axis {
+            size,
+            out,
+            scale,
+            start,
+            end,
+            cubic: args.cubic,
+        }
+    };
+    [
+        axis(args.in_h, args.out_h, args.scale_h, args.start_h, args.end_h),
+        axis(args.in_w, args.out_w, args.scale_w, args.start_w, args.end_w),
+    ]
+}
+
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "elements of an axis of at most u32::MAX elements"
+)]
+impl Axis {
+    /// The place of result `i` in the operand.
+    fn coordinate(self, coordinates: Coordinates, i: usize) -> f32 {
+        let (at, size, out) = (i as f32, self.size as f32, self.out as f32);
+        let last = size - 1.0;
+        match coordinates {
+            Coordinates::PytorchHalfPixel | Coordinates::AlignCorners if self.out <= 1 => 0.0,
+            Coordinates::AlignCorners => at * last / (out - 1.0),
+            Coordinates::Crop if self.out <= 1 => 0.5 * (self.start + self.end) * last,
+            Coordinates::Crop => self.start * last + at * (self.end - self.start) * last / (out - 1.0),
+            Coordinates::HalfPixelSymmetric => {
+                let offset = size / 2.0 * (1.0 - out / (self.scale * size));
+                offset + (at + 0.5) / self.scale - 0.5
+            }
+            Coordinates::Asymmetric => at / self.scale,
+            Coordinates::HalfPixelCenters => (at + 0.5) / self.scale,
+            Coordinates::HalfPixel | Coordinates::PytorchHalfPixel => (at + 0.5) / self.scale - 0.5,
+        }
+    }
+
+    fn nearest(self, rounding: Rounding, at: f32) -> usize {
+        let low = at.floor();
+        let is_half = at - low == 0.5;
+        let at = match rounding {
+            Rounding::NearestOrDown if is_half => low,
+            Rounding::NearestOrUp if is_half => low + 1.0,
+            Rounding::NearestOrDown | Rounding::NearestOrUp => at.round(),
+            Rounding::Up => at.ceil(),
+            Rounding::UpIfSmaller if self.scale < 1.0 => at.ceil(),
+            Rounding::Down | Rounding::UpIfSmaller => low,
+        };
+        (at.max(0.0) as usize).min(self.size - 1)
+    }
+
+    fn taps(self, mode: Mode, i: usize) -> Taps {
+        let last = (self.size - 1) as f32;
+        let mut at = self.coordinate(mode.coordinates, i);
+        let mut taps = Taps {
+            elements: [0; 4],
+            weights: [1.0, 0.0, 0.0, 0.0],
+            is_inside: mode.coordinates != Coordinates::Crop || (0.0..=last).contains(&at),
+        };
+        if mode.taps == 1 {
+            taps.elements[0] = self.nearest(mode.rounding, at) as u32;
+            return taps;
+        }
+        if mode.taps == 2 {
+            at = at.clamp(0.0, last);
+        }
+        let first = at.floor() - (mode.taps / 2 - 1) as f32;
+        let mut sum = 0.0;
+        for (t, (element, weight)) in taps
+            .elements
+            .iter_mut()
+            .zip(&mut taps.weights)
+            .take(mode.taps)
+            .enumerate()
+        {
+            let place = first + t as f32;
+            let distance = (at - place).abs();
+            *weight = if mode.taps == 4 {
+                cubic(self.cubic, distance)
+            } else {
+                (1.0 - distance).max(0.0)
+            };
+            if mode.inside_only && !(0.0..=last).contains(&place) {
+                *weight = 0.0;
+            }
+            sum += *weight;
+            *element = place.clamp(0.0, last) as u32;
+        }
+        taps.weights.iter_mut().take(mode.taps).for_each(|w| *w /= sum);
+        taps
+    }
+}
+
+/// The cubic convolution kernel with parameter `a`.
+fn cubic(a: f32, d: f32) -> f32 {
+    if d <= 1.0 {
+        ((a + 2.0) * d - (a + 3.0)) * d * d + 1.0
+    } else if d < 2.0 {
+        ((a * d - 5.0 * a) * d + 8.0 * a) * d - 4.0 * a
+    } else {
+        0.0
+    }
+}
+
+/// The u32 of an element.
+fn word(element: usize) -> u32 {
+    u32::try_from(element).unwrap_or(u32::MAX)
+}
+
+/// What makes row `row` of results: the first element of each row of x, and the taps.
+fn row_of(args: &Args, mode: Mode, axis: Axis, row: usize) -> ([usize; 4], Taps) {
+    let (m, i, o) = (
+        row % args.mid,
+        row / args.mid % args.out_h,
+        row / args.mid / args.out_h,
+    );
+    let taps = if mode.high {
+        axis.taps(mode, i)
+    } else {
+        let elements = [word(i.min(args.in_h - 1)); 4];
+        Taps {
+            elements,
+            weights: [1.0, 0.0, 0.0, 0.0],
+            is_inside: true,
+        }
+    };
+    let width = args.in_w * args.inner;
+    let start = |element: u32| ((o * args.in_h + element as usize) * args.mid + m) * width;
+    (taps.elements.map(start), taps)
+}
+
+/// Copies the nearest words of rows of results.
+/// # Safety
+/// The operands have the sizes that the parameters state, and the caller owns the results.
+unsafe fn words(args: &Args, mode: Mode, y: Memory, rows: Range<usize>, outside: u32, scratch: &mut Scratch) {
+    let [high, wide] = axes(args, mode);
+    let (width, inner) = (args.out_w * args.inner, args.inner);
+    let columns = scratch.of::<u32>(args.out_w);
+    for (j, column) in columns.iter_mut().enumerate() {
+        let taps = wide.taps(mode, j);
+        *column = if taps.is_inside {
+            taps.elements[0]
+        } else {
+            u32::MAX
+        };
+    }
+    for row in rows {
+        let (starts, taps) = row_of(args, mode, high, row);
+        // SAFETY: a row of results of this piece, and one of x.
+        let (y, x) = unsafe {
+            let x = args.x.as_ptr::<u32>().add(starts[0]);
+            (
+                y.slice_mut::<u32>(row * width..(row + 1) * width),
+                std::slice::from_raw_parts(x, args.in_w * inner),
+            )
+        };
+        for (y, column) in y.chunks_exact_mut(inner).zip(&*columns) {
+            let at = *column as usize * inner;
+            match x.get(at..at + inner) {
+                Some(x) if taps.is_inside => y.copy_from_slice(x),
+                _ => y.fill(outside),
+            }
+        }
+    }
+}
+
+struct Floats<'a> {
+    args: &'a Args,
+    mode: Mode,
+    store: &'a Store<'a>,
+    rows: Range<usize>,
+    scratch: &'a mut Scratch,
+}
+
+impl Job for Floats<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Self {
+            args,
+            mode,
+            store,
+            rows,
+            scratch,
+        } = self;
+        let [high, wide] = axes(args, mode);
+        let (from, to, inner, taps) = (
+            args.in_w * args.inner,
+            args.out_w * args.inner,
+            args.inner,
+            mode.taps,
+        );
+        let (x, rest) = scratch
+            .floats(from + to + 2 * taps * args.out_w)
+            .split_at_mut(from);
+        let (y, rest) = rest.split_at_mut(to);
+        // Tap t of result j is at t * out_w + j.
+        let (weights, elements) = rest.split_at_mut(taps * args.out_w);
+        let elements = bytemuck::cast_slice_mut::<f32, u32>(elements);
+        let mut leaves = false;
+        for j in 0..args.out_w {
+            let found = wide.taps(mode, j);
+            leaves |= !found.is_inside;
+            for t in 0..taps {
+                elements[t * args.out_w + j] = word(found.elements[t] as usize * inner);
+                weights[t * args.out_w + j] = found.weights[t];
+            }
+        }
+        for row in rows {
+            let (starts, found) = row_of(args, mode, high, row);
+            let sources = if mode.high { taps } else { 1 };
+            if found.is_inside {
+                // SAFETY: rows of x, by the contract.
+                let row = |a: usize| unsafe {
+                    std::slice::from_raw_parts(args.x.as_ptr::<f32>().add(starts[a]), from)
+                };
+                let source = if sources == 1 {
+                    row(0)
+                } else {
+                    let w = found.weights;
+                    x.iter_mut().zip(row(0)).for_each(|(s, v)| *s = w[0] * v);
+                    for (a, w) in w.iter().enumerate().take(sources).skip(1) {
+                        x.iter_mut().zip(row(a)).for_each(|(s, v)| *s += w * v);
+                    }
+                    &*x
+                };
+                along(source, elements, weights, inner, taps, y);
+            }
+            if !found.is_inside {
+                y.fill(args.outside);
+            } else if leaves {
+                for (j, y) in y.chunks_exact_mut(inner).enumerate() {
+                    if !wide.taps(mode, j).is_inside {
+                        y.fill(args.outside);
+                    }
+                }
+            }
+            // SAFETY: results of this piece.
+            unsafe { store.put(row * to, y, None) };
+        }
+    }
+}
+
+/// A row of results from a row of elements. `elements` and `weights` have a row for each tap.
+#[inline(always)]
+fn along(x: &[f32], elements: &[u32], weights: &[f32], inner: usize, taps: usize, y: &mut [f32]) {
+    let out = elements.len() / taps;
+    for t in 0..taps {
+        let (elements, weights) = (
+            &elements[t * out..(t + 1) * out],
+            &weights[t * out..(t + 1) * out],
+        );
+        let pairs = elements.iter().zip(weights);
+        if inner == 1 {
+            for (y, (e, w)) in y.iter_mut().zip(pairs) {
+                let v = x.get(*e as usize).copied().unwrap_or_default();
+                *y = if taps == 1 {
+                    v
+                } else if t == 0 {
+                    w * v
+                } else {
+                    *y + w * v
+                };
+            }
+            continue;
+        }
+        for (y, (e, w)) in y.chunks_exact_mut(inner).zip(pairs) {
+            let x = x.get(*e as usize..).unwrap_or_default();
+            for (y, v) in y.iter_mut().zip(x) {
+                *y = if taps == 1 {
+                    *v
+                } else if t == 0 {
+                    w * v
+                } else {
+                    *y + w * v
+                };
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::cpu::args::Arguments;
+    use crate::backend::cpu::kernels::testing::{self, Case};
+
+    /// o, `in_h`, `out_h`, mid, `in_w`, `out_w`, inner.
+    type Sizes = [usize; 7];
+
+    const SIZES: [Sizes; 6] = [
+        [3, 5, 10, 1, 7, 21, 1],
+        [2, 9, 4, 2, 8, 3, 3],
+        [1, 1, 1, 1, 13, 26, 1],
+        [4, 1, 1, 1, 5, 9, 2],
+        [1, 6, 1, 3, 4, 1, 1],
+        [2, 4, 8, 1, 20, 40, 16],
+    ];
+
+    fn args(s: &Sizes, high: bool) -> Vec<u32> {
+        let count = s[0] * s[2] * s[3] * s[5] * s[6];
+        let [_, in_h, out_h, mid, in_w, out_w, inner] = s.map(|v| v as u32);
+        let scale = |out: u32, size: u32| out as f32 / size as f32;
+        let scale_h = if high { scale(out_h, in_h) } else { 1.0 };
+        let floats = [scale_h, scale(out_w, in_w), 0.1, 1.2, -0.2, 0.8, -0.75, 9.5].map(f32::to_bits);
+        [count as u32, in_h, out_h, mid, in_w, out_w, inner]
+            .into_iter()
+            .chain(floats)
+            .collect()
+    }
+
+    fn reference(a: &Args, mode: Mode, x: &[f32]) -> Vec<f64> {
+        let [high, wide] = axes(a, mode);
+        let one = Taps {
+            elements: [0; 4],
+            weights: [1.0, 0.0, 0.0, 0.0],
+            is_inside: true,
+        };
+        (0..a.count)
+            .map(|at| {
+                let (t, rest) = (at % a.inner, at / a.inner);
+                let (j, rest) = (rest % a.out_w, rest / a.out_w);
+                let (m, rest) = (rest % a.mid, rest / a.mid);
+                let (i, o) = (rest % a.out_h, rest / a.out_h);
+                let rows = if mode.high {
+                    high.taps(mode, i)
+                } else {
+                    Taps {
+                        elements: [i as u32; 4],
+                        ..one
+                    }
+                };
+                let columns = wide.taps(mode, j);
+                if !(rows.is_inside && columns.is_inside) {
+                    return f64::from(a.outside);
+                }
+                let mut sum = 0.0;
+                for (row, u) in rows.elements.iter().zip(rows.weights) {
+                    for (column, w) in columns.elements.iter().zip(columns.weights) {
+                        let at = ((o * a.in_h + *row as usize) * a.mid + m) * a.in_w + *column as usize;
+                        sum += f64::from(u) * f64::from(w) * f64::from(x[at * a.inner + t]);
+                    }
+                }
+                sum
+            })
+            .collect()
+    }
+
+    #[test]
+    fn all_modes_match() {
+        for s in &SIZES {
+            let x = testing::floats(8, s[0] * s[1] * s[3] * s[4] * s[6]);
+            for mode in 0..7 * 5 * 3 * 4 {
+                let (coordinates, rounding) = (mode % 7, mode / 7 % 5);
+                let (taps, flags) = ([1, 2, 4][mode / 35 % 3], mode / 105);
+                let high = s[1] != 1;
+                let defines = vec![
+                    ("COORDINATES", coordinates as i64),
+                    ("ROUNDING", rounding as i64),
+                    ("TAPS", taps),
+                    ("HIGH", i64::from(high)),
+                    ("BY_SIZE", (flags & 1) as i64),
+                    ("INSIDE_ONLY", (flags >> 1) as i64),
+                ];
+                let spec = KernelSpec {
+                    defines: defines.iter().copied().collect(),
+                    operands: vec![Some(DType::F32); 2],
+                    ..crate::backend::cpu::kernels::blank()
+                };
+                let memory = testing::memory(&x);
+                let words = args(s, high);
+                let args = Args::read(&words, &[Some(memory); 2]).unwrap();
+                let kernel = Resize::new(&spec, Isa::Portable).unwrap();
+                let want = reference(&args, kernel.mode, &x);
+                let name = format!("{s:?} {defines:?}");
+                let operands = vec![Some((DType::F32, memory))];
+                let case = Case::<Resize> {
+                    words,
+                    operands,
+                    defines,
+                    kernel: std::marker::PhantomData,
+                };
+                case.check(&want, 1e-5, &name);
+            }
+        }
+    }
+
+    #[test]
+    fn nearest_integers_are_copied() {
+        let x: Vec<u32> = (0..12).collect();
+        let words = args(&[1, 3, 6, 1, 4, 8, 1], true);
+        let y = testing::memory(&[0u32; 48]);
+        let spec = KernelSpec {
+            defines: [("COORDINATES", 4), ("ROUNDING", 0), ("TAPS", 1), ("HIGH", 1)]
+                .into_iter()
+                .collect(),
+            operands: vec![Some(DType::I32); 2],
+            ..crate::backend::cpu::kernels::blank()
+        };
+        let args = Args::read(&words, &[Some(testing::memory(&x)), Some(y)]).unwrap();
+        let kernel = Resize::new(&spec, Isa::best()).unwrap();
+        let store = Store { y, epilogue: None };
+        // SAFETY: one piece does all.
+        let got = unsafe {
+            kernel.run(&args, &store, 0, 1, &mut Scratch::default());
+            y.slice::<u32>()
+        };
+        let want: Vec<u32> = (0..48).map(|i| i / 8 / 2 * 4 + i % 8 / 2).collect();
+        assert_eq!(got, want);
+    }
+
+    #[test]
+    fn coordinates_have_known_values() {
+        let axis = Axis {
+            size: 4,
+            out: 8,
+            scale: 2.0,
+            start: 0.25,
+            end: 0.75,
+            cubic: -0.75,
+        };
+        let at = |c| axis.coordinate(c, 3);
+        assert_eq!(at(Coordinates::HalfPixel), 1.25);
+        assert_eq!(at(Coordinates::HalfPixelSymmetric), 1.25);
+        assert_eq!(at(Coordinates::AlignCorners), 9.0 / 7.0);
+        assert_eq!(at(Coordinates::Asymmetric), 1.5);
+        assert_eq!(at(Coordinates::HalfPixelCenters), 1.75);
+        assert_eq!(at(Coordinates::Crop), 0.75 + 4.5 / 7.0);
+        assert_eq!(axis.nearest(Rounding::NearestOrDown, 1.5), 1);
+        assert_eq!(axis.nearest(Rounding::NearestOrUp, 1.5), 2);
+        assert_eq!(axis.nearest(Rounding::UpIfSmaller, 1.5), 1);
+        assert_eq!(axis.nearest(Rounding::Up, 9.0), 3);
+    }
+}

@@ -1,0 +1,436 @@
+//! The CPU backend: kernels in Rust, for the instruction sets of the processor.
+//!
+//! There is no compiler and no queue: [`Backend::compile`] chooses a function by the name of the
+//! kernel and resolves element types, defines and instruction set; [`Backend::submit`] calls the
+//! functions of a recording one after another. Each divides its dispatch into pieces for the
+//! threads of a [`pool`]. Activations are `f32`; nodes without a kernel run in the interpreter,
+//! between two recordings.
+#![allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_possible_wrap,
+    clippy::cast_sign_loss,
+    reason = "kernels convert between element types; sizes are those of memory"
+)]
+
+pub mod args;
+pub mod epilogue;
+pub mod kernels;
+pub mod pool;
+pub mod simd;
+
+pub use super::isa;
+
+use super::kernel::KernelSpec;
+use super::{
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
+    Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Simd, Stats, View, choose, nanoseconds_since,
+    validation,
+};
+use args::Memory;
+use isa::Isa;
+use kernels::Compiled;
+use pool::Pool;
+use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Instant;
+
+const NAME: &str = "cpu";
+/// Alignment of buffers and views in bytes: a cache line and the longest vector.
+const ALIGN: usize = 64;
+
+/// Devices are this processor.
+pub(super) const DRIVER: Driver = Driver {
+    list: || Ok(vec![caps(Isa::best())]),
+    open: |options| Ok(Box::new(Cpu::open(options)?)),
+};
+
+/// Memory of a buffer.
+struct Buffer {
+    /// The allocation.
+    base: *mut u8,
+    layout: Layout,
+    memory: Memory,
+}
+
+// SAFETY: the buffer owns its allocation.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    /// Zeroed memory; `None` if there is not enough.
+    fn new(bytes: usize) -> Option<Self> {
+        // The allocator maps fresh zero pages only for its own alignment.
+        let layout = Layout::from_size_align(bytes.checked_add(ALIGN)?, align_of::<u64>()).ok()?;
+        // SAFETY: the size is not 0.
+        let base = unsafe { alloc_zeroed(layout) };
+        if base.is_null() {
+            return None;
+        }
+        let offset = base.align_offset(ALIGN);
+        // SAFETY: `ALIGN` further bytes were allocated.
+        let memory = unsafe { Memory::new(base.add(offset), bytes) };
+        Some(Self { base, layout, memory })
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        // SAFETY: allocated in `new` with this layout.
+        unsafe { dealloc(self.base, self.layout) };
+    }
+}
+
+/// A compiled kernel, with the index of the view of each operand.
+struct Prepared {
+    spec: KernelSpec,
+    compiled: Arc<dyn Compiled>,
+    views: Vec<Option<usize>>,
+}
+
+/// A command whose operands are resolved.
+enum Action {
+    Dispatch {
+        kernel: Arc<dyn Compiled>,
+        operands: Vec<Option<Memory>>,
+        step: usize,
+        params: std::ops::Range<usize>,
+        /// The kernel, for errors.
+        id: KernelId,
+    },
+    Copy {
+        src: Memory,
+        dst: Memory,
+    },
+    Fill {
+        dst: Memory,
+        byte: u8,
+    },
+}
+
+/// The processor, opened for work.
+pub struct Cpu {
+    caps: Caps,
+    isa: Isa,
+    pool: Arc<Pool>,
+    buffers: HashMap<u32, Buffer>,
+    next_buffer: u32,
+    kernels: Vec<Prepared>,
+    cache: HashMap<KernelSpec, KernelId>,
+    recordings: HashMap<u32, Vec<Action>>,
+    next_recording: u32,
+    stats: Stats,
+}
+
+fn caps(isa: Isa) -> Caps {
+    let memory = crate::limits::usable_memory();
+    let largest = memory.unwrap_or(isize::MAX as u64) & !3;
+    let profile = DeviceProfile {
+        code: KernelCode::Native(NativeKernels {
+            has: |spec| kernels::compile(spec, Isa::best()).is_some(),
+        }),
+        simd: Simd::Native,
+        view_align: ALIGN as u64,
+        max_view_bytes: largest,
+        local_bytes: 0,
+        compute_units: u32::try_from(crate::parallel::cores()).unwrap_or(u32::MAX),
+        max_workgroup: 1024,
+        max_grid: u32::MAX,
+        packed_dot: match isa {
+            Isa::Avx2 | Isa::AvxVnni | Isa::Avx512Vnni => PackedDot::Native,
+            _ => PackedDot::None,
+        },
+        ..DeviceProfile::generic_gpu()
+    };
+    Caps {
+        backend: NAME,
+        device: isa::processor(),
+        driver: isa.name().to_owned(),
+        kind: DeviceKind::Cpu,
+        profile,
+        params_align: 4,
+        max_buffer_bytes: largest,
+        memory_bytes: memory.unwrap_or(0),
+        profiling: true,
+        priorities: false,
+        refused: Vec::new(),
+    }
+}
+
+/// The pool with this number of threads, which all sessions of the process share.
+fn shared_pool(threads: usize) -> Arc<Pool> {
+    static POOLS: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
+    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+    pools.retain(|p| p.strong_count() > 0);
+    let mut living = pools.iter().filter_map(Weak::upgrade);
+    if let Some(pool) = living.find(|p| p.threads() == threads) {
+        return pool;
+    }
+    let pool = Arc::new(Pool::new(threads));
+    pools.push(Arc::downgrade(&pool));
+    pool
+}
+
+impl Cpu {
+    /// Opens the processor.
+    ///
+    /// # Errors
+    ///
+    /// [`BackendError::NoDevice`] if it is not called what the options say, and
+    /// [`BackendError::NotOffered`] for an instruction set that it lacks or a number of threads
+    /// that is not available.
+    pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
+        let isa = options.isa.unwrap_or_else(Isa::best);
+        if !isa.is_supported() {
+            let all = Isa::ALL.into_iter().filter(|i| i.is_supported()).map(Isa::name);
+            let why = format!(
+                "{isa}: this processor does not support it; it supports {}",
+                all.collect::<Vec<_>>().join(", ")
+            );
+            return Err(BackendError::NotOffered {
+                field: "cpu_isa",
+                why,
+            });
+        }
+        let cores = crate::parallel::cores();
+        let threads = options.threads.unwrap_or(cores);
+        if threads == 0 || threads > cores {
+            let why =
+                format!("{threads}: expected 1 to {cores}, the number of cores that this process may use");
+            return Err(BackendError::NotOffered {
+                field: "threads",
+                why,
+            });
+        }
+        let mut caps = caps(isa);
+        choose(std::slice::from_ref(&caps), options.device.as_deref())?;
+        validation::apply(options.cache.as_deref(), &mut caps);
+        Ok(Self {
+            caps,
+            isa,
+            pool: shared_pool(threads),
+            buffers: HashMap::new(),
+            next_buffer: 0,
+            kernels: Vec::new(),
+            cache: HashMap::new(),
+            recordings: HashMap::new(),
+            next_recording: 0,
+            stats: Stats::default(),
+        })
+    }
+
+    fn memory(&self, view: View) -> Result<Memory, BackendError> {
+        let buffer = self.buffers.get(&view.buffer.0);
+        let memory = buffer.and_then(|b| {
+            b.memory.view(
+                usize::try_from(view.offset).ok()?,
+                usize::try_from(view.len).ok()?,
+            )
+        });
+        memory.ok_or_else(|| internal("view", format!("{view:?} is outside of its buffer")))
+    }
+
+    fn prepared(&self, id: KernelId) -> Result<&Prepared, BackendError> {
+        let kernel = self.kernels.get(id.0 as usize);
+        kernel.ok_or_else(|| internal("record", format!("{id:?} does not exist")))
+    }
+
+    fn action(&self, command: &Command) -> Result<Action, BackendError> {
+        Ok(match command {
+            Command::Dispatch {
+                kernel: id,
+                args,
+                step,
+                params,
+            } => {
+                let kernel = self.prepared(*id)?;
+                let memory = |i: &Option<usize>| {
+                    let view = i.and_then(|i| args.get(i));
+                    view.map(|v| self.memory(*v)).transpose()
+                };
+                Action::Dispatch {
+                    kernel: Arc::clone(&kernel.compiled),
+                    operands: kernel.views.iter().map(memory).collect::<Result<_, _>>()?,
+                    step: *step as usize,
+                    params: params.start as usize..params.end as usize,
+                    id: *id,
+                }
+            }
+            Command::Copy { src, dst } => Action::Copy {
+                src: self.memory(*src)?,
+                dst: self.memory(*dst)?,
+            },
+            Command::Fill { dst, byte } => Action::Fill {
+                dst: self.memory(*dst)?,
+                byte: *byte,
+            },
+        })
+    }
+
+    fn run(&self, action: &Action, launch: &Launch) -> Result<(), BackendError> {
+        match action {
+            Action::Dispatch {
+                kernel,
+                operands,
+                step,
+                params,
+                id,
+            } => {
+                let grid = launch.grids.get(*step).copied().unwrap_or_default();
+                if grid.contains(&0) {
+                    return Ok(());
+                }
+                let fault = |why: &str| {
+                    let name = self
+                        .prepared(*id)
+                        .map_or_else(|_| String::new(), |k| k.spec.to_string());
+                    internal("submit", format!("kernel {name} {why}"))
+                };
+                let words = launch.params.get(params.clone());
+                let words = words.and_then(|bytes| bytemuck::try_cast_slice(bytes).ok());
+                let words = words.ok_or_else(|| fault("has no aligned parameters"))?;
+                // SAFETY: the executor has checked the sizes of the views; `&mut self` of the
+                // caller keeps other commands away.
+                match unsafe { kernel.run(&self.pool, grid, words, operands) } {
+                    Some(Ok(())) => Ok(()),
+                    Some(Err(pool::Panicked)) => Err(fault("panicked")),
+                    None => Err(fault("does not fit its arguments")),
+                }
+            }
+            // SAFETY: no kernel runs; the executor has checked that the ranges are disjoint.
+            Action::Copy { src, dst } => unsafe {
+                dst.slice_mut::<u8>(0..dst.elements::<u8>())
+                    .copy_from_slice(src.slice());
+                Ok(())
+            },
+            // SAFETY: no kernel runs.
+            Action::Fill { dst, byte } => unsafe {
+                dst.slice_mut::<u8>(0..dst.elements::<u8>()).fill(*byte);
+                Ok(())
+            },
+        }
+    }
+
+    fn actions(&self, recording: RecordingId) -> Result<&[Action], BackendError> {
+        let actions = self.recordings.get(&recording.0).map(Vec::as_slice);
+        actions.ok_or_else(|| internal("submit", format!("{recording:?} does not exist")))
+    }
+}
+
+fn internal(call: &str, why: String) -> BackendError {
+    BackendError::Driver {
+        call: call.to_owned(),
+        why,
+    }
+}
+
+impl Backend for Cpu {
+    fn caps(&self) -> &Caps {
+        &self.caps
+    }
+
+    fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
+        let buffer = usize::try_from(bytes).ok().and_then(Buffer::new);
+        let buffer = buffer.ok_or_else(|| BackendError::OutOfMemory {
+            label: label.to_owned(),
+            bytes,
+            why: "the system has not enough memory".to_owned(),
+        })?;
+        let id = self.next_buffer;
+        self.next_buffer += 1;
+        self.buffers.insert(id, buffer);
+        self.stats.allocations += 1;
+        self.stats.bytes += bytes;
+        Ok(BufferId(id))
+    }
+
+    fn destroy_buffer(&mut self, buffer: BufferId) {
+        if let Some(buffer) = self.buffers.remove(&buffer.0) {
+            self.stats.bytes -= buffer.memory.elements::<u8>() as u64;
+        }
+    }
+
+    fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
+        let memory = self.memory(dst)?;
+        let part = memory.view(0, bytes.len());
+        let part = part.ok_or_else(|| internal("write", format!("{} bytes to {dst:?}", bytes.len())))?;
+        // SAFETY: no kernel runs.
+        unsafe { part.slice_mut::<u8>(0..bytes.len()) }.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    fn read(&mut self, src: View, out: &mut [u8]) -> Result<(), BackendError> {
+        let part = self.memory(src)?.view(0, out.len());
+        let part = part.ok_or_else(|| internal("read", format!("{} bytes of {src:?}", out.len())))?;
+        // SAFETY: no kernel runs.
+        out.copy_from_slice(unsafe { part.slice() });
+        Ok(())
+    }
+
+    fn compile(&mut self, spec: &KernelSpec) -> Result<KernelId, BackendError> {
+        if let Some(id) = self.cache.get(spec) {
+            return Ok(*id);
+        }
+        let compiled = kernels::compile(spec, self.isa).ok_or_else(|| BackendError::Unsuited {
+            kernel: spec.to_string(),
+            device: self.caps.device.clone(),
+            why: "there is no CPU kernel for these types and defines".to_owned(),
+        })?;
+        let id = KernelId(crate::num::exact(self.kernels.len(), "a kernel's index")?);
+        self.kernels.push(Prepared {
+            spec: spec.clone(),
+            compiled: compiled.into(),
+            views: kernels::views(spec),
+        });
+        self.cache.insert(spec.clone(), id);
+        self.stats.compiles += 1;
+        Ok(id)
+    }
+
+    fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError> {
+        let actions = commands
+            .iter()
+            .map(|c| self.action(c))
+            .collect::<Result<_, _>>()?;
+        let id = self.next_recording;
+        self.next_recording += 1;
+        self.recordings.insert(id, actions);
+        self.stats.recordings += 1;
+        Ok(RecordingId(id))
+    }
+
+    fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
+        let actions = self.actions(recording)?;
+        for action in actions {
+            self.run(action, launch)?;
+        }
+        self.stats.launches += actions.len() as u64;
+        self.stats.submits += 1;
+        Ok(())
+    }
+
+    fn profile(&mut self, recording: RecordingId, launch: &Launch) -> Result<Vec<u64>, BackendError> {
+        let timed = self.actions(recording)?.iter().map(|action| {
+            let start = Instant::now();
+            self.run(action, launch).map(|()| nanoseconds_since(start))
+        });
+        timed.collect()
+    }
+
+    fn wait(&mut self) -> Result<(), BackendError> {
+        Ok(())
+    }
+
+    fn release(&mut self, recording: RecordingId) {
+        self.recordings.remove(&recording.0);
+    }
+
+    fn stats(&self) -> Stats {
+        self.stats
+    }
+
+    /// The instruction sets of the processor.
+    fn extensions(&self) -> Vec<String> {
+        let all = Isa::ALL.into_iter().filter(|isa| isa.is_supported());
+        all.map(|isa| isa.name().to_owned()).collect()
+    }
+}

@@ -1,0 +1,272 @@
+//! Threads that share the pieces of one dispatch after another.
+//!
+//! Whoever is free takes the next piece, and the caller waits for pieces, not for threads: a thread
+//! that the system has put aside holds nothing up unless it is inside a piece. Threads without work
+//! spin for some microseconds, since the next dispatch usually follows at once, and then sleep.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+
+/// Rounds of a spinning thread before it sleeps.
+const SPINS: u32 = 4000;
+/// Bits of the ticket that count pieces.
+const PIECES: u32 = 24;
+
+/// The work of a piece, with its index.
+type Work<'a> = dyn Fn(usize) + Sync + 'a;
+
+/// A pool of threads.
+pub struct Pool {
+    shared: Arc<Shared>,
+    /// Threads that work, the caller included.
+    threads: usize,
+    /// Held during a dispatch.
+    turn: Mutex<()>,
+}
+
+/// A piece panicked. This is a bug in a kernel.
+#[derive(Debug)]
+pub struct Panicked;
+
+struct Shared {
+    /// The number of the dispatch, its number of pieces, and the next piece, from high to low bits.
+    ticket: AtomicU64,
+    /// Pieces of the dispatch that are done.
+    done: AtomicUsize,
+    /// The address of the dispatch's work, valid until all pieces are done.
+    work: AtomicPtr<&'static Work<'static>>,
+    panicked: AtomicBool,
+    stop: AtomicBool,
+    sleeping: AtomicUsize,
+    caller_sleeps: AtomicBool,
+    lock: Mutex<()>,
+    /// There is work, or the pool ends.
+    wake: Condvar,
+    /// All pieces are done.
+    finished: Condvar,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shared {
+    fn total(ticket: u64) -> u64 {
+        (ticket >> PIECES) & ((1 << PIECES) - 1)
+    }
+
+    fn next(ticket: u64) -> u64 {
+        ticket & ((1 << PIECES) - 1)
+    }
+
+    /// Takes the next piece.
+    fn take(&self) -> Option<usize> {
+        let mut ticket = self.ticket.load(Ordering::Acquire);
+        loop {
+            if Self::next(ticket) >= Self::total(ticket) {
+                return None;
+            }
+            match self
+                .ticket
+                .compare_exchange_weak(ticket, ticket + 1, Ordering::AcqRel, Ordering::Acquire)
+            {
+                Ok(_) => return Some(Self::next(ticket) as usize),
+                Err(now) => ticket = now,
+            }
+        }
+    }
+
+    fn has_work(&self) -> bool {
+        let ticket = self.ticket.load(Ordering::SeqCst);
+        Self::next(ticket) < Self::total(ticket)
+    }
+
+    /// Does pieces until there are none.
+    fn help(&self) {
+        while let Some(piece) = self.take() {
+            let work = self.work.load(Ordering::Acquire);
+            // SAFETY: the caller keeps the work alive until all pieces are done, and this piece is
+            // not done.
+            let work = unsafe { *work };
+            if catch_unwind(AssertUnwindSafe(|| work(piece))).is_err() {
+                self.panicked.store(true, Ordering::Relaxed);
+            }
+            let total = Self::total(self.ticket.load(Ordering::Relaxed)) as usize;
+            let done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
+            if done == total && self.caller_sleeps.load(Ordering::SeqCst) {
+                let _guard = lock(&self.lock);
+                self.finished.notify_one();
+            }
+        }
+    }
+
+    /// The life of a thread.
+    fn serve(&self) {
+        let mut spins = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            if self.has_work() {
+                self.help();
+                spins = 0;
+            } else if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+            } else {
+                let guard = lock(&self.lock);
+                self.sleeping.fetch_add(1, Ordering::SeqCst);
+                if !self.has_work() && !self.stop.load(Ordering::SeqCst) {
+                    drop(self.wake.wait(guard));
+                }
+                self.sleeping.fetch_sub(1, Ordering::SeqCst);
+                spins = 0;
+            }
+        }
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one; fewer if the
+    /// system refuses so many.
+    pub fn new(threads: usize) -> Self {
+        let shared = Arc::new(Shared {
+            ticket: AtomicU64::new(0),
+            done: AtomicUsize::new(0),
+            work: AtomicPtr::new(std::ptr::null_mut()),
+            panicked: AtomicBool::new(false),
+            stop: AtomicBool::new(false),
+            sleeping: AtomicUsize::new(0),
+            caller_sleeps: AtomicBool::new(false),
+            lock: Mutex::new(()),
+            wake: Condvar::new(),
+            finished: Condvar::new(),
+        });
+        let mut running = 1;
+        for _ in 1..threads {
+            let shared = Arc::clone(&shared);
+            let thread = std::thread::Builder::new().name("tlite-cpu".to_owned());
+            running += usize::from(thread.spawn(move || shared.serve()).is_ok());
+        }
+        Self {
+            shared,
+            threads: running,
+            turn: Mutex::new(()),
+        }
+    }
+
+    /// Number of threads, the caller included.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// Calls `work` with each of `0 .. pieces`. If the pool is busy with another caller's dispatch,
+    /// this thread does all pieces.
+    pub fn run(&self, pieces: usize, work: &Work<'_>) -> Result<(), Panicked> {
+        let turn = match self.turn.try_lock() {
+            Ok(guard) => Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        };
+        let alone = self.threads == 1 || turn.is_none() || !(2..1 << PIECES).contains(&pieces);
+        if alone {
+            let all = AssertUnwindSafe(|| (0..pieces).for_each(work));
+            return catch_unwind(all).map_err(|_| Panicked);
+        }
+        let shared = &*self.shared;
+        // SAFETY: only the lifetime changes; this function returns after all pieces are done, and
+        // nobody reads the work after that.
+        let mut work: &'static Work<'static> =
+            unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
+        shared.done.store(0, Ordering::Relaxed);
+        shared.work.store(&raw mut work, Ordering::Release);
+        let dispatch = (shared.ticket.load(Ordering::Relaxed) >> (2 * PIECES)).wrapping_add(1) & 0xffff;
+        let ticket = dispatch << (2 * PIECES) | (pieces as u64) << PIECES;
+        shared.ticket.store(ticket, Ordering::SeqCst);
+        if shared.sleeping.load(Ordering::SeqCst) > 0 {
+            let _guard = lock(&shared.lock);
+            shared.wake.notify_all();
+        }
+        shared.help();
+        let is_done = || shared.done.load(Ordering::SeqCst) == pieces;
+        let mut spins = 0;
+        while !is_done() {
+            if spins < SPINS {
+                spins += 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            let mut guard = lock(&shared.lock);
+            shared.caller_sleeps.store(true, Ordering::SeqCst);
+            while !is_done() {
+                guard = shared
+                    .finished
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+            shared.caller_sleeps.store(false, Ordering::SeqCst);
+        }
+        drop(turn);
+        match shared.panicked.swap(false, Ordering::Relaxed) {
+            true => Err(Panicked),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        let _guard = lock(&self.shared.lock);
+        self.shared.wake.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_piece_runs_once() {
+        for threads in [1, 2, 5] {
+            let pool = Pool::new(threads);
+            for pieces in (0..200).chain([1000]) {
+                let counts: Vec<AtomicUsize> = (0..pieces).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(pieces, &|i| {
+                    counts[i].fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+                assert!(
+                    counts.iter().all(|c| c.load(Ordering::Relaxed) == 1),
+                    "{threads}, {pieces}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn callers_share_a_pool() {
+        let pool = Pool::new(3);
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for pieces in 1..100 {
+                        let sum = AtomicUsize::new(0);
+                        pool.run(pieces, &|i| {
+                            sum.fetch_add(i, Ordering::Relaxed);
+                        })
+                        .unwrap();
+                        assert_eq!(sum.load(Ordering::Relaxed), pieces * (pieces - 1) / 2);
+                    }
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_is_an_error_and_the_pool_goes_on() {
+        let pool = Pool::new(2);
+        for _ in 0..3 {
+            assert!(pool.run(8, &|i| assert_ne!(i, 5)).is_err());
+            assert!(pool.run(8, &|_| ()).is_ok());
+        }
+    }
+}
