@@ -19,7 +19,7 @@ use transformer_lite::unstable::graph::op::attention::Attention;
 use transformer_lite::unstable::graph::op::gated_matmul_e0m::GatedMatMulE0m;
 use transformer_lite::unstable::graph::op::joint_matmul_e0m::JointMatMulE0m;
 use transformer_lite::unstable::graph::op::matmul::MatMul;
-use transformer_lite::unstable::graph::op::matmul_e0m::MatMulE0m;
+use transformer_lite::unstable::graph::op::matmul_e0m::{ActivationType, MatMulE0m};
 use transformer_lite::unstable::graph::op::pointwise::{Binary, Expr, Unary};
 use transformer_lite::unstable::graph::op::rms_norm::RmsNorm;
 use transformer_lite::unstable::graph::op::rotary::Pairs;
@@ -235,12 +235,12 @@ fn layer(c: &mut Criterion, kind: BackendKind) {
         };
         let x = || Operand::Input(vec![1, rows, width]);
         let row = |heads: usize, dim: usize| Operand::Input(vec![1, rows, heads, dim]);
-        for int8 in [false, true] {
+        for activations in [ActivationType::Float, ActivationType::Int8] {
             let product = || MatMulE0m {
-                int8,
+                activations,
                 ..MatMulE0m::new(Bits::Four, 32)
             };
-            let act = if int8 { "int8" } else { "float" };
+            let act = activations;
             // Queries, keys and values of a normalised row; gate and value of the feed-forward
             // part.
             let normed = MatMulE0m {
@@ -262,7 +262,7 @@ fn layer(c: &mut Criterion, kind: BackendKind) {
             let gated = Box::new(GatedMatMulE0m::new(normed, swiglu()));
             let macs = (2 * rows * width * inner) as u64;
             case(&format!("gated_e0m4_{act}"), macs, gated, with_gain(operands), 1);
-            if int8 {
+            if activations == ActivationType::Int8 {
                 let operands = std::iter::once(x()).chain(weights(&[inner])).collect();
                 let macs = (rows * width * inner) as u64;
                 case("product_e0m4_int8", macs, Box::new(product()), operands, 1);

@@ -193,7 +193,8 @@ typedef struct {
    */
   size_t size;
   /*
-   "auto", "opencl", "wgpu" or "host". NULL means "auto": the best available device.
+   "auto", "opencl", "wgpu", "cpu" or "host". NULL means "auto": a GPU if there is one, else
+   "cpu".
    */
   const char *backend;
   /*
@@ -224,8 +225,8 @@ typedef struct {
   const char *kernel_cache;
   /*
    Activation precision of matmuls with 4-bit and 8-bit E0M weights on a device: "auto",
-   "float" or "int8". NULL means "auto", which keeps the answers of the float model ("float" on
-   every backend). "int8" is faster on some CPUs, and its answers can differ.
+   "float", "int16" or "int8". NULL means "auto", which keeps the answers of the float model:
+   "int16" on "cpu", else "float". "int8" is faster on CPUs, and its answers can differ.
    */
   const char *act;
   /*
@@ -253,6 +254,10 @@ typedef struct {
    time limit, and bounds that no usual model reaches.
    */
   const char *limits;
+  /*
+   Threads of the backend "cpu", at most the cores that the process may use. 0 means all.
+   */
+  size_t threads;
 } tlite_load_options;
 
 /*

@@ -49,7 +49,8 @@ pub struct TliteSession {
 pub struct TliteLoadOptions {
     /// Size of this struct in bytes, as the program was compiled with it.
     pub size: usize,
-    /// "auto", "opencl", "wgpu" or "host". NULL means "auto": the best available device.
+    /// "auto", "opencl", "wgpu", "cpu" or "host". NULL means "auto": a GPU if there is one, else
+    /// "cpu".
     pub backend: *const c_char,
     /// Device name, or text that the device or driver name contains. NULL selects the best device.
     pub device: *const c_char,
@@ -66,8 +67,8 @@ pub struct TliteLoadOptions {
     /// write to is not used, because drivers execute its contents. NULL disables the cache.
     pub kernel_cache: *const c_char,
     /// Activation precision of matmuls with 4-bit and 8-bit E0M weights on a device: "auto",
-    /// "float" or "int8". NULL means "auto", which keeps the answers of the float model ("float" on
-    /// every backend). "int8" is faster on some CPUs, and its answers can differ.
+    /// "float", "int16" or "int8". NULL means "auto", which keeps the answers of the float model:
+    /// "int16" on "cpu", else "float". "int8" is faster on CPUs, and its answers can differ.
     pub act: *const c_char,
     /// How matmuls read activations on an OpenCL device: "1d" or "2d" (through images), "off" (from
     /// buffers) or "auto". NULL means "auto": through images on Adreno.
@@ -86,6 +87,8 @@ pub struct TliteLoadOptions {
     /// chat template). NULL or a name left out means the default: half of the machine's memory, no
     /// time limit, and bounds that no usual model reaches.
     pub limits: *const c_char,
+    /// Threads of the backend "cpu", at most the cores that the process may use. 0 means all.
+    pub threads: usize,
 }
 
 /// How tokens are chosen and when an answer ends. Initialize it with `tlite_generate_defaults`.

@@ -1,5 +1,5 @@
 //! Transformer-Lite runs ONNX models, above all language models, on phone and desktop GPUs through
-//! OpenCL and WGSL.
+//! OpenCL and WGSL, and on CPUs by kernels of its own.
 //!
 //! ```text
 //! model.onnx --import--> Graph --passes--> Graph --compile--> Plan --Executor--> a device
@@ -49,8 +49,8 @@
 //!
 //! # Features
 //!
-//! `opencl` and `wgpu`, both on by default, compile the backends in. Without either, models run in
-//! the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
+//! `cpu`, `opencl` and `wgpu`, all on by default, compile the backends in. Without any, models run
+//! in the interpreter. The OpenCL library is loaded at run time: a build with `opencl` also runs on
 //! machines that have none. `schema` derives JSON schemas of the reports that `tlite --json`
 //! prints.
 //!

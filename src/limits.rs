@@ -147,13 +147,19 @@ fn duration(name: &str, value: &str) -> Result<Duration> {
 fn default_memory() -> u64 {
     /// Where the operating system does not say.
     const UNKNOWN: u64 = 16 << 30;
+    usable_memory().unwrap_or(UNKNOWN) / 2
+}
+
+/// The memory that the machine has and the process may use, in bytes; `None` if the operating
+/// system does not say.
+pub(crate) fn usable_memory() -> Option<u64> {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let all = [
         machine_memory(&read("/proc/meminfo")),
         address_space(&read("/proc/self/limits")),
         read("/sys/fs/cgroup/memory.max").trim().parse().ok(),
     ];
-    all.into_iter().flatten().min().unwrap_or(UNKNOWN) / 2
+    all.into_iter().flatten().min()
 }
 
 /// The bytes of memory that `/proc/meminfo` states.

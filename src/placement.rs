@@ -12,7 +12,7 @@ use std::str::FromStr;
 /// Backend that runs a model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum BackendChoice {
-    /// The first of [`BackendKind::ALL`] with a GPU, else the first with any device, else the host.
+    /// The first of [`BackendKind::ALL`] with a GPU, else the processor, else the host.
     #[default]
     Auto,
     /// This backend.
@@ -134,6 +134,13 @@ impl DeviceOnly {
         instead: "multiplies floats",
     };
 
+    /// Activations of 16 bits.
+    pub const INT16: Self = Self {
+        option: "act",
+        value: "int16",
+        instead: "multiplies floats",
+    };
+
     /// The usage error if the host was requested.
     pub fn refusal(&self) -> Error {
         let what = format!(
@@ -141,6 +148,13 @@ impl DeviceOnly {
             self.value, self.instead
         );
         Error::usage(self.option, what)
+    }
+
+    /// The usage error for halves as activations of native kernels.
+    pub(crate) fn halves_on_native() -> Error {
+        let what =
+            "f16: the cpu backend stores activations as f32, and a KV cache as f16; leave this option out";
+        Error::usage("float", what)
     }
 
     /// The note if the host is used because there is no device.
@@ -166,10 +180,11 @@ pub enum Opened {
 }
 
 impl Placement {
-    /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the first
-    /// with any device, and the host only if there is none. Usage errors: no driver, no such
-    /// device, a device name for the host, or an option that the device or its backend does not
-    /// support.
+    /// Opens the device. [`BackendChoice::Auto`] takes the first backend with a GPU, else the CPU
+    /// backend; a driver that runs kernels on the CPU only if the options name its device or there
+    /// is no CPU backend; and the host only if there is none at all. Usage errors: no driver, no
+    /// such device, a device name for the host, or an option that the device or its backend does
+    /// not support.
     pub fn open(&self) -> Result<Opened> {
         let device = self.options.device.as_deref();
         let failed = |e| match e {
@@ -206,6 +221,7 @@ impl Placement {
                             taken = Some(b);
                             break;
                         }
+                        Ok(b) if kind == BackendKind::Cpu && device.is_none() => taken = Some(b),
                         Ok(b) => taken = taken.or(Some(b)),
                         Err(e @ BackendError::ManyDevices { .. }) => return Err(failed(e)),
                         Err(e) => {
@@ -332,7 +348,7 @@ mod tests {
         }
         assert!("urgent".parse::<Priority>().is_err_and(|e| e.is_usage()));
         let e = "cuda".parse::<BackendChoice>().unwrap_err();
-        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, host"]);
+        assert_usage(&e, "backend", &["cuda", "auto, opencl, wgpu, cpu, host"]);
     }
 
     #[test]

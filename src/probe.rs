@@ -70,6 +70,9 @@ impl Peaks {
             Arithmetic::F16 => self.f16_flops_per_s.unwrap_or(self.f32_flops_per_s),
             Arithmetic::TensorCores => self.matrix_flops_per_s.unwrap_or(f64::INFINITY),
             Arithmetic::Bytes => self.int8_ops_per_s.unwrap_or(self.f32_flops_per_s),
+            Arithmetic::Int16 => self
+                .int8_ops_per_s
+                .map_or(self.f32_flops_per_s, |rate| rate / 2.0),
         }
     }
 }
@@ -214,7 +217,7 @@ struct Shape {
 
 impl Shape {
     fn of(caps: &Caps) -> Self {
-        let explicit = caps.profile.explicit_vectors();
+        let explicit = caps.profile.explicit_vectors() || caps.profile.is_native();
         let units = caps.profile.assumed_compute_units().max(1);
         let gpu = !caps.profile.is_cpu();
         // More than the caches hold, if there is room.
@@ -586,7 +589,7 @@ impl Bench<'_> {
                 // steps each.
                 let factor = [0x0102_0301u32.to_le_bytes()];
                 let vector = match self.caps.profile.packed_dot {
-                    PackedDot::X86 => 16 * 4,
+                    PackedDot::X86 | PackedDot::Native => 16 * 4,
                     _ => 1,
                 };
                 let rate = self.rate(&spec, y, 8 * 8 * vector * items, &factor);

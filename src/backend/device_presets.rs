@@ -7,7 +7,7 @@
 
 use super::kernel::Language;
 use super::kernel::image::{ImageKind, Images};
-use super::{BackendKind, Caps, DeviceKind, DeviceProfile, PackedDot, Simd, is_called};
+use super::{BackendKind, Caps, DeviceKind, DeviceProfile, KernelCode, PackedDot, Simd, is_called};
 
 /// A family of GPUs with common properties that drivers do not report
 /// ([`DeviceProfile::set_family`]).
@@ -104,9 +104,9 @@ impl Phone {
         PHONES.iter().find(|p| p.name == name)
     }
 
-    /// Its capabilities through a backend. Local memory is not faster than the caches on any of
-    /// these GPUs.
-    pub fn caps(&self, backend: BackendKind) -> Caps {
+    /// Its capabilities through the backend with kernels in `language`. Local memory is not faster
+    /// than the caches on any of these GPUs.
+    pub fn caps(&self, language: Language) -> Caps {
         let adreno = self.family == Family::Adreno;
         let profile = DeviceProfile {
             simd: Simd::Gpu,
@@ -116,11 +116,11 @@ impl Phone {
             compute_units: self.units,
             max_workgroup: 1024,
             max_grid: 65_535,
+            code: KernelCode::Source(language),
             ..DeviceProfile::generic_gpu()
         };
-        let mut profile = match backend {
-            BackendKind::OpenCl => DeviceProfile {
-                language: Language::OpenClC,
+        let mut profile = match language {
+            Language::OpenClC => DeviceProfile {
                 view_align: 128,
                 max_view_bytes: (1 << 31) - 4,
                 max_workgroup: if adreno { 1024 } else { 256 },
@@ -130,8 +130,7 @@ impl Phone {
                 packed_dot: PackedDot::Khr,
                 ..profile
             },
-            BackendKind::Wgpu => DeviceProfile {
-                language: Language::Wgsl,
+            Language::Wgsl => DeviceProfile {
                 view_align: if adreno { 32 } else { 64 },
                 max_view_bytes: if adreno { 1 << 27 } else { (1 << 31) - 4 },
                 subgroup: Some(if adreno { 64 } else { 16 }),
@@ -143,12 +142,12 @@ impl Phone {
             },
         };
         profile.set_family(Some(self.family));
-        let (backend, params_align) = match backend {
-            BackendKind::OpenCl => ("opencl", 4),
-            BackendKind::Wgpu => ("wgpu", 64),
+        let (backend, params_align) = match language {
+            Language::OpenClC => (BackendKind::OpenCl, 4),
+            Language::Wgsl => (BackendKind::Wgpu, 64),
         };
         Caps {
-            backend,
+            backend: backend.name(),
             device: self.device.to_owned(),
             driver: "none".to_owned(),
             kind: DeviceKind::Integrated,
@@ -170,9 +169,9 @@ mod tests {
         for (i, phone) in PHONES.iter().enumerate() {
             assert_eq!(Phone::find(phone.name), Some(phone));
             assert!(PHONES.iter().skip(i + 1).all(|p| p.device != phone.device));
-            for backend in [BackendKind::OpenCl, BackendKind::Wgpu] {
-                let caps = phone.caps(backend);
-                assert_eq!(caps.backend, backend.to_string());
+            for language in Language::ALL {
+                let caps = phone.caps(language);
+                assert_eq!(caps.profile.language(), Some(language));
                 assert!(caps.params_align.is_power_of_two());
                 let device = &caps.profile;
                 assert!(device.view_align.is_power_of_two() && device.view_align >= 16);

@@ -3,8 +3,9 @@
 use super::device_presets::Family;
 use super::kernel::image::{ImageKind, Images};
 use super::kernel::subgroup_size::SubgroupSize;
-use super::kernel::{self, Kernel, Language};
+use super::kernel::{self, Kernel, KernelSpec, Language};
 use super::tunable::Tuned;
+use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// How a device executes the work-items of a work-group.
@@ -20,6 +21,8 @@ pub enum Simd {
     /// separately, even from adjacent addresses, so a load of four elements takes little longer
     /// than a load of one. Barriers and local memory cost more than they save.
     CpuLanes,
+    /// On a CPU, by functions of this library ([`KernelCode::Native`]).
+    Native,
 }
 
 /// How kernels use tensor cores: 32 work-items together multiply 16 x 16 tiles in half precision
@@ -32,12 +35,44 @@ pub enum TensorCores {
     CooperativeMatrix,
 }
 
+/// What the kernels of a device are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KernelCode {
+    /// Source for the driver's compiler.
+    Source(Language),
+    /// Functions of this library, which divide the work of a dispatch themselves: grids,
+    /// work-groups and the defines for them have no effect.
+    Native(NativeKernels),
+}
+
+/// The kernels of a backend without a compiler.
+#[derive(Clone, Copy)]
+pub struct NativeKernels {
+    /// Whether there is a kernel for these types and defines.
+    pub has: fn(&KernelSpec) -> bool,
+}
+
+impl PartialEq for NativeKernels {
+    fn eq(&self, _: &Self) -> bool {
+        // There is one backend of this kind.
+        true
+    }
+}
+
+impl Eq for NativeKernels {}
+
+impl fmt::Debug for NativeKernels {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NativeKernels")
+    }
+}
+
 /// What operators know about a device when they choose kernels: facts and limits, but no names of
 /// devices or drivers. Each backend fills in the profiles of its devices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceProfile {
-    /// The language of the device's kernels.
-    pub language: Language,
+    /// What the device's kernels are.
+    pub code: KernelCode,
     /// How the device executes work-items.
     pub simd: Simd,
     /// The device has its own memory, as discrete GPUs do.
@@ -167,6 +202,19 @@ impl DeviceProfile {
         form.is_some_and(able)
     }
 
+    /// The language of the kernels' source, if they have one.
+    pub fn language(&self) -> Option<Language> {
+        match self.code {
+            KernelCode::Source(language) => Some(language),
+            KernelCode::Native(_) => None,
+        }
+    }
+
+    /// Whether kernels are functions that divide the work themselves ([`KernelCode::Native`]).
+    pub fn is_native(&self) -> bool {
+        matches!(self.code, KernelCode::Native(_))
+    }
+
     /// The kind of image through which a kernel reads operands that fit; `None` if plans do not use
     /// images or that form of the kernel is quarantined.
     pub fn images_of(&self, kernel: &'static Kernel) -> Option<ImageKind> {
@@ -224,14 +272,14 @@ impl DeviceProfile {
     pub fn set_family(&mut self, family: Option<Family>) {
         self.few_registers = family == Some(Family::Mali);
         self.fast_f16 = self.f16_math && family.is_some();
-        self.hoists_loads = self.fast_f16 && self.language == Language::OpenClC;
+        self.hoists_loads = self.fast_f16 && self.language() == Some(Language::OpenClC);
     }
 
     /// A GPU that shares the host's memory, with OpenCL C kernels and limits that phones
     /// support.
     pub fn generic_gpu() -> Self {
         Self {
-            language: Language::OpenClC,
+            code: KernelCode::Source(Language::OpenClC),
             simd: Simd::Gpu,
             dedicated_memory: false,
             view_align: 128,
@@ -273,13 +321,15 @@ pub enum PackedDot {
     Arm,
     /// AVX-512 instructions of an x86 CPU, sixteen words at a time.
     X86,
+    /// Instructions that native kernels use, sixteen words at a time.
+    Native,
 }
 
 impl PackedDot {
     /// The define that selects it in OpenCL C (`cl/common/dot.cl`).
     pub fn define(self) -> Option<&'static str> {
         match self {
-            Self::None | Self::Wgsl => None,
+            Self::None | Self::Wgsl | Self::Native => None,
             Self::Ptx => Some("PTX"),
             Self::Khr => Some("KHR"),
             Self::Arm => Some("ARM"),

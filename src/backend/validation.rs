@@ -38,7 +38,7 @@ fn key(caps: &Caps, subject: String, text: &str) -> Key {
 
 /// `None` if the text cannot be expanded; compiling reports that.
 fn key_of(caps: &Caps, spec: &KernelSpec) -> Option<Key> {
-    let language = caps.profile.language;
+    let language = caps.profile.language()?;
     let text = spec.expand(language).ok()?;
     let options = language.options().to_string_lossy();
     Some(key(caps, spec.to_string(), &format!("// {options}\n{text}")))

@@ -47,6 +47,7 @@ unsafe impl Options for TliteLoadOptions {
             recording: std::ptr::null(),
             slice_ms: -1,
             limits: std::ptr::null(),
+            threads: 0,
         }
     }
 }
@@ -164,6 +165,7 @@ pub(super) unsafe fn load_options(options: *const TliteLoadOptions) -> Result<Lo
             images: images.map_or(Ok(ImageUse::default()), str::parse)?,
             recording: recording.map_or(Ok(ReplayMode::default()), str::parse)?,
             slice_ms: slice_ms(given.slice_ms)?,
+            threads: (given.threads > 0).then_some(given.threads),
             ..OpenOptions::of(device)
         },
     };

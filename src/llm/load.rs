@@ -77,7 +77,8 @@ pub struct PlaceName {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct Used {
-    /// Activation precision of matmuls with E0M weights: `int8` if any uses it, else `float`.
+    /// Activation precision of matmuls with E0M weights: `int8` or `int16` if any uses it, else
+    /// `float`.
     pub act: &'static str,
     /// KV cache type: `q8` if any cache uses it, else the float type; `None` without a cache.
     pub kv: Option<String>,
@@ -118,6 +119,7 @@ impl Loaded {
             }
             Opened::Device(backend) => {
                 let caps = backend.caps();
+                options.check_on(caps)?;
                 notes.extend(options.place.priority_note(Some(caps)));
                 let planned = prepared(folder, options, purpose, caps, options.import(), &mut notes)?;
                 Engine::Device(on_device(
@@ -145,6 +147,7 @@ impl Loaded {
         let _call = options.limits.quota().enter();
         let lacks = "the host cannot be tuned; use a device";
         let backend = options.place.open_device(lacks)?;
+        options.check_on(backend.caps())?;
         let mut unsaid = Vec::new();
         let weights = options.import();
         let (decoder, planned) = prepared(
@@ -192,12 +195,17 @@ impl Loaded {
             });
         };
         let costs = decoder.costs(1, 0)?;
-        let in_bytes = costs.iter().flatten().any(|c| c.arithmetic == Arithmetic::Bytes);
+        let any = |arithmetic| costs.iter().flatten().any(|c| c.arithmetic == arithmetic);
+        let act = match (any(Arithmetic::Bytes), any(Arithmetic::Int16)) {
+            (true, _) => "int8",
+            (false, true) => "int16",
+            (false, false) => "float",
+        };
         let states = decoder.states();
         let quantized = states.iter().any(|s| !s.dtype.is_float());
         let floats = || states.first().map(|s| s.dtype.to_string());
         Ok(Used {
-            act: if in_bytes { "int8" } else { "float" },
+            act,
             kv: quantized.then(|| "q8".to_owned()).or_else(floats),
             recording: Some(decoder.replay_mode().name()),
         })

@@ -3,7 +3,7 @@
 use crate::backend::kernel::epilogue::{Beside, Epilogue};
 use crate::backend::kernel::image::ImageKind;
 use crate::backend::kernel::subgroup_size;
-use crate::backend::kernel::{self, Arg, Kernel, OperandOf, Signature, TypedKernel};
+use crate::backend::kernel::{self, Arg, Kernel, KernelSpec, OperandOf, Signature, TypedKernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::ValueId;
 use crate::shape::Dim;
@@ -112,6 +112,20 @@ impl Dispatch {
     /// The operands as the kernel declares them; those of the epilogue come last.
     pub fn args(&self) -> impl Iterator<Item = &'static Arg> + '_ {
         kernel::args(self.kernel, self.epilogue.as_ref())
+    }
+
+    /// What its kernel is compiled for, if the result shares the memory of operand `in_place`.
+    pub fn spec(&self, in_place: Option<usize>) -> KernelSpec {
+        KernelSpec {
+            kernel: self.kernel,
+            workgroup: self.workgroup,
+            defines: self.defines.clone(),
+            operands: self.operands.iter().map(|o| o.map(|o| o.dtype)).collect(),
+            in_place,
+            epilogue: self.epilogue.clone(),
+            images: self.images.clone(),
+            vec4: self.vec4.clone(),
+        }
     }
 
     /// Whether the output may alias operand `i`: each work-item reads an element before writing it.

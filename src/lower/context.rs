@@ -19,6 +19,8 @@ pub(crate) struct Scope<'a> {
     pub device: &'a DeviceProfile,
     /// The type in which the plan stores floats.
     pub float: DType,
+    /// The type in which it stores floats of states.
+    pub state_float: DType,
     /// For each of the graph's states: the capacity in rows if it is a ring buffer.
     pub rings: &'a [Option<i64>],
 }
@@ -167,7 +169,7 @@ impl LowerCx<'_> {
     /// The operand for writing a value, or for reading what a kernel or the caller wrote.
     pub(super) fn stored(&mut self, root: ValueId) -> OpResult<Operand> {
         if let Some(i) = self.scope.graph.state_of(root) {
-            let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.float);
+            let dtype = device_dtype(self.fact_of(root)?.dtype, self.scope.state_float);
             return Ok(Operand {
                 location: Location::State(i),
                 dtype,

@@ -2,6 +2,7 @@
 
 use super::collected::Emitted;
 use super::{Arguments, Call, Dispatch, Location, LowerCx, Operand, WithOperands};
+use crate::backend::KernelCode;
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, Arg, Ty};
 use crate::graph::ValueId;
@@ -136,8 +137,9 @@ impl LowerCx<'_> {
         vec4: &[usize],
     ) -> OpResult<()> {
         let k = call.kernel;
-        let language = self.scope.device.language;
-        if k.sources.of(language).is_none() {
+        if let Some(language) = self.scope.device.language()
+            && k.sources.of(language).is_none()
+        {
             return Err(OpError::NoKernel(format!(
                 "kernel {} has no source in {language}",
                 k.name
@@ -178,6 +180,13 @@ impl LowerCx<'_> {
         }
         call.images = self.images(&call, vec4);
         call.vec4 = self.vec4(&call, vec4);
+        if let KernelCode::Native(kernels) = self.scope.device.code
+            && !(kernels.has)(&call.spec(None))
+        {
+            let types = call.operands.iter().flatten().map(|o| o.dtype.to_string());
+            let types = types.collect::<Vec<_>>().join(", ");
+            return Err(OpError::NoKernel(format!("no kernel {} for {types}", k.name)));
+        }
         self.out.calls.push(Emitted { call, node: self.id });
         Ok(())
     }

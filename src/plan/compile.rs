@@ -330,7 +330,7 @@ impl<'a> Compiler<'a> {
             if self.options.ring(s).is_some() {
                 self.check_ring(s)?;
             }
-            let dtype = device_dtype(fact.dtype, self.options.float);
+            let dtype = device_dtype(fact.dtype, self.options.state_float());
             let shape = self.fact(s.input).map(|f| f.shape.0.clone()).unwrap_or_default();
             let mut row = Dim::from(rows);
             for (_, d) in shape.iter().enumerate().filter(|(i, _)| *i != s.axis) {

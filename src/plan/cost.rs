@@ -10,7 +10,7 @@
 use super::arena::Arena;
 use super::compile::Compiler;
 use super::{Plan, Segment, Step, Storage, dim_error};
-use crate::backend::kernel::{Feature, KernelSpec, Role};
+use crate::backend::kernel::{Feature, KernelSpec, Language, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
 use crate::graph::{NodeId, Op, ValueId};
@@ -31,6 +31,8 @@ pub enum Arithmetic {
     F16,
     /// 8-bit integers, accumulated in 32-bit integers.
     Bytes,
+    /// 16-bit integers times 8-bit ones, as two products of bytes each.
+    Int16,
 }
 
 /// Cost of a command of a plan.
@@ -103,7 +105,8 @@ pub(super) struct PlanWork {
 impl PlanWork {
     /// Collects the work of the steps; their kernels are those of `kernels`.
     pub fn new(c: &Compiler<'_>, arena: &Arena, steps: &[Step], kernels: &[KernelSpec]) -> Self {
-        let language = c.caps.profile.language;
+        // Native kernels declare the same features for all languages.
+        let language = c.caps.profile.language().unwrap_or(Language::OpenClC);
         let operand = |v: ValueId| {
             let root = c.collected.root(v);
             let tensor = match arena.storage_of(Location::Value(root)) {
@@ -118,6 +121,7 @@ impl PlanWork {
         for (at, step) in steps.iter().enumerate() {
             let spec = kernels.get(step.kernel);
             let uses = |feature| spec.is_some_and(|spec| spec.uses(language, feature));
+            let planes = spec.and_then(|spec| spec.defines.get("PLANES"));
             let known = index.get(&step.node).and_then(|i| nodes.get_mut(*i));
             let work = match (known, c.graph.node(step.node)) {
                 (Some(work), _) => work,
@@ -142,7 +146,10 @@ impl PlanWork {
             if uses(Feature::TensorCores) {
                 work.arithmetic = Arithmetic::TensorCores;
             } else if uses(Feature::PackedDot) {
-                work.arithmetic = Arithmetic::Bytes;
+                work.arithmetic = match planes {
+                    Some(2) => Arithmetic::Int16,
+                    _ => Arithmetic::Bytes,
+                };
             } else if uses(Feature::F16) {
                 work.arithmetic = Arithmetic::F16;
             }

@@ -235,6 +235,7 @@ impl Compiler<'_> {
             limits: &self.limits,
             device: &self.caps.profile,
             float: self.options.float,
+            state_float: self.options.state_float(),
             rings: &self.rings,
         };
         let mut cx = LowerCx::new(scope, id, node, &mut self.collected);

@@ -42,8 +42,10 @@ const MIN_POOL: u64 = 4096;
 /// Options for compiling a plan.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Storage type of float activations and states: `f16` or `f32`.
+    /// Storage type of float activations: `f16` or `f32`.
     pub float: DType,
+    /// Storage type of float states; `None` means that of activations.
+    pub state_float: Option<DType>,
     /// Symbols replaced by numbers before lowering (`batch = 1`, `sequence = 1` for decode).
     pub fixed: Bindings,
     /// Largest values of the other symbols. Memory is placed for these values, and binding larger
@@ -67,6 +69,7 @@ impl Default for Options {
     fn default() -> Self {
         Self {
             float: DType::F32,
+            state_float: None,
             fixed: Bindings::new(),
             bounds: Bindings::new(),
             state_rows: 0,
@@ -78,6 +81,11 @@ impl Default for Options {
 }
 
 impl Options {
+    /// Storage type of float states.
+    pub fn state_float(&self) -> DType {
+        self.state_float.unwrap_or(self.float)
+    }
+
     /// Capacity of a state in rows: [`Options::state_rows`], or its window plus the rows of a run
     /// if that is less. Row `n` is stored at `n` modulo the capacity.
     pub fn rows(&self, state: &State) -> i64 {

@@ -98,7 +98,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             name: graph.value(v).name.clone(),
             dtype: fact.dtype,
             device: match state {
-                Some(_) => device_dtype(fact.dtype, self.c.options.float),
+                Some(_) => device_dtype(fact.dtype, self.c.options.state_float()),
                 None => self.c.storage_type(root)?,
             },
             shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),
@@ -152,16 +152,7 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
     fn step(&mut self, call: usize, in_place: Option<usize>, index: usize) -> Result<Step> {
         let emitted = &self.c.collected.calls[call];
         let call = &emitted.call;
-        let spec = KernelSpec {
-            kernel: call.kernel,
-            workgroup: call.workgroup,
-            defines: call.defines.clone(),
-            operands: call.operands.iter().map(|o| o.map(|o| o.dtype)).collect(),
-            in_place,
-            epilogue: call.epilogue.clone(),
-            images: call.images.clone(),
-            vec4: call.vec4.clone(),
-        };
+        let spec = call.spec(in_place);
         let operands = spec.args().zip(&call.operands);
         let bound = operands
             .filter(|(a, _)| !(in_place.is_some() && a.role == Role::Out))

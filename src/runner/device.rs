@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::executor::{Executor, Program, WeightSource};
 use crate::graph::pass::Pipeline;
 use crate::graph::{Edit, Graph, ValueId};
+use crate::placement::DeviceOnly;
 use crate::plan::{Options, Plan};
 use crate::shape::{Bindings, Fact};
 use crate::tensor::{DType, HostTensor};
@@ -126,6 +127,9 @@ impl Device {
         options: &RunnerOptions,
     ) -> Result<Self> {
         let float = options.float;
+        if float == DType::F16 && backend.caps().profile.is_native() {
+            return Err(DeviceOnly::halves_on_native());
+        }
         let first_run = match &options.checks {
             Checks::Off => None,
             Checks::On(store) => Some(FirstRun::new(backend.caps(), store.clone())),

@@ -126,6 +126,12 @@ pub fn kernels(scenario: &Scenario, caps: &Caps, storage_type: DType) -> LibResu
     Ok(PlannedCase::usual(scenario, storage_type, caps)?.plan.kernels)
 }
 
+/// Whether a node of the plan that [`kernels`] describes runs on the host.
+pub fn runs_on_host(scenario: &Scenario, caps: &Caps, storage_type: DType) -> LibResult<bool> {
+    let plan = PlannedCase::usual(scenario, storage_type, caps)?.plan;
+    Ok(!plan.host.is_empty())
+}
+
 /// The kernels of all plans of `scenario` on a device with these capabilities.
 pub fn specs(scenario: &Scenario, caps: &Caps) -> LibResult<Vec<KernelSpec>> {
     let mut all = Vec::new();
@@ -163,6 +169,9 @@ pub fn as_gpu(device: &mut DeviceProfile) {
 /// as a GPU of each family.
 fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let caps = device.caps();
+    if caps.profile.is_native() {
+        return vec![caps.clone()];
+    }
     let shared = units.iter().map(|units| {
         caps.clone().with(|device| {
             device.fast_local = true;
@@ -241,7 +250,8 @@ pub fn run(
             Err(_) if limit.is_some() => continue,
             planned => planned?,
         };
-        planned.check_dispatches(scenario.dispatches.filter(|_| limit.is_none()))?;
+        let counts = limit.is_none() && !caps.profile.is_native();
+        planned.check_dispatches(scenario.dispatches.filter(|_| counts))?;
         let steps = planned.steps();
         if seen.contains(&steps) {
             continue;

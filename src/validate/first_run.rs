@@ -243,7 +243,7 @@ impl FirstRun {
 /// Number of kernels of `plans` without a stored result for a device with `caps`.
 pub fn new_kernels(plans: &[Plan], caps: &Caps, store: Option<&Store>) -> usize {
     let validated = store.map(|s| ValidatedKernels::new(s, caps));
-    unknown(specs(plans), validated.as_ref()).count()
+    unknown(specs(plans), caps, validated.as_ref()).count()
 }
 
 /// Compares the kernels of `program` with the reference, like [`FirstRun::validate`], but any wrong
@@ -385,14 +385,16 @@ impl<'a> Observer<'a> {
     }
 }
 
-/// The `specs` without a stored result.
+/// The `specs` without a stored result. Native kernels need none: no driver compiles them.
 fn unknown<'s>(
     specs: impl IntoIterator<Item = &'s KernelSpec>,
+    caps: &Caps,
     validated: Option<&ValidatedKernels<'_>>,
 ) -> impl Iterator<Item = &'s KernelSpec> {
+    let native = caps.profile.is_native();
     specs
         .into_iter()
-        .filter(move |spec| !validated.is_some_and(|v| v.contains(spec)))
+        .filter(move |spec| !native && !validated.is_some_and(|v| v.contains(spec)))
 }
 
 /// Compares the kernels without a result in `store` with the reference, and stores which are
@@ -408,7 +410,7 @@ fn compare(
     let kernels = program.kernels();
     let by_image = kernels.iter().any(|spec| !spec.images.is_empty());
     let mut validated = store.map(|s| ValidatedKernels::new(s, caps));
-    let new: HashSet<&KernelSpec> = unknown(kernels, validated.as_ref()).collect();
+    let new: HashSet<&KernelSpec> = unknown(kernels, program.caps(), validated.as_ref()).collect();
     let mut observer = Observer::new(&new, on_progress);
     if by_image || !new.is_empty() {
         log::debug!("checking {} kernels", new.len());

@@ -23,6 +23,7 @@ use transformer_lite::unstable::backend::{BackendKind, Caps};
 use transformer_lite::unstable::graph::ValueId;
 use transformer_lite::unstable::graph::derive::derive;
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::unstable::graph::op::matmul_e0m::ActivationType;
 use transformer_lite::unstable::graph::op::sizes::Sizes;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{CHUNK, Decoder, Logits, SequenceConfig};
@@ -331,7 +332,7 @@ fn all_plans(model: &Path, caps: &Caps) -> Result<Vec<Plan>, AnyError> {
         Target { kv_q8: true, ..last },
         // Int8 matmuls, of many rows and of one.
         Target {
-            int8_activations: true,
+            activations: ActivationType::Int8,
             ..last
         },
     ] {
@@ -363,20 +364,24 @@ fn main() -> Result<(), AnyError> {
             continue;
         }
         let mut steps = BTreeMap::new();
-        for (kind, language) in [
-            (BackendKind::OpenCl, Language::OpenClC),
-            (BackendKind::Wgpu, Language::Wgsl),
-        ] {
+        for language in Language::ALL {
             for phone in PHONES {
-                let plans = all_plans(&model, &phone.caps(kind))?;
+                let plans = all_plans(&model, &phone.caps(language))?;
                 for spec in plans.iter().flat_map(|p| &p.kernels) {
                     writer.add_forms(spec, language, phone.name)?;
                     if spec.kernel.name == "matvec_e0m" && spec.defines.get("BITS") == Some(&4) {
                         writer.compare(spec, language, phone.name)?;
                     }
                 }
-                *steps.entry(kind.to_string()).or_insert(0) +=
-                    plans.iter().map(|p| p.kernels.len()).sum::<usize>();
+                *steps
+                    .entry(
+                        match language {
+                            Language::OpenClC => BackendKind::OpenCl,
+                            Language::Wgsl => BackendKind::Wgpu,
+                        }
+                        .to_string(),
+                    )
+                    .or_insert(0) += plans.iter().map(|p| p.kernels.len()).sum::<usize>();
             }
         }
         eprintln!(

@@ -6,8 +6,8 @@
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use tlite::roofline::{Peaks, Work};
-use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::backend::device_presets::PHONES;
+use transformer_lite::unstable::backend::kernel::Language;
 use transformer_lite::unstable::llm::ModelFolder;
 use transformer_lite::unstable::llm::load::{LoadOptions, PlannedDecoder};
 
@@ -58,7 +58,7 @@ fn lines(folder: &Path, gpu: &str, peaks: &Peaks, out: &mut Vec<Line>) -> Result
         ..LoadOptions::default()
     };
     let model = ModelFolder::holding("FOLDER", folder, &[])?;
-    let planned = PlannedDecoder::new(&model, &options, &phone.caps(BackendKind::OpenCl))?;
+    let planned = PlannedDecoder::new(&model, &options, &phone.caps(Language::OpenClC))?;
     for prompt in PROMPTS {
         let of = |tokens, past| -> Result<Work, AnyError> {
             let costs = planned.costs(tokens, past)?;

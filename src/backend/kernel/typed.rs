@@ -115,51 +115,28 @@ pub const fn with_operands<A: Signature, const N: usize>(others: &[Arg]) -> [Arg
 /// `kernel!("softmax" { rows, cols: U32 } [x: In, y: Out])` is a `Kernel` without a type of
 /// arguments, for code that does not use a `Call`.
 ///
-/// A missing source file is a compile error.
+/// After `native`, the kernel has no source: only a backend with
+/// [native kernels](crate::backend::KernelCode::Native) runs it. Otherwise a missing source file is
+/// a compile error.
 #[macro_export]
 macro_rules! kernel {
     (
-        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
-        { $($($param:ident),+: $param_ty:ident);* $(;)? }
-        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
-        $($methods:tt)*
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = native $name:literal
+        { $($params:tt)* }
+        $($rest:tt)*
     ) => {
-        #[doc = concat!("Arguments of the kernel `", $name, "`.")]
-        #[derive(Clone, Debug)]
-        #[allow(missing_docs, reason = "the names are those of the kernel's source")]
-        $vis struct $args {
-            $(pub $operand: $crate::kernel!(@operand $role),)*
-            $($(pub $param: $crate::kernel!(@param $param_ty),)+)*
+        $crate::kernel! {
+            @typed native $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name { $($params)* } $($rest)*
         }
-
-        #[allow(dead_code, missing_docs, non_upper_case_globals, reason = "the names of the operands")]
-        impl $args {
-            $(pub const $operand: $crate::unstable::backend::kernel::OperandOf<Self> =
-                $crate::unstable::backend::kernel::OperandOf::named(stringify!($operand));)*
+    };
+    (
+        $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        { $($params:tt)* }
+        $($rest:tt)*
+    ) => {
+        $crate::kernel! {
+            @typed kernel $(#[$meta])* $vis static $kernel: TypedKernel<$args> = $name { $($params)* } $($rest)*
         }
-
-        impl $crate::unstable::backend::kernel::Signature for $args {
-            const PARAMS: &'static [(&'static str, $crate::unstable::backend::kernel::FieldTy)] =
-                $crate::kernel!(@params $($($param: $param_ty,)+)*);
-            const OPERANDS: &'static [$crate::unstable::backend::kernel::Arg] =
-                $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
-        }
-
-        impl $crate::unstable::lower::Arguments for $args {
-            fn into_parts(
-                self,
-            ) -> (Vec<Option<$crate::unstable::lower::Operand>>, Vec<$crate::unstable::lower::Field>) {
-                (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
-            }
-        }
-
-        $(#[$meta])*
-        $vis static $kernel: $crate::unstable::backend::kernel::TypedKernel<$args> =
-            $crate::unstable::backend::kernel::TypedKernel::new($crate::kernel!(
-                @kernel $name,
-                <$args as $crate::unstable::backend::kernel::Signature>::PARAMS,
-                <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS
-            )$($methods)*);
     };
     (
         $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
@@ -198,6 +175,52 @@ macro_rules! kernel {
             $crate::kernel!(@params $($($param: $param_ty,)+)*),
             $crate::kernel!(@operands $($operand: $role $($ty)?,)*)
         )
+    };
+    (
+        @typed $kind:tt $(#[$meta:meta])* $vis:vis static $kernel:ident: TypedKernel<$args:ident> = $name:literal
+        { $($($param:ident),+: $param_ty:ident);* $(;)? }
+        [ $($operand:ident: $role:ident $($ty:ident)?),* $(,)? ]
+        $($methods:tt)*
+    ) => {
+        #[doc = concat!("Arguments of the kernel `", $name, "`.")]
+        #[derive(Clone, Debug)]
+        #[allow(missing_docs, reason = "the names are those of the kernel's source")]
+        $vis struct $args {
+            $(pub $operand: $crate::kernel!(@operand $role),)*
+            $($(pub $param: $crate::kernel!(@param $param_ty),)+)*
+        }
+
+        #[allow(dead_code, missing_docs, non_upper_case_globals, reason = "the names of the operands")]
+        impl $args {
+            $(pub const $operand: $crate::unstable::backend::kernel::OperandOf<Self> =
+                $crate::unstable::backend::kernel::OperandOf::named(stringify!($operand));)*
+        }
+
+        impl $crate::unstable::backend::kernel::Signature for $args {
+            const PARAMS: &'static [(&'static str, $crate::unstable::backend::kernel::FieldTy)] =
+                $crate::kernel!(@params $($($param: $param_ty,)+)*);
+            const OPERANDS: &'static [$crate::unstable::backend::kernel::Arg] =
+                $crate::kernel!(@operands $($operand: $role $($ty)?,)*);
+        }
+
+        impl $crate::unstable::lower::Arguments for $args {
+            fn into_parts(
+                self,
+            ) -> (Vec<Option<$crate::unstable::lower::Operand>>, Vec<$crate::unstable::lower::Field>) {
+                (vec![$(self.$operand.into(),)*], vec![$($(self.$param.into(),)+)*])
+            }
+        }
+
+        $(#[$meta])*
+        $vis static $kernel: $crate::unstable::backend::kernel::TypedKernel<$args> =
+            $crate::unstable::backend::kernel::TypedKernel::new($crate::kernel!(
+                @$kind $name,
+                <$args as $crate::unstable::backend::kernel::Signature>::PARAMS,
+                <$args as $crate::unstable::backend::kernel::Signature>::OPERANDS
+            )$($methods)*);
+    };
+    (@native $name:literal, $params:expr, $operands:expr) => {
+        $crate::unstable::backend::kernel::Kernel::new($name, $params, $operands)
     };
     (@kernel $name:literal, $params:expr, $operands:expr) => {
         $crate::unstable::backend::kernel::Kernel {

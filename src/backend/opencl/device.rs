@@ -7,7 +7,8 @@ use crate::backend::device_presets::Family;
 use crate::backend::kernel::Language;
 use crate::backend::kernel::subgroup_size::{self, SubgroupSize};
 use crate::backend::{
-    BackendError, Caps, DeviceKind, DeviceProfile, PackedDot, Simd, TensorCores, Vendor, fast_local, x86,
+    BackendError, Caps, DeviceKind, DeviceProfile, KernelCode, PackedDot, Simd, TensorCores, Vendor,
+    fast_local, x86,
 };
 use dlopen2::raw::Library;
 use opencl3::device as api;
@@ -387,7 +388,7 @@ fn profile_of(
         has("cl_khr_subgroups") || (opencl >= (2, 1) && sub_groups().is_ok_and(|b| number(&b) != 0));
     let supports_ptx = supports_ptx(kind, vendor, has("cl_nv_device_attribute_query"), device);
     Ok(DeviceProfile {
-        language: Language::OpenClC,
+        code: KernelCode::Source(Language::OpenClC),
         simd: match kind {
             DeviceKind::Cpu => Simd::CpuLoop,
             _ => Simd::Gpu,

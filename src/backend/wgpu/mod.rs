@@ -16,8 +16,8 @@ mod tests;
 use super::device_presets::Family;
 use super::kernel::Language;
 use super::{
-    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelId, KernelSpec,
-    Launch, Simd, TensorCores,
+    Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
+    KernelSpec, Launch, Simd, TensorCores,
 };
 use super::{
     OpenOptions, PackedDot, RecordingId, Stats, Vendor, View, build_ahead, choose, fast_local, validation,
@@ -141,7 +141,7 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         .trim_start()
         .to_owned();
     let mut profile = DeviceProfile {
-        language: Language::Wgsl,
+        code: KernelCode::Source(Language::Wgsl),
         simd: match kind {
             DeviceKind::Cpu => Simd::CpuLanes,
             _ => Simd::Gpu,

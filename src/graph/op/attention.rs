@@ -74,7 +74,7 @@ crate::kernel! {
     })
     .variant_of(&KERNEL.kernel, |device| {
         // In OpenCL C with PTX; in WGSL wherever local memory is fast.
-        let able = device.tensor_cores.is_some() || device.language == Language::Wgsl && device.fast_local;
+        let able = device.tensor_cores.is_some() || device.language() == Some(Language::Wgsl) && device.fast_local;
         able && device.max_workgroup >= ROW_ITEMS && device.local_bytes >= 19 << 10
     })
 }

@@ -5,6 +5,7 @@
 //! sizes may be symbols; window sizes must be constant.
 
 mod cases;
+mod native;
 mod tiled;
 
 use self::cases::cases;
@@ -226,6 +227,10 @@ impl Op for Conv {
         }
         let group = super::fixed_size(&self.group.into())?.max(1);
         let rows = super::fixed_size(m)? / group;
+        if cx.device().is_native() && cx.fact(1)?.as_const().is_some() {
+            let images = parts("the input", &cx.shape(0)?.0)?.0.clone();
+            return native::emit(cx, &lines, &images, self.group, rows, channels);
+        }
         if tiled::emit(cx, &lines, group, rows, channels)? {
             return Ok(());
         }
@@ -402,7 +407,7 @@ impl ConvShape {
                     float: DType::F32,
                 }
             }
-            Simd::Gpu | Simd::CpuLanes => Self {
+            Simd::Gpu | Simd::CpuLanes | Simd::Native => Self {
                 items: 64,
                 run: 4,
                 tile: fit.min(if device.few_registers { 4 } else { 8 }),
@@ -497,7 +502,12 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("Conv", 1, 3)],
     import,
-    kernels: &[&KERNEL.kernel, &tiled::KERNEL.kernel],
+    kernels: &[
+        &KERNEL.kernel,
+        &tiled::KERNEL.kernel,
+        &native::PANELS.kernel,
+        &native::DEPTHWISE.kernel,
+    ],
     cases,
 };
 

@@ -9,7 +9,7 @@
 //! with the function as its epilogue.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
+use super::matmul_e0m::{ActivationType, MatMulE0m, Weights, packed_case, packed_size, rows};
 use super::pointwise::{self, Binary, Expr, ExprSource, Pointwise, Unary};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
@@ -152,7 +152,11 @@ fn cases() -> Vec<Case> {
     let case = |bits, group, int8, normed: bool, rows: usize, k, n| {
         let weights = [packed_case(bits, group, k, n)?, packed_case(bits, group, k, n)?];
         let product = MatMulE0m {
-            int8,
+            activations: if int8 {
+                ActivationType::Int8
+            } else {
+                ActivationType::Float
+            },
             norm: normed.then_some(1e-5),
             ..MatMulE0m::new(bits, group)
         };

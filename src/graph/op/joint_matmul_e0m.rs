@@ -8,7 +8,7 @@
 //! previous ones, at an offset where a view can start, so its offset is the same in all runs.
 
 use super::case::{Case, constant, input};
-use super::matmul_e0m::{MatMulE0m, Weights, packed_case, packed_size, rows};
+use super::matmul_e0m::{ActivationType, MatMulE0m, Weights, packed_case, packed_size, rows};
 use super::sizes::Sizes;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::lower::{LowerCx, Operand};
@@ -182,7 +182,11 @@ fn joint(
         inputs.push(input(&[k]).range(0.5, 1.5).constant());
     }
     let product = MatMulE0m {
-        int8,
+        activations: if int8 {
+            ActivationType::Int8
+        } else {
+            ActivationType::Float
+        },
         norm: normed.then_some(1e-5),
         ..MatMulE0m::new(bits, group)
     };

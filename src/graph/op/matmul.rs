@@ -50,6 +50,11 @@ const BROADCAST_ROWS: i64 = 8;
 /// Columns per work-item with broadcasts.
 const BROADCAST_COLUMNS: i64 = 8;
 
+crate::kernel! {
+    /// A constant right operand in panels of columns.
+    static PANELS: TypedKernel<PanelArgs> = native "matmul_panels" { m, n, k: U32 } [x: In, w: In, y: Out]
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MatMul {
     /// The second operand is stored `[.., N, K]`.
@@ -244,6 +249,9 @@ impl Op for MatMul {
             BatchWalk::new(batch_out, batch_a, &m.mul(k)?, batch_b, &product(tail_b)?)?
         };
         let constant = one_matrix && b.as_const().is_some();
+        if let (true, Some(columns), true) = (constant, as_usize(n), cx.device().is_native()) {
+            return self.emit_panels(cx, [&rows, n, k], columns, b.dtype);
+        }
         let form = MatrixForm::of(cx, [&rows, n, k, &walk.count], constant);
         let parts = match (constant, as_usize(n), as_usize(k)) {
             (true, Some(columns), Some(depth)) => self.packed_columns(cx, form, columns, depth)?,
@@ -373,6 +381,35 @@ impl MatrixForm {
 }
 
 impl MatMul {
+    /// Emits the matmul of `rows` rows by a constant, on a device with native kernels.
+    fn emit_panels(
+        &self,
+        cx: &mut LowerCx<'_>,
+        [m, n, k]: [&Dim; 3],
+        columns: usize,
+        stored: DType,
+    ) -> OpResult<()> {
+        const PANEL: usize = 16;
+        let pack = Pack::Columns {
+            // Halves stay halves: the kernel converts them exactly.
+            dtype: if stored == DType::F16 { stored } else { DType::F32 },
+            transpose: self.trans_b,
+            first: 0,
+            count: columns,
+            stride: columns.next_multiple_of(PANEL),
+            panel: PANEL,
+        };
+        let args = PanelArgs {
+            x: cx.input(0)?,
+            w: cx.weight(1, pack)?,
+            y: cx.output(0)?,
+            m: m.clone(),
+            n: n.clone(),
+            k: k.clone(),
+        };
+        cx.emit(Call::new(&PANELS, 1).may_be_padded(), args)
+    }
+
     /// The constant right operand in ranges of columns that a kernel can bind: operand, first
     /// column, count, and distance between rows.
     fn packed_columns(
@@ -572,7 +609,7 @@ fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("MatMul", 1, 2)],
     import,
-    kernels: &[&KERNEL.kernel, &TILED.kernel],
+    kernels: &[&KERNEL.kernel, &TILED.kernel, &PANELS.kernel],
     cases,
 };
 

@@ -11,6 +11,7 @@
 mod cases;
 mod generic;
 mod int8;
+mod native;
 mod tensor_cores;
 mod tune;
 
@@ -32,6 +33,7 @@ use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
 use crate::tensor::{DType, HostTensor};
 use half::f16;
+use std::fmt;
 
 crate::kernel! {
     /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS.
@@ -93,14 +95,36 @@ crate::kernel! {
     .variant_of(&MATRIX.kernel, |device| device.fast_f16 && device.few_registers)
 }
 
+/// What rows of `x` are quantized to before they are multiplied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ActivationType {
+    /// They stay floats.
+    #[default]
+    Float,
+    /// 16 bits, with an error below that of storing halves. Devices without native kernels keep
+    /// floats.
+    Int16,
+    /// 8 bits, with one scale per block of at most [`ACTIVATIONS`] elements.
+    Int8,
+}
+
+impl fmt::Display for ActivationType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Float => "float",
+            Self::Int16 => "int16",
+            Self::Int8 => "int8",
+        })
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatMulE0m {
     pub bits: Bits,
     /// Number of weights per group.
     pub group: usize,
-    /// Quantizes rows of `x` to 8 bits first, with one scale per block of at most [`ACTIVATIONS`]
-    /// elements. Set by the pass `int8_activations`, for 4-bit and 8-bit weights.
-    pub int8: bool,
+    /// Set by the passes `int8_activations`, for 4-bit and 8-bit weights, and `int16_activations`.
+    pub activations: ActivationType,
     /// Normalizes rows of `x` first ([`RmsNorm`]), with this epsilon and the last operand as scale.
     /// Set by the pass `norm_matmul`.
     pub norm: Option<f32>,
@@ -295,8 +319,8 @@ impl Op for MatMulE0m {
             DType::F64 => x.f64s()?.iter().map(|v| *v as f32).collect(),
             _ => x.to_f32()?,
         };
-        if self.int8 {
-            data = int8::rounded(&data, k, self.activations()).into();
+        if self.activations == ActivationType::Int8 {
+            data = int8::rounded(&data, k, self.scaled_block()).into();
         }
         let (words, pairs) = (codes.u32s()?, scale_pairs(scales)?);
         let rows = data.len() / k;
@@ -442,12 +466,12 @@ fn normed(
 }
 
 impl MatMulE0m {
-    /// A matmul without int8 activations and norm.
+    /// A matmul with float activations and without norm.
     pub const fn new(bits: Bits, group: usize) -> Self {
         Self {
             bits,
             group,
-            int8: false,
+            activations: ActivationType::Float,
             norm: None,
         }
     }
@@ -493,7 +517,10 @@ impl MatMulE0m {
         for (what, columns) in [("first operand", k), ("result", n)] {
             cx.countable(what, &rows.mul(&Dim::from_usize(columns))?)?;
         }
-        if self.int8 {
+        if cx.device().is_native() {
+            return self.emit_native(cx, k, weights, y);
+        }
+        if self.activations == ActivationType::Int8 {
             return self.emit_int8(cx, k, weights, y);
         }
         // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
@@ -577,8 +604,8 @@ impl MatMulE0m {
 
     /// True if one dispatch can compute one row with two `k x n` weights.
     pub(super) fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
-        let one_row = rows(&cx.shape(0)?)?.is(1);
-        Ok(one_row && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
+        let fits = cx.device().is_native() || rows(&cx.shape(0)?)?.is(1);
+        Ok(fits && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 
     /// True if half arithmetic is precise enough: its error is below that of the quantized weights
@@ -611,6 +638,9 @@ pub static DEF: OpDef = OpDef {
         &int8::QUANTIZE.kernel,
         &int8::VECTOR.kernel,
         &int8::PRODUCT.kernel,
+        &native::QUANTIZE.kernel,
+        &native::PRODUCT.kernel,
+        &native::FLOAT_PRODUCT.kernel,
     ],
     cases,
 };

@@ -5,7 +5,9 @@ use super::cleanup::{
     CACHES, CONV_NORM, DECOMPOSE, DECOMPOSE_GEMM, DUPLICATES, FOLD, GATHER_TO_SLICE, INLINE_IF,
     OUTER_PRODUCT, REMOVE_NOOPS, SINK_TRANSPOSES, SPLIT, TRANS_B,
 };
-use super::decoder::{CAUSAL, GREEDY, INT8_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW};
+use super::decoder::{
+    CAUSAL, GREEDY, INT8_ACTIVATIONS, INT16_ACTIVATIONS, KV_CACHE, KV_Q8, LAST_ROW, LAST_ROWS, WINDOW,
+};
 use super::fuse::{
     ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
     ROTARY_INTERLEAVED,
@@ -13,6 +15,7 @@ use super::fuse::{
 use super::{Pass, PassReport};
 use crate::backend::Caps;
 use crate::error::Result;
+use crate::graph::op::matmul_e0m::ActivationType;
 use crate::graph::{Edit, Graph, derive};
 use std::fmt;
 
@@ -36,8 +39,8 @@ pub struct Target {
     pub caches: bool,
     /// States that only attention reads are stored in 8 bits.
     pub kv_q8: bool,
-    /// Quantized matmuls use int8 activations.
-    pub int8_activations: bool,
+    /// How quantized matmuls take their activations.
+    pub activations: ActivationType,
     /// Which logits are computed.
     pub logits: Logits,
     /// The device finds the largest logit.
@@ -53,7 +56,7 @@ impl Target {
         device: false,
         caches: true,
         kv_q8: false,
-        int8_activations: false,
+        activations: ActivationType::Float,
         logits: Logits::All,
         greedy: false,
         rotary_append: false,
@@ -79,6 +82,7 @@ impl Target {
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
             one_row: caps.profile.explicit_vectors()
+                || caps.profile.is_native()
                 || caps.profile.fast_local
                 || caps.profile.lane_broadcast(),
             ..self
@@ -141,7 +145,8 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let device = when("devices", t.device);
     let caches = when("all but `tlite run`", t.caches);
     let kv_q8 = when("`--kv q8`", t.kv_q8);
-    let int8 = when("`--act int8`", t.int8_activations);
+    let int8 = when("`--act int8`", t.activations == ActivationType::Int8);
+    let int16 = when("`--act int16`, the default on `cpu`", t.activations == ActivationType::Int16);
     let last = when("generation", t.logits == Logits::Last);
     let tail = when("speculative decoding", t.logits == Logits::Tail);
     let greedy = when("greedy decoding on devices", t.greedy);
@@ -176,6 +181,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
         (Phase::Precision, &[
             (KV_Q8, kv_q8),
             (INT8_ACTIVATIONS, int8),
+            (INT16_ACTIVATIONS, int16),
         ]),
         (Phase::Fuse, &[
             (FUSE, device),

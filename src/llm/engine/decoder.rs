@@ -91,14 +91,27 @@ impl Decoder {
         self.keeps_cache
     }
 
-    /// The element type of activations and cache on a device. CPUs compute in `f32`: `f16` would
+    /// The element type of the cache on a device: with native kernels, which compute in `f32`,
+    /// halves unless single precision is requested.
+    pub(super) fn state_float_on(&self, caps: &Caps) -> DType {
+        match (caps.profile.is_native(), self.float) {
+            (true, float) => float.unwrap_or(DType::F16),
+            (false, _) => self.float_on(caps),
+        }
+    }
+
+    /// The element type of activations on a device, and of the cache unless
+    /// [`Decoder::state_float_on`] says otherwise. CPUs compute in `f32`: `f16` would
     /// cost them conversions as well as accuracy.
     pub(super) fn float_on(&self, caps: &Caps) -> DType {
         let usual = match caps.kind {
             DeviceKind::Cpu => DType::F32,
             DeviceKind::Discrete | DeviceKind::Integrated | DeviceKind::Other => DType::F16,
         };
-        self.float.unwrap_or(usual)
+        match caps.profile.is_native() {
+            true => DType::F32,
+            false => self.float.unwrap_or(usual),
+        }
     }
 
     /// The graph's inputs for `tokens` after `past` cached tokens.

@@ -132,6 +132,7 @@ impl Decoder {
         let context = lengths.context;
         let mut options = Options {
             float: self.float_on(caps),
+            state_float: Some(self.state_float_on(caps)),
             state_rows: signed(context),
             run_rows: Some(signed(lengths.chunk.max(lengths.verify_tokens))),
             ..Options::default()

@@ -88,7 +88,7 @@ impl DeviceModel {
 impl States for DeviceModel {
     fn identity(&self) -> Result<Identity> {
         let graph = &self.decoder.graph;
-        let float = self.decoder.float_on(self.executor.caps());
+        let float = self.decoder.state_float_on(self.executor.caps());
         let dtype = |s: &State| {
             let own = graph.fact(s.input).map_or(float, |f| f.dtype);
             device_dtype(own, float)

@@ -4,6 +4,7 @@ use crate::backend::Caps;
 use crate::error::{Error, Result};
 use crate::executor::WeightSource;
 use crate::graph::onnx::ImportOptions;
+use crate::graph::op::matmul_e0m::ActivationType;
 use crate::graph::pass::{Logits, Target};
 use crate::limits::Limits;
 use crate::llm::engine::{DecoderBuilder, PADDING};
@@ -45,12 +46,15 @@ impl FromStr for KvType {
 /// Activation precision of matmuls with E0M weights of 4 and 8 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Activations {
-    /// The fastest precision that keeps the answers of the float model: [`Float`](Self::Float) on
-    /// every backend.
+    /// The fastest precision that keeps the answers of the float model: [`Int16`](Self::Int16) on
+    /// the CPU backend, [`Float`](Self::Float) on others.
     #[default]
     Auto,
     /// The precision in which activations are stored.
     Float,
+    /// 16 bits, quantized at run time, with an error below that of storing activations as `f16`.
+    /// CPU backend only.
+    Int16,
     /// 8 bits, quantized at run time ("W4A8"). Faster on CPUs with byte dot products; answers can
     /// differ from the float model's.
     Int8,
@@ -63,10 +67,11 @@ impl FromStr for Activations {
         match text {
             "auto" => Ok(Self::Auto),
             "float" => Ok(Self::Float),
+            "int16" => Ok(Self::Int16),
             "int8" => Ok(Self::Int8),
             _ => Err(Error::usage(
                 "act",
-                format!("\"{text}\" is not valid; expected auto, float or int8"),
+                format!("\"{text}\" is not valid; expected auto, float, int16 or int8"),
             )),
         }
     }
@@ -158,6 +163,7 @@ impl LoadOptions {
             (self.float == Some(DType::F16), DeviceOnly::F16),
             (self.kv == KvType::Q8, DeviceOnly::Q8),
             (self.act == Activations::Int8, DeviceOnly::INT8),
+            (self.act == Activations::Int16, DeviceOnly::INT16),
         ];
         all.into_iter()
             .filter_map(|(wanted, lacking)| wanted.then_some(lacking))
@@ -180,11 +186,32 @@ impl LoadOptions {
         }
     }
 
+    /// A usage error for options that a device does not support.
+    pub(super) fn check_on(&self, caps: &Caps) -> Result<()> {
+        let native = caps.profile.is_native();
+        if self.act == Activations::Int16 && !native {
+            let what = format!(
+                "int16: only the cpu backend multiplies by them, not {}",
+                caps.backend
+            );
+            return Err(Error::usage("act", what));
+        }
+        if self.float == Some(DType::F16) && native {
+            return Err(DeviceOnly::halves_on_native());
+        }
+        Ok(())
+    }
+
     /// The passes for a device.
     pub(super) fn target(&self, caps: &Caps, purpose: Purpose<'_>) -> Target {
         Target {
             kv_q8: self.kv == KvType::Q8,
-            int8_activations: self.act == Activations::Int8,
+            activations: match self.act {
+                Activations::Auto if caps.profile.is_native() => ActivationType::Int16,
+                Activations::Auto | Activations::Float => ActivationType::Float,
+                Activations::Int16 => ActivationType::Int16,
+                Activations::Int8 => ActivationType::Int8,
+            },
             greedy: self.greedy && purpose == Purpose::Generation,
             ..Target::DEVICE.on(caps)
         }

@@ -80,7 +80,7 @@ impl<'a> Check<'a> {
         let (inputs, writable) = (plan.inputs.clone(), written(&plan));
         let reads_images = plan.kernels.iter().any(|k| !k.images.is_empty());
         let (backend, guards) = device.share(align);
-        let tolerance = tolerance(&plan, backend.caps().profile.language);
+        let tolerance = tolerance(&plan, backend.caps().profile.language());
         let images = backend.stats().images;
         let executor = Executor::new(backend, &graph, vec![plan])?;
         let loaded = executor.stats();
@@ -281,12 +281,15 @@ fn reader_input(plan: &Plan, to: u64) -> Option<(DType, usize, u64)> {
 }
 
 /// Amount by which the arithmetic of the kernels raises the error bound.
-fn tolerance(plan: &Plan, language: Language) -> f64 {
+fn tolerance(plan: &Plan, language: Option<Language>) -> f64 {
     let any = |of: &dyn Fn(&KernelSpec) -> bool| plan.kernels.iter().any(of);
     let terms = [
         (PAIRS, any(&KernelSpec::multiplies_halves)),
         (NORMED, any(&norms_halves)),
-        (TIES, any(&|spec| spec.uses(language, Feature::PackedDot))),
+        (
+            TIES,
+            any(&|spec| language.is_some_and(|l| spec.uses(l, Feature::PackedDot))),
+        ),
     ];
     terms.iter().filter(|(_, used)| *used).map(|(term, _)| term).sum()
 }

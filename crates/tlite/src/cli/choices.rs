@@ -2,6 +2,7 @@
 //! help for each.
 
 use clap::builder::{PossibleValue, PossibleValuesParser, StyledStr, TypedValueParser};
+use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::{BackendKind, ImageUse, Priority, ReplayMode};
 use transformer_lite::unstable::cache::Kind;
@@ -29,8 +30,9 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
     values(BackendChoice::ALL.map(|v| {
         let help = match v {
             BackendChoice::Auto => {
-                let names = BackendKind::ALL.map(BackendKind::name).join(", ");
-                format!("First backend ({names}) with a GPU; else the first with any device; else the host")
+                let gpus = BackendKind::ALL.into_iter().filter(|k| *k != BackendKind::Cpu);
+                let names = gpus.map(BackendKind::name).collect::<Vec<_>>().join(", ");
+                format!("First backend ({names}) with a GPU; else `cpu`")
             }
             BackendChoice::On(kind) => kind.about().to_owned(),
             BackendChoice::Host => "Reference interpreter on the CPU: slow, for comparison".to_owned(),
@@ -47,11 +49,16 @@ pub(super) fn kv() -> impl TypedValueParser<Value = KvType> {
 
 pub(super) fn activations() -> impl TypedValueParser<Value = Activations> {
     values([
-        value(Activations::Auto, "auto", "Currently the same as `float`"),
+        value(Activations::Auto, "auto", "`int16` on `cpu`, else `float`"),
         value(
             Activations::Float,
             "float",
             "Keep the stored precision (see --float)",
+        ),
+        value(
+            Activations::Int16,
+            "int16",
+            "Quantized to 16 bits at run time: as exact as floats; `cpu` only",
         ),
         value(
             Activations::Int8,
@@ -70,6 +77,10 @@ pub(super) fn priority() -> impl TypedValueParser<Value = Priority> {
         };
         value(v, v.name(), help)
     }))
+}
+
+pub(super) fn isa() -> impl TypedValueParser<Value = Isa> {
+    values(Isa::ALL.map(|v| value(v, v.name(), v.about())))
 }
 
 pub(super) fn recording() -> impl TypedValueParser<Value = ReplayMode> {

@@ -472,6 +472,7 @@ mod tests {
                 why: "no library".to_owned(),
             }),
             BackendKind::Wgpu => Ok(vec![caps()]),
+            BackendKind::Cpu => Ok(Vec::new()),
         }
     }
 
@@ -591,6 +592,7 @@ mod tests {
         let lists = |kind| match kind {
             BackendKind::OpenCl => Ok(Vec::new()),
             BackendKind::Wgpu => Ok(vec![caps(), other.clone()]),
+            BackendKind::Cpu => Ok(Vec::new()),
         };
         let mut report = report(lists, None, &|_, _, caps| caps.into()).unwrap();
         report.add_quarantined(&store.quarantined().unwrap());
@@ -622,6 +624,7 @@ mod tests {
                 ..caps()
             }]),
             BackendKind::Wgpu => Ok(vec![caps(), caps()]),
+            BackendKind::Cpu => Ok(Vec::new()),
         };
         let names = std::cell::RefCell::new(Vec::new());
         let row = |_, name: &str, caps: Caps| {

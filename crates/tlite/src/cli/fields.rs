@@ -12,6 +12,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("device", "--device"),
     ("drafts", "--draft-tokens"),
     ("dry_base", "--dry-base"),
+    ("cpu_isa", "--cpu-isa"),
     ("dry_multiplier", "--dry-multiplier"),
     ("float", "--float"),
     ("folder", "MODEL"),
@@ -34,6 +35,7 @@ const OPTIONS: &[(&str, &str)] = &[
     ("stop", "--stop"),
     ("temperature", "--temperature"),
     ("text", "--text"),
+    ("threads", "--threads"),
     ("top_p", "--top-p"),
     ("typical_p", "--typical-p"),
 ];

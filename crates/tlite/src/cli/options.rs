@@ -8,6 +8,7 @@ use clap::ValueEnum;
 use std::num::{NonZeroU64, NonZeroUsize};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::{ImageUse, OpenOptions, Priority, ReplayMode};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::executor::WeightSource;
@@ -114,6 +115,12 @@ pub struct DeviceOptions {
     /// 0]
     #[arg(long, value_name = "MS", value_parser = slice_ms, hide_short_help = true, help_heading = ADVANCED)]
     pub slice_ms: Option<u32>,
+    /// Threads of the `cpu` backend [default: all cores that the process may use]
+    #[arg(long, value_name = "N", hide_short_help = true, help_heading = ADVANCED)]
+    pub threads: Option<usize>,
+    /// Instruction set of the `cpu` backend, for comparison [default: the best of this processor]
+    #[arg(long, value_parser = choices::isa(), value_name = "NAME", hide_short_help = true, help_heading = ADVANCED)]
+    pub cpu_isa: Option<Isa>,
     /// What the model may consume.
     #[command(flatten)]
     pub limits: LimitOptions,
@@ -145,6 +152,8 @@ impl DeviceOptions {
                 recording: self.recording,
                 images: self.images,
                 slice_ms: self.slice_ms,
+                threads: self.threads,
+                isa: self.cpu_isa,
                 ..OpenOptions::of(self.device.as_deref())
             },
         }

@@ -104,7 +104,7 @@ fn wrong_values_get_no_misleading_tip() {
     assert_eq!(e.get(ContextKind::SuggestedValue), None);
     let text = e.to_string();
     assert!(
-        ["auto", "opencl", "wgpu", "host"]
+        ["auto", "opencl", "wgpu", "cpu", "host"]
             .iter()
             .all(|b| text.contains(b)),
         "{text}"

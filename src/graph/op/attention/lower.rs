@@ -415,7 +415,7 @@ impl Attention {
         let stored = cx.output(0)?.dtype;
         let strategy = node.strategy(cx.device(), stored);
         // One query has too few heads to fill a device, so many keys are split over work-groups.
-        let splits_keys = node.single() && node.many && !matches!(strategy, Strategy::Lanes(_));
+        let splits_keys = node.single() && node.many && !matches!(strategy, Strategy::Lanes(_)) && !cx.device().is_native();
         let split = splits_keys.then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
         // Keys beyond the current length exist only as padding and are not read.
@@ -476,9 +476,11 @@ impl Attention {
             )?,
             Strategy::Lanes(_) | Strategy::Item | Strategy::Line | Strategy::Groups => {
                 let call = node.generic(cx.device(), strategy, split, splits.as_ref())?;
-                let args = args!(Args {
-                    parts: Dim::from(node.dim / node.vector()),
-                });
+                let parts = match cx.device().is_native() {
+                    true => node.batch.clone(),
+                    false => Dim::from(node.dim / node.vector()),
+                };
+                let args = args!(Args { parts });
                 cx.emit(self.finish(&node, call), args)?;
             }
         }

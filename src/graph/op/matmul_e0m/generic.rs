@@ -1,7 +1,7 @@
 //! Dispatches of the kernels that run on any device, and of their forms for CPUs and phones.
 
 use super::{
-    K_BLOCK, MATRIX, MatMulE0m, MatrixArgs, PAIRS, VECTOR, VectorArgs, format_defines, k_block, tune,
+    K_BLOCK, MATRIX, MatMulE0m, MatrixArgs, PAIRS, VECTOR, VectorArgs, format_defines, k_block, native, tune,
 };
 use crate::graph::op::OpResult;
 use crate::lower::{Call, DeviceProfile, Simd};
@@ -264,6 +264,10 @@ impl E0mShape {
                 matrix_columns: 4,
                 rows: 8,
                 panel: Some(8),
+            },
+            Simd::Native => Self {
+                panel: Some(native::PANEL),
+                ..Self::of(&DeviceProfile::generic_gpu())
             },
             Simd::Gpu => Self {
                 vector_items: 64,

@@ -5,7 +5,7 @@
 //! neighbours precision.
 
 use super::{
-    MatMulE0m, PAD, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows, tune,
+    ActivationType, MatMulE0m, PAD, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows, tune,
 };
 use crate::backend::PackedDot;
 use crate::backend::kernel::{Feature, Features, Form, Kernel};
@@ -78,13 +78,13 @@ pub(super) fn rounded(data: &[f32], k: usize, block: usize) -> Vec<f32> {
 }
 
 impl MatMulE0m {
-    /// True if int8 activations support weights of this width.
-    pub fn supports_int8(&self) -> bool {
-        matches!(self.bits, Bits::Four | Bits::Eight)
+    /// Whether kernels multiply weights of this width with such activations.
+    pub fn supports(&self, activations: ActivationType) -> bool {
+        activations != ActivationType::Int8 || matches!(self.bits, Bits::Four | Bits::Eight)
     }
 
     /// Number of activations per quantization block.
-    pub(super) fn activations(&self) -> usize {
+    pub(super) fn scaled_block(&self) -> usize {
         k_block(self.group, super::ACTIVATIONS)
     }
 
@@ -96,7 +96,7 @@ impl MatMulE0m {
         rows: &Dim,
         k: usize,
     ) -> OpResult<(Operand, Operand)> {
-        let block = self.activations();
+        let block = self.scaled_block();
         let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
         let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
         let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
@@ -126,7 +126,7 @@ impl MatMulE0m {
             Some(_) => Some(cx.input(weights.gain)?),
             None => None,
         };
-        let block = self.activations();
+        let block = self.scaled_block();
         let in_parts = weights.ends.len() > 1;
         let most = cx.upper_bound(&rows);
         let vector = rows.is(1) && {
@@ -356,7 +356,7 @@ pub(super) fn cases() -> Vec<Case> {
     let case = |bits, group, normed: bool, rows: usize, k, n| {
         let (codes, scales) = packed_case(bits, group, k, n)?;
         let op = MatMulE0m {
-            int8: true,
+            activations: ActivationType::Int8,
             norm: normed.then_some(1e-5),
             ..MatMulE0m::new(bits, group)
         };

@@ -162,7 +162,7 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
     let default = vec![shape.matrix_items, shape.matrix_columns, shape.rows];
     let tiles = choices(default, &ALL, |[items, columns, rows]| {
         // The WGSL kernel has four columns.
-        let text = device.language != Language::Wgsl || *columns == 4;
+        let text = device.language() != Some(Language::Wgsl) || *columns == 4;
         let local = (u64::from(*rows) * num::wide(K_BLOCK) + u64::from(items * columns)) * 4;
         // Larger sums would be spilled.
         let registers = !device.few_registers || rows * columns <= 16;
@@ -296,14 +296,13 @@ impl E0mShape {
 mod tests {
     use super::*;
     use crate::backend::device_presets::PHONES;
-    use crate::backend::{BackendKind, QuarantineCause, Quarantined};
+    use crate::backend::{KernelCode, QuarantineCause, Quarantined};
     use crate::lower::Simd;
 
     #[test]
     fn choices_are_what_texts_and_devices_take() {
         let phones = PHONES.iter().flat_map(|phone| {
-            let kinds = [BackendKind::OpenCl, BackendKind::Wgpu];
-            kinds.map(|kind| (format!("{} {kind}", phone.name), phone.caps(kind).profile))
+            Language::ALL.map(|l| (format!("{} {l}", phone.name), phone.caps(l).profile))
         });
         let cpus = [
             (Language::OpenClC, Simd::CpuLoop),
@@ -312,7 +311,7 @@ mod tests {
         let cpus = cpus.map(|(language, simd)| {
             let generic = DeviceProfile::generic_gpu();
             let device = DeviceProfile {
-                language,
+                code: KernelCode::Source(language),
                 simd,
                 ..generic
             };

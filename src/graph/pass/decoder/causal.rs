@@ -1,5 +1,5 @@
-//! Causal attention without a mask: if a mask hides exactly the future, and maybe what lies before a
-//! sliding window, attributes of the attention replace it.
+//! Causal attention without a mask: if a mask hides exactly the future, and maybe what lies before
+//! a sliding window, attributes of the attention replace it.
 //!
 //! A mask may be the sum of such a mask and another one, which then stays alone.
 

@@ -284,7 +284,7 @@ fn numbers(t: &HostTensor) -> Option<Vec<f64>> {
 
 /// What is known of the elements of a constant: all are the same, or a triangle of a matrix shows.
 fn constant(t: &HostTensor) -> Option<AbstractValue> {
-    if t.len() == 0 || t.len() > LARGEST {
+    if t.is_empty() || t.len() > LARGEST {
         return None;
     }
     let values = numbers(t)?;

@@ -3,17 +3,17 @@
 
 mod causal;
 mod greedy;
-mod int8_activations;
 mod kv_cache;
 mod kv_q8;
 mod last_row;
 mod masks;
+mod quantize_activations;
 mod window;
 
 pub use causal::CAUSAL;
 pub use greedy::{GREEDY, TOKEN};
-pub use int8_activations::INT8_ACTIVATIONS;
 pub use kv_cache::KV_CACHE;
 pub use kv_q8::KV_Q8;
 pub use last_row::{LAST_ROW, LAST_ROWS, ROWS};
+pub use quantize_activations::{INT8_ACTIVATIONS, INT16_ACTIVATIONS};
 pub use window::WINDOW;

@@ -104,13 +104,14 @@ fn arithmetic_name(a: Arithmetic) -> (&'static str, &'static str) {
         Arithmetic::TensorCores => ("tensor cores", "tensor-cores"),
         Arithmetic::F16 => ("f16", "f16"),
         Arithmetic::Bytes => ("int8", "int8"),
+        Arithmetic::Int16 => ("int16", "int16"),
     }
 }
 
 /// The unit in which speeds of this arithmetic are counted.
 fn unit(a: Arithmetic) -> &'static str {
     match a {
-        Arithmetic::Bytes => "OP/s",
+        Arithmetic::Bytes | Arithmetic::Int16 => "OP/s",
         _ => "FLOP/s",
     }
 }
