@@ -3,7 +3,7 @@
 #
 #   ./tools/demo.sh                                    asks for the capital of France
 #   ./tools/demo.sh "What is a binary search?"         asks something else
-#   ./tools/demo.sh --yes                              installs drivers without asking first
+#   ./tools/demo.sh --yes                              installs a compiler without asking first
 #   ./tools/demo.sh "Hello" --backend wgpu             passes options on to `tlite generate`
 set -euo pipefail
 
@@ -31,7 +31,6 @@ esac
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-setup_drivers
 setup_rust
 build_tlite
 fetch_demo_model

@@ -65,7 +65,7 @@ features() {
     printf '%s\n' "$output" >&2
     [ -n "$passed" ] && [[ $output != *" generated "*warning* ]]
 }
-for set in "" opencl wgpu; do
+for set in "" cpu opencl wgpu; do
     step "Features \"$set\"" features "$set"
 done
 if setup_android; then
@@ -88,7 +88,7 @@ export TLITE_TEST_MODEL_DIR=$MODEL_DIR
 export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
 # A missing driver fails the tests instead of skipping some.
-export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-opencl,wgpu}
+export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-cpu,opencl,wgpu}
 # TLITE_TESTS=nightly, which nightly.sh sets, adds what nightly.sh names.
 export TLITE_TESTS=${TLITE_TESTS:-ci}
 nightly=

@@ -10,10 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::OnceLock;
 use tlite_testing::Tier;
+#[cfg(feature = "cpu")]
+use transformer_lite::unstable::backend::cpu::kernels as native;
 use transformer_lite::unstable::backend::device_presets::{Family, Phone};
 use transformer_lite::unstable::backend::kernel::image::ImageKind;
 use transformer_lite::unstable::backend::kernel::{Kernel, KernelSpec, Language};
-use transformer_lite::unstable::backend::{BackendKind, Caps, DeviceKind, PackedDot, TensorCores};
+use transformer_lite::unstable::backend::{Caps, DeviceKind, PackedDot, TensorCores};
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::executor::random;
 use transformer_lite::unstable::graph::op::ALL;
@@ -64,10 +66,7 @@ fn kinds_of_device() -> Vec<Caps> {
         }
     }
     // With images in buffers, through which some kernels read operands.
-    let phone = Phone::find("adreno-750")
-        .unwrap()
-        .caps(BackendKind::OpenCl)
-        .profile;
+    let phone = Phone::find("adreno-750").unwrap().caps(Language::OpenClC).profile;
     for reads in ImageKind::ALL {
         all.push(base.clone().with(|device| {
             device.images = phone.images;
@@ -176,7 +175,28 @@ fn specs() -> &'static [KernelSpec] {
 fn kernels() -> BTreeMap<&'static str, &'static Kernel> {
     let operators = ALL.iter().flat_map(|d| d.kernels);
     let others = probe::KERNELS.iter().chain(random::KERNELS);
-    operators.chain(others).map(|k| (k.name, *k)).collect()
+    let all = operators.chain(others).map(|k| (k.name, *k));
+    // Native kernels have no source.
+    all.filter(|(_, k)| k.sources.opencl_c.is_some()).collect()
+}
+
+/// Native kernels declare the arguments of their descriptors once more.
+#[cfg(feature = "cpu")]
+#[test]
+fn native_kernels_take_what_descriptors_declare() {
+    let operators = ALL.iter().flat_map(|d| d.kernels);
+    let all: Vec<&Kernel> = operators
+        .chain(probe::KERNELS)
+        .chain(random::KERNELS)
+        .copied()
+        .collect();
+    for name in native::names() {
+        let kernel = all.iter().find(|k| k.name == name);
+        assert!(kernel.is_some_and(|k| native::matches(k)), "{name}");
+    }
+    for kernel in all.iter().filter(|k| k.sources.opencl_c.is_none()) {
+        assert!(native::names().any(|n| n == kernel.name), "{}", kernel.name);
+    }
 }
 
 /// The source of a kernel in a language before expansion; each has one in both.

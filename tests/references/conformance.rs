@@ -16,8 +16,8 @@ mod tuned;
 
 use expected::Expectations;
 use std::sync::Arc;
-use tlite_testing::Device;
 use tlite_testing::suite::Suite;
+use tlite_testing::{Device, Text};
 use transformer_lite::unstable::graph::op::{ALL, case::Case};
 use transformer_lite::unstable::tensor::DType;
 use transformer_lite::unstable::validate::case::{self, Depth, Scenario};
@@ -28,7 +28,8 @@ pub fn trials(suite: &mut Suite) {
         log.filter_module("transformer_lite::internal::validate", log::LevelFilter::Debug)
             .init();
     }
-    let devices = suite.devices();
+    let mut devices = suite.devices();
+    devices.extend(tlite_testing::lower_instruction_sets());
     let expectations = Arc::new(Expectations::load());
     let all = std::env::var_os("CONFORMANCE_SAMPLE").is_none();
     let (mut device_cases, mut host_cases) = (0, 0);
@@ -62,6 +63,9 @@ pub fn trials(suite: &mut Suite) {
     }
     for device in &devices {
         for storage in [DType::F16, DType::F32] {
+            if storage == DType::F16 && device.caps.profile.is_native() {
+                continue;
+            }
             let name = format!("symbolic/kv_append/{storage}@{}", device.label(&devices));
             let device = device.clone();
             suite.add_if(all, SAMPLE, name, move || symbolic::kv_append(&device, storage));
@@ -86,6 +90,9 @@ pub fn trials(suite: &mut Suite) {
     eprintln!("{device_cases} cases for devices, {host_cases} for the host only");
 }
 
+/// Operators of which the CPU backend has no kernel for some cases; these run in the interpreter.
+const WITHOUT_NATIVE: &[&str] = &[];
+
 /// Kind of the trials that are not in a sample.
 const SAMPLE: &str = "not in the sample";
 
@@ -99,13 +106,27 @@ fn add(
     runs: impl Fn(DType) -> bool,
     make: impl Fn() -> Result<Scenario, String> + Clone + Send + 'static,
 ) {
+    let native = device.caps.profile.is_native();
     for storage in [DType::F16, DType::F32] {
+        // Native kernels compute in single precision.
+        if native && storage == DType::F16 {
+            continue;
+        }
+        let operator = name.split('/').next().unwrap_or_default().to_owned();
         let name = format!("{name}/{storage}@{}", device.label(all));
         let expected = expectations.find(&device.kind.to_string(), &device.caps.driver, &name);
         let (device, make) = (device.clone(), make.clone());
         suite.add_if(runs(storage), SAMPLE, name, move || {
             let _turn = device.turn();
-            let run = |s| case::run(&device, &s, storage, Depth::Every).map_err(|e| e.to_string());
+            let run = |s| {
+                if native && case::runs_on_host(&s, &device.caps, storage).text()? {
+                    return match WITHOUT_NATIVE.contains(&operator.as_str()) {
+                        true => Ok(()),
+                        false => Err(format!("{operator} has no native kernel")),
+                    };
+                }
+                case::run(&device, &s, storage, Depth::Every).map_err(|e| e.to_string())
+            };
             let result = make().and_then(run);
             match (result, expected) {
                 (result, None) => result,

@@ -34,7 +34,7 @@ struct SetOfCases {
     /// Cases that pass on the host.
     passed: usize,
     /// Cases of which a device runs all, of each backend.
-    on_device: [(BackendKind, usize); 2],
+    on_device: [(BackendKind, usize); 3],
 }
 
 const SETS: &[SetOfCases] = &[
@@ -42,31 +42,51 @@ const SETS: &[SetOfCases] = &[
         name: NODE,
         cases: 1884,
         passed: 1683,
-        on_device: [(BackendKind::OpenCl, 1073), (BackendKind::Wgpu, 1073)],
+        on_device: [
+            (BackendKind::OpenCl, 1073),
+            (BackendKind::Wgpu, 1073),
+            (BackendKind::Cpu, 1079),
+        ],
     },
     SetOfCases {
         name: "simple",
         cases: 23,
         passed: 7,
-        on_device: [(BackendKind::OpenCl, 6), (BackendKind::Wgpu, 6)],
+        on_device: [
+            (BackendKind::OpenCl, 6),
+            (BackendKind::Wgpu, 6),
+            (BackendKind::Cpu, 6),
+        ],
     },
     SetOfCases {
         name: "pytorch-operator",
         cases: 35,
         passed: 35,
-        on_device: [(BackendKind::OpenCl, 26), (BackendKind::Wgpu, 25)],
+        on_device: [
+            (BackendKind::OpenCl, 26),
+            (BackendKind::Wgpu, 25),
+            (BackendKind::Cpu, 26),
+        ],
     },
     SetOfCases {
         name: "pytorch-converted",
         cases: 82,
         passed: 82,
-        on_device: [(BackendKind::OpenCl, 63), (BackendKind::Wgpu, 63)],
+        on_device: [
+            (BackendKind::OpenCl, 63),
+            (BackendKind::Wgpu, 63),
+            (BackendKind::Cpu, 63),
+        ],
     },
     SetOfCases {
         name: LIGHT,
         cases: 9,
         passed: 9,
-        on_device: [(BackendKind::OpenCl, 9), (BackendKind::Wgpu, 6)],
+        on_device: [
+            (BackendKind::OpenCl, 9),
+            (BackendKind::Wgpu, 6),
+            (BackendKind::Cpu, 9),
+        ],
     },
 ];
 const NODE: &str = "node";

@@ -20,6 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use transformer_lite::unstable::backend::KernelCode;
+use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::{KernelSpec, Language};
 use transformer_lite::unstable::backend::{
     self, Backend, BackendError, BackendKind, BufferId, Caps, Command, DeviceKind, KernelId, Launch,
@@ -284,6 +286,21 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
     (found, missing)
 }
 
+/// The processor with each instruction set below its best one.
+pub fn lower_instruction_sets() -> Vec<Device> {
+    let lower = Isa::ALL
+        .into_iter()
+        .filter(|isa| isa.is_supported() && *isa != Isa::best());
+    let opened = lower.filter_map(|isa| {
+        let options = backend::OpenOptions {
+            isa: Some(isa),
+            ..backend::OpenOptions::default()
+        };
+        backend::open(BackendKind::Cpu, &options).ok()
+    });
+    opened.map(|b| Device::new(BackendKind::Cpu, b)).collect()
+}
+
 /// As [`devices`], for tests without a trial for each device: what is missing is written to
 /// standard error, or fails the test where `REQUIRE_BACKENDS` names it.
 pub fn present() -> Vec<Device> {
@@ -330,7 +347,7 @@ impl Device {
     pub fn tier_of_long_trials(&self) -> Tier {
         match self.kind {
             BackendKind::Wgpu => Tier::Nightly,
-            BackendKind::OpenCl => Tier::Quick,
+            BackendKind::OpenCl | BackendKind::Cpu => Tier::Quick,
         }
     }
 
@@ -339,7 +356,12 @@ impl Device {
         if all.iter().filter(|d| d.kind == self.kind).count() == 1 {
             self.kind.to_string()
         } else {
-            format!("{}:{}", self.kind, self.caps.device.replace(' ', "_"))
+            // Processors differ by their instruction set.
+            let name = match self.kind {
+                BackendKind::Cpu => &self.caps.driver,
+                BackendKind::OpenCl | BackendKind::Wgpu => &self.caps.device,
+            };
+            format!("{}:{}", self.kind, name.replace(' ', "_"))
         }
     }
 
@@ -609,7 +631,7 @@ pub fn fake_caps_of(language: Language, kind: DeviceKind) -> Caps {
         ..fake_caps()
     };
     caps.with(|device| {
-        device.language = language;
+        device.code = KernelCode::Source(language);
         device.dedicated_memory = kind == DeviceKind::Discrete;
         device.simd = match (kind, language) {
             (DeviceKind::Cpu, Language::OpenClC) => Simd::CpuLoop,

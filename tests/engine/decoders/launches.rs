@@ -4,7 +4,7 @@
 use super::*;
 use transformer_lite::unstable::backend::device_presets::Phone;
 use transformer_lite::unstable::backend::kernel::Language;
-use transformer_lite::unstable::backend::{BackendKind, DeviceKind, PackedDot, TensorCores};
+use transformer_lite::unstable::backend::{DeviceKind, PackedDot, TensorCores};
 
 /// Launches of a layer behind up to 256 tokens, and behind more.
 fn launches(caps: &Caps) -> [usize; 2] {
@@ -65,8 +65,8 @@ fn a_layer_has_so_many_launches_for_a_token() {
         device.packed_dot = PackedDot::Wgsl;
     });
     let cpu = tlite_testing::fake_caps_of(Language::OpenClC, DeviceKind::Cpu);
-    let phone = |name, backend| Phone::find(name).unwrap().caps(backend);
-    let (opencl, wgpu) = (BackendKind::OpenCl, BackendKind::Wgpu);
+    let phone = |name, language| Phone::find(name).unwrap().caps(language);
+    let (opencl, wgpu) = (Language::OpenClC, Language::Wgsl);
     let cases = [
         ("NVIDIA through OpenCL", nvidia(Language::OpenClC), [6, 6]),
         ("NVIDIA through wgpu", nvidia(Language::Wgsl), [6, 7]),

@@ -30,9 +30,8 @@ fn specialisations_compile_on_the_device() {
             threads.spawn(move || {
                 let mut backend = device.share();
                 let start = std::time::Instant::now();
-                let language = match kind {
-                    BackendKind::OpenCl => Language::OpenClC,
-                    BackendKind::Wgpu => Language::Wgsl,
+                let Some(language) = backend.caps().profile.language() else {
+                    return;
                 };
                 let (units, halves) = (
                     backend.caps().profile.tensor_cores.is_some(),

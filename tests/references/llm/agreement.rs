@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 use tlite_testing::{Device, Text};
 use transformer_lite::unstable::backend::device_presets::Family;
 use transformer_lite::unstable::backend::{Backend as _, DeviceKind};
+use transformer_lite::unstable::graph::op::matmul_e0m::ActivationType;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{Activations, KvType, LanguageModel as _, Tokenizer};
@@ -93,7 +94,11 @@ fn fed(
         }
     });
     let target = Target {
-        int8_activations: way.0 == Activations::Int8,
+        activations: match way.0 {
+            Activations::Int8 => ActivationType::Int8,
+            _ if share.caps().profile.is_native() => ActivationType::Int16,
+            _ => ActivationType::Float,
+        },
         kv_q8: way.1 == KvType::Q8,
         ..Target::DEVICE
     };

@@ -7,6 +7,7 @@ use tlite_testing::{Device, Text};
 use transformer_lite::unstable::backend::{
     self, BackendKind, Caps, OpenOptions, PackedDot, ReplayMode, Stats,
 };
+use transformer_lite::unstable::graph::op::matmul_e0m::ActivationType;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
@@ -20,7 +21,10 @@ const CONTEXT: usize = 160;
 /// default.
 fn target(caps: &Caps) -> Target {
     Target {
-        int8_activations: caps.profile.packed_dot == PackedDot::X86,
+        activations: match caps.profile.packed_dot {
+            PackedDot::X86 => ActivationType::Int8,
+            _ => ActivationType::Float,
+        },
         ..Target::DEVICE
     }
 }
@@ -82,7 +86,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
             ));
         }
         // Stages are work-items of their own, as products of bytes have them.
-        let bytes = target(&device.caps).int8_activations;
+        let bytes = target(&device.caps).activations == ActivationType::Int8;
         let joins = deep && bytes && device.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
         if way == ReplayMode::Persistent && slice_ms == 0 && joins && stats.launches >= plain.launches {
             return Err(format!(

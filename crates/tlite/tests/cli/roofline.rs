@@ -265,8 +265,9 @@ fn speeds_beside_limits(place: &Place<'_>) {
         DeviceKind::Cpu => "off",
         _ => bench["recording"].as_str().unwrap(),
     };
+    // Native kernels store caches in halves.
     let float = match place.caps.kind {
-        DeviceKind::Cpu => "f32",
+        DeviceKind::Cpu if !place.caps.profile.is_native() => "f32",
         _ => "f16",
     };
     let used = |json: &Value| ["act", "kv", "recording"].map(|key| json[key].as_str().map(str::to_owned));

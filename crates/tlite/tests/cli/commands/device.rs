@@ -114,7 +114,7 @@ fn has_choices(backend: &str) -> bool {
     let listed = report(&["devices", "--json"]);
     let devices = listed["devices"].as_array().unwrap();
     let device = devices.iter().find(|d| d["backend"] == backend).unwrap();
-    backend != "wgpu" || device["kind"] != "cpu"
+    backend == "opencl" || device["kind"] != "cpu"
 }
 
 #[test]
@@ -132,8 +132,8 @@ fn tune_without_a_device_is_wrong_usage() {
 #[test]
 fn what_needs_a_device_says_why_there_is_none() {
     let (dir, model) = tiny_model("llama", Traits::default());
-    for command in ["profile", "roofline", "tune"] {
-        let args = [command, path(&model), "--no-cache"];
+    for (command, backend) in [("profile", "opencl"), ("roofline", "wgpu"), ("tune", "opencl")] {
+        let args = [command, path(&model), "--no-cache", "--backend", backend];
         let output = tlite_testing::command()
             .args(args)
             .env("OCL_ICD_VENDORS", dir.path())
@@ -142,7 +142,7 @@ fn what_needs_a_device_says_why_there_is_none() {
             .env("RUST_LOG", LOG)
             .output()
             .unwrap();
-        let failure = assert_failed(&args, &output, 2, &["--backend", "opencl", "wgpu", "apt install"]);
+        let failure = assert_failed(&args, &output, 2, &["--backend", backend]);
         assert_carries(failure.error, &["NoDevice"]);
     }
 }
@@ -190,7 +190,8 @@ fn devices_are_filtered_and_tell_what_can_be_opened() {
         let found = report(&["devices", "--json", "--device", &name.to_uppercase()]);
         let found = found["devices"].as_array().unwrap();
         assert!(
-            found.iter().all(|d| d["device"] == name) && !found.is_empty(),
+            found.iter().any(|d| d["device"] == name)
+                && found.iter().all(|d| d["device"].as_str().unwrap().contains(name)),
             "{name}: {found:?}"
         );
         if device["backend"] == "opencl" {
