@@ -32,11 +32,10 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-pub(super) use dims::arithmetic;
 pub use crate::backend::kernel::functions::{Binary, Test, Unary};
+pub(super) use dims::arithmetic;
 pub use legacy::AxisBroadcast;
 pub(super) use lower::{ExprSource, KERNEL, epilogue, fill};
-
 
 #[derive(Clone, Debug, PartialEq)]
 pub enum Expr {

@@ -415,7 +415,8 @@ impl Attention {
         let stored = cx.output(0)?.dtype;
         let strategy = node.strategy(cx.device(), stored);
         // One query has too few heads to fill a device, so many keys are split over work-groups.
-        let splits_keys = node.single() && node.many && !matches!(strategy, Strategy::Lanes(_)) && !cx.device().is_native();
+        let splits_keys =
+            node.single() && node.many && !matches!(strategy, Strategy::Lanes(_)) && !cx.device().is_native();
         let split = splits_keys.then_some(if cpu { 512 } else { 128 });
         let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
         // Keys beyond the current length exist only as padding and are not read.

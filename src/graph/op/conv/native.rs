@@ -41,7 +41,7 @@ pub(super) fn emit(
     let lines = [h.clone(), v.clone()];
     /// The arguments of a kernel: those that both kernels have, and its own.
     macro_rules! args {
-        ($Args:ident { $($own:tt)* }) => {
+        ($Args:ident { $($own:ident $(: $value:expr)?),* $(,)? }) => {
             $Args {
                 x,
                 bias,
@@ -54,7 +54,7 @@ pub(super) fn emit(
                 out_w: v.out.clone(),
                 pad_h: h.before.clone(),
                 pad_w: v.before.clone(),
-                $($own)*
+                $($own $(: $value)?,)*
             }
         };
     }
@@ -62,7 +62,7 @@ pub(super) fn emit(
         let w = cx.weight(1, Pack::Plain { dtype: DType::F32 })?;
         let call = window::define(Call::new(&DEPTHWISE, 1), &lines);
         let channels = Dim::from_usize(groups);
-        return cx.emit(call, args!(DepthwiseArgs { w, channels, }));
+        return cx.emit(call, args!(DepthwiseArgs { w, channels }));
     }
     let tiles = Pack::Tiles {
         dtype: DType::F32,
@@ -74,5 +74,12 @@ pub(super) fn emit(
     let w = cx.weight(1, tiles)?;
     let call = window::define(Call::new(&PANELS, 1), &lines).define("TILE", num::signed(TILE));
     let groups = Dim::from_usize(groups);
-    cx.emit(call, args!(PanelArgs { w, groups, channels: channels.clone(), }))
+    cx.emit(
+        call,
+        args!(PanelArgs {
+            w,
+            groups,
+            channels: channels.clone(),
+        }),
+    )
 }

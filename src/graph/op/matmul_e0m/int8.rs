@@ -5,7 +5,8 @@
 //! neighbours precision.
 
 use super::{
-    ActivationType, MatMulE0m, PAD, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows, tune,
+    ActivationType, MatMulE0m, PAD, Weights, format_defines, k_block, normed, packed_case, packed_parts,
+    rows, tune,
 };
 use crate::backend::PackedDot;
 use crate::backend::kernel::{Feature, Features, Form, Kernel};

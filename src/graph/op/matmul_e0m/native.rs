@@ -125,10 +125,10 @@ impl MatMulE0m {
             let [end0, end1, start1, start2] = weights.column_fields()?;
             /// The arguments of a kernel: those that both kernels have, and its own.
             macro_rules! args {
-                ($Args:ident { $($own:tt)* }) => {
+                ($Args:ident { $($own:ident $(: $value:expr)?),* $(,)? }) => {
                     $Args {
                         x: x.0,
-                        $($own)*
+                        $($own $(: $value)?,)*
                         codes: part.codes,
                         scales: part.scales,
                         codes2: second.as_ref().map(|s| s.codes),
@@ -151,7 +151,7 @@ impl MatMulE0m {
                     let call = Call::new(&PRODUCT, 1)
                         .define("BLOCK", num::signed(block))
                         .define("PLANES", planes);
-                    cx.emit(self.format_native(call, weights), args!(ProductArgs { factors, }))?;
+                    cx.emit(self.format_native(call, weights), args!(ProductArgs { factors }))?;
                 }
                 None => {
                     let call = self.format_native(Call::new(&FLOAT_PRODUCT, 1), weights);

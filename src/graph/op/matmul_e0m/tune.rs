@@ -301,9 +301,9 @@ mod tests {
 
     #[test]
     fn choices_are_what_texts_and_devices_take() {
-        let phones = PHONES.iter().flat_map(|phone| {
-            Language::ALL.map(|l| (format!("{} {l}", phone.name), phone.caps(l).profile))
-        });
+        let phones = PHONES
+            .iter()
+            .flat_map(|phone| Language::ALL.map(|l| (format!("{} {l}", phone.name), phone.caps(l).profile)));
         let cpus = [
             (Language::OpenClC, Simd::CpuLoop),
             (Language::Wgsl, Simd::CpuLanes),

@@ -1,8 +1,8 @@
 //! Conformance cases of the elementwise operators.
 
-use crate::backend::kernel::functions::{BINARY, UNARY};
 use super::import::{binary, cast, input as arg, select, unary};
 use super::{Binary, Expr, Pointwise, Test, Unary, import};
+use crate::backend::kernel::functions::{BINARY, UNARY};
 use crate::graph::op::case::{Case, Input, given, input};
 use crate::tensor::{DType, HostTensor};
 

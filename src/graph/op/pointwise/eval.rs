@@ -1,7 +1,7 @@
 //! Reference evaluation of expressions.
 
-use crate::backend::kernel::real::{Real, rounded};
 use super::{Binary, Expr, Unary, broadcast_to};
+use crate::backend::kernel::real::{Real, rounded};
 use crate::graph::op::{Inputs, OpError, OpResult, filled, operand};
 use crate::tensor::{DType, HostTensor};
 use Buffer::{Floats, Ints};

@@ -1,7 +1,7 @@
 //! Elementwise operators of ONNX as expressions.
 
-use crate::backend::kernel::functions::{BINARY, UNARY};
 use super::{AxisBroadcast, Binary, Expr, Pointwise, Test, Unary};
+use crate::backend::kernel::functions::{BINARY, UNARY};
 use crate::graph::op::cast_like::{self, CastMini};
 use crate::graph::op::{ANY, Attributes, OnnxName, Op, OpError, OpResult, onnx, own};
 use crate::tensor::DType;

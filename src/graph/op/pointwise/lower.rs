@@ -1,11 +1,11 @@
 //! Elementwise expressions as separate kernels and as epilogues.
 
 use super::Binary;
-use crate::backend::kernel::functions;
 use super::{Expr, MAX_INPUTS, NAMES, join_axes};
 use crate::backend::KernelCode;
 use crate::backend::kernel::ByLanguage;
 use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, Further, MAX_AXES};
+use crate::backend::kernel::functions;
 use crate::graph::op::{OpError, OpResult};
 use crate::lower::{Call, Field, LowerCx, Operand, WithOperands};
 use crate::shape::{Dim, Shape};
@@ -231,12 +231,7 @@ fn function(code: KernelCode, expr: &Expr, types: &[DType], storage_type: DType)
 }
 
 /// The `apply` functions in both languages.
-fn source(
-    expr: &Expr,
-    types: &[DType],
-    storage_type: DType,
-    vectors: bool,
-) -> OpResult<ByLanguage<String>> {
+fn source(expr: &Expr, types: &[DType], storage_type: DType, vectors: bool) -> OpResult<ByLanguage<String>> {
     let dtype = expr.dtype(types)?;
     let body = |wgsl| -> OpResult<String> {
         let body = expr.print(types, wgsl)?;
