@@ -215,13 +215,17 @@ impl Placement {
                 let mut reasons = Vec::new();
                 let mut faults = Vec::new();
                 let mut taken = None;
-                for kind in BackendKind::compiled() {
+                // Opening a driver takes longer than listing its devices.
+                let mut kinds: Vec<BackendKind> = BackendKind::compiled().collect();
+                if device.is_none() && kinds.contains(&BackendKind::Cpu) {
+                    kinds.retain(|kind| *kind == BackendKind::Cpu || !runs_on_cpu(*kind));
+                }
+                for kind in kinds {
                     match backend::open(kind, &self.options) {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => {
                             taken = Some(b);
                             break;
                         }
-                        Ok(b) if kind == BackendKind::Cpu && device.is_none() => taken = Some(b),
                         Ok(b) => taken = taken.or(Some(b)),
                         Err(e @ BackendError::ManyDevices { .. }) => return Err(failed(e)),
                         Err(e) => {
@@ -312,6 +316,12 @@ impl Placement {
         };
         Err(no_device(name, reasons.join("; ")))
     }
+}
+
+/// Whether the best device of a backend runs kernels on the processor.
+fn runs_on_cpu(kind: BackendKind) -> bool {
+    let best = backend::list(kind).and_then(|all| backend::pick(all, None));
+    best.is_ok_and(|caps| caps.kind == DeviceKind::Cpu)
 }
 
 fn no_device(name: &str, what: String) -> Error {
