@@ -5,11 +5,10 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
-use crate::tensor::DType;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
@@ -30,12 +29,8 @@ impl Kernel for ConvDepthwise {
     type Args = Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let floats = [0, 1].iter().all(|i| dtype(spec, *i) == Some(DType::F32));
-        let bias = dtype(spec, 2).is_none_or(|d| d == DType::F32);
-        (floats && bias).then_some(Self {
-            isa,
-            window: Window::of(spec)?,
-        })
+        let window = Window::of_floats(spec)?;
+        Some(Self { isa, window })
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -333,6 +328,7 @@ unsafe fn put<S: Simd>(store: &Store<'_>, first: usize, sums: &mut [f32], [rows,
 mod tests {
     use super::*;
     use crate::backend::cpu::kernels::testing::{self, Case, Conv};
+    use crate::tensor::DType;
 
     #[test]
     fn depthwise_convolutions_match() {

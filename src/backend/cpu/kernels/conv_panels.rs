@@ -6,11 +6,10 @@
 
 use super::gemm::{self, COLUMNS, PANEL, Panels, Product, Results, Right, TILE, Tiles};
 use super::window::Window;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
-use crate::tensor::DType;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
@@ -34,12 +33,8 @@ impl Kernel for ConvPanels {
     type Args = Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let floats = [0, 1].iter().all(|i| dtype(spec, *i) == Some(DType::F32));
-        let bias = dtype(spec, 2).is_none_or(|d| d == DType::F32);
-        (floats && bias).then_some(Self {
-            isa,
-            window: Window::of(spec)?,
-        })
+        let window = Window::of_floats(spec)?;
+        Some(Self { isa, window })
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -372,6 +367,7 @@ unsafe fn masked(values: &[u32; PANEL], masks: &[u32; PANEL], to: *mut f32) {
 mod tests {
     use super::*;
     use crate::backend::cpu::kernels::testing::{self, Case, Conv};
+    use crate::tensor::DType;
 
     fn tiles(w: &[f32], rows: usize, depth: usize) -> Vec<f32> {
         let mut out = Vec::new();

@@ -27,17 +27,17 @@ mod vnni512;
 pub(super) mod words;
 
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Kernel, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
 use crate::backend::kernel::KernelSpec;
 use form::{Codes, Form};
 use layout::{Layout, STEP, Words};
-use places::{Ends, Grid, Places, Results};
+use places::{Grid, Places, Results};
 use std::ops::Range;
 pub(super) use tile::PANEL;
 use tile::{Call, DecodeScales, Tile};
-use unpack::Unpack;
+use unpack::{Matrix, Unpack};
 
 arguments! {
     pub struct Args { m, n, k, y_stride, column, end0, end1, start1, start2: U32 } [
@@ -106,6 +106,9 @@ impl Kernel for ProductE0m {
         }
         // SAFETY: inputs are only read.
         let work = unsafe {
+            let size = [args.n, args.k];
+            let matrix =
+                |codes, scales| Matrix::new([codes, scales], size, self.form.codes.bits(), self.group);
             Work {
                 kernel: self,
                 args,
@@ -113,36 +116,12 @@ impl Kernel for ProductE0m {
                 function,
                 x: &args.x.slice()[..layout.tile(args.k) * layout.tiles(args.m)],
                 factors: &args.factors.slice()[..layout.factors(args.k, self.block) * layout.tiles(args.m)],
-                first: Matrix::new(self, args, args.codes, args.scales),
-                second: match (args.codes2, args.scales2) {
-                    (Some(codes), Some(scales)) => Some(Matrix::new(self, args, codes, scales)),
-                    _ => None,
-                },
+                first: matrix(args.codes, args.scales),
+                second: args.codes2.zip(args.scales2).map(|(c, s)| matrix(c, s)),
             }
         };
         // SAFETY: this piece owns the results of its panels and tiles.
         unsafe { work.run(store, panels, tiles, scratch) };
-    }
-}
-
-/// Packed weights.
-struct Matrix<'a> {
-    codes: &'a [u32],
-    scales: &'a [u32],
-}
-
-impl Matrix<'_> {
-    /// # Safety
-    /// Nobody writes the weights.
-    unsafe fn new(kernel: &ProductE0m, args: &Args, codes: Memory, scales: Memory) -> Self {
-        let columns = args.n.next_multiple_of(PANEL);
-        // SAFETY: by the contract.
-        unsafe {
-            Self {
-                codes: &codes.slice()[..columns * unpack::rows(kernel.form.codes.bits(), args.k)],
-                scales: &scales.slice()[..columns * args.k.div_ceil(kernel.group)],
-            }
-        }
     }
 }
 
@@ -160,22 +139,13 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn places(&self) -> Places {
-        let Args {
-            y_stride,
-            end0,
-            end1,
-            start1,
-            start2,
-            ..
-        } = *self.args;
-        let ends = Ends {
-            ends: [end0, end1],
-            starts: [start1, start2],
-        };
-        Places {
-            stride: y_stride,
-            ends: self.kernel.parts.then_some(ends),
-        }
+        let a = self.args;
+        Places::new(
+            a.y_stride,
+            self.kernel.parts,
+            [a.end0, a.end1],
+            [a.start1, a.start2],
+        )
     }
 
     fn matrices(&self) -> impl Iterator<Item = &Matrix<'_>> {

@@ -2,10 +2,11 @@
 
 mod tile;
 
-use super::product_e0m::places::{Ends, Grid, Places, Results};
-use super::product_e0m::{PANEL, unpack};
+use super::product_e0m::PANEL;
+use super::product_e0m::places::{Grid, Places, Results};
+use super::product_e0m::unpack::{self, Matrix};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store};
+use crate::backend::cpu::args::{Kernel, Scratch, Store};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -89,13 +90,10 @@ impl Kernel for ProductE0mFloat {
         let (Some(function), Some(decode)) = (function, tile::decoder(self.isa, self.bits)) else {
             return;
         };
-        let columns = args.n.next_multiple_of(PANEL);
         // SAFETY: inputs are only read.
         let work = unsafe {
-            let matrix = |codes: &Memory, scales: &Memory| Matrix {
-                codes: &codes.slice()[..columns * unpack::rows(self.bits, args.k)],
-                scales: &scales.slice()[..columns * args.k.div_ceil(self.group)],
-            };
+            let size = [args.n, args.k];
+            let matrix = |codes, scales| Matrix::new([codes, scales], size, self.bits, self.group);
             Work {
                 kernel: self,
                 args,
@@ -104,23 +102,14 @@ impl Kernel for ProductE0mFloat {
                 decode: decoded.then_some(decode),
                 x: &args.x.slice()[..args.m * args.k],
                 matrices: [
-                    Some(matrix(&args.codes, &args.scales)),
-                    args.codes2
-                        .as_ref()
-                        .zip(args.scales2.as_ref())
-                        .map(|(c, s)| matrix(c, s)),
+                    Some(matrix(args.codes, args.scales)),
+                    args.codes2.zip(args.scales2).map(|(c, s)| matrix(c, s)),
                 ],
             }
         };
         // SAFETY: this piece owns the results of its panels and tiles.
         unsafe { work.run(store, panels, tiles, scratch) };
     }
-}
-
-/// Packed weights.
-struct Matrix<'a> {
-    codes: &'a [u32],
-    scales: &'a [u32],
 }
 
 /// The work of all pieces.
@@ -136,22 +125,13 @@ struct Work<'a> {
 
 impl Work<'_> {
     fn places(&self) -> Places {
-        let Args {
-            y_stride,
-            end0,
-            end1,
-            start1,
-            start2,
-            ..
-        } = *self.args;
-        let ends = Ends {
-            ends: [end0, end1],
-            starts: [start1, start2],
-        };
-        Places {
-            stride: y_stride,
-            ends: self.kernel.parts.then_some(ends),
-        }
+        let a = self.args;
+        Places::new(
+            a.y_stride,
+            self.kernel.parts,
+            [a.end0, a.end1],
+            [a.start1, a.start2],
+        )
     }
 
     /// # Safety

@@ -1,6 +1,8 @@
 //! Windows over the rows and columns of planes.
 
+use crate::backend::cpu::args::dtype;
 use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
 use std::ops::Range;
 
 /// Sizes of a window, from the defines of a kernel.
@@ -36,6 +38,13 @@ impl Window {
             rows: line(["KH", "SH", "DH"])?,
             columns: line(["KW", "SW", "DW"])?,
         })
+    }
+
+    /// The window of a convolution with constant weights, whose operands must be `f32`.
+    pub fn of_floats(spec: &KernelSpec) -> Option<Self> {
+        let floats = [0, 1].iter().all(|i| dtype(spec, *i) == Some(DType::F32));
+        let bias = dtype(spec, 2).is_none_or(|d| d == DType::F32);
+        Self::of(spec).filter(|_| floats && bias)
     }
 
     pub const fn taps(self) -> usize {

@@ -7,15 +7,15 @@ use std::ops::Range;
 /// columns up to the first end, up to the second, and the rest (`cl/common/parts`).
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
-    pub stride: usize,
-    pub ends: Option<Ends>,
+    stride: usize,
+    ends: Option<Ends>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub struct Ends {
-    pub ends: [usize; 2],
+    ends: [usize; 2],
     /// The first element of the second and the third result.
-    pub starts: [usize; 2],
+    starts: [usize; 2],
 }
 
 /// Results of some columns: `values`, and those of a second matrix, in rows `width` floats apart.
@@ -26,6 +26,14 @@ pub struct Results<'a> {
 }
 
 impl Places {
+    /// Rows of `stride` columns; with `parts`, three results with these ends and starts.
+    pub fn new(stride: usize, parts: bool, ends: [usize; 2], starts: [usize; 2]) -> Self {
+        Self {
+            stride,
+            ends: parts.then_some(Ends { ends, starts }),
+        }
+    }
+
     /// The run of columns from `column` on that are neighbours: its length (at most `count`), and
     /// the place of its first column in a row.
     fn run(&self, column: usize, count: usize, row: usize) -> (usize, usize) {

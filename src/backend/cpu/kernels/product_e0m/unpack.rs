@@ -2,7 +2,32 @@
 
 use super::tile::PANEL;
 use super::words::{self, Words, WordsJob, planes, step};
+use crate::backend::cpu::args::Memory;
 use crate::backend::cpu::isa::Isa;
+
+/// Packed weights.
+pub struct Matrix<'a> {
+    pub codes: &'a [u32],
+    /// Pairs of scale and bias.
+    pub scales: &'a [u32],
+}
+
+impl Matrix<'_> {
+    /// `n` columns of `k` weights, in whole panels.
+    ///
+    /// # Safety
+    /// Nobody writes the weights.
+    pub unsafe fn new([codes, scales]: [Memory; 2], [n, k]: [usize; 2], bits: usize, group: usize) -> Self {
+        let columns = n.next_multiple_of(PANEL);
+        // SAFETY: by the contract.
+        unsafe {
+            Self {
+                codes: &codes.slice()[..columns * rows(bits, k)],
+                scales: &scales.slice()[..columns * k.div_ceil(group)],
+            }
+        }
+    }
+}
 
 /// Words of a panel's column for weights up to `k`.
 pub fn rows(bits: usize, k: usize) -> usize {
