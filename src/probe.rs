@@ -102,7 +102,7 @@ pub const KERNELS: &[&Kernel] = &[&COPY, &READ, &SINGLE, &HALF, &DOT, &MATRIX];
 pub struct Probe {
     /// Version of the measurement.
     pub version: u32,
-    /// Backend: `opencl` or `wgpu`.
+    /// Backend: `opencl`, `wgpu` or `cpu`.
     pub backend: String,
     /// Device.
     pub device: String,

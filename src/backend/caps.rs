@@ -20,7 +20,7 @@ pub enum DeviceKind {
 /// A device: its identity, its profile, and what the executor needs to know.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Caps {
-    /// `opencl` or `wgpu`.
+    /// `opencl`, `wgpu` or `cpu`.
     pub backend: &'static str,
     /// Device name as the driver reports it.
     pub device: String,

@@ -65,7 +65,7 @@ pub struct Loaded {
 /// Where a model runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PlaceName {
-    /// `opencl`, `wgpu` or `host`.
+    /// `opencl`, `wgpu`, `cpu` or `host`.
     pub backend: &'static str,
     /// Device name as reported by the driver.
     pub device: String,

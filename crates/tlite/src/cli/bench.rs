@@ -83,7 +83,7 @@ pub struct Args {
 /// The object of `tlite bench --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Report<'a> {
-    /// Backend: `opencl`, `wgpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,

@@ -52,7 +52,7 @@ pub struct Args {
 /// A device. Unknown values are null.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Row {
-    /// Backend: `opencl`, `wgpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     backend: &'static str,
     /// Name of the device.
     device: String,
@@ -167,7 +167,7 @@ fn host() -> Row {
 /// A backend without a device.
 #[derive(Debug, PartialEq, Serialize, JsonSchema)]
 pub(super) struct Absent {
-    /// Backend: `opencl` or `wgpu`.
+    /// Backend: `opencl`, `wgpu` or `cpu`.
     backend: String,
     /// The reason.
     why: String,

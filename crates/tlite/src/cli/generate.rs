@@ -102,7 +102,7 @@ fn stop(finish: Finish) -> &'static str {
 /// The object of `tlite generate --json`.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 pub(super) struct Report<'a> {
-    /// Backend: `opencl`, `wgpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,

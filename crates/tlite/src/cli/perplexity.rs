@@ -64,7 +64,7 @@ pub struct Args {
 /// The object of `tlite perplexity --json`.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Object<'a> {
-    /// Backend: `opencl`, `wgpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,

@@ -99,7 +99,7 @@ const RUNS: usize = 5;
 pub(super) struct Report<'a> {
     /// Name of the model.
     model: String,
-    /// Backend: `opencl` or `wgpu`.
+    /// Backend: `opencl`, `wgpu` or `cpu`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,

@@ -76,7 +76,7 @@ pub struct Args {
 pub(super) struct Report<'a> {
     /// Name of the model.
     model: String,
-    /// Backend: `opencl` or `wgpu`.
+    /// Backend: `opencl`, `wgpu` or `cpu`.
     backend: &'a str,
     /// Name of the device.
     device: &'a str,

@@ -66,7 +66,7 @@ pub(super) struct Report {
 /// Results of a device.
 #[derive(Debug, Serialize, JsonSchema)]
 pub(super) struct Row {
-    /// Backend: `opencl` or `wgpu`.
+    /// Backend: `opencl`, `wgpu` or `cpu`.
     backend: &'static str,
     /// Name of the device.
     device: String,

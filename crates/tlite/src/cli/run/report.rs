@@ -17,7 +17,7 @@ use transformer_lite::unstable::tensor::HostTensor;
 pub struct Report {
     /// The model file.
     pub model: PathBuf,
-    /// Backend: `opencl`, `wgpu` or `host`.
+    /// Backend: `opencl`, `wgpu`, `cpu` or `host`.
     pub backend: String,
     /// Name of the device.
     pub device: String,
