@@ -7,6 +7,7 @@ use crate::backend::kernel::epilogue::{Argument, Beside, Epilogue, Function, MAX
 use crate::backend::kernel::functions::{Binary, Unary};
 use crate::backend::kernel::program::{Program, Step};
 use crate::tensor::DType;
+use std::mem::MaybeUninit;
 
 /// Words of stack memory for the results of steps.
 const WORDS: usize = 4096;
@@ -106,7 +107,7 @@ impl Finish for Apply<'_> {
     unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]) {
         let steps = self.program.steps().len().max(1);
         let width = (WORDS / steps / 16 * 16).min(CHUNK);
-        let mut memory = Registers([0; WORDS]);
+        let mut memory = Registers([MaybeUninit::uninit(); WORDS]);
         for (at, out) in (0..out.len()).step_by(width).zip(out.chunks_mut(width)) {
             let part = |words: Option<&[u32]>| {
                 let words = words.and_then(|w| w.get(at..at + out.len()));
@@ -130,7 +131,7 @@ impl Finish for Apply<'_> {
 }
 
 #[repr(align(64))]
-struct Registers([u32; WORDS]);
+struct Registers([MaybeUninit<u32>; WORDS]);
 
 /// The program over one chunk of results.
 struct Chunk<'a> {
@@ -155,19 +156,19 @@ impl Job for Chunk<'_> {
             // SAFETY: a register has `width` words, and at most `width` elements are computed; the
             // registers of earlier steps are filled.
             unsafe {
-                let y = self.registers.0.as_mut_ptr().add(i * self.width);
+                let y = self.registers.0.as_mut_ptr().add(i * self.width).cast::<u32>();
                 at[i] = y;
                 match *step {
                     Step::Argument(a) => at[i] = self.argument(a, y),
                     Step::Float(bits) => std::slice::from_raw_parts_mut(y, n).fill(bits),
                     Step::Int(v) => std::slice::from_raw_parts_mut(y, n).fill(v.cast_unsigned()),
-                    Step::Unary(f, x) => unary::<S>(f, at[x].cast(), y.cast(), n),
+                    Step::Unary(f, x) => unary::<S>(f, at[x], y, n),
                     Step::IntUnary(f, x) => int_unary(f, ints(at[x], n), ints_mut(y, n)),
                     Step::Test(test, x) => {
                         each(floats(at[x], n), ints_mut(y, n), |x| i32::from(test.holds(x)));
                     }
                     Step::Not(x) => each(ints(at[x], n), ints_mut(y, n), |x| 1 - x),
-                    Step::Binary(f, a, b) => binary(f, floats(at[a], n), floats(at[b], n), y),
+                    Step::Binary(f, a, b) => binary::<S>(f, [at[a], at[b]], y, n),
                     Step::IntBinary(f, a, b) => int_binary(f, ints(at[a], n), ints(at[b], n), ints_mut(y, n)),
                     Step::Select(c, a, b) => {
                         let (c, a, b) = (ints(at[c], n), ints(at[a], n), ints(at[b], n));
@@ -335,23 +336,73 @@ fn both<A: Copy, B>(a: &[A], b: &[A], y: &mut [B], f: impl Fn(A, A) -> B) {
     }
 }
 
-/// Applies `f` to vectors; the last one is padded.
+/// A function of `N` vectors. A closure would be compiled without the instruction set of its
+/// [`Job`].
+trait Map<const N: usize> {
+    /// # Safety
+    ///
+    /// As for [`Simd`].
+    unsafe fn of<S: Simd>(v: [S::F; N]) -> S::F;
+}
+
+/// Defines functions of vectors.
+macro_rules! functions {
+    ($($name:ident<$S:ident>([$($v:ident),*]: $n:literal) $body:expr;)*) => {$(
+        struct $name;
+
+        impl Map<$n> for $name {
+            #[inline(always)]
+            unsafe fn of<$S: Simd>([$($v),*]: [$S::F; $n]) -> $S::F {
+                // SAFETY: by the contract.
+                unsafe { $body }
+            }
+        }
+    )*};
+}
+
+functions! {
+    Exp<S>([v]: 1) simd::exp_all::<S>(v);
+    Sigmoid<S>([v]: 1) {
+        let e = simd::exp_all::<S>(S::sub(S::splat(0.0), v));
+        S::div(S::splat(1.0), S::add(S::splat(1.0), e))
+    };
+    Tanh<S>([v]: 1) simd::tanh::<S>(v);
+    Erf<S>([v]: 1) simd::erf::<S>(v);
+    Sqrt<S>([v]: 1) S::sqrt(v);
+    // A NaN as the second operand stays.
+    Relu<S>([v]: 1) S::max(S::splat(0.0), v);
+    Round<S>([v]: 1) S::round(v);
+    Add<S>([a, b]: 2) S::add(a, b);
+    Sub<S>([a, b]: 2) S::sub(a, b);
+    Mul<S>([a, b]: 2) S::mul(a, b);
+    Div<S>([a, b]: 2) S::div(a, b);
+}
+
+/// Applies a function to vectors; the last one is padded.
 ///
 /// # Safety
 ///
 /// `x` and `y` have `n` elements; as for [`Simd`].
 #[inline(always)]
-unsafe fn vectors<S: Simd>(x: *const f32, y: *mut f32, n: usize, f: impl Fn(S::F) -> S::F) {
+unsafe fn vectors<S: Simd, F: Map<N>, const N: usize>(x: [*const u32; N], y: *mut u32, n: usize) {
     let whole = n / S::LANES * S::LANES;
-    // SAFETY: by the contract; the rest goes through a buffer of a vector's size.
+    let y = y.cast::<f32>();
+    // SAFETY: by the contract; the rest goes through buffers of a vector's size.
     unsafe {
+        let mut v = [S::splat(0.0); N];
         for i in (0..whole).step_by(S::LANES) {
-            S::store(y.add(i), f(S::load(x.add(i))));
+            for (v, x) in v.iter_mut().zip(x) {
+                *v = S::load(x.cast::<f32>().add(i));
+            }
+            S::store(y.add(i), F::of::<S>(v));
         }
         if whole < n {
             let mut rest = [0.0; 16];
-            std::ptr::copy_nonoverlapping(x.add(whole), rest.as_mut_ptr(), n - whole);
-            S::store(rest.as_mut_ptr(), f(S::load(rest.as_ptr())));
+            for (v, x) in v.iter_mut().zip(x) {
+                std::ptr::copy_nonoverlapping(x.cast::<f32>().add(whole), rest.as_mut_ptr(), n - whole);
+                *v = S::load(rest.as_ptr());
+            }
+            S::store(rest.as_mut_ptr(), F::of::<S>(v));
             std::ptr::copy_nonoverlapping(rest.as_ptr(), y.add(whole), n - whole);
         }
     }
@@ -361,28 +412,24 @@ unsafe fn vectors<S: Simd>(x: *const f32, y: *mut f32, n: usize, f: impl Fn(S::F
 ///
 /// As for [`vectors`].
 #[inline(always)]
-unsafe fn unary<S: Simd>(f: Unary, x: *const f32, y: *mut f32, n: usize) {
+unsafe fn unary<S: Simd>(f: Unary, x: *const u32, y: *mut u32, n: usize) {
     // SAFETY: by the contract.
     unsafe {
         match f {
-            Unary::Exp => vectors::<S>(x, y, n, |v| simd::exp_all::<S>(v)),
-            Unary::Sigmoid => vectors::<S>(x, y, n, |v| {
-                let e = simd::exp_all::<S>(S::sub(S::splat(0.0), v));
-                S::div(S::splat(1.0), S::add(S::splat(1.0), e))
-            }),
-            Unary::Tanh => vectors::<S>(x, y, n, |v| simd::tanh::<S>(v)),
-            Unary::Erf => vectors::<S>(x, y, n, |v| simd::erf::<S>(v)),
-            Unary::Sqrt => vectors::<S>(x, y, n, |v| S::sqrt(v)),
-            // A NaN as the second operand stays.
-            Unary::Relu => vectors::<S>(x, y, n, |v| S::max(S::splat(0.0), v)),
-            Unary::Round => vectors::<S>(x, y, n, |v| S::round(v)),
-            Unary::Neg => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| -x),
-            Unary::Abs => each(floats(x.cast(), n), floats_mut(y.cast(), n), f32::abs),
-            Unary::Reciprocal => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| 1.0 / x),
-            Unary::HardSwish => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| {
+            Unary::Exp => vectors::<S, Exp, 1>([x], y, n),
+            Unary::Sigmoid => vectors::<S, Sigmoid, 1>([x], y, n),
+            Unary::Tanh => vectors::<S, Tanh, 1>([x], y, n),
+            Unary::Erf => vectors::<S, Erf, 1>([x], y, n),
+            Unary::Sqrt => vectors::<S, Sqrt, 1>([x], y, n),
+            Unary::Relu => vectors::<S, Relu, 1>([x], y, n),
+            Unary::Round => vectors::<S, Round, 1>([x], y, n),
+            Unary::Neg => each(floats(x, n), floats_mut(y, n), |x| -x),
+            Unary::Abs => each(floats(x, n), floats_mut(y, n), f32::abs),
+            Unary::Reciprocal => each(floats(x, n), floats_mut(y, n), |x| 1.0 / x),
+            Unary::HardSwish => each(floats(x, n), floats_mut(y, n), |x| {
                 x * (x / 6.0 + 0.5).clamp(0.0, 1.0)
             }),
-            f => each(floats(x.cast(), n), floats_mut(y.cast(), n), |x| f.apply(x)),
+            f => each(floats(x, n), floats_mut(y, n), |x| f.apply(x)),
         }
     }
 }
@@ -399,12 +446,24 @@ fn int_unary(f: Unary, x: &[i32], y: &mut [i32]) {
 
 /// # Safety
 ///
-/// `y` has room for as many words as `a` and `b`.
+/// As for [`vectors`].
 #[inline(always)]
-unsafe fn binary(f: Binary, a: &[f32], b: &[f32], y: *mut u32) {
+unsafe fn binary<S: Simd>(f: Binary, x: [*const u32; 2], y: *mut u32, n: usize) {
+    // SAFETY: by the contract.
+    unsafe {
+        match f {
+            Binary::Add => return vectors::<S, Add, 2>(x, y, n),
+            Binary::Sub => return vectors::<S, Sub, 2>(x, y, n),
+            Binary::Mul => return vectors::<S, Mul, 2>(x, y, n),
+            Binary::Div => return vectors::<S, Div, 2>(x, y, n),
+            _ => {}
+        }
+    }
+    // SAFETY: by the contract.
+    let [a, b] = unsafe { x.map(|x| floats(x, n)) };
     if f.is_comparison() {
         // SAFETY: by the contract.
-        let y = unsafe { ints_mut(y, a.len()) };
+        let y = unsafe { ints_mut(y, n) };
         return match f {
             Binary::Less => both(a, b, y, |a, b| i32::from(a < b)),
             Binary::LessOrEqual => both(a, b, y, |a, b| i32::from(a <= b)),
@@ -414,12 +473,8 @@ unsafe fn binary(f: Binary, a: &[f32], b: &[f32], y: *mut u32) {
         };
     }
     // SAFETY: by the contract.
-    let y = unsafe { floats_mut(y, a.len()) };
+    let y = unsafe { floats_mut(y, n) };
     match f {
-        Binary::Add => both(a, b, y, |a, b| a + b),
-        Binary::Sub => both(a, b, y, |a, b| a - b),
-        Binary::Mul => both(a, b, y, |a, b| a * b),
-        Binary::Div => both(a, b, y, |a, b| a / b),
         Binary::Min => both(a, b, y, |a, b| Binary::Min.floats(a, b)),
         Binary::Max => both(a, b, y, |a, b| Binary::Max.floats(a, b)),
         f => both(a, b, y, |a, b| f.floats(a, b)),

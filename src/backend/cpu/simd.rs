@@ -2,7 +2,8 @@
 //!
 //! A kernel's inner loops are a [`Job`], generic over [`Simd`]; [`run`] compiles them for each
 //! instruction set and calls the form for the given one. All functions of a job must be
-//! `#[inline(always)]`: a function that is not inlined is compiled without the instruction set.
+//! `#[inline(always)]`, and closures must not use vectors: what is not inlined is compiled without
+//! the instruction set, and each operation in it becomes a call. `tools/test.sh` looks for these.
 
 use super::isa::Isa;
 use half::f16;

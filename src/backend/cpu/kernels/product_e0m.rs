@@ -191,9 +191,10 @@ impl Work<'_> {
         tiles: Range<usize>,
         scratch: &mut Scratch,
     ) {
-        // Weights of a block of panels stay in the first cache, and a chunk of rows in the second.
-        const FIRST: usize = 24 << 10;
-        const SECOND: usize = 384 << 10;
+        // Weights of a block of panels and a chunk of rows stay in the second cache. The more panels
+        // at once, the longer the rows of results that an epilogue gets.
+        const WEIGHTS: usize = 96 << 10;
+        const ROWS: usize = 384 << 10;
         const MOST: usize = 16;
         let k = self.args.k;
         let matrices = self.matrices().count();
@@ -212,7 +213,7 @@ impl Work<'_> {
         let at_once = if one {
             MOST
         } else {
-            (FIRST / 4 / panel.max(1)).clamp(1, MOST)
+            (WEIGHTS / 4 / panel.max(1)).clamp(1, MOST)
         };
         let bytes = chunk.unwrap_or(0) / STEP * 2 * PANEL;
         let sums = self.layout.height * at_once * PANEL;
@@ -229,7 +230,7 @@ impl Work<'_> {
             width: at_once * PANEL,
             chunk,
         };
-        let rows = (SECOND / 4 / self.layout.tile(k).max(1)).max(1);
+        let rows = (ROWS / 4 / self.layout.tile(k).max(1)).max(1);
         for first in tiles.clone().step_by(rows) {
             let tiles = first..(first + rows).min(tiles.end);
             for block in panels.clone().step_by(at_once) {

@@ -39,8 +39,8 @@ impl Kernel for Quantize {
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
-        /// Activations that take about 20 microseconds.
-        const LEAST: usize = 1 << 16;
+        /// Activations that take about 5 microseconds.
+        const LEAST: usize = 1 << 13;
         let layout = Layout::new(self.isa, self.planes, args.rows);
         let most = (args.rows * args.k / LEAST).clamp(1, 8 * threads.max(1));
         if threads > 1 {
@@ -91,6 +91,10 @@ trait Integers: Simd {
     type Q: Copy;
 
     unsafe fn zero() -> Self::Q;
+    /// The magnitudes of eight floats, as bits: integers in the same order, and NaN the largest.
+    unsafe fn magnitudes(at: *const f32) -> Self::Q;
+    unsafe fn max(a: Self::Q, b: Self::Q) -> Self::Q;
+    unsafe fn largest(q: Self::Q) -> i32;
     /// Eight floats times `scale`, to the nearest integers, ties to even.
     unsafe fn integers(at: *const f32, scale: f32) -> Self::Q;
     unsafe fn plus(a: Self::Q, b: Self::Q) -> Self::Q;
@@ -240,26 +244,22 @@ impl Places {
 /// The scale of a block whose integers are at most `top`, and its inverse. The scale is NaN if a
 /// value is not finite, and both are 0 if the inverse would not be finite.
 #[inline(always)]
-unsafe fn scale<S: Simd>(whole: &[[f32; STEP]], tail: &[[f32; STEP]], top: f32) -> (f32, f32) {
+unsafe fn scale<S: Integers>(whole: &[[f32; STEP]], tail: &[[f32; STEP]], top: f32) -> (f32, f32) {
     // SAFETY: by the contract.
-    unsafe {
-        let (mut most, mut check) = (S::splat(0.0), S::splat(0.0));
+    let most = unsafe {
+        let mut most = S::zero();
         for part in [whole, tail] {
             for x in part {
-                for i in (0..STEP).step_by(S::LANES) {
-                    let v = S::load(x.as_ptr().add(i));
-                    most = S::max(most, S::abs(v));
-                    check = S::fma(v, S::splat(0.0), check);
-                }
+                most = <S as Integers>::max(most, S::magnitudes(x.as_ptr()));
             }
         }
-        let most = S::largest(most);
-        let inverse = top / most;
-        match S::sum(check) == 0.0 {
-            true if inverse.is_finite() => (most / top, inverse),
-            true => (0.0, 0.0),
-            false => (f32::NAN, 0.0),
-        }
+        f32::from_bits(<S as Integers>::largest(most).cast_unsigned())
+    };
+    let inverse = top / most;
+    match most.is_finite() {
+        true if inverse.is_finite() => (most / top, inverse),
+        true => (0.0, 0.0),
+        false => (f32::NAN, 0.0),
     }
 }
 
@@ -300,6 +300,20 @@ impl Integers for simd::Portable {
     #[inline(always)]
     unsafe fn zero() -> Self::Q {
         [0; 8]
+    }
+    #[inline(always)]
+    unsafe fn magnitudes(at: *const f32) -> Self::Q {
+        // SAFETY: by the contract.
+        let x = unsafe { at.cast::<[i32; 8]>().read_unaligned() };
+        x.map(|v| v & i32::MAX)
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::Q, b: Self::Q) -> Self::Q {
+        std::array::from_fn(|i| a[i].max(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn largest(q: Self::Q) -> i32 {
+        q.into_iter().fold(0, i32::max)
     }
     #[inline(always)]
     unsafe fn integers(at: *const f32, scale: f32) -> Self::Q {
@@ -355,6 +369,22 @@ mod x86 {
         #[inline(always)]
         unsafe fn zero() -> __m256i {
             unsafe { _mm256_setzero_si256() }
+        }
+        #[inline(always)]
+        unsafe fn magnitudes(at: *const f32) -> __m256i {
+            unsafe { _mm256_and_si256(_mm256_loadu_si256(at.cast()), _mm256_set1_epi32(i32::MAX)) }
+        }
+        #[inline(always)]
+        unsafe fn max(a: __m256i, b: __m256i) -> __m256i {
+            unsafe { _mm256_max_epi32(a, b) }
+        }
+        #[inline(always)]
+        unsafe fn largest(q: __m256i) -> i32 {
+            unsafe {
+                let v = _mm_max_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256::<1>(q));
+                let v = _mm_max_epi32(v, _mm_shuffle_epi32::<0b01_00_11_10>(v));
+                _mm_cvtsi128_si32(_mm_max_epi32(v, _mm_shuffle_epi32::<0b10_11_00_01>(v)))
+            }
         }
         #[inline(always)]
         unsafe fn integers(at: *const f32, scale: f32) -> __m256i {
@@ -416,6 +446,18 @@ mod arm {
         #[inline(always)]
         unsafe fn zero() -> Self::Q {
             unsafe { [vdupq_n_s32(0); 2] }
+        }
+        #[inline(always)]
+        unsafe fn magnitudes(at: *const f32) -> Self::Q {
+            unsafe { [0, 4].map(|i| vandq_s32(vld1q_s32(at.add(i).cast()), vdupq_n_s32(i32::MAX))) }
+        }
+        #[inline(always)]
+        unsafe fn max(a: Self::Q, b: Self::Q) -> Self::Q {
+            unsafe { [vmaxq_s32(a[0], b[0]), vmaxq_s32(a[1], b[1])] }
+        }
+        #[inline(always)]
+        unsafe fn largest(q: Self::Q) -> i32 {
+            unsafe { vmaxvq_s32(vmaxq_s32(q[0], q[1])) }
         }
         #[inline(always)]
         unsafe fn integers(at: *const f32, scale: f32) -> Self::Q {
