@@ -47,6 +47,8 @@ pub struct Target {
     pub greedy: bool,
     /// Fewer dispatches per layer are worth kernels that do several things.
     pub rotary_append: bool,
+    /// Kernels for any number of rows do what others do for one row only.
+    pub native: bool,
     /// Runs of one row get a graph of their own, [`Pipeline::decode_step`].
     pub one_row: bool,
 }
@@ -60,6 +62,7 @@ impl Target {
         logits: Logits::All,
         greedy: false,
         rotary_append: false,
+        native: false,
         one_row: false,
     };
 
@@ -79,10 +82,10 @@ impl Target {
     pub fn on(self, caps: &Caps) -> Self {
         Self {
             rotary_append: true,
+            native: caps.profile.is_native(),
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
             one_row: caps.profile.explicit_vectors()
-                || caps.profile.is_native()
                 || caps.profile.fast_local
                 || caps.profile.lane_broadcast(),
             ..self
@@ -151,7 +154,8 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let tail = when("speculative decoding", t.logits == Logits::Tail);
     let greedy = when("greedy decoding on devices", t.greedy);
     let rotary_append = when("language models on devices", t.rotary_append);
-    let one_row = when("GPUs with fast local memory, CPUs", t.one_row);
+    let native = when("language models on `cpu`", t.native);
+    let one_row = when("GPUs with fast local memory", t.one_row);
     let phases: [(Phase, &[(Pass, When)]); 6] = [
         (Phase::CleanUp, &[
             (INLINE_IF, always),
@@ -191,6 +195,8 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
             (EPILOGUE, device),
             (JOINT_MATMUL_E0M, device),
             (ROTARY_APPEND, rotary_append),
+            (GATE_UP, native),
+            (NORM_MATMUL, native),
         ]),
         (Phase::Output, &[
             (GREEDY, greedy),

@@ -1,6 +1,6 @@
-//! Fuses an RMS normalization of one row into the matmuls that read it, since each of their
-//! work-groups reads the whole row anyway. Used for graphs whose runs have one row: with many rows,
-//! each reader would normalize them all.
+//! Fuses an RMS normalization into the matmuls that read it. On GPUs each work-group of a matmul
+//! reads the whole row anyway, but would do so for each of many rows: there it is used for graphs
+//! whose runs have one row. Native kernels normalize rows where they quantize them.
 
 use crate::error::Result;
 use crate::graph::op::Op;
