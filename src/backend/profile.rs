@@ -5,6 +5,7 @@ use super::kernel::image::{ImageKind, Images};
 use super::kernel::subgroup_size::SubgroupSize;
 use super::kernel::{self, Kernel, KernelSpec, Language};
 use super::tunable::Tuned;
+use crate::tensor::DType;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -213,6 +214,14 @@ impl DeviceProfile {
     /// Whether kernels are functions that divide the work themselves ([`KernelCode::Native`]).
     pub fn is_native(&self) -> bool {
         matches!(self.code, KernelCode::Native(_))
+    }
+
+    /// The types in which activations can be stored. Native kernels compute in single precision.
+    pub fn storage_types(&self) -> &'static [DType] {
+        match self.code {
+            KernelCode::Native(_) => &[DType::F32],
+            KernelCode::Source(_) => &[DType::F16, DType::F32],
+        }
     }
 
     /// The kind of image through which a kernel reads operands that fit; `None` if plans do not use

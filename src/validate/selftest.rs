@@ -60,14 +60,8 @@ impl Trial {
 fn trials(caps: &Caps, quick: bool) -> Vec<Trial> {
     let cases = ALL.iter().flat_map(|def| (def.cases)());
     let cases = cases.filter(|case| case.host_only.is_none());
-    let storage_types: &[DType] = if caps.profile.is_native() {
-        // Native kernels do not compute in halves.
-        &[DType::F32]
-    } else if quick {
-        &[DType::F16]
-    } else {
-        &[DType::F16, DType::F32]
-    };
+    let storage_types = caps.profile.storage_types();
+    let storage_types = &storage_types[..if quick { 1 } else { storage_types.len() }];
     let all = cases.flat_map(|case| {
         let of = move |storage_type: &DType| Trial {
             case: case.clone(),

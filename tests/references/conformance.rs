@@ -62,10 +62,7 @@ pub fn trials(suite: &mut Suite) {
         }
     }
     for device in &devices {
-        for storage in [DType::F16, DType::F32] {
-            if storage == DType::F16 && device.caps.profile.is_native() {
-                continue;
-            }
+        for &storage in device.caps.profile.storage_types() {
             let name = format!("symbolic/kv_append/{storage}@{}", device.label(&devices));
             let device = device.clone();
             suite.add_if(all, SAMPLE, name, move || symbolic::kv_append(&device, storage));
@@ -106,12 +103,7 @@ fn add(
     runs: impl Fn(DType) -> bool,
     make: impl Fn() -> Result<Scenario, String> + Clone + Send + 'static,
 ) {
-    let native = device.caps.profile.is_native();
-    for storage in [DType::F16, DType::F32] {
-        // Native kernels compute in single precision.
-        if native && storage == DType::F16 {
-            continue;
-        }
+    for &storage in device.caps.profile.storage_types() {
         let operator = name.split('/').next().unwrap_or_default().to_owned();
         let name = format!("{name}/{storage}@{}", device.label(all));
         let expected = expectations.find(&device.kind.to_string(), &device.caps.driver, &name);
@@ -119,7 +111,7 @@ fn add(
         suite.add_if(runs(storage), SAMPLE, name, move || {
             let _turn = device.turn();
             let run = |s| {
-                if native && case::runs_on_host(&s, &device.caps, storage).text()? {
+                if device.caps.profile.is_native() && case::runs_on_host(&s, &device.caps, storage).text()? {
                     return match WITHOUT_NATIVE.contains(&operator.as_str()) {
                         true => Ok(()),
                         false => Err(format!("{operator} has no native kernel")),

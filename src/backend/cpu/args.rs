@@ -237,8 +237,11 @@ impl Scratch {
 /// A kernel for one spec: element types, defines and instruction set are resolved.
 pub trait Kernel: Sized + Send + Sync + 'static {
     type Args: Arguments;
+    /// Names of the operands that may hold halves. The elements of all others are words of 32 bits.
+    const HALVES: &'static [&'static str] = &[];
 
-    /// The kernel for a spec; `None` if there is no CPU form for its types or defines.
+    /// The kernel for a spec whose operands have elements of these sizes; `None` if there is no
+    /// CPU form for its types or defines.
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self>;
 
     /// Number of independent pieces that the dispatch is cut into, for this many threads. One row

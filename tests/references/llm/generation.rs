@@ -324,11 +324,7 @@ fn ties_go_to_the_first(device: &Device) -> Outcome {
     // Parts of equal length, with something left over, primes, one part.
     for vocab in [1, 2, 257, 258, 1000, 49_152, 65_537] {
         let graph = logits_of(vocab)?;
-        for float in [DType::F32, DType::F16] {
-            // Native kernels do not compute in halves.
-            if float == DType::F16 && device.caps.profile.is_native() {
-                continue;
-            }
+        for &float in device.caps.profile.storage_types() {
             let rows = 5;
             let mut options = Options {
                 float,

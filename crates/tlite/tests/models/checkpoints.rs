@@ -534,7 +534,7 @@ fn kept_codes(op: &str, device: &Device) -> Outcome {
     let run = |folder: &Path, device: Option<&Device>| -> Result<Vec<f32>, String> {
         let backend = device.map(|d| Box::new(d.share()) as _);
         let options = RunnerOptions {
-            float: DType::F16,
+            float: device.map_or(DType::F32, |d| d.caps.profile.storage_types()[0]),
             ..RunnerOptions::default()
         };
         let mut runner = Runner::load(&folder.join("model.onnx"), backend, &options).text()?;

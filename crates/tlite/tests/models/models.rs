@@ -200,7 +200,8 @@ pub fn trials(suite: &mut Suite) {
         suite.add(format!("{}@host", real.name), move || on_host(&path, real));
         for d in &devices {
             let label = d.label(&devices);
-            for (float, bound) in BOUNDS {
+            let types = d.caps.profile.storage_types();
+            for (float, bound) in BOUNDS.into_iter().filter(|(float, _)| types.contains(float)) {
                 let (path, device) = (file(real.name), d.clone());
                 let steep = real.kind == Kind::Steep && float == DType::F16;
                 let bound = if steep { STEEP } else { bound };

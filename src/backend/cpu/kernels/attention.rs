@@ -246,6 +246,7 @@ impl Attention {
 
 impl Kernel for Attention {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["k", "v"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let number = |name| {

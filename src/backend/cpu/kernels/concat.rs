@@ -79,6 +79,7 @@ unsafe fn fill<A: Word, B: Word>(
 
 impl Kernel for Concat {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["a", "b"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 2)?;

@@ -1,9 +1,8 @@
 //! Rows of a table of 32-bit elements.
 
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
-use crate::tensor::DType;
 
 crate::backend::cpu::args::arguments! {
     pub struct Args { count, row, indices: U32; table_rows, first, part_rows: I32 } [
@@ -20,8 +19,8 @@ pub struct Gather;
 impl Kernel for Gather {
     type Args = Args;
 
-    fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
-        (dtype(spec, 0) != Some(DType::F16)).then_some(Self)
+    fn new(_: &KernelSpec, _: Isa) -> Option<Self> {
+        Some(Self)
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -127,6 +126,7 @@ impl Run<'_, '_> {
 mod tests {
     use super::*;
     use crate::backend::cpu::kernels::harness::{Random, after, memory, run, spec};
+    use crate::tensor::DType;
 
     /// Gathers from a table `[outer, rows, row]`, cut into parts after `cut` rows if `outer` is 1.
     fn check([outer, rows, row]: [usize; 3], indices: usize, cut: usize, epilogue: bool) {

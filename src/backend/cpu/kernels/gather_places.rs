@@ -143,6 +143,7 @@ impl GatherPlaces {
 
 impl Kernel for GatherPlaces {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["x"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 2)?;
@@ -179,10 +180,6 @@ impl Kernel for Scatter {
     type Args = Args;
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
-        let elem = Elem::of(spec, 2)?;
-        if elem.halves(spec, 0)? {
-            return None;
-        }
         Some(Self {
             form: Form::new(spec)?,
         })

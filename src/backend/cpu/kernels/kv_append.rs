@@ -40,6 +40,7 @@ pub(super) unsafe fn live_value(live: Memory, at: usize) -> usize {
 
 impl Kernel for KvAppend {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["state"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let ring = spec

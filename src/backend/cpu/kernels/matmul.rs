@@ -33,6 +33,7 @@ pub struct MatMul {
 
 impl Kernel for MatMul {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["b"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let b = dtype(spec, 1)?;

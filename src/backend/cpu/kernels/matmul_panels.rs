@@ -29,6 +29,7 @@ pub struct MatMulPanels {
 
 impl Kernel for MatMulPanels {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["w"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let weights = dtype(spec, 1)?;

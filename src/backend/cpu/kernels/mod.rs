@@ -54,6 +54,7 @@ use super::isa::Isa;
 use super::pool::{Panicked, Pool};
 use crate::backend::kernel::epilogue::Epilogue;
 use crate::backend::kernel::{FieldTy, Kernel, KernelSpec, Role, args};
+use crate::tensor::DType;
 use std::cell::RefCell;
 
 /// A kernel for one spec.
@@ -125,6 +126,7 @@ struct Entry {
     name: &'static str,
     params: &'static [(&'static str, FieldTy)],
     operands: &'static [&'static str],
+    halves: &'static [&'static str],
     compile: fn(&KernelSpec, Isa) -> Option<Box<dyn Compiled>>,
 }
 
@@ -145,6 +147,7 @@ macro_rules! kernels {
             name: $name,
             params: <<$kernel as Native>::Args as Arguments>::PARAMS,
             operands: <<$kernel as Native>::Args as Arguments>::OPERANDS,
+            halves: <$kernel as Native>::HALVES,
             compile: compile_as::<$kernel>,
         }),*];
     };
@@ -203,7 +206,11 @@ pub fn compile(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
         .epilogue
         .as_ref()
         .is_none_or(|e| epilogue::supports(e, further));
-    (runs && fits(entry, spec.kernel))
+    let sized = entry.operands.iter().zip(&spec.operands).all(|(name, dtype)| {
+        let halves = entry.halves.contains(name) && *dtype == Some(DType::F16);
+        halves || dtype.is_none_or(|d| d.size() == size_of::<u32>())
+    });
+    (runs && sized && fits(entry, spec.kernel))
         .then(|| (entry.compile)(spec, isa))
         .flatten()
 }

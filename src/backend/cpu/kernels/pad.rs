@@ -147,6 +147,7 @@ impl Pad {
 
 impl Kernel for Pad {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["x", "value"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 2)?;

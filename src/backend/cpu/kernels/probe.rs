@@ -309,6 +309,7 @@ fn unit(bits: u32) -> f32 {
 
 impl Kernel for Random {
     type Args = RandomArgs;
+    const HALVES: &'static [&'static str] = &["y"];
 
     fn new(spec: &KernelSpec, _: Isa) -> Option<Self> {
         Some(Self {

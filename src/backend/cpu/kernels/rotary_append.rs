@@ -34,6 +34,7 @@ impl Args {
 
 impl Kernel for RotaryAppend {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["keys", "values"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let halves = [has_halves(dtype(spec, 7))?, has_halves(dtype(spec, 8))?];

@@ -457,6 +457,7 @@ unsafe fn by_blocks<T: Word>(
 
 impl Kernel for Strided {
     type Args = Args;
+    const HALVES: &'static [&'static str] = &["x"];
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let elem = Elem::of(spec, 2)?;
