@@ -10,6 +10,13 @@ use std::fmt;
 pub enum Note {
     /// No device was found; the model runs on the host.
     NoDevice,
+    /// The driver runs kernels written for GPUs on the processor, which is slow.
+    GpuKernelsOnCpu {
+        /// The device.
+        device: String,
+        /// Its backend.
+        backend: &'static str,
+    },
     /// An option has no effect.
     NoEffect {
         /// The option, named as the field of its options struct.
@@ -124,6 +131,11 @@ impl fmt::Display for Note {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoDevice => f.write_str("no device found (`tlite devices` shows why); running on the host, which is slow"),
+            Self::GpuKernelsOnCpu { device, backend } => write!(
+                f,
+                "the {backend} driver runs GPU kernels on the processor ({device}), which is slow; --backend cpu is \
+                 the fast way"
+            ),
             Self::NoEffect {
                 option: "drafts",
                 reason: Unused::NoCache,

@@ -266,9 +266,21 @@ impl Placement {
         }
     }
 
-    /// A note for the user if a priority was requested that has no effect. `caps` describes the
-    /// device that was opened; `None` means the host.
-    pub fn priority_note(&self, caps: Option<&Caps>) -> Option<Note> {
+    /// Notes for the user about the device that was opened; `caps` is `None` for the host.
+    pub fn notes(&self, caps: Option<&Caps>) -> Vec<Note> {
+        let emulated = caps.filter(|caps| {
+            let native = caps.profile.is_native();
+            caps.kind == DeviceKind::Cpu && !native && BackendKind::compiled().any(|k| k == BackendKind::Cpu)
+        });
+        let emulated = emulated.map(|caps| Note::GpuKernelsOnCpu {
+            device: caps.device.clone(),
+            backend: caps.backend,
+        });
+        self.priority_note(caps).into_iter().chain(emulated).collect()
+    }
+
+    /// A note if a priority was requested that has no effect.
+    fn priority_note(&self, caps: Option<&Caps>) -> Option<Note> {
         let priority = self.options.priority?;
         let unused = |reason| {
             Some(Note::NoEffect {
@@ -393,6 +405,22 @@ mod tests {
                 assert_carries(&note, &[&format!("--priority {priority}")]);
             }
         }
+    }
+
+    #[test]
+    #[cfg(feature = "cpu")]
+    fn slow_drivers_are_told_and_the_cpu_backend_is_named() {
+        let notes = |caps: &Caps| Placement::default().notes(Some(caps));
+        let driver = Caps {
+            kind: DeviceKind::Cpu,
+            ..Caps::generic_gpu()
+        };
+        let [note] = notes(&driver).try_into().unwrap();
+        assert_carries(&note, &["opencl", "--backend cpu"]);
+        assert_eq!(notes(&Caps::generic_gpu()), []);
+        let native = backend::list(BackendKind::Cpu).unwrap();
+        assert!(native.iter().all(|caps| notes(caps).is_empty()));
+        assert_eq!(Placement::default().notes(None), []);
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl Loaded {
         let engine = match options.place.open()? {
             Opened::Host { for_want } => {
                 options.check_weights_on_host()?;
-                notes.extend(options.place.priority_note(None));
+                notes.extend(options.place.notes(None));
                 notes.extend(for_want.map(|_| Note::NoDevice));
                 notes.extend(options.device_only().map(|lacking| lacking.note()));
                 let builder = options.builder(Target::HOST, purpose);
@@ -120,7 +120,7 @@ impl Loaded {
             Opened::Device(backend) => {
                 let caps = backend.caps();
                 options.check_on(caps)?;
-                notes.extend(options.place.priority_note(Some(caps)));
+                notes.extend(options.place.notes(Some(caps)));
                 let planned = prepared(folder, options, purpose, caps, options.import(), &mut notes)?;
                 Engine::Device(on_device(
                     backend,

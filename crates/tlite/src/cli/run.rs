@@ -254,7 +254,7 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
         note_unused(float);
     }
     let caps = backend.as_deref().map(Backend::caps);
-    load::print_notes(args.on.placement().priority_note(caps).as_slice());
+    load::print_notes(&args.on.placement().notes(caps));
     let progress = output::spinner(format!("loading {}", file.display()));
     let options = RunnerOptions {
         float: float.unwrap_or(DType::F32),
