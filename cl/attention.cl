@@ -149,8 +149,8 @@ KERNEL {
       top[r] = next;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint r = 0; r < VECTORS; r++)
-      for (uint t = lid; t < KEYS; t += WG) weight[r * KEYS + t] = exp(weight[r * KEYS + t] - top[r]);
+    // One loop over all weights: PoCL 3.1 miscompiles loops over keys within one over vectors.
+    for (uint i = lid; i < VECTORS * KEYS; i += WG) weight[i] = exp(weight[i] - top[i / KEYS]);
     barrier(CLK_LOCAL_MEM_FENCE);
     uint count = min(TILE, end - first);
     for (uint i = 0; i < OWNED; i++) {
