@@ -5,7 +5,6 @@
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
 // cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
 // are not read.
-#include "common/lanes"
 #ifdef WIDE
 #define VEC float4
 #define V 4
@@ -67,12 +66,6 @@
 #define PLACE(key) ((past + (key)) * p.kv_heads + kv)
 #endif
 
-#ifdef LINE
-#include "common/attention_line"
-#else
-#ifdef ITEM
-#include "common/attention_item"
-#else
 KERNEL {
   __local VEC query[RESULTS];
   __local float weight[LANES * VECTORS * KEYS];
@@ -199,5 +192,3 @@ KERNEL {
 #endif
   }
 }
-#endif
-#endif

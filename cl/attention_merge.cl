@@ -1,6 +1,6 @@
 // The result of attention from what its work-groups found for a part of the keys each: sums of values, the maximum that they are relative to and
 // the total of their weights. A work-group takes a query vector; work-items own parts of it, and SLICES of them share one, each taking every
-// so many of the p.splits. With LINE it is one work-item, which walks along the vector by vectors of 16.
+// so many of the p.splits.
 #ifdef WIDE
 #define VEC float4
 #define V 4
@@ -16,25 +16,6 @@
 #define SLICES (WG / PARTS)
 #define LOWEST -3.4028235e38f
 
-#ifdef LINE
-#define EACH_CHUNK(c) _Pragma("unroll") for (uint c = 0; c < DIM / 16; c++)
-
-KERNEL {
-  uint vector = get_group_id(0);
-  float16 sum[DIM / 16];
-  float top = LOWEST, total = 0.0f;
-  EACH_CHUNK(c) sum[c] = (float16)(0.0f);
-  for (uint s = 0; s < p.splits; s++) {
-    uint at = (s * p.vectors + vector) * (PARTS + 1);
-    VEC found = X_AT(at + PARTS);
-    float next = fmax(top, found.x), keep = exp(top - next), scale = exp(found.x - next);
-    EACH_CHUNK(c) sum[c] = sum[c] * keep + x_run(16, at * V + 16 * c) * scale;
-    total = total * keep + found.y * scale;
-    top = next;
-  }
-  EACH_CHUNK(c) y_put_run(16, vector * DIM + 16 * c, sum[c] / total);
-}
-#else
 KERNEL {
   __local VEC part_sum[WG];
   __local float part_top[WG], part_total[WG];
@@ -63,4 +44,3 @@ KERNEL {
   }
   PUT(vector * PARTS + part, sum / total);
 }
-#endif

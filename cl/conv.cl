@@ -7,8 +7,6 @@
 #define U CAT(uint, RUN)
 #define LANES2 0, 1
 #define LANES4 LANES2, 2, 3
-#define LANES8 LANES4, 4, 5, 6, 7
-#define LANES16 LANES8, 8, 9, 10, 11, 12, 13, 14, 15
 #define LANES (I)(CAT(LANES, RUN))
 #define TAPS (KH * KW)
 #ifdef TRANSPOSED
@@ -33,14 +31,8 @@
 
 KERNEL {
   uint each = (p.out_w + OUT_STEP - 1) / OUT_STEP, runs = (each + RUN - 1) / RUN;
-  // Neighbouring work-items compute the same results of other channels, or the next results of the same ones.
-#ifdef BY_TILES
-  uint part = get_global_id(0), place = get_group_id(1);
-  if (part >= p.parts) return;
-#else
   uint part = get_group_id(1), place = get_global_id(0);
   if (place >= p.out_h * OUT_STEP * runs) return;
-#endif
   uint oy = place / runs / OUT_STEP, ox = place / runs % OUT_STEP + place % runs * (RUN * OUT_STEP);
   // There may be one result less of the last columns of each step.
   if (ox >= p.out_w) return;

@@ -51,18 +51,6 @@ KERNEL {
     }
   }
   if (j >= p.n) return;
-#ifdef WIDE
-  EACH_ROW if (i0 + r < p.m) {
-    uint i = i0 + r, c = p.column + j;
-    if (j + COLS <= p.n && PLACE(i, c + COLS - 1) == PLACE(i, c) + COLS - 1) {
-      y_put_run(COLS, PLACE(i, c), total[r]);
-      continue;
-    }
-    float one[COLS];
-    CAT(vstore, COLS)(total[r], 0, one);
-    for (uint q = 0; q < COLS && j + q < p.n; q += 2) y_put2(PLACE(i, c + q) / 2, vload2(q / 2, one));
-  }
-#else
   for (uint r = 0; r < ROWS && i0 + r < p.m; r++) {
     // Chosen by comparisons: an index that compilers cannot compute would keep all sums in memory.
     FLOATS one = total[0];
@@ -71,5 +59,4 @@ KERNEL {
     y_put2(PLACE(i, c) / 2, one.lo);
     if (j + 2 < p.n) y_put2(PLACE(i, c + 2) / 2, one.hi);
   }
-#endif
 }

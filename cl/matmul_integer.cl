@@ -1,6 +1,5 @@
 // y[z, i, j] = sum_k (a[z, i, k] - za[i]) * (b[z, k, j] - zb[j]) in 32-bit integers, for batches z of m x n results; with HAS_W the bytes of
-// b lie four columns to a word. A work-item computes two neighbouring results, with HAS_W ROWS rows by four columns, with VECTORS, for
-// CPUs, ROWS rows by VECTORS times 16 columns.
+// b lie four columns to a word. A work-item computes two neighbouring results, with HAS_W ROWS rows by four columns.
 #ifdef HAS_ZA
 #define ZA(i) za_at((i) * p.za_step)
 #else
@@ -20,38 +19,6 @@
 
 KERNEL {
 #ifdef HAS_W
-#ifdef VECTORS
-  uint j = 16 * VECTORS * get_global_id(0), i0 = get_group_id(1) * ROWS;
-  if (j >= p.n) return;
-  int16 sum[ROWS][VECTORS], zero[VECTORS];
-  int low[ROWS];
-  uint row[ROWS];
-  _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) {
-#ifdef HAS_ZB
-    zero[v] = p.zb_step == 0 ? (int16)(zb_at(0)) : zb_run(16, j + 16 * v);
-#else
-    zero[v] = (int16)(0);
-#endif
-  }
-  _Pragma("unroll") for (uint r = 0; r < ROWS; r++) {
-    uint i = min(i0 + r, p.m - 1);
-    row[r] = i * p.k;
-    low[r] = ZA(i);
-    _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) sum[r][v] = (int16)(0);
-  }
-  for (uint k = 0; k < p.k; k++) {
-    int left[ROWS];
-    _Pragma("unroll") for (uint r = 0; r < ROWS; r++) left[r] = a_at(row[r] + k) - low[r];
-    _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) {
-      uint4 packed = vload4(0, w + (k * p.n + j) / 4 + 4 * v);
-      int16 right = BYTES(16, packed) - zero[v];
-      _Pragma("unroll") for (uint r = 0; r < ROWS; r++) sum[r][v] += left[r] * right;
-    }
-  }
-  _Pragma("unroll") for (uint r = 0; r < ROWS; r++)
-    if (i0 + r < p.m)
-      _Pragma("unroll") for (uint v = 0; v < VECTORS; v++) y_put_run(16, (i0 + r) * p.n + j + 16 * v, sum[r][v]);
-#else
   uint j = 4 * get_global_id(0), i0 = get_group_id(1) * ROWS;
   if (j >= p.n) return;
   int4 zero = (int4)(ZB(j), ZB(j + 1), ZB(j + 2), ZB(j + 3));
@@ -70,7 +37,6 @@ KERNEL {
   }
   for (uint r = 0; r < ROWS; r++)
     if (i0 + r < p.m) y_put4(((i0 + r) * p.n + j) / 4, sum[r]);
-#endif
 #else
   uint pair = get_global_id(0), total = p.batches * p.m * p.n;
   if (2 * pair >= total) return;

@@ -1,6 +1,6 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
 // for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
-// COLS neighbouring columns each, side by side, PANELS times; the others of a work-group (SLICED) share these, each taking every so many blocks.
+// COLS neighbouring columns each, side by side; the others of a work-group share these, each taking every so many blocks.
 // With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_CODES2 there
 // is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
 // matmul_e0m_int8.
@@ -14,27 +14,17 @@
 #define LOAD(at) CAT(vload, COLS)(0, at)
 #ifdef HAS_GAIN
 #define FOUR(i) (x_at4((from + (i)) / 4) * gain_at4((from + (i)) / 4))
-#define SIXTEEN(i) (x_run(16, from + (i)) * gain_run(16, from + (i)))
 #else
 #define FOUR(i) x_at4((from + (i)) / 4)
-#define SIXTEEN(i) x_run(16, from + (i))
 #endif
 #include "common/bytes"
-// Cores load no further ahead than their own instructions reach, and their prefetchers stop at the end of a page.
-#ifdef WIDE
-#define AHEAD(at, bytes) __builtin_prefetch((const void *)((size_t)(at) + (bytes)));
-#else
-#define AHEAD(at, bytes)
-#endif
 #ifdef PER4
 #define STEP(t) { \
-    AHEAD(word_at + (t) * p.panel, 4096) \
     UINTS word = LOAD(word_at + (t) * p.panel); \
     sums = DOT(sums, CODES_OF(word), bytes[t]); \
   }
 #else
 #define STEP(t) { \
-    AHEAD(word_at + (t) * p.panel, 4096) \
     UINTS word = LOAD(word_at + (t) * p.panel); \
     sums = DOT(sums, word & 0x0F0F0F0Fu, bytes[2 * (t)]); \
     sums = DOT(sums, (word >> 4u) & 0x0F0F0F0Fu, bytes[2 * (t) + 1]); \
@@ -48,7 +38,6 @@
       INTS dots = (INTS)(0); \
       uint t = g * (GROUP / PER), end = min(t + GROUP / PER, (uint)(DEPTH / PER)); \
       BY_STEPS(PARTIAL sums = (PARTIAL)(0), dots += WIDEN(sums)) \
-      AHEAD(pair_at + g / SPAN * p.panel, 1024) \
       UINTS pair = LOAD(pair_at + g / SPAN * p.panel); \
       FLOATS scale = E0M_HALF(FLOATS, pair); \
       total += scale * (factors[2 * g] / CODES_UNIT * CAT(convert_float, COLS)(dots) + factors[2 * g + 1] * (LEAST_LEVEL - E0M_HALF(FLOATS, pair >> 16u))); \
@@ -58,19 +47,15 @@
 #ifdef HAS_CODES2
 #define SIDES 2
 #define PUT2(i, v, u) y_put2(i, v, u)
-#define PUT_RUN(n, i, v, u) y_put_run(n, i, v, u)
 #else
 #define SIDES 1
 #define PUT2(i, v, u) y_put2(i, v)
-#define PUT_RUN(n, i, v, u) y_put_run(n, i, v)
 #endif
 
 KERNEL {
   __local uint bytes[DEPTH / 4] __attribute__((aligned(64)));
   __local float factors[2 * BLOCKS];
-#ifdef SLICED
   __local float part[WG * COLS];
-#endif
 #ifdef HAS_GAIN
   __local float squares[WG];
   float square = 0.0f;
@@ -83,16 +68,6 @@ KERNEL {
     factors[2 * g + 1] = scale * (float)sum;
 #ifdef HAS_GAIN
     i = 0;
-#ifdef WIDE
-    float16 square16 = (float16)(0.0f);
-    for (; i + 16 <= count; i += 16) {
-      float16 v = x_run(16, from + i);
-      square16 += v * v;
-    }
-    float8 square8 = square16.lo + square16.hi;
-    float4 square4 = square8.lo + square8.hi;
-    square += FOUR_SUM(square4);
-#endif
     for (; i < count; i += 4) {
       float4 v = x_at4((from + i) / 4);
       square += dot(v, v);
@@ -109,47 +84,25 @@ KERNEL {
   for (uint i = 0; i < WG; i++) square += squares[i];
   norm = rsqrt(square / (float)DEPTH + p.epsilon);
 #endif
-  uint first = get_group_id(0) * (PANELS * LANES * COLS);
-  for (uint q = 0; q < PANELS; q++) {
-    uint j = first + (q * LANES + lane) * COLS, own = j < p.n ? j : 0;
-    FLOATS total = (FLOATS)(0.0f);
-#ifdef SLICED
-    uint slice = lid / LANES;
-    __global const uint4 *codes_of = codes, *scales_of = scales;
+  uint first = get_group_id(0) * (LANES * COLS);
+  uint j = first + lane * COLS, own = j < p.n ? j : 0;
+  FLOATS total = (FLOATS)(0.0f);
+  uint slice = lid / LANES;
+  __global const uint4 *codes_of = codes, *scales_of = scales;
 #ifdef HAS_CODES2
-    if (slice % 2 == 1) {
-      codes_of = codes2;
-      scales_of = scales2;
-    }
+  if (slice % 2 == 1) {
+    codes_of = codes2;
+    scales_of = scales2;
+  }
 #endif
-    PRODUCT(total, codes_of, scales_of, slice / SIDES, SLICES / SIDES)
-    CAT(vstore, COLS)(total, lid, part);
-    barrier(CLK_LOCAL_MEM_FENCE);
-    for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
-      float2 v = (float2)(0.0f), u = (float2)(0.0f);
-      for (uint i = 0; i < SLICES; i += SIDES) v += vload2((i * LANES * COLS + t) / 2, part);
-      for (uint i = 1; i < SLICES; i += 2) u += vload2((i * LANES * COLS + t) / 2, part);
-      uint c = p.column + first + t;
-      PUT2(column_at(c, p) / 2, v, u);
-    }
-#else
-    PRODUCT(total, codes, scales, 0, 1)
-    FLOATS other = (FLOATS)(0.0f);
-#ifdef HAS_CODES2
-    PRODUCT(other, codes2, scales2, 0, 1)
-#endif
-    if (j >= p.n) return;
-    uint c = p.column + j;
-#ifdef WIDE
-    if (j + COLS <= p.n && column_at(c + COLS - 1, p) == column_at(c, p) + COLS - 1) {
-      PUT_RUN(COLS, column_at(c, p), total, other);
-      continue;
-    }
-#endif
-    float one[COLS], two[COLS];
-    CAT(vstore, COLS)(total, 0, one);
-    CAT(vstore, COLS)(other, 0, two);
-    for (uint i = 0; i < COLS && j + i < p.n; i += 2) PUT2(column_at(c + i, p) / 2, vload2(i / 2, one), vload2(i / 2, two));
-#endif
+  PRODUCT(total, codes_of, scales_of, slice / SIDES, SLICES / SIDES)
+  CAT(vstore, COLS)(total, lid, part);
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (uint t = 2 * lid; t < LANES * COLS && first + t < p.n; t += 2 * WG) {
+    float2 v = (float2)(0.0f), u = (float2)(0.0f);
+    for (uint i = 0; i < SLICES; i += SIDES) v += vload2((i * LANES * COLS + t) / 2, part);
+    for (uint i = 1; i < SLICES; i += 2) u += vload2((i * LANES * COLS + t) / 2, part);
+    uint c = p.column + first + t;
+    PUT2(column_at(c, p) / 2, v, u);
   }
 }

@@ -1,9 +1,8 @@
 // y[r, c] = (x[r, c] - mean) / sqrt(variance + epsilon) * scale + bias, where mean and variance are given, or those of row r; without
 // CENTER the mean is 0. With EACH a scale and a bias belong to each column, else to `run` neighbours, and rows take turns in
 // `sets` sets of `per`. One work-group a row, or a pair of rows where an odd row length could make two rows share a 32-bit word
-// (ROWS = 2); with ITEM a work-item a row, by vectors.
+// (ROWS = 2).
 #include "common/reduce"
-#include "common/lanes"
 
 #ifdef EACH
 #define PLACE(row, c) (c)
@@ -11,55 +10,6 @@
 #define PLACE(row, c) ((row) % p.sets * p.per + (c) / p.run)
 #endif
 
-#ifdef ITEM
-KERNEL {
-  uint row = get_global_id(0), start = row * p.cols;
-  if (row >= p.rows) return;
-  float centre = 0.0f, spread = 0.0f;
-#ifdef HAS_MEAN
-  centre = mean_at(row % p.sets);
-  spread = variance_at(row % p.sets);
-#else
-  float16 part = (float16)(0.0f);
-#ifdef CENTER
-  EACH_LANE(p.cols, part += x_run(16, start + i), centre += x_at(start + i))
-  centre = (centre + lanes_sum(part)) / (float)p.cols;
-  part = (float16)(0.0f);
-#endif
-  EACH_LANE(p.cols, float16 v = x_run(16, start + i) - centre; part += v * v, float v = x_at(start + i) - centre; spread += v * v)
-  spread = (spread + lanes_sum(part)) / (float)p.cols;
-#endif
-  float inverse = rsqrt(spread + p.epsilon);
-#ifdef EACH
-#ifdef HAS_SCALE
-#define SCALED(v, scale) v *= scale
-#else
-#define SCALED(v, scale)
-#endif
-#ifdef HAS_BIAS
-#define MOVED(v, bias) v += bias
-#else
-#define MOVED(v, bias)
-#endif
-  EACH_LANE(p.cols,
-    float16 v = (x_run(16, start + i) - centre) * inverse; SCALED(v, scale_run(16, i)); MOVED(v, bias_run(16, i)); y_put_run(16, start + i, v),
-    float v = (x_at(start + i) - centre) * inverse; SCALED(v, scale_at(i)); MOVED(v, bias_at(i)); y_put(start + i, v))
-#else
-  for (uint first = 0; first < p.cols; first += p.run) {
-    float factor = inverse, term = 0.0f;
-#ifdef HAS_SCALE
-    factor *= scale_at(PLACE(row, first));
-#endif
-#ifdef HAS_BIAS
-    term = bias_at(PLACE(row, first));
-#endif
-    uint from = start + first;
-    EACH_LANE(p.run, y_put_run(16, from + i, (x_run(16, from + i) - centre) * factor + term),
-      y_put(from + i, (x_at(from + i) - centre) * factor + term))
-  }
-#endif
-}
-#else
 KERNEL {
   uint lid = get_local_id(0);
   uint first = get_group_id(0) * ROWS;
@@ -115,4 +65,3 @@ KERNEL {
     y_put2(i, out);
   }
 }
-#endif

@@ -1,28 +1,10 @@
-// Reads x in vectors of four words, and writes a sum of them for each work-item, which reads `each`: with NEAR neighbours, else every
-// `next`-th.
+// Reads x in vectors of four words, and writes a sum of them for each work-item, which reads every `next`-th.
 #ifndef IMAGE_X
 #define x_at4(i) x[i]
 #endif
 
 KERNEL {
   uint4 sum = (uint4)(0);
-#ifdef NEAR
-  uint first = get_global_id(0) * p.each;
-  uint end = min(first + p.each, p.count), i = first;
-#ifndef IMAGE_X
-  // Cores load no further ahead than their own instructions reach.
-  uint4 other = (uint4)(0), third = (uint4)(0), fourth = (uint4)(0);
-  for (; i + 4 <= end; i += 4) {
-    __builtin_prefetch((const void *)((size_t)(x + i) + 4096));
-    sum += x_at4(i);
-    other += x_at4(i + 1);
-    third += x_at4(i + 2);
-    fourth += x_at4(i + 3);
-  }
-  sum += other + third + fourth;
-#endif
-  for (; i < end; i++) sum += x_at4(i);
-#else
   // Four loads at a time do not wait for each other.
   uint4 other = (uint4)(0), third = (uint4)(0), fourth = (uint4)(0);
   uint i = get_global_id(0);
@@ -34,6 +16,5 @@ KERNEL {
   }
   for (; i < p.count; i += p.next) sum += x_at4(i);
   sum += other + third + fourth;
-#endif
   y[get_global_id(0)] = sum.x + sum.y + sum.z + sum.w;
 }

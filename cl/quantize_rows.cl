@@ -1,7 +1,6 @@
 // Rows of x become signed bytes, words of y, in blocks of BLOCK places, of which the last of a row may be shorter. `factors` takes, of each block,
-// what its bytes are multiplied by, and that times their sum. A work-item makes a block, with WIDE by 16 places at a time.
+// what its bytes are multiplied by, and that times their sum. A work-item makes a block.
 #define FOUR(i) x_at4((from + (i)) / 4)
-#define SIXTEEN(i) x_run(16, from + (i))
 #include "common/bytes"
 
 KERNEL {

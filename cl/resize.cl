@@ -1,5 +1,5 @@
 // y[o, i, m, j, t] = x at the places of i along an axis of in_h and of j along one of in_w elements, interpolated. A work-item computes two
-// neighbouring results, or with ITEM a row of them.
+// neighbouring results.
 // TAPS elements along each axis make a result: 1 (chosen by ROUNDING), 2 (linear) or 4 (cubic).
 #define HALF_PIXEL 0
 #define PYTORCH_HALF_PIXEL 1
@@ -110,20 +110,6 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
   }
 #define AT(o, m, t, a, b) x_at((((o) * p.in_h + rows[a]) * p.mid + (m)) * p.in_w * p.inner + cols[b] * p.inner + (t))
 
-#ifdef ITEM
-KERNEL {
-  uint row = get_global_id(0), width = p.out_w * p.inner;
-  if (row >= p.count / width) return;
-  uint m = row % p.mid, i = row / p.mid % p.out_h, o = row / p.mid / p.out_h;
-  ROW(i)
-  for (uint j = 0; j < p.out_w; j++)
-    for (uint t = 0; t < p.inner; t++) {
-      ELEM v;
-      RESULT(v, o, m, j, t)
-      y_put(row * width + j * p.inner + t, v);
-    }
-}
-#else
 KERNEL {
   uint pair = get_global_id(0);
   if (2 * pair >= p.count) return;
@@ -141,4 +127,3 @@ KERNEL {
   }
   y_put2(pair, (ELEM2)(v[0], v[1]));
 }
-#endif

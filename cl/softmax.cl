@@ -1,27 +1,7 @@
 // y[r, :] = exp(x[r, :] - max) / sum, or with LOG its logarithm. One work-group a row, or a pair of rows where an odd row length could make two
-// rows share a 32-bit word (ROWS = 2); with ITEM a work-item a row, by vectors.
+// rows share a 32-bit word (ROWS = 2).
 #include "common/reduce"
-#include "common/lanes"
 
-#ifdef ITEM
-KERNEL {
-  uint row = get_global_id(0), start = row * p.cols;
-  if (row >= p.rows) return;
-  float16 part = (float16)(LEAST);
-  float top = LEAST, sum = 0.0f;
-  EACH_LANE(p.cols, part = fmax(part, x_run(16, start + i)), top = fmax(top, x_at(start + i)))
-  top = fmax(top, lanes_max(part));
-  part = (float16)(0.0f);
-  EACH_LANE(p.cols, part += exp(x_run(16, start + i) - top), sum += exp(x_at(start + i) - top))
-  sum = fmax(sum + lanes_sum(part), 1.0e-30f);
-#ifdef LOG
-  top += log(sum);
-  EACH_LANE(p.cols, y_put_run(16, start + i, x_run(16, start + i) - top), y_put(start + i, x_at(start + i) - top))
-#else
-  EACH_LANE(p.cols, y_put_run(16, start + i, exp(x_run(16, start + i) - top) / sum), y_put(start + i, exp(x_at(start + i) - top) / sum))
-#endif
-}
-#else
 KERNEL {
   __local float scratch[WG + WG / 8];
   uint lid = get_local_id(0);
@@ -57,4 +37,3 @@ KERNEL {
 #endif
   }
 }
-#endif

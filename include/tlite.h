@@ -236,8 +236,8 @@ typedef struct {
   const char *images;
   /*
    How repeated commands, such as decode steps, are submitted to an OpenCL device: "auto",
-   "persistent", "command-buffer", "qcom" or "off". NULL means "auto": recorded on GPUs whose
-   driver supports it, persistent kernels on CPUs.
+   "command-buffer", "qcom" or "off". NULL means "auto": recorded on GPUs whose driver supports
+   it.
    */
   const char *recording;
   /*

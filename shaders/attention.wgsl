@@ -5,10 +5,6 @@
 // With WINDOW a row sees so many keys at most, up to its own place among the last rows; none before those of the first row is read. With RING a
 // cache keeps so many keys, each at its place modulo them. With CAUSAL a row sees keys up to its own place only; tiles that no row of the group sees
 // are not read.
-// With BROADCAST, of plain keys, lanes share what they load (common/attention_lanes).
-#ifdef BROADCAST
-#include "common/attention_lanes"
-#else
 #ifdef WIDE
 alias VEC = vec4<f32>;
 const V: u32 = 4u;
@@ -228,4 +224,3 @@ fn attention(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_
     }
   }
 }
-#endif

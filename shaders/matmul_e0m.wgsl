@@ -1,13 +1,10 @@
 // y[i, column + j] = sum_k x[i, k] * w[k, j] for many rows and an E0M weight. A work-item computes ROWS rows (8, or 4 with HALF_TILE) of
 // COLS (4) neighbouring columns; a group of x is shared by the work-group, and each weight is unpacked once for all rows. With PARTS the
 // columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on.
-// The sums are variables of their own: an array that a compiler does not unroll lives in memory. With BROADCAST a work-item computes 8 rows, or 16
-// with TALL, and loads one row (two) for all lanes of its sub-group.
+// The sums are variables of their own: an array that a compiler does not unroll lives in memory.
 #include "common/e0m"
 #include "common/parts"
-#ifndef BROADCAST
 var<workgroup> xs: array<vec4<f32>, ROWS * GROUP / 4u>;
-#endif
 
 // Weights of four neighbouring rows, of which the first is weight q of the step, and four columns.
 fn four(word: E0mWords, q: u32, scale: vec4<f32>, offset: vec4<f32>) -> mat4x4<f32> {
@@ -25,95 +22,6 @@ fn put(row: u32, at: u32, v: vec4<f32>) {
   if (row < p.m && at + 2u < p.n) { y_put2(result_at(row, c + 2u, p.y_stride) / 2u, v.zw); }
 }
 
-#ifdef BROADCAST
-// The terms of a step.
-fn terms(w: mat4x4<f32>, v: mat4x4<f32>, x: vec4<f32>, y: vec4<f32>) -> vec4<f32> { return w * x + v * y; }
-
-@compute @workgroup_size(WG)
-fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32, @builtin(subgroup_invocation_id) lane: u32) {
-  let i0 = group.y * ROWS;
-  let column = (group.x * WG + lid) * COLS;
-  // All lanes go on, as others need their rows.
-  let j = select(0u, column, column < p.n);
-  let panel = p.panel / 4u;
-  let word_at = j / p.panel * e0m_rows(p.k / PER) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.k) * panel + j % p.panel / 4u;
-  let row = min(i0 + lane % 8u, p.m - 1u) * p.k / 4u;
-#ifdef TALL
-  let row8 = min(i0 + 8u + lane % 8u, p.m - 1u) * p.k / 4u;
-#endif
-  var t0 = vec4<f32>();
-  var t1 = vec4<f32>();
-  var t2 = vec4<f32>();
-  var t3 = vec4<f32>();
-  var t4 = vec4<f32>();
-  var t5 = vec4<f32>();
-  var t6 = vec4<f32>();
-  var t7 = vec4<f32>();
-#ifdef TALL
-  var t8 = vec4<f32>();
-  var t9 = vec4<f32>();
-  var t10 = vec4<f32>();
-  var t11 = vec4<f32>();
-  var t12 = vec4<f32>();
-  var t13 = vec4<f32>();
-  var t14 = vec4<f32>();
-  var t15 = vec4<f32>();
-#endif
-  var g = 0u;
-  for (var k0 = 0u; k0 < p.k; k0 += GROUP) {
-    let s = e0m_scales(scales[pair_at + g / SPAN * panel]);
-    let offset = s.scale * s.bias;
-    let end = min(k0 + GROUP, p.k);
-    for (var k = k0; k < end; k += PER) {
-      let word = e0m_words(word_at, k / PER, panel);
-      let w = four(word, 0u, s.scale, offset);
-      let v = four(word, 4u, s.scale, offset);
-      var x = x_at4(row + k / 4u);
-      var y = x_at4(row + k / 4u + 1u);
-      t0 += terms(w, v, subgroupBroadcast(x, 0u), subgroupBroadcast(y, 0u));
-      t1 += terms(w, v, subgroupBroadcast(x, 1u), subgroupBroadcast(y, 1u));
-      t2 += terms(w, v, subgroupBroadcast(x, 2u), subgroupBroadcast(y, 2u));
-      t3 += terms(w, v, subgroupBroadcast(x, 3u), subgroupBroadcast(y, 3u));
-      t4 += terms(w, v, subgroupBroadcast(x, 4u), subgroupBroadcast(y, 4u));
-      t5 += terms(w, v, subgroupBroadcast(x, 5u), subgroupBroadcast(y, 5u));
-      t6 += terms(w, v, subgroupBroadcast(x, 6u), subgroupBroadcast(y, 6u));
-      t7 += terms(w, v, subgroupBroadcast(x, 7u), subgroupBroadcast(y, 7u));
-#ifdef TALL
-      x = x_at4(row8 + k / 4u);
-      y = x_at4(row8 + k / 4u + 1u);
-      t8 += terms(w, v, subgroupBroadcast(x, 0u), subgroupBroadcast(y, 0u));
-      t9 += terms(w, v, subgroupBroadcast(x, 1u), subgroupBroadcast(y, 1u));
-      t10 += terms(w, v, subgroupBroadcast(x, 2u), subgroupBroadcast(y, 2u));
-      t11 += terms(w, v, subgroupBroadcast(x, 3u), subgroupBroadcast(y, 3u));
-      t12 += terms(w, v, subgroupBroadcast(x, 4u), subgroupBroadcast(y, 4u));
-      t13 += terms(w, v, subgroupBroadcast(x, 5u), subgroupBroadcast(y, 5u));
-      t14 += terms(w, v, subgroupBroadcast(x, 6u), subgroupBroadcast(y, 6u));
-      t15 += terms(w, v, subgroupBroadcast(x, 7u), subgroupBroadcast(y, 7u));
-#endif
-    }
-    g++;
-  }
-  put(i0, column, t0);
-  put(i0 + 1u, column, t1);
-  put(i0 + 2u, column, t2);
-  put(i0 + 3u, column, t3);
-  put(i0 + 4u, column, t4);
-  put(i0 + 5u, column, t5);
-  put(i0 + 6u, column, t6);
-  put(i0 + 7u, column, t7);
-#ifdef TALL
-  put(i0 + 8u, column, t8);
-  put(i0 + 9u, column, t9);
-  put(i0 + 10u, column, t10);
-  put(i0 + 11u, column, t11);
-  put(i0 + 12u, column, t12);
-  put(i0 + 13u, column, t13);
-  put(i0 + 14u, column, t14);
-  put(i0 + 15u, column, t15);
-#endif
-}
-#else
 @compute @workgroup_size(WG)
 fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let i0 = group.y * ROWS;
@@ -177,4 +85,3 @@ fn matmul_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
   put(i0 + 7u, column, t7);
 #endif
 }
-#endif

@@ -3,8 +3,7 @@
 // stretch that is not cut short is one run of loads that do not wait for each other. With PARTS the columns up to end0, up to end1 and the
 // rest are results of their own, from elements 0, start1 and start2 on. With HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon)
 // * gain, whose first factor is that of the sums. With HAS_CODES2 every other slice takes a second weight of the same size, whose results are
-// stored beside the first. With BROADCAST, for k and GROUP multiples of 32, a work-item sums over all of k, the second weight's columns after
-// those of the first, and loads four elements of x in 32 for all lanes of its sub-group.
+// stored beside the first.
 //
 // With w = s * (w1 - b): sum x * w = s * (sum x * w1 - b * sum x), so the bias costs nothing a weight.
 //
@@ -28,11 +27,9 @@ const SIDES = 2u;
 #else
 const SIDES = 1u;
 #endif
-#ifndef BROADCAST
 var<workgroup> part: array<vec4<f32>, WG * QUADS>;
 #ifdef HAS_GAIN
 var<workgroup> squares: array<f32, SLICES>;
-#endif
 #endif
 
 // Of a stretch: sums of x times w1 of the columns, with PAIRS of x times (w1 - E0M_MIDDLE) / E0M_DIVISOR, the sum of x, and, with HAS_GAIN, that of its squares before it is normalised.
@@ -91,119 +88,6 @@ fn plus(before: Terms, r: u32, word_at: u32, panel: u32) -> Terms {
 }
 #endif
 
-#ifdef BROADCAST
-// Weights of a step of four columns times elements of x, four of them in `a`, with more in a step four in `b`.
-fn step(word: E0mWords, a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
-  var sum = a.x * e0m_levels(word, 0u) + a.y * e0m_levels(word, 1u) + a.z * e0m_levels(word, 2u) + a.w * e0m_levels(word, 3u);
-#ifndef PER4
-  sum += b.x * e0m_levels(word, 4u) + b.y * e0m_levels(word, 5u) + b.z * e0m_levels(word, 6u) + b.w * e0m_levels(word, 7u);
-#endif
-  return sum;
-}
-
-// The sum over the lanes.
-fn over_lanes(v: f32) -> f32 {
-  let a = subgroupBroadcast(v, 0u) + subgroupBroadcast(v, 1u) + subgroupBroadcast(v, 2u) + subgroupBroadcast(v, 3u);
-  return a + subgroupBroadcast(v, 4u) + subgroupBroadcast(v, 5u) + subgroupBroadcast(v, 6u) + subgroupBroadcast(v, 7u);
-}
-
-// Results of four columns each, and the sum of the squares of four elements of x in 32.
-struct Sums {
-  left: vec4<f32>,
-  right: vec4<f32>,
-  square: f32,
-}
-
-fn sums(word_at: u32, pair_at: u32, panel: u32, lane: u32) -> Sums {
-  var all: Sums;
-  for (var r = 0u; r < p.steps; r += STRETCH) {
-    var left = vec4<f32>();
-    var right = vec4<f32>();
-    var own = 0.0;
-    let end = min(r + STRETCH, p.steps);
-    for (var i = r; i < end; i += 32u / PER) {
-      let mine = i * (PER / 4u) + lane % 8u;
-      var x = x_at4(mine);
-#ifdef HAS_GAIN
-      all.square += dot(x, x);
-      x *= gain_at4(mine);
-#endif
-      own += dot(x, vec4<f32>(1.0));
-      let x0 = subgroupBroadcast(x, 0u);
-      let x1 = subgroupBroadcast(x, 1u);
-      let x2 = subgroupBroadcast(x, 2u);
-      let x3 = subgroupBroadcast(x, 3u);
-      let x4 = subgroupBroadcast(x, 4u);
-      let x5 = subgroupBroadcast(x, 5u);
-      let x6 = subgroupBroadcast(x, 6u);
-      let x7 = subgroupBroadcast(x, 7u);
-#ifdef PER4
-      left += step(e0m_words(word_at, i + 0u, panel), x0, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 0u, panel), x0, vec4<f32>());
-      left += step(e0m_words(word_at, i + 1u, panel), x1, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 1u, panel), x1, vec4<f32>());
-      left += step(e0m_words(word_at, i + 2u, panel), x2, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 2u, panel), x2, vec4<f32>());
-      left += step(e0m_words(word_at, i + 3u, panel), x3, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 3u, panel), x3, vec4<f32>());
-      left += step(e0m_words(word_at, i + 4u, panel), x4, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 4u, panel), x4, vec4<f32>());
-      left += step(e0m_words(word_at, i + 5u, panel), x5, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 5u, panel), x5, vec4<f32>());
-      left += step(e0m_words(word_at, i + 6u, panel), x6, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 6u, panel), x6, vec4<f32>());
-      left += step(e0m_words(word_at, i + 7u, panel), x7, vec4<f32>());
-      right += step(e0m_words(word_at + 1u, i + 7u, panel), x7, vec4<f32>());
-#else
-      left += step(e0m_words(word_at, i + 0u, panel), x0, x1);
-      right += step(e0m_words(word_at + 1u, i + 0u, panel), x0, x1);
-      left += step(e0m_words(word_at, i + 1u, panel), x2, x3);
-      right += step(e0m_words(word_at + 1u, i + 1u, panel), x2, x3);
-      left += step(e0m_words(word_at, i + 2u, panel), x4, x5);
-      right += step(e0m_words(word_at + 1u, i + 2u, panel), x4, x5);
-      left += step(e0m_words(word_at, i + 3u, panel), x6, x7);
-      right += step(e0m_words(word_at + 1u, i + 3u, panel), x6, x7);
-#endif
-    }
-    let sum = over_lanes(own);
-    let at = pair_at + r / STRETCH / SPAN * panel;
-    let s = e0m_scales(pairs_at(at));
-    let t = e0m_scales(pairs_at(at + 1u));
-    all.left += s.scale * (left - s.bias * sum);
-    all.right += t.scale * (right - t.bias * sum);
-  }
-  return all;
-}
-
-@compute @workgroup_size(WG)
-fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32, @builtin(subgroup_invocation_id) lane: u32) {
-  let column = (group.x * WG + lid) * COLS;
-  // All lanes go on, as others need their elements of x.
-  let j = select(0u, column, column < p.n);
-  let panel = p.panel / 4u;
-  let word_at = j / p.panel * e0m_rows(p.steps) * panel + j % p.panel / 4u;
-  let pair_at = j / p.panel * e0m_groups(p.steps * PER) * panel + j % p.panel / 4u;
-  let v = sums(word_at, pair_at, panel, lane);
-  var factor = 1.0;
-#ifdef HAS_GAIN
-  factor = inverseSqrt(over_lanes(v.square) / f32(DEPTH) + p.epsilon);
-#endif
-  let c = p.column + column;
-#ifdef HAS_CODES2
-  takes_second = true;
-  let u = sums(word_at, pair_at, panel, lane);
-  if (column < p.n) { y_put2(column_at(c) / 2u, factor * v.left.xy, factor * u.left.xy); }
-  if (column + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, factor * v.left.zw, factor * u.left.zw); }
-  if (column + 4u < p.n) { y_put2(column_at(c + 4u) / 2u, factor * v.right.xy, factor * u.right.xy); }
-  if (column + 6u < p.n) { y_put2(column_at(c + 6u) / 2u, factor * v.right.zw, factor * u.right.zw); }
-#else
-  if (column < p.n) { y_put2(column_at(c) / 2u, factor * v.left.xy); }
-  if (column + 2u < p.n) { y_put2(column_at(c + 2u) / 2u, factor * v.left.zw); }
-  if (column + 4u < p.n) { y_put2(column_at(c + 4u) / 2u, factor * v.right.xy); }
-  if (column + 6u < p.n) { y_put2(column_at(c + 6u) / 2u, factor * v.right.zw); }
-#endif
-}
-#else
 @compute @workgroup_size(WG)
 fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation_index) lid: u32) {
   let lane = lid % LANES;
@@ -286,4 +170,3 @@ fn matvec_e0m(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocation
 #endif
   }
 }
-#endif

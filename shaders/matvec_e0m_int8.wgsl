@@ -1,6 +1,6 @@
 // y[column + j] = sum_k x[k] * w[k, j] for one row x of DEPTH places and an E0M weight of 4 or 8 bits. Every work-group makes x into signed bytes
 // for itself, in blocks of GROUP places; with HAS_GAIN x is normalised first: x / sqrt(mean of squares + epsilon) * gain. LANES work-items take
-// COLS (4) neighbouring columns each, side by side, PANELS times; the others of a work-group (SLICED) share these, each taking every so many
+// COLS (4) neighbouring columns each, side by side; the others of a work-group share these, each taking every so many
 // blocks. With PARTS the columns up to end0, up to end1 and the rest are results of their own, from elements 0, start1 and start2 on. With HAS_CODES2
 // there is a second weight of the same size, of every other of the slices, whose results are stored beside the first. For the sum over a block see
 // matmul_e0m_int8.
@@ -17,9 +17,7 @@ var<workgroup> factors: array<vec2<f32>, BLOCKS>;
 #ifdef HAS_GAIN
 var<workgroup> squares: array<f32, WG>;
 #endif
-#ifdef SLICED
 var<workgroup> part: array<vec4<f32>, WG>;
-#endif
 
 fn value(i: u32) -> vec4<f32> {
 #ifdef HAS_GAIN
@@ -114,33 +112,19 @@ fn matvec_e0m_int8(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invoc
   norm = inverseSqrt(square / f32(DEPTH) + p.epsilon);
 #endif
   let lane = lid % LANES;
-  let first = group.x * (PANELS * LANES * COLS);
-  for (var q = 0u; q < PANELS; q++) {
-    let j = first + (q * LANES + lane) * COLS;
-    let column = select(0u, j, j < p.n);
-#ifdef SLICED
-    let slice = lid / LANES;
+  let j = (group.x * LANES + lane) * COLS;
+  let column = select(0u, j, j < p.n);
+  let slice = lid / LANES;
 #ifdef HAS_CODES2
-    takes_second = slice % 2u == 1u;
+  takes_second = slice % 2u == 1u;
 #endif
-    part[lid] = product(column, slice / SIDES, SLICES / SIDES) * norm;
-    workgroupBarrier();
-    if (lid < LANES) {
-      var v = vec4<f32>();
-      var u = vec4<f32>();
-      for (var i = 0u; i < SLICES; i += SIDES) { v += part[i * LANES + lid]; }
-      for (var i = 1u; i < SLICES; i += 2u) { u += part[i * LANES + lid]; }
-      put(j, v, u);
-    }
-#else
-    let v = product(column, 0u, 1u) * norm;
+  part[lid] = product(column, slice / SIDES, SLICES / SIDES) * norm;
+  workgroupBarrier();
+  if (lid < LANES) {
+    var v = vec4<f32>();
     var u = vec4<f32>();
-#ifdef HAS_CODES2
-    takes_second = true;
-    u = product(column, 0u, 1u) * norm;
-    takes_second = false;
-#endif
+    for (var i = 0u; i < SLICES; i += SIDES) { v += part[i * LANES + lid]; }
+    for (var i = 1u; i < SLICES; i += 2u) { u += part[i * LANES + lid]; }
     put(j, v, u);
-#endif
   }
 }

@@ -1,13 +1,7 @@
-// Reads x in vectors of four words, and writes a sum of them for each work-item, which reads `each`: with NEAR neighbours, else every
-// `next`-th.
+// Reads x in vectors of four words, and writes a sum of them for each work-item, which reads every `next`-th.
 @compute @workgroup_size(WG)
 fn probe_read(@builtin(global_invocation_id) id: vec3<u32>) {
   var sum = vec4<u32>(0u);
-#ifdef NEAR
-  let first = id.x * p.each;
-  let end = min(first + p.each, p.count);
-  for (var i = first; i < end; i++) { sum += x[i]; }
-#else
   // Four loads at a time do not wait for each other.
   var other = vec4<u32>(0u);
   var third = vec4<u32>(0u);
@@ -21,6 +15,5 @@ fn probe_read(@builtin(global_invocation_id) id: vec3<u32>) {
   }
   for (; i < p.count; i += p.next) { sum += x[i]; }
   sum += other + third + fourth;
-#endif
   y[id.x] = sum.x + sum.y + sum.z + sum.w;
 }

@@ -74,8 +74,8 @@ pub struct TliteLoadOptions {
     /// buffers) or "auto". NULL means "auto": through images on Adreno.
     pub images: *const c_char,
     /// How repeated commands, such as decode steps, are submitted to an OpenCL device: "auto",
-    /// "persistent", "command-buffer", "qcom" or "off". NULL means "auto": recorded on GPUs whose
-    /// driver supports it, persistent kernels on CPUs.
+    /// "command-buffer", "qcom" or "off". NULL means "auto": recorded on GPUs whose driver supports
+    /// it.
     pub recording: *const c_char,
     /// Longest time in milliseconds that queued work may occupy an OpenCL device before other work
     /// gets a turn, at most 10000. 0 means no limit. -1 means 8 on GPUs that share memory with the

@@ -10,14 +10,14 @@ use crate::backend::kernel::image::{ImageKind, Images, Pixel};
 use crate::backend::kernel::{Feature, Features, Kernel, KernelSpec};
 use crate::backend::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, KernelId, Launch, PackedDot, TensorCores,
-    View, x86,
+    View,
 };
 use crate::fmt::quantity;
 use crate::num;
 use crate::plan::Arithmetic;
 use crate::tensor::DType;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Instant;
 
@@ -209,17 +209,13 @@ struct Shape {
     items: u32,
     /// Work-groups.
     groups: u32,
-    /// A work-item takes adjacent elements and computes with the widest vectors.
-    explicit: bool,
     /// Bytes that are moved.
     bytes: u64,
 }
 
 impl Shape {
     fn of(caps: &Caps) -> Self {
-        let explicit = caps.profile.explicit_vectors() || caps.profile.is_native();
         let units = caps.profile.assumed_compute_units().max(1);
-        let gpu = !caps.profile.is_cpu();
         // More than the caches hold, if there is room.
         let wanted = if caps.kind == DeviceKind::Discrete {
             256 << 20
@@ -232,15 +228,13 @@ impl Shape {
             u64::MAX
         };
         let most = caps.profile.max_view_bytes.min(caps.max_buffer_bytes).min(memory);
-        let (items, groups) = match (explicit, gpu) {
-            (true, _) => (1, units.saturating_mul(8)),
-            (false, false) => (64, 256),
-            (false, true) => (256.min(caps.profile.max_workgroup), units.saturating_mul(16)),
+        let (items, groups) = match caps.profile.is_native() {
+            true => (1, units.saturating_mul(8)),
+            false => (256.min(caps.profile.max_workgroup), units.saturating_mul(16)),
         };
         Self {
             items,
             groups: groups.clamp(1, caps.profile.max_grid),
-            explicit,
             bytes: wanted.min(most) / 4096 * 4096,
         }
     }
@@ -249,10 +243,9 @@ impl Shape {
         self.items.saturating_mul(self.groups)
     }
 
-    /// A kernel that has a form, with this define, for devices with explicit vectors.
-    fn walk(&self, kernel: &'static Kernel, explicit: &'static str) -> KernelSpec {
-        let define = [(explicit, 1)];
-        spec(kernel, self.items, if self.explicit { &define } else { &[] })
+    /// A kernel of the probe without defines.
+    fn plain(&self, kernel: &'static Kernel) -> KernelSpec {
+        spec(kernel, self.items, &[])
     }
 
     /// A kernel that reads everything through an image, of the kind that plans use, else the first
@@ -263,7 +256,7 @@ impl Shape {
         let kind = kinds.find(fits)?;
         Some(KernelSpec {
             images: BTreeMap::from([(0, kind)]),
-            ..self.walk(&READ, "NEAR")
+            ..self.plain(&READ)
         })
     }
 
@@ -271,7 +264,7 @@ impl Shape {
         if by_ptx(caps) {
             return Some(spec(&HALF, self.items, &[("PTX", 1)]));
         }
-        caps.profile.f16_math.then(|| self.walk(&HALF, "WIDE"))
+        caps.profile.f16_math.then(|| self.plain(&HALF))
     }
 
     fn dot(&self, caps: &Caps) -> Option<KernelSpec> {
@@ -299,11 +292,7 @@ fn matrix(caps: &Caps) -> Option<KernelSpec> {
 /// The kernels that measure a device.
 pub fn specs(caps: &Caps) -> Vec<KernelSpec> {
     let shape = Shape::of(caps);
-    let always = [
-        shape.walk(&COPY, "NEAR"),
-        shape.walk(&READ, "NEAR"),
-        shape.walk(&SINGLE, "WIDE"),
-    ];
+    let always = [shape.plain(&COPY), shape.plain(&READ), shape.plain(&SINGLE)];
     let offered = [
         shape.read_image(&caps.profile.images),
         shape.half(caps),
@@ -343,7 +332,6 @@ fn spec(kernel: &'static Kernel, items: u32, defines: &[(&'static str, i64)]) ->
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        vec4: BTreeSet::new(),
     }
 }
 
@@ -535,14 +523,14 @@ impl Bench<'_> {
             let by_device = self.caps.profiling;
             2.0 * float(bytes) / self.seconds(&[command], &Launch::default(), by_device)?
         };
-        let copied = self.walk(&self.shape.walk(&COPY, "NEAR"), x, y)?;
+        let copied = self.walk(&self.shape.plain(&COPY), x, y)?;
         let mut probe = Probe {
             version: VERSION,
             backend: self.caps.backend.to_owned(),
             device: self.caps.device.clone(),
             driver: self.caps.driver.clone(),
             copy_bytes_per_s: copied.max(by_driver),
-            read_bytes_per_s: self.walk(&self.shape.walk(&READ, "NEAR"), x, y)?,
+            read_bytes_per_s: self.walk(&self.shape.plain(&READ), x, y)?,
             image_bytes_per_s: None,
             f32_flops_per_s: f64::NAN,
             f16_flops_per_s: None,
@@ -565,9 +553,9 @@ impl Bench<'_> {
         let items = u64::from(self.shape.items);
         let floats = [0.999f32.to_le_bytes(), 0.001f32.to_le_bytes()];
         // Eight chains of vectors.
-        let lanes: u64 = if self.shape.explicit { 16 } else { 4 };
+        let lanes: u64 = if self.caps.profile.is_native() { 16 } else { 4 };
         let operations = 2 * 8 * lanes * items;
-        probe.f32_flops_per_s = self.rate(&self.shape.walk(&SINGLE, "WIDE"), y, operations, &floats)?;
+        probe.f32_flops_per_s = self.rate(&self.shape.plain(&SINGLE), y, operations, &floats)?;
         match self.shape.half(&self.caps) {
             None => probe.lacks(
                 "f16_flops_per_s",
@@ -579,17 +567,16 @@ impl Bench<'_> {
             }
         }
         match self.shape.dot(&self.caps) {
-            None => {
-                let lacks = x86::refusal(&self.caps);
-                let why = lacks.unwrap_or_else(|| "the driver lists no packed dot product".to_owned());
-                probe.lacks("int8_ops_per_s", &format!("not supported: {why}"));
-            }
+            None => probe.lacks(
+                "int8_ops_per_s",
+                "not supported: the driver lists no packed dot product",
+            ),
             Some(spec) => {
-                // Eight chains of dot products of four pairs; with vectors of sixteen columns, four
-                // steps each.
+                // Eight chains of dot products of four pairs; native kernels multiply sixteen
+                // columns, four steps each.
                 let factor = [0x0102_0301u32.to_le_bytes()];
                 let vector = match self.caps.profile.packed_dot {
-                    PackedDot::X86 | PackedDot::Native => 16 * 4,
+                    PackedDot::Native => 16 * 4,
                     _ => 1,
                 };
                 let rate = self.rate(&spec, y, 8 * 8 * vector * items, &factor);
@@ -620,30 +607,21 @@ impl Bench<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Simd;
 
     #[test]
     fn buffers_fit_the_device_and_loops_the_driver() {
         for (max, memory) in [(1 << 27, 0), (1 << 20, 0), (1 << 40, 1 << 28)] {
             for kind in [DeviceKind::Cpu, DeviceKind::Discrete, DeviceKind::Integrated] {
-                for simd in [Simd::Gpu, Simd::CpuLoop, Simd::CpuLanes] {
-                    let caps = Caps {
-                        memory_bytes: memory,
-                        kind,
-                        ..Caps::generic_gpu()
-                    };
-                    let caps = caps.with(|device| (device.max_view_bytes, device.simd) = (max, simd));
-                    let shape = Shape::of(&caps);
-                    assert!(
-                        shape.bytes > 0 && shape.bytes <= max && (memory == 0 || shape.bytes <= memory / 8)
-                    );
-                    let each = shape.bytes / 16 / u64::from(shape.work_items());
-                    let explicit = caps.profile.explicit_vectors();
-                    assert!(
-                        explicit || each < u64::from(MAX_ROUNDS),
-                        "{kind:?} {simd:?}: {each}"
-                    );
-                }
+                let caps = Caps {
+                    memory_bytes: memory,
+                    kind,
+                    ..Caps::generic_gpu()
+                };
+                let caps = caps.with(|device| device.max_view_bytes = max);
+                let shape = Shape::of(&caps);
+                assert!(shape.bytes > 0 && shape.bytes <= max && (memory == 0 || shape.bytes <= memory / 8));
+                let each = shape.bytes / 16 / u64::from(shape.work_items());
+                assert!(each < u64::from(MAX_ROUNDS), "{kind:?}: {each}");
             }
         }
     }

@@ -1,9 +1,5 @@
-// Rounds of multiply-adds of type REAL, which compilers are allowed to fuse (drivers for CPUs compute `mad` in two steps): eight chains of vectors, of 16 elements with WIDE and of four else, and the sum of all.
-#ifdef WIDE
-#define VECTOR CAT(REAL, 16)
-#else
+// Rounds of multiply-adds of type REAL, which compilers are allowed to fuse (drivers for CPUs compute `mad` in two steps): eight chains of vectors of four elements, and the sum of all.
 #define VECTOR CAT(REAL, 4)
-#endif
 inline float chains(REAL start, REAL factor, REAL addend, uint rounds) {
   VECTOR m = (VECTOR)(factor), c = (VECTOR)(addend), one = (VECTOR)((REAL)1.0f);
   VECTOR a0 = (VECTOR)(start), a1 = a0 + one, a2 = a1 + one, a3 = a2 + one, a4 = a3 + one, a5 = a4 + one, a6 = a5 + one, a7 = a6 + one;
@@ -18,11 +14,6 @@ inline float chains(REAL start, REAL factor, REAL addend, uint rounds) {
     a7 = a7 * m + c;
   }
   a0 = a0 + a1 + a2 + a3 + a4 + a5 + a6 + a7;
-#ifdef WIDE
-  CAT(REAL, 8) half_sum = a0.lo + a0.hi;
-  CAT(REAL, 4) sum = half_sum.lo + half_sum.hi;
-#else
   CAT(REAL, 4) sum = a0;
-#endif
   return (float)(sum.x + sum.y + sum.z + sum.w);
 }

@@ -2,8 +2,7 @@
 // DOT adds them to PARTIAL sums, which hold those of DOT_STEPS steps; WIDEN makes these INTS. Codes of 8 bits are signed as well, and stand for
 // 128 more than they say, unless DOT takes them as they are: then CODES_OF keeps them, and LEAST_LEVEL is that of code 0.
 //
-// PTX, KHR or ARM: how the driver has them, for four columns. X86_BYTES: by instructions of the CPU, which the compiler knows and does not
-// use, for sixteen.
+// PTX, KHR or ARM: how the driver has them, for four columns.
 #define INTS CAT(int, COLS)
 // Codes that a step of w1 by 1 takes.
 #ifdef PER4
@@ -31,24 +30,6 @@
     after; \
   }
 #endif
-#ifdef X86_BYTES
-typedef char dot_bytes __attribute__((ext_vector_type(64)));
-typedef short dot_shorts __attribute__((ext_vector_type(32)));
-// A pair of products of 4 bits with bytes is at most 2 * 15 * 127, so that sums of eight of them are 16-bit integers.
-#define DOT_PAIRS(w, a) __builtin_ia32_pmaddubsw512(__builtin_astype(w, dot_bytes), __builtin_astype((int16)((int)(a)), dot_bytes))
-#define DOT_FOURS(pairs) __builtin_ia32_pmaddwd512(pairs, (dot_shorts)(1))
-#define CODES_OF(word) (word)
-#define LEAST_LEVEL 2.0f
-#ifdef PER4
-#define PARTIAL int16
-#define DOT(sum, w, a) ((sum) + DOT_FOURS(DOT_PAIRS((w) & 0x0F0F0F0Fu, a)) + (DOT_FOURS(DOT_PAIRS(((w) >> 4u) & 0x0F0F0F0Fu, a)) << 4))
-#define WIDEN(sum) (sum)
-#else
-#define PARTIAL dot_shorts
-#define DOT(sum, w, a) ((sum) + DOT_PAIRS(w, a))
-#define WIDEN(sum) DOT_FOURS(sum)
-#endif
-#else
 #define PARTIAL INTS
 #define WIDEN(sum) (sum)
 #ifdef PER4
@@ -78,7 +59,6 @@ inline int dot_one(int sum, uint w, uint a) {
 #define DOT_TERM(w, a, b) DOT_BYTE(INTS, w, b) * DOT_BYTE(int, a, b)
 #undef DOT
 #define DOT(sum, w, a) ((sum) + DOT_TERM(w, a, 0) + DOT_TERM(w, a, 1) + DOT_TERM(w, a, 2) + DOT_TERM(w, a, 3))
-#endif
 #endif
 #endif
 #endif

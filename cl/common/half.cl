@@ -1,6 +1,5 @@
 // Loads and stores of halves as floats. CPU compilers without half arithmetic convert one half at a time in software;
-// with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead, and with X86_HALF sixteen by one
-// instruction. Infinities and
+// with SOFT_HALF (set by the backend for such devices) the bits are moved by vector integer operations instead. Infinities and
 // NaN are not loaded (numeric contract); results are rounded to nearest even, as by the built-in functions. With SOFT_HALF what is beyond the range
 // of a half is stored as the last one, by all forms alike: vectors and the single elements behind them are of one row. Pairs and fours are of
 // two kinds: `pair` and `four` begin at a multiple of their size, which the others need not.
@@ -21,18 +20,7 @@
 HALF_SOFT_FORMS(2)
 HALF_SOFT_FORMS(4)
 HALF_SOFT_FORMS(8)
-#if defined(X86_HALF) && __has_builtin(__builtin_ia32_vcvtph2ps512_mask) && __has_builtin(__builtin_ia32_vcvtps2ph512_mask)
-// The instructions of the CPU, which the compiler knows and does not use: with no element left out, rounded to nearest even.
-inline float16 half_load16(size_t i, const __global half *x) {
-  return __builtin_ia32_vcvtph2ps512_mask(vload16(i, (const __global short *)x), (float16)(0.0f), (ushort)0xFFFF, 4);
-}
-inline void half_store16(float16 v, size_t i, __global half *y) {
-  v = clamp(v, -65504.0f, 65504.0f);
-  vstore16(__builtin_ia32_vcvtps2ph512_mask(v, 0, (short16)(0), (ushort)0xFFFF), i, (__global short *)y);
-}
-#else
 HALF_SOFT_FORMS(16)
-#endif
 #define half_load_pair half_load2
 #define half_load_four half_load4
 #define half_store_pair half_store2

@@ -7,7 +7,7 @@
 
 use super::kernel::Language;
 use super::kernel::image::{ImageKind, Images};
-use super::{BackendKind, Caps, DeviceKind, DeviceProfile, KernelCode, PackedDot, Simd, is_called};
+use super::{BackendKind, Caps, DeviceKind, DeviceProfile, KernelCode, PackedDot, is_called};
 
 /// A family of GPUs with common properties that drivers do not report
 /// ([`DeviceProfile::set_family`]).
@@ -109,7 +109,6 @@ impl Phone {
     pub fn caps(&self, language: Language) -> Caps {
         let adreno = self.family == Family::Adreno;
         let profile = DeviceProfile {
-            simd: Simd::Gpu,
             dedicated_memory: false,
             local_bytes: 1 << 15,
             fast_local: false,
@@ -178,7 +177,7 @@ mod tests {
                 assert!(device.max_view_bytes % 4 == 0 && device.max_view_bytes <= caps.max_buffer_bytes);
                 assert_eq!(device.few_registers, phone.name.starts_with("mali"));
                 assert_eq!(device.fast_f16, device.f16_math);
-                assert!(!device.explicit_vectors() && !device.fast_local);
+                assert!(!device.fast_local);
                 assert_eq!(Family::named(&caps.device, &caps.driver), Some(phone.family));
             }
         }

@@ -36,8 +36,6 @@ pub mod kernel;
 #[cfg(feature = "opencl")]
 pub mod opencl;
 mod options;
-#[cfg(feature = "opencl")]
-pub mod persistent;
 #[allow(missing_docs, reason = "internal")]
 mod profile;
 mod shared;
@@ -49,13 +47,12 @@ pub mod tunable;
 pub mod validation;
 #[cfg(feature = "wgpu")]
 pub mod wgpu;
-pub(crate) mod x86;
 
 pub use caps::{Caps, DeviceKind};
 pub use error::BackendError;
 pub use options::{ImageUse, OpenOptions, Priority, ReplayMode};
 pub use profile::{
-    DeviceProfile, KernelCode, NativeKernels, PackedDot, QuarantineCause, Quarantined, Simd, TensorCores,
+    DeviceProfile, KernelCode, NativeKernels, PackedDot, QuarantineCause, Quarantined, TensorCores,
 };
 pub use shared::SharedBackend;
 
@@ -154,8 +151,7 @@ pub struct Stats {
     #[serde(rename = "recorded_submits")]
     pub replayed_submits: u64,
     /// Launches in submitted recordings. Every command counts once, even if its grid is empty.
-    /// Dispatches that the backend merges count as one; each part of a sliced dispatch counts as
-    /// one. The additional runs of a first run, for trial and comparison, are not counted.
+    /// Each part of a sliced dispatch counts as one. The additional runs of a first run, for trial and comparison, are not counted.
     pub launches: u64,
     /// Nanoseconds spent in driver calls that submit, write, read or wait; 0 if not measured.
     pub driver_ns: u64,
@@ -205,12 +201,6 @@ pub trait Backend: Send {
 
     /// Prepares commands for submission.
     fn record(&mut self, commands: &[Command]) -> Result<RecordingId, BackendError>;
-
-    /// Number of launches in a recording that dispatches these kernels in sequence: fewer than
-    /// `kernels.len()` if the backend merges dispatches.
-    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
-        kernels.len()
-    }
 
     /// Queues a recording with these launch values. Returns before the device has finished.
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError>;

@@ -96,7 +96,7 @@ impl OpenOptions {
             return refusal(cpu, "cpu_isa", isa.to_string(), "chooses instructions");
         }
         match (self.recording, self.images, self.slice_ms) {
-            (way @ (ReplayMode::Persistent | ReplayMode::CommandBuffer | ReplayMode::Qcom), ..) => {
+            (way @ (ReplayMode::CommandBuffer | ReplayMode::Qcom), ..) => {
                 refusal(opencl, "recording", way.to_string(), "supports it")
             }
             (_, ImageUse::Of(_), _) => {
@@ -126,12 +126,9 @@ impl OpenOptions {
 /// How repeatedly submitted commands reach the device (replay).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ReplayMode {
-    /// Uses driver recordings on a GPU that supports them and persistent kernels on a CPU;
-    /// otherwise queues commands one by one.
+    /// Uses driver recordings on a GPU that supports them; otherwise queues commands one by one.
     #[default]
     Auto,
-    /// Merges dispatches into persistent kernels; CPUs only.
-    Persistent,
     /// Uses `cl_khr_command_buffer`, and updates command buffers in place if the driver also
     /// supports `cl_khr_command_buffer_mutable_dispatch`.
     CommandBuffer,
@@ -143,19 +140,12 @@ pub enum ReplayMode {
 
 impl ReplayMode {
     /// All values.
-    pub const ALL: [Self; 5] = [
-        Self::Auto,
-        Self::Persistent,
-        Self::CommandBuffer,
-        Self::Qcom,
-        Self::Off,
-    ];
+    pub const ALL: [Self; 4] = [Self::Auto, Self::CommandBuffer, Self::Qcom, Self::Off];
 
     /// The name on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
-            Self::Persistent => "persistent",
             Self::CommandBuffer => "command-buffer",
             Self::Qcom => "qcom",
             Self::Off => "off",

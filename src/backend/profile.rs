@@ -9,23 +9,6 @@ use crate::tensor::DType;
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// How a device executes the work-items of a work-group.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Simd {
-    /// On a GPU: the work-items of a subgroup run in lockstep.
-    Gpu,
-    /// On a CPU, with explicit vectors: a work-item is a loop iteration on a core, and the kernel's
-    /// own vector types decide vectorization. Barriers are expensive. Kernels are fastest with one
-    /// row per work-item, read in runs of 16 elements.
-    CpuLoop,
-    /// On a CPU, with implicit vectors: a work-item is a lane of a core's vector. Each lane loads
-    /// separately, even from adjacent addresses, so a load of four elements takes little longer
-    /// than a load of one. Barriers and local memory cost more than they save.
-    CpuLanes,
-    /// On a CPU, by functions of this library ([`KernelCode::Native`]).
-    Native,
-}
-
 /// How kernels use tensor cores: 32 work-items together multiply 16 x 16 tiles in half precision
 /// and accumulate in single precision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,8 +57,6 @@ impl fmt::Debug for NativeKernels {
 pub struct DeviceProfile {
     /// What the device's kernels are.
     pub code: KernelCode,
-    /// How the device executes work-items.
-    pub simd: Simd,
     /// The device has its own memory, as discrete GPUs do.
     pub dedicated_memory: bool,
     /// Required alignment of a view's offset, in bytes: a power of two, at least 16, so that
@@ -100,8 +81,7 @@ pub struct DeviceProfile {
     pub subgroup_sizes: Vec<SubgroupSize>,
     /// Half-precision arithmetic is available.
     pub f16_math: bool,
-    /// Half-precision arithmetic is faster than single precision. False on CPUs, whose drivers only
-    /// emulate it.
+    /// Half-precision arithmetic is faster than single precision.
     pub fast_f16: bool,
     /// Work-items have so few registers that large result tiles do not fit.
     pub few_registers: bool,
@@ -255,28 +235,6 @@ impl DeviceProfile {
         }
     }
 
-    /// Whether kernels run on a CPU.
-    pub fn is_cpu(&self) -> bool {
-        self.simd != Simd::Gpu
-    }
-
-    /// See [`Simd::CpuLoop`].
-    pub fn explicit_vectors(&self) -> bool {
-        self.simd == Simd::CpuLoop
-    }
-
-    /// See [`Simd::CpuLanes`].
-    pub fn lane_vectors(&self) -> bool {
-        self.simd == Simd::CpuLanes
-    }
-
-    /// Like [`DeviceProfile::lane_vectors`], with subgroups of at least 8 lanes. Broadcasting a
-    /// value to the subgroup is then cheaper than loading it again, so each lane loads a different
-    /// row and shares it with the others.
-    pub fn lane_broadcast(&self) -> bool {
-        self.lane_vectors() && self.subgroup.is_some_and(|lanes| lanes >= 8)
-    }
-
     /// Sets the properties that follow from a GPU's family and that drivers do not report.
     pub fn set_family(&mut self, family: Option<Family>) {
         self.few_registers = family == Some(Family::Mali);
@@ -289,7 +247,6 @@ impl DeviceProfile {
     pub fn generic_gpu() -> Self {
         Self {
             code: KernelCode::Source(Language::OpenClC),
-            simd: Simd::Gpu,
             dedicated_memory: false,
             view_align: 128,
             max_view_bytes: 1 << 27,
@@ -328,8 +285,6 @@ pub enum PackedDot {
     Khr,
     /// `cl_arm_integer_dot_product_accumulate_int8`.
     Arm,
-    /// AVX-512 instructions of an x86 CPU, sixteen words at a time.
-    X86,
     /// Instructions that native kernels use, sixteen words at a time.
     Native,
 }
@@ -342,7 +297,6 @@ impl PackedDot {
             Self::Ptx => Some("PTX"),
             Self::Khr => Some("KHR"),
             Self::Arm => Some("ARM"),
-            Self::X86 => Some("X86_BYTES"),
         }
     }
 

@@ -105,10 +105,6 @@ impl Backend for SharedBackend {
         self.turn()?.record(commands)
     }
 
-    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
-        self.turn_anyway().launches(kernels)
-    }
-
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
         self.turn()?.submit(recording, launch)
     }

@@ -14,7 +14,7 @@ use crate::kernel;
 use crate::tensor::DType;
 use crate::testing::{assert_carries, carries};
 use half::f16;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Declares the tests of the suite for one [`BackendKind`].
@@ -91,7 +91,6 @@ pub(super) fn plain(kernel: &'static Kernel, workgroup: u32, operands: &[DType])
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        vec4: BTreeSet::new(),
     }
 }
 

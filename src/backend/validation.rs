@@ -240,7 +240,7 @@ mod tests {
     use crate::backend::profile::RETRY_AFTER;
     use crate::backend::{DeviceProfile, QuarantineCause};
     use crate::tensor::DType;
-    use std::collections::{BTreeMap, BTreeSet};
+    use std::collections::BTreeMap;
 
     static TWIN: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
     static FAST: Kernel =
@@ -255,7 +255,6 @@ mod tests {
             in_place: None,
             epilogue: None,
             images: BTreeMap::new(),
-            vec4: BTreeSet::new(),
         }
     }
 

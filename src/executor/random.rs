@@ -8,7 +8,7 @@ use crate::graph::{Graph, ValueId};
 use crate::lower::WeightKey;
 use crate::num;
 use crate::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 static KERNEL: Kernel =
     crate::kernel!("random" { pairs, next, seed: U32; center, spread, center_odd, spread_odd: F32 } [y: Out])
@@ -120,7 +120,6 @@ fn spec(numbers: Numbers) -> KernelSpec {
         in_place: None,
         epilogue: None,
         images: BTreeMap::new(),
-        vec4: BTreeSet::new(),
     }
 }
 

@@ -8,7 +8,7 @@ use crate::backend::tunable::Tuning;
 use crate::graph::ValueId;
 use crate::shape::Dim;
 use crate::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
 /// Where an operand is stored.
@@ -105,7 +105,6 @@ pub(crate) struct Dispatch {
     pub padded: bool,
     pub tuning: Option<Tuning>,
     pub images: BTreeMap<usize, ImageKind>,
-    pub vec4: BTreeSet<usize>,
 }
 
 impl Dispatch {
@@ -124,7 +123,6 @@ impl Dispatch {
             in_place,
             epilogue: self.epilogue.clone(),
             images: self.images.clone(),
-            vec4: self.vec4.clone(),
         }
     }
 
@@ -157,7 +155,6 @@ impl<A> Call<A> {
             padded: false,
             tuning: None,
             images: BTreeMap::new(),
-            vec4: BTreeSet::new(),
         };
         Self {
             dispatch,
@@ -223,8 +220,7 @@ impl<A> Call<A> {
 
     /// Declares that the kernel reads an operand only in aligned vectors of four (`x_at4`). The
     /// operand can then be read through an image, if plans use images
-    /// ([`crate::backend::kernel::image`]). In WGSL, it can be bound as a buffer of vectors, if
-    /// that is faster ([`DeviceProfile::lane_vectors`](super::DeviceProfile::lane_vectors)).
+    /// ([`crate::backend::kernel::image`]).
     #[must_use]
     pub fn reads_vec4(mut self, operand: OperandOf<A>) -> Self {
         self.vec4.push(operand.index);

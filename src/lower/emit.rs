@@ -4,11 +4,11 @@ use super::collected::Emitted;
 use super::{Arguments, Call, Dispatch, Location, LowerCx, Operand, WithOperands};
 use crate::backend::KernelCode;
 use crate::backend::kernel::image::{ImageKind, Pixel};
-use crate::backend::kernel::{self, Arg, Ty};
+use crate::backend::kernel::{self, Arg};
 use crate::graph::ValueId;
 use crate::graph::op::{Op, OpError, OpResult};
 use crate::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 impl LowerCx<'_> {
     /// The same context with other operands, results and epilogue.
@@ -111,18 +111,6 @@ impl LowerCx<'_> {
         found.map(|i| (i, kind)).collect()
     }
 
-    /// The operands of a call that are bound as vectors of four elements, by index.
-    fn vec4(&self, call: &Dispatch, vec4: &[usize]) -> BTreeSet<usize> {
-        let given = |i: usize| call.operands.get(i).is_some_and(Option::is_some);
-        let elements = |i: &&usize| given(**i) && call.kernel.args.get(**i).is_some_and(|a| a.ty == Ty::Elem);
-        let wanted = if self.scope.device.lane_vectors() {
-            vec4
-        } else {
-            &[]
-        };
-        wanted.iter().filter(elements).copied().collect()
-    }
-
     /// Emits a dispatch with these arguments and, if set, the epilogue.
     pub fn emit<A: Arguments>(&mut self, call: Call<A>, args: A) -> OpResult<()> {
         let mut dispatch = call.dispatch;
@@ -179,7 +167,6 @@ impl LowerCx<'_> {
             call.defines.insert(kernel::FOLDED, 1);
         }
         call.images = self.images(&call, vec4);
-        call.vec4 = self.vec4(&call, vec4);
         if let KernelCode::Native(kernels) = self.scope.device.code
             && !(kernels.has)(&call.spec(None))
         {

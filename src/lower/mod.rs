@@ -12,7 +12,7 @@ mod emit;
 mod pack;
 mod views;
 
-pub use crate::backend::{DeviceProfile, Simd, TensorCores};
+pub use crate::backend::{DeviceProfile, TensorCores};
 pub(crate) use call::Dispatch;
 pub use call::{Arguments, Block, Call, Field, Location, Operand, WithOperands};
 pub use collected::Condition;

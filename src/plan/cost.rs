@@ -9,7 +9,7 @@
 
 use super::arena::Arena;
 use super::compile::Compiler;
-use super::{Plan, Segment, Step, Storage, dim_error};
+use super::{Plan, Step, Storage, dim_error};
 use crate::backend::kernel::{Feature, KernelSpec, Language, Role};
 use crate::error::{Error, Result, Stage};
 use crate::graph::op::sizes::{Sizes, elements};
@@ -288,20 +288,6 @@ fn shape(of: &NodeOperand, bindings: &Bindings) -> Result<Vec<u64>> {
 }
 
 impl Plan {
-    /// Number of launches in a run: the sum of `of` over the kernels of each segment
-    /// ([`crate::backend::Backend::launches`]).
-    pub fn launches(&self, of: &mut dyn FnMut(&[&KernelSpec]) -> usize) -> usize {
-        let kernels = |range: &std::ops::Range<usize>| -> Vec<&KernelSpec> {
-            let steps = self.steps.get(range.clone()).unwrap_or_default();
-            steps.iter().filter_map(|s| self.kernels.get(s.kernel)).collect()
-        };
-        let parts = self.segments.iter().map(|segment| match segment {
-            Segment::Device(range) => of(&kernels(range)),
-            Segment::Host(_) => 0,
-        });
-        parts.sum()
-    }
-
     /// The cost of a run with these values of the symbols, node by node in plan order.
     ///
     /// # Errors

@@ -5,7 +5,7 @@ use crate::backend::device_presets::Family;
 use crate::backend::kernel::KernelSpec;
 use crate::backend::kernel::image::ImageKind;
 use crate::backend::tunable::Tunable;
-use crate::backend::{Backend, Caps, DeviceProfile, SharedBackend, Simd};
+use crate::backend::{Backend, Caps, SharedBackend};
 use crate::error::Result as LibResult;
 use crate::graph::Graph;
 use crate::num;
@@ -159,11 +159,6 @@ pub fn tunables(scenario: &Scenario, caps: &Caps, storage_type: DType) -> LibRes
 /// Numbers of compute units for which matmuls use the largest, medium and smallest tiles.
 pub const UNITS: [u32; 3] = [1, 8, 4096];
 
-/// Describes the device as a GPU that shares the host's memory.
-pub fn as_gpu(device: &mut DeviceProfile) {
-    (device.simd, device.dedicated_memory) = (Simd::Gpu, false);
-}
-
 /// Capabilities with which kernels are selected for the device: its own; with fast local memory and
 /// each number of compute `units`; reading images of each kind that it offers; and, with `phones`,
 /// as a GPU of each family.
@@ -182,7 +177,6 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let kinds = ImageKind::ALL.into_iter().filter(|kind| offered.offers(*kind));
     let by_image = kinds.map(|kind| {
         caps.clone().with(|device| {
-            as_gpu(device);
             device.images.reads = Some(kind);
             device.view_align = device.view_align.max(offered.view_align(kind));
         })
@@ -191,7 +185,7 @@ fn kinds(device: &dyn Bench, units: &[u32], phones: bool) -> Vec<Caps> {
     let able = phones && caps.profile.f16_math;
     let phones = Family::ALL.into_iter().filter(|_| able).map(|family| {
         caps.clone().with(|device| {
-            as_gpu(device);
+            device.dedicated_memory = false;
             device.set_family(Some(family));
         })
     });

@@ -101,7 +101,7 @@ static void refused_loads(const char *folder) {
     options.recording = "tape";
     CHECK(tlite_model_load(folder, &options) == NULL);
     CHECK(names_option("recording") && says("tape"));
-    CHECK(says("auto, persistent, command-buffer, qcom, off"));
+    CHECK(says("auto, command-buffer, qcom, off"));
     options.recording = NULL;
     CHECK(options.slice_ms == -1);
     options.slice_ms = -2;

@@ -74,7 +74,7 @@ pub fn trials(suite: &mut Suite) {
             suite.add(format!("ways_change_nothing@{label}"), move || {
                 let (_dir, model) = tlite_testing::tiny_model("llama", Traits::default());
                 let _turn = device.turn();
-                recordings::ways_change_nothing(&model, &device, false)
+                recordings::ways_change_nothing(&model, &device)
             });
         }
     }
@@ -127,7 +127,7 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
         if d.kind == BackendKind::OpenCl {
             let run = |dir: &Path, d: &Device| {
                 let _turn = d.turn();
-                recordings::ways_change_nothing(dir, d, true)
+                recordings::ways_change_nothing(dir, d)
             };
             add(Tier::Nightly, "ways_change_nothing".to_owned(), Box::new(run));
         }

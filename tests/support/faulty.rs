@@ -154,10 +154,6 @@ impl Backend for Faulty {
         Ok(id)
     }
 
-    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
-        self.inner.launches(kernels)
-    }
-
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
         self.run("submit", recording)?;
         self.inner.submit(recording, launch)

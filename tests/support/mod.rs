@@ -25,7 +25,7 @@ use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::{KernelSpec, Language};
 use transformer_lite::unstable::backend::{
     self, Backend, BackendError, BackendKind, BufferId, Caps, Command, DeviceKind, KernelId, Launch,
-    RecordingId, Simd, Stats, View,
+    RecordingId, Stats, View,
 };
 
 use transformer_lite::unstable::cache::FOLDER_VARIABLE;
@@ -633,11 +633,6 @@ pub fn fake_caps_of(language: Language, kind: DeviceKind) -> Caps {
     caps.with(|device| {
         device.code = KernelCode::Source(language);
         device.dedicated_memory = kind == DeviceKind::Discrete;
-        device.simd = match (kind, language) {
-            (DeviceKind::Cpu, Language::OpenClC) => Simd::CpuLoop,
-            (DeviceKind::Cpu, Language::Wgsl) => Simd::CpuLanes,
-            _ => Simd::Gpu,
-        };
     })
 }
 

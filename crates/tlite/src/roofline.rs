@@ -238,8 +238,8 @@ impl Work {
         }
     }
 
-    /// The same work in a given number of launches, if the backend joins commands. Their time is
-    /// divided equally among the commands.
+    /// The same work in a given number of launches, if the backend divides commands into slices.
+    /// Their time is divided equally among the commands.
     #[must_use]
     pub fn in_launches(mut self, launches: u64) -> Self {
         let part = float(launches) / float(self.whole.total.launches.max(1));
@@ -364,7 +364,7 @@ mod tests {
         assert_eq!(json["kinds"][0]["bound"], "launches");
         assert_eq!(json["lines"][2]["launches"], 4);
 
-        // Eight commands in two launches.
+        // Eight commands, counted as two launches.
         assert_eq!((work.launches, json["launches"].as_u64()), (8, Some(8)));
         let work = work.in_launches(2);
         assert_eq!((work.launches, work.whole.total.launches), (2, 8));

@@ -23,7 +23,7 @@ pub use super::isa;
 use super::kernel::KernelSpec;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
-    Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Simd, Stats, View, choose, nanoseconds_since,
+    Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Stats, View, choose, nanoseconds_since,
     validation,
 };
 use args::Memory;
@@ -128,7 +128,6 @@ fn caps(isa: Isa) -> Caps {
         code: KernelCode::Native(NativeKernels {
             has: |spec| kernels::compile(spec, Isa::best()).is_some(),
         }),
-        simd: Simd::Native,
         view_align: ALIGN as u64,
         max_view_bytes: largest,
         local_bytes: 0,

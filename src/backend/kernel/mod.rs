@@ -24,11 +24,7 @@
 //! tensor with an odd number of elements is padded to a multiple of 4 bytes.
 //!
 //! OpenCL C also has `x_run(n, i)` and `y_put_run(n, i, v)`, which access the elements `i .. i + n`
-//! at any `i` as a vector of 2, 4, 8 or 16, and `y_put` for every result. CPU compilers do not
-//! vectorize single accesses as well.
-//!
-//! In WGSL an operand may be [bound as vectors of four](KernelSpec::vec4); then it has only
-//! `x_at4(i)`.
+//! at any `i` as a vector of 2, 4, 8 or 16, and `y_put` for every result.
 //!
 //! In OpenCL C an operand that is [read through an image](KernelSpec::images) has only `x_at4(i)`,
 //! and its kernel sees the define `IMAGE_X`. For [`Ty::Uint4`] this accessor exists only with
@@ -63,7 +59,7 @@ pub use typed::{OperandOf, Signature, TypedKernel, with_operands};
 pub use wgsl::LINEAR;
 
 #[cfg(feature = "opencl")]
-pub(super) use opencl_c::{CAT, HALF};
+pub(super) use opencl_c::CAT;
 
 use super::DeviceProfile;
 use crate::tensor::DType;
@@ -388,14 +384,12 @@ impl Kernel {
         sum.finalize()
     }
 
-    /// Specs that together use all accessors: each element type, images of each kind, vectors of
-    /// four, and subgroup requests.
+    /// Specs that together use all accessors: each element type, images of each kind, and subgroup
+    /// requests.
     fn samples(&'static self) -> Vec<KernelSpec> {
-        let of = |dtype: DType, kind: Option<ImageKind>, vec4: bool| {
+        let of = |dtype: DType, kind: Option<ImageKind>| {
             let fits = |a: &Arg| Pixel::of(a.ty, dtype).is_some() && !a.role.writes();
             let args = self.args.iter().enumerate().filter(|(_, a)| fits(a));
-            let read = |(_, a): &(usize, &Arg)| vec4 && a.ty == Ty::Elem;
-            let vec4 = args.clone().filter(read).map(|(i, _)| i).collect();
             KernelSpec {
                 kernel: self,
                 workgroup: 1,
@@ -404,12 +398,10 @@ impl Kernel {
                 in_place: None,
                 epilogue: None,
                 images: kind.map_or_else(BTreeMap::new, |kind| args.map(|(i, _)| (i, kind)).collect()),
-                vec4,
             }
         };
-        let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None, false));
-        let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind), false));
-        let by_vec4 = [DType::F16, DType::F32].map(|dtype| of(dtype, None, true));
+        let types = [DType::F16, DType::F32, DType::I32].map(|dtype| of(dtype, None));
+        let by_image = ImageKind::ALL.map(|kind| of(DType::F16, Some(kind)));
         let subgroups = [
             SubgroupSize::Half,
             SubgroupSize::Full,
@@ -417,10 +409,10 @@ impl Kernel {
         ]
         .map(|subgroup| KernelSpec {
             defines: BTreeMap::from([(subgroup_size::DEFINE, i64::from(subgroup.number()))]),
-            ..of(DType::F16, None, false)
+            ..of(DType::F16, None)
         });
         let subgroups = subgroups.into_iter().filter(|_| self.may_request_subgroup_size());
-        let plain = types.into_iter().chain(by_image).chain(by_vec4);
+        let plain = types.into_iter().chain(by_image);
         plain.chain(subgroups).collect()
     }
 

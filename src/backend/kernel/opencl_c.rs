@@ -17,7 +17,7 @@ pub const BUILD_OPTIONS: &CStr = c"-cl-std=CL1.2 -cl-mad-enable -w";
 pub(crate) const CAT: &str = "#define CAT_(a, b) a##b\n#define CAT(a, b) CAT_(a, b)\n";
 
 /// Loads and stores of halves in OpenCL C, used by the accessors.
-pub(crate) const HALF: &str = include_str!("../../../cl/common/half.cl");
+const HALF: &str = include_str!("../../../cl/common/half.cl");
 
 /// Makes OpenCL C source run from any work-group on: the driver's function counts from the first
 /// one queued.
@@ -25,12 +25,9 @@ pub fn in_parts(text: &str) -> String {
     format!("#define get_group_id(d) (get_group_id(d) + get_global_offset(d) / get_local_size(d))\n{text}")
 }
 
-pub(super) struct OpenClC<'a> {
-    /// Makes the kernel a function of this name, a [stage](crate::backend::persistent).
-    pub stage: Option<&'a str>,
-}
+pub(super) struct OpenClC;
 
-impl Printer for OpenClC<'_> {
+impl Printer for OpenClC {
     fn options(&self) -> &'static CStr {
         BUILD_OPTIONS
     }
@@ -53,11 +50,11 @@ impl Printer for OpenClC<'_> {
     }
 
     fn prelude(&self, spec: &KernelSpec, flags: &[String]) -> String {
-        let subgroup = spec.subgroup_size().filter(|_| self.stage.is_none());
+        let subgroup = spec.subgroup_size();
         let mut s = subgroup.map_or("", SubgroupSize::pragma).to_owned();
         s += &spec.defines_cl(flags);
         s += &spec.params_cl();
-        if self.stage.is_none() && spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
+        if spec.bound().any(|(a, d)| a.ty.has_accessors() && d == DType::F16) {
             s.push_str(HALF);
         }
         let mut by_image = Vec::new();
@@ -72,7 +69,7 @@ impl Printer for OpenClC<'_> {
                 s += &spec.accessors_cl(arg, dtype);
             }
         }
-        s + &spec.entry_cl(subgroup, self.stage)
+        s + &spec.entry_cl(subgroup)
     }
 
     fn epilogue(&self, spec: &KernelSpec, epilogue: &Epilogue, y: &Arg, types: &[DType]) -> String {
@@ -85,8 +82,8 @@ impl KernelSpec {
         if self.elem_is_float() { "float" } else { "int" }
     }
 
-    /// The operands as OpenCL C declares them; `restrict` qualifies operands that do not alias.
-    pub(crate) fn signature_cl(&self, restrict: &str) -> Vec<String> {
+    /// The operands as OpenCL C declares them.
+    fn signature_cl(&self) -> Vec<String> {
         let mut signature = Vec::new();
         for ((arg, dtype), image) in self.bound().zip(self.bound_images()) {
             if let Some((kind, _)) = image {
@@ -104,7 +101,7 @@ impl KernelSpec {
             let shared = self.shared().is_some_and(|a| a.name == arg.name);
             let writes = arg.role.writes() || shared;
             let constant = if writes { "" } else { "const " };
-            signature.push(format!("__global {constant}{base} *{restrict}{}", arg.name));
+            signature.push(format!("__global {constant}{base} *restrict {}", arg.name));
         }
         signature
     }
@@ -189,22 +186,16 @@ impl KernelSpec {
         s
     }
 
-    /// The macro with which the kernel's function begins: an entry point, or a function for a stage
-    /// of a persistent kernel.
-    fn entry_cl(&self, subgroup: Option<SubgroupSize>, stage: Option<&str>) -> String {
-        let mut signature = self.signature_cl("restrict ");
+    /// The macro with which the kernel's function begins.
+    fn entry_cl(&self, subgroup: Option<SubgroupSize>) -> String {
+        let mut signature = self.signature_cl();
         signature.push("const Params p".to_owned());
         let signature = signature.join(", ");
         let subgroup = subgroup.map_or_else(String::new, SubgroupSize::attribute);
-        match stage {
-            None => format!(
-                "#define KERNEL __kernel {subgroup}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})\n",
-                self.kernel.name
-            ),
-            Some(name) => {
-                format!("#define KERNEL static void {name}({signature}, const uint4 group_at)\n")
-            }
-        }
+        format!(
+            "#define KERNEL __kernel {subgroup}__attribute__((reqd_work_group_size(WG, 1, 1))) void {}({signature})\n",
+            self.kernel.name
+        )
     }
 }
 

@@ -33,7 +33,7 @@ pub(super) trait Printer {
 impl Language {
     pub(super) fn printer(self) -> &'static dyn Printer {
         match self {
-            Self::OpenClC => &super::opencl_c::OpenClC { stage: None },
+            Self::OpenClC => &super::opencl_c::OpenClC,
             Self::Wgsl => &super::wgsl::Wgsl,
         }
     }

@@ -3,14 +3,13 @@
 use super::epilogue::{Epilogue, Function};
 use super::image::{ImageKind, Pixel};
 use super::preprocess::preprocess;
-use super::printer::Printer;
 use super::subgroup_size::{self, SubgroupSize};
 use super::{
     Arg, FOLDED, Feature, Features, FieldTy, Form, Kernel, Language, ROUNDS, Role, args, fields, form_name,
     image_form,
 };
 use crate::tensor::DType;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
 /// A kernel with everything that its compilation depends on.
@@ -32,9 +31,6 @@ pub struct KernelSpec {
     /// Indices of the descriptor's operands that OpenCL C reads through images. They are only read,
     /// and only through `at4`.
     pub images: BTreeMap<usize, ImageKind>,
-    /// Indices of the descriptor's operands that WGSL binds as vectors of four elements. They are
-    /// only read, and only through `at4`.
-    pub vec4: BTreeSet<usize>,
 }
 
 impl PartialEq for KernelSpec {
@@ -46,7 +42,6 @@ impl PartialEq for KernelSpec {
             && self.in_place == o.in_place
             && self.epilogue == o.epilogue
             && self.images == o.images
-            && self.vec4 == o.vec4
     }
 }
 
@@ -61,7 +56,6 @@ impl std::hash::Hash for KernelSpec {
         self.in_place.hash(h);
         self.epilogue.hash(h);
         self.images.hash(h);
-        self.vec4.hash(h);
     }
 }
 
@@ -82,10 +76,6 @@ impl fmt::Display for KernelSpec {
         for (i, kind) in &self.images {
             let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
             write!(f, " {name} by {kind}")?;
-        }
-        for i in &self.vec4 {
-            let name = self.kernel.args.get(*i).map_or("?", |a| a.name);
-            write!(f, " {name} by fours")?;
         }
         f.write_str(">")
     }
@@ -202,12 +192,6 @@ impl KernelSpec {
         })
     }
 
-    /// Whether WGSL binds this operand as vectors of four elements.
-    pub fn is_vec4(&self, arg: &Arg) -> bool {
-        let named = |i: &usize| self.kernel.args.get(*i).is_some_and(|a| a.name == arg.name);
-        self.vec4.iter().any(named)
-    }
-
     /// The same kernel reading all operands from their buffers.
     #[must_use]
     pub fn without_images(&self) -> Self {
@@ -224,18 +208,7 @@ impl KernelSpec {
 
     /// Expands the source for the compiler.
     pub fn expand(&self, language: Language) -> Result<String, ExpandError> {
-        self.expand_by(language, language.printer())
-    }
-
-    /// The OpenCL C source as a function of this name that does the work of one work-group, to be
-    /// placed after `HALF`. `group_at` is its position in the grid
-    /// ([`crate::backend::persistent`]).
-    #[cfg(feature = "opencl")]
-    pub(crate) fn expand_stage(&self, name: &str) -> Result<String, ExpandError> {
-        self.expand_by(Language::OpenClC, &super::opencl_c::OpenClC { stage: Some(name) })
-    }
-
-    fn expand_by(&self, language: Language, printer: &dyn Printer) -> Result<String, ExpandError> {
+        let printer = language.printer();
         let failed = |reason| ExpandError {
             kernel: self.kernel.name,
             reason,

@@ -87,9 +87,6 @@ impl KernelSpec {
 
     fn binding_wgsl(&self, binding: usize, arg: &Arg, dtype: DType) -> String {
         let ty = match (arg.ty, dtype) {
-            (Ty::Elem, DType::F16) if self.is_vec4(arg) => "vec2<u32>",
-            (Ty::Elem, DType::F32) if self.is_vec4(arg) => "vec4<f32>",
-            (Ty::Elem, _) if self.is_vec4(arg) => "vec4<i32>",
             (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
             (Ty::Single, DType::F16) => "atomic<u32>",
             (Ty::Uint4, _) => "vec4<u32>",
@@ -109,14 +106,6 @@ impl KernelSpec {
     fn accessors_wgsl(&self, arg: &'static Arg, dtype: DType) -> String {
         let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
         let t = if dtype.is_float() { "f32" } else { "i32" };
-        if self.is_vec4(arg) {
-            return match dtype {
-                DType::F16 => format!(
-                    "fn {n}_at4(i: u32) -> vec4<f32> {{ let v = {m}[i]; return vec4<f32>(unpack2x16float(v.x), unpack2x16float(v.y)); }}\n"
-                ),
-                _ => format!("fn {n}_at4(i: u32) -> vec4<{t}> {{ return {m}[i]; }}\n"),
-            };
-        }
         if arg.ty == Ty::Single && dtype == DType::F16 {
             return format!(
                 "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\n\

@@ -3,14 +3,11 @@
 use super::driver::{Code, Context, DeviceHandle, Program};
 use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, BUILD_OPTIONS, Feature, KernelSpec, Language};
-use crate::backend::{BackendError, Caps, DeviceKind, persistent, validation, x86};
+use crate::backend::{BackendError, Caps, DeviceKind, validation};
 use crate::cache::{Key, Kind, Store};
 use crate::num;
 use std::ffi::{CStr, CString};
 use std::sync::Arc;
-
-/// Why a persistent kernel is not used.
-pub(super) const JOINED_DIFFERS: &str = "its results differ from those of its stages run one by one";
 
 /// Why a kernel is not run in parts.
 pub const PARTS_DIFFER: &str = "its results when run in parts differ from those of a single launch";
@@ -23,14 +20,6 @@ pub(super) struct InParts {
     pub(super) unchecked: Option<String>,
     /// Number of comparisons without a result.
     pub(super) tries: u32,
-}
-
-pub(super) struct Joined {
-    pub(super) program: Program,
-    /// The stages, for errors.
-    pub(super) name: Arc<str>,
-    /// The whole text until its results have been compared with those of its stages.
-    pub(super) unchecked: Option<String>,
 }
 
 /// A kernel ready for recordings.
@@ -198,33 +187,6 @@ impl Builder<'_> {
         Ok(Built { kernel, stored })
     }
 
-    /// The persistent kernel of these stages, and whether it came from the store. The inner error
-    /// is the reason if its results are known to differ from those of its stages.
-    pub(super) fn build_persistent(
-        &self,
-        stages: &[&KernelSpec],
-    ) -> Result<Result<(Joined, bool), String>, BackendError> {
-        let names: Vec<String> = stages.iter().map(ToString::to_string).collect();
-        let name = format!("{} of {}", persistent::ENTRY, names.join(", "));
-        let source = persistent::text(stages).map_err(|error| refused(&name, error.to_string()))?;
-        let text = Text {
-            source: self.halves() + &source,
-            name,
-        };
-        let known = validation::program_result(self.store, self.caps, &text.name, &text.whole());
-        if known == Some(false) {
-            return Ok(Err(JOINED_DIFFERS.to_owned()));
-        }
-        let (program, stored) = self.program(&text, Ok)?;
-        let unchecked = known.is_none().then(|| text.whole());
-        let joined = Joined {
-            program,
-            name: text.name.into(),
-            unchecked,
-        };
-        Ok(Ok((joined, stored)))
-    }
-
     /// A program that passes `check`: from the store if the driver accepts it, otherwise compiled
     /// and stored. `true` if it came from the store.
     fn program<T>(
@@ -262,17 +224,15 @@ impl Builder<'_> {
 
     /// The whole source of a kernel as it is compiled.
     fn source(&self, spec: &KernelSpec) -> Result<String, kernel::ExpandError> {
-        Ok(self.halves() + &spec.expand(Language::OpenClC)?)
+        Ok(format!("{}{}", self.halves(), spec.expand(Language::OpenClC)?))
     }
 
     /// Defines that select how the source converts halves: some compilers do it in software, one at
     /// a time (cl/common/half.cl).
-    fn halves(&self) -> String {
-        let soft = self.caps.kind == DeviceKind::Cpu && !self.caps.profile.f16_math;
-        match (soft, x86::vectors(self.caps)) {
-            (true, true) => "#define X86_HALF\n#define SOFT_HALF\n".to_owned(),
-            (true, false) => "#define SOFT_HALF\n".to_owned(),
-            (false, _) => String::new(),
+    fn halves(&self) -> &'static str {
+        match self.caps.kind == DeviceKind::Cpu && !self.caps.profile.f16_math {
+            true => "#define SOFT_HALF\n",
+            false => "",
         }
     }
 

@@ -7,8 +7,7 @@ use crate::backend::device_presets::Family;
 use crate::backend::kernel::Language;
 use crate::backend::kernel::subgroup_size::{self, SubgroupSize};
 use crate::backend::{
-    BackendError, Caps, DeviceKind, DeviceProfile, KernelCode, PackedDot, Simd, TensorCores, Vendor,
-    fast_local, x86,
+    BackendError, Caps, DeviceKind, DeviceProfile, KernelCode, PackedDot, TensorCores, Vendor, fast_local,
 };
 use dlopen2::raw::Library;
 use opencl3::device as api;
@@ -324,8 +323,6 @@ fn caps_of(device: DeviceHandle, platform: &str, platform_version: &str) -> Resu
     let extensions = extensions(device);
     caps.profile.packed_dot = if caps.profile.tensor_cores.is_some() {
         PackedDot::Ptx
-    } else if x86::vectors(&caps) {
-        PackedDot::X86
     } else {
         PackedDot::listed(|extension| extensions.iter().any(|e| e == extension))
     };
@@ -389,10 +386,6 @@ fn profile_of(
     let supports_ptx = supports_ptx(kind, vendor, has("cl_nv_device_attribute_query"), device);
     Ok(DeviceProfile {
         code: KernelCode::Source(Language::OpenClC),
-        simd: match kind {
-            DeviceKind::Cpu => Simd::CpuLoop,
-            _ => Simd::Gpu,
-        },
         dedicated_memory: kind == DeviceKind::Discrete,
         view_align: view_align(query!(info.value, CL_DEVICE_MEM_BASE_ADDR_ALIGN)),
         max_view_bytes: query!(info.value, CL_DEVICE_MAX_MEM_ALLOC_SIZE),

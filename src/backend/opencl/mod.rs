@@ -12,7 +12,6 @@ mod device;
 mod driver;
 mod image;
 mod parts;
-mod persistent;
 mod pilot;
 mod priority;
 mod record;
@@ -26,20 +25,18 @@ use super::kernel::KernelSpec;
 use super::kernel::image::{ImageKind, Pixel};
 use super::{
     Backend, BackendError, BufferId, Caps, Command, Driver, KernelId, Launch, OpenOptions, PackedDot,
-    Priority, RecordingId, Stats, View, build_ahead, choose, validation, x86,
+    Priority, RecordingId, Stats, View, build_ahead, choose, validation,
 };
 use crate::cache::Store;
 pub use build::PARTS_DIFFER;
 use build::{Builder, Built, Compiled};
 pub use device::name_library;
 use driver::{Context, DeviceHandle, KernelObject, Program, Queue};
-use persistent::Persistents;
 use priority::{Hints, Opened};
 use record::{Armed, Block, DriverTime, PreparedDispatch, Step};
 use replay::{Recorder, Recording, Target};
 use slice::Slicer;
 use std::collections::HashMap;
-use std::ffi::CStr;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -75,7 +72,6 @@ pub struct OpenCl {
     buffers: HashMap<BufferId, Buffer>,
     kernels: Vec<Compiled>,
     cache: HashMap<KernelSpec, KernelId>,
-    persistents: Persistents,
     /// Kernels that exceed a slice, each with the reason, not yet logged.
     above_slice: Vec<String>,
     slicer: Option<Slicer>,
@@ -145,11 +141,6 @@ impl OpenCl {
             caps.refused.push(what);
             caps.profile.packed_dot = PackedDot::None;
         }
-        if caps.profile.packed_dot == PackedDot::None
-            && let Some(why) = x86::refusal(&caps)
-        {
-            log::info!("{}: no packed dot products of 8-bit values: {why}", caps.device);
-        }
         validation::apply(options.cache.as_deref(), &mut caps);
         let recorder = Recorder::open(options.recording, &context, handle, &caps)?;
         Ok(Self {
@@ -157,7 +148,6 @@ impl OpenCl {
             buffers: HashMap::new(),
             kernels: Vec::new(),
             cache: HashMap::new(),
-            persistents: Persistents::default(),
             above_slice: Vec::new(),
             slicer: slice.map(Slicer::new),
             recorder,
@@ -334,18 +324,9 @@ fn with_operands(
     kernel: &Compiled,
     blocks: &[Arc<Block>],
 ) -> Result<KernelObject, BackendError> {
-    with_operands_of(program, &kernel.entry, &kernel.name, blocks)
-}
-
-/// Like `with_operands` for any entry point of a program; `name` is used in errors.
-fn with_operands_of(
-    program: &Program,
-    entry: &CStr,
-    name: &str,
-    blocks: &[Arc<Block>],
-) -> Result<KernelObject, BackendError> {
+    let name = &kernel.name;
     let mut object = program
-        .kernel(entry)
+        .kernel(&kernel.entry)
         .map_err(|code| code.at(format!("clCreateKernel of kernel {name}")))?;
     for (index, block) in (0u32..).zip(blocks) {
         object.set_mem(index, &block.mem).map_err(|code| {
@@ -523,16 +504,10 @@ impl Backend for OpenCl {
                 }
             });
         }
-        let persistent = self.persistent(&steps)?;
         let id = RecordingId(self.new_id()?);
-        self.recordings.insert(id, Recording::new(steps, persistent));
+        self.recordings.insert(id, Recording::new(steps));
         self.stats.recordings += 1;
         Ok(id)
-    }
-
-    fn launches(&mut self, kernels: &[&KernelSpec]) -> usize {
-        let joined = self.joined_of(kernels);
-        kernels.len() - joined.iter().map(|piece| piece.len() - 1).sum::<usize>()
     }
 
     fn submit(&mut self, recording: RecordingId, launch: &Launch) -> Result<(), BackendError> {
@@ -547,11 +522,7 @@ impl Backend for OpenCl {
                 self.tell_of_slices();
                 submitted
             }
-            None => match self.check_persistent(&mut found, launch) {
-                Ok(false) => found.submit(launch, &mut self.target()),
-                Ok(true) => Ok(false),
-                Err(error) => Err(error),
-            },
+            None => found.submit(launch, &mut self.target()),
         };
         let launches = found.launches() as u64;
         self.recordings.insert(recording, found);

@@ -8,7 +8,6 @@
 use super::driver::command_buffer::{self, CommandBuffer, CommandBuffers, MutableCommand};
 use super::driver::recordable::{self, QueueRecording, RecordableQueue};
 use super::driver::{Code, Context, DeviceHandle, Event, Queue};
-use super::persistent::Persistent;
 use super::record::{DriverTime, Job, Step};
 use super::slice::Slices;
 use crate::backend::{BackendError, Caps, DeviceKind, Launch, ReplayMode};
@@ -20,8 +19,6 @@ use std::sync::Arc;
 pub(super) enum Recorder {
     /// None: commands are queued one by one.
     Off,
-    /// Commands are queued one by one, except for the stages of persistent kernels.
-    Persistent,
     CommandBuffers(Arc<CommandBuffers>),
     Qcom(Arc<RecordableQueue>),
 }
@@ -52,15 +49,7 @@ impl Recorder {
             ReplayMode::Qcom => need("cl_qcom_recordable_queues", qcom()),
             ReplayMode::CommandBuffer => need("cl_khr_command_buffer", buffers()),
             // CPU drivers replay each command like a new one and gain nothing from recording.
-            ReplayMode::Persistent if caps.kind == DeviceKind::Cpu => Ok(Self::Persistent),
-            ReplayMode::Auto if caps.kind == DeviceKind::Cpu => Ok(match joins(caps) {
-                true => Self::Persistent,
-                false => Self::Off,
-            }),
-            ReplayMode::Persistent => Err(BackendError::NotOffered {
-                field: "recording",
-                why: format!("{asked}: {} is not a CPU", caps.device),
-            }),
+            ReplayMode::Auto if caps.kind == DeviceKind::Cpu => Ok(Self::Off),
             ReplayMode::Auto => {
                 for found in [qcom(), buffers()] {
                     match found {
@@ -78,7 +67,6 @@ impl Recorder {
     pub(super) fn way(&self) -> ReplayMode {
         match self {
             Self::Off => ReplayMode::Off,
-            Self::Persistent => ReplayMode::Persistent,
             Self::CommandBuffers(_) => ReplayMode::CommandBuffer,
             Self::Qcom(_) => ReplayMode::Qcom,
         }
@@ -93,7 +81,7 @@ impl Recorder {
     /// Whether recorded values can be changed.
     fn patches(&self) -> bool {
         match self {
-            Self::Off | Self::Persistent => false,
+            Self::Off => false,
             Self::CommandBuffers(api) => api.are_mutable(),
             Self::Qcom(_) => true,
         }
@@ -102,17 +90,10 @@ impl Recorder {
     /// Whether a recording can be queued while it runs.
     fn runs_again(&self) -> bool {
         match self {
-            Self::Off | Self::Persistent | Self::Qcom(_) => true,
+            Self::Off | Self::Qcom(_) => true,
             Self::CommandBuffers(api) => api.run_again(),
         }
     }
-}
-
-/// Whether persistent kernels are faster: measured with PoCL, which runs a work-group to its end on
-/// an operating system thread. With Intel's runtime they give right results, but its matmuls have
-/// work-groups of more than one work-item, which cannot be stages.
-fn joins(caps: &Caps) -> bool {
-    cfg!(target_arch = "x86_64") && caps.driver.contains("PoCL")
 }
 
 /// A recorded dispatch with its current values.
@@ -178,8 +159,6 @@ pub(super) struct Recording {
     /// Earlier pieces that may still run.
     retired: Vec<Piece>,
     pub(super) steps: Vec<Step>,
-    /// Steps that run as one, in order.
-    pub(super) persistent: Vec<Persistent>,
     /// How its work is cut into slices.
     pub(super) cut: Slices,
     /// The values of the last submission, which the pieces hold.
@@ -191,11 +170,10 @@ pub(super) struct Recording {
 }
 
 impl Recording {
-    pub(super) fn new(steps: Vec<Step>, persistent: Vec<Persistent>) -> Self {
+    pub(super) fn new(steps: Vec<Step>) -> Self {
         Self {
             cut: Slices::whole(steps.len()),
             steps,
-            persistent,
             pieces: Vec::new(),
             retired: Vec::new(),
             last: None,
@@ -206,7 +184,7 @@ impl Recording {
 
     /// Number of launches in a submission.
     pub(super) fn launches(&self) -> usize {
-        self.cut.jobs.len() - self.persistent.iter().map(|p| p.steps.len() - 1).sum::<usize>()
+        self.cut.jobs.len()
     }
 
     /// Whether it was queued since `epoch` began and so may still run.
@@ -228,7 +206,7 @@ impl Recording {
         }
         self.epoch = Some(to.epoch);
         self.replays = to.recorder.runs_again() || !running;
-        if matches!(to.recorder, Recorder::Off | Recorder::Persistent) {
+        if matches!(to.recorder, Recorder::Off) {
             self.forget();
             return Ok(());
         }
@@ -353,7 +331,7 @@ impl Recording {
                 })
                 .map(Made::Qcom)
             }),
-            (Recorder::Off | Recorder::Persistent, _) | (_, false) => Ok(Made::Plain),
+            (Recorder::Off, _) | (_, false) => Ok(Made::Plain),
         };
         match failure {
             Some(error) => Err(error),
@@ -464,19 +442,7 @@ impl Recording {
         let jobs = self.cut.jobs.get(at..slice.end).unwrap_or_default();
         let runs = |job: &Job| self.steps[job.step].groups(launch) > 0;
         let (first, last) = (jobs.iter().position(runs), jobs.iter().rposition(runs));
-        // With persistent kernels, no job is a part of a step, and nothing is timed.
-        let mut persistent = self.persistent.iter_mut().peekable();
-        let mut done = 0;
         for (i, job) in jobs.iter().enumerate() {
-            if job.step < done {
-                continue;
-            }
-            if let Some(joined) = persistent.next_if(|p| p.steps.start == job.step)
-                && joined.enqueue(&self.steps, launch, to.queue, to.time)?
-            {
-                done = joined.steps.end;
-                continue;
-            }
             let timed = timed && (Some(i) == first || Some(i) == last);
             queued.add(self.steps[job.step].enqueue(to.queue, launch, job.part, timed, to.time)?);
         }

@@ -1,7 +1,6 @@
 //! OpenCL's own tests, on whatever driver there is; and the suite of all backends.
 
 mod images;
-mod persistent;
 mod recordings;
 
 use super::*;
@@ -11,9 +10,8 @@ use crate::backend::suite::{
     rms_norm_spec, to_bytes, values,
 };
 use crate::backend::{BackendKind, DeviceKind, ReplayMode};
-use crate::kernel;
 use crate::tensor::DType;
-use crate::testing::{assert_carries, carries, has_device};
+use crate::testing::{assert_carries, has_device};
 use half::f16;
 use std::collections::BTreeMap;
 use std::process::{Command as Process, Output};

@@ -4,7 +4,6 @@ use super::{Wgpu, words};
 use crate::backend::BackendError;
 use crate::backend::kernel::{KernelSpec, Language, Ty, excerpt};
 use crate::cache::{Key, Kind, Store};
-use crate::tensor::DType;
 use std::num::NonZeroU64;
 
 /// A compiled kernel with what its bind groups need.
@@ -185,8 +184,6 @@ fn layout_entries(spec: &KernelSpec, params: u64) -> Vec<::wgpu::BindGroupLayout
         min_binding_size: NonZeroU64::new(match (arg.ty, dtype) {
             (Ty::Uint4, _) => 16,
             (Ty::Half4, _) => 8,
-            (Ty::Elem, DType::F16) if spec.is_vec4(arg) => 8,
-            (Ty::Elem, _) if spec.is_vec4(arg) => 16,
             _ => 4,
         }),
     });

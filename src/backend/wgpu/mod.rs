@@ -17,7 +17,7 @@ use super::device_presets::Family;
 use super::kernel::Language;
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
-    KernelSpec, Launch, Simd, TensorCores,
+    KernelSpec, Launch, TensorCores,
 };
 use super::{
     OpenOptions, PackedDot, RecordingId, Stats, Vendor, View, build_ahead, choose, fast_local, validation,
@@ -142,10 +142,6 @@ fn caps_of(adapter: &::wgpu::Adapter) -> Caps {
         .to_owned();
     let mut profile = DeviceProfile {
         code: KernelCode::Source(Language::Wgsl),
-        simd: match kind {
-            DeviceKind::Cpu => Simd::CpuLanes,
-            _ => Simd::Gpu,
-        },
         dedicated_memory: kind == DeviceKind::Discrete,
         // At least a vector of four words, which also keeps the pad word of an odd tensor out of
         // the next view.
@@ -200,9 +196,6 @@ fn request_device(
 ) -> Result<(::wgpu::Device, ::wgpu::Queue), BackendError> {
     let usual = ::wgpu::Features::TIMESTAMP_QUERY | ::wgpu::Features::SHADER_F16;
     let mut required_features = adapter.features() & usual;
-    if caps.profile.lane_broadcast() {
-        required_features |= ::wgpu::Features::SUBGROUP;
-    }
     if keeps_pipelines {
         required_features |= adapter.features() & ::wgpu::Features::PIPELINE_CACHE;
     }

@@ -18,8 +18,8 @@ mod lower;
 use super::case::{Case, given, input};
 use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fixed_size, operand, own};
-use crate::backend::kernel::{Feature, Features, Form, Language, MASK_MIN};
-use crate::lower::{DeviceProfile, LowerCx};
+use crate::backend::kernel::{Feature, Features, Language, MASK_MIN};
+use crate::lower::LowerCx;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
 use crate::tensor::HostTensor;
@@ -30,16 +30,6 @@ crate::kernel! {
         scale, softcap: F32;
         parts: U32
     } [q: In, k: In, v: In, mask: OptionalIn, live: Weight, y: Out]
-    .with_forms(&[Form {
-        // Each lane of a subgroup has one query vector and loads different keys and values for all
-        // lanes.
-        define: "BROADCAST",
-        needs: DeviceProfile::lane_broadcast,
-        features: Features {
-            wgsl: &[Feature::Subgroups],
-            ..Features::NONE
-        },
-    }])
 }
 
 crate::kernel! {

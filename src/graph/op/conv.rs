@@ -12,8 +12,7 @@ use self::cases::cases;
 use super::sizes::Sizes;
 use super::window::{self, Axis, Line, Window};
 use super::{Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, onnx, operand};
-use crate::backend::kernel::{Feature, Features, Form};
-use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack, Simd};
+use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
@@ -25,15 +24,6 @@ crate::kernel! {
         in_h, in_w, out_h, out_w, channels, rows, outputs, tiles, first, parts, image: U32;
         total, pad_h, pad_w: I32
     } [x: In, w: In, bias: OptionalIn, y: PartialOut Single]
-    .with_forms(&[Form {
-        // Each lane of a subgroup loads different weights for all lanes.
-        define: "BROADCAST",
-        needs: DeviceProfile::lane_broadcast,
-        features: Features {
-            wgsl: &[Feature::Subgroups],
-            ..Features::NONE
-        },
-    }])
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -248,8 +238,8 @@ fn packed_tiles(
     cx: &mut LowerCx<'_>,
     (rows, tile, count): (usize, usize, usize),
     depth: usize,
-    dtype: DType,
 ) -> OpResult<Vec<(Operand, usize, usize)>> {
+    let dtype = cx.float();
     let size = if dtype == DType::F16 { 2 } else { 4 };
     let ranges = cx.split(count, (depth.saturating_mul(tile), size), 1)?;
     let pack = |(first, count)| {
@@ -282,15 +272,8 @@ pub(super) fn emit(
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
     let packed = w.as_const().is_some() && !transposed;
-    let broadcast = packed && rows >= BROADCAST.1 && cx.device().supports_form(&KERNEL, "BROADCAST");
-    let shape = ConvShape::of(cx.device(), each.as_const(), rows, group, cx.float());
-    let ConvShape {
-        items,
-        run,
-        tile,
-        by_tiles,
-        float,
-    } = if broadcast { shape.by_broadcast() } else { shape };
+    let most = if cx.device().few_registers { 4 } else { 8 };
+    let tile = rows.next_power_of_two().min(most);
     let tiles = rows.div_ceil(tile);
     let groups = super::fixed_size(&group.into())?;
     let depth = super::fixed_size(channels)?
@@ -299,12 +282,12 @@ pub(super) fn emit(
         return Err(OpError::NoKernel(format!("sums of {depth} terms")));
     }
     let dispatches = if packed {
-        packed_tiles(cx, (rows, tile, tiles * groups), depth, float)?
+        packed_tiles(cx, (rows, tile, tiles * groups), depth)?
     } else {
         vec![(cx.input(1)?, 0, tiles * groups)]
     };
     for (weights, first, count) in dispatches {
-        let grid = h.out.mul(&each.ceil_div(run)?)?.mul(&step.into())?;
+        let grid = h.out.mul(&each.ceil_div(RUN)?)?.mul(&step.into())?;
         let args = Args {
             x: cx.input(0)?,
             w: weights,
@@ -325,98 +308,30 @@ pub(super) fn emit(
             pad_h: h.before.clone(),
             pad_w: v.before.clone(),
         };
-        let mut call = Call::new(&KERNEL, items)
+        let mut call = Call::new(&KERNEL, ITEMS)
             .define("TILE", num::signed(tile))
-            .define("RUN", run);
+            .define("RUN", RUN);
         call = window::define(call, lines);
         let count = Dim::from_usize(count);
-        call = if by_tiles {
-            call.grid(count.ceil_div(i64::from(items))?, grid, n.clone())
-        } else {
-            call.grid(grid.ceil_div(i64::from(items))?, count, n.clone())
-        };
+        call = call.grid(grid.ceil_div(i64::from(ITEMS))?, count, n.clone());
         let flags = [
             ("PACKED", packed),
-            ("BROADCAST", broadcast),
-            ("BY_TILES", by_tiles),
             ("TRANSPOSED", transposed),
             ("INSIDE", v.is_identity()),
         ];
         for (name, _) in flags.iter().filter(|(_, set)| *set) {
             call = call.define(name, 1);
         }
-        if broadcast {
-            call = call.reads_vec4(Args::w);
-        }
         cx.emit(call, args)?;
     }
     Ok(())
 }
 
-/// Work distribution for a device.
-struct ConvShape {
-    /// Work-items per work-group.
-    items: u32,
-    /// Results of a row per work-item.
-    run: i64,
-    tile: usize,
-    /// Neighbouring work-items share input instead of weights.
-    by_tiles: bool,
-    /// Storage type of packed weights.
-    float: DType,
-}
+/// Work-items per work-group.
+const ITEMS: u32 = 64;
 
-/// Work-items per work-group, and channels per work-item, if lanes of a subgroup share loaded
-/// weights.
-const BROADCAST: (u32, usize) = (8, 16);
-
-impl ConvShape {
-    /// The variant in which lanes share weights.
-    fn by_broadcast(self) -> Self {
-        Self {
-            items: BROADCAST.0,
-            run: 4,
-            tile: BROADCAST.1,
-            by_tiles: false,
-            ..self
-        }
-    }
-
-    /// For rows of `width` results, if constant, and groups of `rows` channels.
-    fn of(device: &DeviceProfile, width: Option<i64>, rows: usize, group: i64, float: DType) -> Self {
-        let fit = rows.next_power_of_two();
-        match device.simd {
-            // A work-item is a loop iteration on a core: use explicit vectors, and store weights in
-            // the type of the arithmetic.
-            Simd::CpuLoop => {
-                let run = [4, 8]
-                    .into_iter()
-                    .find(|r| width.is_some_and(|w| w <= *r))
-                    .unwrap_or(16);
-                let most = if rows >= 64 || rows.is_multiple_of(16) {
-                    16
-                } else {
-                    8
-                };
-                let by_tiles = group == 1;
-                Self {
-                    items: if by_tiles { 4 } else { 8 },
-                    run,
-                    tile: fit.min(most),
-                    by_tiles,
-                    float: DType::F32,
-                }
-            }
-            Simd::Gpu | Simd::CpuLanes | Simd::Native => Self {
-                items: 64,
-                run: 4,
-                tile: fit.min(if device.few_registers { 4 } else { 8 }),
-                by_tiles: false,
-                float,
-            },
-        }
-    }
-}
+/// Results of a row per work-item.
+const RUN: i64 = 4;
 
 /// Convolves one channel with its own weights.
 fn depthwise(axes: &[Axis], x: &[f32], w: &[f32], y: &mut [f32]) -> OpResult<()> {

@@ -13,9 +13,9 @@ use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, filled, onnx, operand,
     pointwise,
 };
-use crate::backend::kernel::{Feature, Features, Form, ROUNDS};
+use crate::backend::kernel::ROUNDS;
 use crate::graph::{ValueId, rules};
-use crate::lower::{Call, DeviceProfile, LowerCx, Operand, Pack};
+use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::quota::{self, Exceeded};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
@@ -25,15 +25,6 @@ crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "matmul" {
         m, n, k, b_stride, y_stride, column, n1, n2, a0, a1, a2, b0, b1, b2, batches: U32
     } [a: In, b: In, y: PartialOut]
-    .with_forms(&[Form {
-        // Each lane of a subgroup loads a different row for all lanes.
-        define: "BROADCAST",
-        needs: DeviceProfile::lane_broadcast,
-        features: Features {
-            wgsl: &[Feature::Subgroups],
-            ..Features::NONE
-        },
-    }])
 }
 crate::kernel! {
     /// The variant tiled in local memory.
@@ -43,12 +34,6 @@ crate::kernel! {
 
 /// Rows per work-item if there are many rows.
 const ROWS: i64 = 4;
-/// Rows per work-item with vectors of columns.
-const VECTOR_ROWS: i64 = 8;
-/// Rows per block with broadcasts: each lane loads one of them.
-const BROADCAST_ROWS: i64 = 8;
-/// Columns per work-item with broadcasts.
-const BROADCAST_COLUMNS: i64 = 8;
 
 crate::kernel! {
     /// A constant right operand in panels of columns.
@@ -252,7 +237,7 @@ impl Op for MatMul {
         if let (true, Some(columns), true) = (constant, as_usize(n), cx.device().is_native()) {
             return self.emit_panels(cx, [&rows, n, k], columns, b.dtype);
         }
-        let form = MatrixForm::of(cx, [&rows, n, k, &walk.count], constant);
+        let form = MatrixForm::of(cx, [&rows, n, &walk.count]);
         let parts = match (constant, as_usize(n), as_usize(k)) {
             (true, Some(columns), Some(depth)) => self.packed_columns(cx, form, columns, depth)?,
             _ => {
@@ -281,9 +266,7 @@ impl Op for MatMul {
             };
             let mut call = match form {
                 MatrixForm::Tiled(tile) => matmul.tiled(cx, tile)?,
-                MatrixForm::Broadcast => matmul.by_broadcast(cx)?,
-                MatrixForm::Vectors if !transposed => matmul.by_vectors(cx)?,
-                _ => matmul.plain(cx)?,
+                MatrixForm::Plain => matmul.plain(cx)?,
             };
             if transposed {
                 call = call.define("TRANS_B", 1);
@@ -332,50 +315,25 @@ impl Op for MatMul {
 enum MatrixForm {
     /// Work-groups share blocks of both operands in local memory.
     Tiled(LocalTile),
-    /// Work-items share rows within a subgroup.
-    Broadcast,
-    /// Vectors of columns, for CPUs.
-    Vectors,
     Plain,
 }
 
 impl MatrixForm {
-    fn of(cx: &LowerCx<'_>, [rows, columns, depth, batches]: [&Dim; 4], constant: bool) -> Self {
+    fn of(cx: &LowerCx<'_>, [rows, columns, batches]: [&Dim; 3]) -> Self {
         let extent = Extent {
             rows: cx.upper_bound(rows),
             columns: cx.upper_bound(columns),
             plane: false,
             batches: cx.upper_bound(batches),
         };
-        if let Some(tile) = LocalTile::of(&TILED, cx.device(), extent) {
-            return Self::Tiled(tile);
-        }
-        let divides = |d: &Dim, by: i64| d.exact_div(&by.into()).is_some();
-        let aligned = divides(depth, 4) && divides(columns, if constant { 2 } else { 4 });
-        if aligned && cx.device().supports_form(&KERNEL, "BROADCAST") {
-            Self::Broadcast
-        } else if cx.device().explicit_vectors() {
-            Self::Vectors
-        } else {
-            Self::Plain
-        }
+        LocalTile::of(&TILED, cx.device(), extent).map_or(Self::Plain, Self::Tiled)
     }
 
     /// Columns that are read together.
     const fn together(self) -> usize {
         match self {
             Self::Tiled(_) => 4,
-            Self::Broadcast => 8,
-            Self::Vectors | Self::Plain => 2,
-        }
-    }
-
-    /// Columns that one work-item reads from top to bottom are stored side by side.
-    const fn panels(self) -> &'static [usize] {
-        match self {
-            Self::Vectors => &[32, 16],
-            Self::Broadcast => &[64],
-            Self::Tiled(_) | Self::Plain => &[],
+            Self::Plain => 2,
         }
     }
 }
@@ -423,18 +381,16 @@ impl MatMul {
         let mut parts = Vec::new();
         for (first, count) in cx.split(columns, (depth, size), form.together())? {
             let stride = count.next_multiple_of(form.together());
-            let panel = form.panels().iter().copied().find(|p| count.is_multiple_of(*p));
-            let panel = panel.unwrap_or(stride);
             let pack = Pack::Columns {
                 dtype: cx.float(),
                 transpose: self.trans_b,
                 first,
                 count,
                 stride,
-                panel,
+                panel: stride,
             };
-            let (count, panel) = (Dim::from_usize(count), Dim::from_usize(panel));
-            parts.push((cx.weight(1, pack)?, first, count, panel));
+            let (count, stride) = (Dim::from_usize(count), Dim::from_usize(stride));
+            parts.push((cx.weight(1, pack)?, first, count, stride));
         }
         Ok(parts)
     }
@@ -466,35 +422,6 @@ impl SubMatmul<'_> {
             self.rows.ceil_div(tile.rows)?,
         );
         over_batches(cx, call, columns, rows, self.batches)
-    }
-
-    /// Work-items compute rows of vectors, for CPUs.
-    fn by_vectors(&self, cx: &LowerCx<'_>) -> OpResult<Call<Args>> {
-        let whole = |n: i64| self.columns.exact_div(&n.into()).is_some();
-        let rows = if self.rows.is(1) { 1 } else { VECTOR_ROWS };
-        // Vectors of 16 columns per work-item.
-        let vectors = if whole(32) { 2 } else { 1 };
-        let call = Call::new(&KERNEL, 8)
-            .define("ROWS", rows)
-            .define("VECTORS", vectors);
-        let columns = self.columns.ceil_div(16 * vectors * 8)?;
-        let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
-        Ok(if whole(16) { call } else { call.define("TAIL", 1) })
-    }
-
-    /// Work-items compute many rows of a few columns, and load one or two of the rows for their
-    /// subgroup.
-    fn by_broadcast(&self, cx: &LowerCx<'_>) -> OpResult<Call<Args>> {
-        let tall = cx.upper_bound(self.rows).is_none_or(|n| n > BROADCAST_ROWS);
-        let rows = if tall { 2 * BROADCAST_ROWS } else { BROADCAST_ROWS };
-        let call = Call::new(&KERNEL, 8)
-            .define("BROADCAST", 1)
-            .define("ROWS", rows)
-            .reads_vec4(Args::a)
-            .reads_vec4(Args::b);
-        let columns = self.columns.ceil_div(BROADCAST_COLUMNS * 8)?;
-        let call = over_batches(cx, call, columns, self.rows.ceil_div(rows)?, self.batches)?;
-        Ok(if tall { call.define("TALL", 1) } else { call })
     }
 
     /// Work-items compute a few rows of two columns; if the number of columns is odd, two results.

@@ -17,7 +17,6 @@ mod tune;
 
 use self::cases::cases;
 pub(super) use self::cases::packed_case;
-use self::generic::E0mShape;
 pub use self::tensor_cores::FEW_ROWS;
 
 use super::norm;
@@ -47,7 +46,7 @@ crate::kernel! {
         Form {
             // Loads a k-block in one run, which needs registers that compilers may not have.
             define: "WHOLE",
-            needs: |device| !device.is_cpu(),
+            needs: |_| true,
             features: Features::NONE,
         },
         Form {
@@ -55,15 +54,6 @@ crate::kernel! {
             define: "PAIRS",
             needs: |device| device.fast_f16,
             features: Features::all(&[Feature::F16]),
-        },
-        Form {
-            // Each lane of a subgroup loads different elements of the row for all lanes.
-            define: "BROADCAST",
-            needs: DeviceProfile::lane_broadcast,
-            features: Features {
-                wgsl: &[Feature::Subgroups],
-                ..Features::NONE
-            },
         },
         subgroup_size::FORM,
     ])
@@ -74,18 +64,7 @@ crate::kernel! {
     static MATRIX: TypedKernel<MatrixArgs> = "matmul_e0m" {
         m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
     } [x: In, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
-    .with_forms(&[
-        Form {
-            // Each lane of a subgroup loads a different row for all lanes.
-            define: "BROADCAST",
-            needs: DeviceProfile::lane_broadcast,
-            features: Features {
-                wgsl: &[Feature::Subgroups],
-                ..Features::NONE
-            },
-        },
-        subgroup_size::FORM,
-    ])
+    .with_forms(&[subgroup_size::FORM])
 }
 
 crate::kernel! {
@@ -251,7 +230,12 @@ pub(super) fn packed_parts(
     let scales: Vec<usize> = codes.iter().map(|i| i + 1).collect();
     for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
-        let panel = E0mShape::of(cx.device()).panel.unwrap_or(stride);
+        // Neighbouring lanes of a GPU read neighbouring columns of whole rows.
+        let panel = if cx.device().is_native() {
+            native::PANEL
+        } else {
+            stride
+        };
         let pack = Pack::Columns {
             dtype: DType::U32,
             transpose: false,

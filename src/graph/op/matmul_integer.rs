@@ -146,25 +146,13 @@ fn zero_point_step(cx: &LowerCx<'_>, i: usize, lines: &Dim, alone: bool) -> OpRe
 }
 
 /// The form for a constant matrix of bytes.
-fn by_bytes(cx: &LowerCx<'_>, rows: &Dim, n: &Dim, signed: bool) -> OpResult<Call<Args>> {
+fn by_bytes(rows: &Dim, n: &Dim, signed: bool) -> OpResult<Call<Args>> {
     let tile = if rows.is(1) { 1 } else { ROWS };
     let mut call = Call::new(&KERNEL, 64).define("ROWS", tile);
     if signed {
         call = call.define("SIGNED", 1);
     }
-    // With one row there are registers for more columns.
-    let vectors = if tile == 1 { [4, 2, 1] } else { [1, 1, 1] };
-    let wide = vectors
-        .into_iter()
-        .find(|v| n.exact_div(&(16 * v).into()).is_some());
-    let down = rows.ceil_div(tile)?;
-    Ok(match wide.filter(|_| cx.device().explicit_vectors()) {
-        Some(v) => {
-            let call = call.workgroup(4).define("VECTORS", v);
-            call.grid(n.ceil_div(16 * v * 4)?, down, 1)
-        }
-        None => call.grid(n.ceil_div(4 * 64)?, down, 1),
-    })
+    Ok(call.grid(n.ceil_div(4 * 64)?, rows.ceil_div(tile)?, 1))
 }
 
 impl Op for MatMulInteger {
@@ -328,7 +316,7 @@ impl Op for MatMulInteger {
             let pairs = args.batches.mul(&rows)?.mul(n)?.ceil_div(2 * 64)?;
             return cx.emit(Call::new(&KERNEL, 64).grid(pairs, 1, 1), args);
         }
-        let call = by_bytes(cx, &rows, n, b.dtype == DType::I8)?;
+        let call = by_bytes(&rows, n, b.dtype == DType::I8)?;
         cx.emit(call.may_be_padded(), args)
     }
 

@@ -107,16 +107,9 @@ pub(super) fn emit_to(
     } else {
         2
     };
-    let mut call = if cx.device().explicit_vectors() {
-        Call::new(&KERNEL, 8)
-            .define("ITEM", 1)
-            .define("ROWS", 1)
-            .grid(count.ceil_div(8)?, 1, 1)
-    } else {
-        Call::new(&KERNEL, 64)
-            .define("ROWS", tile)
-            .grid(count.ceil_div(tile)?, 1, 1)
-    };
+    let mut call = Call::new(&KERNEL, 64)
+        .define("ROWS", tile)
+        .grid(count.ceil_div(tile)?, 1, 1);
     let one = Dim::from(1);
     let (sets, per, run) = match &rows.place {
         ScaleIndex::Column => {

@@ -94,16 +94,7 @@ impl Op for RotaryAppend {
         let (queries, count) = (q.count()?, k.count()?);
         let all = queries.add(&count.mul(&Dim::from(2))?)?;
         let (live, start) = cx.live(&rows.mul(&row)?);
-        // Explicit vectors require that the halves of a head's row, the rotated part and the rest
-        // are whole vectors.
-        let whole = angles.as_const().is_some_and(|n| n % 8 == 0);
-        let runs = dim
-            .as_const()
-            .filter(|d| cx.device().explicit_vectors() && *d > 0 && d % 32 == 0 && whole);
-        let (mut call, each) = match runs {
-            Some(dim) => (Call::new(&KERNEL, 1).define("RUNS", 1), dim),
-            None => (Call::new(&KERNEL, 64), 2 * 64),
-        };
+        let mut call = Call::new(&KERNEL, 64);
         if self.pairs == Pairs::Neighbours {
             call = call.define("NEIGHBOURS", 1);
         }
@@ -125,7 +116,7 @@ impl Op for RotaryAppend {
             angles: angles.clone(),
             start,
         };
-        cx.emit(call.grid(all.ceil_div(each)?, 1, 1).may_be_padded(), args)
+        cx.emit(call.grid(all.ceil_div(2 * 64)?, 1, 1).may_be_padded(), args)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {

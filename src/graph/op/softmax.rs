@@ -106,17 +106,10 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
         } else {
             2
         };
-        let mut call = if cx.device().explicit_vectors() {
-            Call::new(&LAST, 8)
-                .define("ITEM", 1)
-                .define("ROWS", 1)
-                .grid(outer.ceil_div(8)?, 1, 1)
-        } else {
-            Call::new(&LAST, 64)
-                .define("ROWS", tile)
-                .grid(outer.ceil_div(tile)?, 1, 1)
-        };
-        call = form
+        let call = Call::new(&LAST, 64)
+            .define("ROWS", tile)
+            .grid(outer.ceil_div(tile)?, 1, 1);
+        let call = form
             .into_iter()
             .fold(call.may_work_in_place(), |c, f| c.define(f, 1));
         let (x, y, rows) = (cx.input(0)?, cx.output(0)?, outer);
@@ -127,13 +120,8 @@ pub(super) fn emit(cx: &mut LowerCx<'_>, at: i64, flatten: bool, form: Option<&'
             "{cols} elements along an inner axis of {shape}"
         )));
     }
-    let (items, run) = if cx.device().explicit_vectors() {
-        (8, 16)
-    } else {
-        (64, 2)
-    };
-    let groups = outer.mul(&inner.ceil_div(run)?)?.ceil_div(i64::from(items))?;
-    let call = Call::new(&INNER, items).define("RUN", run).grid(groups, 1, 1);
+    let groups = outer.mul(&inner.ceil_div(2)?)?.ceil_div(64)?;
+    let call = Call::new(&INNER, 64).define("RUN", 2).grid(groups, 1, 1);
     let call = form.into_iter().fold(call, |c, f| c.define(f, 1));
     let args = InnerArgs {
         x: cx.input(0)?,

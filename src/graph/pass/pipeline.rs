@@ -85,9 +85,7 @@ impl Target {
             native: caps.profile.is_native(),
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
-            one_row: caps.profile.explicit_vectors()
-                || caps.profile.fast_local
-                || caps.profile.lane_broadcast(),
+            one_row: caps.profile.fast_local,
             ..self
         }
     }

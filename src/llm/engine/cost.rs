@@ -2,7 +2,6 @@
 
 use super::plans::PlanSet;
 use super::{Decoder, Planned};
-use crate::backend::kernel::KernelSpec;
 use crate::error::{Error, Result, Stage};
 use crate::plan::{NodeCost, Plan};
 
@@ -30,20 +29,5 @@ impl Planned {
     /// run. These must be the decoder's plans. An error if the tokens exceed the context.
     pub fn costs(&self, decoder: &Decoder, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         decoder.costs(&self.set, &|i| self.plans.get(i), tokens, past)
-    }
-
-    /// Number of launches of these runs, by [`Plan::launches`].
-    pub fn launches(
-        &self,
-        decoder: &Decoder,
-        of: &mut dyn FnMut(&[&KernelSpec]) -> usize,
-        tokens: usize,
-        past: usize,
-    ) -> Result<usize> {
-        let mut all = 0;
-        for run in decoder.runs(&self.set, tokens, past)? {
-            all += found(&|i| self.plans.get(i), run.plan)?.launches(of);
-        }
-        Ok(all)
     }
 }

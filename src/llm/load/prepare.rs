@@ -2,7 +2,6 @@
 
 use super::{KvType, LoadOptions, OTHERS, Purpose};
 use crate::backend::Caps;
-use crate::backend::kernel::KernelSpec;
 use crate::error::{Error, Result, Stage};
 use crate::files::kind::check_file;
 use crate::graph::onnx::ImportOptions;
@@ -43,16 +42,6 @@ impl PlannedDecoder {
     /// See [`Planned::costs`].
     pub fn costs(&self, tokens: usize, past: usize) -> Result<Vec<Vec<NodeCost>>> {
         self.planned.costs(&self.decoder, tokens, past)
-    }
-
-    /// See [`Planned::launches`].
-    pub fn launches(
-        &self,
-        of: &mut dyn FnMut(&[&KernelSpec]) -> usize,
-        tokens: usize,
-        past: usize,
-    ) -> Result<usize> {
-        self.planned.launches(&self.decoder, of, tokens, past)
     }
 }
 

@@ -3,22 +3,6 @@
 use super::{root, stems};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Flags of forms for CPUs.
-const CPU_FLAGS: &[&str] = &[
-    "BROADCAST",
-    "ITEM",
-    "LINE",
-    "NEAR",
-    "RUNS",
-    "SOFT_HALF",
-    "TAIL",
-    "TALL",
-    "VECTORS",
-    "WIDE",
-    "X86_BYTES",
-    "X86_HALF",
-];
-
 /// Defines that are numbers; sources also test whether they are given.
 const NUMBERS: &[&str] = &[
     "BITS", "EACH", "FOLD", "HIGH", "LOW", "NORM", "RING", "RUN", "SPAN", "SPLIT", "TUPLE", "WINDOW",
@@ -31,8 +15,8 @@ const MAX_FLAGS: usize = 4;
 const MANY_FLAGS: &[(&str, usize, &str)] = &[
     (
         "attention",
-        5,
-        "causal attention skips tiles of keys, with each form of keys and work-items",
+        6,
+        "causal attention skips tiles of keys, with each form and width of keys and work-items",
     ),
     (
         "common/dot",
@@ -47,7 +31,7 @@ const MANY_FLAGS: &[(&str, usize, &str)] = &[
 ];
 
 /// Flags are the names that a file tests. Those of the framework (`HAS_B`, `IMAGE_X`, `IN_PLACE`,
-/// and grids), of CPU forms and numbers do not count.
+/// `SOFT_HALF`, and grids) and numbers do not count.
 #[test]
 fn generic_kernels_have_few_flags() {
     let mut flags: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
@@ -62,8 +46,7 @@ fn generic_kernels_have_few_flags() {
                 });
                 let counts = |name: &&str| {
                     !["HAS_", "IMAGE_"].iter().any(|p| name.starts_with(p))
-                        && !["FOLDED", "IN_PLACE", "ROUNDS"].contains(name)
-                        && !CPU_FLAGS.contains(name)
+                        && !["FOLDED", "IN_PLACE", "ROUNDS", "SOFT_HALF"].contains(name)
                         && !NUMBERS.contains(name)
                 };
                 let all = flags.entry(format!("{sub}{stem}")).or_default();

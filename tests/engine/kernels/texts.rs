@@ -41,12 +41,12 @@ fn files_and_descriptors_pair_up() {
     }
 }
 
-/// Helpers of OpenCL C alone: attention and vectors for CPUs, PTX, and what the accessors call, for
-/// which WGSL has built-in functions.
-const OPENCL_ONLY: &[&str] = &["attention_item", "attention_line", "half", "lanes", "mma"];
+/// Helpers of OpenCL C alone: PTX, and what the accessors call, for which WGSL has built-in
+/// functions.
+const OPENCL_ONLY: &[&str] = &["half", "mma"];
 
 /// Helpers of WGSL alone: what OpenCL C has vectors and macros for.
-const WGSL_ONLY: &[&str] = &["attention_lanes", "attention_scores", "pairs"];
+const WGSL_ONLY: &[&str] = &["attention_scores", "pairs"];
 
 /// Helpers that suit one language: CPU compilers make vectors of macros over any type, which WGSL
 /// does not have; and accessors see operands in OpenCL C only within the kernel, so that a tile is
@@ -130,10 +130,9 @@ fn kernel_texts_hold_no_forbidden_words() {
             // Extensions of the language are for tensor cores and for half arithmetic, which
             // devices with them alone get.
             let tensor_cores = text.contains("enable wgpu_cooperative_matrix;");
-            let warps = stem == Some("attention_lanes")
-                || specs()
-                    .iter()
-                    .any(|s| Some(s.kernel.name) == stem && s.uses(Language::Wgsl, Feature::Subgroups));
+            let warps = specs()
+                .iter()
+                .any(|s| Some(s.kernel.name) == stem && s.uses(Language::Wgsl, Feature::Subgroups));
             let pairs = specs()
                 .iter()
                 .any(|s| s.multiplies_halves() && Some(s.kernel.name) == stem);

@@ -61,10 +61,9 @@ fn wgsl_validates_and_its_bindings_are_the_descriptors() {
         found.sort();
         assert_eq!(found, declared(spec), "{spec}");
         // What every WebGPU implementation has, and what GPUs with fast work-group memory or matrix
-        // units have. Query vectors of a work-item's own are for CPUs through OpenCL alone.
+        // units have.
         let large = spec.uses(Language::Wgsl, Feature::TensorCores)
-            || ["attention_row", "matvec_e0m_mma"].contains(&spec.kernel.name)
-            || spec.defines.contains_key("ITEM");
+            || ["attention_row", "matvec_e0m_mma"].contains(&spec.kernel.name);
         let most = if large { 48 << 10 } else { 16_384 };
         assert!(local <= most, "{spec} takes {local} bytes of work-group memory");
     }
@@ -99,8 +98,6 @@ fn declared(spec: &KernelSpec) -> Vec<Binding> {
             "read_write"
         };
         let ty = match (arg.ty, dtype) {
-            (Ty::Elem, DType::F16) if spec.is_vec4(arg) => "vec2<u32>",
-            (Ty::Elem, DType::F32) if spec.is_vec4(arg) => "vec4<f32>",
             (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
             (Ty::Single, DType::F16) => "atomic u32",
             (Ty::Uint4, _) => "vec4<u32>",

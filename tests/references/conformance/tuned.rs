@@ -29,30 +29,20 @@ impl Tuned {
     }
 }
 
-/// Every set but the defaults, on the device as it is and as a GPU; and those that read weights
-/// through images on one that has some.
+/// Every set but the defaults; and those that read weights through images on a device that has
+/// some.
 pub fn trials(device: &Device) -> Vec<Tuned> {
-    let gpu = device.caps.clone().with(case::as_gpu);
     let offered = device.caps.profile.images;
     let kind = ImageKind::ALL.into_iter().find(|kind| offered.offers(*kind));
-    let by_image = gpu.clone().with(|device| device.images.reads = kind);
+    let by_image = device.caps.clone().with(|device| device.images.reads = kind);
     let all: Vec<(Case, Scenario)> = ALL
         .iter()
         .flat_map(|def| (def.cases)())
         .filter_map(|case| Scenario::of(&case).ok().map(|scenario| (case, scenario)))
         .collect();
     let mut trials = Vec::new();
-    for (what, caps) in [
-        ("as it is", &device.caps),
-        ("gpu", &gpu),
-        ("gpu by image", &by_image),
-    ] {
-        let known = match what {
-            "gpu" => *caps == device.caps,
-            "gpu by image" => kind.is_none(),
-            _ => false,
-        };
-        if known {
+    for (what, caps) in [("as it is", &device.caps), ("by image", &by_image)] {
+        if what == "by image" && kind.is_none() {
             continue;
         }
         for (storage, tunable, mut own) in tuned_cases(&all, caps) {
@@ -64,7 +54,7 @@ pub fn trials(device: &Device) -> Vec<Tuned> {
                 None => BTreeSet::from([None]),
             };
             let choices = (tunable.choices)(&caps.profile).into_iter().skip(1);
-            for choice in choices.filter(|c| what != "gpu by image" || tunable.is_by_image(c)) {
+            for choice in choices.filter(|c| what != "by image" || tunable.is_by_image(c)) {
                 let tuned = caps
                     .clone()
                     .with(|device| device.tuned = vec![tunable.entry(ANY, &choice)]);

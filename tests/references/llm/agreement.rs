@@ -10,7 +10,6 @@ use transformer_lite::unstable::graph::op::matmul_e0m::ActivationType;
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
 use transformer_lite::unstable::llm::{Activations, KvType, LanguageModel as _, Tokenizer};
-use transformer_lite::unstable::validate::case::as_gpu;
 
 /// Single tokens at the start, of which few are behind them, rows of a run of many and of one of
 /// few, and single tokens behind many.
@@ -89,7 +88,7 @@ fn fed(
     let share = device.share().with_caps(|caps| {
         if family.is_some() {
             caps.kind = DeviceKind::Integrated;
-            as_gpu(&mut caps.profile);
+            caps.profile.dedicated_memory = false;
             caps.profile.set_family(family);
         }
     });

@@ -1,13 +1,10 @@
-//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, as stages of
-//! persistent kernels, in slices. None of them changes a token.
+//! Ways in which commands reach an OpenCL device: one by one, recorded by the driver, in slices.
+//! None of them changes a token.
 
 use super::{Outcome, decoder, tokens};
 use std::path::Path;
 use tlite_testing::{Device, Text};
-use transformer_lite::unstable::backend::{
-    self, BackendKind, Caps, OpenOptions, PackedDot, ReplayMode, Stats,
-};
-use transformer_lite::unstable::graph::op::matmul_e0m::ActivationType;
+use transformer_lite::unstable::backend::{self, BackendKind, OpenOptions, ReplayMode, Stats};
 use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::llm::LanguageModel;
 use transformer_lite::unstable::llm::engine::{DeviceModel, Logits, SequenceConfig};
@@ -17,22 +14,10 @@ use transformer_lite::unstable::llm::sampler::arg_max;
 const STEPS: usize = 80;
 const CONTEXT: usize = 160;
 
-/// Int8 activations on CPUs that have fast kernels for them, whose stages can be joined; else the
-/// default.
-fn target(caps: &Caps) -> Target {
-    Target {
-        activations: match caps.profile.packed_dot {
-            PackedDot::X86 => ActivationType::Int8,
-            _ => ActivationType::Float,
-        },
-        ..Target::DEVICE
-    }
-}
-
 /// Logits of every step of greedy decoding behind `prompt` tokens, and the counters of the device.
 fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Vec<f32>>, Stats), String> {
     let backend = backend::open(BackendKind::OpenCl, options).text()?;
-    let decoder = decoder(model, &target(backend.caps()), Logits::Last)?;
+    let decoder = decoder(model, &Target::DEVICE, Logits::Last)?;
     let mut model = DeviceModel::new(decoder, backend, &SequenceConfig::of(CONTEXT)).text()?;
     let mut logits = Vec::new();
     let vocab = u32::try_from(model.vocab()).text()?;
@@ -48,8 +33,8 @@ fn decoded(model: &Path, options: &OpenOptions, prompt: usize) -> Result<(Vec<Ve
 }
 
 /// Every way that `device` offers gives the same bits as commands one by one, and is used where it
-/// is asked for. `deep`: the model has layers enough for persistent kernels.
-pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome {
+/// is asked for.
+pub fn ways_change_nothing(model: &Path, device: &Device) -> Outcome {
     let options = |recording, slice_ms| OpenOptions {
         recording,
         slice_ms: Some(slice_ms),
@@ -60,11 +45,7 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         return Err(format!("plain, and yet {plain:?}"));
     }
     let mut ways = vec![(ReplayMode::Off, 1)];
-    for way in [
-        ReplayMode::CommandBuffer,
-        ReplayMode::Qcom,
-        ReplayMode::Persistent,
-    ] {
+    for way in [ReplayMode::CommandBuffer, ReplayMode::Qcom] {
         if backend::open(BackendKind::OpenCl, &options(way, 0)).is_ok() {
             ways.extend([(way, 0), (way, 1)]);
         }
@@ -79,19 +60,9 @@ pub fn ways_change_nothing(model: &Path, device: &Device, deep: bool) -> Outcome
         // A recording is first run one by one, and again where a length crosses a block and cannot
         // be patched.
         let least = STEPS as u64 - 8;
-        let recorded = !matches!(way, ReplayMode::Off | ReplayMode::Persistent);
-        if recorded && slice_ms == 0 && stats.replayed_submits < least {
+        if way != ReplayMode::Off && slice_ms == 0 && stats.replayed_submits < least {
             return Err(format!(
                 "{way}: {stats:?}, at least {least} from recordings expected"
-            ));
-        }
-        // Stages are work-items of their own, as products of bytes have them.
-        let bytes = target(&device.caps).activations == ActivationType::Int8;
-        let joins = deep && bytes && device.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64");
-        if way == ReplayMode::Persistent && slice_ms == 0 && joins && stats.launches >= plain.launches {
-            return Err(format!(
-                "{way}: {stats:?}, one by one {} launches",
-                plain.launches
             ));
         }
         if (slice_ms > 0) != (stats.longest_slice_ns > 0) {

@@ -86,8 +86,7 @@ pub(super) fn isa() -> impl TypedValueParser<Value = Isa> {
 pub(super) fn recording() -> impl TypedValueParser<Value = ReplayMode> {
     values(ReplayMode::ALL.map(|v| {
         let help = match v {
-            ReplayMode::Auto => "Record on GPUs whose driver supports it; `persistent` on CPUs; else `off`",
-            ReplayMode::Persistent => "Run as stages of one long-running kernel; CPUs only",
+            ReplayMode::Auto => "Record on GPUs whose driver supports it; else `off`",
             ReplayMode::CommandBuffer => "Record with cl_khr_command_buffer",
             ReplayMode::Qcom => "Record with cl_qcom_recordable_queues",
             ReplayMode::Off => "Queue commands one by one",

@@ -10,7 +10,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::num::NonZeroUsize;
 use std::path::Path;
-use transformer_lite::unstable::backend::{Backend, Caps};
+use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::fmt::{quantity, size_text};
 use transformer_lite::unstable::llm::ModelFolder;
@@ -96,18 +96,12 @@ pub(super) const HOST_LACKS: &str =
 
 /// Capabilities and measurements of the device that `options` name. A usage error on the host.
 pub fn device(options: &ExecOptions) -> Result<(Caps, Probe)> {
-    let (backend, probe) = measured(options)?;
-    Ok((backend.caps().clone(), probe))
-}
-
-/// The device and its measurements.
-fn measured(options: &ExecOptions) -> Result<(Box<dyn Backend>, Probe)> {
     let place = options.on.placement();
     let mut backend = place.open_device(HOST_LACKS)?;
     let kept = options.on.cache.probes();
     let on_progress = &mut |what: &str| note(&mut std::io::stderr(), what);
     let probe = store::of_device(backend.as_mut(), kept.as_ref(), on_progress)?;
-    Ok((backend, probe))
+    Ok((backend.caps().clone(), probe))
 }
 
 /// The lengths `asked` for, else the default ones that fit the context.
@@ -118,7 +112,7 @@ fn usual(asked: &[usize], context: usize) -> Vec<usize> {
     asked.to_vec()
 }
 
-fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) -> Result<Vec<Work>> {
+fn decoder(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
     if !args.bind.is_empty() {
         return Err(Error::usage(
             "--bind",
@@ -126,12 +120,11 @@ fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) 
         ));
     }
     let folder = ModelFolder::holding("MODEL", model, &[])?;
-    let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), backend.caps())?;
+    let planned = PlannedDecoder::new(&folder, &args.exec.load_options(), caps)?;
     let context = planned.context();
-    let mut of = |name: String, tokens: usize, past: usize| -> Result<Work> {
+    let of = |name: String, tokens: usize, past: usize| -> Result<Work> {
         let costs = planned.costs(tokens, past)?;
-        let launches = planned.launches(&mut |kernels| backend.launches(kernels), tokens, past)?;
-        Ok(Work::new(name, Some(tokens), &costs, peaks).in_launches(launches as u64))
+        Ok(Work::new(name, Some(tokens), &costs, peaks))
     };
     let mut work = Vec::new();
     let prompts: Vec<usize> = args.prefill.iter().map(|n| n.get()).collect();
@@ -146,7 +139,7 @@ fn decoder(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) 
     Ok(work)
 }
 
-fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) -> Result<Vec<Work>> {
+fn other(args: &Args, model: &Path, caps: &Caps, peaks: &Peaks) -> Result<Vec<Work>> {
     let usual = ExecOptions::default();
     let decoders = [
         ("--prefill", !args.prefill.is_empty()),
@@ -161,7 +154,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
         return Err(Error::usage(option, what));
     }
     let request = Request {
-        caps: backend.caps().clone(),
+        caps: caps.clone(),
         bind: parse_bind(&args.bind)?,
         float: args.exec.on.storage_type(args.exec.precision.float)?,
         limits: args.exec.on.limits.limits.clone(),
@@ -178,8 +171,7 @@ fn other(args: &Args, model: &Path, backend: &mut dyn Backend, peaks: &Peaks) ->
             return Err(Error::usage("--bind", what));
         }
         let costs = plan.costs(&request.bind)?;
-        let launches = plan.launches(&mut |kernels| backend.launches(kernels));
-        work.push(Work::new("run".to_owned(), None, &[costs], peaks).in_launches(launches as u64));
+        work.push(Work::new("run".to_owned(), None, &[costs], peaks));
         if !plan.host.is_empty() {
             let what = format!("{} nodes run on the host and are not counted", plan.host.len());
             note(&mut std::io::stderr(), &what);
@@ -247,13 +239,8 @@ fn text(report: &Report<'_>, nodes: bool) -> String {
         let most = work
             .most_tokens_per_s
             .map_or(String::new(), |n| format!(", at most {n:.1} tokens/s"));
-        let all = work.whole.total.launches;
-        let joined = match work.launches < all {
-            true => format!(", {all} dispatches in {} launches", work.launches),
-            false => String::new(),
-        };
         out.push_str(&format!(
-            "\n{}: at least {}{most}{joined}\n",
+            "\n{}: at least {}{most}\n",
             work.name,
             quantity(work.whole.least_s, "s")
         ));
@@ -281,14 +268,13 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     let source = args.model.source(interrupt)?;
     let model = source.path();
     let decodes = inspect::is_decoder(model)?;
-    let (mut backend, probe) = measured(&args.exec)?;
+    let (caps, probe) = device(&args.exec)?;
     let peaks = probe.peaks();
     let work = if decodes {
-        decoder(args, model, backend.as_mut(), &peaks)?
+        decoder(args, model, &caps, &peaks)?
     } else {
-        other(args, model, backend.as_mut(), &peaks)?
+        other(args, model, &caps, &peaks)?
     };
-    let caps = backend.caps();
     let report = Report {
         model: inspect::model_name(model)?,
         backend: caps.backend,

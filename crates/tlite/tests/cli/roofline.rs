@@ -98,11 +98,6 @@ impl Place<'_> {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         json(self.cache, &arguments)
     }
-
-    /// Whether dispatches are joined in persistent kernels.
-    fn joins(&self) -> bool {
-        self.caps.driver.contains("PoCL") && cfg!(target_arch = "x86_64")
-    }
 }
 
 #[test]
@@ -195,8 +190,11 @@ fn made_up_model(place: &Place<'_>) {
     let decoded = work.find(|w| w["name"] == "decode at 8").unwrap();
     let bytes = number(&decoded["whole"], "read_bytes");
     assert!((0.8e8..1.2e8).contains(&bytes), "{bytes} bytes");
-    let (dispatches, launches) = (number(&decoded["whole"], "launches"), number(decoded, "launches"));
-    assert_eq!(launches < dispatches, place.joins(), "{launches} of {dispatches}");
+    assert_eq!(
+        number(decoded, "launches"),
+        number(&decoded["whole"], "launches"),
+        "{decoded}"
+    );
 }
 
 fn profiles(place: &Place<'_>) {
@@ -260,7 +258,6 @@ fn speeds_beside_limits(place: &Place<'_>) {
          --context 64 --act int8 --kv q8",
     );
     let way = match place.caps.kind {
-        DeviceKind::Cpu if place.joins() => "persistent",
         // Of a GPU's driver it is not known whether it records.
         DeviceKind::Cpu => "off",
         _ => bench["recording"].as_str().unwrap(),

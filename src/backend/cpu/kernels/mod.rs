@@ -265,6 +265,5 @@ fn blank() -> KernelSpec {
         in_place: None,
         epilogue: None,
         images: std::collections::BTreeMap::new(),
-        vec4: std::collections::BTreeSet::new(),
     }
 }

@@ -100,7 +100,7 @@ fn recordings_compute_what_single_commands_do() {
         let patched = match &cl.recorder {
             Recorder::Qcom(_) => true,
             Recorder::CommandBuffers(api) => api.are_mutable(),
-            Recorder::Off | Recorder::Persistent => panic!("{way} was given up"),
+            Recorder::Off => panic!("{way} was given up"),
         };
         assert_eq!(replayed, if patched { 10 } else { 5 }, "{way}");
     }
@@ -182,7 +182,7 @@ fn a_way_that_the_device_lacks_is_refused() {
     // A CPU gains nothing by the driver's.
     let cl = opened(ReplayMode::Auto, None);
     if cl.caps.kind == DeviceKind::Cpu {
-        assert!(matches!(cl.recorder, Recorder::Persistent | Recorder::Off));
+        assert!(matches!(cl.recorder, Recorder::Off));
     }
 }
 

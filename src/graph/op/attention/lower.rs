@@ -52,15 +52,6 @@ fn meets(device: &DeviceProfile) -> bool {
     device.tensor_cores == Some(TensorCores::Ptx)
 }
 
-/// Work-items per work-group of the generic kernel on a CPU.
-const CPU_ITEMS: i64 = 16;
-
-/// Query vectors per work-item on OpenCL CPUs.
-const ITEM: i64 = 16;
-
-/// Maximum heads per work-item on OpenCL CPUs with one row: their sums are vectors in registers.
-const LINE: i64 = 4;
-
 const KEYS: i64 = 64;
 
 /// A node's sizes and operands, as its kernels need them.
@@ -74,8 +65,6 @@ struct Node {
     dim: i64,
     /// Query heads per key head, if constant.
     group: Option<i64>,
-    /// Maximum number of queries, if known.
-    most: Option<i64>,
     /// There may be rows that do not see all keys. A single row stands at the last position.
     causal: bool,
     /// Window, and number of rows kept by the cache, if there can be more keys.
@@ -95,13 +84,7 @@ struct Node {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Strategy {
     Row,
-    /// Lanes of a subgroup share loaded keys and values. Holds the number of heads that share keys.
-    Lanes(i64),
     TensorCores,
-    /// Many rows on an OpenCL CPU: each query vector is a lane of a work-item.
-    Item,
-    /// One row on an OpenCL CPU: vectors run along the head.
-    Line,
     /// Generic: keys are shared by a work-group.
     Groups,
 }
@@ -146,7 +129,6 @@ impl Node {
         Ok(Self {
             dim,
             group: heads.exact_div(kv_heads).and_then(|g| g.as_const()),
-            most: cx.upper_bound(queries),
             causal: op.causal && !queries.is(1),
             window,
             ring: ring.filter(exceeds),
@@ -182,24 +164,10 @@ impl Node {
         let (dim, operands) = (self.dim, &self.operands);
         // Some kernels read unquantized keys from the first one on.
         let plain = self.stored == KvStorage::Floats && self.window.is_none() && self.ring.is_none();
-        let lanes = || dim % 32 == 0 && dim <= 128 && device.supports_form(&KERNEL, "BROADCAST");
-        // CPU compilers map explicit vectors of a kernel to SIMD.
-        let by_vectors = device.explicit_vectors() && dim % ITEM == 0 && self.stored == KvStorage::Floats;
         if plain && self.single() && by_rows(device, dim, operands) {
-            return Strategy::Row;
-        }
-        if let Some(shared) = self.group
-            && plain
-            && lanes()
-        {
-            return Strategy::Lanes(shared);
-        }
-        if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
+            Strategy::Row
+        } else if plain && !self.one() && result == DType::F16 && fits_tensor_cores(device, dim, operands) {
             Strategy::TensorCores
-        } else if by_vectors && !self.one() {
-            Strategy::Item
-        } else if by_vectors && self.single() {
-            Strategy::Line
         } else {
             Strategy::Groups
         }
@@ -270,17 +238,6 @@ impl Node {
         }
     }
 
-    fn by_lanes(&self, shared: i64) -> OpResult<Call<Args>> {
-        let vectors = self.queries.mul(&shared.into())?;
-        let call = Call::new(&KERNEL, 8)
-            .define("BROADCAST", 1)
-            .define("DIM", self.dim)
-            .reads_vec4(Args::q)
-            .reads_vec4(Args::k)
-            .reads_vec4(Args::v);
-        Ok(call.grid(self.kv_heads.clone(), vectors.ceil_div(8)?, self.batch.clone()))
-    }
-
     fn by_tensor_cores(&self) -> OpResult<Call<TensorCoresArgs>> {
         // Local memory holds fewer keys of large heads.
         let keys = if self.dim == 256 { KEYS / 2 } else { KEYS };
@@ -289,56 +246,22 @@ impl Node {
         Ok(call.grid(self.heads.clone(), rows, self.batch.clone()))
     }
 
-    fn by_item(&self) -> OpResult<Call<Args>> {
-        let most = self.most.unwrap_or(ITEM).clamp(1, ITEM);
-        let together = Self::dividing(self.group.unwrap_or(1), ITEM / most);
-        let cut = GroupShape {
-            together,
-            rows: ITEM / together,
-            items: CPU_ITEMS,
-            lanes: 1,
-        };
-        // Only the WGSL source uses keys, lanes and slices.
-        Ok(self.cut(&cut, 1, self.batch.clone())?.define("ITEM", 1))
-    }
-
-    fn by_line(&self, split: Option<i64>, splits: Option<&Dim>) -> OpResult<Call<Args>> {
-        // Heads share keys if the keys are split; otherwise there are too few heads to share the
-        // cores.
-        let most = if self.many { LINE } else { 1 };
-        let cut = GroupShape {
-            together: Self::dividing(self.group.unwrap_or(1), most),
-            rows: 1,
-            items: CPU_ITEMS,
-            lanes: 1,
-        };
-        let call = self
-            .wide(self.cut(&cut, 1, self.parts(splits))?)
-            .define("LINE", 1);
-        Ok(match split {
-            Some(keys) => call.define("SPLIT", keys),
-            None => call,
-        })
-    }
-
     fn by_groups(
         &self,
         device: &DeviceProfile,
         split: Option<i64>,
         splits: Option<&Dim>,
     ) -> OpResult<Call<Args>> {
-        let (one, cpu) = (self.one(), device.is_cpu());
-        // On CPUs a work-item is a loop iteration: use just enough to own a result row. Elsewhere a
-        // single query needs as many loads in flight as possible.
-        let items = match (cpu, one) {
-            (true, _) => CPU_ITEMS,
-            (false, false) => KEYS,
-            (false, true) => i64::from(device.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
+        let one = self.one();
+        // A single query needs as many loads in flight as possible.
+        let items = match one {
+            true => i64::from(device.max_workgroup).clamp(KEYS, 4 * KEYS) / KEYS * KEYS,
+            false => KEYS,
         };
         let lanes = (items / KEYS).max(1);
         // Heads share keys if there are many keys or several rows.
         let group = match self.group {
-            Some(group) if cpu || !one || self.many => group,
+            Some(group) if !one || self.many => group,
             _ => 1,
         };
         // A work-item keeps the partial score of each vector in registers.
@@ -360,6 +283,7 @@ impl Node {
         let flags = [
             ("SHARED", self.slices(&cut) > 1),
             ("Q8", self.stored == KvStorage::Words),
+            ("ROLLED", !device.fast_local),
         ];
         let set = flags.into_iter().filter(|(_, set)| *set);
         let call = set.fold(call, |call, (name, _)| call.define(name, 1));
@@ -369,37 +293,11 @@ impl Node {
         })
     }
 
-    /// The kernel of a strategy whose kernels share their arguments.
-    fn generic(
-        &self,
-        device: &DeviceProfile,
-        strategy: Strategy,
-        split: Option<i64>,
-        splits: Option<&Dim>,
-    ) -> OpResult<Call<Args>> {
-        let call = match strategy {
-            Strategy::Lanes(shared) => self.by_lanes(shared)?,
-            Strategy::Item => self.by_item()?,
-            Strategy::Line => self.by_line(split, splits)?,
-            _ => self.by_groups(device, split, splits)?,
-        };
-        Ok(if device.is_cpu() || device.fast_local {
-            call
-        } else {
-            call.define("ROLLED", 1)
-        })
-    }
-
     /// Merges the partial results of one query.
-    fn merge(&self, strategy: Strategy, cpu: bool) -> OpResult<Call<MergeArgs>> {
+    fn merge(&self) -> OpResult<Call<MergeArgs>> {
         let pieces = self.dim / self.vector();
-        let slices = if cpu { 1 } else { (MERGING / pieces).max(1) };
-        let call = if strategy == Strategy::Line {
-            Call::new(&MERGE, 1).define("LINE", 1)
-        } else {
-            Call::new(&MERGE, num::exact(pieces * slices, "work-items")?)
-        };
-        let call = call
+        let slices = (MERGING / pieces).max(1);
+        let call = Call::new(&MERGE, num::exact(pieces * slices, "work-items")?)
             .define("DIM", self.dim)
             .grid(self.heads.clone(), 1, 1)
             .may_be_padded();
@@ -411,13 +309,11 @@ impl Attention {
     /// Emits the dispatches of a node with keys and values stored as `stored`.
     pub(in crate::graph::op) fn emit(&self, cx: &mut LowerCx<'_>, stored: KvStorage) -> OpResult<()> {
         let node = Node::of(self, cx, stored)?;
-        let cpu = cx.device().is_cpu();
         let stored = cx.output(0)?.dtype;
         let strategy = node.strategy(cx.device(), stored);
         // One query has too few heads to fill a device, so many keys are split over work-groups.
-        let splits_keys =
-            node.single() && node.many && !matches!(strategy, Strategy::Lanes(_)) && !cx.device().is_native();
-        let split = splits_keys.then_some(if cpu { 512 } else { 128 });
+        let splits_keys = node.single() && node.many && !cx.device().is_native();
+        let split = splits_keys.then_some(128);
         let splits = split.map(|s| node.read.ceil_div(s)).transpose()?;
         // Keys beyond the current length exist only as padding and are not read.
         let (live, live_keys) = cx.live(&node.keys);
@@ -475,8 +371,8 @@ impl Attention {
                 self.finish(&node, node.by_tensor_cores()?),
                 args!(TensorCoresArgs {}),
             )?,
-            Strategy::Lanes(_) | Strategy::Item | Strategy::Line | Strategy::Groups => {
-                let call = node.generic(cx.device(), strategy, split, splits.as_ref())?;
+            Strategy::Groups => {
+                let call = node.by_groups(cx.device(), split, splits.as_ref())?;
                 let parts = match cx.device().is_native() {
                     true => node.batch.clone(),
                     false => Dim::from(node.dim / node.vector()),
@@ -493,7 +389,7 @@ impl Attention {
                     vectors: node.heads.clone(),
                     splits,
                 };
-                cx.emit(node.merge(strategy, cpu)?, args)
+                cx.emit(node.merge()?, args)
             }
             _ => Ok(()),
         }

@@ -1,12 +1,12 @@
-//! Dispatches of the kernels that run on any device, and of their forms for CPUs and phones.
+//! Dispatches of the kernels that run on any device, and of their forms for phones.
 
 use super::{
-    K_BLOCK, MATRIX, MatMulE0m, MatrixArgs, PAIRS, VECTOR, VectorArgs, format_defines, k_block, native, tune,
+    K_BLOCK, MATRIX, MatMulE0m, MatrixArgs, PAIRS, VECTOR, VectorArgs, format_defines, k_block, tune,
 };
 use crate::graph::op::OpResult;
-use crate::lower::{Call, DeviceProfile, Simd};
+use crate::lower::{Call, DeviceProfile};
 use crate::num;
-use crate::quant::{Bits, GROUP_STEP};
+use crate::quant::GROUP_STEP;
 use crate::shape::Dim;
 use crate::tensor::DType;
 
@@ -19,9 +19,6 @@ impl MatMulE0m {
         [k, n]: [usize; 2],
         two: bool,
     ) -> OpResult<Call<VectorArgs>> {
-        if let Some(call) = self.vector_by_broadcast(device, [k, n])? {
-            return Ok(call);
-        }
         let pairs = device.supports_form(&VECTOR, "PAIRS") && self.in_pairs(types);
         let tuning = tune::vector(self, device, k, n);
         let tile = E0mShape::of(device).with_vector(&tuning);
@@ -30,9 +27,7 @@ impl MatMulE0m {
         let fold = items >= FOLD * columns;
         // Every other k-slice processes the second weight.
         let items = match two {
-            true if items == tile.lanes || items * 2 <= device.max_workgroup.min(E0mShape::MAX_ITEMS) => {
-                items * 2
-            }
+            true if items * 2 <= device.max_workgroup.min(E0mShape::MAX_ITEMS) => items * 2,
             _ => items,
         };
         let by_image = !two && tuning.tunable.is_by_image(&tuning.choice);
@@ -74,52 +69,6 @@ impl MatMulE0m {
         })
     }
 
-    /// The vector kernel with broadcasts within a subgroup for a `k x n` weight; `None` if device
-    /// or weight do not suit it.
-    pub(super) fn vector_by_broadcast(
-        &self,
-        device: &DeviceProfile,
-        [k, n]: [usize; 2],
-    ) -> OpResult<Option<Call<VectorArgs>>> {
-        /// Row elements that the eight lanes load together.
-        const TOGETHER: usize = 32;
-        let whole = [k, k_block(self.group, K_BLOCK)]
-            .iter()
-            .all(|d| d.is_multiple_of(TOGETHER));
-        if !device.supports_form(&VECTOR, "BROADCAST") || !whole {
-            return Ok(None);
-        }
-        let call = Call::new(&VECTOR, BROADCAST_ITEMS)
-            .reads_vec4(VectorArgs::x)
-            .reads_vec4(VectorArgs::gain);
-        let call = format_defines(call, self.bits, self.group, K_BLOCK)
-            .define("BROADCAST", 1)
-            .define("LANES", i64::from(BROADCAST_ITEMS))
-            .define("COLS", 8);
-        let columns = i64::from(8 * BROADCAST_ITEMS);
-        Ok(Some(call.grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1)))
-    }
-
-    /// The matrix kernel with broadcasts within a subgroup, for at most `most` rows and `n`
-    /// columns.
-    pub(super) fn matrix_by_broadcast(
-        &self,
-        n: usize,
-        rows: &Dim,
-        most: Option<i64>,
-    ) -> OpResult<Call<MatrixArgs>> {
-        let tall = most.is_none_or(|n| n > 8);
-        let each = if tall { 16 } else { 8 };
-        let call = Call::new(&MATRIX, BROADCAST_ITEMS).reads_vec4(MatrixArgs::x);
-        let call = format_defines(call, self.bits, self.group, K_BLOCK)
-            .define("BROADCAST", 1)
-            .define("ROWS", each)
-            .define("COLS", 4);
-        let groups = Dim::from_usize(n).ceil_div(i64::from(4 * BROADCAST_ITEMS))?;
-        let call = call.grid(groups, rows.ceil_div(each)?, 1);
-        Ok(if tall { call.define("TALL", 1) } else { call })
-    }
-
     /// The generic matrix kernel for at most `most` rows and a `k x n` weight.
     pub(super) fn generic_matrix(
         &self,
@@ -129,9 +78,6 @@ impl MatMulE0m {
         rows: &Dim,
         most: Option<i64>,
     ) -> OpResult<Call<MatrixArgs>> {
-        if device.supports_form(&MATRIX, "BROADCAST") && self.bits != Bits::Eight {
-            return self.matrix_by_broadcast(n, rows, most);
-        }
         let tuning = tune::matrix(self, device, k, n, most);
         let tile = E0mShape::of(device).with_matrix(&tuning);
         let columns = tile.matrix_items * tile.matrix_columns;
@@ -169,9 +115,6 @@ impl MatMulE0m {
     }
 }
 
-/// Work-items of the kernels with subgroup broadcasts: one subgroup.
-pub(super) const BROADCAST_ITEMS: u32 = 8;
-
 /// Partial sums left after the first of two reduction steps.
 pub(super) const FOLD: u32 = 8;
 
@@ -190,9 +133,6 @@ pub(super) struct E0mShape {
     pub(super) matrix_columns: u32,
     /// Rows per work-item of the matrix kernel.
     pub(super) rows: u32,
-    /// Columns per panel of the stored weight. `None` stores whole rows, so that neighbouring lanes
-    /// of a GPU read neighbouring columns.
-    pub(super) panel: Option<usize>,
 }
 
 impl E0mShape {
@@ -243,41 +183,13 @@ impl E0mShape {
     }
 
     pub(super) fn of(device: &DeviceProfile) -> Self {
-        match device.simd {
-            // A work-item is a loop iteration on a core: explicit vectors, no split-k, weights read
-            // sequentially.
-            Simd::CpuLoop => Self {
-                vector_items: 4,
-                lanes: 4,
-                vector_columns: 16,
-                matrix_items: 8,
-                matrix_columns: 16,
-                rows: 8,
-                panel: Some(16),
-            },
-            // Work-items are vector elements and every load is a gather: few loads per weight.
-            Simd::CpuLanes => Self {
-                vector_items: 16,
-                lanes: 16,
-                vector_columns: 8,
-                matrix_items: 16,
-                matrix_columns: 4,
-                rows: 8,
-                panel: Some(8),
-            },
-            Simd::Native => Self {
-                panel: Some(native::PANEL),
-                ..Self::of(&DeviceProfile::generic_gpu())
-            },
-            Simd::Gpu => Self {
-                vector_items: 64,
-                lanes: 8,
-                vector_columns: 4,
-                matrix_items: 32,
-                matrix_columns: 4,
-                rows: if device.few_registers { 4 } else { 8 },
-                panel: None,
-            },
+        Self {
+            vector_items: 64,
+            lanes: 8,
+            vector_columns: 4,
+            matrix_items: 32,
+            matrix_columns: 4,
+            rows: if device.few_registers { 4 } else { 8 },
         }
     }
 }

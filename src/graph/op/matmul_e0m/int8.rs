@@ -5,8 +5,8 @@
 //! neighbours precision.
 
 use super::{
-    ActivationType, MatMulE0m, PAD, Weights, format_defines, k_block, normed, packed_case, packed_parts,
-    rows, tune,
+    ActivationType, MatMulE0m, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows,
+    tune,
 };
 use crate::backend::PackedDot;
 use crate::backend::kernel::{Feature, Features, Form, Kernel};
@@ -39,12 +39,7 @@ macro_rules! dots {
 }
 
 /// Dot product instructions for signed activations and quantized weights (`common/dot`).
-const FORMS: &[Form] = &[
-    dots!("PTX", Ptx),
-    dots!("KHR", Khr),
-    dots!("ARM", Arm),
-    dots!("X86_BYTES", X86),
-];
+const FORMS: &[Form] = &[dots!("PTX", Ptx), dots!("KHR", Khr), dots!("ARM", Arm)];
 
 crate::kernel! {
     /// Kernel for one row, which it quantizes itself. Reads `end0` to `start2` only with PARTS.
@@ -101,7 +96,7 @@ impl MatMulE0m {
         let blocks = rows.mul(&Dim::from_usize(k.div_ceil(block)))?;
         let bytes = cx.temp(DType::U32, rows.mul(&Dim::from_usize(k / 4))?);
         let factors = cx.temp(DType::U32, blocks.mul(&2.into())?);
-        let call = self.quantize(cx.device(), block, &blocks)?;
+        let call = self.quantize(block, &blocks)?;
         let args = QuantizeArgs {
             x,
             y: bytes,
@@ -132,7 +127,7 @@ impl MatMulE0m {
         let most = cx.upper_bound(&rows);
         let vector = rows.is(1) && {
             let tuning = tune::bytes_vector(self, cx.device(), k, n);
-            VectorShape::of(cx.device(), n, &tuning).local(k, block) <= cx.device().local_bytes as usize
+            VectorShape::of(&tuning).local(k, block) <= cx.device().local_bytes as usize
         };
         if !vector && let Some(epsilon) = self.norm {
             x = normed(cx, x, gain.take(), epsilon, (&rows, k), DType::F32)?;
@@ -197,16 +192,11 @@ impl MatMulE0m {
         Ok(())
     }
 
-    fn quantize(&self, device: &DeviceProfile, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
+    fn quantize(&self, block: usize, blocks: &Dim) -> OpResult<Call<QuantizeArgs>> {
         const ITEMS: u32 = 16;
         let call = Call::new(&QUANTIZE, ITEMS).define("BLOCK", num::signed(block));
         let call = if self.bits == Bits::Eight {
             call.define("PER4", 1)
-        } else {
-            call
-        };
-        let call = if device.explicit_vectors() {
-            call.define("WIDE", 1)
         } else {
             call
         };
@@ -216,20 +206,14 @@ impl MatMulE0m {
     /// The kernel for one row and a `k x n` weight.
     fn vector(&self, device: &DeviceProfile, block: usize, k: usize, n: usize) -> OpResult<Call<VectorArgs>> {
         let tuning = tune::bytes_vector(self, device, k, n);
-        let shape = VectorShape::of(device, n, &tuning);
-        let columns = i64::from(shape.lanes * shape.columns) * shape.panels;
+        let shape = VectorShape::of(&tuning);
+        let columns = i64::from(shape.lanes * COLUMNS);
         let call = format_defines(Call::new(&VECTOR, shape.items), self.bits, self.group, block)
             .define("DEPTH", num::signed(k))
-            .define("COLS", i64::from(shape.columns))
+            .define("COLS", i64::from(COLUMNS))
             .define("LANES", i64::from(shape.lanes))
-            .define("PANELS", shape.panels)
             .grid(Dim::from_usize(n).ceil_div(columns)?, 1, 1)
             .tuned_by(tuning);
-        let call = if shape.lanes < shape.items {
-            call.define("SLICED", 1)
-        } else {
-            call
-        };
         Ok(written(device, &VECTOR, call))
     }
 
@@ -246,28 +230,21 @@ impl MatMulE0m {
             &[items, each] => [items, each],
             _ => default_product(device),
         };
-        let columns = i64::from(columns(device));
-        let groups = Dim::from_usize(n).ceil_div(i64::from(items) * columns)?;
+        let groups = Dim::from_usize(n).ceil_div(i64::from(items * COLUMNS))?;
         let call = format_defines(Call::new(&PRODUCT, items), self.bits, self.group, block)
             .define("ROWS", i64::from(each))
-            .define("COLS", columns)
+            .define("COLS", i64::from(COLUMNS))
             .grid(rows.ceil_div(i64::from(each))?, groups, 1)
             .tuned_by(tuning);
         Ok(written(device, &PRODUCT, call))
     }
 }
 
-/// Columns per work-item, as many as its dot products. On a CPU a work-item is a loop iteration on
-/// a core and a panel is one vector.
-fn columns(device: &DeviceProfile) -> u32 {
-    if device.explicit_vectors() { 16 } else { 4 }
-}
+/// Columns per work-item, as many as its dot products.
+const COLUMNS: u32 = 4;
 
 /// Work-items per work-group of the kernel for any number of rows, and rows per work-item.
 pub(super) fn default_product(device: &DeviceProfile) -> [u32; 2] {
-    if device.explicit_vectors() {
-        return [4, 8];
-    }
     [64, most_rows(device)]
 }
 
@@ -280,20 +257,12 @@ pub(super) fn most_rows(device: &DeviceProfile) -> u32 {
     }
 }
 
-/// For the kernel for one row: work-items per work-group, how many of them are neighbours along the
-/// columns, and, on a CPU, work-groups per core. These are few, as each quantizes the row itself.
-pub(super) fn default_vector(device: &DeviceProfile) -> [u32; 3] {
-    if device.explicit_vectors() {
-        [1, 1, 4]
-    } else {
-        [64, 8, 0]
-    }
-}
+/// For the kernel for one row: work-items per work-group, and how many of them are neighbours along
+/// the columns.
+pub(super) const DEFAULT_VECTOR: [u32; 2] = [64, 8];
 
-/// Selects the dot products of the device: single words on GPUs, vectors of sixteen on CPUs.
+/// Selects the dot products of the device.
 fn written<A>(device: &DeviceProfile, kernel: &'static Kernel, call: Call<A>) -> Call<A> {
-    let cpu = device.explicit_vectors();
-    let call = if cpu { call.define("WIDE", 1) } else { call };
     let call = if device.hoists_loads {
         call.define("IN_TURN", 1)
     } else {
@@ -303,8 +272,7 @@ fn written<A>(device: &DeviceProfile, kernel: &'static Kernel, call: Call<A>) ->
         .packed_dot
         .define()
         .filter(|d| device.supports_form(kernel, d));
-    let suits = (device.packed_dot == PackedDot::X86) == cpu;
-    match dots.filter(|_| suits) {
+    match dots {
         Some(define) => call.define(define, 1),
         None => call,
     }
@@ -316,39 +284,21 @@ struct VectorShape {
     items: u32,
     /// Work-items next to each other along the columns; the others split K.
     lanes: u32,
-    /// Columns per work-item and panel.
-    columns: u32,
-    panels: i64,
 }
 
 impl VectorShape {
-    /// The shape for `n` columns.
-    fn of(device: &DeviceProfile, n: usize, tuning: &Tuning) -> Self {
-        let [items, lanes, each] = match tuning.choice.as_slice() {
-            &[items, lanes, each] => [items, lanes, each],
-            _ => default_vector(device),
+    /// The chosen shape.
+    fn of(tuning: &Tuning) -> Self {
+        let [items, lanes] = match tuning.choice.as_slice() {
+            &[items, lanes] => [items, lanes],
+            _ => DEFAULT_VECTOR,
         };
-        let panels = match each {
-            // Work-items that split K synchronize only once: the kernel has no barrier between
-            // panels.
-            _ if lanes < items => 1,
-            0 => 1,
-            _ => {
-                let groups = each.saturating_mul(device.assumed_compute_units().max(1)) as usize;
-                n.div_ceil(16 * groups).max(2)
-            }
-        };
-        Self {
-            items,
-            lanes,
-            columns: columns(device),
-            panels: num::signed(panels),
-        }
+        Self { items, lanes }
     }
 
     /// Local memory for a row of `k` elements, in bytes.
     fn local(&self, k: usize, block: usize) -> usize {
-        k + 8 * k.div_ceil(block) + self.items as usize * (4 + 4 * self.columns as usize)
+        k + 8 * k.div_ceil(block) + self.items as usize * (4 + 4 * COLUMNS as usize)
     }
 }
 
@@ -393,30 +343,4 @@ pub(super) fn cases() -> Vec<Case> {
     .into_iter()
     .filter_map(|(b, g, normed, r, k, n)| case(b, g, normed, r, k, n))
     .collect()
-}
-
-const _: () = assert!(PAD.is_multiple_of(16), "columns fill whole vectors");
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn columns_that_are_shared_are_one_panel() {
-        let device = DeviceProfile {
-            simd: crate::lower::Simd::CpuLoop,
-            ..DeviceProfile::generic_gpu()
-        };
-        let op = MatMulE0m::new(Bits::Four, 32);
-        let tuning = tune::bytes_vector(&op, &device, 64, 1 << 16);
-        let cut = |choice: [u32; 3]| {
-            let tuning = Tuning {
-                choice: choice.to_vec(),
-                ..tuning.clone()
-            };
-            VectorShape::of(&device, 1 << 16, &tuning).panels
-        };
-        assert!(cut([1, 1, 4]) > 1);
-        assert_eq!([cut([8, 4, 4]), cut([64, 8, 0]), cut([1, 1, 0])], [1; 3]);
-    }
 }

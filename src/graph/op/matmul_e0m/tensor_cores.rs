@@ -4,7 +4,6 @@
 //! multiplies by halves derived from `w1` and scales its sums. Results of 4-bit weights are halves
 //! too.
 
-use super::generic::E0mShape;
 use super::{K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
@@ -252,11 +251,8 @@ impl MatMulE0m {
         if two && warps <= MAX_WARPS / 2 {
             warps *= 2;
         }
-        let call = format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length);
-        let call = match E0mShape::of(device).panel {
-            Some(_) => call,
-            None => call.define("FLAT", 1),
-        };
+        let call =
+            format_defines(Call::new(&VECTOR, warps * WARP), self.bits, self.group, length).define("FLAT", 1);
         let call = if k.is_multiple_of(length) {
             call.define("WHOLE", 1)
         } else {

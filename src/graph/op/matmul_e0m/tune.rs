@@ -23,7 +23,7 @@ static MATRIX_TUNABLE: Tunable = Tunable {
 
 static BYTES_VECTOR: Tunable = Tunable {
     kernel: &int8::VECTOR.kernel,
-    names: &["items", "lanes", "groups per core"],
+    names: &["items", "lanes"],
     choices: byte_vectors,
 };
 
@@ -33,16 +33,9 @@ static BYTES_MATRIX: Tunable = Tunable {
     choices: byte_matrices,
 };
 
-/// Columns per work-item for which the kernels have vectors; panels and the padding of stored rows
-/// are multiples of them.
+/// Columns per work-item for which the kernels have vectors; the padding of stored rows is a
+/// multiple of them.
 const COLUMNS: [u32; 3] = [4, 8, 16];
-
-fn fits_panel(shape: &E0mShape, columns: u32) -> bool {
-    let panel = shape
-        .panel
-        .is_none_or(|panel| panel.is_multiple_of(columns as usize));
-    COLUMNS.contains(&columns) && panel
-}
 
 /// The default, and those of `others` that the device supports.
 fn choices<const N: usize>(
@@ -65,14 +58,12 @@ fn with_forms(
     tiles: &[Vec<u32>],
     sizes: fn(&[u32]) -> [u32; 2],
 ) -> Vec<Vec<u32>> {
-    // On CPUs the kernel uses explicit vectors, and images are slow.
-    let able = !device.explicit_vectors();
-    let offered: &[SubgroupSize] = if able && device.supports_form(kernel, subgroup_size::DEFINE) {
+    let offered: &[SubgroupSize] = if device.supports_form(kernel, subgroup_size::DEFINE) {
         &device.subgroup_sizes
     } else {
         &[]
     };
-    let images = able && device.images_of(kernel).is_some();
+    let images = device.images_of(kernel).is_some();
     let subgroups = |tile: &[u32]| -> Vec<u32> {
         let [items, _] = sizes(tile);
         let fitting = offered.iter().filter(|subgroup| subgroup.divides(items));
@@ -106,15 +97,8 @@ fn with_forms(
     all
 }
 
-/// On a GPU, work-groups that do not fill a subgroup gain nothing.
-fn fills_subgroups(device: &DeviceProfile, items: u32) -> bool {
-    /// The smallest subgroup of GPUs with a fixed subgroup size (Mali).
-    const MIN_SUBGROUP: u32 = 16;
-    device.is_cpu() || items.is_multiple_of(MIN_SUBGROUP)
-}
-
 fn vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {
-    const ALL: [[u32; 3]; 16] = [
+    const ALL: [[u32; 3]; 10] = [
         [64, 8, 4],
         [64, 16, 4],
         [64, 32, 4],
@@ -125,26 +109,18 @@ fn vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {
         [32, 8, 4],
         [64, 8, 8],
         [64, 16, 8],
-        [16, 16, 8],
-        [8, 8, 8],
-        [4, 4, 16],
-        [2, 2, 16],
-        [8, 8, 16],
-        [16, 16, 16],
     ];
     let shape = E0mShape::of(device);
     let default = vec![shape.vector_items, shape.lanes, shape.vector_columns];
     let tiles = choices(default, &ALL, |[items, lanes, columns]| {
-        // On a CPU splitting K gains nothing, on a GPU small work-groups gain nothing.
-        let suits = (items == lanes) == (shape.vector_items == shape.lanes);
         let room = *items <= device.max_workgroup && items * columns * 4 <= device.local_bytes;
-        suits && room && items.is_multiple_of(*lanes) && fits_panel(&shape, *columns)
+        room && items.is_multiple_of(*lanes) && COLUMNS.contains(columns)
     });
     with_forms(device, &VECTOR, &tiles, |c| [c[0], c[2]])
 }
 
 fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
-    const ALL: [[u32; 3]; 12] = [
+    const ALL: [[u32; 3]; 9] = [
         [32, 4, 8],
         [64, 4, 8],
         [16, 4, 8],
@@ -153,10 +129,7 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
         [128, 4, 8],
         [32, 8, 4],
         [16, 8, 8],
-        [8, 16, 8],
-        [4, 16, 8],
         [16, 16, 8],
-        [8, 16, 4],
     ];
     let shape = E0mShape::of(device);
     let default = vec![shape.matrix_items, shape.matrix_columns, shape.rows];
@@ -167,31 +140,27 @@ fn matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
         // Larger sums would be spilled.
         let registers = !device.few_registers || rows * columns <= 16;
         let room = *items <= device.max_workgroup && local <= u64::from(device.local_bytes);
-        text && registers && room && fits_panel(&shape, *columns) && fills_subgroups(device, *items)
+        text && registers && room && COLUMNS.contains(columns)
     });
     with_forms(device, &MATRIX, &tiles, |c| [c[0], c[1]])
 }
 
 fn byte_vectors(device: &DeviceProfile) -> Vec<Vec<u32>> {
-    const GPU: [[u32; 3]; 7] = [
-        [64, 8, 0],
-        [64, 16, 0],
-        [64, 32, 0],
-        [32, 8, 0],
-        [128, 8, 0],
-        [128, 16, 0],
-        [128, 32, 0],
+    const ALL: [[u32; 2]; 7] = [
+        [64, 8],
+        [64, 16],
+        [64, 32],
+        [32, 8],
+        [128, 8],
+        [128, 16],
+        [128, 32],
     ];
-    const CPU: [[u32; 3]; 5] = [[1, 1, 1], [1, 1, 2], [1, 1, 4], [1, 1, 8], [1, 1, 16]];
-    let default = int8::default_vector(device).to_vec();
-    if device.explicit_vectors() {
-        return choices(default, &CPU, |_| true);
-    }
-    choices(default, &GPU, |[items, ..]| *items <= device.max_workgroup)
+    let default = int8::DEFAULT_VECTOR.to_vec();
+    choices(default, &ALL, |[items, _]| *items <= device.max_workgroup)
 }
 
 fn byte_matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
-    const GPU: [[u32; 2]; 9] = [
+    const ALL: [[u32; 2]; 9] = [
         [64, 4],
         [64, 8],
         [32, 4],
@@ -202,22 +171,8 @@ fn byte_matrices(device: &DeviceProfile) -> Vec<Vec<u32>> {
         [32, 2],
         [128, 2],
     ];
-    const CPU: [[u32; 2]; 9] = [
-        [4, 8],
-        [1, 8],
-        [2, 8],
-        [8, 8],
-        [2, 4],
-        [4, 4],
-        [8, 4],
-        [4, 12],
-        [2, 12],
-    ];
     let default = int8::default_product(device).to_vec();
-    if device.explicit_vectors() {
-        return choices(default, &CPU, |_| true);
-    }
-    choices(default, &GPU, |[items, rows]| {
+    choices(default, &ALL, |[items, rows]| {
         *items <= device.max_workgroup && *rows <= int8::most_rows(device)
     })
 }
@@ -296,29 +251,15 @@ impl E0mShape {
 mod tests {
     use super::*;
     use crate::backend::device_presets::PHONES;
-    use crate::backend::{KernelCode, QuarantineCause, Quarantined};
-    use crate::lower::Simd;
+    use crate::backend::{QuarantineCause, Quarantined};
 
     #[test]
     fn choices_are_what_texts_and_devices_take() {
         let phones = PHONES
             .iter()
             .flat_map(|phone| Language::ALL.map(|l| (format!("{} {l}", phone.name), phone.caps(l).profile)));
-        let cpus = [
-            (Language::OpenClC, Simd::CpuLoop),
-            (Language::Wgsl, Simd::CpuLanes),
-        ];
-        let cpus = cpus.map(|(language, simd)| {
-            let generic = DeviceProfile::generic_gpu();
-            let device = DeviceProfile {
-                code: KernelCode::Source(language),
-                simd,
-                ..generic
-            };
-            (format!("{simd:?}"), device)
-        });
         let generic = ("generic".to_owned(), DeviceProfile::generic_gpu());
-        for (name, device) in phones.chain(cpus).chain([generic]) {
+        for (name, device) in phones.chain([generic]) {
             for (tunable, least) in [
                 (&VECTOR_TUNABLE, 2),
                 (&MATRIX_TUNABLE, 2),
@@ -364,11 +305,6 @@ mod tests {
             let wrong = QuarantineCause::WrongResults;
             quarantined.quarantine(Quarantined::new(tunable.kernel, &form, wrong, "wrong"));
             assert_eq!(subgroups(&quarantined, tunable), plain);
-            let cpu = DeviceProfile {
-                simd: Simd::CpuLoop,
-                ..device.clone()
-            };
-            assert!(subgroups(&cpu, tunable).iter().all(Option::is_none));
         }
         let lanes = DeviceProfile {
             subgroup_sizes: vec![SubgroupSize::Lanes(16), SubgroupSize::Lanes(32)],

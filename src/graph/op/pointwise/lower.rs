@@ -49,12 +49,10 @@ pub fn fill(cx: &mut LowerCx<'_>, value: f64) -> OpResult<()> {
 fn emit_over(expr: &Expr, cx: &mut LowerCx<'_>, places: &[ExprSource]) -> OpResult<()> {
     let with = epilogue(expr, cx, places)?;
     let count = cx.out_fact(0)?.shape.count()?;
-    let mut call = Call::new(&KERNEL, 64).may_be_padded().epilogue(with);
-    call = if cx.device().explicit_vectors() {
-        call.define("RUN", 16).grid(count.ceil_div(16 * 64)?, 1, 1)
-    } else {
-        call.grid(count.ceil_div(2 * 64)?, 1, 1)
-    };
+    let call = Call::new(&KERNEL, 64)
+        .grid(count.ceil_div(2 * 64)?, 1, 1)
+        .may_be_padded()
+        .epilogue(with);
     let y = cx.output(0)?;
     cx.emit(call, Args { y, count })
 }

@@ -134,14 +134,7 @@ pub(super) fn emit(op: &Resize, cx: &mut LowerCx<'_>) -> OpResult<()> {
         None => (one.clone(), one, part(0..wide.axis)?),
     };
     let count = out.count()?;
-    let rows = product(out.0.get(..wide.axis).unwrap_or_default())?;
-    let mut call = if cx.device().explicit_vectors() {
-        Call::new(&KERNEL, 4)
-            .define("ITEM", 1)
-            .grid(rows.ceil_div(4)?, 1, 1)
-    } else {
-        Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1)
-    };
+    let mut call = Call::new(&KERNEL, 64).grid(count.ceil_div(2 * 64)?, 1, 1);
     let flags = [
         ("HIGH", high.is_some()),
         ("BY_SIZE", wide.scale.is_none()),

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite::inspect::{Request, inspect};
 use tlite_testing::suite::Suite;
 use tlite_testing::{self, Device, Text, Tier, Traffic, carries};
-use transformer_lite::unstable::backend::{DeviceKind, Simd};
+use transformer_lite::unstable::backend::DeviceKind;
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::ImportOptions;
 use transformer_lite::unstable::graph::pass::Target;
@@ -130,7 +130,7 @@ fn on(
     DeviceModel::new(decoder, Box::new(device.share()), lengths).text()
 }
 
-/// The same with the work-groups that a GPU would get.
+/// The same as on a GPU with its own memory.
 fn as_gpu(
     device: &Device,
     model: &Path,
@@ -140,7 +140,7 @@ fn as_gpu(
     let decoder = decoder(model, target, Logits::Last)?;
     let backend = device.share().with_caps(|c| {
         c.kind = DeviceKind::Discrete;
-        (c.profile.simd, c.profile.dedicated_memory) = (Simd::Gpu, true);
+        c.profile.dedicated_memory = true;
     });
     DeviceModel::new(decoder, Box::new(backend), lengths).text()
 }

@@ -8,13 +8,12 @@ use tlite_testing::Text;
 
 /// The trials of a model.
 pub fn trials(add: &mut Add<'_>) {
-    let plain: [(&str, OnModel); 7] = [
+    let plain: [(&str, OnModel); 6] = [
         ("a_wrong_variant_is_not_used", wrong_variant),
         ("a_wrong_form_is_not_used", wrong_form),
         ("a_lack_of_memory_is_no_verdict", short_of_memory),
         ("a_variant_that_does_not_build_is_not_used", unbuilt_variant),
         ("a_variant_that_is_not_launched_is_not_used", unlaunched_variant),
-        ("a_persistent_kernel_is_not_launched", unlaunched_persistent),
         ("a_variant_is_launched_at_the_second_try", launched_at_last),
     ];
     for (name, run) in plain {
@@ -127,35 +126,6 @@ fn launched_at_last(model: &Model) -> Outcome {
     let run = model.run(&unlaunched(1), FEW, &[])?;
     model.recovers(&run, Profile::Radeon, FEW)?;
     run.quiet()
-}
-
-/// Dispatches of which the driver does not launch the kernel that joins them run one by one.
-fn unlaunched_persistent(model: &Model) -> Outcome {
-    let kernel = "persistent";
-    let run = |count: u64| {
-        let config = Config {
-            faults: launches_refused(kernel, count),
-            ..Config::default()
-        };
-        model.run(&config, FEW, &["--recording", "persistent"])
-    };
-    let joined = format!("clEnqueueNDRangeKernel kernel={kernel} ");
-    let (plain, refused) = (run(0)?, run(99)?);
-    if plain.count(&joined) == 0 {
-        return Err("no dispatches are joined".to_owned());
-    }
-    if plain.tokens()? != refused.tokens()? {
-        return Err(format!(
-            "tokens {:?} wanted, {:?} found",
-            plain.tokens()?,
-            refused.tokens()?
-        ));
-    }
-    refused.recovered(2 * plain.took)?;
-    match refused.warnings("backend::opencl::persistent", &["CL_OUT_OF_RESOURCES"]) {
-        1.. => Ok(()),
-        0 => Err(format!("no warning: {}", refused.errors)),
-    }
 }
 
 /// Every build of a kernel is refused.
