@@ -581,7 +581,7 @@ fn conversation(dir: &Path, device: &Device) -> Outcome {
     session.set_sampler(Sampler::new(sampling).text()?);
     let mut conversation = Conversation::new(session, Vec::new());
     let options = GenerateOptions {
-        max_tokens: 8,
+        max_tokens: if device.is_slow() { 2 } else { 8 },
         ..GenerateOptions::default()
     };
     let tokenizer = Tokenizer::load(dir).text()?;

@@ -351,6 +351,13 @@ impl Device {
         }
     }
 
+    /// Its driver runs the kernels of GPUs on the processor. Below the nightly tier, tests that run
+    /// whole models take shorter texts there.
+    pub fn is_slow(&self) -> bool {
+        let emulates = self.caps.kind == DeviceKind::Cpu && !self.caps.profile.is_native();
+        emulates && Tier::of_environment() < Tier::Nightly
+    }
+
     /// Backend name, and the device's where the backend has several.
     pub fn label(&self, all: &[Self]) -> String {
         if all.iter().filter(|d| d.kind == self.kind).count() == 1 {

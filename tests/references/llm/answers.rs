@@ -26,6 +26,9 @@ const MAY_DIFFER: usize = 2;
 
 const MAX_TOKENS: usize = 64;
 
+/// Tokens of each answer where a driver runs the kernels of GPUs on the processor.
+const FEW_TOKENS: usize = 12;
+
 /// A text that repeats its last words, at most this many tokens, for half of an answer is a loop.
 const LONGEST_PERIOD: usize = 16;
 
@@ -44,6 +47,10 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
         MUST_AGREE
     };
     let (context, cancel) = (160, Cancel::default());
+    let most = match device.is_some_and(Device::is_slow) {
+        true => FEW_TOKENS,
+        false => MAX_TOKENS,
+    };
     let mut model: Box<dyn LanguageModel> = match device {
         Some(d) => {
             let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
@@ -60,7 +67,7 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
             .text()?;
         let prompt = tokenizer.encode(&prompt, false).text()?;
         let options = DecodeOptions {
-            max_tokens: MAX_TOKENS,
+            max_tokens: most,
             eos: folder.eos_ids(&tokenizer),
             ..DecodeOptions::default()
         };
@@ -75,7 +82,12 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
         if is_loop(&ids) {
             loops.push(format!("{question} {answer}"));
         }
-        if answer != expected {
+        // The last character of an answer that was cut short may be incomplete.
+        let is_expected = match ids.len() < most || most == MAX_TOKENS {
+            true => answer == expected,
+            false => expected.starts_with(answer.trim_end_matches(char::REPLACEMENT_CHARACTER)),
+        };
+        if !is_expected {
             differ.push((
                 i,
                 format!("{question}\n  expected: {expected}\n  found:    {answer}"),
