@@ -2,7 +2,7 @@
 //! measured peaks of a device ([`Peaks`]).
 //!
 //! A node takes at least the time of its bytes at peak bandwidth or of its arithmetic at peak rate,
-//! whichever is longer, plus a launch per command unless the backend joins them. Nodes run one
+//! whichever is longer, plus a launch per command unless the backend slices it. Nodes run one
 //! after another. Bytes count even if a cache keeps them from one node to the next, so a model that
 //! fits in a cache may be faster than this bound.
 
@@ -39,7 +39,7 @@ impl Bound {
 /// Cost of some work, and its minimum time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, schemars::JsonSchema)]
 pub struct Total {
-    /// Commands; each is one launch unless the backend joins them.
+    /// Commands; each is one launch unless the backend slices it.
     pub launches: u64,
     /// Bytes that commands read.
     pub read_bytes: u64,
