@@ -151,7 +151,8 @@ pub struct Stats {
     #[serde(rename = "recorded_submits")]
     pub replayed_submits: u64,
     /// Launches in submitted recordings. Every command counts once, even if its grid is empty.
-    /// Each part of a sliced dispatch counts as one. The additional runs of a first run, for trial and comparison, are not counted.
+    /// Each part of a sliced dispatch counts as one. The additional runs of a first run, for trial
+    /// and comparison, are not counted.
     pub launches: u64,
     /// Nanoseconds spent in driver calls that submit, write, read or wait; 0 if not measured.
     pub driver_ns: u64,
