@@ -32,6 +32,18 @@ const FEW_TOKENS: usize = 12;
 /// A text that repeats its last words, at most this many tokens, for half of an answer is a loop.
 const LONGEST_PERIOD: usize = 16;
 
+/// The model on a device, or on the host.
+fn load(dir: &Path, device: Option<&Device>, context: usize) -> Result<Box<dyn LanguageModel>, String> {
+    Ok(match device {
+        Some(d) => {
+            let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
+            let model = DeviceModel::new(decoder, Box::new(d.share()), &SequenceConfig::of(context));
+            Box::new(model.text()?)
+        }
+        None => Box::new(HostModel::new(decoder(dir, &Target::HOST, Logits::Last)?, context).text()?),
+    })
+}
+
 /// Compares the answers of the model in `dir` on `device`, or the first ones on the host, with the
 /// expected ones.
 pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
@@ -51,14 +63,7 @@ pub fn agree(dir: &Path, device: Option<&Device>) -> Outcome {
         true => FEW_TOKENS,
         false => MAX_TOKENS,
     };
-    let mut model: Box<dyn LanguageModel> = match device {
-        Some(d) => {
-            let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
-            let model = DeviceModel::new(decoder, Box::new(d.share()), &SequenceConfig::of(context));
-            Box::new(model.text()?)
-        }
-        None => Box::new(HostModel::new(decoder(dir, &Target::HOST, Logits::Last)?, context).text()?),
-    };
+    let mut model = load(dir, device, context)?;
     let (mut differ, mut loops, mut anew) = (Vec::new(), Vec::new(), String::new());
     for (i, line) in lines[..asked].iter().enumerate() {
         let (question, expected) = line.split_once('\t').unwrap_or((line, ""));

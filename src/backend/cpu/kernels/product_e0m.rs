@@ -191,8 +191,8 @@ impl Work<'_> {
         tiles: Range<usize>,
         scratch: &mut Scratch,
     ) {
-        // Weights of a block of panels and a chunk of rows stay in the second cache. The more panels
-        // at once, the longer the rows of results that an epilogue gets.
+        // Weights of a block of panels and a chunk of rows stay in the second cache. The more
+        // panels at once, the longer the rows of results that an epilogue gets.
         const WEIGHTS: usize = 96 << 10;
         const ROWS: usize = 384 << 10;
         const MOST: usize = 16;
