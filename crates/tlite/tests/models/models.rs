@@ -631,7 +631,6 @@ fn integers_on_device(path: &Path, device: &Device, tokens: &[u32]) -> Outcome {
                 "position_ids",
                 list((num::signed(past)..num::signed(total)).collect())?,
             ),
-            ("attention_mask", list(vec![1; total])?),
         ];
         for (name, tensor) in &given {
             executor.write(plan, name, tensor).text()?;

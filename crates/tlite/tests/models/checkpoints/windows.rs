@@ -477,8 +477,8 @@ fn many_tokens(family: &Family, window: usize, device: &Device) -> Outcome {
     close("4000 steps against prefill", &logits, &stepped, DEVICE)
 }
 
-/// Over 100 steps nothing is copied between results and caches: up go a token, its position, the
-/// mask of ones and the live values, down comes the next token.
+/// Over 100 steps nothing is copied between results and caches: up go a token, its position and the
+/// live values, down comes the next token.
 fn traffic(family: &Family, window: usize, device: &Device) -> Outcome {
     let (_dir, model) = model(family, window)?;
     let target = Target {
@@ -498,9 +498,8 @@ fn traffic(family: &Family, window: usize, device: &Device) -> Outcome {
     let mut tables = Vec::new();
     for past in 40..140u64 {
         next = model.most_likely(&[next]).text()?;
-        // Elements of 4 bytes, in pairs: token, position, a one for each key; and the id of the
-        // next token.
-        let (up, down) = (8 + 8 + (4 * (past + 1)).next_multiple_of(8), 4);
+        // Elements of 4 bytes, in pairs: token and position; and the id of the next token.
+        let (up, down) = (8 + 8, 4);
         let (written, read) = bytes.take();
         tables.push(written.saturating_sub(up));
         if read != down {
