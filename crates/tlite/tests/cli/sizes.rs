@@ -22,7 +22,6 @@ const FUNCTIONS: &[(&str, &str, &str)] = &[
     ("crates/convert/src/quantize/tests.rs", "a_model_survives_and_tied_weights_are_packed_once", "one model, checked in order"),
     ("src/graph/op/attention.rs", "cases", "a table of cases, one after another"),
     ("src/graph/op/attention/lower.rs", "emit", "the arguments of one kernel, with a reason for each"),
-    ("src/graph/op/conv.rs", "emit", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/matmul.rs", "lower", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/matmul_e0m.rs", "emit", "the arguments of one kernel, with a reason for each"),
     ("src/graph/op/matmul_e0m/int8.rs", "emit_int8", "the arguments of one kernel, with a reason for each"),
