@@ -141,7 +141,7 @@ pub struct Stats {
     pub bytes: u64,
     /// Kernels compiled from source.
     pub compiles: u64,
-    /// Kernels whose compiled form came from the [`Store`].
+    /// Kernels whose compiled form came from the [`Store`](crate::cache::Store).
     pub cached: u64,
     /// Recordings created.
     pub recordings: u64,

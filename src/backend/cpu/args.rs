@@ -69,7 +69,7 @@ impl Memory {
     }
 }
 
-/// Parameters and operands of a kernel, as [`arguments!`] declares them.
+/// Parameters and operands of a kernel, as `arguments!` declares them.
 pub trait Arguments: Sized + Sync {
     /// Name and type of each parameter, in order.
     const PARAMS: &'static [(&'static str, FieldTy)];

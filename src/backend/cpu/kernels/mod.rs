@@ -1,8 +1,8 @@
 //! The kernels, by the names of their descriptors.
 //!
 //! A kernel implements [`Native`] for the arguments of its descriptor, declared again with
-//! [`arguments!`](super::args::arguments) because this module is below the operators. Names and
-//! types are compared when a kernel is compiled.
+//! `arguments!` because this module is below the operators. Names and types are compared when a
+//! kernel is compiled.
 
 mod arg_max;
 mod attention;
