@@ -202,17 +202,18 @@ impl Kernel for Dots {
 
     unsafe fn run(&self, args: &Self::Args, _: &Store<'_>, piece: usize, _: usize, _: &mut Scratch) {
         let factor = args.values[0].to_bits().cast_signed();
-        #[cfg(target_arch = "x86_64")]
-        // SAFETY: the processor has the instruction set.
-        let sum = unsafe {
-            match self.0 {
-                Isa::Avx512Vnni => x86::vnni512(args.rounds, factor),
-                Isa::AvxVnni => x86::vnni256(args.rounds, factor),
-                _ => x86::avx2(args.rounds, factor),
-            }
+        let sum = match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: the processor has the instruction set.
+            Isa::Avx512Vnni => unsafe { x86::vnni512(args.rounds, factor) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::AvxVnni => unsafe { x86::vnni256(args.rounds, factor) },
+            #[cfg(target_arch = "x86_64")]
+            // SAFETY: as above.
+            Isa::Avx2 => unsafe { x86::avx2(args.rounds, factor) },
+            _ => factor,
         };
-        #[cfg(not(target_arch = "x86_64"))]
-        let sum = factor;
         // SAFETY: each piece writes its own element.
         unsafe { args.y.slice_mut::<f32>(piece..piece + 1)[0] = sum as f32 };
     }
