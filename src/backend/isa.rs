@@ -93,13 +93,14 @@ impl Isa {
         }
     }
 
+    /// Those of this processor, from the slowest to the best.
+    pub fn supported() -> impl DoubleEndedIterator<Item = Self> {
+        Self::ALL.into_iter().filter(|isa| isa.is_supported())
+    }
+
     /// The best one of this processor.
     pub fn best() -> Self {
-        Self::ALL
-            .into_iter()
-            .rev()
-            .find(|i| i.is_supported())
-            .unwrap_or(Self::Portable)
+        Self::supported().next_back().unwrap_or(Self::Portable)
     }
 }
 

@@ -288,9 +288,7 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
 
 /// The processor with each instruction set below its best one.
 pub fn lower_instruction_sets() -> Vec<Device> {
-    let lower = Isa::ALL
-        .into_iter()
-        .filter(|isa| isa.is_supported() && *isa != Isa::best());
+    let lower = Isa::supported().filter(|isa| *isa != Isa::best());
     let opened = lower.filter_map(|isa| {
         let options = backend::OpenOptions {
             isa: Some(isa),

@@ -180,7 +180,7 @@ impl Cpu {
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
         let isa = options.isa.unwrap_or_else(Isa::best);
         if !isa.is_supported() {
-            let all = Isa::ALL.into_iter().filter(|i| i.is_supported()).map(Isa::name);
+            let all = Isa::supported().map(Isa::name);
             let why = format!(
                 "{isa}: this processor does not support it; it supports {}",
                 all.collect::<Vec<_>>().join(", ")
@@ -429,7 +429,7 @@ impl Backend for Cpu {
 
     /// The instruction sets of the processor.
     fn extensions(&self) -> Vec<String> {
-        let all = Isa::ALL.into_iter().filter(|isa| isa.is_supported());
+        let all = Isa::supported();
         all.map(|isa| isa.name().to_owned()).collect()
     }
 }

@@ -3,11 +3,10 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
-use crate::tensor::DType;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
@@ -39,8 +38,6 @@ impl Kernel for Conv {
     type Args = Args;
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
-        let floats = [0, 1].iter().all(|i| dtype(spec, *i) == Some(DType::F32));
-        let bias = dtype(spec, 2).is_none_or(|d| d == DType::F32);
         let is_set = |name| spec.defines.get(name).is_some_and(|v| *v != 0);
         let layout = match (is_set("TRANSPOSED"), is_set("PACKED")) {
             (true, _) => Layout::Transposed,
@@ -48,9 +45,9 @@ impl Kernel for Conv {
             _ => Layout::Rows,
         };
         let tile = usize::try_from(*spec.defines.get("TILE")?).ok()?.max(1);
-        (floats && bias).then_some(Self {
+        Some(Self {
             isa,
-            window: Window::of(spec)?,
+            window: Window::of_floats(spec)?,
             layout,
             tile,
         })
@@ -246,6 +243,7 @@ fn spread(line: Line, tap: usize, pad: i32, x: &[f32], w: f32, sums: &mut [f32])
 mod tests {
     use super::*;
     use crate::backend::cpu::kernels::testing::{self, Case};
+    use crate::tensor::DType;
 
     fn words(c: &testing::Conv, tile: usize, size: [usize; 2], out: [usize; 2], channels: usize) -> Vec<u32> {
         let tiles = c.rows.div_ceil(tile);

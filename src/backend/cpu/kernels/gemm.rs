@@ -421,7 +421,7 @@ pub fn grid(rows: usize, columns: usize, block: usize, pieces: usize) -> (usize,
     (down, across)
 }
 
-/// Pieces for so many multiply-adds: about 8 a thread, and none that is too short.
+/// Pieces for this many multiply-adds: about 8 a thread, and none that is too short.
 pub fn pieces(work: usize, threads: usize) -> usize {
     const SHORTEST: usize = 400_000;
     (work / SHORTEST).clamp(1, 8 * threads.max(1))

@@ -31,11 +31,6 @@ impl Random {
     }
 }
 
-/// The instruction sets of this processor.
-pub fn sets() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|i| i.is_supported())
-}
-
 pub fn spec(defines: &[(&'static str, i64)], operands: &[Option<DType>]) -> KernelSpec {
     KernelSpec {
         defines: defines.iter().copied().collect(),

@@ -145,7 +145,7 @@ pub(super) unsafe fn store_row<S: Simd>(from: *const f32, state: Memory, range: 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::kernels::harness::{Random, memory, run, sets, spec};
+    use crate::backend::cpu::kernels::harness::{Random, memory, run, spec};
 
     fn check(count: usize, start: usize, size: usize, ring: Option<i64>) {
         let mut random = Random(2);
@@ -159,7 +159,7 @@ mod tests {
                 *w = *v;
             }
         }
-        for (isa, dtype) in sets().flat_map(|i| [(i, DType::F32), (i, DType::F16)]) {
+        for (isa, dtype) in Isa::supported().flat_map(|i| [(i, DType::F32), (i, DType::F16)]) {
             let spec = spec(&ring_define, &[Some(DType::F32), Some(DType::I32), Some(dtype)]);
             let (mut floats, mut halves) = (vec![9.0f32; size], vec![f16::from_f32(9.0); size]);
             let state = if dtype == DType::F32 {

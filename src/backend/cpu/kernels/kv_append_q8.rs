@@ -131,7 +131,7 @@ unsafe fn encode<S: Simd>(x: *const f32, dim: usize, to: *mut u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::kernels::harness::{Random, memory, run, sets, spec};
+    use crate::backend::cpu::kernels::harness::{Random, memory, run, spec};
     use crate::tensor::DType;
 
     #[test]
@@ -161,7 +161,7 @@ mod tests {
             let mut defines = vec![("DIM", dim as i64)];
             defines.extend(ring.map(|n| ("RING", n as i64)));
             let spec = spec(&defines, &[Some(DType::F32), Some(DType::I32), Some(DType::I32)]);
-            for isa in sets() {
+            for isa in Isa::supported() {
                 let mut state = vec![0u32; size * words];
                 let y = memory(&mut state);
                 let operands = [memory(&mut x), memory(&mut live), y].map(Some);

@@ -331,7 +331,7 @@ pub(super) mod check {
             ..crate::backend::cpu::kernels::blank()
         };
         let floats = matches!(want[0], Given::F(_));
-        for isa in Isa::ALL.into_iter().filter(|i| i.is_supported()) {
+        for isa in Isa::supported() {
             let kernel = K::new(&spec, isa).expect("a kernel");
             for (cut, with) in (0..5)
                 .flat_map(|c| [(c, false), (c, true)])

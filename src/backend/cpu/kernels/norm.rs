@@ -250,7 +250,7 @@ unsafe fn apply<S: Simd>(x: *const f32, y: *mut f32, n: usize, line: &Line, colu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::kernels::harness::{Random, compare, memory, run, sets, spec};
+    use crate::backend::cpu::kernels::harness::{Random, compare, memory, run, spec};
     use crate::tensor::DType;
 
     struct Shape {
@@ -320,7 +320,7 @@ mod tests {
         );
         let words = [s.rows, s.cols, set, per, run_length].map(|v| v as u32);
         let words = [&words[..], &[1e-5f32.to_bits()]].concat();
-        for (isa, epilogue, in_place) in sets().flat_map(|i| {
+        for (isa, epilogue, in_place) in Isa::supported().flat_map(|i| {
             [
                 (i, false, false),
                 (i, true, false),

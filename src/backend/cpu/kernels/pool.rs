@@ -406,7 +406,7 @@ mod tests {
             .iter()
             .map(|v| *v as i32)
             .collect();
-        for isa in Isa::ALL.into_iter().filter(|i| i.is_supported()) {
+        for isa in Isa::supported() {
             let y = testing::memory(&vec![0i32; want.len()]);
             let spec = KernelSpec {
                 defines: c.defines().into_iter().collect(),

@@ -406,6 +406,6 @@ enum Source<'a> {
     Packed,
     /// The whole panel as bytes.
     Unpacked(&'a [u32]),
-    /// So many weights at a time are unpacked to this space.
+    /// This many weights at a time are unpacked to the space.
     Chunks(usize, &'a mut [u32]),
 }

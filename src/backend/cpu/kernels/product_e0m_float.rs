@@ -292,9 +292,7 @@ impl Job for GroupSums<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::kernels::product_e0m::testing::{
-        Buffer, Epilogue, Rng, Weights, run, spec, supported,
-    };
+    use crate::backend::cpu::kernels::product_e0m::testing::{Buffer, Epilogue, Rng, Weights, run, spec};
 
     /// Width, group, and m, k, n.
     type Case = (usize, usize, [usize; 3]);
@@ -347,7 +345,7 @@ mod tests {
             [17, 576, 34],
             [64, 288, 130],
         ];
-        for isa in supported() {
+        for isa in Isa::supported() {
             for bits in [2, 3, 4, 5, 6, 8] {
                 for (i, group) in [8, 24, 32, 40, 128, 576].into_iter().enumerate() {
                     for (j, size) in sizes
@@ -377,7 +375,7 @@ mod tests {
 
     #[test]
     fn float_results_of_a_row_do_not_depend_on_other_rows() {
-        for isa in supported() {
+        for isa in Isa::supported() {
             for bits in [4, 8, 3] {
                 let (k, n) = (1536, 66);
                 let mut weights = [Weights::new(bits, 128, k, n, 3)];
@@ -396,7 +394,7 @@ mod tests {
 
     #[test]
     fn float_second_matrix_and_epilogue() {
-        for isa in supported() {
+        for isa in Isa::supported() {
             for m in [1, 5, 33] {
                 let (k, n) = (64, 150);
                 let case = (4, 32, [m, k, n]);
@@ -418,7 +416,7 @@ mod tests {
 
     #[test]
     fn float_extreme_activations() {
-        for isa in supported() {
+        for isa in Isa::supported() {
             let case = (4, 64, [3, 128, 34]);
             let mut weights = [Weights::new(4, 64, 128, 34, 6)];
             for factor in [0.0, 1e30, 1e-30] {

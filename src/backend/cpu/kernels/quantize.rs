@@ -2,7 +2,7 @@
 
 use super::product_e0m::layout::{Layout, STEP, Words};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -39,15 +39,9 @@ impl Kernel for Quantize {
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
-        /// Activations that take about 5 microseconds.
-        const LEAST: usize = 1 << 13;
         let layout = Layout::new(self.isa, self.planes, args.rows);
-        let most = (args.rows * args.k / LEAST).clamp(1, 8 * threads.max(1));
-        if threads > 1 {
-            most.min(layout.tiles(args.rows)).max(1)
-        } else {
-            1
-        }
+        // About 1.5 activations a nanosecond.
+        pieces_of(layout.tiles(args.rows), layout.height * args.k * 2 / 3, threads)
     }
 
     unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
@@ -505,7 +499,7 @@ mod arm {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::kernels::product_e0m::testing::{Buffer, Rng, run, spec, supported};
+    use crate::backend::cpu::kernels::product_e0m::testing::{Buffer, Rng, run, spec};
 
     /// The integers of a row, and the factors of its blocks.
     fn row(y: &[u32], factors: &[f32], kernel: &Quantize, row: usize, rows: usize, k: usize) -> Row {
@@ -550,7 +544,7 @@ mod tests {
 
     #[test]
     fn integers_are_the_nearest_in_each_block() {
-        for isa in supported() {
+        for isa in Isa::supported() {
             for (rows, k, block) in [
                 (1, 8, 8),
                 (1, 136, 32),

@@ -133,7 +133,7 @@ impl Job for Tokens<'_, '_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::cpu::kernels::harness::{Random, compare, memory, run, sets, spec};
+    use crate::backend::cpu::kernels::harness::{Random, compare, memory, run, spec};
     use crate::backend::cpu::kernels::rotary::tests::reference;
     use crate::tensor::DType;
     use half::f16;
@@ -169,7 +169,7 @@ mod tests {
         };
         let wants = [full(rotated), full(v.iter().map(|v| f64::from(*v)).collect())];
         let words = [q.len(), k.len(), s.heads, s.kv_heads, s.dim, s.angles, 2].map(|v| v as u32);
-        for (isa, dtype, epilogue) in sets().flat_map(|i| {
+        for (isa, dtype, epilogue) in Isa::supported().flat_map(|i| {
             [
                 (i, DType::F32, false),
                 (i, DType::F16, false),

@@ -80,7 +80,7 @@ impl<K: Kernel> Case<K> {
         let largest = want
             .iter()
             .fold(1.0, |m: f64, v| if v.is_finite() { m.max(v.abs()) } else { m });
-        for isa in Isa::ALL.into_iter().filter(|i| i.is_supported()) {
+        for isa in Isa::supported() {
             for (threads, epilogue) in [(1, false), (2, true), (0, false), (0, true)] {
                 let got = self.results(isa, want.len(), threads, epilogue);
                 for (i, (got, want)) in got.iter().zip(want).enumerate() {

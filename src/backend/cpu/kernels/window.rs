@@ -40,7 +40,7 @@ impl Window {
         })
     }
 
-    /// The window of a convolution with constant weights, whose operands must be `f32`.
+    /// The window of a convolution, whose operands must be `f32`.
     pub fn of_floats(spec: &KernelSpec) -> Option<Self> {
         let floats = [0, 1].iter().all(|i| dtype(spec, *i) == Some(DType::F32));
         let bias = dtype(spec, 2).is_none_or(|d| d == DType::F32);

@@ -1,7 +1,6 @@
 //! Random weights and activations, and memory of operands, for tests.
 
 use crate::backend::cpu::args::{Arguments, Kernel, Memory, Scratch, Store};
-use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use half::f16;
 
@@ -177,8 +176,4 @@ pub fn run<K: Kernel>(
         // SAFETY: the tests' operands have the sizes that they state.
         unsafe { kernel.run(&args, &store, piece, pieces, &mut scratch) };
     }
-}
-
-pub fn supported() -> impl Iterator<Item = Isa> {
-    Isa::ALL.into_iter().filter(|isa| isa.is_supported())
 }

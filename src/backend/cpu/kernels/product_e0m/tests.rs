@@ -1,4 +1,4 @@
-use super::testing::{Buffer, Epilogue, Rng, Weights, run, spec, supported};
+use super::testing::{Buffer, Epilogue, Rng, Weights, run, spec};
 use super::{Isa, Kernel, ProductE0m};
 use crate::backend::cpu::kernels::quantize::Quantize;
 
@@ -141,7 +141,7 @@ const SIZES: [[usize; 3]; 11] = [
 
 #[test]
 fn products_match_for_all_widths_and_groups() {
-    for isa in supported() {
+    for isa in Isa::supported() {
         for bits in [2, 3, 4, 5, 6, 8] {
             for group in [8, 24, 32, 40, 128, 576] {
                 for planes in [1, 2] {
@@ -164,7 +164,7 @@ fn products_match_for_all_widths_and_groups() {
 
 #[test]
 fn columns_of_odd_lengths_match() {
-    for isa in supported() {
+    for isa in Isa::supported() {
         for (bits, k) in [
             (4, 8),
             (4, 40),
@@ -190,7 +190,7 @@ fn columns_of_odd_lengths_match() {
 
 #[test]
 fn results_of_a_row_do_not_depend_on_other_rows() {
-    for isa in supported() {
+    for isa in Isa::supported() {
         for (bits, planes) in [(4, 1), (4, 2), (8, 1), (8, 2), (3, 1), (3, 2), (6, 1)] {
             let (k, n) = (1536, 66);
             let mut weights = [Weights::new(bits, 128, k, n, 3)];
@@ -212,7 +212,7 @@ fn results_of_a_row_do_not_depend_on_other_rows() {
 
 #[test]
 fn parts_second_matrices_and_epilogues() {
-    for isa in supported() {
+    for isa in Isa::supported() {
         for (m, threads) in [(1, 2), (5, 1), (33, 2)] {
             let (k, n, column, stride) = (64, 150, 20, 180);
             let case = Case::new([4, 32, 1, 32], [m, k, n]);
@@ -262,7 +262,7 @@ fn parts_second_matrices_and_epilogues() {
 
 #[test]
 fn extreme_activations() {
-    for isa in supported() {
+    for isa in Isa::supported() {
         for planes in [1, 2] {
             for bits in [4, 8, 5] {
                 let (m, k, n) = (3, 128, 34);
@@ -295,7 +295,7 @@ fn extreme_activations() {
 #[test]
 fn sixteen_bits_are_nearly_exact() {
     let (m, k, n) = (16, 1536, 64);
-    for isa in supported() {
+    for isa in Isa::supported() {
         for (planes, most) in [(1, 6e-3), (2, 3e-5)] {
             let case = Case::new([4, 32, planes, 32], [m, k, n]);
             let mut weights = [Weights::new(4, 32, k, n, 7)];
