@@ -501,7 +501,7 @@ mod tests {
         assert_eq!(found, known);
         let starts: Vec<&str> = text.lines().filter(|l| !l.starts_with(' ')).collect();
         let names: Vec<&str> = starts.iter().filter_map(|l| l.split(": ").next()).collect();
-        assert_eq!(names, ["wgpu", "host", "opencl"]);
+        assert_eq!(names, ["wgpu", "host", "opencl", "cpu"]);
     }
 
     #[test]
@@ -613,7 +613,7 @@ mod tests {
     #[test]
     fn a_driver_without_devices_is_absent() {
         let report = report(|_| Ok(Vec::new()), None, &|_, _, caps| caps.into()).unwrap();
-        assert_eq!((report.devices.len(), report.absent.len()), (1, 2));
+        assert_eq!((report.devices.len(), report.absent.len()), (1, 3));
     }
 
     #[test]
@@ -624,7 +624,10 @@ mod tests {
                 ..caps()
             }]),
             BackendKind::Wgpu => Ok(vec![caps(), caps()]),
-            BackendKind::Cpu => Ok(Vec::new()),
+            BackendKind::Cpu => Ok(vec![Caps {
+                device: "Processor".to_owned(),
+                ..caps()
+            }]),
         };
         let names = std::cell::RefCell::new(Vec::new());
         let row = |_, name: &str, caps: Caps| {
@@ -636,7 +639,7 @@ mod tests {
         assert!(found.devices.iter().all(|d| d.device == "Card"), "{found:?}");
         assert_eq!(names.into_inner(), ["Card#1", "Card#2"]);
         let host = report(lists, Some("tlite"), &|_, _, caps| caps.into()).unwrap();
-        assert_eq!((host.devices.len(), host.absent.len()), (1, 1));
+        assert_eq!((host.devices.len(), host.absent.len()), (1, 2));
         let e = report(two, Some("none such"), &|_, _, caps| caps.into()).unwrap_err();
         assert!(e.is_usage());
         assert!(

@@ -99,7 +99,7 @@ fn every_help_ends_with_three_examples() {
 
 #[test]
 fn wrong_values_get_no_misleading_tip() {
-    let parsed = command().try_get_matches_from(["tlite", "generate", "m", "hi", "--backend", "cpu"]);
+    let parsed = command().try_get_matches_from(["tlite", "generate", "m", "hi", "--backend", "cuda"]);
     let e = plain(parsed.unwrap_err());
     assert_eq!(e.get(ContextKind::SuggestedValue), None);
     let text = e.to_string();
