@@ -227,23 +227,28 @@ pub unsafe fn store_part<S: Simd>(at: *mut f32, n: usize, v: S::F) {
 pub struct Portable;
 
 #[inline(always)]
-fn each(f: impl Fn(usize) -> f32) -> [f32; 8] {
+fn each(f: impl Fn(usize) -> f32) -> [f32; 4] {
     std::array::from_fn(f)
 }
 
-/// Not inlined: the conversion of a half takes many instructions.
+/// Not inlined, nor is [`narrow`]: conversions take many instructions.
 #[inline(never)]
-fn widen(v: [f16; 8]) -> [f32; 8] {
-    each(|i| v[i].to_f32())
+fn widen(v: [f16; 4]) -> [f32; 4] {
+    v.map(f16::to_f32)
+}
+
+#[inline(never)]
+fn narrow(v: [f32; 4]) -> [f16; 4] {
+    v.map(f16::from_f32)
 }
 
 impl Simd for Portable {
-    const LANES: usize = 8;
-    type F = [f32; 8];
+    const LANES: usize = 4;
+    type F = [f32; 4];
 
     #[inline(always)]
     unsafe fn splat(v: f32) -> Self::F {
-        [v; 8]
+        [v; 4]
     }
     #[inline(always)]
     unsafe fn load(at: *const f32) -> Self::F {
@@ -258,13 +263,12 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn load_f16(at: *const f16) -> Self::F {
         // SAFETY: by the contract.
-        widen(unsafe { at.cast::<[f16; 8]>().read_unaligned() })
+        widen(unsafe { at.cast::<[f16; 4]>().read_unaligned() })
     }
     #[inline(always)]
     unsafe fn store_f16(at: *mut f16, v: Self::F) {
-        let v: [f16; 8] = std::array::from_fn(|i| f16::from_f32(v[i]));
         // SAFETY: by the contract.
-        unsafe { at.cast::<[f16; 8]>().write_unaligned(v) }
+        unsafe { at.cast::<[f16; 4]>().write_unaligned(narrow(v)) }
     }
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
@@ -304,7 +308,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn round(a: Self::F) -> Self::F {
-        each(|i| a[i].round_ties_even())
+        // Adding 1.5 * 2^23 leaves no place for fractions; larger numbers have none.
+        const SHIFT: f32 = 12_582_912.0;
+        each(|i| match a[i].abs() < 4_194_304.0 {
+            true => ((a[i] + SHIFT) - SHIFT).copysign(a[i]),
+            false => a[i],
+        })
     }
     #[inline(always)]
     unsafe fn select_less(a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F {
@@ -316,7 +325,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn sum(v: Self::F) -> f32 {
-        ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]))
+        (v[0] + v[2]) + (v[1] + v[3])
     }
     #[inline(always)]
     unsafe fn largest(v: Self::F) -> f32 {
@@ -324,16 +333,12 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn fold(a: Self::F, b: Self::F) -> Self::F {
-        each(|i| {
-            let (from, at) = (if i % 4 < 2 { a } else { b }, i / 4 * 4 + i % 2 * 2);
-            from[at] + from[at + 1]
-        })
+        [a[0] + a[1], a[2] + a[3], b[0] + b[1], b[2] + b[3]]
     }
     #[inline(always)]
     unsafe fn store_fours(at: *mut f32, v: Self::F) {
-        let sums = [v[0] + v[4], v[1] + v[5], v[2] + v[6], v[3] + v[7]];
         // SAFETY: by the contract.
-        unsafe { at.cast::<[f32; 4]>().write_unaligned(sums) }
+        unsafe { at.cast::<[f32; 4]>().write_unaligned(v) }
     }
 }
 

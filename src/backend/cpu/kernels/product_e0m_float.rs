@@ -83,8 +83,9 @@ impl Kernel for ProductE0mFloat {
         }
         let (panels, tiles) = self.grid(args).piece(piece, pieces);
         let shape = self.shape(args.m);
-        // One tile decodes weights where it uses them, more tiles share what is decoded once.
-        let decoded = tiles.len() > 1;
+        // One tile decodes weights where it uses them, more tiles share what is decoded once. Tiles
+        // know only the usual widths.
+        let decoded = tiles.len() > 1 || !matches!(self.bits, 4 | 8);
         let bits = if decoded { 0 } else { self.bits };
         let function = tile::pick(self.isa, bits, shape.rows);
         let (Some(function), Some(decode)) = (function, tile::decoder(self.isa, self.bits)) else {

@@ -31,7 +31,8 @@ pub struct Layout {
 /// The largest tile of a form.
 const fn most_rows(isa: Isa) -> usize {
     match isa {
-        Isa::Portable | Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => 4,
+        Isa::Portable => 2,
+        Isa::Neon | Isa::NeonDot | Isa::NeonI8mm => 4,
         Isa::Avx2 | Isa::AvxVnni => 6,
         Isa::Avx512Vnni => 12,
     }

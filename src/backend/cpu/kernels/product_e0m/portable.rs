@@ -16,10 +16,10 @@ pub fn pick(form: Form, wide: bool, height: usize) -> Option<Tile> {
     type Four<const WIDE: bool> = Plain<false, WIDE>;
     type Eight<const WIDE: bool> = Plain<true, WIDE>;
     match (form.codes, wide) {
-        (Codes::Four, false) => by_height!(run, Four<false>, height, 1 2 3 4),
-        (Codes::Four, true) => by_height!(run, Four<true>, height, 1 2 3 4),
-        (_, false) => by_height!(run, Eight<false>, height, 1 2 3 4),
-        (_, true) => by_height!(run, Eight<true>, height, 1 2 3 4),
+        (Codes::Four, false) => by_height!(run, Four<false>, height, 1 2),
+        (Codes::Four, true) => by_height!(run, Four<true>, height, 1 2),
+        (_, false) => by_height!(run, Eight<false>, height, 1 2),
+        (_, true) => by_height!(run, Eight<true>, height, 1 2),
     }
 }
 

@@ -133,7 +133,7 @@ pub unsafe fn level<S: Words, const BITS: usize>(words: [S::U; 2], k: usize) -> 
 }
 
 impl Words for simd::Portable {
-    type U = [u32; 8];
+    type U = [u32; 4];
 
     #[inline(always)]
     unsafe fn words(at: *const u32) -> Self::U {

@@ -234,7 +234,7 @@ macro_rules! functions {
 
             fn of_width<const BITS: usize>(rows_of: usize) -> Option<Tile> {
                 match rows_of {
-                    1 if BITS > 0 => Some(one::<BITS>),
+                    1 => Some(one::<BITS>),
                     $($m => Some(rows::<BITS, $m>),)*
                     _ => None,
                 }
@@ -243,11 +243,7 @@ macro_rules! functions {
             pub(super) fn pick(bits: usize, rows: usize) -> Option<Tile> {
                 match bits {
                     0 => of_width::<0>(rows),
-                    2 => of_width::<2>(rows),
-                    3 => of_width::<3>(rows),
                     4 => of_width::<4>(rows),
-                    5 => of_width::<5>(rows),
-                    6 => of_width::<6>(rows),
                     8 => of_width::<8>(rows),
                     _ => None,
                 }
@@ -268,7 +264,7 @@ macro_rules! functions {
     };
 }
 
-functions!(portable, simd::Portable, [2, 2], [1, 1], 2;);
+functions!(portable, simd::Portable, [4, 4], [1, 1], 2;);
 #[cfg(target_arch = "x86_64")]
 functions!(avx2, simd::x86::Avx2, [4, 2], [2, 1], 2 4 6; "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
@@ -279,7 +275,7 @@ functions!(
 #[cfg(target_arch = "aarch64")]
 functions!(neon, simd::arm::Neon, [4, 4], [1, 1], 2 4 6;);
 
-/// The function for tiles of `rows` rows; `bits` is 0 for decoded weights (of at least 2 rows).
+/// The function for tiles of `rows` rows; `bits` is 0 for decoded weights.
 pub fn pick(isa: Isa, bits: usize, rows: usize) -> Option<Tile> {
     match isa {
         #[cfg(target_arch = "x86_64")]
