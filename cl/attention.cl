@@ -142,8 +142,9 @@ KERNEL {
       top[r] = next;
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    // One loop over all weights: PoCL 3.1 miscompiles loops over keys within one over vectors.
-    for (uint i = lid; i < VECTORS * KEYS; i += WG) weight[i] = exp(weight[i] - top[i / KEYS]);
+    // One loop, since PoCL 3.1 miscompiles loops over keys within one over vectors. It ends at TILE,
+    // not KEYS, so that compilers do not unroll it.
+    for (uint i = lid; i < VECTORS * TILE; i += WG) weight[i] = exp(weight[i] - top[i / KEYS]);
     barrier(CLK_LOCAL_MEM_FENCE);
     uint count = min(TILE, end - first);
     for (uint i = 0; i < OWNED; i++) {
