@@ -3,9 +3,11 @@
 
 mod dtype;
 pub mod mini;
+mod panels;
 pub mod product;
 
 pub use dtype::DType;
+pub use panels::{PANEL, Panels, in_panels};
 
 use crate::quota::{self, Exceeded, Reservation};
 use half::slice::HalfFloatSliceExt;
@@ -90,6 +92,8 @@ enum TensorStorage {
     Owned(Arc<Owned>),
     /// A part of a shared byte source; may be unaligned.
     Shared { source: Arc<dyn Bytes>, start: usize },
+    /// A part of a shared byte source, with columns in panels.
+    Panels(Arc<Panels>),
     /// No bytes; the text identifies them. Equal texts mean equal bytes.
     Absent(Arc<str>),
 }
@@ -231,6 +235,33 @@ impl HostTensor {
         })
     }
 
+    /// A matrix of 4-byte items whose shared bytes have its columns in panels.
+    pub fn from_panels(dtype: DType, shape: &[usize], panels: Panels) -> Result<Self, TensorError> {
+        let (expected, found) = (byte_len(dtype, shape)?, panels.stored().len());
+        if expected != found {
+            return Err(TensorError::Length {
+                dtype,
+                shape: shape.to_vec(),
+                expected,
+                found,
+            });
+        }
+        Ok(Self {
+            dtype,
+            shape: shape.to_vec(),
+            bytes: expected,
+            storage: TensorStorage::Panels(Arc::new(panels)),
+        })
+    }
+
+    /// The panels of a tensor that is stored in them.
+    pub fn panels(&self) -> Option<&Panels> {
+        match &self.storage {
+            TensorStorage::Panels(panels) => Some(panels),
+            _ => None,
+        }
+    }
+
     /// A row-major tensor of truth values.
     pub fn from_bool(shape: &[usize], data: &[bool]) -> Result<Self, TensorError> {
         Self::from_bytes(DType::Bool, shape, &map(data, |b| u8::from(*b))?)
@@ -289,14 +320,20 @@ impl HostTensor {
         self.bytes
     }
 
-    /// The little-endian bytes; an error for an [absent](HostTensor::absent) tensor.
+    /// The little-endian bytes, row-major; an error for an [absent](HostTensor::absent) tensor.
     pub fn bytes(&self) -> Result<&[u8], TensorError> {
         let (all, start) = match &self.storage {
             TensorStorage::Owned(owned) => (bytemuck::cast_slice::<u64, u8>(&owned.words), 0),
             TensorStorage::Shared { source, start } => (source.bytes(), *start),
+            TensorStorage::Panels(panels) => (panels.row_major()?, 0),
             TensorStorage::Absent(what) => return Err(TensorError::Absent(what.clone())),
         };
         Ok(all.get(start..start + self.bytes).unwrap_or(&[]))
+    }
+
+    /// The bytes as they are stored: row-major, or in [panels](HostTensor::panels).
+    pub fn stored(&self) -> Result<&[u8], TensorError> {
+        self.panels().map_or_else(|| self.bytes(), |p| Ok(p.stored()))
     }
 
     /// The same data with another shape of equal element count.

@@ -61,11 +61,13 @@ pub(crate) use profile::{Vendor, fast_local};
 
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use crate::parallel;
+use crate::tensor::Bytes;
 use kernel::KernelSpec;
 #[cfg(any(feature = "opencl", feature = "wgpu"))]
 use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Handle of a buffer.
@@ -178,6 +180,13 @@ pub trait Backend: Send {
     /// Creates a buffer of `bytes` (a multiple of 4, above 0) with undefined contents. `label`
     /// names it in errors.
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError>;
+
+    /// A buffer over a range of bytes of the host, for weights; `None` if the device cannot read
+    /// them where they are, as most cannot.
+    fn share_buffer(&mut self, source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<BufferId> {
+        let _most_cannot = (source, range);
+        None
+    }
 
     /// Frees a buffer. Recordings that use it must already be released.
     fn destroy_buffer(&mut self, buffer: BufferId);

@@ -6,6 +6,8 @@ use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceProfile, KernelId, Launch, Quarantined,
     RecordingId, ReplayMode, Stats, View,
 };
+use crate::tensor::Bytes;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A handle to a backend that other threads may hold too. Each call has exclusive use of the
@@ -77,6 +79,10 @@ impl Backend for SharedBackend {
 
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
         self.turn()?.create_buffer(label, bytes)
+    }
+
+    fn share_buffer(&mut self, source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<BufferId> {
+        self.turn().ok()?.share_buffer(source, range)
     }
 
     fn destroy_buffer(&mut self, buffer: BufferId) {

@@ -2,7 +2,7 @@
 //! for their kernels.
 
 use crate::lower::Pack;
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, Panels};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
@@ -225,26 +225,34 @@ fn items(
                 rows(t)
             ));
         }
-        let bytes = t.bytes().map_err(|e| e.to_string())?;
-        let own = bytes.len() / 4 / depth;
+        let own = t.byte_len() / 4 / depth;
+        // A row-major tensor is one panel.
+        let (bytes, width) = (
+            t.stored().map_err(|e| e.to_string())?,
+            t.panels().map_or(own, Panels::width),
+        );
         // The requested columns of this tensor, counted over all tensors.
         let wanted = columns.start.max(start)..columns.end.min(start + own);
-        for (r, row) in bytes.chunks_exact((own * 4).max(1)).enumerate() {
-            let mut column = wanted.start;
-            while column < wanted.end {
-                // The part within one panel.
-                let to = column - columns.start;
-                let count = (panel - to % panel).min(wanted.end - column);
-                let from = (column - start) * 4;
-                let at = ((to / panel * depth + r) * panel + to % panel) * 4;
-                let piece = row
-                    .get(from..from + count * 4)
+        let mut column = wanted.start;
+        while column < wanted.end {
+            // Those within one panel of both.
+            let (from, to) = (column - start, column - columns.start);
+            let count = (panel - to % panel)
+                .min(width - from % width)
+                .min(wanted.end - column);
+            let place = |column: usize, width: usize, row: usize| {
+                let at = ((column / width * depth + row) * width + column % width) * 4;
+                at..at + count * 4
+            };
+            for row in 0..depth {
+                let piece = bytes
+                    .get(place(from, width, row))
                     .ok_or("columns outside the tensor")?;
-                out.get_mut(at..at + count * 4)
+                out.get_mut(place(to, panel, row))
                     .ok_or("panels outside the packed form")?
                     .copy_from_slice(piece);
-                column += count;
             }
+            column += count;
         }
         start += own;
     }
@@ -257,12 +265,21 @@ fn items(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tensor::in_panels;
+    use std::sync::Arc;
 
     /// Words `1000 * which + 100 * row + column` of so many columns.
     fn words(which: u32, rows: u32, columns: u32) -> HostTensor {
         let all = (0..rows).flat_map(|r| (0..columns).map(move |c| 1000 * which + 100 * r + c));
         let shape = [rows as usize, columns as usize];
         HostTensor::from_u32(&shape, &all.collect::<Vec<_>>()).unwrap()
+    }
+
+    fn stored_in_panels(t: &HostTensor, width: usize) -> HostTensor {
+        let [rows, columns] = t.shape().try_into().unwrap();
+        let bytes = in_panels(t.bytes().unwrap(), rows, width).unwrap();
+        let panels = Panels::new(Arc::new(bytes), 0, [rows, columns], width).unwrap();
+        HostTensor::from_panels(t.dtype(), t.shape(), panels).unwrap()
     }
 
     fn columns(
@@ -288,6 +305,7 @@ mod tests {
     #[test]
     fn columns_of_several_tensors_stand_side_by_side() {
         let tensors = [words(1, 3, 66), words(2, 3, 10), words(3, 3, 20)];
+        let stored = [tensors.clone(), tensors.map(|t| stored_in_panels(&t, 2))];
         let item = |row: usize, column: usize| {
             let ends = [66, 76, 96];
             let which = ends.iter().position(|end| column < *end).unwrap();
@@ -306,8 +324,11 @@ mod tests {
             (80, 2),
         ] {
             let stride = count.next_multiple_of(16);
-            for panel in [8, 16, stride] {
-                let packed = columns(&tensors, (first, count), panel).unwrap();
+            for (tensors, panel) in [8, 16, stride]
+                .map(|p| stored.each_ref().map(|s| (s, p)))
+                .concat()
+            {
+                let packed = columns(tensors, (first, count), panel).unwrap();
                 assert_eq!(packed.len(), 3 * stride);
                 for (i, found) in packed.into_iter().enumerate() {
                     let (block, row) = (i / panel / 3, i / panel % 3);

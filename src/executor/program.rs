@@ -8,10 +8,10 @@ use crate::backend::{Backend, Caps, KernelId, ReplayMode, SharedBackend, Stats, 
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::{Graph, ValueId};
 use crate::limits;
-use crate::lower::WeightKey;
+use crate::lower::{Pack, WeightKey};
 use crate::plan::Plan;
 use crate::quota::Quota;
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -135,6 +135,10 @@ impl Program {
         {
             return self.make_up(graph, key, &name, seed);
         }
+        if let Some(view) = self.share(&tensors, &key.pack) {
+            self.weights.insert(key.clone(), view);
+            return Ok(());
+        }
         let bytes = pack(&tensors, &key.pack).map_err(|e| {
             let kind = if tensors.iter().any(|t| t.is_absent()) {
                 ErrorKind::MissingInput
@@ -155,6 +159,34 @@ impl Program {
         self.weights.insert(key.clone(), view);
         let written = self.backend.write(view, &bytes);
         written.map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))
+    }
+
+    /// The bytes of a tensor that is stored as the device reads it, if that can read them in place.
+    fn share(&mut self, tensors: &[&HostTensor], pack: &Pack) -> Option<View> {
+        let [tensor] = tensors else { return None };
+        let (
+            panels,
+            Pack::Columns {
+                dtype: DType::U32,
+                transpose: false,
+                first: 0,
+                count,
+                stride,
+                panel,
+            },
+        ) = (tensor.panels()?, pack)
+        else {
+            return None;
+        };
+        let whole = (panels.width(), panels.columns()) == (*panel, *count) && count == stride;
+        let (source, start) = panels.source();
+        let range = start..start + tensor.byte_len();
+        let buffer = whole.then(|| self.backend.share_buffer(source, range))??;
+        Some(View {
+            buffer,
+            offset: 0,
+            len: tensor.byte_len() as u64,
+        })
     }
 
     /// Generates the weight `key` on the device.

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tlite_testing::gguf::{Traits, VOCAB};
 use tlite_testing::suite::Suite;
-use tlite_testing::{Device, Outcome, Text, Tier};
+use tlite_testing::{Device, Outcome, Text, Tier, Traffic};
 #[cfg(feature = "opencl")]
 use transformer_lite::unstable::backend::BackendKind;
 use transformer_lite::unstable::backend::OpenOptions;
@@ -119,6 +119,13 @@ fn real_trials(suite: &mut Suite, devices: &[Device], model: &Path) {
                 let run = move |dir: &Path, d: &Device| agreement::of_family(dir, d, family);
                 add(each, format!("agreement_as_{family:?}"), Box::new(run));
             }
+        }
+        if d.caps.profile.is_native() {
+            add(
+                each,
+                "weights_stay_in_their_file".to_owned(),
+                Box::new(weights_stay_in_their_file),
+            );
         }
         add(long, "conversation".to_owned(), Box::new(conversation));
         let answers: OnModel = Box::new(|dir, d| answers::agree(dir, Some(d)));
@@ -556,6 +563,24 @@ fn split_weights(device: &Device) -> Outcome {
         Ok(())
     } else {
         close("split weights", &whole, &found, 0.0)
+    }
+}
+
+/// A native device copies only the weights that are packed together, which one product reads: those
+/// of query, key and value.
+fn weights_stay_in_their_file(dir: &Path, device: &Device) -> Outcome {
+    let _turn = device.turn();
+    let traffic = Arc::new(Traffic::default());
+    let decoder = decoder(dir, &Target::DEVICE, Logits::Last)?;
+    let share = device.share().counting_bytes(traffic.clone());
+    DeviceModel::new(decoder, Box::new(share), &SequenceConfig::of(64)).text()?;
+    let (written, _) = traffic.take();
+    let stored = std::fs::metadata(dir.join("model.onnx.data")).text()?.len();
+    eprintln!("{written} of {stored} bytes are written");
+    if written * 4 < stored {
+        Ok(())
+    } else {
+        Err(format!("{written} of {stored} bytes were written"))
     }
 }
 

@@ -1,12 +1,14 @@
 //! A device that fails at one call of its interface.
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use transformer_lite::unstable::backend::kernel::KernelSpec;
 use transformer_lite::unstable::backend::{
     Backend, BackendError, BufferId, Caps, Command, KernelId, Launch, RecordingId, ReplayMode, Stats, View,
 };
+use transformer_lite::unstable::tensor::Bytes;
 
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,6 +107,10 @@ impl Backend for Faulty {
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
         self.call("create_buffer", label, None)?;
         self.inner.create_buffer(label, bytes)
+    }
+
+    fn share_buffer(&mut self, source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<BufferId> {
+        self.inner.share_buffer(source, range)
     }
 
     fn destroy_buffer(&mut self, buffer: BufferId) {

@@ -16,6 +16,7 @@ pub use not_tested::{not_tested, required};
 pub use values::*;
 
 use std::collections::HashMap;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -29,6 +30,7 @@ use transformer_lite::unstable::backend::{
 };
 
 use transformer_lite::unstable::cache::FOLDER_VARIABLE;
+use transformer_lite::unstable::tensor::Bytes;
 use transformer_lite_convert::models;
 
 // For `gguf`, which the library's own tests include too.
@@ -524,6 +526,11 @@ impl Backend for Shared {
             )?;
         }
         Ok(id)
+    }
+
+    fn share_buffer(&mut self, source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<BufferId> {
+        // Without guard zones, as their bytes belong to others.
+        (self.shift == 0).then(|| lock(&self.inner).share_buffer(source, range))?
     }
 
     fn destroy_buffer(&mut self, buffer: BufferId) {

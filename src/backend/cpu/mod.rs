@@ -26,12 +26,14 @@ use super::{
     Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Stats, View, choose, nanoseconds_since,
     validation,
 };
+use crate::tensor::Bytes;
 use args::Memory;
 use isa::Isa;
 use kernels::Compiled;
 use pool::Pool;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
@@ -47,14 +49,20 @@ pub(super) const DRIVER: Driver = Driver {
 
 /// Memory of a buffer.
 struct Buffer {
-    /// The allocation.
-    base: *mut u8,
-    layout: Layout,
     memory: Memory,
+    /// It belongs to others.
+    read_only: bool,
+    /// What keeps the memory.
+    _owner: Box<dyn Send>,
 }
 
-// SAFETY: the buffer owns its allocation.
-unsafe impl Send for Buffer {}
+struct Allocation {
+    base: *mut u8,
+    layout: Layout,
+}
+
+// SAFETY: the allocation belongs to its owner alone.
+unsafe impl Send for Allocation {}
 
 impl Buffer {
     /// Zeroed memory; `None` if there is not enough.
@@ -69,13 +77,29 @@ impl Buffer {
         let offset = base.align_offset(ALIGN);
         // SAFETY: `ALIGN` further bytes were allocated.
         let memory = unsafe { Memory::new(base.add(offset), bytes) };
-        Some(Self { base, layout, memory })
+        Some(Self {
+            memory,
+            read_only: false,
+            _owner: Box::new(Allocation { base, layout }),
+        })
+    }
+
+    /// A range of bytes in place; `None` if these are not aligned.
+    fn share(source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<Self> {
+        let bytes = source.bytes().get(range)?;
+        let aligned = bytes.as_ptr().align_offset(ALIGN) == 0 && !bytes.is_empty();
+        aligned.then(|| Self {
+            // SAFETY: the source keeps the bytes; weights are only read.
+            memory: unsafe { Memory::new(bytes.as_ptr().cast_mut(), bytes.len()) },
+            read_only: true,
+            _owner: Box::new(Arc::clone(source)),
+        })
     }
 }
 
-impl Drop for Buffer {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this layout.
+        // SAFETY: allocated in `Buffer::new` with this layout.
         unsafe { dealloc(self.base, self.layout) };
     }
 }
@@ -201,6 +225,7 @@ impl Cpu {
             });
         }
         let mut caps = caps(isa);
+        caps.profile.compute_units = u32::try_from(threads).unwrap_or(u32::MAX);
         choose(std::slice::from_ref(&caps), options.device.as_deref())?;
         validation::apply(options.cache.as_deref(), &mut caps);
         Ok(Self {
@@ -215,6 +240,28 @@ impl Cpu {
             next_recording: 0,
             stats: Stats::default(),
         })
+    }
+
+    fn add(&mut self, buffer: Buffer) -> BufferId {
+        let id = self.next_buffer;
+        self.next_buffer += 1;
+        if !buffer.read_only {
+            self.stats.allocations += 1;
+            self.stats.bytes += buffer.memory.elements::<u8>() as u64;
+        }
+        self.buffers.insert(id, buffer);
+        BufferId(id)
+    }
+
+    /// Memory that commands and writes may change.
+    fn writable(&self, view: View) -> Result<Memory, BackendError> {
+        match self.buffers.get(&view.buffer.0).is_some_and(|b| b.read_only) {
+            true => Err(internal(
+                "view",
+                format!("{view:?} is of shared bytes, which are only read"),
+            )),
+            false => self.memory(view),
+        }
     }
 
     fn memory(&self, view: View) -> Result<Memory, BackendError> {
@@ -256,10 +303,10 @@ impl Cpu {
             }
             Command::Copy { src, dst } => Action::Copy {
                 src: self.memory(*src)?,
-                dst: self.memory(*dst)?,
+                dst: self.writable(*dst)?,
             },
             Command::Fill { dst, byte } => Action::Fill {
-                dst: self.memory(*dst)?,
+                dst: self.writable(*dst)?,
                 byte: *byte,
             },
         })
@@ -334,22 +381,23 @@ impl Backend for Cpu {
             bytes,
             why: "the system has not enough memory".to_owned(),
         })?;
-        let id = self.next_buffer;
-        self.next_buffer += 1;
-        self.buffers.insert(id, buffer);
-        self.stats.allocations += 1;
-        self.stats.bytes += bytes;
-        Ok(BufferId(id))
+        Ok(self.add(buffer))
+    }
+
+    fn share_buffer(&mut self, source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<BufferId> {
+        Buffer::share(source, range).map(|buffer| self.add(buffer))
     }
 
     fn destroy_buffer(&mut self, buffer: BufferId) {
-        if let Some(buffer) = self.buffers.remove(&buffer.0) {
+        if let Some(buffer) = self.buffers.remove(&buffer.0)
+            && !buffer.read_only
+        {
             self.stats.bytes -= buffer.memory.elements::<u8>() as u64;
         }
     }
 
     fn write(&mut self, dst: View, bytes: &[u8]) -> Result<(), BackendError> {
-        let memory = self.memory(dst)?;
+        let memory = self.writable(dst)?;
         let part = memory.view(0, bytes.len());
         let part = part.ok_or_else(|| internal("write", format!("{} bytes to {dst:?}", bytes.len())))?;
         // SAFETY: no kernel runs.
@@ -431,5 +479,50 @@ impl Backend for Cpu {
     fn extensions(&self) -> Vec<String> {
         let all = Isa::supported();
         all.map(|isa| isa.name().to_owned()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes at a multiple of the alignment.
+    #[repr(align(64))]
+    struct Aligned([u8; 192]);
+
+    impl Bytes for Aligned {
+        fn bytes(&self) -> &[u8] {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn shared_bytes_are_read_in_place_and_never_written() {
+        let mut cpu = Cpu::open(&OpenOptions::default()).unwrap();
+        let source: Arc<dyn Bytes> = Arc::new(Aligned(std::array::from_fn(|i| i as u8)));
+        let buffer = cpu.share_buffer(&source, 64..192).unwrap();
+        assert_eq!(Arc::strong_count(&source), 2);
+        let view = View {
+            buffer,
+            offset: 64,
+            len: 8,
+        };
+        let mut found = [0; 8];
+        cpu.read(view, &mut found).unwrap();
+        assert_eq!(found, [128, 129, 130, 131, 132, 133, 134, 135]);
+        let refused = |e: BackendError| matches!(e, BackendError::Driver { .. });
+        assert!(refused(cpu.write(view, &[0; 8]).unwrap_err()));
+        let fill = Command::Fill { dst: view, byte: 1 };
+        assert!(refused(cpu.record(&[fill]).unwrap_err()));
+        let copy = Command::Copy { src: view, dst: view };
+        assert!(refused(cpu.record(&[copy]).unwrap_err()));
+        // It is no memory of the backend's own.
+        assert_eq!((cpu.stats().allocations, cpu.stats().bytes), (0, 0));
+        cpu.destroy_buffer(buffer);
+        assert_eq!((Arc::strong_count(&source), cpu.stats().bytes), (1, 0));
+        // What is not aligned, empty or not there.
+        for range in [60..124, 64..64, 128..256] {
+            assert!(cpu.share_buffer(&source, range.clone()).is_none(), "{range:?}");
+        }
     }
 }

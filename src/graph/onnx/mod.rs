@@ -4,6 +4,7 @@
 pub mod decode;
 mod import;
 mod missing;
+mod panels;
 pub mod proto;
 pub mod weights;
 pub mod write;

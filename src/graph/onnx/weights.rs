@@ -1,5 +1,6 @@
 //! Initializers: stored inline, or in memory-mapped files beside the model.
 
+use super::panels::{LAYOUT, Stored};
 use super::{dtype_of, proto};
 use crate::error::{Error, Result, Stage};
 use crate::files::read::open_file;
@@ -136,6 +137,11 @@ impl Weights {
         if t.data_location == 1 {
             return self.external_tensor(t, dtype, &shape, count);
         }
+        if let Some(layout) = metadata(t, LAYOUT) {
+            return Err(bad(format!(
+                "its layout is \"{layout}\", which only data files may have"
+            )));
+        }
         let tensor = if !t.raw_data.is_empty() || count == 0 {
             HostTensor::from_packed(dtype, &shape, &t.raw_data)
         } else {
@@ -197,6 +203,11 @@ impl Weights {
                 "{dtype}{shape:?} needs {bytes} bytes, but its external data has {length}"
             )));
         }
+        let panels = match metadata(t, LAYOUT) {
+            Some(layout) => Some(Stored::new(layout, dtype, shape).map_err(bad)?),
+            None => None,
+        };
+        let shape = panels.as_ref().map_or(shape, |stored| &stored.shape);
         let Some(file) = self.external(&t.name, &location)? else {
             let what = format!("tensor \"{}\"", t.name);
             return HostTensor::absent(dtype, shape, &what).map_err(|e| bad(e.to_string()));
@@ -209,18 +220,20 @@ impl Weights {
                 offset.saturating_add(bytes)
             )));
         }
-        let checksum = t.metadata_props.iter().find(|e| e.key == CHECKSUM);
+        let checksum = metadata(t, CHECKSUM);
         // A model that is only inspected need not be read as a whole.
         if let (Some(wanted), false) = (checksum, self.may_be_absent) {
             let data = file.bytes().get(offset..offset + bytes).unwrap_or_default();
             let found = format!("{:08x}", crc32fast::hash(data));
-            if found != wanted.value {
+            if found != wanted {
                 return Err(bad(format!(
-                    "the checksum of its {bytes} bytes in \"{location}\" is {found}, expected {}; \
-                     the file is damaged, download it again",
-                    wanted.value
+                    "the checksum of its {bytes} bytes in \"{location}\" is {found}, expected {wanted}; \
+                     the file is damaged, download it again"
                 )));
             }
+        }
+        if let Some(stored) = panels {
+            return stored.tensor(dtype, file, offset).map_err(bad);
         }
         let tensor = if dtype.bits() < 8 {
             let packed = file.bytes().get(offset..offset + bytes).unwrap_or_default();
@@ -230,4 +243,10 @@ impl Weights {
         };
         tensor.map_err(|e| bad(e.to_string()))
     }
+}
+
+/// The metadata of a tensor by its key.
+fn metadata<'a>(t: &'a proto::TensorProto, key: &str) -> Option<&'a str> {
+    let entry = t.metadata_props.iter().find(|e| e.key == key);
+    entry.map(|e| e.value.as_str())
 }

@@ -3,6 +3,7 @@
 //! A [`ModelWriter`] collects nodes, inputs, outputs and small constants, and streams large tensors
 //! to the data file. Models of any size can be written with little memory.
 
+use super::weights::CHECKSUM;
 use super::{proto, type_code};
 use crate::error::{Error, Result, Stage};
 use crate::tensor::{DType, HostTensor};
@@ -299,6 +300,16 @@ impl ModelWriter {
             .map_err(|e| self.bad(format!("tensor \"{name}\": {e}")))
     }
 
+    /// Adds an entry to the metadata of the last initializer.
+    pub(super) fn describe_last(&mut self, key: &str, value: &str) {
+        if let Some(tensor) = self.graph.initializer.last_mut() {
+            tensor.metadata_props.push(proto::StringStringEntryProto {
+                key: key.to_owned(),
+                value: value.to_owned(),
+            });
+        }
+    }
+
     /// Adds a constant in the data file. `fill` must write exactly as many bytes as `dtype` and
     /// `shape` need, with types narrower than 8 bits packed. It is not called by a writer without a
     /// data file. After an error the writer must not be used any more.
@@ -340,7 +351,7 @@ impl ModelWriter {
             }
             if let Some(crc) = sink.crc {
                 metadata_props.push(proto::StringStringEntryProto {
-                    key: super::weights::CHECKSUM.to_owned(),
+                    key: CHECKSUM.to_owned(),
                     value: format!("{:08x}", crc.finalize()),
                 });
             }

@@ -30,7 +30,7 @@ use crate::num;
 use crate::quant::{Bits, GROUP_STEP, decode_rows};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, PANEL};
 use half::f16;
 use std::fmt;
 
@@ -231,11 +231,7 @@ pub(super) fn packed_parts(
     for (first, count) in cx.split(n, (bits.rows(k), 4), 64)? {
         let stride = count.next_multiple_of(PAD);
         // Neighbouring lanes of a GPU read neighbouring columns of whole rows.
-        let panel = if cx.device().is_native() {
-            native::PANEL
-        } else {
-            stride
-        };
+        let panel = if cx.device().is_native() { PANEL } else { stride };
         let pack = Pack::Columns {
             dtype: DType::U32,
             transpose: false,

@@ -25,7 +25,7 @@ pub(super) fn fingerprint(graph: &Graph) -> String {
         };
         names.update(format!("{} {} {:?};", value.name, tensor.dtype(), tensor.shape()).as_bytes());
         // A model without weights can be planned but not run.
-        let Ok(data) = tensor.bytes() else { continue };
+        let Ok(data) = tensor.stored() else { continue };
         for i in 0..SAMPLES {
             let start = data.len().saturating_sub(SAMPLE) / (SAMPLES - 1) * i;
             let end = (start + SAMPLE).min(data.len());

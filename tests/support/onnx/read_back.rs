@@ -102,6 +102,23 @@ impl Model {
         (Some(offset), shape, &self.data[offset..offset + length])
     }
 
+    /// Shape and row-major bytes of an initialiser that may be stored in panels of 16 columns.
+    pub fn matrix(&self, name: &str) -> (Vec<usize>, Vec<u8>) {
+        let (_, shape, bytes) = self.tensor(name);
+        let t = self.graph.initializer.iter().find(|t| t.name == name).unwrap();
+        let Some(layout) = t.metadata_props.iter().find(|e| e.key == "layout") else {
+            return (shape, bytes.to_vec());
+        };
+        assert_eq!((layout.value.as_str(), shape[2]), ("panels16", 16), "{name}");
+        let (panels, rows) = (shape[0], shape[1]);
+        let pieces = (0..rows * panels).flat_map(|i| {
+            let (row, panel) = (i / panels, i % panels);
+            &bytes[(panel * rows + row) * 64..][..64]
+        });
+        let row_major = pieces.copied().collect();
+        ([&[rows, panels * 16], &shape[3..]].concat(), row_major)
+    }
+
     /// Shape and elements of an `f32` initialiser.
     pub fn f32s(&self, name: &str) -> (Vec<usize>, Vec<f32>) {
         let (_, shape, bytes) = self.tensor(name);

@@ -186,11 +186,10 @@ impl Builder<Checkpoint<'_>> {
             bytemuck::cast_slice(&packed.scales),
         );
         let shape = [packed.bits.rows(packed.k), packed.n];
-        self.out
-            .add_initializer_external(&out.operands[0], DType::U32, &shape, |to| to.write(codes))?;
+        self.out.add_matrix(&out.operands[0], DType::U32, &shape, codes)?;
         let shape = [packed.k.div_ceil(packed.group), packed.n, 2];
         self.out
-            .add_initializer_external(&out.operands[1], DType::F16, &shape, |to| to.write(scales))?;
+            .add_matrix(&out.operands[1], DType::F16, &shape, scales)?;
         (self.source.progress)(name, (packed.k * packed.n * size_of::<f32>()) as u64);
         let (format, after) = ((packed.bits, packed.group), (codes.len() + scales.len()) as u64);
         let shape = [packed.n, packed.k];

@@ -160,10 +160,10 @@ impl<'a> Job<'a> {
         };
         let shape = [w.bits.rows(w.k), w.n];
         self.writer
-            .add_initializer_external(&w.codes, DType::U32, &shape, |out| out.write(part.codes()))?;
+            .add_matrix(&w.codes, DType::U32, &shape, part.codes())?;
         let shape = [w.k.div_ceil(w.group), w.n, 2];
         self.writer
-            .add_initializer_external(&w.scales, DType::F16, &shape, |out| out.write(part.scales()))?;
+            .add_matrix(&w.scales, DType::F16, &shape, part.scales())?;
         let loss = part.record.loss();
         let compared = if self.options.compare {
             self.compare(name, elements, w)?
@@ -189,8 +189,7 @@ impl<'a> Job<'a> {
         let mut bytes_after = 0;
         for (name, dtype, shape, bytes) in &tensors {
             bytes_after += bytes.len() as u64;
-            self.writer
-                .add_initializer_external(name, *dtype, shape, |out| out.write(bytes))?;
+            self.writer.add_matrix(name, *dtype, shape, bytes)?;
         }
         self.ordered[at] = made.order.is_some();
         self.quantized.push(kept.summary(name, &made, bytes_after));

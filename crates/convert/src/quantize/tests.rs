@@ -210,7 +210,7 @@ fn a_model_survives_and_tied_weights_are_packed_once() {
     );
     assert_eq!(model.node_inputs("logits"), ["y", "embed.codes", "embed.scales"]);
     assert_eq!(model.inputs, ["input_ids[1,sequence]"]);
-    let (_, shape, codes) = model.tensor("up.codes");
+    let (shape, codes) = model.matrix("up.codes");
     assert_eq!((shape, codes.len()), (vec![5, INNER], 5 * INNER * 4));
     let out = dir.path().join("out");
     assert_eq!(std::fs::read(out.join("config.json")).unwrap(), b"{}");
@@ -275,10 +275,10 @@ fn packed_columns_are_those_of_the_reference() {
         };
         // 40 is no multiple of 16 and less than 32: the last group is short.
         let p = Packed::quantize(bits, 16, k, n, &ByGroup::from(Method::Mse), &at).unwrap();
-        let (_, shape, codes) = model.tensor(&format!("{name}.codes"));
+        let (shape, codes) = model.matrix(&format!("{name}.codes"));
         assert_eq!(shape, [bits.rows(k), n]);
         assert_eq!(codes, bytemuck::cast_slice::<u32, u8>(&p.codes), "{name}");
-        let (_, shape, scales) = model.tensor(&format!("{name}.scales"));
+        let (shape, scales) = model.matrix(&format!("{name}.scales"));
         assert_eq!(shape, [k.div_ceil(16), n, 2]);
         assert_eq!(scales, bytemuck::cast_slice::<[f16; 2], u8>(&p.scales), "{name}");
     };

@@ -8,10 +8,8 @@ use crate::lower::{Call, LowerCx, Operand};
 use crate::num;
 use crate::quant::Bits;
 use crate::shape::Dim;
-use crate::tensor::DType;
+use crate::tensor::{DType, PANEL};
 
-/// Columns of a panel.
-pub(super) const PANEL: usize = 16;
 const _: () = assert!(PAD.is_multiple_of(PANEL), "columns fill whole panels");
 
 /// Kernels may complete the last tile of rows up to this many rows beyond the last one.
