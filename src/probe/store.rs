@@ -10,7 +10,8 @@ fn key(caps: &Caps) -> Key {
         device: caps.device.clone(),
         driver: caps.driver.clone(),
         subject: format!("{} memory, arithmetic, launches", caps.backend),
-        text: format!("probe {VERSION}"),
+        // A processor may be opened with fewer threads.
+        text: format!("probe {VERSION}, {} units", caps.profile.compute_units),
     }
 }
 
