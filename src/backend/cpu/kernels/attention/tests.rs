@@ -261,7 +261,7 @@ fn causal_rows_match() {
         sized(1, 64, 64, 3, 3, 64, true),
         sized(1, 70, 150, 4, 2, 128, true),
         sized(1, 130, 130, 9, 3, 64, true),
-        sized(1, 130, 300, 8, 1, 256, true),
+        sized(1, 68, 140, 4, 1, 256, true),
         sized(1, 5, 70, 4, 2, 10, true),
         sized(2, 9, 23, 4, 2, 12, true),
         sized(1, 40, 40, 2, 1, 512, true),
