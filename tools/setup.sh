@@ -230,6 +230,19 @@ setup_android() {
     return 1
 }
 
+# Programs for 64-bit Arm are linked by GNU's linker for it, and run by an emulator.
+AARCH64=aarch64-unknown-linux-gnu
+setup_aarch64() {
+    [ "$(uname -sm)" = "Linux x86_64" ] || { say "NOT TESTED: kernels for 64-bit Arm, which Linux on x86-64 emulates"; return 1; }
+    if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$AARCH64" ] && ! { have rustup && rustup -q target add "$AARCH64" >&2; }; then
+        say "NOT TESTED: $AARCH64. Its standard library cannot be had; with rustup, type:  rustup target add $AARCH64"
+        return 1
+    fi
+    have aarch64-linux-gnu-gcc && have qemu-aarch64 || install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
+    have aarch64-linux-gnu-gcc && have qemu-aarch64 || { say "NOT TESTED: kernels for 64-bit Arm, without its linker and emulator"; return 1; }
+    export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
+}
+
 # What tools/phone_compile unpacks packages with, and the keys that they are signed with.
 setup_phone_compilers() {
     local missing=()

@@ -123,6 +123,21 @@ if [ -n "$nightly" ]; then
 else
     FUZZ=$(target_folder)/release/fuzz step "Fuzzing" tools/fuzz.sh all 5
 fi
+if setup_aarch64; then
+    # Tests of native kernels on an emulated processor. Optimizing more takes longer than it saves.
+    arm() {
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -cpu $1 -L /usr/aarch64-linux-gnu" \
+            CARGO_PROFILE_RELEASE_OPT_LEVEL=1 REQUIRE_BACKENDS=cpu \
+            cargo test --release --locked --target "$AARCH64" -p transformer-lite \
+            --no-default-features --features cpu "${@:2}"
+    }
+    # The first has all instruction sets, the other no dot products.
+    step "64-bit Arm: building the tests" arm max --lib --test references --no-run
+    step "64-bit Arm: kernels" arm max --lib -- backend::cpu
+    for processor in max cortex-a53; do
+        step "64-bit Arm: operators on $processor" arm "$processor" --test references -- conformance::
+    done
+fi
 step "Doctests" cargo test --release --locked --doc
 # Runs each benchmark once without timing, as criterion does without `--bench`.
 [ -z "$nightly" ] || step "Benchmarks" cargo test --release --locked --bench '*'
