@@ -3,12 +3,12 @@
 
     tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR]
                          [--genai [PYTHON]] [--openvino [PYTHON]]
-                         [--backend opencl,wgpu] [--device TEXT] [--act auto|float|int8]
+                         [--backend cpu] [--device TEXT] [--act auto,int8]
                          [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
                          [--threads N] [--work DIR] [--json FILE]
 
-tlite runs the weights of GGUF as E0M4, with the activation precision of --act. Name at least one
-other engine:
+tlite runs the weights of GGUF as E0M4, with each backend and each precision of activations that
+are listed. Name at least one other engine:
 
 --llama-cpp     llama.cpp on the CPU. DIR holds its libraries (libllama, libggml), as in the folder
                 bins/linux-x64 of the npm package @node-llama-cpp/linux-x64 3.22.1.
@@ -32,7 +32,7 @@ tokens/s (smallest to largest), and the median over the rounds of tlite's speed 
 other engine. Other work on the machine affects the ratios less than the speeds.
 
 Files are made in --work and stay there; without it they go to a temporary folder. --threads is for
-the other engines; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable TLITE
+engines on the CPU; OpenCL and Vulkan drivers for CPUs take all cores. The environment variable TLITE
 names the command; by default it is that of the release build.
 """
 
@@ -70,9 +70,11 @@ def numbers(text):
 class Tlite:
     """A model folder on a backend."""
 
-    def __init__(self, folder, backend, device, act):
-        self.name = f"tlite, {backend}"
+    def __init__(self, folder, backend, device, act, threads):
+        self.name = f"tlite, {backend}" + ("" if act == "auto" else f", {act}")
         self.options = [folder, "--backend", backend, "--act", act, *(["--device", device] if device else [])]
+        if backend == "cpu":
+            self.options += ["--threads", threads]
 
     def round(self, prefill, decode):
         lengths = ["--prefill", ",".join(map(str, prefill)), "--decode", decode, "--repeat", 1, "--context", max(*prefill, decode)]
@@ -310,9 +312,9 @@ def main():
     parser.add_argument("--vulkan")
     parser.add_argument("--genai", nargs="?", const="")
     parser.add_argument("--openvino", nargs="?", const="")
-    parser.add_argument("--backend", default="opencl,wgpu")
+    parser.add_argument("--backend", type=lambda text: text.split(","), default=["cpu"])
     parser.add_argument("--device")
-    parser.add_argument("--act", choices=["auto", "float", "int8"], default="auto")
+    parser.add_argument("--act", type=lambda text: text.split(","), default=["auto"])
     parser.add_argument("--prefill", type=numbers, default=[128, 512])
     parser.add_argument("--decode", type=int, default=64)
     parser.add_argument("--group-size", type=int, default=32)
@@ -332,7 +334,7 @@ def main():
                 tlite("convert", a.gguf, "--float", "-o", plain)
             tlite("quantize", plain, "-o", folder, "--format", "e0m4", "--group-size", a.group_size)
         others = started(a, work)
-        ours = [Tlite(folder, backend, a.device, a.act) for backend in a.backend.split(",")]
+        ours = [Tlite(folder, backend, a.device, act, a.threads) for backend in a.backend for act in a.act]
         rounds = [{p.name: named(p.name, p.round, a.prefill, a.decode) for p in turns([*ours, *others], n)} for n in range(a.rounds)]
     tests = [f"pp{n}" for n in a.prefill] + [f"tg{a.decode}"]
     for line in table(tests, [p.name for p in ours], [p.name for p in others], rounds):
