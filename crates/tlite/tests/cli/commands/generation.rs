@@ -400,13 +400,13 @@ fn an_interrupted_answer_is_shown() {
             "--backend",
             "host",
         ])
-        // It goes on for hours.
+        // It goes on for hours: both tokens that end a text are forbidden.
         .args([
             "--max-tokens",
             "1000000000",
             "--context-shift",
             "--logit-bias",
-            "2=-inf",
+            "0=-inf,2=-inf",
         ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
