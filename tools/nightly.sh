@@ -2,6 +2,7 @@
 # Runs all checks of test.sh, and what takes too long for every change:
 # - all specialisations of all kernels on this machine's devices, and all kernel texts in the
 #   phones' compilers
+# - each backend for GPUs without the others
 # - the accuracy of a model of 0.5 billion parameters
 # - trials of the kind "nightly", which test.sh lists as ignored
 # - all operators on Intel's OpenCL, and its models with the phones' kernels

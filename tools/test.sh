@@ -65,7 +65,9 @@ features() {
     printf '%s\n' "$output" >&2
     [ -n "$passed" ] && [[ $output != *" generated "*warning* ]]
 }
-for set in "" cpu opencl wgpu; do
+sets=("" cpu)
+[ "${TLITE_TESTS:-ci}" != nightly ] || sets+=(opencl wgpu)
+for set in "${sets[@]}"; do
     step "Features \"$set\"" features "$set"
 done
 if setup_android; then
