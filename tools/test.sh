@@ -50,7 +50,9 @@ say "$(cargo --version), $(rustc --version), drivers:"
 driver_versions >&2
 end
 
-# All steps use the release profile, so that they share build results.
+# All steps use the release profile, so that they share build results. Optimizing across the parts
+# of a crate takes as long as compiling them: kernels would be faster, tests are not.
+export CARGO_PROFILE_RELEASE_LTO=off
 # cargo fmt does not find the modules that the list of operators declares.
 format() {
     cargo fmt --check --all && rustfmt --check --config-path rustfmt.toml --edition 2024 src/graph/op/*.rs

@@ -43,7 +43,7 @@ const ALIGN: usize = 64;
 
 /// Devices are this processor.
 pub(super) const DRIVER: Driver = Driver {
-    list: || Ok(vec![caps(Isa::best())]),
+    list: || Ok(vec![caps(Isa::best(), crate::parallel::cores())]),
     open: |options| Ok(Box::new(Cpu::open(options)?)),
 };
 
@@ -145,7 +145,7 @@ pub struct Cpu {
     stats: Stats,
 }
 
-fn caps(isa: Isa) -> Caps {
+fn caps(isa: Isa, threads: usize) -> Caps {
     let memory = crate::limits::usable_memory();
     let largest = memory.unwrap_or(isize::MAX as u64) & !3;
     let profile = DeviceProfile {
@@ -155,7 +155,7 @@ fn caps(isa: Isa) -> Caps {
         view_align: ALIGN as u64,
         max_view_bytes: largest,
         local_bytes: 0,
-        compute_units: u32::try_from(crate::parallel::cores()).unwrap_or(u32::MAX),
+        compute_units: u32::try_from(threads).unwrap_or(u32::MAX),
         max_workgroup: 1024,
         max_grid: u32::MAX,
         packed_dot: match isa {
@@ -224,8 +224,7 @@ impl Cpu {
                 why,
             });
         }
-        let mut caps = caps(isa);
-        caps.profile.compute_units = u32::try_from(threads).unwrap_or(u32::MAX);
+        let mut caps = caps(isa, threads);
         choose(std::slice::from_ref(&caps), options.device.as_deref())?;
         validation::apply(options.cache.as_deref(), &mut caps);
         Ok(Self {

@@ -219,8 +219,8 @@ unsafe fn madd8<const M: usize, const V: usize>(sums: &mut Sums<M, V>, codes: [_
     unsafe {
         for (m, sum) in sums.iter_mut().enumerate() {
             let x = _mm256_set1_epi32(x.add(m).read().cast_signed());
-            for (sum, code) in sum.iter_mut().zip(codes) {
-                *sum = opaque(_mm256_add_epi16(*sum, _mm256_maddubs_epi16(code, x)));
+            for j in 0..V {
+                sum[j] = opaque(_mm256_add_epi16(sum[j], _mm256_maddubs_epi16(codes[j], x)));
             }
         }
     }
@@ -233,8 +233,8 @@ unsafe fn madd16<const M: usize, const V: usize>(sums: &mut Sums<M, V>, codes: [
     unsafe {
         for (m, sum) in sums.iter_mut().enumerate() {
             let x = _mm256_set1_epi32(x.add(m).read().cast_signed());
-            for (sum, code) in sum.iter_mut().zip(codes) {
-                *sum = opaque(_mm256_add_epi32(*sum, _mm256_madd_epi16(code, x)));
+            for j in 0..V {
+                sum[j] = opaque(_mm256_add_epi32(sum[j], _mm256_madd_epi16(codes[j], x)));
             }
         }
     }
@@ -245,9 +245,10 @@ unsafe fn madd16<const M: usize, const V: usize>(sums: &mut Sums<M, V>, codes: [
 unsafe fn widen<const M: usize, const V: usize>(sums: &mut Sums<M, V>, short: &Sums<M, V>, by: i16) {
     // SAFETY: the processor has AVX2.
     unsafe {
-        for (sum, short) in sums.iter_mut().zip(short) {
-            for (sum, short) in sum.iter_mut().zip(short) {
-                *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(*short, _mm256_set1_epi16(by)));
+        for m in 0..M {
+            for j in 0..V {
+                let pairs = _mm256_madd_epi16(short[m][j], _mm256_set1_epi16(by));
+                sums[m][j] = _mm256_add_epi32(sums[m][j], pairs);
             }
         }
     }

@@ -152,9 +152,9 @@ unsafe fn madd16<const M: usize>(sums: &mut Pairs<M>, codes: uint16x8_t, x: *con
 unsafe fn widen<const M: usize>(sums: &mut Pairs<M>, short: &[[int16x8_t; 2]; M]) {
     // SAFETY: all processors have NEON.
     unsafe {
-        for (sum, short) in sums.iter_mut().zip(short) {
-            sum[0] = vpadalq_s16(sum[0], short[0]);
-            sum[1] = vpadalq_s16(sum[1], short[1]);
+        for m in 0..M {
+            sums[m][0] = vpadalq_s16(sums[m][0], short[m][0]);
+            sums[m][1] = vpadalq_s16(sums[m][1], short[m][1]);
         }
     }
 }

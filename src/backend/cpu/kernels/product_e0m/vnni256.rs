@@ -32,8 +32,8 @@ unsafe fn madd<const M: usize, const V: usize>(sums: &mut Sums<M, V>, codes: [__
     unsafe {
         for (m, sum) in sums.iter_mut().enumerate() {
             let x = _mm256_set1_epi32(x.add(m).read().cast_signed());
-            for (sum, code) in sum.iter_mut().zip(codes) {
-                *sum = _mm256_dpbusd_avx_epi32(*sum, code, x);
+            for j in 0..V {
+                sum[j] = _mm256_dpbusd_avx_epi32(sum[j], codes[j], x);
             }
         }
     }
