@@ -5,6 +5,7 @@
 # - each backend for GPUs without the others
 # - the accuracy of a model of 0.5 billion parameters
 # - trials of the kind "nightly", which test.sh lists as ignored
+# - all operators with dot products of 64-bit Arm
 # - all operators on Intel's OpenCL, and its models with the phones' kernels
 # - each benchmark, once
 # - an hour of fuzzing that sees which code an input reaches
