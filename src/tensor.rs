@@ -140,6 +140,19 @@ fn byte_len(dtype: DType, shape: &[usize]) -> Result<usize, TensorError> {
         .ok_or_else(|| TensorError::TooLarge(shape.to_vec()))
 }
 
+/// An error if a tensor does not have the expected number of bytes.
+fn check_len(dtype: DType, shape: &[usize], expected: usize, found: usize) -> Result<(), TensorError> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(TensorError::Length {
+        dtype,
+        shape: shape.to_vec(),
+        expected,
+        found,
+    })
+}
+
 macro_rules! typed {
     ($make:ident, $view:ident, $t:ty, $dtype:expr) => {
         /// A row-major tensor of the given elements.
@@ -190,14 +203,7 @@ impl HostTensor {
     /// A tensor over a copy of little-endian `bytes`.
     pub fn from_bytes(dtype: DType, shape: &[usize], bytes: &[u8]) -> Result<Self, TensorError> {
         let expected = byte_len(dtype, shape)?;
-        if bytes.len() != expected {
-            return Err(TensorError::Length {
-                dtype,
-                shape: shape.to_vec(),
-                expected,
-                found: bytes.len(),
-            });
-        }
+        check_len(dtype, shape, expected, bytes.len())?;
         let mut owned = Owned::new(expected)?;
         if let Some(target) = bytemuck::cast_slice_mut::<u64, u8>(&mut owned.words).get_mut(..expected) {
             target.copy_from_slice(bytes);
@@ -219,14 +225,7 @@ impl HostTensor {
     ) -> Result<Self, TensorError> {
         let expected = byte_len(dtype, shape)?;
         let found = source.bytes().len().saturating_sub(start);
-        if found < expected {
-            return Err(TensorError::Length {
-                dtype,
-                shape: shape.to_vec(),
-                expected,
-                found,
-            });
-        }
+        check_len(dtype, shape, expected, found.min(expected))?;
         Ok(Self {
             dtype,
             shape: shape.to_vec(),
@@ -237,15 +236,8 @@ impl HostTensor {
 
     /// A matrix of 4-byte items whose shared bytes have its columns in panels.
     pub fn from_panels(dtype: DType, shape: &[usize], panels: Panels) -> Result<Self, TensorError> {
-        let (expected, found) = (byte_len(dtype, shape)?, panels.stored().len());
-        if expected != found {
-            return Err(TensorError::Length {
-                dtype,
-                shape: shape.to_vec(),
-                expected,
-                found,
-            });
-        }
+        let expected = byte_len(dtype, shape)?;
+        check_len(dtype, shape, expected, panels.stored().len())?;
         Ok(Self {
             dtype,
             shape: shape.to_vec(),
@@ -338,15 +330,7 @@ impl HostTensor {
 
     /// The same data with another shape of equal element count.
     pub fn reshape(&self, shape: &[usize]) -> Result<Self, TensorError> {
-        let expected = byte_len(self.dtype, shape)?;
-        if expected != self.bytes {
-            return Err(TensorError::Length {
-                dtype: self.dtype,
-                shape: shape.to_vec(),
-                expected,
-                found: self.bytes,
-            });
-        }
+        check_len(self.dtype, shape, byte_len(self.dtype, shape)?, self.bytes)?;
         Ok(Self {
             shape: shape.to_vec(),
             ..self.clone()
@@ -469,15 +453,7 @@ impl HostTensor {
             return Self::from_bytes(dtype, shape, bytes);
         }
         let count = byte_len(dtype, shape)?;
-        let expected = count.div_ceil(8 / bits);
-        if bytes.len() != expected {
-            return Err(TensorError::Length {
-                dtype,
-                shape: shape.to_vec(),
-                expected,
-                found: bytes.len(),
-            });
-        }
+        check_len(dtype, shape, count.div_ceil(8 / bits), bytes.len())?;
         let parts = |byte: &u8| {
             let byte = i64::from(*byte);
             (0..8 / bits).map(move |i| byte >> (i * bits) & ((1 << bits) - 1))

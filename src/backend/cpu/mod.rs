@@ -515,7 +515,7 @@ mod tests {
         assert!(refused(cpu.record(&[fill]).unwrap_err()));
         let copy = Command::Copy { src: view, dst: view };
         assert!(refused(cpu.record(&[copy]).unwrap_err()));
-        // It is no memory of the backend's own.
+        // They are not the backend's own memory.
         assert_eq!((cpu.stats().allocations, cpu.stats().bytes), (0, 0));
         cpu.destroy_buffer(buffer);
         assert_eq!((Arc::strong_count(&source), cpu.stats().bytes), (1, 0));

@@ -1,6 +1,6 @@
 //! Matrices whose columns are stored in panels, the layout that native kernels read.
 
-use super::write::ModelWriter;
+use super::write::{ALIGN, ModelWriter};
 use crate::error::Result;
 use crate::tensor::{Bytes, DType, HostTensor, PANEL, Panels, in_panels};
 use std::sync::Arc;
@@ -12,9 +12,6 @@ pub(super) const LAYOUT: &str = "layout";
 /// are those of what is stored, `[panels, rows, PANEL]` and for pairs of halves a last 2, so that a
 /// reader that ignores the layout refuses it.
 const PANELS: &str = "panels16";
-
-/// What a tensor's place in its file is a multiple of, in bytes.
-const ALIGN: usize = 64;
 
 /// A matrix of 4-byte items as a file has it.
 pub(super) struct Stored {
@@ -33,7 +30,7 @@ impl Stored {
                  this version"
             ));
         }
-        let no_matrix = || format!("{dtype}{dims:?} is no matrix in the layout \"{PANELS}\"");
+        let no_matrix = || format!("{dtype}{dims:?} is not a matrix in the layout \"{PANELS}\"");
         let (panels, rows, pair) = match (dtype, dims) {
             (DType::U32, [panels, rows, PANEL]) => (*panels, *rows, None),
             (DType::F16, [panels, rows, PANEL, 2]) => (*panels, *rows, Some(2)),
@@ -49,7 +46,7 @@ impl Stored {
 
     /// The tensor at byte `offset` of `file`.
     pub fn tensor(&self, dtype: DType, file: Arc<dyn Bytes>, offset: usize) -> Result<HostTensor, String> {
-        if !offset.is_multiple_of(ALIGN) {
+        if !(offset as u64).is_multiple_of(ALIGN) {
             return Err(format!(
                 "its panels start at byte {offset} of the data file, expected a multiple of {ALIGN}; convert \
                  the model again"

@@ -21,7 +21,7 @@ pub const IR_VERSION: i64 = 9;
 pub const INLINE_LIMIT: usize = 1024;
 
 /// Alignment of external tensors in the data file, in bytes.
-const ALIGN: u64 = 64;
+pub(super) const ALIGN: u64 = 64;
 /// Alignment of external tensors of at least [`LARGE`] bytes, so that each can be mapped alone.
 const PAGE: u64 = 4096;
 const LARGE: u64 = 64 * 1024;
@@ -147,6 +147,13 @@ pub fn write_file(path: &Path, bytes: &[u8]) -> Result<()> {
         .map_err(|e| Error::io("cannot write", path, e))
 }
 
+fn entry(key: &str, value: impl Into<String>) -> proto::StringStringEntryProto {
+    proto::StringStringEntryProto {
+        key: key.to_owned(),
+        value: value.into(),
+    }
+}
+
 impl ModelWriter {
     /// Starts the model file `name` in the existing folder `folder`; errors name `stage`. The data
     /// file is created at once, the model file by [`ModelWriter::finish`]. Both replace existing
@@ -206,10 +213,7 @@ impl ModelWriter {
 
     /// Adds an entry to the model's metadata.
     pub fn metadata(&mut self, key: &str, value: &str) {
-        self.model.metadata_props.push(proto::StringStringEntryProto {
-            key: key.to_owned(),
-            value: value.to_owned(),
-        });
+        self.model.metadata_props.push(entry(key, value));
     }
 
     fn value_info(&self, name: &str, dtype: DType, shape: &[Size]) -> Result<proto::ValueInfoProto> {
@@ -303,10 +307,7 @@ impl ModelWriter {
     /// Adds an entry to the metadata of the last initializer.
     pub(super) fn describe_last(&mut self, key: &str, value: &str) {
         if let Some(tensor) = self.graph.initializer.last_mut() {
-            tensor.metadata_props.push(proto::StringStringEntryProto {
-                key: key.to_owned(),
-                value: value.to_owned(),
-            });
+            tensor.metadata_props.push(entry(key, value));
         }
     }
 
@@ -350,23 +351,16 @@ impl ModelWriter {
                 return Err(Error::file(self.stage, &self.data_path, what));
             }
             if let Some(crc) = sink.crc {
-                metadata_props.push(proto::StringStringEntryProto {
-                    key: CHECKSUM.to_owned(),
-                    value: format!("{:08x}", crc.finalize()),
-                });
+                metadata_props.push(entry(CHECKSUM, format!("{:08x}", crc.finalize())));
             }
         }
         self.position = offset + length;
-        let entry = |key: &str, value: String| proto::StringStringEntryProto {
-            key: key.to_owned(),
-            value,
-        };
         self.graph.initializer.push(proto::TensorProto {
             dims,
             data_type: type_code(dtype),
             name: name.to_owned(),
             external_data: vec![
-                entry("location", self.data_name.clone()),
+                entry("location", self.data_name.as_str()),
                 entry("offset", offset.to_string()),
                 entry("length", length.to_string()),
             ],
