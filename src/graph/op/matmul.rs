@@ -19,7 +19,7 @@ use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::quota::{self, Exceeded};
 use crate::shape::{Dim, Fact, Shape, product};
 use crate::tensor::product::gemm;
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, PANEL};
 
 crate::kernel! {
     pub(super) static KERNEL: TypedKernel<Args> = "matmul" {
@@ -347,7 +347,6 @@ impl MatMul {
         columns: usize,
         stored: DType,
     ) -> OpResult<()> {
-        const PANEL: usize = 16;
         let pack = Pack::Columns {
             // Halves stay halves: the kernel converts them exactly.
             dtype: if stored == DType::F16 { stored } else { DType::F32 },

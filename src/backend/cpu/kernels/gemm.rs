@@ -6,11 +6,10 @@
 
 use crate::backend::cpu::args::Store;
 use crate::backend::cpu::simd::Simd;
+pub use crate::tensor::PANEL;
 use half::f16;
 use std::ops::Range;
 
-/// Columns of a panel.
-pub const PANEL: usize = 16;
 /// Rows of a tile of a packed left operand.
 pub const TILE: usize = 6;
 /// Columns of a block: its sums stay in cache. A multiple of [`PANEL`].

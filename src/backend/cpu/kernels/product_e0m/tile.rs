@@ -2,10 +2,9 @@
 
 use super::layout::STEP;
 use crate::backend::cpu::simd::{Job, Simd};
+pub use crate::tensor::PANEL;
 use half::f16;
 
-/// Columns in a panel.
-pub const PANEL: usize = 16;
 /// The most weights whose products are summed in 32 bits: of 8 bits, with 16-bit activations.
 const SPAN: usize = 256;
 /// Weights in a block, most often.
