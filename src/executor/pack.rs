@@ -2,10 +2,11 @@
 //! for their kernels.
 
 use crate::lower::Pack;
-use crate::tensor::{DType, HostTensor, Panels};
+use crate::tensor::{Bytes, DType, HostTensor, Panels};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A tensor's elements in device form: floats as `f16` or `f32`, everything else as 32-bit
 /// integers. Padded to an even number of elements.
@@ -130,6 +131,25 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
             count,
         } => Ok(floats(&tiles(t, rows, tile, first..first + count)?, dtype)),
     }
+}
+
+/// Where a tensor that is stored in the form `pack` has its bytes; `None` if it is not.
+pub(super) fn already_packed<'a>(
+    tensors: &[&'a HostTensor],
+    pack: &Pack,
+) -> Option<(&'a Arc<dyn Bytes>, Range<usize>)> {
+    let [tensor] = tensors else { return None };
+    let panels = tensor.panels()?;
+    let whole = Pack::Columns {
+        dtype: DType::U32,
+        transpose: false,
+        first: 0,
+        count: panels.columns(),
+        stride: panels.columns(),
+        panel: panels.width(),
+    };
+    let (source, start) = panels.source();
+    (*pack == whole).then(|| (source, start..start + tensor.byte_len()))
 }
 
 /// A range of rows, the elements of the first axis.
@@ -266,7 +286,6 @@ fn items(
 mod tests {
     use super::*;
     use crate::tensor::in_panels;
-    use std::sync::Arc;
 
     /// Words `1000 * which + 100 * row + column` of so many columns.
     fn words(which: u32, rows: u32, columns: u32) -> HostTensor {

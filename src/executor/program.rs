@@ -1,7 +1,7 @@
 //! What executors share: plans, the weights on the device, compiled kernels.
 
 use super::load::create;
-use super::pack::pack;
+use super::pack::{already_packed, pack};
 use super::random::{self, Numbers, WeightSource};
 use crate::backend::kernel::KernelSpec;
 use crate::backend::{Backend, Caps, KernelId, ReplayMode, SharedBackend, Stats, View};
@@ -11,7 +11,7 @@ use crate::limits;
 use crate::lower::{Pack, WeightKey};
 use crate::plan::Plan;
 use crate::quota::Quota;
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::HostTensor;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -161,31 +161,15 @@ impl Program {
         written.map_err(|e| Error::device(Stage::Plan, format!("uploading \"{name}\""), e))
     }
 
-    /// The bytes of a tensor that is stored as the device reads it, if that can read them in place.
+    /// The bytes of tensors that are stored in the packed form, if the device reads them in place.
     fn share(&mut self, tensors: &[&HostTensor], pack: &Pack) -> Option<View> {
-        let [tensor] = tensors else { return None };
-        let (
-            panels,
-            Pack::Columns {
-                dtype: DType::U32,
-                transpose: false,
-                first: 0,
-                count,
-                stride,
-                panel,
-            },
-        ) = (tensor.panels()?, pack)
-        else {
-            return None;
-        };
-        let whole = (panels.width(), panels.columns()) == (*panel, *count) && count == stride;
-        let (source, start) = panels.source();
-        let range = start..start + tensor.byte_len();
-        let buffer = whole.then(|| self.backend.share_buffer(source, range))??;
+        let (source, range) = already_packed(tensors, pack)?;
+        let len = range.len() as u64;
+        let buffer = self.backend.share_buffer(source, range)?;
         Some(View {
             buffer,
             offset: 0,
-            len: tensor.byte_len() as u64,
+            len,
         })
     }
 
