@@ -224,9 +224,14 @@ build_fuzz() {
 # The standard library of Android's target; linking would take Android's NDK, checking does not.
 ANDROID=aarch64-linux-android
 setup_android() {
-    [ -d "$(rustc --print sysroot)/lib/rustlib/$ANDROID" ] && return 0
-    have rustup && rustup -q target add "$ANDROID" >&2 && return 0
-    say "NOT CHECKED: $ANDROID. Its standard library cannot be had; with rustup, type:  rustup target add $ANDROID"
+    setup_target "$ANDROID"
+}
+
+# The standard library of a target.
+setup_target() {
+    [ -d "$(rustc --print sysroot)/lib/rustlib/$1" ] && return 0
+    have rustup && rustup -q target add "$1" >&2 && return 0
+    say "NOT CHECKED: $1. Its standard library cannot be had; with rustup, type:  rustup target add $1"
     return 1
 }
 
@@ -234,10 +239,7 @@ setup_android() {
 AARCH64=aarch64-unknown-linux-gnu
 setup_aarch64() {
     [ "$(uname -sm)" = "Linux x86_64" ] || { say "NOT TESTED: kernels for 64-bit Arm, which Linux on x86-64 emulates"; return 1; }
-    if ! [ -d "$(rustc --print sysroot)/lib/rustlib/$AARCH64" ] && ! { have rustup && rustup -q target add "$AARCH64" >&2; }; then
-        say "NOT TESTED: $AARCH64. Its standard library cannot be had; with rustup, type:  rustup target add $AARCH64"
-        return 1
-    fi
+    setup_target "$AARCH64" || return 1
     have aarch64-linux-gnu-gcc && have qemu-aarch64 || install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user
     have aarch64-linux-gnu-gcc && have qemu-aarch64 || { say "NOT TESTED: kernels for 64-bit Arm, without its linker and emulator"; return 1; }
     export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc

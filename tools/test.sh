@@ -37,6 +37,11 @@ table() {
 }
 trap table EXIT
 
+# TLITE_TESTS=nightly, which nightly.sh sets, adds what nightly.sh names.
+export TLITE_TESTS=${TLITE_TESTS:-ci}
+nightly=
+[ "$TLITE_TESTS" != nightly ] || nightly=1
+
 begin "Drivers and tools"
 setup_drivers
 setup_browser
@@ -67,9 +72,7 @@ features() {
     printf '%s\n' "$output" >&2
     [ -n "$passed" ] && [[ $output != *" generated "*warning* ]]
 }
-sets=("" cpu)
-[ "${TLITE_TESTS:-ci}" != nightly ] || sets+=(opencl wgpu)
-for set in "${sets[@]}"; do
+for set in "" cpu ${nightly:+opencl wgpu}; do
     step "Features \"$set\"" features "$set"
 done
 if setup_android; then
@@ -102,11 +105,7 @@ export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
 # A missing driver fails the tests instead of skipping some.
 export REQUIRE_BACKENDS=${REQUIRE_BACKENDS:-cpu,opencl,wgpu}
-# TLITE_TESTS=nightly, which nightly.sh sets, adds what nightly.sh names.
-export TLITE_TESTS=${TLITE_TESTS:-ci}
-nightly=
-if [ "$TLITE_TESTS" = nightly ]; then
-    nightly=1
+if [ -n "$nightly" ]; then
     begin "The larger model"
     prepare_large_model
     end
