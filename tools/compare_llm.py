@@ -2,7 +2,7 @@
 """Compares the speed of tlite with other engines, on the same cores and lengths, in turns.
 
     tools/compare_llm.py GGUF [--llama-cpp DIR] [--llama-bench PATH] [--vulkan DIR]
-                         [--genai [PYTHON]] [--openvino [PYTHON]]
+                         [--genai [PYTHON]] [--openvino [PYTHON]] [--mnn [PYTHON]]
                          [--backend cpu] [--device TEXT] [--act auto,int8]
                          [--prefill 128,512] [--decode 64] [--group-size 32] [--rounds 5]
                          [--threads N] [--work DIR] [--json FILE]
@@ -17,10 +17,11 @@ are listed. Name at least one other engine:
                 @node-llama-cpp/linux-x64-vulkan 3.22.1.
 --genai         ONNX Runtime GenAI on the CPU, 4-bit weights in groups of 32.
 --openvino      OpenVINO GenAI on the CPU, arithmetic in f32.
+--mnn           MNN on the CPU, 4-bit weights in groups of 32, 8-bit activations.
 
 llama.cpp and OpenVINO get Q4_0, which llama.cpp makes of the same file. That takes the libraries of
 --llama-cpp or --vulkan, or a llama-quantize beside llama-bench. Without any of these, llama-bench
-runs GGUF itself with the bits that it has. GenAI gets what its model builder makes of GGUF.
+runs GGUF itself with the bits that it has. GenAI and MNN get what their converters make of GGUF.
 
 PYTHON has the packages listed below. Without it, a Python environment with them is made in --work;
 that needs PyTorch, and installs it unless Debian's python3-torch is there. If a named engine cannot
@@ -50,10 +51,10 @@ import zipfile
 from llama_cpp import Q4_0, Failure, folder_for, libraries, quantize_gguf, tlite
 
 PEERS = os.path.join(os.path.dirname(os.path.abspath(__file__)), "llm_peers.py")
-# What GenAI and OpenVINO need, with what makes GenAI's models: its last builder for the
-# transformers that fits Debian's PyTorch.
+# What GenAI, OpenVINO and MNN need, with what makes the models of GenAI and MNN. BUILDER is GenAI's
+# last one for the transformers that fits Debian's PyTorch.
 PACKAGES = ["onnxruntime-genai==0.18.0", "onnxruntime==1.32.0", "openvino-genai==2026.4.1.0", "transformers==4.46.3", "onnx==1.22.0",
-            "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "numpy<2"]
+            "onnx-ir==1.1.0", "gguf==0.19.0", "accelerate==1.1.1", "MNN==3.6.1", "llmexport==0.0.5", "numpy<2"]
 BUILDER = "onnxruntime-genai==0.8.3"
 TORCH = "torch>=1.13,<2.6"
 NO_PEER = (Failure, OSError, AttributeError, KeyError, TypeError, ValueError)
@@ -158,17 +159,21 @@ def called(command):
 
 
 def environment(work):
-    """The Python of an environment with PACKAGES, created on first use."""
+    """The Python of an environment with PACKAGES, created on first use and when they change."""
     folder = os.path.join(os.path.dirname(work), "peers")
     python, ready = os.path.join(folder, "bin", "python"), os.path.join(folder, "ready")
+    packages = "\n".join(PACKAGES)
     if os.path.isfile(ready):
-        return python
+        with open(ready) as f:
+            if f.read() == packages:
+                return python
     print(f"==> Creating a Python environment in {folder}", file=sys.stderr, flush=True)
     system = "/usr/bin/python3"
     debian = os.path.exists(system) and subprocess.run([system, "-c", "import torch"], capture_output=True).returncode == 0
     called([system, "-m", "venv", "--system-site-packages", folder] if debian else [sys.executable, "-m", "venv", folder])
     called([python, "-m", "pip", "-q", "install", *PACKAGES, *([] if debian else [TORCH])])
-    open(ready, "w").close()
+    with open(ready, "w") as f:
+        f.write(packages)
     return python
 
 
@@ -185,6 +190,15 @@ def genai_model(python, gguf, work):
             wheel.extractall(builder, [n for n in wheel.namelist() if n.startswith("onnxruntime_genai/models/")])
     print(f"==> Converting {model}", file=sys.stderr, flush=True)
     called([python, PEERS, "genai-model", gguf, "--builder", folder, "-o", model])
+    return model
+
+
+def mnn_model(python, gguf, work):
+    """The GGUF model in MNN's format, converted on first use."""
+    model = os.path.join(work, "mnn-int4")
+    if not os.path.isdir(model):
+        print(f"==> Converting {model}", file=sys.stderr, flush=True)
+        called([python, PEERS, "mnn-model", gguf, "-o", model])
     return model
 
 
@@ -219,7 +233,7 @@ def look(a):
     for name, folder in (("llama.cpp", a.llama_cpp), ("llama.cpp, Vulkan", a.vulkan)):
         if folder and not glob.glob(os.path.join(folder, "libllama.*so*")):
             raise Failure(f"{name}: {folder} has no libllama")
-    for name, python in (("ONNX Runtime GenAI", a.genai), ("OpenVINO", a.openvino)):
+    for name, python in (("ONNX Runtime GenAI", a.genai), ("OpenVINO", a.openvino), ("MNN", a.mnn)):
         if python and not shutil.which(python):
             raise Failure(f"{name}: {python} not found")
 
@@ -243,6 +257,12 @@ def started(a, work):
         wanted.append(("ONNX Runtime GenAI", genai))
     if a.openvino is not None:
         wanted.append(("OpenVINO", lambda name: Process(name, a.openvino or environment(work), "openvino", needed_q4_0(a, work), *rest)))
+    if a.mnn is not None:
+        def mnn(name):
+            python = a.mnn or environment(work)
+            return Process(name, python, "mnn", mnn_model(python, a.gguf, work), *rest)
+
+        wanted.append(("MNN", mnn))
     return [named(name, start, name) for name, start in wanted]
 
 
@@ -312,6 +332,7 @@ def main():
     parser.add_argument("--vulkan")
     parser.add_argument("--genai", nargs="?", const="")
     parser.add_argument("--openvino", nargs="?", const="")
+    parser.add_argument("--mnn", nargs="?", const="")
     parser.add_argument("--backend", type=lambda text: text.split(","), default=["cpu"])
     parser.add_argument("--device")
     parser.add_argument("--act", type=lambda text: text.split(","), default=["auto"])
@@ -323,8 +344,8 @@ def main():
     parser.add_argument("--work")
     parser.add_argument("--json")
     a = parser.parse_args()
-    if not any((a.llama_cpp, a.llama_bench, a.vulkan, a.genai is not None, a.openvino is not None)):
-        parser.error("give at least one of --llama-cpp, --llama-bench, --vulkan, --genai and --openvino")
+    if not any((a.llama_cpp, a.llama_bench, a.vulkan, *(python is not None for python in (a.genai, a.openvino, a.mnn)))):
+        parser.error("give at least one of --llama-cpp, --llama-bench, --vulkan, --genai, --openvino and --mnn")
     look(a)
     with tempfile.TemporaryDirectory() as temporary:
         work = folder_for(a.gguf, a.work or temporary)

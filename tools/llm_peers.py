@@ -1,20 +1,23 @@
 #!/usr/bin/env python3
 """Runs other engines for compare_llm.py, each in its own process and Python environment.
 
-    llm_peers.py llama.cpp|vulkan|genai|openvino MODEL --context N --threads N [--llama-cpp DIR]
+    llm_peers.py llama.cpp|vulkan|genai|openvino|mnn MODEL --context N --threads N [--llama-cpp DIR]
     llm_peers.py genai-model GGUF --builder FOLDER -o DIR
+    llm_peers.py mnn-model GGUF -o DIR
 
 An engine writes {"device": ..} when it is ready. For each line {"prefill": [..], "decode": N} of
 standard input it runs every test once after a warm-up, and writes {"pp128": tokens/s, .., "tgN":
 tokens/s}. After a failure it writes {"error": ..} and ends. ppN feeds N tokens at once into an
 empty KV cache and computes the logits after the last one; tgN feeds N tokens one by one.
 
-MODEL is a GGUF file; for genai it is the folder that genai-model makes of one. To do so,
-transformers reads the floats, and the model builder of ONNX Runtime GenAI in FOLDER quantizes them
-to 4 bits in groups of 32, including the output head, with 8-bit activations (accuracy level 4).
+MODEL is a GGUF file; for genai and mnn it is the folder that genai-model or mnn-model makes of one.
+To do so, transformers reads the floats, and a converter quantizes them to 4 bits in groups of 32,
+including the output head, with 8-bit activations. The converters are the model builder of ONNX
+Runtime GenAI in FOLDER (accuracy level 4) and MNN's llmexport (asymmetric, its default).
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -125,6 +128,36 @@ class OpenVino:
         return self.generate(1, count)
 
 
+class Mnn:
+    """MNN on the CPU with 8-bit activations, which it quantizes as the model runs."""
+
+    def __init__(self, a):
+        import MNN.llm
+
+        self.llm = MNN.llm.create(os.path.join(a.model, "config.json"))
+        # With low memory, weights stay at 4 bits and activations have 8. Low precision permits
+        # 16-bit floats, which MNN uses on Arm only.
+        self.llm.set_config({"backend_type": "cpu", "thread_num": a.threads, "memory": "low", "precision": "low"})
+        self.llm.load()
+        # Running a model that is not loaded ends the process.
+        if self.llm.context.status == MNN.llm.LlmStatus.NOT_LOADED:
+            raise Failure(f"MNN could not load {a.model}")
+        self.device = f"MNN {MNN.version()}"
+
+    def prefill(self, count):
+        self.llm.reset()
+        return lambda: self.llm.forward([1] * count)
+
+    def decode(self, count):
+        self.llm.reset()
+
+        def run():
+            for _ in range(count):
+                self.llm.forward([1])
+
+        return run
+
+
 def speed(count, prepare):
     """Tokens/s in the second of two runs."""
     for _ in range(2):
@@ -137,7 +170,7 @@ def speed(count, prepare):
 
 def serve(a, write):
     """Answers each line of standard input."""
-    peer = {"genai": Genai, "openvino": OpenVino}.get(a.peer, Library)(a)
+    peer = {"genai": Genai, "openvino": OpenVino, "mnn": Mnn}.get(a.peer, Library)(a)
     write({"device": peer.device})
     for line in sys.stdin:
         tests = json.loads(line)
@@ -145,22 +178,29 @@ def serve(a, write):
         write(results | {f"tg{tests['decode']}": speed(tests["decode"], peer.decode)})
 
 
-def genai_model(a):
-    """Converts a GGUF file to GenAI's format."""
+def save_floats(path, target):
+    """Saves a GGUF file in f32 as a Hugging Face folder; returns whether the output head is tied."""
     import gguf
     import torch
     import transformers
 
-    folder, file = os.path.split(os.path.abspath(a.model))
+    folder, file = os.path.split(os.path.abspath(path))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, local_files_only=True, torch_dtype=torch.float32)
     # transformers does not detect in the file that the output head is tied to the embedding.
-    if all(t.name != "output.weight" for t in gguf.GGUFReader(a.model).tensors):
+    if all(t.name != "output.weight" for t in gguf.GGUFReader(path).tensors):
         model.config.tie_word_embeddings = True
         model.tie_weights()
+    model.save_pretrained(target)
+    # The legacy format includes tokenizer.model, for which transformers would copy the GGUF file.
+    transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True).save_pretrained(target, legacy_format=False)
+    return model.config.tie_word_embeddings
+
+
+def genai_model(a):
+    """Converts a GGUF file to GenAI's format."""
     with tempfile.TemporaryDirectory(dir=os.path.dirname(os.path.abspath(a.output))) as work:
         floats, cache, made = (os.path.join(work, name) for name in ("floats", "cache", "made"))
-        model.save_pretrained(floats)
-        transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file, local_files_only=True).save_pretrained(floats)
+        save_floats(a.model, floats)
         command = [sys.executable, os.path.join(a.builder, "builder.py"), "-i", floats, "-m", floats, "-o", made, "-p", "int4", "-e", "cpu", "-c", cache]
         command += ["--extra_options", "int4_block_size=32", "int4_accuracy_level=4"]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -169,9 +209,27 @@ def genai_model(a):
         os.rename(made, a.output)
 
 
+def mnn_model(a):
+    """Converts a GGUF file to MNN's format."""
+    # MNN's converter would install a package with this module, and send data about its use.
+    sys.modules["MNN.tools.utils.log"] = None
+    # The modules of llmexport import each other from its own folder.
+    sys.path.insert(0, importlib.util.find_spec("llmexport").submodule_search_locations[0])
+    import llmexport
+
+    source, output = os.path.abspath(a.model), os.path.abspath(a.output)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(output)) as work:
+        # llmexport writes its log to the current folder, and chooses the kind of model by the path.
+        os.chdir(work)
+        tied = save_floats(source, "floats")
+        # llmexport saves an embedding of its own in bfloat16 by default, which needs PyTorch 2.
+        llmexport.export("floats", export="mnn", dst_path="made", quant_bit=4, quant_block=32, embed_bit=16 if tied else 8)
+        os.rename("made", output)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer", choices=["llama.cpp", "vulkan", "genai", "openvino", "genai-model"])
+    parser.add_argument("peer", choices=["llama.cpp", "vulkan", "genai", "openvino", "mnn", "genai-model", "mnn-model"])
     parser.add_argument("model")
     parser.add_argument("--context", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -189,6 +247,8 @@ def main():
     try:
         if a.peer == "genai-model":
             genai_model(a)
+        elif a.peer == "mnn-model":
+            mnn_model(a)
         else:
             serve(a, write)
     except Exception as e:
