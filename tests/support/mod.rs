@@ -20,7 +20,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use transformer_lite::unstable::backend::KernelCode;
 use transformer_lite::unstable::backend::isa::Isa;
 use transformer_lite::unstable::backend::kernel::{KernelSpec, Language};
@@ -259,8 +259,8 @@ pub fn devices() -> (Vec<Device>, Vec<Missing>) {
                     }
                     // The first of its name.
                     let name = format!("{}#1", caps.device);
-                    match backend::open(kind, &backend::OpenOptions::of(Some(&name))) {
-                        Ok(backend) => found.push(Device::new(kind, backend)),
+                    match Device::open(kind, backend::OpenOptions::of(Some(&name))) {
+                        Ok(device) => found.push(device),
                         Err(e) => missing.push(Missing {
                             backend: kind.to_string(),
                             why: format!("{}: {e}", caps.device),
@@ -296,9 +296,9 @@ pub fn lower_instruction_sets() -> Vec<Device> {
             isa: Some(isa),
             ..backend::OpenOptions::default()
         };
-        backend::open(BackendKind::Cpu, &options).ok()
+        Device::open(BackendKind::Cpu, options).ok()
     });
-    opened.map(|b| Device::new(BackendKind::Cpu, b)).collect()
+    opened.collect()
 }
 
 /// As [`devices`], for tests without a trial for each device: what is missing is written to
@@ -317,13 +317,29 @@ pub fn present() -> Vec<Device> {
     found
 }
 
-/// A device opened once for all tests of a program.
+/// A device opened for all tests of a program.
 #[derive(Clone)]
 pub struct Device {
     pub kind: BackendKind,
     pub caps: Caps,
-    backend: Arc<Mutex<Box<dyn Backend>>>,
-    turn: Arc<Mutex<()>>,
+    options: backend::OpenOptions,
+    seats: Arc<[Seat; 2]>,
+}
+
+/// A backend of a device. Drivers compile on one core, so tests on two threads have a backend each.
+#[derive(Default)]
+struct Seat {
+    /// Opened when it is first used.
+    backend: OnceLock<Arc<Mutex<Box<dyn Backend>>>>,
+    turn: Mutex<()>,
+}
+
+thread_local! {
+    /// Counts the threads that use devices.
+    static THREAD: usize = {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        NEXT.fetch_add(1, Ordering::Relaxed)
+    };
 }
 
 fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -333,14 +349,22 @@ fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Device {
-    fn new(kind: BackendKind, backend: Box<dyn Backend>) -> Self {
+    fn open(kind: BackendKind, options: backend::OpenOptions) -> Result<Self, BackendError> {
+        let backend = backend::open(kind, &options)?;
         let caps = backend.caps().clone();
-        Self {
+        let [first, second]: [Seat; 2] = Default::default();
+        first.backend.get_or_init(|| Arc::new(Mutex::new(backend)));
+        Ok(Self {
             kind,
             caps,
-            backend: Arc::new(Mutex::new(backend)),
-            turn: Arc::default(),
-        }
+            options,
+            seats: Arc::new([first, second]),
+        })
+    }
+
+    /// The backend of this thread.
+    fn seat(&self) -> &Seat {
+        &self.seats[THREAD.with(|n| n % self.seats.len())]
     }
 
     /// Tier of long trials that run on another backend too: drivers for wgpu are the slowest.
@@ -372,15 +396,19 @@ impl Device {
         }
     }
 
-    /// Waits for other tests on this device, so that counters stand still.
+    /// Waits for other tests on this thread's backend of the device, so that counters stand still.
     pub fn turn(&self) -> MutexGuard<'_, ()> {
-        lock(&self.turn)
+        lock(&self.seat().turn)
     }
 
     /// A backend for one executor. Its buffers and recordings are freed with it.
     pub fn share(&self) -> Shared {
+        let open = || {
+            let opened = backend::open(self.kind, &self.options);
+            Arc::new(Mutex::new(opened.expect("the device was opened before")))
+        };
         Shared {
-            inner: self.backend.clone(),
+            inner: self.seat().backend.get_or_init(open).clone(),
             caps: self.caps.clone(),
             shift: 0,
             buffers: Arc::default(),

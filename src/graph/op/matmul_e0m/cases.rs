@@ -20,9 +20,16 @@ pub(in crate::graph::op) fn packed_case(
 fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Option<(HostTensor, HostTensor)> {
     #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
     let at = |i: usize, j: usize| (((i * 37 + j * 101 + i * j % 13) % 257) as f32 / 128.0 - 0.9) * scale;
-    let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Mse), &at).ok()?;
+    // Fast, but its biases have no low bits, so some are added.
+    let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Rtn), &at).ok()?;
     let codes = HostTensor::from_u32(&[bits.rows(k), n], &p.codes).ok()?;
-    let flat: Vec<f16> = p.scales.iter().flatten().copied().collect();
+    let low = |i: usize| f32::from(i as u8 % 8) / 512.0;
+    let flat: Vec<f16> = p
+        .scales
+        .iter()
+        .enumerate()
+        .flat_map(|(i, [scale, bias])| [*scale, f16::from_f32((bias.to_f32() + low(i)).min(3.998))])
+        .collect();
     Some((
         codes,
         HostTensor::from_f16(&[k.div_ceil(group), n, 2], &flat).ok()?,
