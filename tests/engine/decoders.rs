@@ -269,6 +269,36 @@ fn made_up_weights_compute_numbers() {
     }
 }
 
+/// After the first tokens, one more allocates its two input tensors and the bindings, about 1 kB in
+/// all, and neither plan nor kernels anything.
+#[test]
+fn decoding_allocates_its_inputs_only() {
+    for device in devices().into_iter().filter(|d| d.caps.profile.is_native()) {
+        for spec in SPECS {
+            let small = spec.clone().small();
+            let dir = tempfile::tempdir().unwrap();
+            decoders::write(&small, Form::E0m4(32), Some(3), dir.path()).unwrap();
+            let decoder = load(dir.path());
+            let config = SequenceConfig::of(small.context);
+            let mut model = DeviceDecoder::new(decoder, Box::new(device.share()), &config)
+                .unwrap()
+                .model()
+                .unwrap();
+            let mut logits = Vec::new();
+            let mut decode = |tokens: &[u32]| model.forward(tokens, &mut logits).unwrap();
+            decode(&[3, 1, 100, 7, 7]);
+            (0..3).for_each(|t| decode(&[t]));
+            let counted = allocation_counter::measure(|| (4..8).for_each(|t| decode(&[t])));
+            let of_inputs = counted.count_total <= 4 * 25 && counted.bytes_total <= 4 * 1100;
+            assert!(
+                of_inputs && counted.count_current == 0,
+                "{}: {counted:?}",
+                spec.name
+            );
+        }
+    }
+}
+
 /// Rotary embedding of neighbours and appends along axis 0 in one dispatch: the same logits, by
 /// whatever lengths the tokens come, with three dispatches a layer less.
 #[test]

@@ -150,9 +150,7 @@ unsafe fn columns<D: Dot<M>, const M: usize>(call: &Call) {
                 scales = scales.add(2 * PANEL);
                 [D::load(at), D::load(at.add(PANEL))]
             };
-            let mut sums = [0.0; M];
-            let mut several = false;
-            loop {
+            while group > 0 {
                 let block = group.min(call.block);
                 group -= block;
                 if block == COMMON {
@@ -161,23 +159,12 @@ unsafe fn columns<D: Dot<M>, const M: usize>(call: &Call) {
                 } else {
                     spans::<D, M>(&mut acc, [codes, x], factors, unit, block);
                 }
+                for (m, acc) in acc.iter_mut().enumerate() {
+                    *acc = D::fma(rest, D::splat(*factors.add(M + m)), *acc);
+                }
                 codes = codes.add(block / STEP * D::CODES);
                 x = x.add(block / STEP * D::WORDS * M);
                 factors = factors.add(2 * M);
-                if group == 0 && !several {
-                    break;
-                }
-                several = true;
-                for (m, sum) in sums.iter_mut().enumerate() {
-                    *sum += *factors.sub(M).add(m);
-                }
-                if group == 0 {
-                    break;
-                }
-            }
-            for (m, acc) in acc.iter_mut().enumerate() {
-                let sum = if several { sums[m] } else { *factors.sub(M).add(m) };
-                *acc = D::fma(rest, D::splat(sum), *acc);
             }
         }
         for (m, acc) in acc.into_iter().enumerate() {
