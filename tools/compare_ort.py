@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares results and times of tlite with ONNX Runtime, on the same models and inputs.
 
-    tools/compare_ort.py [--backend host|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N]
+    tools/compare_ort.py [--backend cpu|host|opencl|wgpu]... [--device TEXT] [--repeat N] [--rounds N]
                          [--threads N] [--float f32|f16] [--json FILE]
                          [--round-activations] [--picture FILE] [MODEL[:SIZES]]...
 
@@ -40,6 +40,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 CACHE = os.environ.get("TLITE_CACHE") or os.path.join(
     os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "transformer-lite")
 
+BACKENDS = ["cpu", "host", "opencl", "wgpu"]
 # Bound on the difference relative to the range of the output, by storage type of activations.
 BOUNDS = {"f32": 1e-3, "f16": 2e-2}
 # Default sizes of symbols, and the bound on the difference if it is not that of f32.
@@ -262,7 +263,7 @@ def in_turn(command, timed, rounds):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--backend", action="append", choices=["host", "opencl", "wgpu"])
+    parser.add_argument("--backend", action="append", choices=BACKENDS)
     parser.add_argument("--device")
     parser.add_argument("--repeat", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=3)
@@ -300,7 +301,7 @@ def main():
             continue
         with tempfile.TemporaryDirectory() as work:
             arguments, timed = with_ort(path, sizes, args.threads, args.repeat, work)
-            for backend in args.backend or ["host", "opencl", "wgpu"]:
+            for backend in args.backend or BACKENDS:
                 command = [tlite, "run", path, "--json", "--backend", backend, "--compare", work,
                            "--repeat", str(args.repeat + 1), *arguments]
                 tolerance = max(bound or 0.0, BOUNDS[args.float if backend != "host" else "f32"])

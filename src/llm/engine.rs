@@ -40,6 +40,11 @@ pub const CHUNK: usize = 128;
 /// Maximum for devices with a breakpoint in rows, which need more of them to be fully used.
 const LONG_CHUNK: usize = 1024;
 
+/// With native kernels: tokens for each thread, so that pieces of a run keep all threads busy, and
+/// the maximum, which keeps a run short enough to stop.
+const THREAD_CHUNK: usize = 64;
+const NATIVE_CHUNK: usize = 512;
+
 /// Decode lengths are padded to multiples of this.
 pub const PADDING: usize = 64;
 
@@ -80,6 +85,10 @@ impl SequenceConfig {
         if let Some(few) = Breakpoints::on(caps).rows {
             self.chunk = LONG_CHUNK.min(self.context);
             self.short_prefill = if self.chunk > few { few } else { 0 };
+        } else if caps.profile.is_native() {
+            let threads = usize::try_from(caps.profile.compute_units).unwrap_or(usize::MAX);
+            let chunk = threads.saturating_mul(THREAD_CHUNK).clamp(CHUNK, NATIVE_CHUNK);
+            self.chunk = chunk.min(self.context);
         }
         self
     }
