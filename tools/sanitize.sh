@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the C interface on the host backend under AddressSanitizer with LeakSanitizer, ThreadSanitizer
-# and valgrind. The sanitizers need unstable compiler options and a standard library that is built
-# with them.
+# and valgrind; and the operators' cases on the backend `cpu`, with each instruction set of the
+# processor under AddressSanitizer and without any under valgrind. The sanitizers need unstable
+# compiler options and a standard library that is built with them.
 #     tools/sanitize.sh [address] [thread] [valgrind]
 set -euo pipefail
 
@@ -51,6 +52,16 @@ check() {
     "${@:3}" "$work/capi" "$work/model" host "$work/kernels" >/dev/null
 }
 
+# Runs the cases on the backend `cpu` whose names contain a text. Vector instructions are only
+# inlined with some optimization.
+#     cases TEXT CARGO_OPTION...
+cases() {
+    say "cases: ${1:-all}"
+    REQUIRE_BACKENDS=cpu CARGO_PROFILE_RELEASE_OPT_LEVEL=1 CARGO_PROFILE_RELEASE_LTO=off \
+        CARGO_TARGET_DIR=$target cargo test --release --locked --target "$host" -p transformer-lite \
+        --no-default-features --features cpu --test references "${@:2}" -- "conformance::$1"
+}
+
 for kind in "${kinds[@]}"; do
     # A tiny model needs no optimization, and building takes longer than running.
     options=(--locked --lib --no-default-features --crate-type staticlib --target "$host"
@@ -71,11 +82,20 @@ for kind in "${kinds[@]}"; do
     say "$kind: built in $((SECONDS - begun)) s"
     library=$target/$host/debug/libtransformer_lite.a
     case $kind in
-    address) check "$kind" "$library" env ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 ;;
+    address)
+        check "$kind" "$library" env ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
+        RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" \
+            ASAN_OPTIONS=detect_leaks=0 cases "" -Zbuild-std
+        ;;
     thread) check "$kind" "$library" env TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ;;
     valgrind)
         check "$kind" "$library" valgrind --quiet --error-exitcode=99 --leak-check=full \
             --show-leak-kinds=definite,indirect --errors-for-leak-kinds=definite,indirect
+        runner=CARGO_TARGET_$(tr a-z- A-Z_ <<<"$host")_RUNNER
+        (
+            export "$runner=valgrind --quiet --error-exitcode=99"
+            cases :portable
+        )
         ;;
     esac
 done
