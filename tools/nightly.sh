@@ -10,6 +10,7 @@
 # - each benchmark, once
 # - an hour of fuzzing that sees which code an input reaches
 # - 500 kills of the command at random times
-# - more faults of drivers, sanitizers over the C interface, and 20 minutes of models that come and go
+# - more faults of drivers, sanitizers over the C interface and the operators of the backend `cpu`, and
+#   20 minutes of models that come and go
 set -euo pipefail
 TLITE_TESTS=nightly exec "$(dirname "${BASH_SOURCE[0]}")/test.sh"

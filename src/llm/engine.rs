@@ -40,11 +40,6 @@ pub const CHUNK: usize = 128;
 /// Maximum for devices with a breakpoint in rows, which need more of them to be fully used.
 const LONG_CHUNK: usize = 1024;
 
-/// With native kernels: tokens for each thread, so that pieces of a run keep all threads busy, and
-/// the maximum, which keeps a run short enough to stop.
-const THREAD_CHUNK: usize = 64;
-const NATIVE_CHUNK: usize = 512;
-
 /// Decode lengths are padded to multiples of this.
 pub const PADDING: usize = 64;
 
@@ -86,8 +81,12 @@ impl SequenceConfig {
             self.chunk = LONG_CHUNK.min(self.context);
             self.short_prefill = if self.chunk > few { few } else { 0 };
         } else if caps.profile.is_native() {
-            let threads = usize::try_from(caps.profile.compute_units).unwrap_or(usize::MAX);
-            let chunk = threads.saturating_mul(THREAD_CHUNK).clamp(CHUNK, NATIVE_CHUNK);
+            // More tokens keep more threads busy. Longer runs would answer Ctrl-C late.
+            let chunk = match caps.profile.compute_units {
+                ..=2 => CHUNK,
+                3..=7 => 2 * CHUNK,
+                _ => 4 * CHUNK,
+            };
             self.chunk = chunk.min(self.context);
         }
         self
