@@ -23,7 +23,8 @@ fn scaled_case(bits: Bits, group: usize, k: usize, n: usize, scale: f32) -> Opti
     // Fast, but its biases have no low bits, so some are added.
     let p = Packed::quantize(bits, group, k, n, &ByGroup::from(Method::Rtn), &at).ok()?;
     let codes = HostTensor::from_u32(&[bits.rows(k), n], &p.codes).ok()?;
-    let low = |i: usize| f32::from(i as u8 % 8) / 512.0;
+    #[expect(clippy::cast_precision_loss, reason = "small test numbers")]
+    let low = |i: usize| (i % 8) as f32 / 512.0;
     let flat: Vec<f16> = p
         .scales
         .iter()
