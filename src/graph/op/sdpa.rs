@@ -414,8 +414,10 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             .transpose();
         heads.map_err(|n| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
     };
+    // Kernels compute positions in 32 bits, and no sequence is so long.
+    const FARTHEST: i64 = 1 << 30;
     let side = |name: &str| match a.int(name)?.unwrap_or(-1) {
-        -1 => Ok(None),
+        -1 | FARTHEST.. => Ok(None),
         n if n >= 0 => Ok(Some(n)),
         n => Err(OpError::expected(format!("attribute `{name}`"), "-1 or more", n)),
     };
