@@ -67,12 +67,13 @@ for kind in "${kinds[@]}"; do
     options=(--locked --lib --no-default-features --crate-type staticlib --target "$host"
         --config profile.dev.opt-level=0 --config 'profile.dev.package."*".opt-level=0')
     target=$(target_folder)/sanitize-$kind
+    flags="-Zsanitizer=$kind -Cforce-frame-pointers=yes"
     begun=$SECONDS
     case $kind in
     address | thread)
         say "Building for the sanitizer \"$kind\""
-        RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=$kind -Cforce-frame-pointers=yes" \
-            CARGO_TARGET_DIR=$target cargo rustc "${options[@]}" -Zbuild-std
+        RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags CARGO_TARGET_DIR=$target \
+            cargo rustc "${options[@]}" -Zbuild-std
         ;;
     valgrind)
         CARGO_TARGET_DIR=$target cargo rustc "${options[@]}"
@@ -84,8 +85,7 @@ for kind in "${kinds[@]}"; do
     case $kind in
     address)
         check "$kind" "$library" env ASAN_OPTIONS=detect_leaks=1:abort_on_error=0
-        RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" \
-            ASAN_OPTIONS=detect_leaks=0 cases "" -Zbuild-std
+        RUSTC_BOOTSTRAP=1 RUSTFLAGS=$flags ASAN_OPTIONS=detect_leaks=0 cases "" -Zbuild-std
         ;;
     thread) check "$kind" "$library" env TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 ;;
     valgrind)
