@@ -403,6 +403,7 @@ fn kind_of_device(e: &BackendError) -> ErrorKind {
         }
         BackendError::ManyDevices { .. } | BackendError::NotOffered { .. } => ErrorKind::Usage,
         BackendError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
+        BackendError::Exceeded(e) => kind_of_exceeded(*e),
         BackendError::Lost(_) => ErrorKind::DeviceLost,
         BackendError::Internal(_) => ErrorKind::Internal,
         BackendError::Build { .. }

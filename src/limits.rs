@@ -15,9 +15,9 @@ use std::time::Duration;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// `memory`: bytes of tensors in host memory that a model and its calls may hold at once.
-    /// Mapped weights do not count. `None` is half of the memory of the machine, or of the process
-    /// if it has less.
+    /// `memory`: bytes of tensors in host memory, the buffers of the backend `cpu` among them, that
+    /// a model and its calls may hold at once. Mapped weights do not count. `None` is half of the
+    /// memory of the machine, or of the process if it has less.
     pub memory: Option<u64>,
     /// `time`: duration of each load and of each run. Text generation runs the model once per token
     /// and per part of a prompt. `None` is unlimited.

@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 use crate::num::OutOfRange;
+use crate::quota::Exceeded;
 
 /// An error below the executor.
 #[derive(Debug, thiserror::Error)]
@@ -95,6 +96,9 @@ pub enum BackendError {
         /// The limit, or the driver's error code.
         why: String,
     },
+    /// The memory of the device is that of the host, and the limit of the model is reached.
+    #[error(transparent)]
+    Exceeded(#[from] Exceeded),
     /// A kernel without a fallback gives results that differ from the operator's reference.
     #[error("kernel {kernel} gives wrong results on {device}: {why}; try another driver or another backend")]
     Wrong {

@@ -1,9 +1,9 @@
 //! The CPU backend: kernels in Rust, for the instruction sets of the processor.
 //!
-//! There is no compiler and no queue: [`Backend::compile`] chooses a function by the name of the
-//! kernel and resolves element types, defines and instruction set; [`Backend::submit`] calls the
-//! functions of a recording one after another. Each divides its dispatch into pieces for the
-//! threads of a [`pool`]. Activations are `f32`; nodes without a kernel run in the interpreter,
+//! There is no compiler and no queue. [`Backend::compile`] chooses a function by the name of the
+//! kernel and resolves element types, defines and instruction set. [`Backend::submit`] calls the
+//! functions of a recording one after another. Each function divides its dispatch into pieces for
+//! the threads of a [`pool`]. Activations are `f32`. Nodes without a kernel run in the interpreter,
 //! between two recordings.
 #![allow(
     clippy::cast_possible_truncation,
@@ -26,6 +26,7 @@ use super::{
     Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Stats, View, choose, nanoseconds_since,
     validation,
 };
+use crate::quota::{self, Reservation};
 use crate::tensor::Bytes;
 use args::Memory;
 use isa::Isa;
@@ -38,10 +39,10 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
 const NAME: &str = "cpu";
-/// Alignment of buffers and views in bytes: a cache line and the longest vector.
+/// Alignment of buffers and views in bytes: that of a cache line and of the longest vector.
 const ALIGN: usize = 64;
 
-/// Devices are this processor.
+/// The driver; its only device is this processor.
 pub(super) const DRIVER: Driver = Driver {
     list: || Ok(vec![caps(Isa::best(), crate::parallel::cores())]),
     open: |options| Ok(Box::new(Cpu::open(options)?)),
@@ -50,23 +51,24 @@ pub(super) const DRIVER: Driver = Driver {
 /// Memory of a buffer.
 struct Buffer {
     memory: Memory,
-    /// It belongs to others.
+    /// Set for shared memory, which commands and writes must not change.
     read_only: bool,
-    /// What keeps the memory.
+    /// Keeps the memory alive.
     _owner: Box<dyn Send>,
 }
 
 struct Allocation {
     base: *mut u8,
     layout: Layout,
+    _reservation: Reservation,
 }
 
-// SAFETY: the allocation belongs to its owner alone.
+// SAFETY: the allocation belongs only to its owner.
 unsafe impl Send for Allocation {}
 
 impl Buffer {
-    /// Zeroed memory; `None` if there is not enough.
-    fn new(bytes: usize) -> Option<Self> {
+    /// Zeroed memory, counted by the reservation; `None` if there is not enough memory.
+    fn new(bytes: usize, reservation: Reservation) -> Option<Self> {
         // The allocator maps fresh zero pages only for its own alignment.
         let layout = Layout::from_size_align(bytes.checked_add(ALIGN)?, align_of::<u64>()).ok()?;
         // SAFETY: the size is not 0.
@@ -80,11 +82,15 @@ impl Buffer {
         Some(Self {
             memory,
             read_only: false,
-            _owner: Box::new(Allocation { base, layout }),
+            _owner: Box::new(Allocation {
+                base,
+                layout,
+                _reservation: reservation,
+            }),
         })
     }
 
-    /// A range of bytes in place; `None` if these are not aligned.
+    /// A range of bytes of the source, not copied; `None` if it is empty, not aligned or outside.
     fn share(source: &Arc<dyn Bytes>, range: Range<usize>) -> Option<Self> {
         let bytes = source.bytes().get(range)?;
         let aligned = bytes.as_ptr().align_offset(ALIGN) == 0 && !bytes.is_empty();
@@ -198,7 +204,7 @@ impl Cpu {
     ///
     /// # Errors
     ///
-    /// [`BackendError::NoDevice`] if it is not called what the options say, and
+    /// [`BackendError::NoDevice`] if its name does not match the options, and
     /// [`BackendError::NotOffered`] for an instruction set that it lacks or a number of threads
     /// that is not available.
     pub fn open(options: &OpenOptions) -> Result<Self, BackendError> {
@@ -252,7 +258,7 @@ impl Cpu {
         BufferId(id)
     }
 
-    /// Memory that commands and writes may change.
+    /// The memory of a view that commands and writes may change.
     fn writable(&self, view: View) -> Result<Memory, BackendError> {
         match self.buffers.get(&view.buffer.0).is_some_and(|b| b.read_only) {
             true => Err(internal(
@@ -271,7 +277,7 @@ impl Cpu {
                 usize::try_from(view.len).ok()?,
             )
         });
-        memory.ok_or_else(|| internal("view", format!("{view:?} is outside of its buffer")))
+        memory.ok_or_else(|| internal("view", format!("{view:?} is outside its buffer")))
     }
 
     fn prepared(&self, id: KernelId) -> Result<&Prepared, BackendError> {
@@ -333,8 +339,8 @@ impl Cpu {
                 let words = launch.params.get(params.clone());
                 let words = words.and_then(|bytes| bytemuck::try_cast_slice(bytes).ok());
                 let words = words.ok_or_else(|| fault("has no aligned parameters"))?;
-                // SAFETY: the executor has checked the sizes of the views; `&mut self` of the
-                // caller keeps other commands away.
+                // SAFETY: the executor has checked the sizes of the views; the caller holds
+                // `&mut self`, so no other command runs.
                 match unsafe { kernel.run(&self.pool, grid, words, operands) } {
                     Some(Ok(())) => Ok(()),
                     Some(Err(pool::Panicked)) => Err(fault("panicked")),
@@ -374,12 +380,17 @@ impl Backend for Cpu {
     }
 
     fn create_buffer(&mut self, label: &str, bytes: u64) -> Result<BufferId, BackendError> {
-        let buffer = usize::try_from(bytes).ok().and_then(Buffer::new);
-        let buffer = buffer.ok_or_else(|| BackendError::OutOfMemory {
+        let full = |why: &str| BackendError::OutOfMemory {
             label: label.to_owned(),
             bytes,
-            why: "the system has not enough memory".to_owned(),
-        })?;
+            why: why.to_owned(),
+        };
+        if bytes > self.caps.max_buffer_bytes {
+            return Err(full("more than the memory of the machine, or the limit of the process"));
+        }
+        let size = usize::try_from(bytes).map_err(|_| full("the address space is smaller"))?;
+        let buffer = Buffer::new(size, quota::reserve(size)?);
+        let buffer = buffer.ok_or_else(|| full("the system does not have enough memory"))?;
         Ok(self.add(buffer))
     }
 
@@ -484,6 +495,7 @@ impl Backend for Cpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::quota::{Exceeded, Quota};
 
     /// Bytes at a multiple of the alignment.
     #[repr(align(64))]
@@ -515,13 +527,33 @@ mod tests {
         assert!(refused(cpu.record(&[fill]).unwrap_err()));
         let copy = Command::Copy { src: view, dst: view };
         assert!(refused(cpu.record(&[copy]).unwrap_err()));
-        // They are not the backend's own memory.
+        // Shared bytes do not count as memory of the backend.
         assert_eq!((cpu.stats().allocations, cpu.stats().bytes), (0, 0));
         cpu.destroy_buffer(buffer);
         assert_eq!((Arc::strong_count(&source), cpu.stats().bytes), (1, 0));
-        // What is not aligned, empty or not there.
+        // Ranges that are not aligned, empty or out of bounds.
         for range in [60..124, 64..64, 128..256] {
             assert!(cpu.share_buffer(&source, range.clone()).is_none(), "{range:?}");
         }
+    }
+
+    #[test]
+    fn buffers_count_under_the_limit_of_memory() {
+        let mut cpu = Cpu::open(&OpenOptions::default()).unwrap();
+        let quota = Quota::new(100, None, 0);
+        let _call = quota.enter();
+        let first = cpu.create_buffer("first", 60).unwrap();
+        let exceeded = Exceeded::Memory {
+            wanted: 48,
+            used: 60,
+            limit: 100,
+        };
+        match cpu.create_buffer("second", 48).unwrap_err() {
+            BackendError::Exceeded(found) => assert_eq!(found, exceeded),
+            other => panic!("{other}"),
+        }
+        assert_eq!(quota.used(), 60);
+        cpu.destroy_buffer(first);
+        assert_eq!(quota.used(), 0);
     }
 }

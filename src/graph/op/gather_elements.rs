@@ -135,6 +135,19 @@ pub(super) fn wrap(index: i64, n: usize) -> OpResult<usize> {
     .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", size - 1), index))
 }
 
+/// Requires that indices of shape `index` along axis `a` of a tensor of shape `x` are no larger than
+/// that tensor along its other axes.
+pub(super) fn within(cx: &InferCx<'_>, x: &Shape, index: &Shape, a: usize) -> OpResult<()> {
+    let sizes = index.0.iter().zip(&x.0).enumerate();
+    for (_, (own, size)) in sizes.filter(|(i, _)| *i != a) {
+        cx.require(
+            size.sub(own)?,
+            "size of the data minus size of the indices along another axis",
+        )?;
+    }
+    Ok(())
+}
+
 /// For each element of `indices`, the offset of the addressed element in a tensor of `shape`, along
 /// axis `a`.
 pub(super) fn targets(shape: &[usize], indices: &HostTensor, a: usize) -> OpResult<Vec<usize>> {
@@ -176,7 +189,7 @@ impl Op for GatherElements {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, index) = (cx.fact(0)?, cx.fact(1)?);
-        axis(self.axis, x.shape.rank())?;
+        let a = axis(self.axis, x.shape.rank())?;
         if !index.dtype.is_int() || index.shape.rank() != x.shape.rank() {
             return Err(OpError::expected(
                 "indices",
@@ -184,6 +197,7 @@ impl Op for GatherElements {
                 index,
             ));
         }
+        within(cx, &x.shape, &index.shape, a)?;
         Ok(vec![Fact::new(x.dtype, index.shape.clone())])
     }
 
@@ -237,4 +251,31 @@ fn cases() -> Vec<Case> {
         case(0, &[1], &[1], 1),
         Case::new(GatherElements { axis: 0 }, ints),
     ]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::shape::Constraints;
+    use crate::tensor::DType;
+
+    /// Indices of this shape into data of sizes n, 3, along axis 0.
+    fn inferred(index: &[&str]) -> OpResult<usize> {
+        let fact = |dtype, sizes: &[&str]| {
+            let dims = sizes.iter().map(|d| Dim::parse(d).unwrap());
+            Fact::new(dtype, Shape(dims.collect()))
+        };
+        let (x, index) = (fact(DType::F32, &["n", "3"]), fact(DType::I64, index));
+        let (inputs, constraints) = ([Some(&x), Some(&index)], Constraints::default());
+        let cx = InferCx::new(&inputs, &constraints);
+        GatherElements { axis: 0 }.infer(&cx)?;
+        Ok(cx.finish().1.len())
+    }
+
+    #[test]
+    fn indices_are_no_larger_than_the_data_along_other_axes() {
+        assert_eq!(inferred(&["7", "3"]).unwrap(), 0);
+        assert_eq!(inferred(&["m", "k"]).unwrap(), 1, "each run checks k");
+        assert!(matches!(inferred(&["m", "4"]), Err(OpError::Expected { .. })));
+    }
 }

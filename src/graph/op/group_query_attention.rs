@@ -16,7 +16,7 @@ use super::parts::Parts;
 use super::pointwise::{Binary, Pointwise};
 use super::rotary::Pairs;
 use super::rotary_embedding::RotaryEmbedding;
-use super::sdpa::{Sdpa, both_masks, causal_mask, heads_first, new_positions};
+use super::sdpa::{Sdpa, UNLIMITED, both_masks, causal_mask, heads_first, new_positions};
 use super::slice::Slice;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, fixed_size,
@@ -342,13 +342,13 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     } else {
         Pairs::Halves
     };
-    let window = a.int("local_window_size")?.and_then(|w| usize::try_from(w).ok());
+    let window = a.int("local_window_size")?.filter(|w| (1..UNLIMITED).contains(w));
     Ok(Box::new(GroupQueryAttention {
         heads: count("num_heads")?,
         kv_heads: count("kv_num_heads")?,
         scale: a.float("scale")?.filter(|s| *s != 0.0),
         softcap: a.float("softcap")?.unwrap_or(0.0),
-        window: window.filter(|w| *w > 0),
+        window: window.and_then(|w| usize::try_from(w).ok()),
         rotary: (a.int("do_rotary")?.unwrap_or(0) != 0).then_some(pairs),
     }))
 }

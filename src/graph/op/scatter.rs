@@ -5,7 +5,7 @@
 //! from the end.
 
 use super::case::{Case, input};
-use super::gather_elements::{Args, Places, targets};
+use super::gather_elements::{Args, Places, targets, within};
 use super::gather_nd::starts;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, axis, count, max_nan, min_nan, onnx,
@@ -84,7 +84,10 @@ impl Op for Scatter {
         }
         let wanted = match self.axis {
             Some(a) => {
-                axis(a, x.shape.rank())?;
+                if index.shape.rank() != x.shape.rank() {
+                    return Err(OpError::mismatch("ranks", &x.shape, &index.shape));
+                }
+                within(cx, &x.shape, &index.shape, axis(a, x.shape.rank())?)?;
                 index.shape.0.clone()
             }
             None => {

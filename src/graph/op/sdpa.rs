@@ -197,7 +197,7 @@ impl Sdpa {
     fn band(&self) -> [Option<i64>; 2] {
         let [left, right] = self.window;
         match self.causal {
-            true => [left, Some(right.map_or(0, |n| n.min(0)))],
+            true => [left, Some(0)],
             false => [left, right],
         }
     }
@@ -406,6 +406,10 @@ impl Op for Sdpa {
     }
 }
 
+/// A window of so many keys hides none: no sequence is so long, and kernels compute positions in
+/// 32 bits.
+pub(super) const UNLIMITED: i64 = 1 << 30;
+
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let heads = |name: &str| {
         let heads = a
@@ -414,10 +418,8 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
             .transpose();
         heads.map_err(|n| OpError::expected(format!("attribute `{name}`"), "1 or more", n))
     };
-    // Kernels compute positions in 32 bits, and no sequence is so long.
-    const FARTHEST: i64 = 1 << 30;
     let side = |name: &str| match a.int(name)?.unwrap_or(-1) {
-        -1 | FARTHEST.. => Ok(None),
+        -1 | UNLIMITED.. => Ok(None),
         n if n >= 0 => Ok(Some(n)),
         n => Err(OpError::expected(format!("attribute `{name}`"), "-1 or more", n)),
     };

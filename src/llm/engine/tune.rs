@@ -11,6 +11,7 @@ use crate::backend::{Backend, BackendError, SharedBackend, validation};
 use crate::cache::Store;
 use crate::error::{Error, Result};
 use crate::llm::LanguageModel;
+use crate::quota::Exceeded;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -464,6 +465,7 @@ fn is_survivable(e: &Error) -> bool {
                 | BackendError::Launch { .. }
                 | BackendError::Wrong { .. }
                 | BackendError::OutOfMemory { .. }
+                | BackendError::Exceeded(Exceeded::Memory { .. })
                 | BackendError::Driver { .. }
         )
     )
