@@ -1,4 +1,4 @@
-//! What kernels see of a dispatch: memory of operands, parameters, and where results go.
+//! What a kernel gets from a dispatch: memory of operands, parameters, and where results go.
 
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::tensor::DType;
@@ -7,15 +7,15 @@ use std::ops::Range;
 
 use super::isa::Isa;
 
-/// The memory of an operand, aligned to 64 bytes. Pieces of one dispatch run at once on several
-/// threads, so this is a pointer, and a kernel makes slices of the parts that a piece owns.
+/// The memory of an operand, aligned to 64 bytes. Pieces of one dispatch run on several threads at
+/// once. So this is a pointer, and a kernel makes slices only of the parts that a piece owns.
 #[derive(Clone, Copy, Debug)]
 pub struct Memory {
     at: *mut u8,
     len: usize,
 }
 
-// SAFETY: a pointer and a length; those who make slices of it ensure that they are disjoint or
+// SAFETY: a pointer and a length; callers that make slices of it ensure that these are disjoint or
 // read-only.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
@@ -23,15 +23,15 @@ unsafe impl Sync for Memory {}
 
 impl Memory {
     /// # Safety
-    /// `at` is valid for reads and writes of `len` bytes as long as the value is used.
+    /// `at` is valid for reads and writes of `len` bytes for as long as the value is used.
     pub const unsafe fn new(at: *mut u8, len: usize) -> Self {
         Self { at, len }
     }
 
-    /// The `len` bytes from byte `offset` on; `None` if they are not inside.
+    /// The `len` bytes from byte `offset` on; `None` if they are out of bounds.
     pub fn view(self, offset: usize, len: usize) -> Option<Self> {
         let inside = offset.checked_add(len)? <= self.len;
-        // SAFETY: inside of the memory.
+        // SAFETY: inside the memory.
         inside.then(|| unsafe { Self::new(self.at.add(offset), len) })
     }
 
@@ -46,15 +46,15 @@ impl Memory {
 
     /// All elements.
     /// # Safety
-    /// Nobody writes them during `'a`.
+    /// No one writes them during `'a`.
     pub unsafe fn slice<'a, T: Pod>(self) -> &'a [T] {
         // SAFETY: by the contract of `new`; views are aligned to 64 bytes.
         unsafe { std::slice::from_raw_parts(self.at.cast(), self.elements::<T>()) }
     }
 
-    /// Elements `range`; panics if they are outside.
+    /// Elements `range`; panics if they are out of bounds.
     /// # Safety
-    /// Nobody else reads or writes them during `'a`.
+    /// No one else reads or writes them during `'a`.
     #[allow(clippy::mut_from_ref, reason = "a piece owns its part")]
     pub unsafe fn slice_mut<'a, T: Pod>(self, range: Range<usize>) -> &'a mut [T] {
         assert!(
@@ -75,10 +75,10 @@ pub trait Arguments: Sized + Sync {
     const PARAMS: &'static [(&'static str, FieldTy)];
     /// Names of the operands, in order.
     const OPERANDS: &'static [&'static str];
-    /// Reads them: the words of the parameter struct, and the operands in the order of the
-    /// descriptor.
+    /// Takes the words of the parameter struct, and the operands in the order of the descriptor;
+    /// `None` if some are missing.
     fn read(words: &[u32], operands: &[Option<Memory>]) -> Option<Self>;
-    /// Sets the number of work-groups, which only kernels that measure devices need.
+    /// Sets the number of work-groups. Only kernels that measure devices need it.
     fn set_grid(&mut self, grid: [u32; 3]) {
         let _unused = grid;
     }
@@ -122,14 +122,14 @@ macro_rules! arguments {
 
 pub(crate) use arguments;
 
-/// What is done to results before they are stored.
+/// Turns the results of a kernel into those that are stored.
 pub trait Finish: Sync {
-    /// Computes the results from element `first` on into `out`, from what the kernel computed:
-    /// `values`, and `second` if it computes two at a time.
+    /// Writes the final results from element `first` on to `out`. `values` are those that the
+    /// kernel computed, and `second` the second ones of kernels that compute two per element.
     ///
     /// # Safety
     ///
-    /// The caller owns the results. Where `out` shares memory with an operand, that operand has one
+    /// The caller owns the results. If `out` shares memory with an operand, that operand has one
     /// element for each result.
     unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]);
 }
@@ -156,16 +156,16 @@ impl Store<'_> {
             .then(|| unsafe { self.y.slice_mut(range) })
     }
 
-    /// The address of result `first` under the conditions of [`Store::direct`], for kernels that
-    /// may work in place and therefore hold no slices.
+    /// The address of result `first` under the conditions of [`Store::direct`]. It is for kernels
+    /// that may work in place and therefore must not hold slices.
     pub fn address<T>(&self, first: usize) -> Option<*mut T> {
         self.epilogue
             .is_none()
             .then(|| self.y.as_ptr::<T>().wrapping_add(first))
     }
 
-    /// Stores `values` as the results from element `first` on; `second` are the second results of
-    /// kernels that compute two at a time.
+    /// Stores `values` as the results from element `first` on. `second` are the second results of
+    /// kernels that compute two per element.
     ///
     /// # Safety
     ///
@@ -184,7 +184,7 @@ impl Store<'_> {
         }
     }
 
-    /// Computes the results `range` by the epilogue alone.
+    /// Computes the results `range` with the epilogue alone; does nothing without an epilogue.
     ///
     /// # Safety
     ///
@@ -197,7 +197,7 @@ impl Store<'_> {
     }
 }
 
-/// Functions of floats, for tests.
+/// Functions of floats act as epilogues in tests.
 #[cfg(test)]
 impl<F: Fn(usize, &mut [f32], Option<&[f32]>) + Sync> Finish for F {
     unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]) {
@@ -212,15 +212,14 @@ impl<F: Fn(usize, &mut [f32], Option<&[f32]>) + Sync> Finish for F {
     }
 }
 
-/// Scratch memory of a thread: grows, and is kept between dispatches.
+/// Scratch memory of a thread. It grows as needed and is kept between dispatches.
 #[derive(Default)]
 pub struct Scratch {
     words: Vec<[u64; 8]>,
 }
 
 impl Scratch {
-    /// `count` elements with any contents, aligned to 64 bytes (if the allocator aligns `[u64; 8]`
-    /// to less: to its best).
+    /// `count` elements with arbitrary contents, aligned as the allocator aligns a `Vec<[u64; 8]>`.
     pub fn floats(&mut self, count: usize) -> &mut [f32] {
         self.of(count)
     }
@@ -237,22 +236,22 @@ impl Scratch {
 /// A kernel for one spec: element types, defines and instruction set are resolved.
 pub trait Kernel: Sized + Send + Sync + 'static {
     type Args: Arguments;
-    /// Names of the operands that may hold halves. The elements of all others are words of 32 bits.
+    /// Names of the operands that may hold halves (f16). All others hold 32-bit words.
     const HALVES: &'static [&'static str] = &[];
 
-    /// The kernel for a spec whose operands have elements of these sizes; `None` if there is no
-    /// CPU form for its types or defines.
+    /// The kernel for a spec; `None` if there is no CPU form for its types or defines. The caller
+    /// has checked element sizes against [`Self::HALVES`].
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self>;
 
-    /// Number of independent pieces that the dispatch is cut into, for this many threads. One row
-    /// of a product: as many as threads; many rows: about 8 a thread; less than about 20
-    /// microseconds of work: 1.
+    /// Number of independent pieces into which the dispatch is cut for this many threads. For a
+    /// matmul of one row as many as threads, of many rows about 8 per thread; 1 for less than about
+    /// 20 microseconds of work.
     fn pieces(&self, args: &Self::Args, threads: usize) -> usize;
 
-    /// Does piece `piece` of `pieces`.
+    /// Runs piece `piece` of `pieces`.
     /// # Safety
     /// The operands have the sizes that the parameters state; each piece runs once; no other
-    /// command runs meanwhile.
+    /// command runs at the same time.
     unsafe fn run(
         &self,
         args: &Self::Args,
@@ -263,15 +262,15 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     );
 }
 
-/// The part `piece` of `0..count` when it is cut into `pieces` parts of multiples of `step`.
+/// Part `piece` of `0..count`, which is cut into `pieces` parts at multiples of `step`.
 pub fn part(count: usize, step: usize, piece: usize, pieces: usize) -> Range<usize> {
     let units = count.div_ceil(step);
     let at = |i: usize| (units * i / pieces * step).min(count);
     at(piece)..at(piece + 1)
 }
 
-/// Number of pieces for `units` units of about `nanos` nanoseconds each, that may be cut between
-/// any two: one if all take less than 20 microseconds, at most 8 a thread.
+/// Number of pieces for `units` units of about `nanos` nanoseconds each, which may be cut between
+/// any two units: one if all take less than 20 microseconds, at most 8 per thread.
 pub fn pieces_of(units: usize, nanos: usize, threads: usize) -> usize {
     let total = units.saturating_mul(nanos);
     if total < 20_000 || threads < 2 {

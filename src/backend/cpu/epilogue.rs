@@ -1,4 +1,5 @@
-//! Epilogues: programs of elementwise steps over chunks of results that stay in the L1 cache.
+//! Epilogues: programs of elementwise steps. They run over chunks of results that stay in the L1
+//! cache.
 
 use super::args::{Finish, Memory};
 use super::isa::Isa;
@@ -16,7 +17,7 @@ const MAX_STEPS: usize = 128;
 /// Largest number of elements in a chunk.
 const CHUNK: usize = 256;
 
-/// How an operand's elements map to results, with the parameters of a dispatch.
+/// Which element of an operand belongs to a result, with the parameters of a dispatch.
 #[derive(Clone, Copy, Debug)]
 enum Layout {
     Same,
@@ -57,7 +58,7 @@ pub fn supports(epilogue: &Epilogue, operands: &[Option<DType>]) -> bool {
 }
 
 impl<'a> Apply<'a> {
-    /// Binds an epilogue; `words` are its parameters. `None` if they do not fit it.
+    /// Binds an epilogue to its parameters `words` and its operands; `None` if they do not fit it.
     pub fn new(epilogue: &'a Epilogue, words: &[u32], operands: &[Option<Memory>], isa: Isa) -> Option<Self> {
         let Function::Program(program) = &epilogue.function else {
             return None;
@@ -70,7 +71,7 @@ impl<'a> Apply<'a> {
             for size in sizes.iter_mut().take(axes.saturating_sub(1)) {
                 *size = words.next()?;
             }
-            // The outermost axis has no bound of its own.
+            // The outermost axis is bounded only by the number of results.
             *sizes.get_mut(axes.saturating_sub(1))? = usize::MAX;
         }
         let mut bound = [None; MAX_OPERANDS];
@@ -133,7 +134,7 @@ impl Finish for Apply<'_> {
 #[repr(align(64))]
 struct Registers([MaybeUninit<u32>; WORDS]);
 
-/// The program over one chunk of results.
+/// A run of the program over one chunk of results.
 struct Chunk<'a> {
     apply: &'a Apply<'a>,
     first: usize,
@@ -189,15 +190,15 @@ impl Job for Chunk<'_> {
         }
         let value = at.get(self.apply.program.value()).copied();
         if let Some(value) = value.filter(|v| !v.is_null()) {
-            // SAFETY: both have `count` words; the value may be an operand that the results
-            // replace, hence `copy`.
+            // SAFETY: both have `count` words. The value may be an operand that the results
+            // overwrite, hence `copy`.
             unsafe { std::ptr::copy(value, self.out, n) };
         }
     }
 }
 
 impl Chunk<'_> {
-    /// The elements of an argument: where they are, or copied to `to`.
+    /// The elements of an argument, in place or copied to `to`.
     ///
     /// # Safety
     ///
@@ -215,7 +216,7 @@ impl Chunk<'_> {
                     // SAFETY: inside the operand.
                     return unsafe { memory.as_ptr::<u32>().add(self.first) };
                 }
-                // SAFETY: `to` has room; operands are only written where they are results.
+                // SAFETY: `to` has room; operands are written only if they are the results too.
                 unsafe { fetch(memory, layout, self.first, ints_mut(to, self.count)) };
                 return to;
             }
@@ -225,11 +226,11 @@ impl Chunk<'_> {
     }
 }
 
-/// Copies the elements of an operand for results from `first` on.
+/// Copies the elements of an operand that belong to the results from `first` on.
 ///
 /// # Safety
 ///
-/// Nobody writes the operand meanwhile.
+/// No one writes the operand at the same time.
 unsafe fn fetch(memory: Memory, layout: Layout, first: usize, out: &mut [i32]) {
     // SAFETY: by the contract.
     let x: &[i32] = unsafe { memory.slice() };
@@ -279,7 +280,7 @@ unsafe fn fetch(memory: Memory, layout: Layout, first: usize, out: &mut [i32]) {
     }
 }
 
-/// Copies from element `first` on what there is.
+/// Copies the elements of `x` from `first` on, as many as exist.
 fn copy(x: &[i32], first: usize, out: &mut [i32]) {
     let from = x.get(first..).unwrap_or_default();
     let n = from.len().min(out.len());
@@ -306,7 +307,7 @@ unsafe fn ints<'a>(x: *const u32, n: usize) -> &'a [i32] {
 
 /// # Safety
 ///
-/// As for [`floats`], and nobody else uses them.
+/// As for [`floats`], and no one else uses them.
 #[inline(always)]
 unsafe fn floats_mut<'a>(x: *mut u32, n: usize) -> &'a mut [f32] {
     // SAFETY: by the contract.
@@ -369,7 +370,7 @@ functions! {
     Tanh<S>([v]: 1) simd::tanh::<S>(v);
     Erf<S>([v]: 1) simd::erf::<S>(v);
     Sqrt<S>([v]: 1) S::sqrt(v);
-    // A NaN as the second operand stays.
+    // `v` is the second operand, so that NaN is kept.
     Relu<S>([v]: 1) S::max(S::splat(0.0), v);
     Round<S>([v]: 1) S::round(v);
     Add<S>([a, b]: 2) S::add(a, b);
@@ -378,7 +379,7 @@ functions! {
     Div<S>([a, b]: 2) S::div(a, b);
 }
 
-/// Applies a function to vectors; the last one is padded.
+/// Applies a function to `n` elements, a vector at a time; the last vector is padded.
 ///
 /// # Safety
 ///
@@ -387,7 +388,7 @@ functions! {
 unsafe fn vectors<S: Simd, F: Map<N>, const N: usize>(x: [*const u32; N], y: *mut u32, n: usize) {
     let whole = n / S::LANES * S::LANES;
     let y = y.cast::<f32>();
-    // SAFETY: by the contract; the rest goes through buffers of a vector's size.
+    // SAFETY: by the contract; the remainder goes through a buffer of at least a vector.
     unsafe {
         let mut v = [S::splat(0.0); N];
         for i in (0..whole).step_by(S::LANES) {

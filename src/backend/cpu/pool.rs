@@ -1,16 +1,16 @@
 //! Threads that share the pieces of one dispatch after another.
 //!
-//! Whoever is free takes the next piece, and the caller waits for pieces, not for threads: a thread
-//! that the system has put aside holds nothing up unless it is inside a piece. Threads without work
-//! spin for some microseconds, since the next dispatch usually follows at once, and then sleep.
+//! A thread that is free takes the next piece. The caller waits for pieces, not for threads, so a
+//! thread that the system has suspended delays nothing unless it is inside a piece. Threads without
+//! work spin for some microseconds, because the next dispatch usually follows at once, then sleep.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 
-/// Rounds of a spinning thread before it sleeps.
+/// Iterations for which a thread spins before it sleeps.
 const SPINS: u32 = 4000;
-/// Bits of the ticket that count pieces.
+/// Bits of each of the ticket's two numbers of pieces.
 const PIECES: u32 = 24;
 
 /// The work of a piece, with its index.
@@ -19,7 +19,7 @@ type Work<'a> = dyn Fn(usize) + Sync + 'a;
 /// A pool of threads.
 pub struct Pool {
     shared: Arc<Shared>,
-    /// Threads that work, the caller included.
+    /// Number of working threads, including the caller.
     threads: usize,
     /// Held during a dispatch.
     turn: Mutex<()>,
@@ -30,7 +30,7 @@ pub struct Pool {
 pub struct Panicked;
 
 struct Shared {
-    /// The number of the dispatch, its number of pieces, and the next piece, from high to low bits.
+    /// From high to low bits: the number of the dispatch, its number of pieces, and the next piece.
     ticket: AtomicU64,
     /// Pieces of the dispatch that are done.
     done: AtomicUsize,
@@ -41,9 +41,9 @@ struct Shared {
     sleeping: AtomicUsize,
     caller_sleeps: AtomicBool,
     lock: Mutex<()>,
-    /// There is work, or the pool ends.
+    /// Signaled when there is work or the pool stops.
     wake: Condvar,
-    /// All pieces are done.
+    /// Signaled when all pieces are done.
     finished: Condvar,
 }
 
@@ -82,7 +82,7 @@ impl Shared {
         Self::next(ticket) < Self::total(ticket)
     }
 
-    /// Does pieces until there are none.
+    /// Runs pieces until none are left.
     fn help(&self) {
         while let Some(piece) = self.take() {
             let work = self.work.load(Ordering::Acquire);
@@ -101,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// The life of a thread.
+    /// The loop of a worker thread.
     fn serve(&self) {
         let mut spins = 0;
         while !self.stop.load(Ordering::Relaxed) {
@@ -125,8 +125,8 @@ impl Shared {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, of which the caller of [`Pool::run`] is one; fewer if the
-    /// system refuses so many.
+    /// A pool of `threads` threads, including the caller of [`Pool::run`]; fewer if the system
+    /// cannot start them all.
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             ticket: AtomicU64::new(0),
@@ -153,13 +153,13 @@ impl Pool {
         }
     }
 
-    /// Number of threads, the caller included.
+    /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
         self.threads
     }
 
-    /// Calls `work` with each of `0 .. pieces`. If the pool is busy with another caller's dispatch,
-    /// this thread does all pieces.
+    /// Calls `work` with each index in `0..pieces`. If the pool is busy with another caller's
+    /// dispatch, the calling thread runs all pieces itself.
     pub fn run(&self, pieces: usize, work: &Work<'_>) -> Result<(), Panicked> {
         let turn = match self.turn.try_lock() {
             Ok(guard) => Some(guard),
@@ -173,7 +173,7 @@ impl Pool {
         }
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes; this function returns after all pieces are done, and
-        // nobody reads the work after that.
+        // no thread reads the work after that.
         let mut work: &'static Work<'static> =
             unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
         shared.done.store(0, Ordering::Relaxed);

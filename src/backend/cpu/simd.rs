@@ -2,14 +2,15 @@
 //!
 //! A kernel's inner loops are a [`Job`], generic over [`Simd`]; [`run`] compiles them for each
 //! instruction set and calls the form for the given one. All functions of a job must be
-//! `#[inline(always)]`, and closures must not use vectors: what is not inlined is compiled without
-//! the instruction set, and each operation in it becomes a call. `tools/test.sh` looks for these.
+//! `#[inline(always)]`, and closures must not use vectors: code that is not inlined is compiled
+//! without the instruction set, and each vector operation in it becomes a call. `tools/test.sh`
+//! looks for such calls.
 
 use super::isa::Isa;
 use half::f16;
 
-/// Vectors of an instruction set. All functions are safe to call only inside of a [`Job`] that
-/// [`run`] runs.
+/// Vectors of an instruction set. All functions are safe to call only inside a [`Job`] that
+/// [`run`] has started.
 #[allow(clippy::missing_safety_doc, reason = "the trait states it")]
 pub trait Simd: Copy + Send + Sync + 'static {
     /// Floats in a vector.
@@ -23,17 +24,17 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn store(at: *mut f32, v: Self::F);
     /// Reads `LANES` halves.
     unsafe fn load_f16(at: *const f16) -> Self::F;
-    /// Stores as halves, rounded to nearest even.
+    /// Stores as halves, rounded to nearest, ties to even.
     unsafe fn store_f16(at: *mut f16, v: Self::F);
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn div(a: Self::F, b: Self::F) -> Self::F;
-    /// `a * b + c`, fused where the instruction set can.
+    /// `a * b + c`, fused if the instruction set supports it.
     unsafe fn fma(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
-    /// The larger; `b` if one is NaN.
+    /// The larger one; `b` if either is NaN.
     unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
-    /// The smaller; `b` if one is NaN.
+    /// The smaller one; `b` if either is NaN.
     unsafe fn min(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn abs(a: Self::F) -> Self::F;
     unsafe fn sqrt(a: Self::F) -> Self::F;
@@ -41,19 +42,19 @@ pub trait Simd: Copy + Send + Sync + 'static {
     unsafe fn round(a: Self::F) -> Self::F;
     /// `x` where `a < b`, else `y`.
     unsafe fn select_less(a: Self::F, b: Self::F, x: Self::F, y: Self::F) -> Self::F;
-    /// 2 to the power of `n`, which is a whole number from -126 to 127.
+    /// 2 to the power of `n`, an integer from -126 to 127.
     unsafe fn exp2_int(n: Self::F) -> Self::F;
     /// The sum of all lanes, pairwise.
     unsafe fn sum(v: Self::F) -> f32;
     /// The largest lane.
     unsafe fn largest(v: Self::F) -> f32;
-    /// Asks for the memory at an address that will be read soon; any address is allowed.
+    /// Prefetches memory that will be read soon; any address is allowed.
     #[inline(always)]
     fn prefetch(_at: *const u8) {}
-    /// Sums of pairs, for each four lanes: `[a0 + a1, a2 + a3, b0 + b1, b2 + b3]`.
+    /// Sums of pairs, for each group of four lanes: `[a0 + a1, a2 + a3, b0 + b1, b2 + b3]`.
     unsafe fn fold(a: Self::F, b: Self::F) -> Self::F;
-    /// Stores four sums: of lanes 0, 4, .., of lanes 1, 5, .., and so on. The sums of vectors a, b,
-    /// c and d are stored by `store_fours(at, fold(fold(a, b), fold(c, d)))`.
+    /// Stores four sums: of lanes 0, 4, .., of lanes 1, 5, .., and so on. So
+    /// `store_fours(at, fold(fold(a, b), fold(c, d)))` stores the sums of vectors a, b, c and d.
     unsafe fn store_fours(at: *mut f32, v: Self::F);
 }
 
@@ -83,7 +84,7 @@ pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
     }
 }
 
-/// e to the power of `x`; relative error below 2e-7. 0 below -87.3, and at most e^88.
+/// e to the power of `x`; relative error below 2e-7. 0 if `x` is below -87.3; at most e^88.
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
@@ -108,17 +109,17 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
 pub unsafe fn exp_all<S: Simd>(x: S::F) -> S::F {
     // SAFETY: by the contract.
     unsafe {
-        // The second operand of a minimum or maximum stays if it is NaN.
+        // `x` is the second operand, so that NaN is kept.
         let x = S::max(S::splat(-104.0), S::min(S::splat(89.0), x));
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
         let p = exp_rest::<S>(x, n);
-        // In two steps, as the power of two alone may exceed the range.
+        // In two steps, because the power of two alone may be out of range.
         let half = S::round(S::mul(n, S::splat(0.5)));
         S::mul(S::mul(p, S::exp2_int(half)), S::exp2_int(S::sub(n, half)))
     }
 }
 
-/// e to the power of `x - n ln 2`, where `n` is the nearest whole number to `x / ln 2`.
+/// e to the power of `x - n ln 2`, where `n` is the integer nearest to `x / ln 2`.
 ///
 /// # Safety
 ///
@@ -137,7 +138,7 @@ unsafe fn exp_rest<S: Simd>(x: S::F, n: S::F) -> S::F {
     }
 }
 
-/// The hyperbolic tangent: a polynomial near 0, elsewhere by the exponential.
+/// The hyperbolic tangent: by a polynomial near 0, elsewhere by the exponential.
 ///
 /// # Safety
 ///
@@ -193,7 +194,7 @@ pub unsafe fn erf<S: Simd>(x: S::F) -> S::F {
     }
 }
 
-/// No instruction set has more lanes.
+/// Largest number of lanes of any instruction set.
 const MOST_LANES: usize = 16;
 
 /// Reads the first `n` lanes; the others become `fill`.
@@ -222,7 +223,7 @@ pub unsafe fn store_part<S: Simd>(at: *mut f32, n: usize, v: S::F) {
     }
 }
 
-/// Arrays that the compiler vectorizes.
+/// Plain Rust: arrays that the compiler may vectorize.
 #[derive(Clone, Copy)]
 pub struct Portable;
 
@@ -308,7 +309,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn round(a: Self::F) -> Self::F {
-        // Adding 1.5 * 2^23 leaves no place for fractions; larger numbers have none.
+        // Adding 1.5 * 2^23 leaves no bits for a fraction; larger numbers have none.
         const SHIFT: f32 = 12_582_912.0;
         each(|i| match a[i].abs() < 4_194_304.0 {
             true => ((a[i] + SHIFT) - SHIFT).copysign(a[i]),

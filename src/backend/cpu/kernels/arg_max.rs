@@ -13,8 +13,8 @@ arguments! {
     pub struct Args { count, cols, inner: U32 } [x: In, y: Out]
 }
 
-/// The position of the largest element, or of the smallest, of each line: the first of equal ones,
-/// or the last. NaN counts as the largest and as the smallest.
+/// The position of the largest or smallest element of each line; of equal elements the first or the
+/// last one. NaN counts as larger, or smaller, than any number.
 pub struct ArgMax {
     isa: Isa,
     floats: bool,
@@ -22,13 +22,13 @@ pub struct ArgMax {
     last: bool,
 }
 
-/// Which elements are taken.
+/// Which element of a line is taken.
 trait Choice: Copy + 'static {
     const SMALLEST: bool;
     const LAST: bool;
 }
 
-/// The `Choice` of these numbers.
+/// The [`Choice`] with these constants.
 #[derive(Clone, Copy)]
 struct Take<const SMALLEST: bool, const LAST: bool>;
 
@@ -44,13 +44,13 @@ fn is_better<C: Choice, T: PartialOrd>(v: T, best: T) -> bool {
         Some(Ordering::Equal) => C::LAST,
         Some(Ordering::Less) => C::SMALLEST,
         Some(Ordering::Greater) => !C::SMALLEST,
-        // Not a number: the element or the best one.
+        // The element or the best one is NaN.
         None if v.partial_cmp(&v).is_none() => C::LAST || best.partial_cmp(&best).is_some(),
         None => false,
     }
 }
 
-/// The position in a line.
+/// The position in a line, compared element by element.
 fn each<C: Choice, T: PartialOrd + Copy>(line: impl Iterator<Item = T>) -> usize {
     let mut best: Option<(usize, T)> = None;
     for (i, v) in line.enumerate() {
@@ -61,12 +61,12 @@ fn each<C: Choice, T: PartialOrd + Copy>(line: impl Iterator<Item = T>) -> usize
     best.map_or(0, |(i, _)| i)
 }
 
-/// Lines that are searched together if elements of a line are not neighbours.
+/// Lines that are searched together if the elements of a line are not contiguous.
 const LINES: usize = 1024;
-/// Elements of a line of neighbours that are searched together.
+/// Elements of a contiguous line that are searched together.
 const BLOCK: usize = 1024;
 
-/// Searches of lines of floats from `first` on, one for each result.
+/// Searches lines of floats from line `first` on, one for each result.
 struct Search<'a, C> {
     x: &'a [f32],
     cols: usize,
@@ -77,7 +77,7 @@ struct Search<'a, C> {
 }
 
 impl<C: Choice> Search<'_, C> {
-    /// The best value of a block; `None` if some may be no number.
+    /// The best value of a block; `None` if an element may be NaN.
     #[inline(always)]
     unsafe fn best<S: Simd>(block: &[f32]) -> Option<f32> {
         let first = *block.first()?;
@@ -116,10 +116,10 @@ impl<C: Choice> Search<'_, C> {
         (!watch.is_nan()).then_some(all)
     }
 
-    /// The position in a line of neighbours.
+    /// The position in a contiguous line.
     #[inline(always)]
     unsafe fn line<S: Simd>(line: &[f32]) -> usize {
-        // The best block, and its best value.
+        // The start of the best block, and its best value.
         let mut found: Option<(usize, f32)> = None;
         for (i, block) in line.chunks(BLOCK).enumerate() {
             // SAFETY: by the contract of `Simd`.
@@ -185,14 +185,14 @@ impl<C: Choice> Search<'_, C> {
     }
 }
 
-/// The best values of lines so far, and their positions.
+/// The best values of some lines so far, and their positions.
 struct Found {
     best: [f32; LINES],
     place: [f32; LINES],
 }
 
 impl Found {
-    /// Compares with the first `n` elements, whole vectors, of rows `first` and following.
+    /// Compares with the first `n` elements (whole vectors) of `rows`, which start at row `first`.
     #[inline(always)]
     unsafe fn add<S: Simd, C: Choice, const N: usize>(
         &mut self,

@@ -1,9 +1,9 @@
 //! Scaled dot-product attention with grouped heads: `softmax(scale * q k^T + mask) v`.
 //!
-//! Query vectors that share a key head are the *vectors* of a unit: vector v of some rows is head
-//! `v % group` of row `v / group`. Few vectors read keys as they are stored (`line`); many are
-//! computed in tiles over packed blocks of keys (`tiles`). Both keep a running maximum, so that
-//! scores never leave the cache.
+//! A *unit* is some rows of a sequence with one key head. Its *vectors* are the query vectors that
+//! share this key head: vector v is head `v % group` of row `v / group`. Few vectors read keys as
+//! they are stored (`line`); many are computed in tiles over packed blocks of keys (`tiles`). Both
+//! keep a running maximum, so that scores never leave the cache.
 
 mod line;
 mod partials;
@@ -37,7 +37,7 @@ const BLOCK: usize = 64;
 const FEW: usize = 16;
 /// Largest number of parts into which the keys of a unit are cut.
 const SPLITS: usize = 16;
-/// Least number of keys in a part.
+/// Smallest number of keys in a part.
 const PART_KEYS: usize = 128;
 
 /// The kernel `attention`.
@@ -48,9 +48,9 @@ pub struct Attention {
     causal: bool,
     capped: bool,
     window: Option<usize>,
-    /// Keys that the cache keeps.
+    /// Number of keys that the cache keeps, if it is a ring.
     ring: Option<usize>,
-    /// Keys and values.
+    /// How keys and values are stored.
     stored: [Stored; 2],
     partials: Partials,
 }
@@ -95,7 +95,7 @@ struct Unit {
 }
 
 impl Problem {
-    /// Keys that row `row` sees: the last rows stand at the places of the last keys.
+    /// Keys that row `row` sees: the last rows have the positions of the last keys.
     #[inline(always)]
     fn seen(&self, row: usize) -> Range<usize> {
         let place = self.live + row + 1;
@@ -149,8 +149,8 @@ impl Problem {
 }
 
 impl Attention {
-    /// Number of sequences. Without native kernels, the parameter is the number of vectors of a
-    /// row.
+    /// Number of sequences. (GPU kernels get a different number in this parameter: the vectors of
+    /// a row.)
     fn batch(&self, args: &Args) -> usize {
         args.parts
     }
@@ -197,8 +197,8 @@ impl Attention {
         })
     }
 
-    /// Into how many parts the key heads and the keys of a sequence are cut for few vectors and
-    /// about `wanted` pieces; for their product as well.
+    /// The numbers of parts into which the key heads and the keys of a sequence are cut if vectors
+    /// are few. Their product is about `wanted`.
     fn cuts(&self, args: &Args, wanted: usize) -> [usize; 2] {
         let splits = (self.reach(args) / PART_KEYS).clamp(1, SPLITS).min(wanted.max(1));
         [wanted.div_ceil(splits).clamp(1, args.kv_heads.max(1)), splits]
@@ -239,7 +239,7 @@ impl Attention {
             splits,
             scratch,
         };
-        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
         unsafe { simd::run(self.isa, job) }
     }
 }
@@ -279,7 +279,7 @@ impl Kernel for Attention {
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let (units, group) = (self.batch(args) * args.kv_heads, Self::group(args));
         let vectors = group * args.rows;
-        // About 16 multiply-adds a nanosecond.
+        // About 16 multiply-adds per nanosecond.
         let nanos = (units * vectors * self.dim).saturating_mul(self.reach(args)) / 8;
         if units == 0 || threads < 2 || nanos < 20_000 {
             return 1;
@@ -314,14 +314,14 @@ impl Kernel for Attention {
             1
         };
         for i in part(units * cuts, 1, piece, pieces) {
-            // The last rows see most keys: they come first.
+            // The last rows see the most keys, so they come first.
             let rows = part(p.rows, 4, cuts - 1 - i / units, cuts);
             let unit = Unit {
                 row: rows.start,
                 rows: rows.len(),
                 ..p.unit(i % units)
             };
-            // SAFETY: the set is supported, and operands have their sizes, by the contract.
+            // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
             unsafe {
                 simd::run(
                     self.isa,

@@ -16,7 +16,7 @@ pub struct Concat {
     halves: [bool; 2],
 }
 
-/// Writes the results from element `first` on, one after the other.
+/// As [`join`], element by element.
 fn join_each<A: Word, B: Word>(a: &[A], b: &[B], args: &Args, first: usize, y: &mut [u32]) {
     let (a_len, len) = (args.a_len, args.a_len + args.b_len);
     let (row, mut at) = (first / len, first % len);

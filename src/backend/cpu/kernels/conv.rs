@@ -1,5 +1,5 @@
-//! Convolution and transposed convolution in plain form, for weights in any layout of the
-//! descriptor. Convolution with constant weights has faster kernels.
+//! Convolution and transposed convolution, in a plain form for weights in any layout of the
+//! descriptor. There are faster kernels for convolution with constant weights.
 
 use super::gemm;
 use super::window::{Line, Window};
@@ -66,7 +66,7 @@ impl Kernel for Conv {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let channels = part(images(args) * args.parts * self.tile, 1, piece, pieces);
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -93,7 +93,7 @@ struct Channels<'a> {
     kernel: &'a Conv,
     args: &'a Args,
     store: &'a Store<'a>,
-    /// Output channels of all images; those of a last tile may not exist.
+    /// Output channels of all images; the last tile may have some that do not exist.
     channels: Range<usize>,
     scratch: &'a mut Scratch,
 }
@@ -121,7 +121,7 @@ impl Job for Channels<'_> {
             }
             let m = group * args.rows + row;
             let taps = kernel.window.taps();
-            // The first weight, and the distances between those of input channels and of taps.
+            // The first weight, and the distances between weights of input channels and of taps.
             let (start, steps) = match kernel.layout {
                 Layout::Rows => (m * args.channels * taps, [taps, 1]),
                 Layout::Tiles => (
@@ -135,7 +135,7 @@ impl Job for Channels<'_> {
             };
             let x = image * args.image + group * args.channels * args.in_h * args.in_w;
             for oy in 0..args.out_h {
-                // SAFETY: inside of the operands, by the contract.
+                // SAFETY: inside the operands, by the contract.
                 unsafe {
                     sums.fill(args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m)));
                     let w = args.w.as_ptr::<f32>().add(start);
@@ -171,7 +171,7 @@ impl Conv {
             };
             for kx in 0..columns.kernel {
                 for channel in 0..args.channels {
-                    // SAFETY: inside of the operands.
+                    // SAFETY: inside the operands.
                     let (x, w) = unsafe {
                         let x = x.add((channel * args.in_h + iy) * args.in_w);
                         let tap = ky * columns.kernel + kx;
@@ -190,7 +190,7 @@ impl Conv {
         }
     }
 
-    /// The row of x that tap row `ky` of row `oy` of results multiplies.
+    /// The row of x that tap row `ky` multiplies for row `oy` of the results.
     fn input_row(&self, args: &Args, oy: usize, ky: usize) -> Option<usize> {
         let rows = self.window.rows;
         let row = if self.layout == Layout::Transposed {
@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn transposed_convolutions_match() {
         for (i, c) in testing::Conv::cases().iter().enumerate() {
-            // The transposed convolution maps results of `c` back to its input.
+            // The transposed convolution maps the results of `c` back to its input.
             let (size, out) = ([c.out(0), c.out(1)], c.size);
             let channels = 3;
             let c = testing::Conv { channels, ..*c };

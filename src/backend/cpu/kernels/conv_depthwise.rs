@@ -1,7 +1,8 @@
 //! Convolution with one input channel in each group.
 //!
-//! Bands of rows are copied to scratch with their padding, separated by their position modulo the
-//! strides, so that a tap of neighbouring windows is a vector. Weights are `Pack::Plain`.
+//! Bands of rows are copied to scratch with their padding. Elements are separated by their position
+//! modulo the strides, so that one tap of neighbouring windows is a contiguous vector. Weights are
+//! `Pack::Plain`.
 
 use super::gemm;
 use super::window::{Line, Window};
@@ -12,12 +13,12 @@ use crate::backend::kernel::KernelSpec;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
-    /// `channels` are input channels; each has `rows` output channels.
+    /// `channels` counts input channels; each has `rows` output channels.
     pub struct Args { images, channels, rows, in_h, in_w, out_h, out_w: U32; pad_h, pad_w: I32 }
     [x: In, w: In, bias: Optional, y: Out]
 }
 
-/// Elements of a band: it stays in the first-level cache.
+/// Elements of a band, which stays in the L1 cache.
 const BAND: usize = 4 << 10;
 
 pub struct ConvDepthwise {
@@ -36,7 +37,7 @@ impl Kernel for ConvDepthwise {
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let windows = args.images * args.channels * args.out_h * args.out_w;
         let work = windows.saturating_mul(args.rows * (self.window.taps() + 2));
-        // Loads bound the speed, not multiply-adds.
+        // Loads limit the speed, not multiply-adds.
         let pieces = gemm::pieces(work.saturating_mul(4), threads);
         pieces.min(args.images * args.channels).max(1)
     }
@@ -47,7 +48,7 @@ impl Kernel for ConvDepthwise {
         if args.out_h * args.out_w == 0 {
             return;
         }
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -71,9 +72,9 @@ struct Planes<'a> {
     scratch: &'a mut Scratch,
 }
 
-/// Rows of a plane with their padding. Elements at multiples of the strides, and those at each
-/// distance from them, form phases: matrices of `height` rows of `length` elements. In a phase, the
-/// elements of a tap of neighbouring windows are adjacent, and windows of all rows are one run.
+/// Rows of a plane with their padding. A *phase* holds the elements whose positions have the same
+/// remainders modulo the strides: a matrix of `height` rows of `length` elements. In a phase, the
+/// elements of a tap of neighbouring windows are adjacent, and windows of all rows form one run.
 struct Band<'a> {
     args: &'a Args,
     window: Window,
@@ -84,7 +85,7 @@ struct Band<'a> {
     space: &'a mut [f32],
 }
 
-/// Vectors of results together.
+/// Vectors of results that are computed together.
 const VECTORS: usize = 4;
 
 impl Job for Planes<'_> {
@@ -175,7 +176,7 @@ impl Job for Planes<'_> {
 
 impl Band<'_> {
     /// Copies the rows of plane `plane` for the windows from row `first` on. Columns of padding are
-    /// zero before.
+    /// already zero.
     #[inline(always)]
     unsafe fn fill<S: Simd>(&mut self, plane: usize, first: usize) {
         let Self {
@@ -199,7 +200,7 @@ impl Band<'_> {
                 let at = (q * height + i) * length;
                 let y = high.element(first + i, qy, args.pad_h);
                 if (0..args.in_h.cast_signed()).contains(&y) && !columns.is_empty() {
-                    // SAFETY: the elements are inside of a row of x, and of the row of the phase.
+                    // SAFETY: the elements are inside a row of x and inside the row of the phase.
                     unsafe {
                         let row = (plane * args.in_h + y.cast_unsigned()) * args.in_w;
                         let x = args.x.as_ptr::<f32>().add(row).offset(from);
@@ -207,7 +208,7 @@ impl Band<'_> {
                         pick::<S>(x, to, columns.len(), wide.stride);
                     }
                 } else if !self.is_plane {
-                    // In a band that is the plane, these rows stay zero.
+                    // If the band is the whole plane, these rows stay zero.
                     self.space[at..at + length].fill(0.0);
                 }
             }
@@ -247,8 +248,8 @@ unsafe fn pick<S: Simd>(from: *const f32, to: *mut f32, count: usize, stride: us
     }
 }
 
-/// Sums of `count` windows, rounded up to [`VECTORS`] vectors. `offsets` are those of taps; with
-/// `T` above 0, there are `T` taps.
+/// Sums of `count` windows, rounded up to [`VECTORS`] vectors. `offsets` are those of the taps. If
+/// `T` is not 0, it is the number of taps.
 #[inline(always)]
 unsafe fn windows_of<S: Simd, const T: usize>(
     from: *const f32,
@@ -287,7 +288,8 @@ unsafe fn windows_of<S: Simd, const T: usize>(
     }
 }
 
-/// Stores `rows` rows of `count` sums that are `length` apart, from the second vector of `sums` on.
+/// Stores `rows` rows of `count` sums. Rows are `length` apart and start at the second vector of
+/// `sums`.
 /// # Safety
 /// As for [`Simd`]; the caller owns the results.
 #[inline(always)]
@@ -305,7 +307,7 @@ unsafe fn put<S: Simd>(store: &Store<'_>, first: usize, sums: &mut [f32], [rows,
     };
     for row in 0..rows {
         let mut i = 0;
-        // SAFETY: as above. All but the last row may end in the next one, which is stored later.
+        // SAFETY: as above. All rows but the last may write into the next, which is stored later.
         unsafe {
             let (from, to) = (space.add(S::LANES + row * length), to.add(row * count));
             while i + S::LANES <= count || i < count && row + 1 < rows && count - i + count >= S::LANES {

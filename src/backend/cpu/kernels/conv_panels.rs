@@ -1,4 +1,4 @@
-//! Convolution with constant weights, as matmul of weights and gathered windows.
+//! Convolution with constant weights, as a matmul of weights and gathered windows.
 //!
 //! For each image and group: `y[rows, windows] = w[rows, depth] * x[depth, windows] + bias`, where
 //! `depth` runs over input channels and taps. Windows are gathered into panels of 16. Weights are
@@ -19,9 +19,9 @@ crate::backend::cpu::args::arguments! {
     } [x: In, w: In, bias: Optional, y: Out]
 }
 
-/// Sums of a block: they stay in the second-level cache.
+/// Sums of a block, which stay in the L2 cache.
 const SUMS: usize = 1 << 16;
-/// The smallest parts of windows (panels) and of output channels (tiles) of a piece.
+/// The smallest piece, in panels of windows and tiles of output channels.
 const PART: [usize; 2] = [3, 4];
 
 pub struct ConvPanels {
@@ -46,7 +46,7 @@ impl Kernel for ConvPanels {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let window = self.window;
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -68,7 +68,7 @@ const fn panels(args: &Args) -> usize {
     (args.out_h * args.out_w).div_ceil(PANEL)
 }
 
-/// Parts of the panels of all images and groups, and of output channels.
+/// Into how many parts the panels of all images and groups, and the output channels, are cut.
 fn grid(args: &Args, pieces: usize) -> (usize, usize) {
     let all = args.images * args.groups * panels(args);
     let across = pieces.clamp(1, all.div_ceil(PART[0]).max(1));
@@ -158,7 +158,7 @@ impl Job for Piece<'_> {
     }
 }
 
-/// Windows as the columns of a matrix.
+/// Windows, which are the columns of a matrix.
 struct Gather<'a> {
     args: &'a Args,
     window: Window,
@@ -197,31 +197,31 @@ impl Right for Gather<'_> {
     }
 }
 
-/// The elements of a tap of 16 windows.
+/// The elements of one tap of 16 windows.
 struct Tap {
-    /// Offsets in the plane; 0 where the tap is outside.
+    /// Offsets in the plane; 0 for windows whose tap is outside.
     offsets: [u32; PANEL],
-    /// All bits, or none where the tap is outside.
+    /// All bits set; none for windows whose tap is outside.
     masks: [u32; PANEL],
-    /// The offset of the first window, perhaps outside, if those of the others follow.
+    /// The offset of the first window, possibly outside, if those of the others follow directly.
     run: Option<isize>,
     is_inside: bool,
 }
 
 impl Gather<'_> {
-    /// True if windows are the elements of a plane in order.
+    /// True if the windows are single elements of a plane, in order.
     fn is_plain(&self) -> bool {
         let (a, w) = (self.args, self.window);
         let pads = a.pad_h == 0 && a.pad_w == 0 && a.in_h == a.out_h && a.in_w == a.out_w;
         pads && w.taps() == 1 && w.rows.stride == 1 && w.columns.stride == 1
     }
 
-    /// Copies windows that are elements.
+    /// Copies windows that are single elements.
     #[inline(always)]
     unsafe fn copy<S: Simd>(&mut self, channels: Range<usize>, panels: usize, size: usize) {
         let plane = self.args.in_h * self.args.in_w;
         let whole = self.count / PANEL;
-        // SAFETY: the elements are inside of x and of the space.
+        // SAFETY: the elements are inside x and inside the space.
         unsafe {
             let from = self.args.x.as_ptr::<f32>().add(self.start + self.first);
             let to = self.space.as_mut_ptr();
@@ -267,7 +267,7 @@ impl Gather<'_> {
                 (row, column) = (row + 1, 0);
             }
         }
-        // Vectors are read from anywhere inside of x.
+        // Vectors may be read anywhere inside x.
         let len = args.images * args.groups * args.channels * plane;
         let base = self.start + channels.start * plane;
         let last = base + (channels.len().max(1) - 1) * plane;
@@ -279,7 +279,7 @@ impl Gather<'_> {
                 let start = base.cast_signed() + at;
                 start >= 0 && last.cast_signed() + at + (PANEL * 2) as isize <= len.cast_signed()
             });
-            // SAFETY: offsets are inside of the plane, and runs inside of x.
+            // SAFETY: offsets are inside the plane, and runs inside x.
             unsafe {
                 let to = to.add(tap * PANEL);
                 let x = args.x.as_ptr::<f32>().add(base);
@@ -317,7 +317,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Where a tap is whose distances from the first tap are `dy` and `dx`.
+    /// The tap at distances `dy` and `dx` from the first tap.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_possible_wrap,
@@ -352,7 +352,7 @@ impl Gather<'_> {
     }
 }
 
-/// Stores values where masks are set, else 0.
+/// Stores the values whose masks are set, and 0 for the others.
 #[inline(always)]
 unsafe fn masked(values: &[u32; PANEL], masks: &[u32; PANEL], to: *mut f32) {
     let mut out = [0; PANEL];

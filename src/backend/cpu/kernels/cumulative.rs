@@ -11,7 +11,7 @@ arguments! {
     pub struct Args { lines, cols, inner: U32 } [x: In, y: Out]
 }
 
-/// Sums, or products, of the elements up to each one. Floats are accumulated in f64.
+/// For each element, the sum or product of all up to it. Floats are accumulated in f64.
 pub struct Cumulative {
     elem: Elem,
     product: bool,
@@ -19,12 +19,13 @@ pub struct Cumulative {
     reverse: bool,
 }
 
-/// Lines that are accumulated together if elements of a line are not neighbours, and elements of a
+/// Lines that are accumulated together if the elements of a line are not contiguous; elements of a
 /// line that are stored at once if they are.
 const RUN: usize = 256;
 
 impl Cumulative {
-    /// Accumulates lines `range`. `step` adds an element to a sum.
+    /// Accumulates lines `range`, starting from `first`. `step` adds an element to a sum, and
+    /// `result` makes a word of it.
     /// # Safety
     /// As for [`Kernel::run`].
     #[inline(always)]

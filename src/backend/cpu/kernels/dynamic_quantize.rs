@@ -12,7 +12,8 @@ arguments! {
     pub struct Args { count: U32 } [x: In, y: Out, scale: Out, zero: Out]
 }
 
-/// `y = round(x / scale) + zero` in 0 to 255, by the range of all elements and 0.
+/// `y = round(x / scale) + zero`, from 0 to 255. The range of all elements and 0 determines `scale`
+/// and `zero`.
 pub struct DynamicQuantize {
     isa: Isa,
 }
@@ -49,7 +50,7 @@ impl Job for Bounds<'_> {
     }
 }
 
-/// Quantized elements.
+/// Quantizes elements.
 struct Quantize<'a> {
     x: &'a [f32],
     y: &'a mut [i32],
@@ -57,7 +58,7 @@ struct Quantize<'a> {
     offset: f32,
 }
 
-/// Elements that are quantized as floats before they are converted.
+/// Elements that are quantized as floats before they are converted to integers.
 const BLOCK: usize = 256;
 
 impl Job for Quantize<'_> {

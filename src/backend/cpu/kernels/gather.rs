@@ -64,9 +64,9 @@ impl Kernel for Gather {
     }
 }
 
-/// The row of a part of a table, `first .. first + part_rows` of `table_rows`, that an index
-/// selects: `Some(None)` stands for zeros, which the first part gives for indices outside the
-/// table, and `None` for a row of another part.
+/// The row that an index selects in a part of a table: rows `first .. first + part_rows` of
+/// `table_rows`. `None` means a row of another part. `Some(None)` means zeros: the first part
+/// returns it for indices outside the table.
 pub(super) fn place(
     index: Option<i32>,
     table_rows: i32,
@@ -88,7 +88,7 @@ pub(super) fn place(
         .filter(|_| !(0..i64::from(table_rows)).contains(&at))
 }
 
-/// Neighbouring results for an epilogue.
+/// Collects contiguous results for an epilogue.
 struct Run<'a, 'b> {
     store: &'a Store<'b>,
     values: &'a mut [f32],

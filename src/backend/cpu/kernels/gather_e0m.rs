@@ -12,7 +12,7 @@ crate::backend::cpu::args::arguments! {
     ]
 }
 
-/// Weights of a block, which has a whole number of words in each plane.
+/// Weights of a block, which takes a whole number of words in each plane.
 const BLOCK: usize = 32;
 
 /// The kernel `gather_e0m`.
@@ -22,7 +22,7 @@ pub struct GatherE0m {
     group: usize,
 }
 
-/// Width and first row of the planes of a code, highest bits first.
+/// Width and first row of each plane of bits, highest bits first.
 fn planes(bits: usize) -> &'static [(usize, usize)] {
     match bits {
         2 => &[(2, 0)],
@@ -77,7 +77,7 @@ impl Kernel for GatherE0m {
 }
 
 impl GatherE0m {
-    /// Decodes a column of the matrix; zeros without one.
+    /// Decodes a column of the matrix; writes zeros if there is none.
     ///
     /// # Safety
     /// As for [`Kernel::run`].

@@ -1,4 +1,4 @@
-//! Elements at the places that an index tensor points to: [`GatherPlaces`] reads them, [`Scatter`]
+//! Elements at the places that an index tensor addresses. [`GatherPlaces`] reads them, [`Scatter`]
 //! writes them.
 
 use super::moves::{Cursor, Elem, RUN, Sink, Word, pieces};
@@ -36,16 +36,16 @@ impl Form {
     }
 }
 
-/// Adds the offset of an index along an axis of `n` elements, `step` apart; `None` if it is
-/// outside.
+/// The offset of an index along an axis of `n` elements, `step` apart; `None` if it is outside.
 #[inline(always)]
 fn along(index: i32, n: i32, step: usize) -> Option<usize> {
     let index = if index < 0 { index.wrapping_add(n) } else { index };
     (index >= 0 && index < n).then(|| index.cast_unsigned() as usize * step)
 }
 
-/// Calls `f(element, run, place)` for runs of elements `range` of the tensor with the shape of the
-/// indices, which are neighbours also at their places. `place` is `None` outside of the tensor.
+/// Calls `f(element, run, place)` for runs of elements in `range` of the tensor with the shape of
+/// the indices. The elements of a run are contiguous at their places too. `place` is `None` if it
+/// is outside the tensor.
 #[inline(always)]
 fn places(
     form: Form,
@@ -170,8 +170,8 @@ impl Kernel for GatherPlaces {
     }
 }
 
-/// `y[place(i)] = x[i]` where an index is inside of `y`; other elements of `y` stay. Of several
-/// elements for one place the last one is stored, so there is only one piece.
+/// `y[place(i)] = x[i]` where an index is inside `y`; other elements of `y` are kept. If several
+/// elements have the same place, the last one is stored, so there is only one piece.
 pub struct Scatter {
     form: Form,
 }
@@ -305,8 +305,8 @@ mod tests {
             .for_each(|(p, v)| p.iter().for_each(|p| want[*p] = *v));
         let operands = [Given::I(x.clone()), at.clone(), Given::I(old)];
         expect::<Scatter>(defines, &params, &operands, &[Given::I(want)], 0.0);
-        // With floats that an epilogue changes: it applies only to the elements that are written,
-        // so all of them must be.
+        // With floats that an epilogue changes. It applies only to elements that are written, so
+        // all of them must be written.
         let mut all: Vec<usize> = places.iter().flatten().copied().collect();
         all.sort_unstable();
         all.dedup();

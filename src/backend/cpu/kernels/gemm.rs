@@ -1,8 +1,8 @@
 //! Matrix multiplication in registers: tiles of rows by panels of 16 columns.
 //!
-//! The right operand comes in panels of [`PANEL`] columns: memory that was packed at load, or
-//! scratch that a [`Right`] fills. The left operand is read in place. Every result is one chain of
-//! multiply-adds in ascending order of k, whatever the sizes are.
+//! The right operand comes in panels of [`PANEL`] columns, either packed when the model was loaded
+//! or in scratch that a [`Right`] fills. The left operand is read in place. Every result is one
+//! chain of multiply-adds in ascending order of k, whatever the sizes are.
 
 use crate::backend::cpu::args::Store;
 use crate::backend::cpu::simd::Simd;
@@ -12,12 +12,12 @@ use std::ops::Range;
 
 /// Rows of a tile of a packed left operand.
 pub const TILE: usize = 6;
-/// Columns of a block: its sums stay in cache. A multiple of [`PANEL`].
+/// Columns of a block, whose sums stay in cache. A multiple of [`PANEL`].
 pub const COLUMNS: usize = 128;
-/// Terms of a k-block: that much of a panel stays in the first-level cache.
+/// Target number of terms in a k-block, so that its part of a panel stays in the L1 cache.
 const TERMS: usize = 320;
 
-/// The terms of a k-block for sums of `k` terms; a multiple of `unit`.
+/// Number of terms in a k-block for sums of `k` terms; a multiple of `unit`.
 pub fn k_step(k: usize, unit: usize) -> usize {
     let (k, unit) = (k.max(1), unit.max(1));
     let units = k.div_ceil(unit);
@@ -27,13 +27,13 @@ pub fn k_step(k: usize, unit: usize) -> usize {
 
 /// The left operand.
 pub trait Left: Copy {
-    /// Distance between the terms of a row.
+    /// Distance between the terms of a row, in elements.
     const STEP: usize;
     /// True if tiles start at multiples of [`TILE`].
     const TILED: bool;
     /// Term `k` of row `row`.
     /// # Safety
-    /// They are inside of the operand.
+    /// The term is inside the operand.
     unsafe fn at(self, row: usize, k: usize) -> *const f32;
 }
 
@@ -59,7 +59,7 @@ impl Left for Rows {
 #[derive(Clone, Copy)]
 pub struct Tiles {
     pub at: *const f32,
-    /// Terms of a row.
+    /// Number of terms in a row.
     pub depth: usize,
 }
 
@@ -107,12 +107,12 @@ pub struct Panels<E> {
     pub panel: usize,
 }
 
-/// A right operand of up to [`COLUMNS`] columns (any number if its panels are in memory).
+/// A right operand of up to [`COLUMNS`] columns, or of any number if its panels are in memory.
 pub trait Right {
     type E: Element;
-    /// The terms `k` of `panels` panels. Columns beyond the operand may have any values.
+    /// The terms `k` of `panels` panels. Columns beyond the operand may hold any values.
     /// # Safety
-    /// As for [`Simd`]; the terms and panels are inside of the operand.
+    /// As for [`Simd`]; the terms and panels are inside the operand.
     unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, panels: usize) -> Panels<Self::E>;
 }
 
@@ -121,7 +121,7 @@ pub trait Right {
 pub struct Packed<E> {
     /// The first panel.
     pub at: *const E,
-    /// Rows of a panel.
+    /// Number of rows in a panel.
     pub depth: usize,
 }
 
@@ -129,7 +129,7 @@ impl<E: Element> Right for Packed<E> {
     type E = E;
     #[inline(always)]
     unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, _: usize) -> Panels<E> {
-        // SAFETY: inside of the operand, by the contract.
+        // SAFETY: inside the operand, by the contract.
         let at = unsafe { self.at.add(k.start * PANEL) };
         Panels {
             at,
@@ -154,7 +154,7 @@ impl Right for Halves<'_> {
         debug_assert!(panels * size <= self.space.len(), "space for {panels} panels");
         let to = self.space.as_mut_ptr();
         for panel in 0..panels {
-            // SAFETY: the panels are inside of the operand and of the space.
+            // SAFETY: the panels are inside the operand and inside the space.
             unsafe {
                 let from = self.packed.at.add((panel * self.packed.depth + k.start) * PANEL);
                 let mut i = 0;
@@ -180,7 +180,7 @@ pub struct Results<'a> {
     pub stride: usize,
 }
 
-/// Rows of a product.
+/// Rows of a matmul.
 #[derive(Clone, Copy)]
 pub struct Product<'a, L> {
     pub left: L,
@@ -188,7 +188,7 @@ pub struct Product<'a, L> {
     pub k: usize,
     /// Terms of a k-block.
     pub step: usize,
-    /// Added to each row, if not null.
+    /// One element per row, added to all results of the row; may be null.
     pub bias: *const f32,
     pub y: Results<'a>,
 }
@@ -210,9 +210,9 @@ struct Tile<L, E> {
 }
 
 impl<L: Left, E: Element> Tile<L, E> {
-    /// Adds the terms `k` to `R` rows of `V` vectors; starts with the bias if `k` starts at 0.
+    /// Adds the terms `k` to `R` rows of `V` vectors; if `k` starts at 0, sums start at the bias.
     /// # Safety
-    /// As for [`Simd`]; the tile is inside of the operands and of the sums.
+    /// As for [`Simd`]; the tile is inside the operands and inside the sums.
     #[inline(always)]
     unsafe fn add<S: Simd, const R: usize, const V: usize>(&self) {
         // SAFETY: by the contract.
@@ -286,8 +286,8 @@ const fn tile_rows<S: Simd>() -> usize {
     if S::LANES == 16 { 2 * TILE } else { TILE }
 }
 
-/// Panels that tiles take together when `left` remain: enough sums at once to hide the latency of a
-/// multiply-add.
+/// Number of panels that a tile of `rows` rows takes together when `left` panels remain: enough
+/// sums at once to hide the latency of multiply-adds.
 const fn together<S: Simd>(rows: usize, left: usize) -> usize {
     let double = if S::LANES == 16 { 2 } else { 1 };
     let most = match rows {
@@ -295,13 +295,13 @@ const fn together<S: Simd>(rows: usize, left: usize) -> usize {
         2 | 3 => 2 * double,
         _ => double,
     };
-    // Fewer rows have forms only for `most` panels and for one.
+    // Tiles of few rows have forms only for `most` panels and for one.
     if left >= most { most } else { 1 }
 }
 
 impl<L: Left> Product<'_, L> {
-    /// Computes the columns from `column` on, `count` of them, of all rows. `sums` has
-    /// [`sums`]`(rows, count)` elements.
+    /// Computes `count` columns from `column` on, of all rows. `sums` has [`sums`]`(rows, count)`
+    /// elements.
     /// # Safety
     /// As for [`Simd`]; the operands have these rows and columns, and the caller owns the results.
     #[inline(always)]
@@ -338,7 +338,7 @@ impl<L: Left> Product<'_, L> {
                         (scratch.add(panel * PANEL), stride)
                     }
                 };
-                // SAFETY: inside of the operand.
+                // SAFETY: inside the operand.
                 let at_panel = unsafe { right.at.add(panel * right.panel) };
                 // SAFETY: by the contract.
                 unsafe {
@@ -364,7 +364,7 @@ impl<L: Left> Product<'_, L> {
         }
     }
 
-    /// Sums without terms.
+    /// Sets the sums of no terms: the bias or 0.
     fn constant(&self, sums: &mut [f32], stride: usize) {
         for (r, sums) in sums.chunks_exact_mut(stride.max(1)).enumerate() {
             // SAFETY: null, or an element for each row.
@@ -412,15 +412,15 @@ impl<L: Left> Product<'_, L> {
     }
 }
 
-/// The parts of rows and columns (in panels) into which the results of a product are cut for up to
-/// `pieces` pieces.
+/// The numbers of parts into which the rows and the columns of a matmul are cut for up to `pieces`
+/// pieces.
 pub fn grid(rows: usize, columns: usize, block: usize, pieces: usize) -> (usize, usize) {
     let down = rows.div_ceil(block.max(1)).clamp(1, pieces.max(1));
     let across = (pieces / down).clamp(1, columns.div_ceil(PANEL).max(1));
     (down, across)
 }
 
-/// Pieces for this many multiply-adds: about 8 a thread, and none that is too short.
+/// Number of pieces for `work` multiply-adds: at most 8 per thread, and none too short.
 pub fn pieces(work: usize, threads: usize) -> usize {
     const SHORTEST: usize = 400_000;
     (work / SHORTEST).clamp(1, 8 * threads.max(1))

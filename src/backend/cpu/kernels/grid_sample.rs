@@ -11,7 +11,7 @@ arguments! {
     pub struct Args { count, places, channels, in_h, in_w: U32 } [x: In, grid: In, y: Out]
 }
 
-/// Values outside of the input.
+/// How positions outside the input are handled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Padding {
     Zeros,
@@ -29,7 +29,7 @@ pub struct GridSample {
 
 /// Positions that are sampled together.
 const BLOCK: usize = 64;
-/// Most neighbours of a position.
+/// Largest number of neighbours of a position.
 const MOST: usize = 16;
 /// A neighbour outside of the input, which counts as 0.
 const OUTSIDE: usize = usize::MAX;
@@ -73,7 +73,7 @@ impl GridSample {
         if !x.is_finite() {
             x = -2.0;
         }
-        // Cubic interpolation pads each neighbour, the others the position itself.
+        // Cubic interpolation applies padding to each neighbour, other modes to the position.
         if self.taps != 4 {
             x = match self.padding {
                 Padding::Zeros => x.clamp(-2.0, n + 1.0),

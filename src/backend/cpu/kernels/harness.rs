@@ -5,7 +5,7 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::tensor::DType;
 
-/// Test data, the same for each seed.
+/// Test data, determined by a seed.
 pub struct Random(pub u64);
 
 impl Random {
@@ -45,7 +45,7 @@ pub fn memory<T>(data: &mut [T]) -> Memory {
     unsafe { Memory::new(data.as_mut_ptr().cast(), size_of_val(data)) }
 }
 
-/// Runs a kernel on one thread, in its pieces for `threads` threads, the last one first.
+/// Runs a kernel on one thread, in the pieces for `threads` threads, last piece first.
 pub fn run<K: Kernel>(
     spec: &KernelSpec,
     isa: Isa,
@@ -76,12 +76,12 @@ pub fn run<K: Kernel>(
     }
 }
 
-/// What the epilogue of tests makes of result `i`.
+/// The tests' epilogue, applied to result `i`.
 pub fn after(i: usize, v: f32) -> f32 {
     2.0 * v + (i % 7) as f32
 }
 
-/// Compares with a reference; with `epilogue`, what it makes of that.
+/// Compares with a reference, to which the epilogue is applied if `epilogue` is set.
 pub fn compare(what: &str, y: &[f32], want: &[f64], epilogue: bool, tolerance: f64) {
     assert_eq!(y.len(), want.len(), "{what}");
     for (i, (y, want)) in y.iter().zip(want).enumerate() {

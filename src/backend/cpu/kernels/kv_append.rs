@@ -16,7 +16,7 @@ crate::backend::cpu::args::arguments! {
 pub struct KvAppend {
     isa: Isa,
     halves: bool,
-    /// Elements that the state keeps; later ones go to its start again.
+    /// Number of elements in the ring, if the state is one: later ones wrap around to its start.
     ring: Option<usize>,
 }
 
@@ -31,7 +31,7 @@ pub(super) fn has_halves(dtype: Option<DType>) -> Option<bool> {
 
 /// Entry `at` of the table of live values.
 /// # Safety
-/// Nobody writes the table meanwhile.
+/// No one writes the table at the same time.
 pub(super) unsafe fn live_value(live: Memory, at: usize) -> usize {
     // SAFETY: by the contract.
     let values = unsafe { live.slice::<i32>() };
@@ -73,7 +73,7 @@ impl Kernel for KvAppend {
             // A padded length may reach beyond the state.
             range.end = range.end.min(size.saturating_sub(start));
         } else {
-            // Of elements for the same place the last one stays.
+            // If several elements have the same place, the last one is kept.
             range.start = range.start.max(args.count.saturating_sub(ring));
         }
         while range.start < range.end && size > 0 {
@@ -85,8 +85,8 @@ impl Kernel for KvAppend {
                 range: to..to + count,
                 halves: self.halves,
             };
-            // SAFETY: the set is supported; `x` has `count` elements, and this piece owns these
-            // elements of the state.
+            // SAFETY: the processor supports `isa`; `x` has `count` elements, and this piece owns
+            // these elements of the state.
             unsafe { simd::run(self.isa, job) };
             range.start += count;
         }
@@ -111,9 +111,9 @@ impl Job for Copy {
     }
 }
 
-/// Copies floats to elements `range` of a state; does nothing if they are outside.
+/// Copies floats to elements `range` of a state; does nothing if they are out of bounds.
 /// # Safety
-/// As many floats can be read, and the caller owns these elements.
+/// That many floats can be read, and the caller owns these elements.
 #[inline(always)]
 pub(super) unsafe fn store_row<S: Simd>(from: *const f32, state: Memory, range: Range<usize>, halves: bool) {
     let size = if halves {

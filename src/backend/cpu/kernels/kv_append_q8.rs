@@ -1,5 +1,5 @@
-//! Appends rows of heads to an 8-bit state: words of four signed bytes, and the scale of all of
-//! them, which is the largest magnitude / 127.
+//! Appends rows of heads to an 8-bit state. A row is stored as words of four signed bytes, followed
+//! by its scale: the largest magnitude / 127.
 
 use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
@@ -16,7 +16,7 @@ crate::backend::cpu::args::arguments! {
 pub struct KvAppendQ8 {
     isa: Isa,
     dim: usize,
-    /// Rows that the state keeps; later ones go to its start again.
+    /// Number of rows in the ring, if the state is one: later ones wrap around to its start.
     ring: Option<usize>,
 }
 
@@ -45,12 +45,12 @@ impl Kernel for KvAppendQ8 {
     unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
         let mut rows = part(args.rows, 1, piece, pieces);
         if let Some(ring) = self.ring {
-            // Of rows for the same place the last one stays.
+            // If several rows have the same place, the last one is kept.
             rows.start = rows.start.max(args.rows.saturating_sub(ring)).min(rows.end);
         }
         // SAFETY: the table is read only.
         let start = unsafe { live_value(args.live, args.start) };
-        // SAFETY: the set is supported, and `x` has the rows that the parameters state.
+        // SAFETY: the processor supports `isa`, and `x` has the rows that the parameters state.
         unsafe {
             simd::run(
                 self.isa,
@@ -84,7 +84,7 @@ impl Job for Rows<'_> {
             if (place + 1).saturating_mul(words) > self.args.state.elements::<u32>() {
                 continue;
             }
-            // SAFETY: `x` has the row; the row of the state is inside of its memory and belongs to
+            // SAFETY: `x` has the row; the row of the state is inside its memory and belongs to
             // this piece.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(row * dim);

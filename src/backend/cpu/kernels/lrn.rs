@@ -1,5 +1,5 @@
-//! Local response normalization: `x / (bias + factor * sum(x^2))^beta`, summed over the channels
-//! from `before` before to `after` after the own one.
+//! Local response normalization: `x / (bias + factor * sum(x^2))^beta`. The sum is over the channel
+//! of `x`, the `before` channels before it and the `after` channels after it.
 
 use super::gemm;
 use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
@@ -33,7 +33,7 @@ impl Kernel for Lrn {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let planes = part(planes(args), 1, piece, pieces);
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -88,7 +88,7 @@ impl Job for Planes<'_> {
                 let x = unsafe { row(args, plane, start, count) };
                 for (y, x) in results.iter_mut().zip(x) {
                     let sum = args.bias + args.factor * *y;
-                    // The usual power needs only roots.
+                    // The usual exponent needs only square roots.
                     let power = if args.beta == 0.75 {
                         let root = sum.sqrt();
                         root * root.sqrt()
@@ -106,7 +106,7 @@ impl Job for Planes<'_> {
 
 /// Elements of a plane.
 /// # Safety
-/// They are inside of x.
+/// They are inside x.
 #[inline(always)]
 unsafe fn row(args: &Args, plane: usize, start: usize, count: usize) -> &[f32] {
     // SAFETY: by the contract.

@@ -1,7 +1,7 @@
 //! Matmul of operands that are computed at run time: `y[z, m, n] = a[z, m, k] * b[z, k, n]` for
 //! batches `z`.
 //!
-//! Blocks of the right operand are packed into panels in scratch. With few rows, it is read in
+//! Blocks of the right operand are packed into panels in scratch; with few rows, they are read in
 //! place.
 
 use super::gemm::{self, COLUMNS, Element, PANEL, Panels, Product, Results, Right, Rows};
@@ -20,7 +20,7 @@ crate::backend::cpu::args::arguments! {
     } [a: In, b: In, y: PartialOut]
 }
 
-/// Rows of a block: packing b again for each of them costs little.
+/// Rows of a block: so many that packing b again for each block costs little.
 const ROWS: usize = 384;
 /// With at most this many rows, b is read in place.
 const FEW: usize = 3;
@@ -45,7 +45,7 @@ impl Kernel for MatMul {
         let work = [args.batches, args.m, args.n]
             .iter()
             .fold(args.k, |n, v| n.saturating_mul(*v));
-        // With few rows, memory bounds the speed.
+        // With few rows, memory limits the speed.
         let work = if args.m <= FEW {
             work.saturating_mul(4)
         } else {
@@ -59,7 +59,7 @@ impl Kernel for MatMul {
         let (units, grid) = units(args, pieces);
         let own = part(units, 1, piece, pieces);
         let trans_b = self.trans_b;
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             match self.b {
                 DType::F16 => {
@@ -97,7 +97,7 @@ impl Kernel for MatMul {
     }
 }
 
-/// The parts of all batches, and those of the rows and columns of a batch.
+/// Number of parts of all batches, and of the rows and the columns of a batch.
 fn units(args: &Args, pieces: usize) -> (usize, (usize, usize)) {
     let grid = gemm::grid(args.m, args.n, ROWS, (pieces / args.batches.max(1)).max(1));
     (args.batches * grid.0 * grid.1, grid)
@@ -146,7 +146,7 @@ impl<E: Item> Job for Units<'_, E> {
             ..
         } = self;
         let step = gemm::k_step(args.k, 1);
-        // A product of no rows has no unit with results, and one of no terms is zero.
+        // A matmul of no rows has no units with results; one of no terms is zero.
         let most = args.m.min(ROWS);
         let sums = gemm::sums(most, COLUMNS);
         let (sums, space) = scratch.floats(sums + step * COLUMNS).split_at_mut(sums);
@@ -168,7 +168,7 @@ impl<E: Item> Job for Units<'_, E> {
             for block in 0..blocks {
                 let own = part(rows.len(), 1, block, blocks);
                 let row = rows.start + own.start;
-                // SAFETY: inside of the operands, by the contract.
+                // SAFETY: inside the operands, by the contract.
                 let (at, b) = unsafe {
                     (
                         args.a.as_ptr::<f32>().add(a + row * args.k),
@@ -197,11 +197,11 @@ impl<E: Item> Job for Units<'_, E> {
     }
 }
 
-/// Rows of a product of one batch.
+/// Rows of the matmul of one batch.
 struct Block<'a, E> {
     args: &'a Args,
     trans_b: bool,
-    /// The matrix of the batch.
+    /// The right matrix of the batch.
     b: *const E,
 }
 
@@ -227,7 +227,7 @@ impl<E: Item> Block<'_, E> {
         let mut column = columns.start;
         while column < columns.end {
             let mut count = COLUMNS.min(columns.end - column);
-            // SAFETY: the columns are inside of b; the rest by the contract.
+            // SAFETY: the columns are inside b; the rest by the contract.
             unsafe {
                 if few && is_plain && count >= PANEL {
                     count -= count % PANEL;
@@ -251,7 +251,7 @@ impl<E: Item> Block<'_, E> {
         }
     }
 
-    /// Few rows times columns whose terms are adjacent.
+    /// Multiplies few rows and columns whose terms are adjacent.
     #[inline(always)]
     unsafe fn dots<S: Simd>(&self, product: &Product<'_, Rows>, columns: Range<usize>, sums: &mut [f32]) {
         const TOGETHER: usize = 4;
@@ -260,7 +260,7 @@ impl<E: Item> Block<'_, E> {
             let mut column = columns.start;
             while column < columns.end {
                 let count = TOGETHER.min(columns.end - column);
-                // SAFETY: the row is inside of a, and the columns are inside of b.
+                // SAFETY: the row is inside a, and the columns are inside b.
                 unsafe {
                     let x = product.left.at.add(row * product.left.stride);
                     let mut at = [self.b; TOGETHER];
@@ -303,7 +303,7 @@ impl<E: Element> Right for InPlace<E> {
     type E = E;
     #[inline(always)]
     unsafe fn panels<S: Simd>(&mut self, k: Range<usize>, _: usize) -> Panels<E> {
-        // SAFETY: inside of the operand, by the contract.
+        // SAFETY: inside the operand, by the contract.
         let at = unsafe { self.at.add(k.start * self.row) };
         Panels {
             at,
@@ -313,7 +313,7 @@ impl<E: Element> Right for InPlace<E> {
     }
 }
 
-/// Packs columns for each k-block.
+/// Packs columns, for each k-block again.
 struct Pack<'a, E> {
     block: &'a Block<'a, E>,
     /// True if b is a row-major matrix.
@@ -331,7 +331,7 @@ impl<E: Item> Right for Pack<'_, E> {
         let to = self.space.as_mut_ptr();
         let whole = self.count / PANEL;
         debug_assert!(panels * size <= self.space.len(), "space for {panels} panels");
-        // SAFETY: the panels are inside of the space, and the columns inside of b.
+        // SAFETY: the panels are inside the space, and the columns inside b.
         unsafe {
             if self.block.trans_b {
                 for panel in 0..panels {
@@ -380,10 +380,10 @@ impl<E: Item> Right for Pack<'_, E> {
 }
 
 impl<E: Item> Pack<'_, E> {
-    /// Column `j` of b if that is in panels of `b_stride` columns.
+    /// Column `j` of b, which is in panels of `b_stride` columns.
     unsafe fn in_panels(&self, j: usize) -> *const E {
         let (stride, depth) = (self.block.args.b_stride.max(1), self.block.args.k);
-        // SAFETY: inside of b, by the contract.
+        // SAFETY: inside b, by the contract.
         unsafe { self.block.b.add(j / stride * stride * depth + j % stride) }
     }
 
@@ -393,7 +393,7 @@ impl<E: Item> Pack<'_, E> {
         const SIDE: usize = 8;
         let stride = self.block.args.b_stride;
         let last = self.count.saturating_sub(1);
-        // SAFETY: inside of b, by the contract; columns beyond are copies of the last one.
+        // SAFETY: inside b, by the contract; for columns beyond, the last one is read.
         unsafe {
             for half in (0..PANEL).step_by(SIDE) {
                 let mut at = [self.block.b; SIDE];
@@ -440,7 +440,7 @@ mod tests {
     use super::*;
     use crate::backend::cpu::kernels::testing::{self, Case};
 
-    /// Two axes of batches, of which b has only the inner one, with gaps between rows.
+    /// Two axes of batches; b has only the inner one. There are gaps between rows.
     fn check([outer, inner]: [usize; 2], [m, n, k]: [usize; 3], b_type: DType, trans_b: bool) {
         let batches = outer * inner;
         let stride = if trans_b { k } else { n } + 3;

@@ -1,4 +1,4 @@
-//! Products of matrices of 8-bit integers.
+//! Matmul of 8-bit integers.
 
 use super::moves::pieces;
 use crate::backend::cpu::args::arguments;
@@ -16,7 +16,7 @@ arguments! {
 }
 
 /// `y[z, i, j] = sum_k (a[z, i, k] - za[i]) * (b[z, k, j] - zb[j])` in 32-bit integers, which wrap.
-/// `w` holds the bytes of a constant `b`.
+/// A constant `b` is given as bytes in `w` instead.
 pub struct MatMulInteger {
     isa: Isa,
     signed: bool,
@@ -26,11 +26,11 @@ pub struct MatMulInteger {
 const PANEL: usize = 16;
 /// Rows of a tile.
 const TILE: usize = 4;
-/// Rows for which a panel is unpacked once.
+/// Rows that share a panel after it is unpacked.
 const CHUNK: usize = 64;
 
-/// Products of rows of `a`, which start `k` apart, with a panel of `b`, for each of which
-/// `store(row, sums)` is called.
+/// Multiplies `rows` rows of `a`, which start `k` elements apart, and a panel of `b`. Calls
+/// `store(row, sums)` for each row.
 struct Tiles<'a, F> {
     a: &'a [i32],
     panel: &'a [[i32; PANEL]],
@@ -76,15 +76,15 @@ impl<F: FnMut(usize, &[i32; PANEL])> Job for Tiles<'_, F> {
     }
 }
 
-/// Element `i` of an optional operand.
+/// Element `i` of an optional operand; 0 without it.
 /// # Safety
-/// Nobody writes it.
+/// No one writes it.
 unsafe fn zero(list: Option<Memory>, i: usize) -> i32 {
     // SAFETY: by the contract.
     list.map_or(0, |list| unsafe { list.slice::<i32>()[i] })
 }
 
-/// Elements of `b`.
+/// An element of `b`.
 trait Int: Pod {
     fn int(self) -> i32;
 }
@@ -113,12 +113,12 @@ impl Int for u8 {
 /// Columns of a row that are computed together, without unpacking `b`.
 const WIDE: usize = 64;
 
-/// The products of a row of `a` with columns of `b`.
+/// Multiplies a row of `a` and columns of `b`.
 struct Row<'a, T> {
     a: &'a [i32],
     /// The zero point of `a`.
     low: i32,
-    /// From the first element of the first column on; rows are `n` apart.
+    /// `b` from the first element of the first column on; its rows are `n` apart.
     b: &'a [T],
     n: usize,
     zeros: &'a [i32],
@@ -126,7 +126,7 @@ struct Row<'a, T> {
 }
 
 impl<T: Int> Row<'_, T> {
-    /// The results of `C` columns from `j` on.
+    /// Computes `C` columns from `j` on.
     #[inline(always)]
     fn columns<const C: usize>(&mut self, j: usize) {
         let mut sums = [0i32; C];
@@ -183,7 +183,7 @@ fn batch(args: &Args, z: usize) -> (usize, usize) {
 }
 
 impl MatMulInteger {
-    /// The units `range` of few rows: [`WIDE`] columns of a row each.
+    /// Computes units `range` if rows are few. A unit is [`WIDE`] columns of a row.
     /// # Safety
     /// As for [`Kernel::run`]; `b` is the operand of this type.
     unsafe fn few<T: Int>(&self, args: &Args, y: Memory, range: std::ops::Range<usize>, b: Memory) {
@@ -214,7 +214,7 @@ impl MatMulInteger {
         }
     }
 
-    /// The units `range` of many rows: a panel of columns of [`CHUNK`] rows each.
+    /// Computes units `range` if rows are many. A unit is a panel of columns of [`CHUNK`] rows.
     /// # Safety
     /// As for [`Kernel::run`]; `b` is the operand of this type.
     unsafe fn many<T: Int>(
@@ -346,7 +346,7 @@ mod tests {
     use super::MatMulInteger;
 
     struct Case {
-        /// Batches by two axes, rows, columns, and elements of a sum.
+        /// Batches along two axes, rows, columns, and elements of a sum.
         sizes: [usize; 5],
         /// Each batch has its own `b`.
         own: bool,

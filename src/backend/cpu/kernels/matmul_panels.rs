@@ -1,6 +1,6 @@
 //! Matmul with a constant right operand: `y[m, n] = x[m, k] * w[k, n]`.
 //!
-//! `w` is packed at load as `Pack::Columns` with panels of 16 columns.
+//! `w` is packed when the model is loaded, as `Pack::Columns` with panels of 16 columns.
 
 use super::gemm::{self, COLUMNS, Element, Halves, PANEL, Packed, Product, Results, Right, Rows};
 use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
@@ -15,7 +15,7 @@ crate::backend::cpu::args::arguments! {
     pub struct Args { m, n, k: U32 } [x: In, w: In, y: Out]
 }
 
-/// Rows of a block: a k-block of them stays in the second-level cache.
+/// Rows of a block, of which a k-block stays in the L2 cache.
 const ROWS: usize = 96;
 /// With at most this many rows, weights are read once, in order.
 const FEW: usize = 3;
@@ -40,7 +40,7 @@ impl Kernel for MatMulPanels {
         let threads = threads.max(1);
         let work = args.m.saturating_mul(args.n).saturating_mul(args.k);
         let count = if args.m <= FEW {
-            // Bound by memory: at least about 200 KB each.
+            // Limited by memory: at least about 200 KB per piece.
             (args.n.saturating_mul(args.k) / 50_000).clamp(1, threads)
         } else {
             gemm::pieces(work, threads)
@@ -57,7 +57,7 @@ impl Kernel for MatMulPanels {
             pieces,
             scratch,
         };
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             match self.weights {
                 DType::F16 if args.m > gemm::TILE => {
@@ -87,7 +87,7 @@ trait Weights {
     fn right(at: *const Self::E, depth: usize, space: &mut [f32]) -> Self::Right<'_>;
 }
 
-/// As they are stored.
+/// Weights as they are stored.
 struct Stored<E>(PhantomData<E>);
 
 impl<E: Element> Weights for Stored<E> {
@@ -102,7 +102,7 @@ impl<E: Element> Weights for Stored<E> {
     }
 }
 
-/// Halves, converted once for many rows.
+/// Weights in halves, converted once for many rows.
 struct Converted;
 
 impl Weights for Converted {

@@ -1,8 +1,8 @@
-//! The kernels, by the names of their descriptors.
+//! The kernels, found by the names of their descriptors.
 //!
-//! A kernel implements [`Native`] for the arguments of its descriptor, declared again with
-//! `arguments!` because this module is below the operators. Names and types are compared when a
-//! kernel is compiled.
+//! A kernel implements [`Native`] for the arguments of its descriptor. They are declared again with
+//! `arguments!`, because this module is a layer below the operators. Compiling a kernel compares
+//! their names and types with those of the descriptor.
 
 mod arg_max;
 mod attention;
@@ -59,12 +59,13 @@ use std::cell::RefCell;
 
 /// A kernel for one spec.
 pub trait Compiled: Send + Sync {
-    /// Runs a dispatch: its grid, the words of the parameter struct, and the operands in the order
-    /// of the descriptor and the epilogue. `None` if they do not fit the kernel.
+    /// Runs a dispatch with its grid, the words of the parameter struct, and the operands in the
+    /// order of the descriptor and the epilogue. `None` if they do not fit the kernel.
     ///
     /// # Safety
     ///
-    /// The operands have the sizes that the parameters state, and no other command runs meanwhile.
+    /// The operands have the sizes that the parameters state, and no other command runs at the same
+    /// time.
     unsafe fn run(
         &self,
         pool: &Pool,
@@ -140,7 +141,7 @@ fn compile_as<K: Native>(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled
     }))
 }
 
-/// Lists the kernels: the descriptor's name and the type.
+/// Lists the kernels, each by the descriptor's name and its type.
 macro_rules! kernels {
     ($($name:literal $kernel:ty,)*) => {
         static KERNELS: &[Entry] = &[$(Entry {
@@ -220,12 +221,12 @@ pub fn names() -> impl Iterator<Item = &'static str> {
     KERNELS.iter().map(|e| e.name)
 }
 
-/// Whether there is a function with the name and the arguments of a descriptor.
+/// Whether a kernel has the name and the arguments of a descriptor.
 pub fn matches(kernel: &Kernel) -> bool {
     KERNELS.iter().any(|e| e.name == kernel.name && fits(e, kernel))
 }
 
-/// Whether a function declares the arguments of a descriptor.
+/// Whether a kernel declares the arguments of a descriptor.
 fn fits(entry: &Entry, kernel: &Kernel) -> bool {
     let names = kernel.args.iter().map(|a| a.name);
     entry.params == kernel.params && names.eq(entry.operands.iter().copied())

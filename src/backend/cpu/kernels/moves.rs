@@ -1,4 +1,4 @@
-//! Element types and results of kernels that move elements.
+//! Element types and results, for kernels that move elements.
 
 use crate::backend::cpu::args::{Memory, Scratch, Store, dtype};
 use crate::backend::kernel::KernelSpec;
@@ -8,7 +8,7 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use std::ops::Range;
 
-/// Elements of results that are computed in scratch memory before an epilogue is applied.
+/// Results that are computed in scratch memory at once, before an epilogue is applied.
 pub(super) const RUN: usize = 1024;
 
 /// Type of the results of a kernel.
@@ -30,7 +30,7 @@ impl Elem {
     }
 
     /// Whether operand `i` holds halves; `None` if its elements cannot become results of this
-    /// type. An omitted operand can.
+    /// type. An omitted operand counts as words.
     pub fn halves(self, spec: &KernelSpec, i: usize) -> Option<bool> {
         match (dtype(spec, i), self) {
             (None, _) | (Some(DType::F32), Self::Float) => Some(false),
@@ -41,7 +41,7 @@ impl Elem {
     }
 }
 
-/// Elements of an operand that become words of 32 bits: words stay, halves become f32.
+/// An element that becomes a 32-bit word: words stay as they are, halves become f32.
 pub(super) trait Word: Pod + Send + Sync {
     fn word(self) -> u32;
     /// Copies slices of the same length.
@@ -112,7 +112,7 @@ impl Sink<'_, '_> {
         self.is_direct().then(|| unsafe { self.store.y.slice_mut(range) })
     }
 
-    /// Stores `values` as the results from element `first` on; they are scratch afterwards.
+    /// Stores `values` as the results from element `first` on. May overwrite `values`.
     /// # Safety
     /// The caller owns these results.
     pub unsafe fn put(&self, first: usize, values: &mut [u32]) {
@@ -122,8 +122,8 @@ impl Sink<'_, '_> {
         }
     }
 
-    /// Stores the results `range`, which `f(first, values)` computes, in runs of at most `run`
-    /// elements if an epilogue is applied.
+    /// Stores the results `range`, which `f(first, values)` computes: all at once, or in runs of at
+    /// most `run` elements if there is an epilogue.
     /// # Safety
     /// The caller owns these results.
     #[inline(always)]
@@ -150,7 +150,7 @@ impl Sink<'_, '_> {
     }
 }
 
-/// The number of pieces for `work` moved elements that are cut into at most `parts` parts.
+/// Number of pieces for `work` moved elements, which can be cut into at most `parts` parts.
 pub(super) fn pieces(work: usize, parts: usize, threads: usize) -> usize {
     const LEAST: usize = 16384;
     if threads < 2 || work < 2 * LEAST {
@@ -159,8 +159,8 @@ pub(super) fn pieces(work: usize, parts: usize, threads: usize) -> usize {
     (work / LEAST).min(8 * threads).min(parts).max(1)
 }
 
-/// Axes without those of one element, neighbours merged where they are walked as one: sizes, steps,
-/// and their number. Axes are innermost first; axes after that number have size 1 and step 0.
+/// Drops axes of one element and merges neighbouring axes that can be walked as one. Returns sizes,
+/// steps and the number of axes, innermost first. Axes beyond that number have size 1 and step 0.
 pub(super) fn merged<const N: usize>(
     sizes: [usize; N],
     steps: [isize; N],
@@ -177,8 +177,8 @@ pub(super) fn merged<const N: usize>(
     (all, by, rank)
 }
 
-/// Index in a row-major box, and the offset that it has in an operand with a step for each axis.
-/// Axes are innermost first.
+/// An index in a row-major box, and its offset in an operand with a step for each axis. Axes are
+/// innermost first.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cursor<const N: usize> {
     pub sizes: [usize; N],
@@ -188,7 +188,7 @@ pub(super) struct Cursor<const N: usize> {
 }
 
 impl<const N: usize> Cursor<N> {
-    /// The cursor at element `first` of a box of `sizes`; the last axis has no end.
+    /// The cursor at element `first` of a box of `sizes`; the last axis is unbounded.
     pub fn new(sizes: [usize; N], steps: [isize; N], start: isize, first: usize) -> Self {
         let (mut index, mut rest, mut offset) = ([0; N], first, start);
         for i in 0..N {
@@ -205,7 +205,7 @@ impl<const N: usize> Cursor<N> {
         }
     }
 
-    /// Elements up to the end of the row.
+    /// Number of elements up to the end of the row.
     pub fn row(&self) -> usize {
         self.sizes[0] - self.index[0]
     }
@@ -267,7 +267,7 @@ pub(super) mod check {
         }
     }
 
-    /// Numbers that look random, in -1 to 1.
+    /// Pseudorandom numbers from -1 to 1.
     pub fn floats(n: usize, seed: u32) -> Vec<f32> {
         ints(n, seed, 1 << 20)
             .into_iter()
@@ -312,9 +312,9 @@ pub(super) mod check {
         }
     }
 
-    /// Runs kernel `K` in several cuts, with and without an epilogue of the first result, and
-    /// compares the operands from `first_result` on, whose contents before the run are those of
-    /// `operands`, with `want`.
+    /// Runs kernel `K` in several cuts, with and without an epilogue of the first result. Compares
+    /// the operands from `first_result` on with `want`. Before the run, they hold what `operands`
+    /// says.
     pub fn expect<K: Kernel>(
         defines: &[(&'static str, i64)],
         params: &[u32],
@@ -369,7 +369,7 @@ pub(super) mod check {
         }
     }
 
-    /// Results with unlikely contents.
+    /// Results, filled with values that no kernel is likely to write.
     pub fn blank(want: &Given) -> Given {
         match want {
             Given::F(v) => Given::F(vec![-77.0; v.len()]),

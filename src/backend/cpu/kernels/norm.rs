@@ -1,5 +1,5 @@
-//! Normalization of rows by mean and variance, with scale and bias: `norm`, and its form without
-//! mean and bias, `variants/norm_row`.
+//! Normalization of rows by mean and variance, with scale and bias (`norm`), and its form without
+//! mean and bias (`variants/norm_row`).
 
 use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
@@ -13,8 +13,8 @@ crate::backend::cpu::args::arguments! {
     ]
 }
 
-/// Elements that are computed before an epilogue is applied to them, and that are summed in single
-/// precision.
+/// Elements that are summed in single precision, and results that are computed at once before an
+/// epilogue is applied.
 const BLOCK: usize = 4096;
 
 /// The kernel `norm`.
@@ -22,7 +22,7 @@ pub struct Norm {
     isa: Isa,
     /// The mean is subtracted.
     center: bool,
-    /// Scale and bias belong to columns.
+    /// Each column has its own scale and bias.
     by_column: bool,
 }
 
@@ -52,7 +52,7 @@ impl Kernel for Norm {
             by_column: self.by_column,
             scratch,
         };
-        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
         unsafe { simd::run(self.isa, job) }
     }
 }
@@ -67,8 +67,8 @@ struct Rows<'a, 'b> {
     scratch: &'a mut Scratch,
 }
 
-/// What turns elements of a row into results: `(x - center) * factor + term`, then `* scale[c] +
-/// bias[c]` for those of columns.
+/// Turns elements of a row into results: `(x - center) * factor + term`, then `* scale[c] +
+/// bias[c]` if columns have their own scales or biases.
 struct Line {
     center: f32,
     factor: f32,
@@ -154,7 +154,7 @@ unsafe fn statistics<S: Simd>(x: *const f32, n: usize, center: bool) -> (f32, f3
     }
 }
 
-/// The sum of `x - center`, or of its squares.
+/// The sum of all `x - center`, or of their squares.
 #[inline(always)]
 unsafe fn sum<S: Simd, const SQUARES: bool>(x: *const f32, n: usize, center: f32) -> f64 {
     // SAFETY: by the contract of the caller.
@@ -217,7 +217,7 @@ unsafe fn write<S: Simd>(
     }
 }
 
-/// Computes `n` results, those of columns from `column` on. `y` may be `x`.
+/// Computes `n` results, of the columns from `column` on. `y` may be `x`.
 #[inline(always)]
 unsafe fn apply<S: Simd>(x: *const f32, y: *mut f32, n: usize, line: &Line, column: usize) {
     // SAFETY: by the contract of the caller.
@@ -256,10 +256,10 @@ mod tests {
     struct Shape {
         rows: usize,
         cols: usize,
-        /// Sets, scales of a set, and neighbours that share one; scales of columns without.
+        /// Sets, scales per set, and neighbours that share a scale; `None` for scales of columns.
         place: Option<[usize; 3]>,
         center: bool,
-        /// Scale, bias, and mean with variance are operands.
+        /// Whether there are operands for scale, for bias, and for mean and variance.
         has: [bool; 3],
     }
 

@@ -21,7 +21,7 @@ enum Mode {
 }
 
 impl Mode {
-    /// The element on an axis of `n` elements that stands at `i`; `None` for the value.
+    /// The element of an axis of `n` elements that is shown at `i`; `None` for the padding value.
     #[inline(always)]
     fn source(self, i: isize, n: isize) -> Option<usize> {
         if i >= 0 && i < n {
@@ -44,7 +44,7 @@ impl Mode {
     }
 }
 
-/// `x` with elements before and after the ends of its axes.
+/// `x` with elements added before and after the ends of its axes.
 pub struct Pad {
     elem: Elem,
     halves: bool,
@@ -62,7 +62,7 @@ struct Padding<'a, T> {
 }
 
 impl<T: Word> Padding<'_, T> {
-    /// The start in `x` of the row at `index`; `None` if it lies outside.
+    /// The start in `x` of the row at `index`; `None` if it is all padding.
     fn row(&self, index: &[usize; 5]) -> Option<usize> {
         let (mut at, mut step) = (0, self.from[0].cast_unsigned());
         for ((i, n), before) in index.iter().zip(self.from).zip(self.before).skip(1) {
@@ -72,7 +72,7 @@ impl<T: Word> Padding<'_, T> {
         Some(at)
     }
 
-    /// The elements of a row from index `first` on.
+    /// Writes the elements of a row from index `first` on.
     fn part(&self, row: Option<usize>, first: usize, y: &mut [u32]) {
         let Some(row) = row else {
             return y.fill(self.value);
@@ -80,7 +80,7 @@ impl<T: Word> Padding<'_, T> {
         let n = self.from[0];
         let at = first.cast_signed() - self.before[0];
         let len = y.len().cast_signed();
-        // Elements of the row are from..to of `y`.
+        // Elements `from..to` of `y` are elements of `x`; the others are padding.
         let from = (-at).clamp(0, len);
         let to = (n - at).clamp(from, len);
         let [head, to_end] = [from.cast_unsigned(), to.cast_unsigned()];

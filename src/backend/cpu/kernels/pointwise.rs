@@ -8,7 +8,7 @@ arguments! {
     pub struct Args { count: U32 } [y: Out]
 }
 
-/// Elements of a piece that is worth a thread.
+/// Smallest number of elements that is worth a piece of its own.
 const PIECE: usize = 16 << 10;
 
 pub struct Pointwise;

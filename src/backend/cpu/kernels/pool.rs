@@ -1,4 +1,4 @@
-//! Maximum, mean or p-norm over windows, without their padding unless `PADDED` is set.
+//! Maximum, mean or p-norm over windows. Padding does not count unless `PADDED` is set.
 //!
 //! Rows of a window are reduced first, then columns.
 
@@ -20,7 +20,7 @@ crate::backend::cpu::args::arguments! {
 enum Kind {
     Max,
     Mean {
-        /// Padding counts, up to `end_h` and `end_w`.
+        /// Whether padding counts, up to `end_h` and `end_w`.
         padded: bool,
     },
     Norm(f32),
@@ -69,7 +69,7 @@ impl Kernel for Pool {
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let rows = part(rows(args), 1, piece, pieces);
         let (window, kind) = (self.window, self.kind);
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             match self.x {
                 DType::I32 => simd::run(
@@ -115,7 +115,7 @@ fn rows(args: &Args) -> usize {
     args.count.checked_div(args.out_w).unwrap_or(0)
 }
 
-/// Row `row` of results: its plane, and the rows of x in its windows.
+/// For row `row` of results: the first row of its plane, and the rows of the plane in its windows.
 fn taps(args: &Args, window: Window, row: usize) -> (usize, impl Iterator<Item = usize>) {
     let (plane, oy) = (row / args.out_h, row % args.out_h);
     let Args { in_h, pad_h, .. } = *args;
@@ -127,7 +127,7 @@ fn taps(args: &Args, window: Window, row: usize) -> (usize, impl Iterator<Item =
     (plane * in_h, (0..window.rows.kernel).filter_map(rows))
 }
 
-/// `each(&mut to[i], from[element])` for the elements of a tap that are inside.
+/// Applies `to[i] = each(to[i], from[element])` for the elements of a tap that are inside.
 #[inline(always)]
 fn along<T: Copy>(line: Line, tap: usize, pad: i32, from: &[T], to: &mut [T], each: impl Fn(T, T) -> T) {
     let inside = line.inside(tap, pad, from.len(), to.len());
@@ -150,7 +150,7 @@ fn along<T: Copy>(line: Line, tap: usize, pad: i32, from: &[T], to: &mut [T], ea
 
 /// A row of x.
 /// # Safety
-/// It is inside of x.
+/// It is inside x.
 #[inline(always)]
 unsafe fn row_of<'a, T>(args: &Args, row: usize) -> &'a [T] {
     // SAFETY: by the contract.
@@ -183,7 +183,7 @@ impl<T: Pod + Ord> Job for Integers<'_, T> {
             high.fill(least);
             let (first, taps) = taps(args, window, row);
             for tap in taps {
-                // SAFETY: inside of x, by the contract.
+                // SAFETY: inside x, by the contract.
                 let x = unsafe { row_of::<T>(args, first + tap) };
                 high.iter_mut().zip(x).for_each(|(m, x)| *m = (*m).max(*x));
             }
@@ -206,7 +206,7 @@ struct Floats<'a> {
     scratch: &'a mut Scratch,
 }
 
-/// The larger one; NaN if one is.
+/// The larger one; NaN if either is NaN.
 #[inline(always)]
 fn larger(a: f32, b: f32) -> f32 {
     if b > a || b.is_nan() { b } else { a }
@@ -250,7 +250,7 @@ impl Job for Floats<'_> {
             let mut met = 0usize;
             for tap in taps {
                 met += 1;
-                // SAFETY: inside of x, by the contract.
+                // SAFETY: inside x, by the contract.
                 let x = unsafe { row_of::<f32>(args, first + tap) };
                 let pairs = high.iter_mut().zip(x);
                 match kind {
@@ -288,7 +288,7 @@ impl Job for Floats<'_> {
     }
 }
 
-/// The number of columns that count in each window of a row.
+/// Counts the columns of each window of a row that are not left out as padding.
 fn count_columns(args: &Args, line: Line, padded: bool, to: &mut [f32]) {
     for (i, to) in to.iter_mut().enumerate() {
         let counted = |tap: &usize| {

@@ -11,11 +11,11 @@ arguments! {
     pub struct WalkArgs { count, each, next: U32 } [x: In, y: Out]
 }
 
-/// Words of an item.
+/// Words of an element, a vector of four.
 const ITEM: usize = 4;
 
 impl WalkArgs {
-    /// The words that item `piece` of `next` items walks.
+    /// The words that work-item `piece` of `next` walks.
     fn words(&self, piece: usize, available: usize) -> std::ops::Range<usize> {
         let end = self.count.saturating_mul(ITEM).min(available);
         let at = |i: usize| i.saturating_mul(self.each).saturating_mul(ITEM).min(end);
@@ -156,7 +156,7 @@ struct Chains {
     rounds: usize,
 }
 
-/// Vectors that are computed at once: enough to hide the latency, and few enough for all registers.
+/// Vectors that are computed at once: enough to hide latency, and few enough to stay in registers.
 const AT_ONCE: usize = 8;
 
 impl Job for Chains {
@@ -186,7 +186,7 @@ impl Job for Chains {
 }
 
 /// The kernel `probe_dot`: in each work-group and round, eight chains of four dot products of bytes
-/// over sixteen words, as products of quantized weights compute them.
+/// over sixteen words, computed as matmuls with quantized weights compute them.
 pub struct Dots(Isa);
 
 impl Kernel for Dots {
@@ -221,7 +221,7 @@ impl Kernel for Dots {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! 32 dot products of sixteen words in each round.
+    //! Each round computes 32 dot products of sixteen words.
 
     use std::arch::x86_64::*;
     use std::hint::black_box;
@@ -253,18 +253,18 @@ mod x86 {
         })
     }
 
-    /// Eight products are summed in 16 bits before they are widened.
+    /// Eight results of `maddubs` are summed in 16 bits before they are widened.
     #[target_feature(enable = "avx2")]
     pub fn avx2(rounds: usize, factor: i32) -> i32 {
         let [mut a, b] = [factor, factor ^ 0x0101].map(|v| black_box(_mm256_set1_epi32(v)));
         let ones = _mm256_set1_epi16(1);
         let mut wide = [_mm256_setzero_si256(); 4];
-        // 64 products of half as many words in each round, in eight steps.
+        // Each round computes 64 dot products of half as many words, in eight steps.
         for _ in 0..rounds * 2 {
             let mut sums = [_mm256_setzero_si256(); 4];
             for _ in 0..8 {
                 for (i, sum) in sums.iter_mut().enumerate() {
-                    // Other operands each time, so that no product is computed only once.
+                    // Operands change, so that the compiler cannot reuse a result.
                     if i % 2 == 0 {
                         a = _mm256_add_epi8(a, b);
                     }
@@ -290,20 +290,20 @@ arguments! {
     } [y: Out]
 }
 
-/// The kernel `random`: pairs of numbers made from a seed and their place.
+/// The kernel `random`: pairs of numbers made from a seed and their position.
 pub struct Random {
     bits: bool,
     halves: bool,
 }
 
-/// A permutation of words of which neighbours tell nothing of each other.
+/// A permutation of words that hides the relation of neighbouring inputs.
 fn hash(x: u32) -> u32 {
     let x = (x ^ (x >> 16)).wrapping_mul(0x7feb_352d);
     let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
     x ^ (x >> 16)
 }
 
-/// From -1 up to 1, by the highest 24 bits.
+/// A number from -1 to below 1, from the highest 24 bits.
 fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 / 8_388_608.0 - 1.0
 }

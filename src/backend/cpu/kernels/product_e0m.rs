@@ -1,7 +1,7 @@
-//! Products of quantized activations and E0M weights.
+//! Matmul of quantized activations and E0M weights.
 //!
 //! With activations `a * q` and weights `s * (level + c * unit - b)`, the sum over a block is
-//! `s * (a * unit * sum(q * c) + (level - b) * a * sum(q))`. The dot product of integers is exact;
+//! `s * (a * unit * sum(q * c) + (level - b) * a * sum(q))`. The integer dot product is exact, and
 //! floats are added in the same order for any number of rows.
 
 #[cfg(target_arch = "x86_64")]
@@ -125,7 +125,7 @@ impl Kernel for ProductE0m {
     }
 }
 
-/// The work of all pieces.
+/// What all pieces of a dispatch share.
 struct Work<'a> {
     kernel: &'a ProductE0m,
     args: &'a Args,
@@ -152,7 +152,7 @@ impl Work<'_> {
         [Some(&self.first), self.second.as_ref()].into_iter().flatten()
     }
 
-    /// The distance of levels, and the level of an integer 0.
+    /// The distance between levels, and the level of integer 0.
     fn unit_and_level(&self) -> (f32, f32) {
         let form = self.kernel.form;
         (
@@ -161,12 +161,13 @@ impl Work<'_> {
         )
     }
 
-    /// Weights of a panel that are unpacked at once; `None` for widths that are read as they are.
+    /// Number of weights of a panel that are unpacked at once; `None` for widths that are read as
+    /// they are stored.
     fn unpacked(&self, tiles: usize) -> Option<usize> {
         let Codes::Unpacked(_) = self.kernel.form.codes else {
             return None;
         };
-        // Few rows: as many as stay in the first cache. Many: all, for all tiles of rows.
+        // One tile of rows: as many as stay in the L1 cache. More: all, once for all tiles.
         const LEAST: usize = 512;
         let group = self.kernel.group;
         let whole = if group.is_multiple_of(32) {
@@ -191,8 +192,8 @@ impl Work<'_> {
         tiles: Range<usize>,
         scratch: &mut Scratch,
     ) {
-        // Weights of a block of panels and a chunk of rows stay in the second cache. The more
-        // panels at once, the longer the rows of results that an epilogue gets.
+        // Weights of a block of panels and a chunk of rows stay in the L2 cache. With more panels
+        // at once, an epilogue gets longer rows of results.
         const WEIGHTS: usize = 96 << 10;
         const ROWS: usize = 384 << 10;
         const MOST: usize = 16;
@@ -241,7 +242,7 @@ impl Work<'_> {
         }
     }
 
-    /// A block of panels and a chunk of tiles; `one` if the piece has but one tile.
+    /// Multiplies a block of panels and a chunk of tiles. `one`: the piece has only one tile.
     ///
     /// # Safety
     /// The caller owns the results.
@@ -390,22 +391,23 @@ impl Work<'_> {
 
 /// Scratch memory of a piece.
 struct Space<'a> {
-    /// Results of a tile and a block of panels, in rows of `width`, of the first and second matrix.
+    /// Results of a tile and a block of panels, in rows of `width`; `second` is for the second
+    /// matrix.
     values: &'a mut [f32],
     second: &'a mut [f32],
     width: usize,
-    /// For each panel of a block and each matrix; empty for one row.
+    /// Decoded scales, for each panel of a block and each matrix; empty for one row.
     scales: &'a mut [f32],
     unpacked: &'a mut [u32],
-    /// Weights that are unpacked at once; `None` for widths that are read as they are.
+    /// Number of weights that are unpacked at once; `None` for widths that are read as they are.
     chunk: Option<usize>,
 }
 
-/// Where a tile reads weights.
+/// Where a tile reads its weights.
 enum Source<'a> {
     Packed,
     /// The whole panel as bytes.
     Unpacked(&'a [u32]),
-    /// This many weights at a time are unpacked to the space.
+    /// Unpacks this many weights at a time into the space.
     Chunks(usize, &'a mut [u32]),
 }

@@ -1,4 +1,4 @@
-//! Products of f32 activations and E0M weights, in f32.
+//! Matmul of f32 activations and E0M weights, in f32.
 
 mod tile;
 
@@ -27,7 +27,7 @@ pub struct ProductE0mFloat {
     parts: bool,
 }
 
-/// Rows and panels of a tile.
+/// Numbers of rows and panels of a tile.
 #[derive(Clone, Copy)]
 struct Shape {
     rows: usize,
@@ -83,8 +83,8 @@ impl Kernel for ProductE0mFloat {
         }
         let (panels, tiles) = self.grid(args).piece(piece, pieces);
         let shape = self.shape(args.m);
-        // One tile decodes weights where it uses them, more tiles share what is decoded once. Tiles
-        // know only the usual widths.
+        // A single tile decodes weights where it uses them; more tiles share weights that are
+        // decoded once. Tile functions can decode only the usual widths.
         let decoded = tiles.len() > 1 || !matches!(self.bits, 4 | 8);
         let bits = if decoded { 0 } else { self.bits };
         let function = tile::pick(self.isa, bits, shape.rows);
@@ -113,7 +113,7 @@ impl Kernel for ProductE0mFloat {
     }
 }
 
-/// The work of all pieces.
+/// What all pieces of a dispatch share.
 struct Work<'a> {
     kernel: &'a ProductE0mFloat,
     args: &'a Args,
@@ -144,14 +144,14 @@ impl Work<'_> {
         tiles: Range<usize>,
         scratch: &mut Scratch,
     ) {
-        // Decoded weights of a block of panels stay in the second cache.
+        // Decoded weights of a block of panels stay in the L2 cache.
         const CACHE: usize = 256 << 10;
         const MOST: usize = 16;
         let Args { n, k, column, m, .. } = *self.args;
         let (width, rows) = (self.shape.panels, self.shape.rows);
         let matrices = self.matrices.iter().flatten().count();
         let groups = k.div_ceil(self.kernel.group);
-        // Floats of decoded panels of a tile.
+        // Number of floats of the decoded panels of a tile.
         let decoded = if self.decode.is_some() {
             k * width * PANEL
         } else {
@@ -202,7 +202,7 @@ impl Work<'_> {
         }
     }
 
-    /// Decodes panels, if tiles share them: for each tile and each matrix `[k][panels of a tile]`.
+    /// Decodes panels if tiles share them, as `[k][columns of a tile]` for each tile and matrix.
     fn decode_all(&self, panels: Range<usize>, levels: &mut [f32]) {
         let Some(decode) = self.decode else { return };
         let (k, width) = (self.args.k, self.shape.panels);
@@ -214,14 +214,14 @@ impl Work<'_> {
                 for i in 0..width {
                     let panel = (first + i).min(panels.end - 1);
                     let codes = &matrix.codes[panel * words..][..words];
-                    // SAFETY: a panel has `k` weights a column, and `levels` as many rows.
+                    // SAFETY: a panel has `k` weights per column, and `levels` as many rows.
                     unsafe { decode(codes.as_ptr(), k, levels[i * PANEL..].as_mut_ptr(), stride) };
                 }
             }
         }
     }
 
-    /// Multiplies a tile and the first of the panels `panels`.
+    /// Multiplies a tile of rows and as many of `panels` as a tile has, from the first one on.
     fn tile(
         &self,
         matrix: &Matrix<'_>,
@@ -236,7 +236,7 @@ impl Work<'_> {
         let words = unpack::rows(self.kernel.bits, k) * PANEL;
         let groups = k.div_ceil(group);
         let panel = |i: usize| (panels.start + i.min(width - 1)).min(panels.end - 1);
-        // Rows and panels that a tile has too many are the last ones again.
+        // Surplus rows and panels of a tile repeat the last ones.
         let last = (self.args.m - 1).min((tile + 1) * rows - 1) - tile * rows;
         let out = &mut out[..(rows - 1) * stride + width * PANEL];
         let call = Call {
@@ -258,7 +258,7 @@ impl Work<'_> {
     }
 }
 
-/// Sums of each group of rows of `k` elements.
+/// Sums each group of the rows, which have `k` elements.
 struct GroupSums<'a> {
     x: &'a [f32],
     k: usize,

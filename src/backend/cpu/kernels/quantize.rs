@@ -17,7 +17,7 @@ pub struct Quantize {
     isa: Isa,
     block: usize,
     planes: usize,
-    /// Four weights per word instead of eight: another order of bytes.
+    /// E0M words hold four weights instead of eight, which changes the order of bytes.
     per4: bool,
     norm: bool,
 }
@@ -40,7 +40,7 @@ impl Kernel for Quantize {
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let layout = Layout::new(self.isa, self.planes, args.rows);
-        // About 1.5 activations a nanosecond.
+        // About 1.5 activations per nanosecond.
         pieces_of(layout.tiles(args.rows), layout.height * args.k * 2 / 3, threads)
     }
 
@@ -85,15 +85,16 @@ trait Integers: Simd {
     type Q: Copy;
 
     unsafe fn zero() -> Self::Q;
-    /// The magnitudes of eight floats, as bits: integers in the same order, and NaN the largest.
+    /// The bits of the magnitudes of eight floats. As integers, they have the same order; NaN is
+    /// the largest.
     unsafe fn magnitudes(at: *const f32) -> Self::Q;
     unsafe fn max(a: Self::Q, b: Self::Q) -> Self::Q;
     unsafe fn largest(q: Self::Q) -> i32;
-    /// Eight floats times `scale`, to the nearest integers, ties to even.
+    /// Eight floats times `scale`, rounded to the nearest integers, ties to even.
     unsafe fn integers(at: *const f32, scale: f32) -> Self::Q;
     unsafe fn plus(a: Self::Q, b: Self::Q) -> Self::Q;
     unsafe fn total(q: Self::Q) -> i32;
-    /// `q = 256 h + l` with signed bytes h and l.
+    /// Splits `q = 256 h + l` into signed bytes h and l.
     unsafe fn split(q: Self::Q) -> [Self::Q; 2];
     /// Signed bytes, in the order of the weights in E0M words of eight or four weights.
     unsafe fn bytes(q: Self::Q, per4: bool) -> [u32; 2];
@@ -106,11 +107,11 @@ struct Work<'a> {
     layout: Layout,
     k: usize,
     epsilon: f32,
-    /// A whole number of tiles, except at the end.
+    /// The rows of the piece: a whole number of tiles, except at the end.
     rows: Range<usize>,
     x: &'a [f32],
     gain: Option<&'a [f32]>,
-    /// The words and factors of these tiles.
+    /// The words and scales of these tiles.
     y: &'a mut [u32],
     factors: &'a mut [f32],
     /// Space for a normalized row.
@@ -164,7 +165,7 @@ impl Work<'_> {
             } else {
                 std::slice::from_ref(&tail)
             };
-            // SAFETY: by the contract; places are inside of a step.
+            // SAFETY: by the contract; places are inside a step.
             unsafe {
                 let (scale, inverse) = scale::<S>(whole, tail, top);
                 let mut sum = S::zero();
@@ -181,7 +182,7 @@ impl Work<'_> {
     }
 }
 
-/// Quantizes eight activations.
+/// Quantizes eight activations into a step; returns their integers.
 #[inline(always)]
 unsafe fn put<S: Integers>(x: &[f32; STEP], inverse: f32, step: &mut [u32], places: &Places) -> S::Q {
     let y = step.as_mut_ptr();
@@ -209,7 +210,7 @@ unsafe fn put<S: Integers>(x: &[f32; STEP], inverse: f32, step: &mut [u32], plac
     }
 }
 
-/// Where the words of a row are in a step, and what they hold.
+/// Where the words of a row are in a step, and what they contain.
 struct Places {
     at: [usize; 4],
     int16: bool,
@@ -223,7 +224,7 @@ impl Places {
         let planes = layout.planes;
         let at = std::array::from_fn(|i| match int16 {
             true => i * layout.height + row,
-            // With one plane only the first two are used.
+            // With one plane, only the first two are used.
             false => layout.place(i / 2 % planes, i % 2, row),
         });
         Self {
@@ -235,8 +236,8 @@ impl Places {
     }
 }
 
-/// The scale of a block whose integers are at most `top`, and its inverse. The scale is NaN if a
-/// value is not finite, and both are 0 if the inverse would not be finite.
+/// The scale of a block whose integers are at most `top`, and the inverse of the scale. The scale
+/// is NaN if a value is not finite. Both are 0 if the inverse would not be finite.
 #[inline(always)]
 unsafe fn scale<S: Integers>(whole: &[[f32; STEP]], tail: &[[f32; STEP]], top: f32) -> (f32, f32) {
     // SAFETY: by the contract.

@@ -11,13 +11,13 @@ arguments! {
     pub struct Args { rows, cols, n1, n2, k0, k1, k2, m1, m2, r0, r1, r2: U32 } [x: In, y: Out]
 }
 
-/// Function of an element.
+/// The function that is applied to each element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Map {
     Same,
     Absolute,
     Squared,
-    /// exp(x - max), and max is added at the end.
+    /// `exp(x - max)`; max is added at the end.
     Exponential,
 }
 
@@ -30,7 +30,7 @@ enum Join {
     Product,
 }
 
-/// Function of the combined elements.
+/// The function that is applied to the combined elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Finish {
     Same,
@@ -39,7 +39,7 @@ enum Finish {
     Logarithm,
 }
 
-/// `y[r]` = the elements of row r, combined.
+/// Combines the elements of each row r into `y[r]`.
 pub struct Reduce {
     isa: Isa,
     elem: Elem,
@@ -77,7 +77,7 @@ impl Shape {
             .cast_unsigned()
     }
 
-    /// Offsets of the runs of reduced elements along the innermost axis.
+    /// Offsets of the runs of reduced elements; a run lies along the innermost axis.
     #[inline(always)]
     fn runs(&self) -> impl Iterator<Item = usize> + use<> {
         let ([n, n1, n2], [_, s1, s2]) = self.reduced;
@@ -102,7 +102,7 @@ impl Shape {
     }
 }
 
-/// A function of elements and how results of it are combined, in vectors.
+/// A [`Map`] and a [`Join`], for vectors.
 trait Op: 'static {
     const MAP: Map;
     const JOIN: Join;
@@ -112,7 +112,7 @@ trait Op: 'static {
         Join::Smallest => f32::INFINITY,
         Join::Product => 1.0,
     };
-    /// Whether combining elements that are not numbers loses them.
+    /// Whether combining elements can lose NaN.
     const WATCH: bool = matches!(Self::JOIN, Join::Largest | Join::Smallest);
 
     /// # Safety
@@ -177,7 +177,7 @@ trait Op: 'static {
         }
     }
 
-    /// All lanes combined.
+    /// Combines all lanes.
     /// # Safety
     /// As for [`Simd`].
     #[inline(always)]
@@ -216,7 +216,8 @@ ops! {
     SumExponentials = Exponential, Sum;
 }
 
-/// One row in f64, with its maximum if that is to be added; right for all floats.
+/// Combines one row in f64, correctly for all floats. Also returns the maximum, or 0 if none is to
+/// be added.
 fn exact<O: Op>(x: &[f32], shape: &Shape, base: usize) -> (f32, f32) {
     let all = || shape.elements().map(|at| x[base + at]);
     let mut top = 0.0;
@@ -242,11 +243,11 @@ fn exact<O: Op>(x: &[f32], shape: &Shape, base: usize) -> (f32, f32) {
     (all().fold(f64::from(O::FIRST), join) as f32, top)
 }
 
-/// Rows of elements that are neighbours.
+/// Reduces rows whose elements are contiguous.
 struct Rows<'a, O> {
     x: &'a [f32],
     shape: &'a Shape,
-    /// The first row; there are as many as results.
+    /// The first row; there are as many rows as results.
     first: usize,
     y: &'a mut [f32],
     finish: Finish,
@@ -257,7 +258,7 @@ struct Rows<'a, O> {
 struct Sums<F> {
     parts: [F; 4],
     rest: f32,
-    /// Sums of the elements, to find out whether all are numbers.
+    /// Sums of the elements, to detect NaN.
     watch: [F; 2],
     watch_rest: f32,
 }
@@ -275,7 +276,7 @@ impl<F: Copy> Sums<F> {
         }
     }
 
-    /// Adds neighbouring elements.
+    /// Adds contiguous elements.
     #[inline(always)]
     unsafe fn add<S: Simd<F = F>, O: Op>(&mut self, x: &[f32], top: f32) {
         // SAFETY: by the contract of `Simd`; chunks have as many elements as are read.
@@ -308,7 +309,7 @@ impl<F: Copy> Sums<F> {
         }
     }
 
-    /// All elements combined; `None` if some may be no number.
+    /// All elements combined; `None` if some may be NaN.
     #[inline(always)]
     unsafe fn result<S: Simd<F = F>, O: Op>(self) -> Option<f32> {
         let [a, b, c, d] = self.parts;
@@ -324,7 +325,7 @@ impl<F: Copy> Sums<F> {
 }
 
 impl<O: Op> Rows<'_, O> {
-    /// One row; `None` if some element may be no number and this matters.
+    /// Combines one row; `None` if some element may be NaN and [`Op::WATCH`] is set.
     #[inline(always)]
     unsafe fn row<S: Simd, P: Op>(&self, base: usize, top: f32) -> Option<f32> {
         // SAFETY: by the contract of `Simd`.
@@ -377,10 +378,10 @@ impl Finish {
 
 /// Columns that are reduced together.
 const COLUMNS: usize = 512;
-/// Rows after which sums of columns are added to the total, so that rounding errors stay small.
+/// Rows that are summed before the sums are added to the total; this keeps rounding errors small.
 const ROWS: usize = 256;
 
-/// Elements of rows of results that are neighbours.
+/// Reduces columns whose results are contiguous.
 struct Columns<'a, O> {
     x: &'a [f32],
     shape: &'a Shape,
@@ -390,18 +391,18 @@ struct Columns<'a, O> {
     op: std::marker::PhantomData<O>,
 }
 
-/// Sums of columns of up to [`ROWS`] rows, and the largest elements that exponentials are relative
-/// to.
+/// Sums of columns over up to [`ROWS`] rows, and the largest element of each column, to which
+/// exponentials are relative.
 struct Block<'a, F> {
     sums: [f32; COLUMNS],
     top: &'a [f32],
-    /// Sums of all elements, to find out whether all are numbers.
+    /// Sums of all elements, to detect NaN.
     watch: F,
     watch_rest: f32,
 }
 
 impl<F: Copy> Block<'_, F> {
-    /// Joins vector `j` of each of `N` rows to the sums.
+    /// Joins the vector at element `j` of each of `N` rows to the sums.
     #[inline(always)]
     unsafe fn join<S: Simd<F = F>, O: Op, const N: usize>(&mut self, rows: &[&[f32]; N], j: usize) {
         // SAFETY: by the contract of `Simd`; rows, sums and tops have these elements.
@@ -422,7 +423,7 @@ impl<F: Copy> Block<'_, F> {
         }
     }
 
-    /// Joins `N` rows of as many elements as there are tops.
+    /// Joins `N` rows, which have as many elements as `top`, to the sums.
     #[inline(always)]
     unsafe fn add<S: Simd<F = F>, O: Op, const N: usize>(&mut self, rows: &[&[f32]; N]) {
         let n = self.top.len();
@@ -443,7 +444,7 @@ impl<F: Copy> Block<'_, F> {
         }
     }
 
-    /// Moves the sums to `y`.
+    /// Joins the sums to `y` and resets them.
     #[inline(always)]
     fn flush<O: Op>(&mut self, y: &mut [f32]) {
         for (y, s) in y.iter_mut().zip(&mut self.sums) {
@@ -453,8 +454,8 @@ impl<F: Copy> Block<'_, F> {
     }
 }
 
-/// Reduces columns from offset `base` on to `y`; false if some element may be no number and this
-/// matters. `top` has as many elements as `y`.
+/// Reduces columns from offset `base` on to `y`; false if some element may be NaN and [`Op::WATCH`]
+/// is set. `top` has as many elements as `y`.
 #[inline(always)]
 unsafe fn columns<S: Simd, O: Op>(x: &[f32], shape: &Shape, base: usize, y: &mut [f32], top: &[f32]) -> bool {
     let n = y.len();

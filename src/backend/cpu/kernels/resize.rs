@@ -15,7 +15,7 @@ crate::backend::cpu::args::arguments! {
     } [x: In, y: Out]
 }
 
-/// How places of results map to places of the operand (`COORDINATES`).
+/// How positions of results map to positions of the operand (`COORDINATES`).
 #[derive(Clone, Copy, PartialEq)]
 enum Coordinates {
     HalfPixel,
@@ -41,13 +41,13 @@ enum Rounding {
 struct Mode {
     coordinates: Coordinates,
     rounding: Rounding,
-    /// Elements along an axis: 1, 2 (linear) or 4 (cubic).
+    /// Elements per result along an axis: 1 (nearest), 2 (linear) or 4 (cubic).
     taps: usize,
-    /// Both axes are resized.
+    /// Whether both axes are resized.
     high: bool,
-    /// Scales are the ratios of sizes.
+    /// Whether scales are the ratios of the sizes.
     by_size: bool,
-    /// Elements outside have weight 0.
+    /// Whether elements outside have weight 0.
     inside_only: bool,
 }
 
@@ -96,7 +96,7 @@ impl Kernel for Resize {
             inside_only: is_set("INSIDE_ONLY"),
         };
         let x = dtype(spec, 0)?;
-        // Other elements are words, which are copied.
+        // Elements of other types are words, which are only copied.
         (x == DType::F32 || x != DType::F16 && taps == 1).then_some(Self { isa, mode, x })
     }
 
@@ -111,7 +111,7 @@ impl Kernel for Resize {
         if rows.is_empty() || args.in_h == 0 || args.in_w == 0 {
             return;
         }
-        // SAFETY: supported by this processor; the rest by the contract.
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
         unsafe {
             if self.x == DType::F32 {
                 simd::run(
@@ -185,7 +185,7 @@ fn axes(args: &Args, mode: Mode) -> [Axis; 2] {
     reason = "elements of an axis of at most u32::MAX elements"
 )]
 impl Axis {
-    /// The place of result `i` in the operand.
+    /// The position of result `i` in the operand.
     fn coordinate(self, coordinates: Coordinates, i: usize) -> f32 {
         let (at, size, out) = (i as f32, self.size as f32, self.out as f32);
         let last = size - 1.0;
@@ -271,12 +271,12 @@ fn cubic(a: f32, d: f32) -> f32 {
     }
 }
 
-/// The u32 of an element.
+/// An element as a `u32`.
 fn word(element: usize) -> u32 {
     u32::try_from(element).unwrap_or(u32::MAX)
 }
 
-/// What makes row `row` of results: the first element of each row of x, and the taps.
+/// What row `row` of results is made from: the first element of each row of x, and the taps.
 fn row_of(args: &Args, mode: Mode, axis: Axis, row: usize) -> ([usize; 4], Taps) {
     let (m, i, o) = (
         row % args.mid,
@@ -298,7 +298,7 @@ fn row_of(args: &Args, mode: Mode, axis: Axis, row: usize) -> ([usize; 4], Taps)
     (taps.elements.map(start), taps)
 }
 
-/// Copies the nearest words of rows of results.
+/// Fills rows of results with the nearest words of the operand.
 /// # Safety
 /// The operands have the sizes that the parameters state, and the caller owns the results.
 unsafe fn words(args: &Args, mode: Mode, y: Memory, rows: Range<usize>, outside: u32, scratch: &mut Scratch) {
@@ -363,7 +363,7 @@ impl Job for Floats<'_> {
             .floats(from + to + 2 * taps * args.out_w)
             .split_at_mut(from);
         let (y, rest) = rest.split_at_mut(to);
-        // Tap t of result j is at t * out_w + j.
+        // Tap t of result j is at `t * out_w + j`.
         let (weights, elements) = rest.split_at_mut(taps * args.out_w);
         let elements = bytemuck::cast_slice_mut::<f32, u32>(elements);
         let mut leaves = false;
@@ -410,7 +410,8 @@ impl Job for Floats<'_> {
     }
 }
 
-/// A row of results from a row of elements. `elements` and `weights` have a row for each tap.
+/// Computes a row of results from a row of elements. `elements` and `weights` have a row for each
+/// tap.
 #[inline(always)]
 fn along(x: &[f32], elements: &[u32], weights: &[f32], inner: usize, taps: usize, y: &mut [f32]) {
     let out = elements.len() / taps;

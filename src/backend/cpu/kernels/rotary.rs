@@ -16,13 +16,13 @@ pub struct Rotary {
     neighbors: bool,
 }
 
-/// How rows of a head are turned.
+/// How rows of a head are rotated.
 #[derive(Clone, Copy)]
 pub(super) struct Turn {
     pub dim: usize,
-    /// Angles of a row.
+    /// Number of angles in a row.
     pub angles: usize,
-    /// Pairs are neighbors, not halves.
+    /// Pairs are neighboring elements, not elements of the two halves.
     pub neighbors: bool,
 }
 
@@ -47,7 +47,7 @@ impl Kernel for Rotary {
             angles: args.angles,
             neighbors: self.neighbors,
         };
-        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -104,10 +104,10 @@ impl Job for Rows<'_, '_> {
     }
 }
 
-/// Turns a row of a head; `y` may be `x`.
+/// Rotates a row of a head; `y` may be `x`.
 /// # Safety
-/// The row has `dim` elements, an even number, and there are as many angles as `turn` states:
-/// `dim`, or for neighbors at most half of it.
+/// The row has `dim` elements, an even number. There are as many angles as `turn` states: `dim`, or
+/// at most half of it if pairs are neighbors.
 #[inline(always)]
 pub(super) unsafe fn turn<S: Simd>(
     turn: Turn,

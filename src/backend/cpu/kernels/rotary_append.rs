@@ -1,4 +1,4 @@
-//! Rotary embedding of queries and new keys, and appending of keys and values to their states.
+//! Applies rotary embedding to queries and new keys, and appends keys and values to their states.
 
 use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
@@ -19,7 +19,7 @@ crate::backend::cpu::args::arguments! {
 pub struct RotaryAppend {
     isa: Isa,
     neighbors: bool,
-    /// Keys and values are halves.
+    /// Whether the states of keys and of values hold halves.
     halves: [bool; 2],
 }
 
@@ -71,7 +71,7 @@ impl Kernel for RotaryAppend {
             halves: self.halves,
             scratch,
         };
-        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
         unsafe { simd::run(self.isa, job) }
     }
 }

@@ -32,7 +32,7 @@ impl Kernel for Softmax {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let rows = part(args.rows, 1, piece, pieces);
-        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -125,7 +125,7 @@ unsafe fn row_to<S: Simd>(x: *const f32, y: *mut f32, n: usize, log: bool) {
             } else {
                 load_part::<S>(from.add(i), count, 0.0)
             };
-            // The maximum first: it is exact for the largest elements.
+            // The maximum is subtracted first: this is exact for the largest elements.
             let v = if log {
                 S::sub(S::sub(v, top), log_sum)
             } else {

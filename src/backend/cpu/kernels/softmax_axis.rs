@@ -1,5 +1,5 @@
-//! Softmax along an inner axis, its logarithm (`LOG`), or 1 for the first of the largest elements
-//! and 0 for the others (`HARD`).
+//! Softmax along an inner axis, or its logarithm (`LOG`). With `HARD`, the first of the largest
+//! elements becomes 1 and the others 0.
 
 use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
@@ -47,7 +47,7 @@ impl Kernel for SoftmaxAxis {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let units = part(args.outer * args.inner.div_ceil(WIDTH), 1, piece, pieces);
-        // SAFETY: the set is supported, and operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -63,7 +63,7 @@ impl Kernel for SoftmaxAxis {
     }
 }
 
-/// A unit is up to [`WIDTH`] neighbouring rows.
+/// Some units of a dispatch. A unit is up to [`WIDTH`] neighbouring rows.
 struct Units<'a, 'b> {
     args: &'a Args,
     store: &'a Store<'b>,
@@ -72,8 +72,8 @@ struct Units<'a, 'b> {
     scratch: &'a mut Scratch,
 }
 
-/// Of each row of a unit: the largest element, its place, and of the sum of exponentials the
-/// inverse or the logarithm.
+/// For each row of a unit: the largest element, its position, and the inverse or the logarithm of
+/// the sum of exponentials.
 struct Found {
     top: [f32; WIDTH],
     place: [u32; WIDTH],
@@ -162,7 +162,7 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
     found
 }
 
-/// The results of elements `c` of the rows.
+/// Turns elements `c` of the rows into results.
 #[inline(always)]
 unsafe fn results<S: Simd>(line: &mut [f32; WIDTH], found: &Found, c: usize, form: Form) {
     // SAFETY: all arrays have `WIDTH` elements, a multiple of the lanes.

@@ -44,7 +44,7 @@ impl Axes {
         Self { sizes, steps, rank }
     }
 
-    /// The axis along which elements of the operand are neighbours, if results must be transposed.
+    /// The axis along which elements of the operand are contiguous, if the copy is a transposition.
     fn across(&self, count: usize) -> Option<usize> {
         if (-1..=1).contains(&self.steps[0]) || self.sizes.iter().product::<usize>() != count {
             return None;
@@ -126,7 +126,7 @@ unsafe fn by_rows<T: Word>(
     unsafe { sink.fill(range, RUN, scratch, rows) }
 }
 
-/// Side of the blocks that are transposed at once.
+/// Side of the square blocks that are transposed at once.
 const TILE: usize = 16;
 
 /// Rows of `cols` results that are transposed together.
@@ -137,11 +137,11 @@ const fn block(cols: usize) -> usize {
 /// Copies `y[j * ys + i] = x[i * xs + j]` for `i` below `cols` and `j` below `rows`.
 trait Transposer<T: Word> {
     /// # Safety
-    /// Both are valid at these places.
+    /// `x` is valid for reads and `y` for writes at these places.
     unsafe fn transpose(x: *const T, xs: isize, y: *mut u32, ys: usize, rows: usize, cols: usize);
 }
 
-/// The transposition of any block, one element after the other.
+/// Transposes a block of any size, element by element.
 /// # Safety
 /// As for [`Transposer`].
 #[inline(always)]
@@ -218,7 +218,7 @@ impl<T: Word> Transposer<T> for Plain {
 
 #[cfg(target_arch = "x86_64")]
 mod x86 {
-    //! Blocks of 8 x 8 by AVX2.
+    //! Transposition of blocks of 8 x 8 with AVX2.
 
     use super::{Transposer, by_elements};
     use std::arch::x86_64::*;
@@ -231,7 +231,7 @@ mod x86 {
     unsafe fn eight(x: *const f32, xs: isize, y: *mut f32, ys: usize) {
         // SAFETY: by the contract.
         unsafe {
-            // The halves of rows i and i + 4 meet in one register.
+            // One register holds half of row i and half of row i + 4.
             let pair = |i: isize, j: usize| {
                 let low = _mm256_castps128_ps256(_mm_loadu_ps(x.offset(i * xs).add(j)));
                 _mm256_insertf128_ps::<1>(low, _mm_loadu_ps(x.offset((i + 4) * xs).add(j)))
@@ -278,7 +278,7 @@ mod x86 {
     }
 }
 
-/// A matrix that is transposed, and where.
+/// A matrix to transpose, and where its transpose goes.
 #[derive(Clone, Copy)]
 struct Matrix<T> {
     x: *const T,
@@ -302,7 +302,7 @@ impl<T: Word> Matrix<T> {
             rows,
             cols,
         } = self;
-        // Of a narrow matrix all columns, or rows, are one tile.
+        // A narrow matrix is one tile.
         let [high, wide] = if rows < 8 || cols < 8 {
             [rows, cols]
         } else {
@@ -315,7 +315,7 @@ impl<T: Word> Matrix<T> {
                 unsafe {
                     let (x, y) = (x.offset(i.cast_signed() * xs).add(j), y.add(j * ys + i));
                     if rows == TILE && cols == TILE {
-                        // Through a buffer, so that whole cache lines are written.
+                        // A buffer in between lets whole cache lines be written.
                         let mut buffer = [0; TILE * TILE];
                         K::transpose(x, xs, buffer.as_mut_ptr(), TILE, rows, cols);
                         for (j, row) in buffer.chunks_exact(TILE).enumerate() {
@@ -370,8 +370,8 @@ unsafe fn transpose<T: Word>(isa: Isa, m: Matrix<T>) {
     }
 }
 
-/// Blocks of results that are transposed: [`block`] indices of axis `across`, for one index of the
-/// axes outside of it, and all of those inside.
+/// Number of blocks of results to transpose. A block has [`block`] indices of axis `across`, one
+/// index of the axes outside it, and all indices of the axes inside it.
 fn blocks(axes: &Axes, across: usize) -> usize {
     axes.sizes[across].div_ceil(block(axes.sizes[0])) * axes.sizes[across + 1..].iter().product::<usize>()
 }
@@ -403,7 +403,7 @@ unsafe fn by_blocks<T: Word>(
     let mut mid_axes = ([1; MAX_RANK], [0; MAX_RANK]);
     mid_axes.0[..across - 1].copy_from_slice(&axes.sizes[1..across]);
     mid_axes.1[..across - 1].copy_from_slice(&axes.steps[1..across]);
-    // With an epilogue, columns are cut so that a block fits in the cache of first level.
+    // With an epilogue, columns are cut so that a block fits in the L1 cache.
     let cols_at_once = if sink.is_direct() { n0 } else { 64.min(n0) };
     let per_outer = t.div_ceil(block(n0));
     for i in range {

@@ -8,7 +8,7 @@ use crate::tensor::DType;
 use bytemuck::Pod;
 use std::marker::PhantomData;
 
-/// Numbers from -1 to 1, the same ones for a seed.
+/// Pseudorandom numbers from -1 to 1, determined by a seed.
 pub fn floats(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut next = || {
@@ -75,7 +75,7 @@ impl<K: Kernel> Case<K> {
         unsafe { y.slice::<f32>() }.to_vec()
     }
 
-    /// Compares results with `want`; `slack` is relative to the largest one.
+    /// Compares results with `want`; `slack` is relative to the largest magnitude in `want`.
     pub fn check(&self, want: &[f64], slack: f64, name: &str) {
         let largest = want
             .iter()

@@ -10,15 +10,15 @@ arguments! {
     pub struct Args { count, n, inner, kept: U32 } [x: In, y: Out, at: Out]
 }
 
-/// The `kept` largest, or smallest, elements of each line in order, and their positions; of equal
-/// elements the first comes first. Floats are in their total order.
+/// The `kept` largest or smallest elements of each line, sorted, and their positions. Equal
+/// elements keep their order. Floats are in their total order.
 pub struct TopK {
     elem: Elem,
     largest: bool,
 }
 
 impl TopK {
-    /// A word in the order of which unsigned integers come as elements come in the result. Its own
+    /// The sort key of an element: as unsigned integers, keys have the order of the result. The
     /// inverse is [`Self::word`].
     #[inline(always)]
     fn key(&self, word: u32) -> u32 {
@@ -29,7 +29,7 @@ impl TopK {
         if self.largest { !key } else { key }
     }
 
-    /// The word with this key.
+    /// The element with this key.
     #[inline(always)]
     fn word(&self, key: u32) -> u32 {
         let key = if self.largest { !key } else { key };
@@ -67,7 +67,7 @@ impl Kernel for TopK {
         // SAFETY: nobody writes it.
         let x = unsafe { args.x.slice::<u32>() };
         let sink = Sink { store };
-        // Sorted by key, then by position; the words of the results lie behind.
+        // The line, sorted by key, then by position; after it, the values of the results.
         let all = scratch.of::<u64>(n + kept.div_ceil(2));
         let (line, values) = all.split_at_mut(n);
         let values = &mut bytemuck::cast_slice_mut::<u64, u32>(values)[..kept];

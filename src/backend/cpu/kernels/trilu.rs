@@ -10,7 +10,7 @@ arguments! {
     pub struct Args { count, rows, cols: U32; diagonal: I32 } [x: In, y: Out]
 }
 
-/// `x` on and above (`upper`) or on and below a diagonal, elsewhere 0. May work in place.
+/// `x` on and above (`upper`) or on and below a diagonal, and 0 elsewhere. May work in place.
 pub struct Trilu {
     upper: bool,
 }
@@ -63,7 +63,7 @@ impl Kernel for Trilu {
             let kept = if self.upper { bound..n } else { 0..bound };
             let zeros = if self.upper { 0..bound } else { bound..n };
             let values = if sink.is_direct() {
-                // SAFETY: inside of the results, by the assertion.
+                // SAFETY: inside the results, by the assertion.
                 unsafe { to.add(at) }
             } else {
                 scratch.of::<u32>(n).as_mut_ptr()

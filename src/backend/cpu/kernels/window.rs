@@ -15,11 +15,11 @@ pub struct Window {
 /// A window along one axis.
 #[derive(Clone, Copy, Debug)]
 pub struct Line {
-    /// Taps.
+    /// Number of taps.
     pub kernel: usize,
-    /// Distance between windows.
+    /// Distance between neighbouring windows.
     pub stride: usize,
-    /// Distance between taps.
+    /// Distance between neighbouring taps.
     pub dilation: usize,
 }
 
@@ -53,12 +53,12 @@ impl Window {
 }
 
 impl Line {
-    /// The element of tap `tap` of window `i`; negative or beyond the axis in the padding.
+    /// The element at tap `tap` of window `i`; in the padding it is negative or beyond the axis.
     pub const fn element(self, i: usize, tap: usize, pad: i32) -> isize {
         (i * self.stride + tap * self.dilation).cast_signed() - pad as isize
     }
 
-    /// The windows of `out` whose tap `tap` is inside of an axis of `size` elements.
+    /// The windows of `out` whose tap `tap` is inside an axis of `size` elements.
     pub fn inside(self, tap: usize, pad: i32, size: usize, out: usize) -> Range<usize> {
         let first = self.element(0, tap, pad);
         let low = first.min(0).unsigned_abs().div_ceil(self.stride).min(out);
