@@ -405,7 +405,7 @@ fn kind_of_device(e: &BackendError) -> ErrorKind {
         BackendError::OutOfMemory { .. } => ErrorKind::OutOfMemory,
         BackendError::Exceeded(e) => kind_of_exceeded(*e),
         BackendError::Lost(_) => ErrorKind::DeviceLost,
-        BackendError::Internal(_) => ErrorKind::Internal,
+        BackendError::Internal(_) | BackendError::Fault { .. } => ErrorKind::Internal,
         BackendError::Build { .. }
         | BackendError::Unsuited { .. }
         | BackendError::Launch { .. }

@@ -109,6 +109,16 @@ pub enum BackendError {
         /// What differs.
         why: String,
     },
+    /// A kernel of the backend `cpu` did not run to its end, which is a bug in this library.
+    #[error("kernel {kernel} {why} (a bug in this library; please report it with the model's name)")]
+    Fault {
+        /// The step of the plan.
+        step: usize,
+        /// Kernel and defines.
+        kernel: String,
+        /// What happened.
+        why: String,
+    },
     /// The device is lost; nothing on it can be used any more.
     #[error("device lost: {0}")]
     Lost(String),

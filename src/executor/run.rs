@@ -1,12 +1,12 @@
 //! Runs a plan: binds symbols, queues device segments, and evaluates host nodes between them.
 
 use super::{Executor, Loaded, loaded_mut};
-use crate::backend::{Backend, RecordingId, nanoseconds_since};
+use crate::backend::{Backend, BackendError, RecordingId, nanoseconds_since};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::graph::OpError;
 use crate::limits;
 use crate::plan::host::{self, HostRead, HostStep};
-use crate::plan::{HostWork, Segment, bind};
+use crate::plan::{HostWork, Plan, Segment, bind};
 use crate::quota::Quota;
 use crate::shape::Bindings;
 use crate::tensor::HostTensor;
@@ -37,6 +37,19 @@ pub(super) enum Work {
 fn host_step(loaded: &Loaded, step: usize) -> Result<&HostStep> {
     let missing = || Error::internal(Stage::Run, format!("host step {step} of a plan does not exist"));
     loaded.plan.host.get(step).ok_or_else(missing)
+}
+
+/// A recording of `plan` failed; `what` was attempted. The nodes of a kernel at fault are named.
+fn failed(plan: &Plan, what: &str, e: BackendError) -> Error {
+    let step = match &e {
+        BackendError::Fault { step, .. } => plan.steps.get(*step),
+        _ => None,
+    };
+    let what = step.map_or_else(
+        || what.to_owned(),
+        |step| format!("{what} nodes \"{}\"", step.nodes.join("\", \"")),
+    );
+    Error::device(Stage::Run, what, e)
 }
 
 impl Executor {
@@ -127,9 +140,9 @@ impl Executor {
         self.bind(plan, bindings)?;
         self.walk(plan, &mut |executor, work| match work {
             Work::Device(recording, _) => {
-                let launch = &executor.plans[plan].bound.launch;
-                let submitted = executor.backend.submit(recording, launch);
-                submitted.map_err(|e| Error::device(Stage::Run, "submitting", e))
+                let loaded = &executor.plans[plan];
+                let submitted = executor.backend.submit(recording, &loaded.bound.launch);
+                submitted.map_err(|e| failed(&loaded.plan, "submitting", e))
             }
             Work::Host(step) => executor.run_on_host(plan, step),
         })
@@ -143,10 +156,10 @@ impl Executor {
         self.walk(plan, &mut |executor, work| {
             match work {
                 Work::Device(recording, steps) => {
-                    let launch = &executor.plans[plan].bound.launch;
-                    let times = executor.backend.profile(recording, launch);
-                    let times = times.map_err(|e| Error::device(Stage::Run, "profiling", e))?;
-                    let p = &executor.plans[plan].plan;
+                    let loaded = &executor.plans[plan];
+                    let p = &loaded.plan;
+                    let times = executor.backend.profile(recording, &loaded.bound.launch);
+                    let times = times.map_err(|e| failed(p, "profiling", e))?;
                     let dispatches = p.steps.get(steps.clone()).unwrap_or_default();
                     let timed = steps.zip(dispatches).zip(times);
                     all.extend(timed.map(|((step, s), nanoseconds)| Timing {

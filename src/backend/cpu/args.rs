@@ -57,15 +57,19 @@ impl Memory {
     /// No one else reads or writes them during `'a`.
     #[allow(clippy::mut_from_ref, reason = "a piece owns its part")]
     pub unsafe fn slice_mut<'a, T: Pod>(self, range: Range<usize>) -> &'a mut [T] {
+        let at = self.checked::<T>(range.clone());
+        // SAFETY: inside the memory, and owned by the caller.
+        unsafe { std::slice::from_raw_parts_mut(at, range.len()) }
+    }
+
+    /// The address of elements `range`; panics if they are out of bounds.
+    fn checked<T>(self, range: Range<usize>) -> *mut T {
         assert!(
             range.start <= range.end && range.end <= self.elements::<T>(),
             "{range:?} of {}",
             self.elements::<T>()
         );
-        // SAFETY: inside the memory, and owned by the caller.
-        unsafe {
-            std::slice::from_raw_parts_mut(self.at.cast::<T>().add(range.start), range.end - range.start)
-        }
+        self.at.cast::<T>().wrapping_add(range.start)
     }
 }
 
@@ -129,9 +133,16 @@ pub trait Finish: Sync {
     ///
     /// # Safety
     ///
-    /// The caller owns the results. If `out` shares memory with an operand, that operand has one
-    /// element for each result.
-    unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]);
+    /// The caller owns the `count` results at `out`, and the values have as many. If `out` shares
+    /// memory with an operand, that operand has one element for each result.
+    unsafe fn run(
+        &self,
+        first: usize,
+        values: Option<&[u32]>,
+        second: Option<&[u32]>,
+        out: *mut u32,
+        count: usize,
+    );
 }
 
 /// Stores results, through the epilogue if the dispatch has one. Elements are `f32` or `i32`.
@@ -171,16 +182,15 @@ impl Store<'_> {
     ///
     /// The caller owns these results.
     pub unsafe fn put<T: Pod>(&self, first: usize, values: &[T], second: Option<&[T]>) {
-        // SAFETY: owned by the caller.
-        let y: &mut [u32] = unsafe { self.y.slice_mut(first..first + values.len()) };
-        match self.epilogue {
-            Some(apply) => {
-                let values = Some(bytemuck::cast_slice(values));
-                let second = second.map(bytemuck::cast_slice);
-                // SAFETY: owned by the caller.
-                unsafe { apply.run(first, values, second, y) };
+        let count = values.len();
+        let y = self.y.checked::<u32>(first..first + count);
+        let words: &[u32] = bytemuck::cast_slice(values);
+        // SAFETY: inside the memory, and owned by the caller; the values are elsewhere.
+        unsafe {
+            match self.epilogue {
+                Some(apply) => apply.run(first, Some(words), second.map(bytemuck::cast_slice), y, count),
+                None => y.copy_from_nonoverlapping(words.as_ptr(), count),
             }
-            None => y.copy_from_slice(bytemuck::cast_slice(values)),
         }
     }
 
@@ -191,8 +201,9 @@ impl Store<'_> {
     /// The caller owns these results.
     pub unsafe fn fill(&self, range: Range<usize>) {
         if let Some(apply) = self.epilogue {
-            // SAFETY: owned by the caller.
-            unsafe { apply.run(range.start, None, None, self.y.slice_mut(range)) };
+            let y = self.y.checked::<u32>(range.clone());
+            // SAFETY: inside the memory, and owned by the caller.
+            unsafe { apply.run(range.start, None, None, y, range.len()) };
         }
     }
 }
@@ -200,7 +211,16 @@ impl Store<'_> {
 /// Functions of floats act as epilogues in tests.
 #[cfg(test)]
 impl<F: Fn(usize, &mut [f32], Option<&[f32]>) + Sync> Finish for F {
-    unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]) {
+    unsafe fn run(
+        &self,
+        first: usize,
+        values: Option<&[u32]>,
+        second: Option<&[u32]>,
+        out: *mut u32,
+        count: usize,
+    ) {
+        // SAFETY: owned by the caller; these functions have no other operands.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, count) };
         if let Some(values) = values {
             out.copy_from_slice(values);
         }
@@ -243,6 +263,16 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// has checked element sizes against [`Self::HALVES`].
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self>;
 
+    /// Whether the operands have the elements that the parameters state, and both are possible for
+    /// this kernel. Kernels whose reads and writes are checked one by one need no check before.
+    fn fits(&self, args: &Self::Args) -> bool {
+        let _unused = args;
+        true
+    }
+
+    /// Forgets what pieces share, since one panicked.
+    fn abandon(&self) {}
+
     /// Number of independent pieces into which the dispatch is cut for this many threads. For a
     /// matmul of one row as many as threads, of many rows about 8 per thread; 1 for less than about
     /// 20 microseconds of work.
@@ -250,8 +280,7 @@ pub trait Kernel: Sized + Send + Sync + 'static {
 
     /// Runs piece `piece` of `pieces`.
     /// # Safety
-    /// The operands have the sizes that the parameters state; each piece runs once; no other
-    /// command runs at the same time.
+    /// [`fits`](Self::fits) holds; each piece runs once; no other command runs at the same time.
     unsafe fn run(
         &self,
         args: &Self::Args,

@@ -105,24 +105,32 @@ impl<'a> Apply<'a> {
 }
 
 impl Finish for Apply<'_> {
-    unsafe fn run(&self, first: usize, values: Option<&[u32]>, second: Option<&[u32]>, out: &mut [u32]) {
+    unsafe fn run(
+        &self,
+        first: usize,
+        values: Option<&[u32]>,
+        second: Option<&[u32]>,
+        out: *mut u32,
+        count: usize,
+    ) {
         let steps = self.program.steps().len().max(1);
         let width = (WORDS / steps / 16 * 16).min(CHUNK);
         let mut memory = Registers([MaybeUninit::uninit(); WORDS]);
-        for (at, out) in (0..out.len()).step_by(width).zip(out.chunks_mut(width)) {
+        for at in (0..count).step_by(width) {
+            let n = width.min(count - at);
             let part = |words: Option<&[u32]>| {
-                let words = words.and_then(|w| w.get(at..at + out.len()));
+                let words = words.and_then(|w| w.get(at..at + n));
                 words.map_or(std::ptr::null(), <[u32]>::as_ptr)
             };
             let chunk = Chunk {
                 apply: self,
                 first: first + at,
-                count: out.len(),
+                count: n,
                 width,
                 values: part(values),
                 second: part(second),
                 registers: &mut memory,
-                out: out.as_mut_ptr(),
+                out: out.wrapping_add(at),
             };
             // SAFETY: the backend was opened for an instruction set that the processor has; the
             // rest by the contract.
@@ -210,7 +218,7 @@ impl Chunk<'_> {
             Some(Argument::Other) => self.second,
             Some(Argument::Operand(o)) => {
                 let Some((memory, layout)) = self.apply.operands.get(*o).copied().flatten() else {
-                    return to;
+                    return self.zeros(to);
                 };
                 if matches!(layout, Layout::Same) && self.first + self.count <= memory.elements::<u32>() {
                     // SAFETY: inside the operand.
@@ -222,7 +230,14 @@ impl Chunk<'_> {
             }
             None => std::ptr::null(),
         };
-        if given.is_null() { to } else { given }
+        if given.is_null() { self.zeros(to) } else { given }
+    }
+
+    /// Zeros, for what a kernel does not compute.
+    fn zeros(&self, to: *mut u32) -> *const u32 {
+        // SAFETY: a register has room for the chunk.
+        unsafe { to.write_bytes(0, self.count) };
+        to
     }
 }
 
@@ -280,11 +295,12 @@ unsafe fn fetch(memory: Memory, layout: Layout, first: usize, out: &mut [i32]) {
     }
 }
 
-/// Copies the elements of `x` from `first` on, as many as exist.
+/// Copies the elements of `x` from `first` on; zeros where there are none.
 fn copy(x: &[i32], first: usize, out: &mut [i32]) {
     let from = x.get(first..).unwrap_or_default();
     let n = from.len().min(out.len());
     out[..n].copy_from_slice(&from[..n]);
+    out[n..].fill(0);
 }
 
 /// # Safety
@@ -307,7 +323,7 @@ unsafe fn ints<'a>(x: *const u32, n: usize) -> &'a [i32] {
 
 /// # Safety
 ///
-/// As for [`floats`], and no one else uses them.
+/// There are `n` words, which no one else uses. They are written before they are read.
 #[inline(always)]
 unsafe fn floats_mut<'a>(x: *mut u32, n: usize) -> &'a mut [f32] {
     // SAFETY: by the contract.

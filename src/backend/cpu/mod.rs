@@ -20,7 +20,7 @@ pub mod simd;
 
 pub use super::isa;
 
-use super::kernel::KernelSpec;
+use super::kernel::{self, KernelSpec};
 use super::{
     Backend, BackendError, BufferId, Caps, Command, DeviceKind, DeviceProfile, Driver, KernelCode, KernelId,
     Launch, NativeKernels, OpenOptions, PackedDot, RecordingId, Stats, View, choose, nanoseconds_since,
@@ -33,7 +33,8 @@ use isa::Isa;
 use kernels::Compiled;
 use pool::Pool;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::collections::HashMap;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Instant;
@@ -187,15 +188,13 @@ fn caps(isa: Isa, threads: usize) -> Caps {
 
 /// The pool with this number of threads, which all sessions of the process share.
 fn shared_pool(threads: usize) -> Arc<Pool> {
-    static POOLS: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
+    static POOLS: Mutex<BTreeMap<usize, Weak<Pool>>> = Mutex::new(BTreeMap::new());
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    pools.retain(|p| p.strong_count() > 0);
-    let mut living = pools.iter().filter_map(Weak::upgrade);
-    if let Some(pool) = living.find(|p| p.threads() == threads) {
+    if let Some(pool) = pools.get(&threads).and_then(Weak::upgrade) {
         return pool;
     }
     let pool = Arc::new(Pool::new(threads));
-    pools.push(Arc::downgrade(&pool));
+    pools.insert(threads, Arc::downgrade(&pool));
     pool
 }
 
@@ -294,13 +293,21 @@ impl Cpu {
                 params,
             } => {
                 let kernel = self.prepared(*id)?;
-                let memory = |i: &Option<usize>| {
+                let spec = &kernel.spec;
+                let roles = kernel::args(spec.kernel, spec.epilogue.as_ref()).map(|a| a.role.writes());
+                let memory = |(i, writes): (&Option<usize>, bool)| {
                     let view = i.and_then(|i| args.get(i));
-                    view.map(|v| self.memory(*v)).transpose()
+                    let find = if writes { Self::writable } else { Self::memory };
+                    view.map(|v| find(self, *v)).transpose()
                 };
                 Action::Dispatch {
                     kernel: Arc::clone(&kernel.compiled),
-                    operands: kernel.views.iter().map(memory).collect::<Result<_, _>>()?,
+                    operands: kernel
+                        .views
+                        .iter()
+                        .zip(roles)
+                        .map(memory)
+                        .collect::<Result<_, _>>()?,
                     step: *step as usize,
                     params: params.start as usize..params.end as usize,
                     id: *id,
@@ -326,26 +333,24 @@ impl Cpu {
                 params,
                 id,
             } => {
-                let grid = launch.grids.get(*step).copied().unwrap_or_default();
+                let fault = |why: String| BackendError::Fault {
+                    step: *step,
+                    kernel: self
+                        .prepared(*id)
+                        .map_or_else(|_| String::new(), |k| k.spec.to_string()),
+                    why,
+                };
+                let grid = launch.grids.get(*step).copied();
+                let grid = grid.ok_or_else(|| fault("has no grid".to_owned()))?;
                 if grid.contains(&0) {
                     return Ok(());
                 }
-                let fault = |why: &str| {
-                    let name = self
-                        .prepared(*id)
-                        .map_or_else(|_| String::new(), |k| k.spec.to_string());
-                    internal("submit", format!("kernel {name} {why}"))
-                };
-                let words = launch.params.get(params.clone());
-                let words = words.and_then(|bytes| bytemuck::try_cast_slice(bytes).ok());
-                let words = words.ok_or_else(|| fault("has no aligned parameters"))?;
-                // SAFETY: the executor has checked the sizes of the views; the caller holds
-                // `&mut self`, so no other command runs.
-                match unsafe { kernel.run(&self.pool, grid, words, operands) } {
-                    Some(Ok(())) => Ok(()),
-                    Some(Err(pool::Panicked)) => Err(fault("panicked")),
-                    None => Err(fault("does not fit its arguments")),
-                }
+                let bytes = launch.params.get(params.clone()).unwrap_or_default();
+                let words = bytemuck::try_cast_slice(bytes)
+                    .map_or_else(|_| Cow::Owned(bytemuck::pod_collect_to_vec(bytes)), Cow::Borrowed);
+                // SAFETY: the caller holds `&mut self`, so no other command runs.
+                let done = unsafe { kernel.run(&self.pool, grid, &words, operands) };
+                done.map_err(|e| fault(e.to_string()))
             }
             // SAFETY: no kernel runs; the executor has checked that the ranges are disjoint.
             Action::Copy { src, dst } => unsafe {
@@ -386,7 +391,9 @@ impl Backend for Cpu {
             why: why.to_owned(),
         };
         if bytes > self.caps.max_buffer_bytes {
-            return Err(full("more than the memory of the machine, or the limit of the process"));
+            return Err(full(
+                "more than the memory of the machine, or the limit of the process",
+            ));
         }
         let size = usize::try_from(bytes).map_err(|_| full("the address space is smaller"))?;
         let buffer = Buffer::new(size, quota::reserve(size)?);

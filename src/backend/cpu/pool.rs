@@ -4,14 +4,16 @@
 //! thread that the system has suspended delays nothing unless it is inside a piece. Threads without
 //! work spin for some microseconds, because the next dispatch usually follows at once, then sleep.
 
+use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::JoinHandle;
 
 /// Iterations for which a thread spins before it sleeps.
 const SPINS: u32 = 4000;
 /// Bits of each of the ticket's two numbers of pieces.
-const PIECES: u32 = 24;
+const PIECES: u32 = 32;
 
 /// The work of a piece, with its index.
 type Work<'a> = dyn Fn(usize) + Sync + 'a;
@@ -19,24 +21,34 @@ type Work<'a> = dyn Fn(usize) + Sync + 'a;
 /// A pool of threads.
 pub struct Pool {
     shared: Arc<Shared>,
-    /// Number of working threads, including the caller.
-    threads: usize,
+    /// The threads besides the caller.
+    workers: Vec<JoinHandle<()>>,
     /// Held during a dispatch.
     turn: Mutex<()>,
 }
 
-/// A piece panicked. This is a bug in a kernel.
-#[derive(Debug)]
-pub struct Panicked;
+/// A piece panicked with this message. This is a bug in a kernel.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Panicked(pub String);
+
+impl Panicked {
+    fn new(payload: &(dyn Any + Send)) -> Self {
+        let text = payload.downcast_ref::<&str>().map(|t| (*t).to_owned());
+        let text = text.or_else(|| payload.downcast_ref::<String>().cloned());
+        Self(text.unwrap_or_else(|| "no message".to_owned()))
+    }
+}
 
 struct Shared {
-    /// From high to low bits: the number of the dispatch, its number of pieces, and the next piece.
+    /// The dispatch's number of pieces in the high bits, and the next piece in the low bits. A
+    /// thread that takes a piece of a later dispatch than it looked at does the work of that one.
     ticket: AtomicU64,
     /// Pieces of the dispatch that are done.
     done: AtomicUsize,
     /// The address of the dispatch's work, valid until all pieces are done.
     work: AtomicPtr<&'static Work<'static>>,
-    panicked: AtomicBool,
+    /// The first panic of the dispatch.
+    panicked: Mutex<Option<Panicked>>,
     stop: AtomicBool,
     sleeping: AtomicUsize,
     caller_sleeps: AtomicBool,
@@ -53,7 +65,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Shared {
     fn total(ticket: u64) -> u64 {
-        (ticket >> PIECES) & ((1 << PIECES) - 1)
+        ticket >> PIECES
     }
 
     fn next(ticket: u64) -> u64 {
@@ -89,8 +101,8 @@ impl Shared {
             // SAFETY: the caller keeps the work alive until all pieces are done, and this piece is
             // not done.
             let work = unsafe { *work };
-            if catch_unwind(AssertUnwindSafe(|| work(piece))).is_err() {
-                self.panicked.store(true, Ordering::Relaxed);
+            if let Err(payload) = catch_unwind(AssertUnwindSafe(|| work(piece))) {
+                lock(&self.panicked).get_or_insert_with(|| Panicked::new(payload.as_ref()));
             }
             let total = Self::total(self.ticket.load(Ordering::Relaxed)) as usize;
             let done = self.done.fetch_add(1, Ordering::SeqCst) + 1;
@@ -132,7 +144,7 @@ impl Pool {
             ticket: AtomicU64::new(0),
             done: AtomicUsize::new(0),
             work: AtomicPtr::new(std::ptr::null_mut()),
-            panicked: AtomicBool::new(false),
+            panicked: Mutex::new(None),
             stop: AtomicBool::new(false),
             sleeping: AtomicUsize::new(0),
             caller_sleeps: AtomicBool::new(false),
@@ -140,37 +152,37 @@ impl Pool {
             wake: Condvar::new(),
             finished: Condvar::new(),
         });
-        let mut running = 1;
-        for _ in 1..threads {
+        let start = |_| {
             let shared = Arc::clone(&shared);
             let thread = std::thread::Builder::new().name("tlite-cpu".to_owned());
-            running += usize::from(thread.spawn(move || shared.serve()).is_ok());
-        }
+            thread.spawn(move || shared.serve()).ok()
+        };
+        let workers = (1..threads).map_while(start).collect();
         Self {
             shared,
-            threads: running,
+            workers,
             turn: Mutex::new(()),
         }
     }
 
     /// Number of threads, including the caller.
     pub fn threads(&self) -> usize {
-        self.threads
+        self.workers.len() + 1
     }
 
     /// Calls `work` with each index in `0..pieces`. If the pool is busy with another caller's
     /// dispatch, the calling thread runs all pieces itself.
     pub fn run(&self, pieces: usize, work: &Work<'_>) -> Result<(), Panicked> {
-        let turn = match self.turn.try_lock() {
-            Ok(guard) => Some(guard),
-            Err(TryLockError::Poisoned(poisoned)) => Some(poisoned.into_inner()),
-            Err(TryLockError::WouldBlock) => None,
+        let shares = !self.workers.is_empty() && (2..1 << PIECES).contains(&(pieces as u64));
+        let turn = match shares.then(|| self.turn.try_lock()) {
+            Some(Ok(guard)) => Some(guard),
+            Some(Err(TryLockError::Poisoned(poisoned))) => Some(poisoned.into_inner()),
+            Some(Err(TryLockError::WouldBlock)) | None => None,
         };
-        let alone = self.threads == 1 || turn.is_none() || !(2..1 << PIECES).contains(&pieces);
-        if alone {
+        let Some(turn) = turn else {
             let all = AssertUnwindSafe(|| (0..pieces).for_each(work));
-            return catch_unwind(all).map_err(|_| Panicked);
-        }
+            return catch_unwind(all).map_err(|payload| Panicked::new(payload.as_ref()));
+        };
         let shared = &*self.shared;
         // SAFETY: only the lifetime changes; this function returns after all pieces are done, and
         // no thread reads the work after that.
@@ -178,9 +190,7 @@ impl Pool {
             unsafe { std::mem::transmute::<&Work<'_>, &'static Work<'static>>(work) };
         shared.done.store(0, Ordering::Relaxed);
         shared.work.store(&raw mut work, Ordering::Release);
-        let dispatch = (shared.ticket.load(Ordering::Relaxed) >> (2 * PIECES)).wrapping_add(1) & 0xffff;
-        let ticket = dispatch << (2 * PIECES) | (pieces as u64) << PIECES;
-        shared.ticket.store(ticket, Ordering::SeqCst);
+        shared.ticket.store((pieces as u64) << PIECES, Ordering::SeqCst);
         if shared.sleeping.load(Ordering::SeqCst) > 0 {
             let _guard = lock(&shared.lock);
             shared.wake.notify_all();
@@ -204,19 +214,24 @@ impl Pool {
             }
             shared.caller_sleeps.store(false, Ordering::SeqCst);
         }
+        let panicked = lock(&shared.panicked).take();
+        // The next dispatch may panic as soon as it has the turn.
         drop(turn);
-        match shared.panicked.swap(false, Ordering::Relaxed) {
-            true => Err(Panicked),
-            false => Ok(()),
-        }
+        panicked.map_or(Ok(()), Err)
     }
 }
 
 impl Drop for Pool {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        let _guard = lock(&self.shared.lock);
-        self.shared.wake.notify_all();
+        {
+            let _guard = lock(&self.shared.lock);
+            self.shared.wake.notify_all();
+        }
+        for worker in self.workers.drain(..) {
+            // A worker catches panics.
+            let _ended = worker.join();
+        }
     }
 }
 
@@ -265,7 +280,8 @@ mod tests {
     fn a_panic_is_an_error_and_the_pool_goes_on() {
         let pool = Pool::new(2);
         for _ in 0..3 {
-            assert!(pool.run(8, &|i| assert_ne!(i, 5)).is_err());
+            let found = pool.run(8, &|i| assert!(i != 5, "piece {i}"));
+            assert_eq!(found, Err(Panicked("piece 5".to_owned())));
             assert!(pool.run(8, &|_| ()).is_ok());
         }
     }

@@ -248,6 +248,10 @@ impl Kernel for Attention {
     type Args = Args;
     const HALVES: &'static [&'static str] = &["k", "v"];
 
+    fn abandon(&self) {
+        self.partials.abandon();
+    }
+
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let number = |name| {
             spec.defines

@@ -60,7 +60,7 @@ use std::cell::RefCell;
 /// A kernel for one spec.
 pub trait Compiled: Send + Sync {
     /// Runs a dispatch with its grid, the words of the parameter struct, and the operands in the
-    /// order of the descriptor and the epilogue. `None` if they do not fit the kernel.
+    /// order of the descriptor and the epilogue.
     ///
     /// # Safety
     ///
@@ -72,7 +72,18 @@ pub trait Compiled: Send + Sync {
         grid: [u32; 3],
         words: &[u32],
         operands: &[Option<Memory>],
-    ) -> Option<Result<(), Panicked>>;
+    ) -> Result<(), Fault>;
+}
+
+/// Why a dispatch did not run to its end. Each is a bug in this library.
+#[derive(Debug, thiserror::Error)]
+pub enum Fault {
+    /// Parameters or operands are missing, or operands have fewer elements than parameters state.
+    #[error("does not fit its arguments")]
+    Unfit,
+    /// The kernel panicked.
+    #[error("panicked: {}", .0.0)]
+    Panicked(Panicked),
 }
 
 /// A [`Native`] kernel with its epilogue.
@@ -95,7 +106,38 @@ impl<K: Native> Compiled for Resolved<K> {
         grid: [u32; 3],
         words: &[u32],
         operands: &[Option<Memory>],
-    ) -> Option<Result<(), Panicked>> {
+    ) -> Result<(), Fault> {
+        let (args, apply) = self.bind(grid, words, operands).ok_or(Fault::Unfit)?;
+        let y = operands.get(self.result).copied().flatten();
+        let store = Store {
+            y: y.ok_or(Fault::Unfit)?,
+            epilogue: apply.as_ref().map(|a| a as &dyn Finish),
+        };
+        if !self.kernel.fits(&args) {
+            return Err(Fault::Unfit);
+        }
+        let pieces = self.kernel.pieces(&args, pool.threads());
+        let run = |piece| {
+            SCRATCH.with_borrow_mut(|scratch| {
+                // SAFETY: by the contract; the pool runs each piece once.
+                unsafe { self.kernel.run(&args, &store, piece, pieces, scratch) };
+            });
+        };
+        pool.run(pieces, &run).map_err(|panicked| {
+            self.kernel.abandon();
+            Fault::Panicked(panicked)
+        })
+    }
+}
+
+impl<K: Native> Resolved<K> {
+    /// The arguments of a dispatch, and its epilogue with its own; `None` if some are missing.
+    fn bind<'a>(
+        &'a self,
+        grid: [u32; 3],
+        words: &[u32],
+        operands: &[Option<Memory>],
+    ) -> Option<(K::Args, Option<Apply<'a>>)> {
         let (params, own) = (K::Args::PARAMS.len(), K::Args::OPERANDS.len());
         let mut args = K::Args::read(words.get(..params)?, operands.get(..own)?)?;
         args.set_grid(grid);
@@ -108,17 +150,7 @@ impl<K: Native> Compiled for Resolved<K> {
             )?),
             None => None,
         };
-        let store = Store {
-            y: (*operands.get(self.result)?)?,
-            epilogue: apply.as_ref().map(|a| a as &dyn Finish),
-        };
-        let pieces = self.kernel.pieces(&args, pool.threads());
-        Some(pool.run(pieces, &|piece| {
-            SCRATCH.with_borrow_mut(|scratch| {
-                // SAFETY: by the contract; the pool runs each piece once.
-                unsafe { self.kernel.run(&args, &store, piece, pieces, scratch) };
-            });
-        }))
+        Some((args, apply))
     }
 }
 

@@ -45,14 +45,14 @@ impl Partials {
             state.open.len() - 1
         });
         let open = &mut state.open[i];
-        if open.arrived >> split & 1 == 1 || open.data.len() != splits * own.len() {
-            // A dispatch that was not finished left it.
-            open.arrived = 0;
-            open.data.resize(splits * own.len(), 0.0);
-        }
         open.arrived |= 1 << split;
         open.data[split * own.len()..][..own.len()].copy_from_slice(own);
         (open.arrived.count_ones() as usize == splits).then(|| state.open.swap_remove(i).data)
+    }
+
+    /// Forgets parts whose others will not come.
+    pub fn abandon(&self) {
+        self.state().open.clear();
     }
 
     /// Takes memory back.
