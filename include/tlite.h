@@ -226,7 +226,7 @@ typedef struct {
   /*
    Activation precision of matmuls with 4-bit and 8-bit E0M weights on a device: "auto",
    "float", "int16" or "int8". NULL means "auto", which keeps the answers of the float model:
-   "int16" on "cpu", else "float". "int8" is faster on CPUs, and its answers can differ.
+   "int16" on "cpu", else "float". "int8" is faster on some CPUs, and its answers can differ.
    */
   const char *act;
   /*

@@ -68,7 +68,7 @@ pub struct TliteLoadOptions {
     pub kernel_cache: *const c_char,
     /// Activation precision of matmuls with 4-bit and 8-bit E0M weights on a device: "auto",
     /// "float", "int16" or "int8". NULL means "auto", which keeps the answers of the float model:
-    /// "int16" on "cpu", else "float". "int8" is faster on CPUs, and its answers can differ.
+    /// "int16" on "cpu", else "float". "int8" is faster on some CPUs, and its answers can differ.
     pub act: *const c_char,
     /// How matmuls read activations on an OpenCL device: "1d" or "2d" (through images), "off" (from
     /// buffers) or "auto". NULL means "auto": through images on Adreno.

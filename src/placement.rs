@@ -302,11 +302,11 @@ impl Placement {
     /// Capabilities of the device, without opening it for work; `None` if no backend and no device
     /// is named.
     pub fn caps(&self) -> Result<Option<Caps>> {
-        let kinds: Vec<BackendKind> = match self.backend {
-            BackendChoice::Auto if self.options.device.is_none() => return Ok(None),
-            BackendChoice::Auto => BackendKind::compiled().collect(),
-            BackendChoice::On(kind) => vec![kind],
-            BackendChoice::Host => {
+        let kinds: Vec<BackendKind> = match (self.backend, self.options.only_on()) {
+            (BackendChoice::On(kind), _) | (BackendChoice::Auto, Some((kind, _))) => vec![kind],
+            (BackendChoice::Auto, None) if self.options.device.is_none() => return Ok(None),
+            (BackendChoice::Auto, None) => BackendKind::compiled().collect(),
+            (BackendChoice::Host, _) => {
                 return Err(Error::usage(
                     "backend",
                     "the host has no plan; choose another backend, or leave this option out to plan for a generic device",
@@ -314,13 +314,18 @@ impl Placement {
             }
         };
         let mut reasons = Vec::new();
+        let mut taken = None;
         for kind in kinds {
             let found =
                 backend::list(kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
             match found {
-                Ok(caps) => return Ok(Some(caps)),
+                Ok(caps) if caps.kind != DeviceKind::Cpu => return Ok(Some(caps)),
+                Ok(caps) => taken = taken.or(Some(caps)),
                 Err(e) => reasons.push(reason(kind, &e)),
             }
+        }
+        if taken.is_some() {
+            return Ok(taken);
         }
         let name = match self.options.device {
             Some(_) => "device",

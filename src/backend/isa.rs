@@ -53,10 +53,10 @@ impl Isa {
             Self::Portable => "No vector instructions of a particular processor",
             Self::Avx2 => "x86 with AVX2, FMA and F16C",
             Self::AvxVnni => "AVX2 with AVX-VNNI",
-            Self::Avx512Vnni => "x86 with AVX-512 and its dot products of bytes (VNNI)",
+            Self::Avx512Vnni => "x86 with AVX-512 and its int8 dot products (VNNI)",
             Self::Neon => "Arm without dot products",
-            Self::NeonDot => "Arm with dot products of bytes",
-            Self::NeonI8mm => "Arm with products of matrices of bytes",
+            Self::NeonDot => "Arm with int8 dot products",
+            Self::NeonI8mm => "Arm with int8 matrix multiply (I8MM)",
         }
     }
 

@@ -331,7 +331,7 @@ backends! {
     /// WGSL (WebGPU) through wgpu.
     Wgpu = wgpu "wgpu" "Vulkan, Metal or Direct3D 12 through wgpu";
     /// Kernels of this library on the processor.
-    Cpu = cpu "cpu" "the processor";
+    Cpu = cpu "cpu" "native kernels on the CPU, which need no driver";
 }
 
 impl BackendKind {

@@ -84,7 +84,8 @@ pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
     }
 }
 
-/// e to the power of `x`; relative error below 2e-7. 0 if `x` is below -87.3; at most e^88.
+/// e to the power of `x`; relative error below 2e-7. 0 if `x` is below -87.3; at most e^88. NaN
+/// stays NaN.
 /// # Safety
 /// As for [`Simd`].
 #[inline(always)]
@@ -92,7 +93,8 @@ pub unsafe fn exp<S: Simd>(x: S::F) -> S::F {
     // SAFETY: by the contract.
     unsafe {
         let x_in = x;
-        let x = S::max(S::min(x, S::splat(88.0)), S::splat(-87.3));
+        // The second operand of a minimum or maximum stays if it is NaN.
+        let x = S::max(S::splat(-87.3), S::min(S::splat(88.0), x));
         let n = S::round(S::mul(x, S::splat(std::f32::consts::LOG2_E)));
         let p = exp_rest::<S>(x, n);
         let y = S::mul(p, S::exp2_int(n));

@@ -58,12 +58,12 @@ pub(super) fn activations() -> impl TypedValueParser<Value = Activations> {
         value(
             Activations::Int16,
             "int16",
-            "Quantized to 16 bits at run time: as exact as floats; `cpu` only",
+            "Quantized to 16 bits at run time: as accurate as floats; `cpu` only",
         ),
         value(
             Activations::Int8,
             "int8",
-            "Quantized to 8 bits at run time: faster on CPUs, but answers may differ",
+            "Quantized to 8 bits at run time: faster on some CPUs, but answers may differ",
         ),
     ])
 }

@@ -118,7 +118,8 @@ pub struct DeviceOptions {
     /// Threads of the `cpu` backend [default: all cores that the process may use]
     #[arg(long, value_name = "N", hide_short_help = true, help_heading = ADVANCED)]
     pub threads: Option<usize>,
-    /// Instruction set of the `cpu` backend, for comparison [default: the best of this processor]
+    /// Instruction set of the `cpu` backend, for comparison [default: the best that the processor
+    /// supports]
     #[arg(long, value_parser = choices::isa(), value_name = "NAME", hide_short_help = true, help_heading = ADVANCED)]
     pub cpu_isa: Option<Isa>,
     /// What the model may consume.
@@ -132,11 +133,11 @@ pub struct LimitOptions {
     /// Limits on what the model may consume, such as `memory=4G,time=30s`
     ///
     /// A list of NAME=VALUE, separated by commas. Names and defaults: memory (bytes of tensors in
-    /// host memory; half of the machine's), time (of loading, of a run, and of each token or part
-    /// of a prompt, such as 30s or 500ms; unlimited), iterations (of all loops in a run; 1M),
-    /// tokenizer (bytes of tokenizer.json; 256M), template-steps (instructions of the chat
-    /// template; 5000000), template-output (bytes of a rendered chat template; 16M). K, M and G
-    /// are powers of 1024.
+    /// host memory and of buffers of `cpu`; half of the machine's), time (of loading, of a run,
+    /// and of each token or part of a prompt, such as 30s or 500ms; unlimited), iterations (of all
+    /// loops in a run; 1M), tokenizer (bytes of tokenizer.json; 256M), template-steps
+    /// (instructions of the chat template; 5000000), template-output (bytes of a rendered chat
+    /// template; 16M). K, M and G are powers of 1024.
     #[arg(long, value_name = "LIST", default_value = "", hide_default_value = true, hide_short_help = true, help_heading = ADVANCED)]
     pub limits: Limits,
 }
@@ -227,8 +228,8 @@ impl PassOptions {
 /// Types of activations and KV cache of a decoder.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct Precision {
-    /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32 on CPUs or if the
-    /// model quantizes at run time]
+    /// Storage of activations and KV cache on a device [default: f16 on GPUs; f32, with a cache in
+    /// f16, on `cpu`; f32 on other CPUs or if the model quantizes at run time]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true, help_heading = EXECUTION)]
     pub float: Option<Float>,
     /// Storage of the KV cache on a device

@@ -104,8 +104,8 @@ impl Job for Planes<'_> {
             columns: wide,
         } = window;
         let (taps, windows) = (window.taps(), args.out_h * args.out_w);
-        let (phases, slack) = (high.stride * wide.stride, VECTORS * S::LANES);
         let reach = |line: Line| (line.kernel - 1) * line.dilation / line.stride;
+        let (phases, slack) = (high.stride * wide.stride, reach(wide) + VECTORS * S::LANES);
         let length = args.out_w + reach(wide);
         let rows = (BAND / (phases * length))
             .saturating_sub(reach(high))

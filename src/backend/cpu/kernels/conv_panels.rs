@@ -110,7 +110,8 @@ impl Job for Piece<'_> {
         let (taps, plane) = (window.taps(), args.in_h * args.in_w);
         let depth = args.channels * taps;
         let step = gemm::k_step(depth, taps);
-        let most = (SUMS / (rows.len() * PANEL)).clamp(1, COLUMNS / PANEL);
+        let most = SUMS / PANEL / rows.len().max(step);
+        let most = most.clamp(1, COLUMNS / PANEL);
         let sums = gemm::sums(rows.len(), most * PANEL);
         let (sums, space) = scratch.floats(sums + step * most * PANEL).split_at_mut(sums);
         let tiles = args.rows.div_ceil(TILE) * depth * TILE;
@@ -341,7 +342,7 @@ impl Gather<'_> {
                 (y.cast_unsigned() < in_h.cast_unsigned()) & (x.cast_unsigned() < in_w.cast_unsigned());
             let mask = 0u32.wrapping_sub(u32::from(inside));
             let at = y.wrapping_mul(in_w).wrapping_add(x);
-            follow &= at == first.wrapping_add(j as i32 * stride);
+            follow &= at == first.wrapping_add((j as i32).wrapping_mul(stride));
             tap.offsets[j] = at.cast_unsigned() & mask;
             tap.masks[j] = mask;
             all &= mask;

@@ -367,9 +367,12 @@ impl<L: Left> Product<'_, L> {
     /// Sets the sums of no terms: the bias or 0.
     fn constant(&self, sums: &mut [f32], stride: usize) {
         for (r, sums) in sums.chunks_exact_mut(stride.max(1)).enumerate() {
-            // SAFETY: null, or an element for each row.
-            let bias = unsafe { self.bias.add(r).as_ref() }.filter(|_| !self.bias.is_null());
-            sums.fill(bias.copied().unwrap_or(0.0));
+            // SAFETY: an element for each row, if not null.
+            sums.fill(if self.bias.is_null() {
+                0.0
+            } else {
+                unsafe { *self.bias.add(r) }
+            });
         }
     }
 

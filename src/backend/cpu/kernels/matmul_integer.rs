@@ -131,7 +131,11 @@ impl<T: Int> Row<'_, T> {
     fn columns<const C: usize>(&mut self, j: usize) {
         let mut sums = [0i32; C];
         let mut total = 0i32;
-        for (a, b) in self.a.iter().zip(self.b[j..].chunks(self.n)) {
+        for (a, b) in self
+            .a
+            .iter()
+            .zip(self.b.get(j..).unwrap_or_default().chunks(self.n))
+        {
             let v = a.wrapping_sub(self.low);
             total = total.wrapping_add(v);
             for (s, b) in sums.iter_mut().zip(&b[..C]) {
@@ -432,6 +436,7 @@ mod tests {
             ([1, 1, 130, 40, 65], false),
             ([3, 1, 5, 4, 9], true),
             ([1, 1, 5, 33, 0], false),
+            ([1, 1, 1, 20, 0], false),
             ([1, 1, 0, 33, 4], false),
         ] {
             for (za_step, zb_step, zeros) in [(0, 0, false), (0, 0, true), (1, 1, true), (0, 1, true)] {

@@ -115,16 +115,14 @@ fn rows(args: &Args) -> usize {
     args.count.checked_div(args.out_w).unwrap_or(0)
 }
 
-/// For row `row` of results: the first row of its plane, and the rows of the plane in its windows.
-fn taps(args: &Args, window: Window, row: usize) -> (usize, impl Iterator<Item = usize>) {
+/// For row `row` of results: the rows of x in its windows.
+fn taps(args: &Args, window: Window, row: usize) -> impl ExactSizeIterator<Item = usize> {
     let (plane, oy) = (row / args.out_h, row % args.out_h);
     let Args { in_h, pad_h, .. } = *args;
-    let rows = move |tap| {
-        usize::try_from(window.rows.element(oy, tap, pad_h))
-            .ok()
-            .filter(|y| *y < in_h)
-    };
-    (plane * in_h, (0..window.rows.kernel).filter_map(rows))
+    let first = window.rows.element(oy, 0, pad_h) + (plane * in_h).cast_signed();
+    let step = window.rows.dilation;
+    let inside = window.rows.taps(oy, pad_h, in_h);
+    inside.map(move |tap| first.wrapping_add_unsigned(tap * step).cast_unsigned())
 }
 
 /// Applies `to[i] = each(to[i], from[element])` for the elements of a tap that are inside.
@@ -179,18 +177,18 @@ impl<T: Pod + Ord> Job for Integers<'_, T> {
             scratch,
         } = self;
         let high = scratch.of::<T>(args.in_w);
+        let used = window.columns.used(args.pad_w, args.in_w, args.out_w);
         for row in rows {
             high.fill(least);
-            let (first, taps) = taps(args, window, row);
-            for tap in taps {
+            for row in taps(args, window, row) {
                 // SAFETY: inside x, by the contract.
-                let x = unsafe { row_of::<T>(args, first + tap) };
+                let x = unsafe { row_of::<T>(args, row) };
                 high.iter_mut().zip(x).for_each(|(m, x)| *m = (*m).max(*x));
             }
             // SAFETY: results of this piece.
             let y = unsafe { y.slice_mut::<T>(row * args.out_w..(row + 1) * args.out_w) };
             y.fill(least);
-            for tap in 0..window.columns.kernel {
+            for tap in used.iter().copied() {
                 along(window.columns, tap, args.pad_w, high, y, Ord::max);
             }
         }
@@ -237,6 +235,7 @@ impl Job for Floats<'_> {
             scratch,
         } = self;
         let line = window.columns;
+        let used = line.used(args.pad_w, args.in_w, args.out_w);
         let (high, rest) = scratch.floats(args.in_w + 2 * args.out_w).split_at_mut(args.in_w);
         let (y, columns) = rest.split_at_mut(args.out_w);
         if let Kind::Mean { padded } = kind {
@@ -246,12 +245,11 @@ impl Job for Floats<'_> {
         for row in rows {
             high.fill(least);
             y.fill(least);
-            let (first, taps) = taps(args, window, row);
-            let mut met = 0usize;
-            for tap in taps {
-                met += 1;
+            let taps = taps(args, window, row);
+            let mut met = taps.len();
+            for row in taps {
                 // SAFETY: inside x, by the contract.
-                let x = unsafe { row_of::<f32>(args, first + tap) };
+                let x = unsafe { row_of::<f32>(args, row) };
                 let pairs = high.iter_mut().zip(x);
                 match kind {
                     Kind::Max => pairs.for_each(|(m, x)| *m = larger(*m, *x)),
@@ -259,7 +257,7 @@ impl Job for Floats<'_> {
                     Kind::Norm(p) => pairs.for_each(|(s, x)| *s += term(*x, p)),
                 }
             }
-            for tap in 0..line.kernel {
+            for tap in used.iter().copied() {
                 match kind {
                     Kind::Max => along(line, tap, args.pad_w, high, y, larger),
                     _ => along(line, tap, args.pad_w, high, y, |a, b| a + b),
@@ -269,9 +267,7 @@ impl Job for Floats<'_> {
                 Kind::Max => {}
                 Kind::Mean { padded } => {
                     if padded {
-                        let element = |tap: &usize| window.rows.element(row % args.out_h, *tap, args.pad_h);
-                        let counted = |tap: &usize| element(tap) < args.end_h as isize;
-                        met = (0..window.rows.kernel).filter(counted).count();
+                        met = counted(window.rows, row % args.out_h, args.pad_h, args.end_h);
                     }
                     let met = met as f32;
                     y.iter_mut()
@@ -291,16 +287,22 @@ impl Job for Floats<'_> {
 /// Counts the columns of each window of a row that are not left out as padding.
 fn count_columns(args: &Args, line: Line, padded: bool, to: &mut [f32]) {
     for (i, to) in to.iter_mut().enumerate() {
-        let counted = |tap: &usize| {
-            let at = line.element(i, *tap, args.pad_w);
-            if padded {
-                at < args.end_w as isize
-            } else {
-                (0..args.in_w.cast_signed()).contains(&at)
-            }
+        let count = if padded {
+            counted(line, i, args.pad_w, args.end_w)
+        } else {
+            line.taps(i, args.pad_w, args.in_w).len()
         };
-        *to = (0..line.kernel).filter(counted).count() as f32;
+        *to = count as f32;
     }
+}
+
+/// How many taps of window `i` are before element `end`, padding included.
+fn counted(line: Line, i: usize, pad: i32, end: i32) -> usize {
+    let room = end as isize - line.element(i, 0, pad);
+    room.max(0)
+        .unsigned_abs()
+        .div_ceil(line.dilation)
+        .min(line.kernel)
 }
 
 #[cfg(test)]

@@ -79,6 +79,13 @@ impl Job for Rows<'_, '_> {
     }
 }
 
+/// A sum of exponentials, which is not 0 even if all elements are minus infinity.
+pub fn positive(sum: f32) -> f32 {
+    const LEAST: f32 = 1e-30;
+    // NaN stays.
+    if sum < LEAST { LEAST } else { sum }
+}
+
 /// Writes the softmax of `n` elements to `y`, which may be `x`.
 #[inline(always)]
 unsafe fn row_to<S: Simd>(x: *const f32, y: *mut f32, n: usize, log: bool) {
@@ -110,7 +117,7 @@ unsafe fn row_to<S: Simd>(x: *const f32, y: *mut f32, n: usize, log: bool) {
                 }
             }
         }
-        let sum = S::sum(sum).max(1e-30);
+        let sum = positive(S::sum(sum));
         let (from, factor) = if log {
             (x, 1.0)
         } else {
@@ -145,6 +152,24 @@ mod tests {
     use super::*;
     use crate::backend::cpu::kernels::harness::{Random, compare, memory, run, spec};
     use crate::tensor::DType;
+
+    #[test]
+    fn one_element_that_is_nan_makes_the_row_nan() {
+        let spec = spec(&[], &[Some(DType::F32); 2]);
+        for isa in Isa::supported() {
+            let mut x: Vec<f32> = (0..3 * 40).map(|i| i as f32).collect();
+            x[40 + 7] = f32::NAN;
+            let mut y = vec![0.0; x.len()];
+            let operands = [Some(memory(&mut x)), Some(memory(&mut y))];
+            run::<Softmax>(&spec, isa, &[3, 40], &operands, memory(&mut y), false, 1);
+            let nan = y
+                .iter()
+                .enumerate()
+                .filter(|(_, v): &(usize, &f32)| v.is_nan())
+                .map(|(i, _)| i);
+            assert!(nan.eq(40..80), "{isa:?} {y:?}");
+        }
+    }
 
     #[test]
     fn softmax_matches() {

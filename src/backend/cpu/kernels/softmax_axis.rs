@@ -1,6 +1,7 @@
 //! Softmax along an inner axis, or its logarithm (`LOG`). With `HARD`, the first of the largest
 //! elements becomes 1 and the others 0.
 
+use super::softmax::positive;
 use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp};
@@ -151,7 +152,7 @@ unsafe fn find<S: Simd>(x: *const f32, cols: usize, inner: usize, width: usize, 
             }
         }
         for sum in &mut found.sum {
-            let total = sum.max(1e-30);
+            let total = positive(*sum);
             *sum = if form == Form::Log {
                 total.ln()
             } else {

@@ -418,7 +418,7 @@ unsafe fn finish<S: Simd>(p: &Problem, unit: &Unit, parts: Parts, store: &Store<
             for (part, factor) in factors.clone() {
                 total += factor * *at(part).add(vectors * width + FEW + v);
             }
-            let inverse = if total > 0.0 { 1.0 / total } else { 0.0 };
+            let inverse = if total == 0.0 { 0.0 } else { 1.0 / total };
             for i in 0..p.dim {
                 let mut sum = 0.0;
                 for (part, factor) in factors.clone() {

@@ -307,7 +307,7 @@ unsafe fn finish(p: &Problem, unit: &Unit, store: &Store<'_>, room: &Room) {
             for head in 0..p.group {
                 let v = row * p.group + head;
                 let total = *room.running.total.add(v);
-                let inverse = if total > 0.0 { 1.0 / total } else { 0.0 };
+                let inverse = if total == 0.0 { 0.0 } else { 1.0 / total };
                 let from = room.sums.add(v * room.width);
                 for i in 0..p.dim {
                     *to.add(head * p.dim + i) = *from.add(i) * inverse;
