@@ -126,8 +126,16 @@ macro_rules! arguments {
 
 pub(crate) use arguments;
 
+/// Bounds that change nothing.
+pub const UNBOUNDED: [f32; 2] = [f32::NEG_INFINITY, f32::INFINITY];
+
 /// Turns the results of a kernel into those that are stored.
 pub trait Finish: Sync {
+    /// The bounds, if this is what the results are clamped to and nothing else.
+    fn clamp(&self) -> Option<[f32; 2]> {
+        None
+    }
+
     /// Writes the final results from element `first` on to `out`. `values` are those that the
     /// kernel computed, and `second` the second ones of kernels that compute two per element.
     ///
@@ -173,6 +181,12 @@ impl Store<'_> {
         self.epilogue
             .is_none()
             .then(|| self.y.as_ptr::<T>().wrapping_add(first))
+    }
+
+    /// The bounds to which a kernel may clamp results before it writes them itself; infinite ones if
+    /// there is no epilogue. `None` if they must go through [`Store::put`].
+    pub fn clamp(&self) -> Option<[f32; 2]> {
+        self.epilogue.map_or(Some(UNBOUNDED), Finish::clamp)
     }
 
     /// Stores `values` as the results from element `first` on. `second` are the second results of

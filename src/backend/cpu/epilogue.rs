@@ -105,6 +105,11 @@ impl<'a> Apply<'a> {
 }
 
 impl Finish for Apply<'_> {
+    fn clamp(&self) -> Option<[f32; 2]> {
+        let (argument, bounds) = self.program.clamp()?;
+        matches!(self.arguments.get(argument), Some(Argument::Result)).then_some(bounds)
+    }
+
     unsafe fn run(
         &self,
         first: usize,

@@ -71,6 +71,26 @@ impl Program {
     pub fn value(&self) -> Register {
         self.value
     }
+
+    /// If the value is an argument between two bounds: the argument and the bounds.
+    pub fn clamp(&self) -> Option<(usize, [f32; 2])> {
+        let constant = |r: Register| match self.steps.get(r) {
+            Some(Step::Float(bits)) => Some(f32::from_bits(*bits)).filter(|v| !v.is_nan()),
+            _ => None,
+        };
+        let (mut at, mut bounds) = (self.value, [f32::NEG_INFINITY, f32::INFINITY]);
+        loop {
+            let low = |v: f32, [low, high]: [f32; 2]| [low.max(v), high];
+            let high = |v: f32, [low, high]: [f32; 2]| [low, high.min(v)];
+            (at, bounds) = match *self.steps.get(at)? {
+                Step::Argument(i) => return (bounds[0] <= bounds[1]).then_some((i, bounds)),
+                Step::Unary(Unary::Relu, x) => (x, low(0.0, bounds)),
+                Step::Binary(Binary::Max, x, c) => (x, low(constant(c)?, bounds)),
+                Step::Binary(Binary::Min, x, c) => (x, high(constant(c)?, bounds)),
+                _ => return None,
+            };
+        }
+    }
 }
 
 /// The steps of a program under construction.

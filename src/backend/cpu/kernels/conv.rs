@@ -1,5 +1,5 @@
-//! Convolution and transposed convolution, in a plain form for weights in any layout of the
-//! descriptor. There are faster kernels for convolution with constant weights.
+//! Convolution and transposed convolution, in a plain form. There are faster kernels for convolution
+//! with constant weights.
 
 use super::gemm;
 use super::window::{Line, Window};
@@ -16,20 +16,12 @@ crate::backend::cpu::args::arguments! {
     } [x: In, w: In, bias: Optional, y: PartialOut]
 }
 
-#[derive(Clone, Copy, PartialEq)]
-enum Layout {
-    /// Output channels, input channels, taps.
-    Rows,
-    /// Tiles of output channels, as `Pack::Tiles` makes them.
-    Tiles,
-    /// Input channels, output channels, taps; the convolution is transposed.
-    Transposed,
-}
-
 pub struct Conv {
     isa: Isa,
     window: Window,
-    layout: Layout,
+    /// Weights have the order input channels, output channels, taps; else output channels are
+    /// outermost.
+    transposed: bool,
     /// Output channels of a tile.
     tile: usize,
 }
@@ -39,16 +31,14 @@ impl Kernel for Conv {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let is_set = |name| spec.defines.get(name).is_some_and(|v| *v != 0);
-        let layout = match (is_set("TRANSPOSED"), is_set("PACKED")) {
-            (true, _) => Layout::Transposed,
-            (_, true) => Layout::Tiles,
-            _ => Layout::Rows,
-        };
+        if is_set("PACKED") {
+            return None;
+        }
         let tile = usize::try_from(*spec.defines.get("TILE")?).ok()?.max(1);
         Some(Self {
             isa,
             window: Window::of_floats(spec)?,
-            layout,
+            transposed: is_set("TRANSPOSED"),
             tile,
         })
     }
@@ -56,9 +46,9 @@ impl Kernel for Conv {
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let channels = images(args) * args.parts * self.tile;
         let terms = args.channels * self.window.taps();
-        let plane = match self.layout {
-            Layout::Transposed => args.in_h * args.in_w,
-            _ => args.out_h * args.out_w,
+        let plane = match self.transposed {
+            true => args.in_h * args.in_w,
+            false => args.out_h * args.out_w,
         };
         let work = channels.saturating_mul(plane).saturating_mul(terms);
         gemm::pieces(work.saturating_mul(8), threads).min(channels).max(1)
@@ -110,7 +100,10 @@ impl Job for Channels<'_> {
             scratch,
         } = self;
         let each = args.parts * kernel.tile;
-        let sums = scratch.floats(args.out_w);
+        let phases = Phases::new(kernel, args.out_w);
+        let (sums, line) = scratch
+            .floats(phases.count * phases.length + args.out_w)
+            .split_at_mut(phases.count * phases.length);
         for channel in channels {
             let (image, at) = (channel / each, channel % each);
             let (part, t) = (at / kernel.tile, at % kernel.tile);
@@ -122,16 +115,9 @@ impl Job for Channels<'_> {
             let m = group * args.rows + row;
             let taps = kernel.window.taps();
             // The first weight, and the distances between weights of input channels and of taps.
-            let (start, steps) = match kernel.layout {
-                Layout::Rows => (m * args.channels * taps, [taps, 1]),
-                Layout::Tiles => (
-                    part * args.channels * taps * kernel.tile + t,
-                    [taps * kernel.tile, kernel.tile],
-                ),
-                Layout::Transposed => {
-                    let start = (group * args.channels * args.rows + row) * taps;
-                    (start, [args.rows * taps, 1])
-                }
+            let (start, step) = match kernel.transposed {
+                true => ((group * args.channels * args.rows + row) * taps, args.rows * taps),
+                false => (m * args.channels * taps, taps),
             };
             let x = image * args.image + group * args.channels * args.in_h * args.in_w;
             for oy in 0..args.out_h {
@@ -140,9 +126,14 @@ impl Job for Channels<'_> {
                     sums.fill(args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m)));
                     let w = args.w.as_ptr::<f32>().add(start);
                     let x = args.x.as_ptr::<f32>().add(x);
-                    kernel.row(args, oy, x, w, steps, sums);
+                    kernel.row(args, oy, x, w, step, phases, sums);
                     let first = ((image * args.outputs + m) * args.out_h + oy) * args.out_w;
-                    store.put(first, sums, None);
+                    if phases.count == 1 {
+                        store.put(first, sums, None);
+                    } else {
+                        phases.interleave(sums, line);
+                        store.put(first, line, None);
+                    }
                 }
             }
         }
@@ -160,11 +151,11 @@ impl Conv {
         oy: usize,
         x: *const f32,
         w: *const f32,
-        steps: [usize; 2],
+        step: usize,
+        phases: Phases,
         sums: &mut [f32],
     ) {
         let Window { rows, columns } = self.window;
-        let transposed = self.layout == Layout::Transposed;
         for ky in 0..rows.kernel {
             let Some(iy) = self.input_row(args, oy, ky) else {
                 continue;
@@ -177,11 +168,11 @@ impl Conv {
                         let tap = ky * columns.kernel + kx;
                         (
                             std::slice::from_raw_parts(x, args.in_w),
-                            *w.add(channel * steps[0] + tap * steps[1]),
+                            *w.add(channel * step + tap),
                         )
                     };
-                    if transposed {
-                        spread(columns, kx, args.pad_w, x, w, sums);
+                    if self.transposed {
+                        phases.spread([kx, args.out_w], columns, args.pad_w, x, w, sums);
                     } else {
                         add(columns, kx, args.pad_w, x, w, sums);
                     }
@@ -193,7 +184,7 @@ impl Conv {
     /// The row of x that tap row `ky` multiplies for row `oy` of the results.
     fn input_row(&self, args: &Args, oy: usize, ky: usize) -> Option<usize> {
         let rows = self.window.rows;
-        let row = if self.layout == Layout::Transposed {
+        let row = if self.transposed {
             let at = usize::try_from(oy.cast_signed() - rows.element(0, ky, args.pad_h)).ok()?;
             at.is_multiple_of(rows.stride).then_some(at / rows.stride)?
         } else {
@@ -224,18 +215,52 @@ fn add(line: Line, tap: usize, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
     }
 }
 
-/// Adds `w` times a row to the results that tap `tap` of a transposed convolution reaches.
-#[inline(always)]
-fn spread(line: Line, tap: usize, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
-    let inside = line.inside(tap, pad, sums.len(), x.len());
-    let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
-    let (Some(x), Some(sums)) = (x.get(inside), sums.get_mut(first..)) else {
-        return;
-    };
-    match line.stride {
-        1 => sums.iter_mut().zip(x).for_each(|(s, x)| *s += w * x),
-        2 => sums.iter_mut().step_by(2).zip(x).for_each(|(s, x)| *s += w * x),
-        n => sums.iter_mut().step_by(n).zip(x).for_each(|(s, x)| *s += w * x),
+/// How the sums of a row lie in memory: those of a transposed convolution by their position modulo
+/// the stride, so that the neighbours that a tap reaches are adjacent.
+#[derive(Clone, Copy)]
+struct Phases {
+    count: usize,
+    /// Sums of a phase.
+    length: usize,
+}
+
+impl Phases {
+    fn new(kernel: &Conv, out: usize) -> Self {
+        let stride = kernel.window.columns.stride;
+        let count = if kernel.transposed {
+            stride.min(out.max(1))
+        } else {
+            1
+        };
+        Self {
+            count,
+            length: out.div_ceil(count),
+        }
+    }
+
+    /// Adds `w` times a row to the results, of `out`, that tap `tap` of a transposed convolution
+    /// reaches.
+    #[inline(always)]
+    fn spread(self, [tap, out]: [usize; 2], line: Line, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
+        let inside = line.inside(tap, pad, out, x.len());
+        let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
+        let at = first % line.stride * self.length + first / line.stride;
+        let (Some(x), Some(sums)) = (x.get(inside), sums.get_mut(at..)) else {
+            return;
+        };
+        sums.iter_mut().zip(x).for_each(|(s, x)| *s += w * x);
+    }
+
+    /// Brings the sums of a row in order.
+    #[inline(always)]
+    fn interleave(self, sums: &[f32], row: &mut [f32]) {
+        for (phase, sums) in sums.chunks_exact(self.length.max(1)).enumerate() {
+            let to = row.get_mut(phase..).unwrap_or_default();
+            to.iter_mut()
+                .step_by(self.count)
+                .zip(sums)
+                .for_each(|(y, sum)| *y = *sum);
+        }
     }
 }
 
@@ -263,36 +288,24 @@ mod tests {
     }
 
     #[test]
-    fn convolutions_match_in_each_layout() {
+    fn convolutions_match() {
         const TILE: usize = 4;
         for (i, c) in testing::Conv::cases().iter().enumerate() {
             let (x, w, bias) = c.data(i as u64);
-            let depth = c.channels * c.taps();
-            let mut tiles = Vec::new();
-            for group in w.chunks_exact(c.rows * depth) {
-                for tile in 0..c.rows.div_ceil(TILE) {
-                    for k in 0..depth {
-                        let value = |t| group.get((tile * TILE + t) * depth + k).copied();
-                        tiles.extend((0..TILE).map(|t| value(t).unwrap_or(0.0)));
-                    }
-                }
-            }
             let want = c.reference(&x, &w, bias.as_deref());
-            for (w, packed) in [(w, 0), (tiles, 1)] {
-                let mut defines = c.defines();
-                defines.extend([("TILE", TILE as i64), ("PACKED", packed)]);
-                let case = Case::<Conv> {
-                    words: words(c, TILE, c.size, [c.out(0), c.out(1)], c.channels),
-                    operands: vec![
-                        Some((DType::F32, testing::memory(&x))),
-                        Some((DType::F32, testing::memory(&w))),
-                        bias.as_ref().map(|b| (DType::F32, testing::memory(b))),
-                    ],
-                    defines,
-                    kernel: std::marker::PhantomData,
-                };
-                case.check(&want, 1e-5, &format!("{c:?} {packed}"));
-            }
+            let mut defines = c.defines();
+            defines.push(("TILE", TILE as i64));
+            let case = Case::<Conv> {
+                words: words(c, TILE, c.size, [c.out(0), c.out(1)], c.channels),
+                operands: vec![
+                    Some((DType::F32, testing::memory(&x))),
+                    Some((DType::F32, testing::memory(&w))),
+                    bias.as_ref().map(|b| (DType::F32, testing::memory(b))),
+                ],
+                defines,
+                kernel: std::marker::PhantomData,
+            };
+            case.check(&want, 1e-5, &format!("{c:?}"));
         }
     }
 

@@ -6,7 +6,7 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, UNBOUNDED, part};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -124,6 +124,7 @@ impl Job for Planes<'_> {
             let at = (phase * height + dy / high.stride) * length + dx / wide.stride;
             *offset = u32::try_from(at).unwrap_or(0);
         }
+        let clamp = store.clamp().filter(|b| *b != UNBOUNDED);
         space.fill(0.0);
         let mut band = Band {
             args,
@@ -152,6 +153,7 @@ impl Job for Planes<'_> {
                                 offsets,
                                 w,
                                 bias,
+                                clamp,
                                 count,
                                 sums.as_mut_ptr().add(S::LANES),
                             ),
@@ -160,6 +162,7 @@ impl Job for Planes<'_> {
                                 offsets,
                                 w,
                                 bias,
+                                clamp,
                                 count,
                                 sums.as_mut_ptr().add(S::LANES),
                             ),
@@ -256,6 +259,7 @@ unsafe fn windows_of<S: Simd, const T: usize>(
     offsets: &[u32],
     weights: *const f32,
     bias: f32,
+    clamp: Option<[f32; 2]>,
     count: usize,
     to: *mut f32,
 ) {
@@ -280,6 +284,12 @@ unsafe fn windows_of<S: Simd, const T: usize>(
                     *sum = S::fma(S::load(from.add(v * S::LANES)), w, *sum);
                 }
             }
+            if let Some([low, high]) = clamp {
+                let (low, high) = (S::splat(low), S::splat(high));
+                for sum in &mut sums {
+                    *sum = S::min(high, S::max(low, *sum));
+                }
+            }
             for (v, sum) in sums.iter().enumerate() {
                 S::store(to.add(i + v * S::LANES), *sum);
             }
@@ -296,7 +306,7 @@ unsafe fn windows_of<S: Simd, const T: usize>(
 unsafe fn put<S: Simd>(store: &Store<'_>, first: usize, sums: &mut [f32], [rows, count, length]: [usize; 3]) {
     let space = sums.as_mut_ptr();
     // SAFETY: an empty range.
-    let direct = unsafe { store.direct::<f32>(0..0) }.is_some();
+    let direct = store.clamp().is_some();
     // SAFETY: results of the caller, or sums before those that are read next.
     let to = unsafe {
         if direct {

@@ -4,7 +4,7 @@
 //! or in scratch that a [`Right`] fills. The left operand is read in place. Every result is one
 //! chain of multiply-adds in ascending order of k, whatever the sizes are.
 
-use crate::backend::cpu::args::Store;
+use crate::backend::cpu::args::{Store, UNBOUNDED};
 use crate::backend::cpu::simd::Simd;
 pub use crate::tensor::PANEL;
 use half::f16;
@@ -31,6 +31,11 @@ pub trait Left: Copy {
     const STEP: usize;
     /// True if tiles start at multiples of [`TILE`].
     const TILED: bool;
+    /// Rows of a tile that are addressed from the first of them, so that few addresses change from
+    /// term to term.
+    const GROUP: usize;
+    /// The distance of row `i` of a group from the first one, in elements.
+    fn offset(self, i: usize) -> usize;
     /// Term `k` of row `row`.
     /// # Safety
     /// The term is inside the operand.
@@ -48,6 +53,12 @@ pub struct Rows {
 impl Left for Rows {
     const STEP: usize = 1;
     const TILED: bool = false;
+    // Processors address one, two, but not three times a register.
+    const GROUP: usize = 3;
+    #[inline(always)]
+    fn offset(self, i: usize) -> usize {
+        i * self.stride
+    }
     #[inline(always)]
     unsafe fn at(self, row: usize, k: usize) -> *const f32 {
         // SAFETY: by the contract.
@@ -66,6 +77,11 @@ pub struct Tiles {
 impl Left for Tiles {
     const STEP: usize = TILE;
     const TILED: bool = true;
+    const GROUP: usize = TILE;
+    #[inline(always)]
+    fn offset(self, i: usize) -> usize {
+        i
+    }
     #[inline(always)]
     unsafe fn at(self, row: usize, k: usize) -> *const f32 {
         // SAFETY: by the contract.
@@ -205,6 +221,8 @@ struct Tile<L, E> {
     k: Range<usize>,
     right: Panels<E>,
     bias: *const f32,
+    /// Bounds of the sums, with the last terms.
+    clamp: Option<[f32; 2]>,
     at: *mut f32,
     stride: usize,
 }
@@ -218,9 +236,11 @@ impl<L: Left, E: Element> Tile<L, E> {
         // SAFETY: by the contract.
         unsafe {
             let mut sums = [[S::splat(0.0); V]; R];
-            let mut rows = [self.left.at(self.row, self.k.start); R];
+            let mut groups = [self.left.at(self.row, self.k.start); R];
+            for (g, group) in groups.iter_mut().enumerate().take(R.div_ceil(L::GROUP)) {
+                *group = self.left.at(self.row + g * L::GROUP, self.k.start);
+            }
             for r in 0..R {
-                rows[r] = self.left.at(self.row + r, self.k.start);
                 for (v, sum) in sums[r].iter_mut().enumerate() {
                     if self.k.start > 0 {
                         *sum = S::load(self.at.add(r * self.stride + v * S::LANES));
@@ -230,19 +250,31 @@ impl<L: Left, E: Element> Tile<L, E> {
                 }
             }
             let mut from = self.right.at;
-            for k in 0..self.k.len() {
+            for _ in 0..self.k.len() {
                 let mut w = [S::splat(0.0); V];
                 for (v, w) in w.iter_mut().enumerate() {
                     let column = v * S::LANES;
                     *w = E::load::<S>(from.add(column / PANEL * self.right.panel + column % PANEL));
                 }
                 for r in 0..R {
-                    let x = S::splat(*rows[r].add(k * L::STEP));
+                    let x = S::splat(*groups[r / L::GROUP].add(self.left.offset(r % L::GROUP)));
                     for v in 0..V {
                         sums[r][v] = S::fma(x, w[v], sums[r][v]);
                     }
                 }
+                for group in groups.iter_mut().take(R.div_ceil(L::GROUP)) {
+                    *group = group.wrapping_add(L::STEP);
+                }
                 from = from.add(self.right.row);
+            }
+            if let Some([low, high]) = self.clamp {
+                let (low, high) = (S::splat(low), S::splat(high));
+                // `flatten` would keep the sums in memory.
+                for row in &mut sums {
+                    for sum in row {
+                        *sum = S::min(high, S::max(low, *sum));
+                    }
+                }
             }
             for (r, sums) in sums.iter().enumerate() {
                 for (v, sum) in sums.iter().enumerate() {
@@ -315,8 +347,7 @@ impl<L: Left> Product<'_, L> {
         let panels = count.div_ceil(PANEL);
         let stride = panels * PANEL;
         debug_assert!(sums.len() >= self.rows * stride, "{} sums", sums.len());
-        // SAFETY: an empty range.
-        let direct = unsafe { self.y.store.direct::<f32>(0..0) }.is_some();
+        let bounds = self.y.store.clamp();
         let first = self.y.first + column;
         let (y, scratch) = (self.y.store.y.as_ptr::<f32>(), sums.as_mut_ptr());
         // Panels whose sums are the results themselves.
@@ -331,7 +362,7 @@ impl<L: Left> Product<'_, L> {
                 let width = together::<S>(self.rows, panels - panel);
                 // SAFETY: a whole panel of results, or of sums.
                 let (at, stride) = unsafe {
-                    if direct && (panel + width) * PANEL <= count {
+                    if bounds.is_some() && (panel + width) * PANEL <= count {
                         in_place = panel + width;
                         (y.add(first + panel * PANEL), self.y.stride)
                     } else {
@@ -346,7 +377,8 @@ impl<L: Left> Product<'_, L> {
                         at: at_panel,
                         ..right
                     };
-                    self.tiles::<S, R::E>(terms.clone(), right, width, at, stride);
+                    let clamp = bounds.filter(|b| terms.end == self.k && *b != UNBOUNDED);
+                    self.tiles::<S, R::E>(terms.clone(), right, width, clamp, at, stride);
                 }
                 panel += width;
             }
@@ -358,8 +390,19 @@ impl<L: Left> Product<'_, L> {
         let done = in_place * PANEL;
         for (r, sums) in sums.chunks_exact_mut(stride.max(1)).take(self.rows).enumerate() {
             if let Some(sums) = sums.get_mut(done..count).filter(|s| !s.is_empty()) {
+                let at = first + r * self.y.stride + done;
                 // SAFETY: owned by the caller.
-                unsafe { self.y.store.put(first + r * self.y.stride + done, sums, None) };
+                unsafe {
+                    match bounds.filter(|_| self.k > 0) {
+                        Some(_) => self
+                            .y
+                            .store
+                            .y
+                            .slice_mut(at..at + sums.len())
+                            .copy_from_slice(sums),
+                        None => self.y.store.put(at, sums, None),
+                    }
+                }
             }
         }
     }
@@ -383,6 +426,7 @@ impl<L: Left> Product<'_, L> {
         k: Range<usize>,
         right: Panels<E>,
         width: usize,
+        clamp: Option<[f32; 2]>,
         at: *mut f32,
         stride: usize,
     ) {
@@ -405,6 +449,7 @@ impl<L: Left> Product<'_, L> {
                     k,
                     right,
                     bias,
+                    clamp,
                     at,
                     stride,
                 }
