@@ -3,6 +3,7 @@
 use crate::backend::kernel::{FieldTy, KernelSpec};
 use crate::tensor::DType;
 use bytemuck::Pod;
+use half::f16;
 use std::ops::Range;
 
 use super::isa::Isa;
@@ -38,6 +39,20 @@ impl Memory {
     /// Number of elements.
     pub fn elements<T>(self) -> usize {
         self.len / size_of::<T>()
+    }
+
+    /// Number of floats, which are halves (f16) or f32.
+    pub fn floats(self, halves: bool) -> usize {
+        if halves {
+            self.elements::<f16>()
+        } else {
+            self.elements::<f32>()
+        }
+    }
+
+    /// Whether there are at least `count` elements.
+    pub fn holds<T>(self, count: usize) -> bool {
+        count <= self.elements::<T>()
     }
 
     pub fn as_ptr<T>(self) -> *mut T {
@@ -277,8 +292,9 @@ pub trait Kernel: Sized + Send + Sync + 'static {
     /// has checked element sizes against [`Self::HALVES`].
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self>;
 
-    /// Whether the operands have the elements that the parameters state, and both are possible for
-    /// this kernel. Kernels whose reads and writes are checked one by one need no check before.
+    /// Whether the operands have all elements that the kernel reads and writes, and it can run with
+    /// these parameters. It is called once per dispatch and takes constant time. Kernels that check
+    /// their reads and writes one by one need no check before.
     fn fits(&self, args: &Self::Args) -> bool {
         let _unused = args;
         true
@@ -294,7 +310,7 @@ pub trait Kernel: Sized + Send + Sync + 'static {
 
     /// Runs piece `piece` of `pieces`.
     /// # Safety
-    /// [`fits`](Self::fits) holds; each piece runs once; no other command runs at the same time.
+    /// [`fits`](Self::fits) is true; each piece runs once; no other command runs at the same time.
     unsafe fn run(
         &self,
         args: &Self::Args,
@@ -303,6 +319,22 @@ pub trait Kernel: Sized + Send + Sync + 'static {
         pieces: usize,
         scratch: &mut Scratch,
     );
+}
+
+/// The product of sizes. If it overflows, the result is more than any memory holds.
+pub fn product(sizes: &[usize]) -> usize {
+    sizes.iter().fold(1, |n, size| n.saturating_mul(*size))
+}
+
+/// Number of elements up to the last one of strided runs of `len` elements. There is a run for each
+/// combination of indices along the axes, which have a size and a step. If the number overflows,
+/// the result is more than any memory holds.
+pub fn reach(axes: &[[usize; 2]], len: usize) -> usize {
+    if len == 0 || axes.iter().any(|[size, _]| *size == 0) {
+        return 0;
+    }
+    let last = |[size, step]: &[usize; 2]| (size - 1).saturating_mul(*step);
+    axes.iter().map(last).fold(len, usize::saturating_add)
 }
 
 /// Part `piece` of `0..count`, which is cut into `pieces` parts at multiples of `step`.

@@ -348,7 +348,8 @@ impl Cpu {
                 let bytes = launch.params.get(params.clone()).unwrap_or_default();
                 let words = bytemuck::try_cast_slice(bytes)
                     .map_or_else(|_| Cow::Owned(bytemuck::pod_collect_to_vec(bytes)), Cow::Borrowed);
-                // SAFETY: the caller holds `&mut self`, so no other command runs.
+                // SAFETY: the caller holds `&mut self`, so no other command runs; the executor
+                // shares memory of operands only as descriptors allow.
                 let done = unsafe { kernel.run(&self.pool, grid, &words, operands) };
                 done.map_err(|e| fault(e.to_string()))
             }
@@ -541,6 +542,39 @@ mod tests {
         // Ranges that are not aligned, empty or out of bounds.
         for range in [60..124, 64..64, 128..256] {
             assert!(cpu.share_buffer(&source, range.clone()).is_none(), "{range:?}");
+        }
+    }
+
+    #[test]
+    fn dispatch_with_too_small_operand_is_refused() {
+        let mut cpu = Cpu::open(&OpenOptions::default()).unwrap();
+        let buffer = cpu.create_buffer("rows", 128).unwrap();
+        let spec = KernelSpec {
+            operands: vec![Some(crate::tensor::DType::F32); 2],
+            ..kernels::blank()
+        };
+        let kernel = cpu.compile(&spec).unwrap();
+        let view = |offset, len| View { buffer, offset, len };
+        // Three rows of five elements.
+        let launch = Launch {
+            params: bytemuck::cast_slice(&[3u32, 5]).to_vec(),
+            grids: vec![[3, 1, 1]],
+        };
+        for (x, y, fits) in [(60, 60, true), (56, 60, false), (60, 56, false)] {
+            let dispatch = Command::Dispatch {
+                kernel,
+                args: vec![view(0, x), view(64, y)],
+                step: 0,
+                params: 0..8,
+            };
+            let recording = cpu.record(&[dispatch]).unwrap();
+            match cpu.submit(recording, &launch) {
+                Ok(()) => assert!(fits, "{x} and {y} bytes"),
+                Err(BackendError::Fault { step: 0, why, .. }) => {
+                    assert!(!fits && why == "does not fit its arguments", "{why}");
+                }
+                Err(other) => panic!("{other}"),
+            }
         }
     }
 

@@ -13,7 +13,7 @@ mod soften;
 mod tests;
 mod tiles;
 
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::kernels::kv_append::live_value;
 use crate::backend::cpu::simd;
@@ -160,21 +160,36 @@ impl Attention {
         args.heads / args.kv_heads.max(1)
     }
 
+    /// The rows of keys and values, and the number of keys for which both have room.
+    fn states(&self, args: &Args) -> ([Rows; 2], usize) {
+        let rows = [(args.k, self.stored[0]), (args.v, self.stored[1])]
+            .map(|(m, stored)| Rows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring));
+        let batch = self.batch(args);
+        let [k, v] = rows;
+        (rows, k.room(args.k, batch).min(v.room(args.v, batch)))
+    }
+
+    /// Number of keys that exist.
+    /// # Safety
+    /// No one writes the table of live values.
+    unsafe fn live(&self, args: &Args, room: usize) -> usize {
+        // SAFETY: by the contract.
+        let live = unsafe { live_value(args.live, args.live_keys) };
+        match self.ring {
+            Some(_) => live,
+            // A padded length may reach beyond the state.
+            None => live.min(room),
+        }
+    }
+
+    /// The dispatch; `None` if it has no results.
     /// # Safety
     /// As for [`Kernel::run`].
     unsafe fn problem(&self, args: &Args) -> Option<Problem> {
+        let ([k, v], room) = self.states(args);
         // SAFETY: the table is read only.
-        let live = unsafe { live_value(args.live, args.live_keys) };
-        let batch = self.batch(args);
-        let rows = |m: Memory, stored| Rows::new(m, stored, self.dim, args.kv_heads, args.keys, self.ring);
-        let (k, v) = (rows(args.k, self.stored[0]), rows(args.v, self.stored[1]));
-        let group = Self::group(args);
-        let least = k.room(args.k, batch).min(v.room(args.v, batch));
-        let live = match self.ring {
-            Some(ring) if ring > least => return None,
-            Some(_) => live,
-            None => live.min(least),
-        };
+        let live = unsafe { self.live(args, room) };
+        let (batch, group) = (self.batch(args), Self::group(args));
         (group > 0 && args.rows > 0 && batch > 0).then_some(Problem {
             dim: self.dim,
             heads: args.heads,
@@ -239,7 +254,7 @@ impl Attention {
             splits,
             scratch,
         };
-        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe { simd::run(self.isa, job) }
     }
 }
@@ -278,6 +293,31 @@ impl Kernel for Attention {
             stored: [stored(1)?, stored(2)?],
             partials: Partials::default(),
         })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let Args { heads, rows, .. } = *args;
+        let batch = self.batch(args);
+        let count = product(&[batch, rows, heads, self.dim]);
+        if count == 0 {
+            return true;
+        }
+        let (_, room) = self.states(args);
+        let in_table = args.live_keys < args.live.elements::<i32>();
+        // SAFETY: the table is read only.
+        let live = unsafe { self.live(args, room) };
+        let axes = [
+            [batch, args.mask_b],
+            [heads, args.mask_h],
+            [rows, args.mask_s],
+            [live, args.mask_t],
+        ];
+        heads.is_multiple_of(args.kv_heads)
+            && in_table
+            && self.ring.is_none_or(|ring| ring <= room)
+            && args.q.holds::<f32>(count)
+            && args.y.holds::<f32>(count)
+            && args.mask.is_none_or(|m| m.holds::<f32>(reach(&axes, 1)))
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -325,7 +365,7 @@ impl Kernel for Attention {
                 rows: rows.len(),
                 ..p.unit(i % units)
             };
-            // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+            // SAFETY: the processor supports `isa`; the operands fit, by the contract.
             unsafe {
                 simd::run(
                     self.isa,

@@ -3,7 +3,7 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -41,6 +41,26 @@ impl Kernel for Conv {
             transposed: is_set("TRANSPOSED"),
             tile,
         })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let Args {
+            channels,
+            rows,
+            parts,
+            ..
+        } = *args;
+        if parts == 0 || images(args) == 0 {
+            return true;
+        }
+        // Groups up to the last one of this dispatch, and their output channels.
+        let groups = (args.first.saturating_add(parts) - 1) / args.tiles.max(1) + 1;
+        let outputs = product(&[groups, rows]);
+        let weights = product(&[outputs, channels, self.window.taps()]);
+        let planes = product(&[groups, channels, args.in_h, args.in_w]);
+        args.x.holds::<f32>(reach(&[[images(args), args.image]], planes))
+            && args.w.holds::<f32>(weights)
+            && args.bias.is_none_or(|b| b.holds::<f32>(outputs))
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -121,7 +141,7 @@ impl Job for Channels<'_> {
             };
             let x = image * args.image + group * args.channels * args.in_h * args.in_w;
             for oy in 0..args.out_h {
-                // SAFETY: inside the operands, by the contract.
+                // SAFETY: inside the operands, which fit.
                 unsafe {
                     sums.fill(args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m)));
                     let w = args.w.as_ptr::<f32>().add(start);

@@ -6,7 +6,7 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, UNBOUNDED, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, UNBOUNDED, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -32,6 +32,17 @@ impl Kernel for ConvDepthwise {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let window = Window::of_floats(spec)?;
         Some(Self { isa, window })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let planes = product(&[args.images, args.channels]);
+        let windows = product(&[planes, args.rows, args.out_h, args.out_w]);
+        let outputs = product(&[args.channels, args.rows]);
+        windows == 0
+            || args.x.holds::<f32>(product(&[planes, args.in_h, args.in_w]))
+                && args.w.holds::<f32>(product(&[outputs, self.window.taps()]))
+                && args.bias.is_none_or(|b| b.holds::<f32>(outputs))
+                && args.y.holds::<f32>(windows)
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -105,13 +116,17 @@ impl Job for Planes<'_> {
         } = window;
         let (taps, windows) = (window.taps(), args.out_h * args.out_w);
         let reach = |line: Line| (line.kernel - 1) * line.dilation / line.stride;
-        let (phases, slack) = (high.stride * wide.stride, reach(wide) + VECTORS * S::LANES);
+        let (phases, slack) = (high.stride * wide.stride, VECTORS * S::LANES);
         let length = args.out_w + reach(wide);
         let rows = (BAND / (phases * length))
             .saturating_sub(reach(high))
             .clamp(1, args.out_h);
         let height = rows + reach(high);
-        let sizes = [phases * height * length + slack, S::LANES + rows * length + slack];
+        // The last vectors of the last tap end beyond the phases.
+        let sizes = [
+            phases * height * length + reach(wide) + slack,
+            S::LANES + rows * length + slack,
+        ];
         let (offsets, rest) = scratch.floats(taps + sizes[0] + sizes[1]).split_at_mut(taps);
         let (space, sums) = rest.split_at_mut(sizes[0]);
         let offsets = bytemuck::cast_slice_mut::<f32, u32>(offsets);

@@ -6,7 +6,7 @@
 
 use super::gemm::{self, COLUMNS, PANEL, Panels, Product, Results, Right, TILE, Tiles};
 use super::window::Window;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -35,6 +35,27 @@ impl Kernel for ConvPanels {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let window = Window::of_floats(spec)?;
         Some(Self { isa, window })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let Args {
+            images,
+            groups,
+            channels,
+            rows,
+            ..
+        } = *args;
+        let windows = product(&[images, groups, rows, args.out_h, args.out_w]);
+        let tiles = product(&[groups, rows.div_ceil(TILE), TILE]);
+        windows == 0
+            || args
+                .x
+                .holds::<f32>(product(&[images, groups, channels, args.in_h, args.in_w]))
+                && args
+                    .w
+                    .holds::<f32>(product(&[tiles, channels, self.window.taps()]))
+                && args.bias.is_none_or(|b| b.holds::<f32>(product(&[groups, rows])))
+                && args.y.holds::<f32>(windows)
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -183,6 +204,9 @@ impl Right for Gather<'_> {
         unsafe {
             if self.is_plain() {
                 self.copy::<S>(channels, panels, size);
+            } else if self.args.in_h * self.args.in_w == 0 {
+                // There is only padding, and no element to read.
+                self.space[..panels * size].fill(0.0);
             } else {
                 for panel in 0..panels {
                     let to = self.space.as_mut_ptr().add(panel * size);
@@ -386,7 +410,9 @@ mod tests {
 
     #[test]
     fn convolutions_match() {
-        for (i, c) in Conv::cases().iter().enumerate() {
+        // Without rows of x, all windows are padding.
+        let empty = Conv::new([1, 1, 2, 7], [0, 9], [1, 3]).padded([1, 0], [2, 0]);
+        for (i, c) in Conv::cases().iter().chain([&empty]).enumerate() {
             let (x, w, bias) = c.data(i as u64);
             let words = [
                 c.images,

@@ -23,6 +23,11 @@ impl Kernel for Gather {
         Some(Self)
     }
 
+    /// Reads outside of the table and of the indices are checked one by one.
+    fn fits(&self, args: &Args) -> bool {
+        args.y.holds::<f32>(args.count)
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(args.count / args.row.max(1), 4 + args.row / 8, threads)
     }

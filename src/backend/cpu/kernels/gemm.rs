@@ -410,12 +410,13 @@ impl<L: Left> Product<'_, L> {
     /// Sets the sums of no terms: the bias or 0.
     fn constant(&self, sums: &mut [f32], stride: usize) {
         for (r, sums) in sums.chunks_exact_mut(stride.max(1)).enumerate() {
-            // SAFETY: an element for each row, if not null.
-            sums.fill(if self.bias.is_null() {
+            let bias = if self.bias.is_null() {
                 0.0
             } else {
+                // SAFETY: there is an element for each row.
                 unsafe { *self.bias.add(r) }
-            });
+            };
+            sums.fill(bias);
         }
     }
 

@@ -68,10 +68,11 @@ pub fn run<K: Kernel>(
         y,
         epilogue: if epilogue { Some(&f) } else { None },
     };
+    assert!(kernel.fits(&args), "{words:?}");
     let pieces = kernel.pieces(&args, threads);
     let mut scratch = Scratch::default();
     for piece in (0..pieces).rev() {
-        // SAFETY: tests give operands of the right sizes.
+        // SAFETY: the operands fit.
         unsafe { kernel.run(&args, &store, piece, pieces, &mut scratch) };
     }
 }

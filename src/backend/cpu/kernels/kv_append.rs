@@ -55,6 +55,12 @@ impl Kernel for KvAppend {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        args.x.holds::<f32>(args.count)
+            && args.start < args.live.elements::<i32>()
+            && self.ring.is_none_or(|n| n <= args.state.floats(self.halves))
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(args.count.div_ceil(64), 16, threads)
     }
@@ -63,11 +69,7 @@ impl Kernel for KvAppend {
         // SAFETY: the table is read only.
         let start = unsafe { live_value(args.live, args.start) };
         let mut range = part(args.count, 64, piece, pieces);
-        let size = if self.halves {
-            args.state.elements::<f16>()
-        } else {
-            args.state.elements::<f32>()
-        };
+        let size = args.state.floats(self.halves);
         let ring = self.ring.unwrap_or(usize::MAX).min(size.max(1));
         if self.ring.is_none() {
             // A padded length may reach beyond the state.
@@ -111,18 +113,14 @@ impl Job for Copy {
     }
 }
 
-/// Copies floats to elements `range` of a state; does nothing if they are out of bounds.
+/// Copies floats to elements `range` of a state. It does nothing if they are out of bounds: a
+/// padded length may reach beyond the state.
 /// # Safety
 /// That many floats can be read, and the caller owns these elements.
 #[inline(always)]
 pub(super) unsafe fn store_row<S: Simd>(from: *const f32, state: Memory, range: Range<usize>, halves: bool) {
-    let size = if halves {
-        state.elements::<f16>()
-    } else {
-        state.elements::<f32>()
-    };
     let n = range.len();
-    if range.end > size {
+    if range.end > state.floats(halves) {
         return;
     }
     // SAFETY: inside the memory; the rest by the contract.

@@ -1,7 +1,7 @@
 //! Appends rows of heads to an 8-bit state. A row is stored as words of four signed bytes, followed
 //! by its scale: the largest magnitude / 127.
 
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::kernels::kv_append::live_value;
 use crate::backend::cpu::simd::{self, Job, Simd};
@@ -18,6 +18,13 @@ pub struct KvAppendQ8 {
     dim: usize,
     /// Number of rows in the ring, if the state is one: later ones wrap around to its start.
     ring: Option<usize>,
+}
+
+impl KvAppendQ8 {
+    /// Words of a row of the state.
+    const fn words(&self) -> usize {
+        self.dim / 4 + 1
+    }
 }
 
 impl Kernel for KvAppendQ8 {
@@ -38,6 +45,13 @@ impl Kernel for KvAppendQ8 {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        let ring = product(&[self.ring.unwrap_or(0), self.words()]);
+        args.x.holds::<f32>(product(&[args.rows, self.dim]))
+            && args.start < args.live.elements::<i32>()
+            && args.state.holds::<u32>(ring)
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(args.rows, self.dim, threads)
     }
@@ -50,7 +64,7 @@ impl Kernel for KvAppendQ8 {
         }
         // SAFETY: the table is read only.
         let start = unsafe { live_value(args.live, args.start) };
-        // SAFETY: the processor supports `isa`, and `x` has the rows that the parameters state.
+        // SAFETY: the processor supports `isa`, and `x` has these rows, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -77,10 +91,11 @@ impl Job for Rows<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let (dim, words) = (self.kernel.dim, self.kernel.dim / 4 + 1);
+        let (dim, words) = (self.kernel.dim, self.kernel.words());
         for row in self.rows {
             let at = self.start + row;
             let place = self.kernel.ring.map_or(at, |n| at % n);
+            // A padded length may reach beyond the state.
             if (place + 1).saturating_mul(words) > self.args.state.elements::<u32>() {
                 continue;
             }

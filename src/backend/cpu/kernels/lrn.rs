@@ -2,7 +2,7 @@
 //! of `x`, the `before` channels before it and the `after` channels after it.
 
 use super::gemm;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -22,6 +22,15 @@ impl Kernel for Lrn {
 
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         (dtype(spec, 0) == Some(DType::F32)).then_some(Self { isa })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let Args { channels, plane, .. } = *args;
+        let all = |planes: usize| product(&[planes.div_ceil(channels), channels, plane]);
+        match planes(args) {
+            0 => true,
+            planes => channels > 0 && args.x.holds::<f32>(all(planes)),
+        }
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {

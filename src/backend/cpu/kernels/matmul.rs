@@ -5,7 +5,7 @@
 //! place.
 
 use super::gemm::{self, COLUMNS, Element, PANEL, Panels, Product, Results, Right, Rows};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -31,6 +31,23 @@ pub struct MatMul {
     trans_b: bool,
 }
 
+impl MatMul {
+    /// Elements of the right matrix of a batch, up to the last one that is read.
+    fn right(&self, args: &Args) -> usize {
+        let Args { n, k, b_stride, .. } = *args;
+        if self.trans_b {
+            return reach(&[[n, b_stride]], k);
+        }
+        if b_stride >= n {
+            return reach(&[[k, b_stride]], n);
+        }
+        // Panels of `b_stride` columns.
+        let stride = b_stride.max(1);
+        let (panels, last) = (n.div_ceil(stride), (n - 1) % stride + 1);
+        reach(&[[panels, product(&[stride, k])], [k, stride]], last)
+    }
+}
+
 impl Kernel for MatMul {
     type Args = Args;
     const HALVES: &'static [&'static str] = &["b"];
@@ -39,6 +56,30 @@ impl Kernel for MatMul {
         let b = dtype(spec, 1)?;
         let trans_b = spec.defines.get("TRANS_B").is_some_and(|v| *v != 0);
         (dtype(spec, 0)? == DType::F32 && b.is_float()).then_some(Self { isa, b, trans_b })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let Args { m, n, k, batches, .. } = *args;
+        if m == 0 || n == 0 || batches == 0 {
+            return true;
+        }
+        let (n1, n2) = (args.n1.max(1), args.n2.max(1));
+        let sizes = [
+            n1.min(batches),
+            n2.min(batches.div_ceil(n1)),
+            batches.div_ceil(n1).div_ceil(n2),
+        ];
+        let of_batches = |steps: [usize; 3], len: usize| {
+            let axes: [_; 3] = std::array::from_fn(|i| [sizes[i], steps[i]]);
+            reach(&axes, len)
+        };
+        let rows = of_batches([args.a0, args.a1, args.a2], product(&[m, k]));
+        let columns = of_batches([args.b0, args.b1, args.b2], self.right(args));
+        let width = args.column.saturating_add(n);
+        let results = reach(&[[product(&[batches, m]), args.y_stride]], width);
+        args.a.holds::<f32>(rows)
+            && columns <= args.b.floats(self.b == DType::F16)
+            && args.y.holds::<f32>(results)
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -168,7 +209,7 @@ impl<E: Item> Job for Units<'_, E> {
             for block in 0..blocks {
                 let own = part(rows.len(), 1, block, blocks);
                 let row = rows.start + own.start;
-                // SAFETY: inside the operands, by the contract.
+                // SAFETY: inside the operands, which fit.
                 let (at, b) = unsafe {
                     (
                         args.a.as_ptr::<f32>().add(a + row * args.k),
@@ -232,7 +273,7 @@ impl<E: Item> Block<'_, E> {
                 if few && is_plain && count >= PANEL {
                     count -= count % PANEL;
                     let mut right = InPlace {
-                        at: self.b.add(column),
+                        at: self.b.wrapping_add(column),
                         row: self.args.b_stride,
                     };
                     product.columns::<S, _>(column, count, &mut right, sums);

@@ -3,7 +3,7 @@
 //! `w` is packed when the model is loaded, as `Pack::Columns` with panels of 16 columns.
 
 use super::gemm::{self, COLUMNS, Element, Halves, PANEL, Packed, Product, Results, Right, Rows};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -34,6 +34,15 @@ impl Kernel for MatMulPanels {
     fn new(spec: &KernelSpec, isa: Isa) -> Option<Self> {
         let weights = dtype(spec, 1)?;
         (dtype(spec, 0)? == DType::F32 && weights.is_float()).then_some(Self { isa, weights })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let Args { m, n, k, .. } = *args;
+        let weights = product(&[n.div_ceil(PANEL), PANEL, k]);
+        m == 0
+            || args.x.holds::<f32>(product(&[m, k]))
+                && weights <= args.w.floats(self.weights == DType::F16)
+                && args.y.holds::<f32>(product(&[m, n]))
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {

@@ -12,6 +12,8 @@ mod conv_depthwise;
 mod conv_panels;
 mod cumulative;
 mod dynamic_quantize;
+#[cfg(test)]
+mod fits;
 mod gather;
 mod gather_e0m;
 mod gather_places;
@@ -64,8 +66,8 @@ pub trait Compiled: Send + Sync {
     ///
     /// # Safety
     ///
-    /// The operands have the sizes that the parameters state, and no other command runs at the same
-    /// time.
+    /// No other command runs at the same time. The result shares memory with another operand only
+    /// if the descriptor allows it.
     unsafe fn run(
         &self,
         pool: &Pool,
@@ -78,7 +80,8 @@ pub trait Compiled: Send + Sync {
 /// Why a dispatch did not run to its end. Each is a bug in this library.
 #[derive(Debug, thiserror::Error)]
 pub enum Fault {
-    /// Parameters or operands are missing, or operands have fewer elements than parameters state.
+    /// Parameters or operands are missing, operands have fewer elements than the kernel reads or
+    /// writes, or the kernel cannot run with these parameters.
     #[error("does not fit its arguments")]
     Unfit,
     /// The kernel panicked.
@@ -119,7 +122,8 @@ impl<K: Native> Compiled for Resolved<K> {
         let pieces = self.kernel.pieces(&args, pool.threads());
         let run = |piece| {
             SCRATCH.with_borrow_mut(|scratch| {
-                // SAFETY: by the contract; the pool runs each piece once.
+                // SAFETY: the arguments fit; the pool runs each piece once; the rest by the
+                // contract.
                 unsafe { self.kernel.run(&args, &store, piece, pieces, scratch) };
             });
         };
@@ -288,7 +292,7 @@ pub fn views(spec: &KernelSpec) -> Vec<Option<usize>> {
 
 /// A spec without defines and operands.
 #[cfg(test)]
-fn blank() -> KernelSpec {
+pub fn blank() -> KernelSpec {
     static KERNEL: Kernel = crate::kernel!("softmax" { rows, cols: U32 } [x: In, y: Out]);
     KernelSpec {
         kernel: &KERNEL,

@@ -340,6 +340,7 @@ pub(super) mod check {
                 let mut operands = operands.to_vec();
                 let memory: Vec<_> = operands.iter_mut().map(Given::memory).collect();
                 let args = K::Args::read(params, &memory).expect("arguments");
+                assert!(kernel.fits(&args), "{params:?}");
                 let y = memory[first].expect("a result");
                 let store = Store {
                     y,
@@ -348,7 +349,7 @@ pub(super) mod check {
                 let pieces = [1, 2, 3, 7, kernel.pieces(&args, 2)][cut];
                 let mut scratch = Scratch::default();
                 for piece in (0..pieces).rev() {
-                    // SAFETY: the test gives operands of the right sizes.
+                    // SAFETY: the operands fit.
                     unsafe { kernel.run(&args, &store, piece, pieces, &mut scratch) };
                 }
                 let mut want = want.to_vec();

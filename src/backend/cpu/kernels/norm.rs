@@ -1,7 +1,7 @@
 //! Normalization of rows by mean and variance, with scale and bias (`norm`), and its form without
 //! mean and bias (`variants/norm_row`).
 
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, part, pieces_of, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, load_part};
 use crate::backend::kernel::KernelSpec;
@@ -38,6 +38,22 @@ impl Kernel for Norm {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        let Args { rows, cols, .. } = *args;
+        let count = product(&[rows, cols]);
+        let sets = rows.min(args.sets.max(1));
+        let scales = if self.by_column {
+            cols.min(count)
+        } else {
+            reach(&[[sets, args.per]], cols.div_ceil(args.run.max(1)))
+        };
+        let hold =
+            |operands: [Option<Memory>; 2], count| operands.iter().flatten().all(|m| m.holds::<f32>(count));
+        hold([Some(args.x), Some(args.y)], count)
+            && hold([args.scale, args.bias], scales)
+            && hold([args.mean, args.variance], sets)
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(args.rows, args.cols / 2, threads)
     }
@@ -52,7 +68,7 @@ impl Kernel for Norm {
             by_column: self.by_column,
             scratch,
         };
-        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe { simd::run(self.isa, job) }
     }
 }
@@ -96,7 +112,7 @@ impl Job for Rows<'_, '_> {
         .map(at);
         for row in self.rows {
             let start = row * cols;
-            // SAFETY: operands have the sizes that the parameters state; rows belong to the piece.
+            // SAFETY: the operands have these elements; rows belong to the piece.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(start);
                 let (center, spread) = match (mean, variance) {

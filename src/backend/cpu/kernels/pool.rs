@@ -4,7 +4,7 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -57,6 +57,14 @@ impl Kernel for Pool {
             kind,
             x,
         })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let planes = |rows: usize| product(&[rows.div_ceil(args.out_h), args.in_h, args.in_w]);
+        match rows(args) {
+            0 => true,
+            rows => args.out_h > 0 && args.x.holds::<f32>(planes(rows)),
+        }
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -181,7 +189,7 @@ impl<T: Pod + Ord> Job for Integers<'_, T> {
         for row in rows {
             high.fill(least);
             for row in taps(args, window, row) {
-                // SAFETY: inside x, by the contract.
+                // SAFETY: inside x, which fits.
                 let x = unsafe { row_of::<T>(args, row) };
                 high.iter_mut().zip(x).for_each(|(m, x)| *m = (*m).max(*x));
             }
@@ -248,7 +256,7 @@ impl Job for Floats<'_> {
             let taps = taps(args, window, row);
             let mut met = taps.len();
             for row in taps {
-                // SAFETY: inside x, by the contract.
+                // SAFETY: inside x, which fits.
                 let x = unsafe { row_of::<f32>(args, row) };
                 let pairs = high.iter_mut().zip(x);
                 match kind {

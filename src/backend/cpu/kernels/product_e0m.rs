@@ -27,7 +27,7 @@ mod vnni512;
 pub(super) mod words;
 
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Scratch, Store};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
 use crate::backend::kernel::KernelSpec;
@@ -65,6 +65,17 @@ impl ProductE0m {
             tiles: self.layout(args.m).tiles(args.m),
         }
     }
+
+    /// Whether the weights have all columns.
+    fn weights_fit(&self, args: &Args) -> bool {
+        let (size, bits) = ([args.n, args.k], self.form.codes.bits());
+        let fits = |m: [Memory; 2]| Matrix::fits(m, size, bits, self.group);
+        let second = match (args.codes2, args.scales2) {
+            (Some(codes), Some(scales)) => fits([codes, scales]),
+            (codes, scales) => codes.is_none() && scales.is_none(),
+        };
+        second && unpack::is_whole(bits, args.k) && fits([args.codes, args.scales])
+    }
 }
 
 impl Kernel for ProductE0m {
@@ -87,6 +98,19 @@ impl Kernel for ProductE0m {
         })
     }
 
+    /// Results are checked as they are stored.
+    fn fits(&self, args: &Args) -> bool {
+        let Args { m, n, k, .. } = *args;
+        let layout = self.layout(m);
+        let factors = layout.factors(k, self.block);
+        m == 0
+            || n == 0
+            || self.form.tile(self.isa, layout).is_some()
+                && self.weights_fit(args)
+                && args.x.holds::<u32>(product(&[layout.tile(k), layout.tiles(m)]))
+                && args.factors.holds::<f32>(product(&[factors, layout.tiles(m)]))
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let matrices = 1 + usize::from(args.codes2.is_some());
         let weights = args.n.saturating_mul(args.k).saturating_mul(matrices);
@@ -98,12 +122,13 @@ impl Kernel for ProductE0m {
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let (panels, tiles) = self.grid(args).piece(piece, pieces);
         let layout = self.layout(args.m);
+        if args.m == 0 || args.n == 0 {
+            return;
+        }
+        // The arguments fit, so there is a function.
         let Some(function) = self.form.tile(self.isa, layout) else {
             return;
         };
-        if args.m == 0 || args.n == 0 || !unpack::is_whole(self.form.codes.bits(), args.k) {
-            return;
-        }
         // SAFETY: inputs are only read.
         let work = unsafe {
             let size = [args.n, args.k];

@@ -6,7 +6,7 @@ use super::product_e0m::PANEL;
 use super::product_e0m::places::{Grid, Places, Results};
 use super::product_e0m::unpack::{self, Matrix};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Scratch, Store};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -25,6 +25,7 @@ pub struct ProductE0mFloat {
     bits: usize,
     group: usize,
     parts: bool,
+    decode: Decode,
 }
 
 /// Numbers of rows and panels of a tile.
@@ -51,6 +52,27 @@ impl ProductE0mFloat {
             tiles: args.m.div_ceil(self.shape(args.m).rows),
         }
     }
+
+    /// The function for tiles of `rows` rows, of weights that are decoded before or in the tile.
+    fn function(&self, decoded: bool, rows: usize) -> Option<Tile> {
+        tile::pick(self.isa, if decoded { 0 } else { self.bits }, rows)
+    }
+
+    /// Whether tile functions can decode weights. They can decode only the usual widths.
+    const fn decodes_in_tile(&self) -> bool {
+        matches!(self.bits, 4 | 8)
+    }
+
+    /// Whether the weights have all columns.
+    fn weights_fit(&self, args: &Args) -> bool {
+        let (size, bits) = ([args.n, args.k], self.bits);
+        let fits = |m: [Memory; 2]| Matrix::fits(m, size, bits, self.group);
+        let second = match (args.codes2, args.scales2) {
+            (Some(codes), Some(scales)) => fits([codes, scales]),
+            (codes, scales) => codes.is_none() && scales.is_none(),
+        };
+        second && unpack::is_whole(bits, args.k) && fits([args.codes, args.scales])
+    }
 }
 
 impl Kernel for ProductE0mFloat {
@@ -60,13 +82,25 @@ impl Kernel for ProductE0mFloat {
         let define = |name| usize::try_from(*spec.defines.get(name)?).ok();
         let (bits, group) = (define("BITS")?, define("GROUP")?);
         (group > 0 && group.is_multiple_of(tile::STEP)).then_some(())?;
-        tile::decoder(isa, bits)?;
         Some(Self {
             isa,
             bits,
             group,
             parts: define("PARTS").is_some(),
+            decode: tile::decoder(isa, bits)?,
         })
+    }
+
+    /// Results are checked as they are stored.
+    fn fits(&self, args: &Args) -> bool {
+        let Args { m, n, k, .. } = *args;
+        let rows = self.shape(m).rows;
+        m == 0
+            || n == 0
+            || self.function(true, rows).is_some()
+                && (!self.decodes_in_tile() || self.function(false, rows).is_some())
+                && self.weights_fit(args)
+                && args.x.holds::<f32>(product(&[m, k]))
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -78,17 +112,16 @@ impl Kernel for ProductE0mFloat {
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
-        if args.m == 0 || args.n == 0 || !unpack::is_whole(self.bits, args.k) {
+        if args.m == 0 || args.n == 0 {
             return;
         }
         let (panels, tiles) = self.grid(args).piece(piece, pieces);
         let shape = self.shape(args.m);
         // A single tile decodes weights where it uses them; more tiles share weights that are
-        // decoded once. Tile functions can decode only the usual widths.
-        let decoded = tiles.len() > 1 || !matches!(self.bits, 4 | 8);
-        let bits = if decoded { 0 } else { self.bits };
-        let function = tile::pick(self.isa, bits, shape.rows);
-        let (Some(function), Some(decode)) = (function, tile::decoder(self.isa, self.bits)) else {
+        // decoded once.
+        let decoded = tiles.len() > 1 || !self.decodes_in_tile();
+        // The arguments fit, so there is a function.
+        let Some(function) = self.function(decoded, shape.rows) else {
             return;
         };
         // SAFETY: inputs are only read.
@@ -100,7 +133,7 @@ impl Kernel for ProductE0mFloat {
                 args,
                 shape,
                 function,
-                decode: decoded.then_some(decode),
+                decode: decoded.then_some(self.decode),
                 x: &args.x.slice()[..args.m * args.k],
                 matrices: [
                     Some(matrix(args.codes, args.scales)),

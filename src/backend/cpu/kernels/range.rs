@@ -27,6 +27,10 @@ impl Kernel for Range {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        args.start < args.live.elements::<i32>()
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces(args.count, args.count / RUN, threads)
     }

@@ -1,7 +1,7 @@
 //! Interpolation along one or two axes: `y[o, i, m, j, t]` from `x[o, in_h, m, in_w, t]`.
 
 use super::gemm;
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -98,6 +98,12 @@ impl Kernel for Resize {
         let x = dtype(spec, 0)?;
         // Elements of other types are words, which are only copied.
         (x == DType::F32 || x != DType::F16 && taps == 1).then_some(Self { isa, mode, x })
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let (rows, high) = (rows(args), product(&[args.mid, args.out_h]));
+        let row = product(&[args.in_h, args.mid, args.in_w, args.inner]);
+        rows == 0 || high > 0 && args.x.holds::<f32>(product(&[rows.div_ceil(high), row]))
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
@@ -253,7 +259,8 @@ impl Axis {
                 *weight = 0.0;
             }
             sum += *weight;
-            *element = place.clamp(0.0, last) as u32;
+            // A float may round `last` up.
+            *element = (place.clamp(0.0, last) as u32).min(word(self.size - 1));
         }
         taps.weights.iter_mut().take(mode.taps).for_each(|w| *w /= sum);
         taps
@@ -300,7 +307,7 @@ fn row_of(args: &Args, mode: Mode, axis: Axis, row: usize) -> ([usize; 4], Taps)
 
 /// Fills rows of results with the nearest words of the operand.
 /// # Safety
-/// The operands have the sizes that the parameters state, and the caller owns the results.
+/// The operands fit, and the caller owns the results.
 unsafe fn words(args: &Args, mode: Mode, y: Memory, rows: Range<usize>, outside: u32, scratch: &mut Scratch) {
     let [high, wide] = axes(args, mode);
     let (width, inner) = (args.out_w * args.inner, args.inner);
@@ -379,7 +386,7 @@ impl Job for Floats<'_> {
             let (starts, found) = row_of(args, mode, high, row);
             let sources = if mode.high { taps } else { 1 };
             if found.is_inside {
-                // SAFETY: rows of x, by the contract.
+                // SAFETY: rows of x, which fits.
                 let row = |a: usize| unsafe {
                     std::slice::from_raw_parts(args.x.as_ptr::<f32>().add(starts[a]), from)
                 };

@@ -1,6 +1,6 @@
 //! Rotary position embedding.
 
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -26,6 +26,27 @@ pub(super) struct Turn {
     pub neighbors: bool,
 }
 
+impl Turn {
+    /// Number of angles of a row that are read.
+    pub fn reads(&self) -> usize {
+        if self.neighbors {
+            self.angles.min(self.dim / 2)
+        } else {
+            self.dim
+        }
+    }
+}
+
+impl Rotary {
+    fn turn(&self, args: &Args) -> Turn {
+        Turn {
+            dim: args.dim,
+            angles: args.angles,
+            neighbors: self.neighbors,
+        }
+    }
+}
+
 impl Kernel for Rotary {
     type Args = Args;
 
@@ -36,18 +57,25 @@ impl Kernel for Rotary {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        let rows = args.count / args.dim.max(1);
+        let turns = rows.div_ceil(args.heads.max(1));
+        let angles = reach(&[[turns, args.angles]], self.turn(args).reads());
+        args.dim.is_multiple_of(2)
+            && args.x.holds::<f32>(args.count)
+            && args.y.holds::<f32>(args.count)
+            && args.cosine.holds::<f32>(angles)
+            && args.sine.holds::<f32>(angles)
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(args.count / args.dim.max(1), args.dim / 2, threads)
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let rows = part(args.count / args.dim.max(1), 1, piece, pieces);
-        let turn = Turn {
-            dim: args.dim,
-            angles: args.angles,
-            neighbors: self.neighbors,
-        };
-        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+        let turn = self.turn(args);
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -87,7 +115,7 @@ impl Job for Rows<'_, '_> {
         } = *self.args;
         for row in self.rows {
             let angle = row / heads.max(1) * angles;
-            // SAFETY: operands have the sizes that the parameters state; rows belong to the piece.
+            // SAFETY: the operands have these elements; rows belong to the piece.
             unsafe {
                 let x = x.as_ptr::<f32>().cast_const().add(row * dim);
                 let cosine = cosine.as_ptr::<f32>().cast_const().add(angle);
@@ -106,8 +134,7 @@ impl Job for Rows<'_, '_> {
 
 /// Rotates a row of a head; `y` may be `x`.
 /// # Safety
-/// The row has `dim` elements, an even number. There are as many angles as `turn` states: `dim`, or
-/// at most half of it if pairs are neighbors.
+/// The row has `dim` elements, an even number. There are as many angles as [`Turn::reads`] states.
 #[inline(always)]
 pub(super) unsafe fn turn<S: Simd>(
     turn: Turn,

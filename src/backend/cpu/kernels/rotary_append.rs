@@ -1,6 +1,6 @@
 //! Applies rotary embedding to queries and new keys, and appends keys and values to their states.
 
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, dtype, part, pieces_of, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::kernels::kv_append::{has_halves, live_value, store_row};
 use crate::backend::cpu::kernels::rotary::{Turn, turn};
@@ -27,8 +27,18 @@ impl Args {
     /// Number of tokens.
     fn tokens(&self) -> usize {
         self.queries
-            .div_ceil((self.heads * self.dim).max(1))
-            .max(self.count.div_ceil((self.kv_heads * self.dim).max(1)))
+            .div_ceil(product(&[self.heads, self.dim]).max(1))
+            .max(self.count.div_ceil(product(&[self.kv_heads, self.dim]).max(1)))
+    }
+}
+
+impl RotaryAppend {
+    fn turn(&self, args: &Args) -> Turn {
+        Turn {
+            dim: args.dim,
+            angles: args.angles,
+            neighbors: self.neighbors,
+        }
     }
 }
 
@@ -45,6 +55,27 @@ impl Kernel for RotaryAppend {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        let Args {
+            dim, queries, count, ..
+        } = *args;
+        if dim == 0 {
+            return true;
+        }
+        let angles = reach(&[[args.tokens(), args.angles]], self.turn(args).reads());
+        // Rows outside of the states are skipped: their place depends on a live value.
+        dim.is_multiple_of(2)
+            && queries.is_multiple_of(dim)
+            && count.is_multiple_of(dim)
+            && args.q.holds::<f32>(queries)
+            && args.y.holds::<f32>(queries)
+            && args.k.holds::<f32>(count)
+            && args.v.holds::<f32>(count)
+            && args.cosine.holds::<f32>(angles)
+            && args.sine.holds::<f32>(angles)
+            && args.start < args.live.elements::<i32>()
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(
             args.tokens(),
@@ -57,11 +88,7 @@ impl Kernel for RotaryAppend {
         let tokens = part(args.tokens(), 1, piece, pieces);
         // SAFETY: the table is read only.
         let start = unsafe { live_value(args.live, args.start) };
-        let turn = Turn {
-            dim: args.dim,
-            angles: args.angles,
-            neighbors: self.neighbors,
-        };
+        let turn = self.turn(args);
         let job = Tokens {
             args,
             store,
@@ -71,7 +98,7 @@ impl Kernel for RotaryAppend {
             halves: self.halves,
             scratch,
         };
-        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe { simd::run(self.isa, job) }
     }
 }
@@ -98,8 +125,7 @@ impl Job for Tokens<'_, '_> {
             return;
         }
         for token in self.tokens {
-            // SAFETY: operands have the sizes that the parameters state; the rows of a token belong
-            // to the piece.
+            // SAFETY: the operands have these elements; the rows of a token belong to the piece.
             unsafe {
                 let at = |m: Memory, i: usize| m.as_ptr::<f32>().cast_const().add(i);
                 let angle = token * args.angles;

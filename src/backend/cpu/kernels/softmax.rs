@@ -1,6 +1,6 @@
 //! Softmax of rows, or its logarithm.
 
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp, load_part, store_part};
 use crate::backend::kernel::KernelSpec;
@@ -26,13 +26,18 @@ impl Kernel for Softmax {
         })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        let count = product(&[args.rows, args.cols]);
+        args.x.holds::<f32>(count) && args.y.holds::<f32>(count)
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         pieces_of(args.rows, args.cols, threads)
     }
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let rows = part(args.rows, 1, piece, pieces);
-        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -64,7 +69,7 @@ impl Job for Rows<'_, '_> {
         let cols = self.args.cols;
         for row in self.rows {
             let start = row * cols;
-            // SAFETY: operands have the sizes that the parameters state; rows belong to the piece.
+            // SAFETY: the operands have these elements; rows belong to the piece.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(start);
                 if let Some(y) = self.store.address(start) {

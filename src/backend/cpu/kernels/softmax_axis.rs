@@ -2,7 +2,7 @@
 //! elements becomes 1 and the others 0.
 
 use super::softmax::positive;
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, part, pieces_of, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd, exp};
 use crate::backend::kernel::KernelSpec;
@@ -41,6 +41,11 @@ impl Kernel for SoftmaxAxis {
         Some(Self { isa, form })
     }
 
+    fn fits(&self, args: &Args) -> bool {
+        let count = product(&[args.outer, args.cols, args.inner]);
+        args.x.holds::<f32>(count) && args.y.holds::<f32>(count)
+    }
+
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let units = args.outer * args.inner.div_ceil(WIDTH);
         pieces_of(units, args.cols * args.inner.min(WIDTH) * 2, threads)
@@ -48,7 +53,7 @@ impl Kernel for SoftmaxAxis {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let units = part(args.outer * args.inner.div_ceil(WIDTH), 1, piece, pieces);
-        // SAFETY: the processor supports `isa`; operands have their sizes, by the contract.
+        // SAFETY: the processor supports `isa`; the operands fit, by the contract.
         unsafe {
             simd::run(
                 self.isa,
@@ -91,8 +96,7 @@ impl Job for Units<'_, '_> {
         for unit in self.units {
             let first = unit % per * WIDTH;
             let (base, width) = (unit / per * cols * inner + first, WIDTH.min(inner - first));
-            // SAFETY: operands have the sizes that the parameters state, and this unit owns the
-            // results.
+            // SAFETY: the operands have these elements, and this unit owns the results.
             unsafe {
                 let x = self.args.x.as_ptr::<f32>().cast_const().add(base);
                 let found = find::<S>(x, cols, inner, width, self.form);

@@ -61,6 +61,7 @@ impl<K: Kernel> Case<K> {
             y,
             epilogue: if epilogue { Some(&f) } else { None },
         };
+        assert!(kernel.fits(&args), "{:?}", self.words);
         let pieces = if threads == 0 {
             5
         } else {
@@ -68,7 +69,7 @@ impl<K: Kernel> Case<K> {
         };
         let mut scratch = Scratch::default();
         for piece in 0..pieces {
-            // SAFETY: one piece after another.
+            // SAFETY: the operands fit; one piece runs after another.
             unsafe { kernel.run(&args, &store, piece, pieces, &mut scratch) };
         }
         // SAFETY: no piece runs any more.

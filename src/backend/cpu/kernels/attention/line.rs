@@ -60,7 +60,7 @@ impl Job for Line<'_, '_> {
             row: 0,
             rows: p.rows,
         };
-        // SAFETY: parts of the scratch memory; operands have the sizes that the parameters state.
+        // SAFETY: parts of the scratch memory; the operands fit.
         unsafe {
             let sums = query.add(sizes[0]);
             let weights = sums.add(sizes[1]);

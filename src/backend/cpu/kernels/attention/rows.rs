@@ -73,8 +73,8 @@ impl Rows {
 
     /// Keys for which memory has room, in each of `batch` sequences.
     pub fn room(&self, m: Memory, batch: usize) -> usize {
-        let all = m.elements::<u8>() / (self.bytes() * self.kv_heads).max(1);
-        all.saturating_sub(batch.saturating_sub(1) * self.keys)
+        let all = m.elements::<u8>() / self.bytes().saturating_mul(self.kv_heads).max(1);
+        all.saturating_sub(batch.saturating_sub(1).saturating_mul(self.keys))
     }
 
     /// The rows of keys from `first` on, at most a block, before `end` and up to the end of the

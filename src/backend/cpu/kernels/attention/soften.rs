@@ -72,7 +72,7 @@ pub unsafe fn soften<S: Simd>(
 /// Applies soft cap and mask to the scores of a vector, and hides keys that its row does not see.
 #[inline(always)]
 unsafe fn bend<S: Simd>(p: &Problem, unit: &Unit, keys: &Keys, line: *mut f32, row: usize, head: usize) {
-    // SAFETY: by the contract of `soften`; masks have an element for each score.
+    // SAFETY: by the contract of `soften`; the mask has an element for each score, since it fits.
     unsafe {
         if let Some(cap) = p.cap {
             let (cap, inverse) = (S::splat(cap), S::splat(1.0 / cap));

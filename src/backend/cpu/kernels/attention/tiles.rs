@@ -112,7 +112,7 @@ unsafe fn rows<S: Simd, const M: usize, const N: usize>(
         scores,
         rows: line,
     };
-    // SAFETY: parts of the scratch memory; operands have the sizes that the parameters state.
+    // SAFETY: parts of the scratch memory; the operands fit.
     unsafe {
         start::<M>(p, unit, tiles, &room);
         let seen = p.seen_by(unit);

@@ -162,6 +162,7 @@ pub fn run<K: Kernel>(
     threads: usize,
 ) {
     let args = K::Args::read(words, operands).unwrap();
+    assert!(kernel.fits(&args), "the operands have the sizes that they state");
     let pieces = kernel.pieces(&args, threads);
     let (store, mut scratch) = (
         Store {
@@ -173,7 +174,7 @@ pub fn run<K: Kernel>(
         Scratch::default(),
     );
     for piece in 0..pieces {
-        // SAFETY: the tests' operands have the sizes that they state.
+        // SAFETY: the operands fit.
         unsafe { kernel.run(&args, &store, piece, pieces, &mut scratch) };
     }
 }

@@ -2,7 +2,7 @@
 
 use super::tile::PANEL;
 use super::words::{self, Words, WordsJob, planes, step};
-use crate::backend::cpu::args::Memory;
+use crate::backend::cpu::args::{Memory, product};
 use crate::backend::cpu::isa::Isa;
 
 /// Packed weights.
@@ -13,6 +13,13 @@ pub struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
+    /// Whether memory holds the codes and scales of `n` columns of `k` weights.
+    pub fn fits([codes, scales]: [Memory; 2], [n, k]: [usize; 2], bits: usize, group: usize) -> bool {
+        let panels = n.div_ceil(PANEL);
+        codes.holds::<u32>(product(&[panels, PANEL, rows(bits, k)]))
+            && scales.holds::<u32>(product(&[panels, PANEL, k.div_ceil(group)]))
+    }
+
     /// `n` columns of `k` weights, in whole panels.
     ///
     /// # Safety
