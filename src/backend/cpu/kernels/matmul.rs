@@ -35,16 +35,10 @@ impl MatMul {
     /// Elements of the right matrix of a batch, up to the last one that is read.
     fn right(&self, args: &Args) -> usize {
         let Args { n, k, b_stride, .. } = *args;
-        if self.trans_b {
-            return reach(&[[n, b_stride]], k);
+        match self.trans_b {
+            true => reach(&[[n, b_stride]], k),
+            false => reach(&[[k, b_stride]], n),
         }
-        if b_stride >= n {
-            return reach(&[[k, b_stride]], n);
-        }
-        // Panels of `b_stride` columns.
-        let stride = b_stride.max(1);
-        let (panels, last) = (n.div_ceil(stride), (n - 1) % stride + 1);
-        reach(&[[panels, product(&[stride, k])], [k, stride]], last)
     }
 }
 
@@ -264,13 +258,12 @@ impl<E: Item> Block<'_, E> {
             }
             return;
         }
-        let is_plain = !self.trans_b && self.args.b_stride >= self.args.n;
         let mut column = columns.start;
         while column < columns.end {
             let mut count = COLUMNS.min(columns.end - column);
             // SAFETY: the columns are inside b; the rest by the contract.
             unsafe {
-                if few && is_plain && count >= PANEL {
+                if few && !self.trans_b && count >= PANEL {
                     count -= count % PANEL;
                     let mut right = InPlace {
                         at: self.b.wrapping_add(column),
@@ -280,7 +273,6 @@ impl<E: Item> Block<'_, E> {
                 } else {
                     let mut right = Pack {
                         block: self,
-                        is_plain,
                         column,
                         count,
                         space: &mut *space,
@@ -357,8 +349,6 @@ impl<E: Element> Right for InPlace<E> {
 /// Packs columns, for each k-block again.
 struct Pack<'a, E> {
     block: &'a Block<'a, E>,
-    /// True if b is a row-major matrix.
-    is_plain: bool,
     column: usize,
     count: usize,
     space: &'a mut [f32],
@@ -378,7 +368,7 @@ impl<E: Item> Right for Pack<'_, E> {
                 for panel in 0..panels {
                     self.transposed::<S>(k.clone(), panel * PANEL, to.add(panel * size));
                 }
-            } else if self.is_plain {
+            } else {
                 for (i, k) in k.clone().enumerate() {
                     let from = self.block.b.add(k * self.block.args.b_stride + self.column);
                     let to = to.add(i * PANEL);
@@ -402,14 +392,6 @@ impl<E: Item> Right for Pack<'_, E> {
                         *to.add(whole * size + j) = value;
                     }
                 }
-            } else {
-                for column in 0..panels * PANEL {
-                    let from = self.in_panels(self.column + column.min(self.count.saturating_sub(1)));
-                    let to = to.add(column / PANEL * size + column % PANEL);
-                    for (i, k) in k.clone().enumerate() {
-                        *to.add(i * PANEL) = (*from.add(k * self.block.args.b_stride)).float();
-                    }
-                }
             }
         }
         Panels {
@@ -421,13 +403,6 @@ impl<E: Item> Right for Pack<'_, E> {
 }
 
 impl<E: Item> Pack<'_, E> {
-    /// Column `j` of b, which is in panels of `b_stride` columns.
-    unsafe fn in_panels(&self, j: usize) -> *const E {
-        let (stride, depth) = (self.block.args.b_stride.max(1), self.block.args.k);
-        // SAFETY: inside b, by the contract.
-        unsafe { self.block.b.add(j / stride * stride * depth + j % stride) }
-    }
-
     /// Packs the panel of columns from `first` on, whose terms are adjacent.
     #[inline(always)]
     unsafe fn transposed<S: Simd>(&self, k: Range<usize>, first: usize, to: *mut f32) {
@@ -554,32 +529,5 @@ mod tests {
                 check([1, 2], [5, 0, 3], b_type, trans_b);
             }
         }
-    }
-
-    #[test]
-    fn right_operand_in_panels_matches() {
-        let (m, n, k, panel) = (5, 96, 30, 32);
-        let (a, b) = (testing::floats(1, m * k), testing::floats(2, n * k));
-        let mut packed = vec![0.0; n * k];
-        let mut want = vec![0f64; m * n];
-        for t in 0..k {
-            for c in 0..n {
-                packed[(c / panel * k + t) * panel + c % panel] = b[t * n + c];
-                for r in 0..m {
-                    want[r * n + c] += f64::from(a[r * k + t]) * f64::from(b[t * n + c]);
-                }
-            }
-        }
-        let words = [m, n, k, panel, n, 0, 1, 1, 0, 0, 0, 0, 0, 0, 1];
-        let case = Case::<MatMul> {
-            words: words.iter().map(|v| *v as u32).collect(),
-            operands: [a, packed]
-                .iter()
-                .map(|v| Some((DType::F32, testing::memory(v))))
-                .collect(),
-            defines: Vec::new(),
-            kernel: PhantomData,
-        };
-        case.check(&want, 1e-5, "panels");
     }
 }

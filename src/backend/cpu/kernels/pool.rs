@@ -9,7 +9,6 @@ use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use crate::tensor::DType;
-use bytemuck::Pod;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
@@ -48,7 +47,7 @@ impl Kernel for Pool {
         let x = dtype(spec, 0)?;
         let known = match x {
             DType::F32 => true,
-            DType::I32 | DType::U32 => kind == Kind::Max,
+            DType::I32 => kind == Kind::Max,
             _ => false,
         };
         known.then_some(Self {
@@ -82,23 +81,11 @@ impl Kernel for Pool {
             match self.x {
                 DType::I32 => simd::run(
                     self.isa,
-                    Integers::<i32> {
+                    Integers {
                         args,
                         window,
                         rows,
                         y: store.y,
-                        least: i32::MIN,
-                        scratch,
-                    },
-                ),
-                DType::U32 => simd::run(
-                    self.isa,
-                    Integers::<u32> {
-                        args,
-                        window,
-                        rows,
-                        y: store.y,
-                        least: 0,
                         scratch,
                     },
                 ),
@@ -163,16 +150,15 @@ unsafe fn row_of<'a, T>(args: &Args, row: usize) -> &'a [T] {
     unsafe { std::slice::from_raw_parts(args.x.as_ptr::<T>().add(row * args.in_w), args.in_w) }
 }
 
-struct Integers<'a, T> {
+struct Integers<'a> {
     args: &'a Args,
     window: Window,
     rows: Range<usize>,
     y: Memory,
-    least: T,
     scratch: &'a mut Scratch,
 }
 
-impl<T: Pod + Ord> Job for Integers<'_, T> {
+impl Job for Integers<'_> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
@@ -181,21 +167,20 @@ impl<T: Pod + Ord> Job for Integers<'_, T> {
             window,
             rows,
             y,
-            least,
             scratch,
         } = self;
-        let high = scratch.of::<T>(args.in_w);
+        let high = scratch.of::<i32>(args.in_w);
         let used = window.columns.used(args.pad_w, args.in_w, args.out_w);
         for row in rows {
-            high.fill(least);
+            high.fill(i32::MIN);
             for row in taps(args, window, row) {
                 // SAFETY: inside x, which fits.
-                let x = unsafe { row_of::<T>(args, row) };
+                let x = unsafe { row_of::<i32>(args, row) };
                 high.iter_mut().zip(x).for_each(|(m, x)| *m = (*m).max(*x));
             }
             // SAFETY: results of this piece.
-            let y = unsafe { y.slice_mut::<T>(row * args.out_w..(row + 1) * args.out_w) };
-            y.fill(least);
+            let y = unsafe { y.slice_mut::<i32>(row * args.out_w..(row + 1) * args.out_w) };
+            y.fill(i32::MIN);
             for tap in used.iter().copied() {
                 along(window.columns, tap, args.pad_w, high, y, Ord::max);
             }
