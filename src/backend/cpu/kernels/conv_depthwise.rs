@@ -248,14 +248,18 @@ unsafe fn pick<S: Simd>(from: *const f32, to: *mut f32, count: usize, stride: us
                     i += S::LANES;
                 }
             }
-            2 => {
-                while i + 9 <= count {
-                    let pairs = from.add(2 * i).cast::<[[f32; 2]; 8]>().read_unaligned();
-                    to.add(i)
+            2 if count > 8 => {
+                // The second element of the last pair may not exist.
+                let pairs = count - 1;
+                while i < pairs {
+                    let at = i.min(pairs - 8);
+                    let values = from.add(2 * at).cast::<[[f32; 2]; 8]>().read_unaligned();
+                    to.add(at)
                         .cast::<[f32; 8]>()
-                        .write_unaligned(pairs.map(|[v, _]| v));
+                        .write_unaligned(values.map(|[v, _]| v));
                     i += 8;
                 }
+                i = pairs;
             }
             _ => {}
         }

@@ -134,7 +134,13 @@ impl Job for Piece<'_> {
         let most = SUMS / PANEL / rows.len().max(step);
         let most = most.clamp(1, COLUMNS / PANEL);
         let sums = gemm::sums(rows.len(), most * PANEL);
-        let (sums, space) = scratch.floats(sums + step * most * PANEL).split_at_mut(sums);
+        let is_column = windows == 1 && plane == 1 && taps == 1;
+        let room = if is_column {
+            TILE * depth
+        } else {
+            step * most * PANEL
+        };
+        let (sums, space) = scratch.floats(sums + room).split_at_mut(sums);
         let tiles = args.rows.div_ceil(TILE) * depth * TILE;
         let mut panel = own.start;
         while panel < own.end {
@@ -173,9 +179,14 @@ impl Job for Piece<'_> {
                 count: end - column,
                 space: &mut *space,
             };
+            panel += count;
+            if is_column {
+                // SAFETY: by the contract.
+                unsafe { gather.column::<S>(&product, &mut sums[..rows.len()]) };
+                continue;
+            }
             // SAFETY: by the contract.
             unsafe { product.columns::<S, _>(column, end - column, &mut gather, sums) };
-            panel += count;
         }
     }
 }
@@ -239,6 +250,56 @@ impl Gather<'_> {
         let (a, w) = (self.args, self.window);
         let pads = a.pad_h == 0 && a.pad_w == 0 && a.in_h == a.out_h && a.in_w == a.out_w;
         pads && w.taps() == 1 && w.rows.stride == 1 && w.columns.stride == 1
+    }
+    /// Computes the only column of a product, whose terms are adjacent: tiles are read as vectors.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Product::columns`].
+    #[inline(always)]
+    unsafe fn column<S: Simd>(&mut self, product: &Product<'_, Tiles>, sums: &mut [f32]) {
+        const VECTORS: usize = 3;
+        let (count, block) = (product.k * TILE, 2 * VECTORS * S::LANES);
+        debug_assert!(block.is_multiple_of(2 * TILE), "whole terms");
+        // SAFETY: x has a term for each channel; tiles are whole.
+        unsafe {
+            let x = self.args.x.as_ptr::<f32>().add(self.start);
+            for (k, to) in self.space.chunks_exact_mut(TILE).enumerate() {
+                to.fill(*x.add(k));
+            }
+            let x = self.space.as_ptr();
+            for (tile, to) in sums.chunks_mut(TILE).enumerate() {
+                let w = product.left.at.add(tile * count);
+                let mut all = [S::splat(0.0); 2 * VECTORS];
+                let mut i = 0;
+                while i + block <= count {
+                    for (v, sum) in all.iter_mut().enumerate() {
+                        let at = i + v * S::LANES;
+                        *sum = S::fma(S::load(w.add(at)), S::load(x.add(at)), *sum);
+                    }
+                    i += block;
+                }
+                let mut lanes = [0.0; VECTORS * 16];
+                for v in 0..VECTORS {
+                    S::store(
+                        lanes.as_mut_ptr().add(v * S::LANES),
+                        S::add(all[v], all[v + VECTORS]),
+                    );
+                }
+                while i < count {
+                    lanes[i % TILE] += *w.add(i) * *x.add(i);
+                    i += 1;
+                }
+                for (r, y) in to.iter_mut().enumerate() {
+                    let bias = match product.bias.is_null() {
+                        true => 0.0,
+                        false => *product.bias.add(tile * TILE + r),
+                    };
+                    *y = lanes.iter().skip(r).step_by(TILE).fold(bias, |sum, v| sum + v);
+                }
+            }
+            product.y.store.put(product.y.first, sums, None);
+        }
     }
 
     /// Copies windows that are single elements.
@@ -360,6 +421,18 @@ impl Gather<'_> {
             is_inside: false,
         };
         let (mut all, mut follow) = (u32::MAX, stride <= 2);
+        // Most windows lie in one row and reach no padding.
+        let (end, y) = (PANEL - 1, rows[0] + dy);
+        let is_row = rows[0] == rows[end] && follow && (0..in_h).contains(&y);
+        if is_row && columns[0] + dx >= 0 && columns[end] + dx < in_w {
+            for j in 0..PANEL {
+                tap.offsets[j] = first.wrapping_add(j as i32 * stride).cast_unsigned();
+            }
+            tap.masks = [u32::MAX; PANEL];
+            tap.is_inside = true;
+            tap.run = Some(first as isize);
+            return tap;
+        }
         for j in 0..PANEL {
             let (y, x) = (rows[j] + dy, columns[j] + dx);
             let inside =
