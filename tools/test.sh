@@ -91,15 +91,8 @@ prepare_clip
 prepare_optimum
 end
 "$TLITE" devices >&2
-# A vector instruction that was not inlined is a call of a function (src/backend/cpu/simd.rs).
-inlined() {
-    local calls
-    calls=$(objdump --disassemble --demangle --no-show-raw-insn "$TLITE" |
-        awk '/^[0-9a-f]+ </ { from = $2 } /call.*core::core_arch/ && from ~ /backend::cpu/ { print from " calls " $NF }')
-    printf '%s' "$calls" >&2
-    [ -z "$calls" ]
-}
-step "Vector instructions are inlined" inlined
+step "Machine code of native kernels: doctests" python3 -m doctest tools/kernel_code.py
+step "Machine code of native kernels" python3 tools/kernel_code.py "$TLITE"
 export TLITE_TEST_MODEL_DIR=$MODEL_DIR
 export TLITE_ONNX_DATA=$ONNX_DATA
 export TLITE_TEST_MODELS=$CACHE
