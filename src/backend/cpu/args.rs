@@ -198,8 +198,8 @@ impl Store<'_> {
             .then(|| self.y.as_ptr::<T>().wrapping_add(first))
     }
 
-    /// The bounds to which a kernel may clamp results before it writes them itself; infinite ones if
-    /// there is no epilogue. `None` if they must go through [`Store::put`].
+    /// The bounds to which a kernel may clamp results before it writes them itself; infinite if
+    /// there is no epilogue. `None` if results must go through [`Store::put`].
     pub fn clamp(&self) -> Option<[f32; 2]> {
         self.epilogue.map_or(Some(UNBOUNDED), Finish::clamp)
     }

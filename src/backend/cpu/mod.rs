@@ -346,8 +346,10 @@ impl Cpu {
                     return Ok(());
                 }
                 let bytes = launch.params.get(params.clone()).unwrap_or_default();
-                let words = bytemuck::try_cast_slice(bytes)
-                    .map_or_else(|_| Cow::Owned(bytemuck::pod_collect_to_vec(bytes)), Cow::Borrowed);
+                let words = bytemuck::try_cast_slice(bytes).map_or_else(
+                    |_| Cow::Owned(bytes.chunks_exact(4).map(bytemuck::pod_read_unaligned).collect()),
+                    Cow::Borrowed,
+                );
                 // SAFETY: the caller holds `&mut self`, so no other command runs; the executor
                 // shares memory of operands only as descriptors allow.
                 let done = unsafe { kernel.run(&self.pool, grid, &words, operands) };

@@ -10,8 +10,28 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread::JoinHandle;
 
-/// Iterations for which a thread spins before it sleeps.
-const SPINS: u32 = 4000;
+/// A wait that spins before the thread sleeps. After some rounds, each offers the core to others:
+/// one of them may be the thread that it waits for.
+#[derive(Default)]
+struct Spin(u32);
+
+impl Spin {
+    /// Rounds that only spin: some microseconds.
+    const QUIET: u32 = 500;
+    /// Rounds until the thread should sleep.
+    const ALL: u32 = 1500;
+
+    /// Does a round; false if the thread should sleep.
+    fn round(&mut self) -> bool {
+        self.0 += 1;
+        match self.0 {
+            ..Self::QUIET => std::hint::spin_loop(),
+            _ => std::thread::yield_now(),
+        }
+        self.0 < Self::ALL
+    }
+}
+
 /// Bits of each of the ticket's two numbers of pieces.
 const PIECES: u32 = 32;
 
@@ -115,22 +135,19 @@ impl Shared {
 
     /// The loop of a worker thread.
     fn serve(&self) {
-        let mut spins = 0;
+        let mut spin = Spin::default();
         while !self.stop.load(Ordering::Relaxed) {
             if self.has_work() {
                 self.help();
-                spins = 0;
-            } else if spins < SPINS {
-                spins += 1;
-                std::hint::spin_loop();
-            } else {
+                spin = Spin::default();
+            } else if !spin.round() {
                 let guard = lock(&self.lock);
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
                 if !self.has_work() && !self.stop.load(Ordering::SeqCst) {
                     drop(self.wake.wait(guard));
                 }
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
-                spins = 0;
+                spin = Spin::default();
             }
         }
     }
@@ -197,11 +214,9 @@ impl Pool {
         }
         shared.help();
         let is_done = || shared.done.load(Ordering::SeqCst) == pieces;
-        let mut spins = 0;
+        let mut spin = Spin::default();
         while !is_done() {
-            if spins < SPINS {
-                spins += 1;
-                std::hint::spin_loop();
+            if spin.round() {
                 continue;
             }
             let mut guard = lock(&shared.lock);

@@ -1,5 +1,5 @@
-//! Convolution and transposed convolution, in a plain form. There are faster kernels for convolution
-//! with constant weights.
+//! Convolution and transposed convolution, in a plain form. There are faster kernels for
+//! convolution with constant weights.
 
 use super::gemm;
 use super::window::{Line, Window};

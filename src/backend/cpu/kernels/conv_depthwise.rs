@@ -130,15 +130,7 @@ impl Job for Planes<'_> {
         let (offsets, rest) = scratch.floats(taps + sizes[0] + sizes[1]).split_at_mut(taps);
         let (space, sums) = rest.split_at_mut(sizes[0]);
         let offsets = bytemuck::cast_slice_mut::<f32, u32>(offsets);
-        for (tap, offset) in offsets.iter_mut().enumerate() {
-            let (dy, dx) = (
-                tap / wide.kernel * high.dilation,
-                tap % wide.kernel * wide.dilation,
-            );
-            let phase = dy % high.stride * wide.stride + dx % wide.stride;
-            let at = (phase * height + dy / high.stride) * length + dx / wide.stride;
-            *offset = u32::try_from(at).unwrap_or(0);
-        }
+        places(window, height, length, offsets);
         let clamp = store.clamp().filter(|b| *b != UNBOUNDED);
         space.fill(0.0);
         let mut band = Band {
@@ -189,6 +181,24 @@ impl Job for Planes<'_> {
                 first += rows;
             }
         }
+    }
+}
+
+/// Writes the place of each tap of the first window, in phases of `height` rows of `length`
+/// elements.
+fn places(window: Window, height: usize, length: usize, to: &mut [u32]) {
+    let Window {
+        rows: high,
+        columns: wide,
+    } = window;
+    for (tap, place) in to.iter_mut().enumerate() {
+        let (dy, dx) = (
+            tap / wide.kernel * high.dilation,
+            tap % wide.kernel * wide.dilation,
+        );
+        let phase = dy % high.stride * wide.stride + dx % wide.stride;
+        let at = (phase * height + dy / high.stride) * length + dx / wide.stride;
+        *place = u32::try_from(at).unwrap_or(0);
     }
 }
 
