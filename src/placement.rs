@@ -215,12 +215,7 @@ impl Placement {
                 let mut reasons = Vec::new();
                 let mut faults = Vec::new();
                 let mut taken = None;
-                // Opening a driver takes longer than listing its devices.
-                let mut kinds: Vec<BackendKind> = BackendKind::compiled().collect();
-                if device.is_none() && kinds.contains(&BackendKind::Cpu) {
-                    kinds.retain(|kind| *kind == BackendKind::Cpu || !runs_on_cpu(*kind));
-                }
-                for kind in kinds {
+                for kind in self.candidates() {
                     match backend::open(kind, &self.options) {
                         Ok(b) if b.caps().kind != DeviceKind::Cpu => {
                             taken = Some(b);
@@ -299,13 +294,21 @@ impl Placement {
         }
     }
 
-    /// Capabilities of the device, without opening it for work; `None` if no backend and no device
-    /// is named.
-    pub fn caps(&self) -> Result<Option<Caps>> {
+    /// The backends among which [`Placement::open`] chooses if none is named.
+    fn candidates(&self) -> Vec<BackendKind> {
+        let mut kinds: Vec<BackendKind> = BackendKind::compiled().collect();
+        if self.options.device.is_none() && kinds.contains(&BackendKind::Cpu) {
+            // Opening a driver takes longer than listing its devices.
+            kinds.retain(|kind| *kind == BackendKind::Cpu || !runs_on_cpu(*kind));
+        }
+        kinds
+    }
+
+    /// Capabilities of the device that [`Placement::open`] chooses, without opening it for work.
+    pub fn caps(&self) -> Result<Caps> {
         let kinds: Vec<BackendKind> = match (self.backend, self.options.only_on()) {
             (BackendChoice::On(kind), _) | (BackendChoice::Auto, Some((kind, _))) => vec![kind],
-            (BackendChoice::Auto, None) if self.options.device.is_none() => return Ok(None),
-            (BackendChoice::Auto, None) => BackendKind::compiled().collect(),
+            (BackendChoice::Auto, None) => self.candidates(),
             (BackendChoice::Host, _) => {
                 return Err(Error::usage(
                     "backend",
@@ -319,13 +322,13 @@ impl Placement {
             let found =
                 backend::list(kind).and_then(|all| backend::pick(all, self.options.device.as_deref()));
             match found {
-                Ok(caps) if caps.kind != DeviceKind::Cpu => return Ok(Some(caps)),
+                Ok(caps) if caps.kind != DeviceKind::Cpu => return Ok(caps),
                 Ok(caps) => taken = taken.or(Some(caps)),
                 Err(e) => reasons.push(reason(kind, &e)),
             }
         }
-        if taken.is_some() {
-            return Ok(taken);
+        if let Some(caps) = taken {
+            return Ok(caps);
         }
         let name = match self.options.device {
             Some(_) => "device",

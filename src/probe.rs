@@ -437,7 +437,7 @@ impl Bench<'_> {
     fn read_image(&mut self, x: View, y: View) -> Result<Result<f64, &'static str>, BackendError> {
         let Some(spec) = self.shape.read_image(&self.caps.profile.images) else {
             return Ok(Err(
-                "not supported: the driver cannot create images of that size over parts of buffers",
+                "not supported: the device cannot create images of that size over parts of buffers",
             ));
         };
         let before = self.backend.stats().images;
@@ -559,7 +559,7 @@ impl Bench<'_> {
         match self.shape.half(&self.caps) {
             None => probe.lacks(
                 "f16_flops_per_s",
-                "not supported: the driver has no half arithmetic",
+                "not supported: the device has no half arithmetic",
             ),
             Some(spec) => {
                 let rate = self.rate(&spec, y, operations, &floats);

@@ -157,6 +157,11 @@ impl Quota {
         })
     }
 
+    /// Bytes that further tensors may take.
+    pub fn left(&self) -> u64 {
+        self.memory.limit.saturating_sub(self.used())
+    }
+
     /// Bytes of the tensors that exist now.
     pub fn used(&self) -> u64 {
         self.memory.used.load(Ordering::Relaxed)

@@ -135,8 +135,8 @@ pub(super) fn wrap(index: i64, n: usize) -> OpResult<usize> {
     .ok_or_else(|| OpError::expected("index", format!("-{n} to {}", size - 1), index))
 }
 
-/// Requires that indices of shape `index` along axis `a` of a tensor of shape `x` are no larger than
-/// that tensor along its other axes.
+/// Requires that indices of shape `index` along axis `a` of a tensor of shape `x` are no larger
+/// than that tensor along its other axes.
 pub(super) fn within(cx: &InferCx<'_>, x: &Shape, index: &Shape, a: usize) -> OpResult<()> {
     let sizes = index.0.iter().zip(&x.0).enumerate();
     for (_, (own, size)) in sizes.filter(|(i, _)| *i != a) {

@@ -6,6 +6,7 @@ use crate::backend::Caps;
 use crate::error::{Error, ErrorKind, Result};
 use crate::fmt::size_text;
 use crate::plan::{MemoryReport, Plan, weight_bytes};
+use crate::quota::Quota;
 use std::fmt;
 
 /// Memory of a decoder with one sequence, in bytes, without what drivers use themselves.
@@ -19,7 +20,7 @@ pub struct DecoderMemory {
     pub activations: u64,
     /// Context length in tokens; without a cache, the longest run.
     pub context: usize,
-    /// Memory of the device; 0 if unknown.
+    /// Memory of the device, or less if the model may not use so much; 0 if unknown.
     pub device: u64,
 }
 
@@ -72,7 +73,7 @@ impl fmt::Display for DecoderMemory {
         if self.device > 0 {
             write!(
                 f,
-                "; device memory reported by the driver {}",
+                "; the device, or the limit `memory`, allows {}",
                 size_text(self.device)
             )?;
         }
@@ -109,12 +110,16 @@ impl Decoder {
         let set = self.plan_set(caps, &lengths);
         let plans = self.compile(caps, &set)?;
         let sizes = |of: fn(&MemoryReport) -> u64| plans.iter().map(|p| of(&p.memory)).max().unwrap_or(0);
+        let weights = weight_bytes(&self.graph, &plans)?;
+        // Memory of the CPU counts under the limit of the model, except mapped weights.
+        let allowed = Quota::current().filter(|_| caps.profile.is_native());
+        let allowed = allowed.map_or(u64::MAX, |quota| quota.left().saturating_add(weights));
         let memory = DecoderMemory {
-            weights: weight_bytes(&self.graph, &plans)?,
+            weights,
             cache: sizes(|m| m.states),
             activations: sizes(|m| m.arena),
             context: lengths.context,
-            device: caps.memory_bytes,
+            device: caps.memory_bytes.min(allowed),
         };
         Ok(Planned { plans, set, memory })
     }

@@ -212,7 +212,7 @@ fn measured(args: &Args, loaded: &mut LoadedModel, interrupt: &Interrupt) -> Res
             Some(probe) => compare(&mut lines, &tests, &loaded.all, &probe)?,
             None => note(
                 &mut std::io::stderr(),
-                "run `tlite devices --probe` once to see how close these speeds are to the device's limit",
+                "run `tlite devices --probe` once (with --threads or --cpu-isa: `tlite roofline` with these) to see how close these speeds are to the device's limit",
             ),
         }
     }

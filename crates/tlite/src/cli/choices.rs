@@ -42,7 +42,11 @@ pub(super) fn backend() -> impl TypedValueParser<Value = BackendChoice> {
 }
 
 pub(super) fn kv() -> impl TypedValueParser<Value = KvType> {
-    let (float, named) = value(KvType::Float, "float", "Same type as activations (see --float)");
+    let (float, named) = value(
+        KvType::Float,
+        "float",
+        "Floats: the type of activations (see --float), but f16 on `cpu` unless --float says f32",
+    );
     let q8 = "8-bit values, one scale per head and token: about half the size of f16";
     values([(float, named.alias("f16")), value(KvType::Q8, "q8", q8)])
 }

@@ -363,11 +363,7 @@ impl Report {
                 row.backend, row.device, row.driver
             );
             let lines = [
-                (
-                    "memory",
-                    row.memory_bytes
-                        .map(|bytes| format!("{} (reported by the driver)", size_text(bytes))),
-                ),
+                ("memory", row.memory_bytes.map(size_text)),
                 ("largest buffer", row.max_buffer_bytes.map(size_text)),
                 ("largest view", row.max_view_bytes.map(size_text)),
                 ("view alignment", row.view_align.map(size_text)),

@@ -137,7 +137,8 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         backend: args.backend.unwrap_or_default(),
         options: OpenOptions::of(args.device.as_deref()),
     };
-    let caps = place.caps()?;
+    let is_named = args.backend.is_some() || args.device.is_some();
+    let caps = is_named.then(|| place.caps()).transpose()?;
     let request = Request {
         caps: caps.unwrap_or_else(Caps::generic_gpu),
         bind,

@@ -4,6 +4,15 @@ use super::Conv;
 use crate::graph::op::case::{Case, input};
 use crate::graph::op::window::{AutoPad, Window};
 
+/// Taps that are further apart than the image is large.
+fn far_apart() -> Window {
+    Window {
+        dilations: vec![300, 300],
+        pads: vec![150; 4],
+        ..Window::new(&[])
+    }
+}
+
 pub(super) fn cases() -> Vec<Case> {
     let case = |group, x: &[usize], w: &[usize], window: Window| {
         Case::new(Conv { window, group }, vec![input(x), input(w).constant()])
@@ -39,17 +48,8 @@ pub(super) fn cases() -> Vec<Case> {
         case(3, &[2, 3, 7, 35], &[6, 1, 3, 3], window(&[], &[1; 4])),
         case(5, &[1, 5, 6, 37], &[5, 1, 3, 3], window(&[2, 2], &[1; 4])),
         case(2, &[1, 6, 7, 7], &[4, 3, 3, 2], dilated(&[2, 1, 2, 1])),
-        // Windows, and taps, far apart.
         case(3, &[2, 3, 9, 33], &[3, 1, 1, 1], window(&[4, 7], &[])),
-        case(
-            2,
-            &[1, 2, 5, 6],
-            &[2, 1, 2, 2],
-            Window {
-                dilations: vec![300, 300],
-                ..window(&[], &[150; 4])
-            },
-        ),
+        case(2, &[1, 2, 5, 6], &[2, 1, 2, 2], far_apart()),
         case(2, &[1, 4, 6, 9], &[22, 2, 2, 2], plain()),
         // Close to the number of iterations at which drivers stop loops.
         Case {
