@@ -134,10 +134,10 @@ impl Job for Channels<'_> {
             }
             let m = group * args.rows + row;
             let taps = kernel.window.taps();
-            // The first weight, and the distances between weights of input channels and of taps.
-            let (start, step) = match kernel.transposed {
-                true => ((group * args.channels * args.rows + row) * taps, args.rows * taps),
-                false => (m * args.channels * taps, taps),
+            // The first weight.
+            let start = match kernel.transposed {
+                true => (group * args.channels * args.rows + row) * taps,
+                false => m * args.channels * taps,
             };
             let x = image * args.image + group * args.channels * args.in_h * args.in_w;
             for oy in 0..args.out_h {
@@ -146,7 +146,7 @@ impl Job for Channels<'_> {
                     sums.fill(args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m)));
                     let w = args.w.as_ptr::<f32>().add(start);
                     let x = args.x.as_ptr::<f32>().add(x);
-                    kernel.row(args, oy, x, w, step, phases, sums);
+                    kernel.row(args, oy, x, w, phases, sums);
                     let first = ((image * args.outputs + m) * args.out_h + oy) * args.out_w;
                     if phases.count == 1 {
                         store.put(first, sums, None);
@@ -171,11 +171,12 @@ impl Conv {
         oy: usize,
         x: *const f32,
         w: *const f32,
-        step: usize,
         phases: Phases,
         sums: &mut [f32],
     ) {
         let Window { rows, columns } = self.window;
+        // The distance between weights of input channels.
+        let step = if self.transposed { args.rows } else { 1 } * self.window.taps();
         for ky in 0..rows.kernel {
             let Some(iy) = self.input_row(args, oy, ky) else {
                 continue;

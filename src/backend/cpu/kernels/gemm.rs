@@ -240,8 +240,8 @@ impl<L: Left, E: Element> Tile<L, E> {
             for (g, group) in groups.iter_mut().enumerate().take(R.div_ceil(L::GROUP)) {
                 *group = self.left.at(self.row + g * L::GROUP, self.k.start);
             }
-            for r in 0..R {
-                for (v, sum) in sums[r].iter_mut().enumerate() {
+            for (r, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
                     if self.k.start > 0 {
                         *sum = S::load(self.at.add(r * self.stride + v * S::LANES));
                     } else if !self.bias.is_null() {
