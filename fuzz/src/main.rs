@@ -46,8 +46,7 @@ impl Target {
 const TARGETS: &[Target] = &[
     Target::onnx("plan", files::plan),
     Target::onnx("run", files::run),
-    Target::onnx("cpu", devices::cpu),
-    Target::onnx("opencl", devices::opencl),
+    Target::onnx("device", devices::device),
     Target::new("gguf", files::gguf),
     Target::new("safetensors", files::safetensors),
     Target::new("npy", files::npy),
