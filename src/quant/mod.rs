@@ -46,6 +46,7 @@
 
 pub mod awq;
 mod bytes;
+pub mod fixed;
 mod format;
 pub mod gptq;
 mod grid;
