@@ -84,6 +84,15 @@ pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
     }
 }
 
+/// `x` between two bounds. NaN stays NaN.
+/// # Safety
+/// As for [`Simd`].
+#[inline(always)]
+pub unsafe fn clamp<S: Simd>(x: S::F, [low, high]: [f32; 2]) -> S::F {
+    // SAFETY: by the contract. The second operand of a minimum or maximum stays if it is NaN.
+    unsafe { S::min(S::splat(high), S::max(S::splat(low), x)) }
+}
+
 /// e to the power of `x`; relative error below 2e-7. 0 if `x` is below -87.3; at most e^88. NaN
 /// stays NaN.
 /// # Safety

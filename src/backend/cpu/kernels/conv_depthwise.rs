@@ -313,10 +313,9 @@ unsafe fn windows_of<S: Simd, const T: usize>(
                     *sum = S::fma(S::load(from.add(v * S::LANES)), w, *sum);
                 }
             }
-            if let Some([low, high]) = clamp {
-                let (low, high) = (S::splat(low), S::splat(high));
+            if let Some(bounds) = clamp {
                 for sum in &mut sums {
-                    *sum = S::min(high, S::max(low, *sum));
+                    *sum = simd::clamp::<S>(*sum, bounds);
                 }
             }
             for (v, sum) in sums.iter().enumerate() {
@@ -334,7 +333,6 @@ unsafe fn windows_of<S: Simd, const T: usize>(
 #[inline(always)]
 unsafe fn put<S: Simd>(store: &Store<'_>, first: usize, sums: &mut [f32], [rows, count, length]: [usize; 3]) {
     let space = sums.as_mut_ptr();
-    // SAFETY: an empty range.
     let direct = store.clamp().is_some();
     // SAFETY: results of the caller, or sums before those that are read next.
     let to = unsafe {

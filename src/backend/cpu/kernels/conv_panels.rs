@@ -251,6 +251,7 @@ impl Gather<'_> {
         let pads = a.pad_h == 0 && a.pad_w == 0 && a.in_h == a.out_h && a.in_w == a.out_w;
         pads && w.taps() == 1 && w.rows.stride == 1 && w.columns.stride == 1
     }
+
     /// Computes the only column of a product, whose terms are adjacent: tiles are read as vectors.
     ///
     /// # Safety
@@ -291,10 +292,7 @@ impl Gather<'_> {
                     i += 1;
                 }
                 for (r, y) in to.iter_mut().enumerate() {
-                    let bias = match product.bias.is_null() {
-                        true => 0.0,
-                        false => *product.bias.add(tile * TILE + r),
-                    };
+                    let bias = product.bias_of(tile * TILE + r);
                     *y = lanes.iter().skip(r).step_by(TILE).fold(bias, |sum, v| sum + v);
                 }
             }

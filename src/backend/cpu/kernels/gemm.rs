@@ -5,7 +5,7 @@
 //! chain of multiply-adds in ascending order of k, whatever the sizes are.
 
 use crate::backend::cpu::args::{Store, UNBOUNDED};
-use crate::backend::cpu::simd::Simd;
+use crate::backend::cpu::simd::{self, Simd};
 pub use crate::tensor::PANEL;
 use half::f16;
 use std::ops::Range;
@@ -267,12 +267,11 @@ impl<L: Left, E: Element> Tile<L, E> {
                 }
                 from = from.add(self.right.row);
             }
-            if let Some([low, high]) = self.clamp {
-                let (low, high) = (S::splat(low), S::splat(high));
+            if let Some(bounds) = self.clamp {
                 // `flatten` would keep the sums in memory.
                 for row in &mut sums {
                     for sum in row {
-                        *sum = S::min(high, S::max(low, *sum));
+                        *sum = simd::clamp::<S>(*sum, bounds);
                     }
                 }
             }
@@ -410,14 +409,21 @@ impl<L: Left> Product<'_, L> {
     /// Sets the sums of no terms: the bias or 0.
     fn constant(&self, sums: &mut [f32], stride: usize) {
         for (r, sums) in sums.chunks_exact_mut(stride.max(1)).enumerate() {
-            let bias = if self.bias.is_null() {
-                0.0
-            } else {
-                // SAFETY: there is an element for each row.
-                unsafe { *self.bias.add(r) }
-            };
-            sums.fill(bias);
+            // SAFETY: a row of this product.
+            sums.fill(unsafe { self.bias_of(r) });
         }
+    }
+
+    /// The bias of a row; 0 without one.
+    /// # Safety
+    /// The product has this row.
+    #[inline(always)]
+    pub unsafe fn bias_of(&self, row: usize) -> f32 {
+        if self.bias.is_null() {
+            return 0.0;
+        }
+        // SAFETY: there is an element for each row.
+        unsafe { *self.bias.add(row) }
     }
 
     /// Adds the terms `k` to all rows of `width` panels.

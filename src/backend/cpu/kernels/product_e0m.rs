@@ -27,7 +27,7 @@ mod vnni512;
 pub(super) mod words;
 
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, product};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd;
 use crate::backend::kernel::KernelSpec;
@@ -65,17 +65,6 @@ impl ProductE0m {
             tiles: self.layout(args.m).tiles(args.m),
         }
     }
-
-    /// Whether the weights have all columns.
-    fn weights_fit(&self, args: &Args) -> bool {
-        let (size, bits) = ([args.n, args.k], self.form.codes.bits());
-        let fits = |m: [Memory; 2]| Matrix::fits(m, size, bits, self.group);
-        let second = match (args.codes2, args.scales2) {
-            (Some(codes), Some(scales)) => fits([codes, scales]),
-            (codes, scales) => codes.is_none() && scales.is_none(),
-        };
-        second && unpack::is_whole(bits, args.k) && fits([args.codes, args.scales])
-    }
 }
 
 impl Kernel for ProductE0m {
@@ -106,7 +95,13 @@ impl Kernel for ProductE0m {
         m == 0
             || n == 0
             || self.form.tile(self.isa, layout).is_some()
-                && self.weights_fit(args)
+                && Matrix::fit(
+                    [args.codes, args.scales],
+                    [args.codes2, args.scales2],
+                    [n, k],
+                    self.form.codes.bits(),
+                    self.group,
+                )
                 && args.x.holds::<u32>(product(&[layout.tile(k), layout.tiles(m)]))
                 && args.factors.holds::<f32>(product(&[factors, layout.tiles(m)]))
     }

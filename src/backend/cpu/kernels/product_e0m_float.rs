@@ -6,7 +6,7 @@ use super::product_e0m::PANEL;
 use super::product_e0m::places::{Grid, Places, Results};
 use super::product_e0m::unpack::{self, Matrix};
 use crate::backend::cpu::args::arguments;
-use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, product};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
@@ -62,17 +62,6 @@ impl ProductE0mFloat {
     const fn decodes_in_tile(&self) -> bool {
         matches!(self.bits, 4 | 8)
     }
-
-    /// Whether the weights have all columns.
-    fn weights_fit(&self, args: &Args) -> bool {
-        let (size, bits) = ([args.n, args.k], self.bits);
-        let fits = |m: [Memory; 2]| Matrix::fits(m, size, bits, self.group);
-        let second = match (args.codes2, args.scales2) {
-            (Some(codes), Some(scales)) => fits([codes, scales]),
-            (codes, scales) => codes.is_none() && scales.is_none(),
-        };
-        second && unpack::is_whole(bits, args.k) && fits([args.codes, args.scales])
-    }
 }
 
 impl Kernel for ProductE0mFloat {
@@ -99,7 +88,13 @@ impl Kernel for ProductE0mFloat {
             || n == 0
             || self.function(true, rows).is_some()
                 && (!self.decodes_in_tile() || self.function(false, rows).is_some())
-                && self.weights_fit(args)
+                && Matrix::fit(
+                    [args.codes, args.scales],
+                    [args.codes2, args.scales2],
+                    [n, k],
+                    self.bits,
+                    self.group,
+                )
                 && args.x.holds::<f32>(product(&[m, k]))
     }
 

@@ -13,11 +13,25 @@ pub struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Whether memory holds the codes and scales of `n` columns of `k` weights.
-    pub fn fits([codes, scales]: [Memory; 2], [n, k]: [usize; 2], bits: usize, group: usize) -> bool {
+    /// Whether memory holds the codes and scales of `n` columns of `k` weights, and those of a
+    /// second matrix, if it has either.
+    pub fn fit(
+        first: [Memory; 2],
+        second: [Option<Memory>; 2],
+        [n, k]: [usize; 2],
+        bits: usize,
+        group: usize,
+    ) -> bool {
         let panels = n.div_ceil(PANEL);
-        codes.holds::<u32>(product(&[panels, PANEL, rows(bits, k)]))
-            && scales.holds::<u32>(product(&[panels, PANEL, k.div_ceil(group)]))
+        let holds = |[codes, scales]: [Memory; 2]| {
+            codes.holds::<u32>(product(&[panels, PANEL, rows(bits, k)]))
+                && scales.holds::<u32>(product(&[panels, PANEL, k.div_ceil(group)]))
+        };
+        let second = match second {
+            [Some(codes), Some(scales)] => holds([codes, scales]),
+            either => either.iter().all(Option::is_none),
+        };
+        second && is_whole(bits, k) && holds(first)
     }
 
     /// `n` columns of `k` weights, in whole panels.
