@@ -309,7 +309,7 @@ impl Executor {
     fn read_floats(&mut self, mut view: View, port: &Port, first: usize, out: &mut [f32]) -> Result<()> {
         let name = &port.name;
         let device = port.device;
-        let size = if device == DType::F16 { 2 } else { 4 };
+        let size = device.device_bytes();
         let (start, len) = (first * size, (out.len() * size).next_multiple_of(4));
         if (start + len) as u64 > view.len || !first.is_multiple_of(2) {
             return Err(Error::other(
@@ -372,7 +372,7 @@ impl Executor {
             return HostTensor::zeros(port.dtype, &shape).map_err(|e| tensor_error(e.to_string()));
         }
         let mut view = self.port_view(loaded, port)?;
-        let size = if port.device == DType::F16 { 2 } else { 4 };
+        let size = port.device.device_bytes();
         let len = (count * size).next_multiple_of(4);
         if len as u64 > view.len {
             return Err(tensor_error(format!("found {} bytes, expected {len}", view.len)));

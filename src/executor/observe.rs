@@ -124,7 +124,7 @@ impl Executor {
             let loaded = self.loaded(plan)?;
             let shape = port.shape.eval(loaded.bound.bindings());
             let shape = shape.map_err(|e| Error::other(Stage::Run, format!("\"{}\": {e}", port.name)))?;
-            let size = if port.device == DType::F16 { 2 } else { 4 };
+            let size = port.device.device_bytes();
             let count = shape.iter().try_fold(size, |n: usize, d| n.checked_mul(*d));
             let len = count.and_then(|n| u64::try_from(n).ok()?.checked_next_multiple_of(4));
             let len =

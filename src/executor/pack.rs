@@ -37,7 +37,7 @@ pub(super) fn from_device(
     shape: &[usize],
 ) -> Result<HostTensor, String> {
     let count: usize = shape.iter().product();
-    let size = if device == DType::F16 { 2 } else { 4 };
+    let size = device.device_bytes();
     let too_few = || {
         format!(
             "found {} bytes, expected {count} elements of {size} bytes",

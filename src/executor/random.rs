@@ -138,7 +138,7 @@ pub fn specs() -> Vec<KernelSpec> {
 /// Fills `view`, a multiple of 8 bytes, with numbers that depend only on `seed`, and waits until
 /// that is done.
 pub fn fill(backend: &mut dyn Backend, view: View, numbers: Numbers, seed: u32) -> Result<(), BackendError> {
-    let size = if numbers.dtype() == DType::F16 { 2 } else { 4 };
+    let size = num::wide(numbers.dtype().device_bytes());
     let pairs = view.len / (2 * size);
     let max_grid = backend.caps().profile.max_grid;
     let groups = pairs.div_ceil(u64::from(WORKGROUP)).min(u64::from(max_grid));

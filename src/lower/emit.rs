@@ -7,7 +7,7 @@ use crate::backend::kernel::image::{ImageKind, Pixel};
 use crate::backend::kernel::{self, Arg};
 use crate::graph::ValueId;
 use crate::graph::op::{Op, OpError, OpResult};
-use crate::tensor::DType;
+use crate::num;
 use std::collections::BTreeMap;
 
 impl LowerCx<'_> {
@@ -82,7 +82,7 @@ impl LowerCx<'_> {
             Location::State(_) | Location::Live | Location::Known(_) | Location::Counters => return None,
         };
         let count = u64::try_from(self.upper_bound(&count)?).ok()?;
-        count.checked_mul(if operand.dtype == DType::F16 { 2 } else { 4 })
+        count.checked_mul(num::wide(operand.dtype.device_bytes()))
     }
 
     /// The operands of a call that are read through images, by index.

@@ -1,6 +1,7 @@
 //! Packed constants.
 
 use crate::graph::{Graph, ValueId};
+use crate::num;
 use crate::tensor::DType;
 
 /// The packed form of a constant, or of a part of it, that a kernel requires. The constant is
@@ -76,7 +77,7 @@ impl Pack {
             Some((last, before)) => (u64::try_from(*last).ok()?, count(before)?),
             None => (1, 1),
         };
-        let size = |dtype: DType| if dtype == DType::F16 { 2 } else { 4 };
+        let size = |dtype: DType| num::wide(dtype.device_bytes());
         let bytes = match self {
             Self::Plain { dtype } => count(shape)?.checked_mul(size(*dtype))?,
             Self::Bytes => count(shape)?.checked_mul(u64::try_from(host.size()).ok()?)?,

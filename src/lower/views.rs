@@ -72,7 +72,7 @@ impl LowerCx<'_> {
     /// Byte offset of element `start` in a tensor of `dtype` on the device. `None` if it is not
     /// constant or a view cannot begin there.
     fn view_offset(&self, dtype: DType, start: &Dim) -> Option<u64> {
-        let size = if dtype == DType::F16 { 2 } else { 4 };
+        let size = num::wide(dtype.device_bytes());
         let bytes = u64::try_from(start.as_const()?).ok()?.checked_mul(size)?;
         bytes
             .is_multiple_of(self.scope.device.view_align.max(8))
@@ -165,7 +165,7 @@ impl LowerCx<'_> {
         let (Some(dtype), true) = (stored, locations.len() == room.len()) else {
             return Err(OpError::expected("results", room.len(), locations.len()));
         };
-        let size = if dtype == DType::F16 { 2 } else { 4 };
+        let size = num::wide(dtype.device_bytes());
         let align = self.scope.device.view_align.max(8);
         let mut starts = Vec::with_capacity(room.len());
         let end = room.iter().try_fold(0u64, |end, count| {

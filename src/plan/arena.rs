@@ -58,8 +58,8 @@ struct Records<'a, 'b> {
 /// Bytes of `count` elements on a device: an even number of elements, since work-items store pairs,
 /// and a multiple of 8 bytes, as loads of four halves need.
 fn device_size(dtype: DType, count: &Dim) -> Result<Dim> {
-    let size = if dtype == DType::F16 { 2 } else { 4 };
-    let bytes = count.mul(&size.into()).map_err(|e| dim_error(&e))?;
+    let size = Dim::from_usize(dtype.device_bytes());
+    let bytes = count.mul(&size).map_err(|e| dim_error(&e))?;
     let words = bytes.ceil_div(8).map_err(|e| dim_error(&e))?;
     let words = if words.as_const() == Some(0) {
         1.into()

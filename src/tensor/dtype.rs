@@ -64,6 +64,16 @@ impl DType {
         }
     }
 
+    /// Bytes of one element in device memory. Only meant for the types that elements are
+    /// [stored as](crate::graph::op::device_dtype).
+    pub fn device_bytes(self) -> usize {
+        match self {
+            Self::I8 | Self::U8 => 1,
+            Self::F16 => 2,
+            _ => 4,
+        }
+    }
+
     /// Bits of one element in files. Types narrower than 8 bits are packed, first element in the
     /// lowest bits.
     pub fn bits(self) -> usize {

@@ -16,7 +16,7 @@ use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::num;
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::{DType, HostTensor, product};
+use crate::tensor::{HostTensor, product};
 
 crate::kernel! {
     /// Convolution and transposed convolution.
@@ -240,7 +240,7 @@ fn packed_tiles(
     depth: usize,
 ) -> OpResult<Vec<(Operand, usize, usize)>> {
     let dtype = cx.float();
-    let size = if dtype == DType::F16 { 2 } else { 4 };
+    let size = dtype.device_bytes();
     let ranges = cx.split(count, (depth.saturating_mul(tile), size), 1)?;
     let pack = |(first, count)| {
         let pack = Pack::Tiles {

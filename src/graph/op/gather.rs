@@ -12,7 +12,7 @@ use super::{
 use crate::lower::{Call, LowerCx, Pack};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::HostTensor;
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "gather" {
@@ -82,7 +82,7 @@ impl Op for Gather {
         let mut parts = Vec::new();
         if let (Some(_), Some(rows), Some(row), 0) = (table.as_const(), as_usize(&rows), as_usize(&row), a) {
             let dtype = device_dtype(table.dtype, cx.float());
-            let size = if dtype == DType::F16 { 2 } else { 4 };
+            let size = dtype.device_bytes();
             for (first, count) in cx.split(rows, (row, size), 1)? {
                 let pack = Pack::Rows { dtype, first, count };
                 parts.push((

@@ -376,7 +376,7 @@ impl MatMul {
         columns: usize,
         depth: usize,
     ) -> OpResult<Vec<(Operand, usize, Dim, Dim)>> {
-        let size = if cx.float() == DType::F16 { 2 } else { 4 };
+        let size = cx.float().device_bytes();
         let mut parts = Vec::new();
         for (first, count) in cx.split(columns, (depth, size), form.together())? {
             let stride = count.next_multiple_of(form.together());

@@ -45,7 +45,7 @@ pub fn spread(plan: &mut Plan, align: u64) -> Vec<Slot> {
 
 /// Bytes of `count` elements.
 pub fn unpadded(dtype: DType, count: usize) -> usize {
-    count * if dtype == DType::F16 { 2 } else { 4 }
+    count * dtype.device_bytes()
 }
 
 /// Bytes of `count` elements including padding.

@@ -50,7 +50,7 @@ fn by_image(kernel: &'static Text, dtype: DType, kind: ImageKind) -> KernelSpec 
 /// contents.
 fn check(cl: &mut OpenCl, spec: &KernelSpec, dtype: DType, n: u32) {
     let count = 4 * n as usize;
-    let size = if dtype == DType::F16 { 2 } else { 4 };
+    let size = dtype.device_bytes() as u64;
     let align = cl.caps().profile.view_align.max(cl.caps().profile.images.room());
     let first = 3 * align;
     let source = buffer(cl, "source", first + count as u64 * size).buffer;

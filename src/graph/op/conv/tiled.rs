@@ -6,7 +6,6 @@ use crate::graph::op::local_tile::{Extent, LocalTile};
 use crate::graph::op::matmul::over_batches;
 use crate::lower::{Call, LowerCx, Operand, Pack};
 use crate::shape::Dim;
-use crate::tensor::DType;
 
 crate::kernel! {
     /// The kernel; its operands have the names of the tiled matmul.
@@ -111,7 +110,7 @@ fn packed_rows(
     terms: usize,
 ) -> OpResult<Option<Vec<(Operand, usize, usize)>>> {
     let dtype = cx.float();
-    let size = if dtype == DType::F16 { 2 } else { 4 };
+    let size = dtype.device_bytes();
     // With several groups, a dispatch computes whole groups.
     let unit = if rows == outputs { 1 } else { rows };
     let ranges = match cx.split(outputs, (terms, size), unit) {
