@@ -4,6 +4,7 @@
 //! the last element.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, no_number, onnx,
     operand, split_at,
@@ -57,7 +58,7 @@ impl Op for ArgMax {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
+        let x = cx.typed(0, Types::NUMBER)?;
         let a = axis(self.axis, x.shape.rank())?;
         let mut shape = x.shape.0.clone();
         cx.require(shape[a].sub(&1.into())?, "size of the axis minus 1")?;

@@ -3,6 +3,7 @@
 //! ONNX `CumSum` from opset 11 and `CumProd` from 26. The axis is operand 1.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx,
     operand, split_at,
@@ -64,7 +65,8 @@ impl Op for Cumulative {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
+        let x = cx.typed(0, Types::SUM)?;
+        cx.typed_if_given(1, Types::INTEGER)?;
         let mut fact = Fact::new(x.dtype, x.shape.clone());
         if let (Some(dims), Some(shape)) = (x.as_dims(), x.shape.as_fixed())
             && let Some([a]) = cx.opt(1).and_then(Fact::as_dims).as_deref()

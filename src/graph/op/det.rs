@@ -1,6 +1,7 @@
 //! Determinants of square matrices. ONNX `Det` from opset 11.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
 use crate::quota;
 use crate::shape::{Fact, Shape};
@@ -43,7 +44,7 @@ impl Op for Det {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
+        let x = cx.typed(0, Types::FLOAT)?;
         let [lead @ .., rows, cols] = x.shape.0.as_slice() else {
             return Err(OpError::expected("rank", "2 or more", x));
         };

@@ -5,6 +5,7 @@
 //! letters that occur once, in alphabetical order (capitals first).
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{
     ANY, Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, count, onnx, operand, room,
     strides,
@@ -168,7 +169,7 @@ impl Op for Einsum {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let facts = (0..cx.inputs.len())
-            .map(|i| cx.fact(i))
+            .map(|i| cx.typed(i, Types::NUMBER))
             .collect::<OpResult<Vec<_>>>()?;
         let dtype = cx.fact(0)?.dtype;
         if let Some(other) = facts.iter().find(|f| f.dtype != dtype) {

@@ -18,6 +18,7 @@ use super::rotary::Pairs;
 use super::rotary_embedding::RotaryEmbedding;
 use super::sdpa::{Sdpa, UNLIMITED, both_masks, causal_mask, heads_first, new_positions};
 use super::slice::Slice;
+use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, as_usize, concat::Concat, fixed_size,
     microsoft, operand,
@@ -122,7 +123,7 @@ impl Op for GroupQueryAttention {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let q = cx.fact(0)?;
+        let q = cx.typed(0, Types::FLOAT)?;
         let apart = cx.opt(1).is_some();
         let size = self.size(q, apart)?;
         let [batch, sequence, _] = q.shape.0.as_slice() else {
@@ -131,6 +132,7 @@ impl Op for GroupQueryAttention {
         let kv = Dim::from_usize(self.kv_heads);
         for i in [1, 2] {
             let Some(x) = cx.opt(i) else { continue };
+            cx.typed(i, Types::FLOAT)?;
             let [b, s, joined] = x.shape.0.as_slice() else {
                 return Err(OpError::expected(
                     format!("operand {i}"),

@@ -1,5 +1,6 @@
 //! What shape inference reads and records.
 
+use super::types::Types;
 use super::{Op, OpError, OpResult};
 use crate::graph::rules;
 use crate::shape::{Constraints, Dim, Fact, MAX_KNOWN, Shape, Symbol};
@@ -99,23 +100,28 @@ impl<'a> InferCx<'a> {
             .ok_or_else(|| OpError::expected(format!("input {i}"), "a value", "none"))
     }
 
-    /// The fact of operand `i`, which must be a float of at most 32 bits.
-    pub fn float(&self, i: usize) -> OpResult<&Fact> {
+    /// The fact of operand `i`, whose element type must be one of `types`; an error if it is
+    /// omitted.
+    pub fn typed(&self, i: usize, types: Types) -> OpResult<&Fact> {
         let fact = self.fact(i)?;
-        if fact.dtype.is_float() && fact.dtype != DType::F64 {
+        if (types.contains)(fact.dtype) {
             return Ok(fact);
         }
-        let what = if i == 0 {
-            "element type".to_owned()
-        } else {
-            format!("element type of input {i}")
-        };
-        let wide = fact.dtype == DType::F64;
-        Err(if wide {
-            OpError::Unsupported(format!("{what} f64"))
-        } else {
-            OpError::expected(what, "a float", fact.dtype)
-        })
+        Err(OpError::expected(type_of(i), types.name, fact.dtype))
+    }
+
+    /// Requires the element type of operand `i` to be one of `types`, if it is given.
+    pub fn typed_if_given(&self, i: usize, types: Types) -> OpResult<()> {
+        self.opt(i).map_or(Ok(()), |_| self.typed(i, types).map(|_| ()))
+    }
+
+    /// The fact of operand `i`, which must be a float of at most 32 bits.
+    pub fn float(&self, i: usize) -> OpResult<&Fact> {
+        let fact = self.typed(i, Types::FLOAT)?;
+        if fact.dtype == DType::F64 {
+            return Err(OpError::Unsupported(format!("{} f64", type_of(i))));
+        }
+        Ok(fact)
     }
 
     /// The fact of operand `i`, if given.
@@ -125,7 +131,7 @@ impl<'a> InferCx<'a> {
 
     /// The elements of integer operand `i` as expressions; an error if they are unknown.
     pub fn dims(&self, i: usize) -> OpResult<Vec<Dim>> {
-        self.fact(i)?.as_dims().ok_or_else(|| {
+        self.typed(i, Types::INTEGER)?.as_dims().ok_or_else(|| {
             OpError::Unsupported(format!(
                 "input {i} that depends on data (its values must be known before the run)"
             ))
@@ -136,7 +142,7 @@ impl<'a> InferCx<'a> {
     /// becomes a new symbol, whose value is read in the run. Only the number of elements must be
     /// known.
     pub fn sizes(&self, i: usize) -> OpResult<Vec<Dim>> {
-        let fact = self.fact(i)?;
+        let fact = self.typed(i, Types::INTEGER)?;
         if let Some(dims) = fact.as_dims() {
             return Ok(dims);
         }
@@ -145,15 +151,13 @@ impl<'a> InferCx<'a> {
             .count()?
             .as_const()
             .and_then(|n| usize::try_from(n).ok());
-        let count = count
-            .filter(|n| *n <= MAX_KNOWN && fact.dtype.is_int())
-            .ok_or_else(|| {
-                OpError::expected(
-                    format!("input {i}"),
-                    format!("a fixed number of integers (at most {MAX_KNOWN})"),
-                    fact,
-                )
-            })?;
+        let count = count.filter(|n| *n <= MAX_KNOWN).ok_or_else(|| {
+            OpError::expected(
+                format!("input {i}"),
+                format!("a fixed number of integers (at most {MAX_KNOWN})"),
+                fact,
+            )
+        })?;
         let name = self
             .names
             .and_then(|(inputs, _)| inputs.get(i).copied())
@@ -260,5 +264,13 @@ impl<'a> InferCx<'a> {
                     .ok_or_else(|| OpError::expected(format!("input {i}"), "constant integers", d))
             })
             .collect()
+    }
+}
+
+fn type_of(input: usize) -> String {
+    if input == 0 {
+        "element type".to_owned()
+    } else {
+        format!("element type of input {input}")
     }
 }

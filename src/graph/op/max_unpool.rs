@@ -5,6 +5,7 @@
 //! the shape of the result, which may be larger than the pooled tensor.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::window::Window;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, filled, onnx, operand, strides,
@@ -42,7 +43,7 @@ impl Op for MaxUnpool {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (x, places) = (cx.fact(0)?, cx.fact(1)?);
+        let (x, places) = (cx.typed(0, Types::FLOAT)?, cx.typed(1, Types::INTEGER)?);
         if x.shape.rank() != places.shape.rank() {
             return Err(OpError::mismatch(
                 "shapes of elements and positions",

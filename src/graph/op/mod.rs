@@ -20,6 +20,7 @@ mod infer;
 mod local_tile;
 pub mod parts;
 pub mod sizes;
+pub mod types;
 pub mod window;
 
 pub(crate) use crate::num::{max_nan, min_nan, no_number};

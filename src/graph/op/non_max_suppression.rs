@@ -6,6 +6,7 @@
 //! box); their number is known only in the run.
 
 use super::case::{Case, constant, input};
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand};
 use crate::num;
 use crate::quota;
@@ -46,7 +47,7 @@ impl Op for NonMaxSuppression {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (boxes, scores) = (cx.fact(0)?, cx.fact(1)?);
+        let (boxes, scores) = (cx.typed(0, Types::FLOAT)?, cx.typed(1, Types::FLOAT)?);
         let ([batches, n, four], [score_batches, classes, score_n]) =
             (boxes.shape.0.as_slice(), scores.shape.0.as_slice())
         else {

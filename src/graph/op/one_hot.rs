@@ -9,6 +9,7 @@ use super::gather::Gather;
 use super::parts::Parts;
 use super::pointwise::import::{binary, cast, input as arg, select};
 use super::pointwise::{Binary, Expr};
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, onnx, operand};
 use crate::graph::ValueId;
 use crate::num;
@@ -50,7 +51,8 @@ impl Op for OneHot {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (index, count, values) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
+        let (index, count) = (cx.typed(0, Types::NUMBER)?, cx.typed(1, Types::NUMBER)?);
+        let values = cx.fact(2)?;
         let a = axis(self.axis, index.shape.rank() + 1)?;
         let size = match count.as_const() {
             Some(tensor) => Dim::from_usize(depth(tensor)?),

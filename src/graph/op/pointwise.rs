@@ -12,6 +12,7 @@
 
 use super::parts::Parts;
 use super::sizes::Sizes;
+use super::types::Types;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, operand};
 use crate::graph::{ValueId, rules};
 use crate::lower::LowerCx;
@@ -70,6 +71,34 @@ fn common(a: (&Expr, DType), b: (&Expr, DType)) -> OpResult<DType> {
     }
 }
 
+/// The type, if it is one of `types`.
+fn required(dtype: DType, types: Types) -> OpResult<DType> {
+    if (types.contains)(dtype) {
+        Ok(dtype)
+    } else {
+        Err(OpError::expected("element type", types.name, dtype))
+    }
+}
+
+/// The types for which ONNX defines a function of one operand.
+fn operands_of_unary(f: Unary) -> Types {
+    use Unary::*;
+    match f {
+        Neg | Abs | Sign | Relu | Erf => Types::NUMBER,
+        _ => Types::FLOAT,
+    }
+}
+
+/// The types for which ONNX defines a function of two operands; `None` for all.
+fn operands_of_binary(f: Binary) -> Option<Types> {
+    match f {
+        Binary::Equal => None,
+        f if f.is_logical() => Some(Types::BOOL),
+        f if f.is_bitwise() => Some(Types::INTEGER),
+        _ => Some(Types::NUMBER),
+    }
+}
+
 impl Expr {
     /// Number of functions, the cost of an element; conversions and selections are not counted.
     pub fn operations(&self) -> u64 {
@@ -89,20 +118,21 @@ impl Expr {
                 .get(*i)
                 .ok_or_else(|| OpError::expected("operand", "given", i))?,
             Self::Const(_, t) | Self::Cast(t, _) => *t,
-            Self::Unary(_, x) => x.dtype(inputs)?,
-            Self::Not(_) => DType::Bool,
-            Self::Test(_, x) => match x.dtype(inputs)? {
-                t if t.is_float() => DType::Bool,
-                t => return Err(OpError::expected("element type", "a float", t)),
-            },
+            Self::Unary(f, x) => required(x.dtype(inputs)?, operands_of_unary(*f))?,
+            Self::Not(x) => required(x.dtype(inputs)?, Types::BOOL)?,
+            Self::Test(_, x) => {
+                required(x.dtype(inputs)?, Types::FLOAT)?;
+                DType::Bool
+            }
             Self::Binary(f, a, b) => {
                 let (ta, tb) = (a.dtype(inputs)?, b.dtype(inputs)?);
                 if *f == Binary::Pow {
-                    return Ok(ta);
+                    required(tb, Types::NUMBER)?;
+                    return required(ta, Types::NUMBER);
                 }
                 let t = common((a, ta), (b, tb))?;
-                if f.is_bitwise() && !t.is_int() {
-                    return Err(OpError::expected("element type", "an integer type", t));
+                if let Some(types) = operands_of_binary(*f) {
+                    required(t, types)?;
                 }
                 if f.is_comparison() || f.is_logical() {
                     DType::Bool

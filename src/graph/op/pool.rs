@@ -8,6 +8,7 @@
 use super::case::{Case, input};
 use super::conv::{parts, sizes};
 use super::sizes::Sizes;
+use super::types::Types;
 use super::window::{self, AutoPad, Axis, Window};
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, no_number, onnx, operand};
 use crate::lower::{Call, LowerCx};
@@ -56,10 +57,11 @@ impl Op for Pool {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        if !(x.dtype.is_float() || x.dtype.is_int() && matches!(self.kind, Kind::Max { .. })) {
-            return Err(OpError::expected("element type", "a float type", x.dtype));
-        }
+        let types = match self.kind {
+            Kind::Max { .. } => Types::NUMBER,
+            _ => Types::FLOAT,
+        };
+        let x = cx.typed(0, types)?;
         let (n, c, spatial) = parts("the input", &x.shape.0)?;
         let (w, k) = (&self.window, &self.window.kernel);
         let windows = w.derive(cx, k, spatial)?;

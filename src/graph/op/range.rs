@@ -3,6 +3,7 @@
 //! Runs on a device if the operands are integers known as expressions, even if their type is float.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, onnx, operand, room};
 use crate::lower::{Call, LowerCx};
 use crate::num;
@@ -80,7 +81,10 @@ impl Op for Range {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let dtype = cx.fact(0)?.dtype;
+        let dtype = cx.typed(0, Types::NUMBER)?.dtype;
+        for i in 1..3 {
+            cx.typed(i, Types::NUMBER)?;
+        }
         let fact = |n: Dim| Fact::new(dtype, Shape(vec![n]));
         let constants: Option<Vec<_>> = (0..3)
             .map(|i| cx.opt(i).and_then(Fact::as_const).map(AsRef::as_ref))

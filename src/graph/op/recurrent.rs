@@ -8,6 +8,7 @@
 use super::case::{Case, input};
 use super::parts::Parts;
 use super::transpose::Transpose;
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, count, onnx, operand};
 use crate::graph::ValueId;
 use crate::quota;
@@ -367,7 +368,8 @@ impl Op for Recurrent {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (x, w, r) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
+        let [x, w, r] = [0, 1, 2].map(|i| cx.typed(i, Types::FLOAT));
+        let (x, w, r) = (x?, w?, r?);
         let ([first, second, width], [directions, _, w_width], [_, rows, hidden]) =
             (x.shape.0.as_slice(), w.shape.0.as_slice(), r.shape.0.as_slice())
         else {
@@ -406,6 +408,7 @@ impl Op for Recurrent {
         ];
         for (i, wanted) in others {
             let Some(given) = cx.opt(i) else { continue };
+            cx.typed(i, if i == 4 { Types::INTEGER } else { Types::FLOAT })?;
             if given.shape.rank() != wanted.len() {
                 return Err(OpError::expected(format!("input {i}"), Shape(wanted), given));
             }

@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::sizes::Sizes;
+use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, as_usize, axis, max_nan, min_nan,
     offset_lists, onnx, operand, pointwise, transpose,
@@ -118,7 +119,12 @@ impl Op for Reduce {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
+        let types = match self.kind {
+            Kind::Max | Kind::Min => Types::EXTREME,
+            _ => Types::SUM,
+        };
+        let x = cx.typed(0, types)?;
+        cx.typed_if_given(1, Types::INTEGER)?;
         let list = match cx.opt(1) {
             Some(f) if f.as_dims().is_none() && self.axes.is_none() => {
                 return Ok(vec![self.undecided(cx, x, f)?]);

@@ -6,6 +6,7 @@
 
 use super::case::{Case, input};
 use super::pointwise::broadcast_to;
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, axis, norm, onnx, operand};
 use crate::lower::LowerCx;
 use crate::shape::{Dim, Fact, product};
@@ -57,7 +58,7 @@ impl Op for RmsNormFrom {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (x, scale) = (cx.fact(0)?, cx.fact(1)?);
+        let (x, scale) = (cx.typed(0, Types::FLOAT)?, cx.typed(1, Types::FLOAT)?);
         let from = axis(self.axis, x.shape.rank())?;
         let part = x.shape.0.get(from..).unwrap_or_default();
         if cx.broadcast(part, &scale.shape.0)?.0 != part {

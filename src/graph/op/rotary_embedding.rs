@@ -14,6 +14,7 @@ use super::pointwise::Binary;
 use super::pointwise::import::{binary, input as arg};
 use super::rotary::{Pairs, Rotary};
 use super::slice::Slice;
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, fit, onnx, operand};
 use crate::graph::ValueId;
 use crate::num;
@@ -36,7 +37,7 @@ impl Op for RotaryEmbedding {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
+        let x = cx.typed(0, Types::FLOAT)?;
         let (batch, sequence, size) = match x.shape.0.as_slice() {
             [b, _, s, n] => (b, s, n.clone()),
             [b, s, n] if self.heads > 0 => {
@@ -66,7 +67,7 @@ impl Op for RotaryEmbedding {
         let half = rotated.floor_div(2)?;
         let lines = cx.opt(3).is_none();
         for (i, what) in [(1, "cosines"), (2, "sines")] {
-            match (lines, cx.fact(i)?.shape.0.as_slice()) {
+            match (lines, cx.typed(i, Types::FLOAT)?.shape.0.as_slice()) {
                 (true, [b, s, n]) => {
                     cx.same("batch sizes of operand and caches", batch, b)?;
                     cx.same("sequence lengths of operand and caches", sequence, s)?;

@@ -19,6 +19,7 @@ pub(super) use products::{both_masks, causal_mask, heads_first, new_positions};
 use super::case::{Case, given, input};
 use super::concat::Concat;
 use super::parts::Parts;
+use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, fit, fixed_size, onnx, operand, room,
     to_sizes,
@@ -241,7 +242,8 @@ impl Op for Sdpa {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let (q, k, v) = (cx.fact(0)?, cx.fact(1)?, cx.fact(2)?);
+        let [q, k, v] = [0, 1, 2].map(|i| cx.typed(i, Types::FLOAT));
+        let (q, k, v) = (q?, k?, v?);
         let [batch, heads, queries, size] = split(&q.shape.0, self.heads_of(0))?;
         let [k_batch, kv_heads, mut keys, k_size] = split(&k.shape.0, self.heads_of(1))?;
         let [v_batch, v_heads, values, v_size] = split(&v.shape.0, self.heads_of(2))?;

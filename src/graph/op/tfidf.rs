@@ -3,6 +3,7 @@
 //! The operand has one or more rows; each row of the result has one number per index in the list.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, filled, onnx, operand};
 use crate::num;
 use crate::quota;
@@ -33,10 +34,7 @@ impl Op for Tfidf {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
-        if !x.dtype.is_int() {
-            return Err(OpError::expected("element type", "an integer type", x.dtype));
-        }
+        let x = cx.typed(0, Types::INTEGER)?;
         let mut shape = match x.shape.0.as_slice() {
             [] | [_] => Vec::new(),
             [rows, _] => vec![rows.clone()],

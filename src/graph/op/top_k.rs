@@ -4,6 +4,7 @@
 //! from 11. Ties are ordered by index; results are always sorted.
 
 use super::case::{Case, input};
+use super::types::Types;
 use super::{
     Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, axis, one_int, onnx, operand, split_at,
 };
@@ -61,7 +62,7 @@ impl Op for TopK {
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
-        let x = cx.fact(0)?;
+        let x = cx.typed(0, Types::NUMBER)?;
         let a = axis(self.axis, x.shape.rank())?;
         let k = match self.k {
             Some(k) => k.into(),
