@@ -72,7 +72,8 @@ impl Compiler<'_> {
         Ok(())
     }
 
-    /// A condition on a symbol that no needed shape contains cannot be checked, and need not be.
+    /// A declared constraint on a symbol that neither a needed shape nor an assumption contains
+    /// cannot be checked, and need not be.
     fn can_be_checked(&self, c: &Condition) -> bool {
         let known = |s: &Symbol| {
             self.options.bounds.get(s).is_some() || self.open.contains(s) || self.made.find(s).is_some()

@@ -12,7 +12,8 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 impl Compiler<'_> {
     /// Finds what is needed as data. A node on the host needs every operand that shape inference
-    /// does not know; a symbol that data defines needs that data.
+    /// does not know; a symbol that data defines needs that data, also if only an assumption holds
+    /// it.
     fn find_needed(&mut self) {
         let graph = self.graph;
         self.needed_nodes = vec![false; graph.nodes.len()];
@@ -21,6 +22,13 @@ impl Compiler<'_> {
         let mut symbols = BTreeSet::new();
         // Symbols found since the last round that data defines.
         let mut found: BTreeSet<usize> = BTreeSet::new();
+        // A run checks all assumptions, including those about sizes that nothing else reads.
+        let mut checked = BTreeSet::new();
+        for a in graph.assumptions() {
+            a.assumed.dim.symbols(&mut checked);
+        }
+        found.extend(checked.iter().filter_map(|s| self.data_symbols.get(s)));
+        symbols.append(&mut checked);
         let mut work: Vec<ValueId> = graph.outputs().to_vec();
         work.extend(graph.states().iter().map(|s| s.output));
         let tensors = work.iter().copied().filter(|v| self.is_computed_dims(*v));

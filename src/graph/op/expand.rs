@@ -3,7 +3,8 @@
 
 use super::case::{Case, input};
 use super::{
-    Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes, transpose,
+    Assumption, Attributes, InferCx, Inputs, Op, OpDef, OpResult, onnx, operand, pointwise, to_sizes,
+    transpose,
 };
 use crate::graph::rules;
 use crate::lower::LowerCx;
@@ -23,7 +24,18 @@ impl Op for Expand {
         let to = cx.sizes(1)?;
         to.iter()
             .try_for_each(|size| cx.require(size.clone(), "target size"))?;
-        Ok(vec![Fact::new(x.dtype, cx.broadcast(&x.shape.0, &to)?)])
+        let from_data = cx.fact(1)?.as_dims().is_none();
+        let same = |what, a: &Dim, b: &Dim| {
+            if from_data {
+                one_or_same(cx, a, b)
+            } else {
+                cx.same(what, a, b)
+            }
+        };
+        Ok(vec![Fact::new(
+            x.dtype,
+            rules::broadcast(&x.shape.0, &to, &same)?,
+        )])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -63,6 +75,18 @@ impl Op for Expand {
     fn moves(&self, input: usize) -> bool {
         input == 0
     }
+}
+
+/// The size of an axis of size `size`, broadcast to a size `to` that only the run knows. It is
+/// `size`, which is right if `to` is 1 or the same; a run with another `to` fails.
+fn one_or_same(cx: &InferCx<'_>, size: &Dim, to: &Dim) -> OpResult<Dim> {
+    let beyond_one = to.sub(&1.into())?;
+    cx.assume([Assumption {
+        dim: beyond_one.mul(&to.sub(size)?)?,
+        equal: true,
+        meaning: format!("the target size is neither 1 nor that of the operand: {to} and {size}"),
+    }]);
+    Ok(size.clone())
 }
 
 fn import(_: &dyn Attributes) -> OpResult<Box<dyn Op>> {

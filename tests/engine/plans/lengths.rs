@@ -4,6 +4,7 @@
 use super::*;
 use tlite_testing::carries;
 use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::pass::Target;
 use transformer_lite::unstable::plan::{NoPadding, Padding};
 use transformer_lite::unstable::shape::{Constraints, Symbol};
 
@@ -293,6 +294,73 @@ fn lengths_that_data_tells() {
             let a = HostTensor::from_i64(&[2], &[n, 2]).unwrap();
             check(&mut executor, &graph, &[("x", random(&[1, 4], 5)), ("a", a)]);
         }
+    }
+}
+
+/// `x [4, n]` expanded to sizes that an input states, or that a device computes from it, and
+/// negated.
+fn expanded_to_data(is_computed: bool) -> Arc<Graph> {
+    let mut b = Build::default();
+    let (x, a) = (b.input("x", DType::F32, "4 n"), b.input("a", DType::I64, "2"));
+    let sizes = if is_computed {
+        b.node(Pointwise::binary("Add", Binary::Add), &[a, a])
+    } else {
+        a
+    };
+    let wide = b.node(Expand, &[x, sizes]);
+    let y = b.node(unary(Unary::Neg), &[wide]);
+    b.finish(&[y])
+}
+
+#[test]
+fn sizes_from_data_are_checked_where_no_shape_has_them() {
+    // Widths of x and of the target, and whether the result has the width of x.
+    let targets = [
+        (8, 8, true),
+        (1, 0, false),
+        (1, 6, false),
+        (8, 2, false),
+        (8, 0, false),
+        (0, 0, true),
+    ];
+    for device in devices() {
+        let _turn = device.turn();
+        for is_computed in [false, true] {
+            let graph = expanded_to_data(is_computed);
+            let mut optimized = Graph::clone(&graph);
+            Pipeline::of(&Target::DEVICE).run(&mut optimized).unwrap();
+            for graph in [graph, Arc::new(optimized)] {
+                let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+                let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+                for (width, to, holds) in targets {
+                    let by = if is_computed { 2 } else { 1 };
+                    let a = HostTensor::from_i64(&[2], &[4 / by, to / by]).unwrap();
+                    let given = [("x", random(&[4, width], 5)), ("a", a)];
+                    if holds {
+                        check(&mut executor, &graph, &given);
+                        continue;
+                    }
+                    for (name, t) in &given {
+                        executor.write(0, name, t).unwrap();
+                    }
+                    let bindings = executor.bindings(0).unwrap();
+                    let e = executor.run(0, &bindings).unwrap_err();
+                    let [node, data] = if is_computed {
+                        ["node2", "v1_0_1"]
+                    } else {
+                        ["node1", "a_1"]
+                    };
+                    let [n, to] = [format!("n = {width}"), format!("{data} = {to}")];
+                    tlite_testing::assert_error(&e, ErrorKind::ShapeMismatch, &[node, &n, &to]);
+                }
+            }
+        }
+        // A target of 1 keeps the width.
+        let graph = expanded_to_data(false);
+        let plan = Plan::compile(&graph, &device.caps, &options(&[])).unwrap();
+        let mut executor = Executor::new(Box::new(device.share()), &graph, vec![plan]).unwrap();
+        let one = HostTensor::from_i64(&[2], &[1, 1]).unwrap();
+        check(&mut executor, &graph, &[("x", random(&[4, 5], 6)), ("a", one)]);
     }
 }
 

@@ -11,8 +11,9 @@ use crate::graph::op::slice::Slice;
 use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::Pass;
 use crate::graph::pass::pattern::input;
-use crate::graph::{Edit, Graph, NodeId, ValueId};
-use std::collections::HashMap;
+use crate::graph::{Edit, Graph, NodeAssumption, NodeId, ValueId};
+use crate::shape::Symbol;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 pub const REMOVE_NOOPS: Pass = Pass {
     name: "remove_noops",
@@ -23,7 +24,8 @@ pub const REMOVE_NOOPS: Pass = Pass {
 
 fn run(edit: &mut Edit<'_>) -> Result<()> {
     let mut removed: HashMap<ValueId, ValueId> = HashMap::new();
-    for id in edit.order()? {
+    let checks = checks_of_data(edit);
+    for id in edit.order()?.into_iter().filter(|id| !checks.contains(id)) {
         let Some((x, y)) = find(edit, id) else { continue };
         let name = edit.node(id).map(|n| n.name.clone()).unwrap_or_default();
         if edit.begin(&format!("\"{name}\" changes nothing")) {
@@ -32,6 +34,21 @@ fn run(edit: &mut Edit<'_>) -> Result<()> {
     }
     edit.replace_all_readers(&removed);
     Ok(())
+}
+
+/// Nodes with an assumption about sizes that data defines. Without the node, no run could check it.
+fn checks_of_data(g: &Graph) -> HashSet<NodeId> {
+    let data: HashSet<&Symbol> = g.made().iter().map(|m| &m.symbol).collect();
+    let is_of_data = |a: &&NodeAssumption| {
+        let mut symbols = BTreeSet::new();
+        a.assumed.dim.symbols(&mut symbols);
+        symbols.iter().any(|s| data.contains(s))
+    };
+    g.assumptions()
+        .iter()
+        .filter(is_of_data)
+        .map(|a| a.node)
+        .collect()
 }
 
 /// Operand and result of a node that changes nothing.
