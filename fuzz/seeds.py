@@ -19,7 +19,7 @@ import zlib
 
 # Larger models are slow to mutate.
 MAX_MODEL = 6000
-# The target "device" gets every 50th model, since compiling kernels takes long.
+# The target "opencl" gets every 50th model, since compiling kernels takes long.
 SOME = 50
 # Separates responses in an input of the target "hub", and parts in others.
 RESPONSES, PARTS = b"\n~~~\n", bytes(4)
@@ -322,7 +322,8 @@ def main():
     seeds = {
         "plan": onnx,
         "run": onnx,
-        "device": onnx[::SOME],
+        "cpu": onnx,
+        "opencl": onnx[::SOME],
         "gguf": ggufs,
         "safetensors": [checkpoint(), checkpoint(rope_scaling=scaling), checkpoint("gptq"), checkpoint("awq")],
         "npy": numbers,

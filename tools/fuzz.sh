@@ -41,9 +41,9 @@ mkdir -p fuzz/findings
 for target in "${targets[@]}"; do
     regressions=fuzz/regressions/$target timeout=5
     case $target in
-    plan | run) regressions=fuzz/regressions/models ;;
+    plan | run | cpu) regressions=fuzz/regressions/models ;;
     # A model on PoCL waits for its compiler.
-    device) regressions=fuzz/regressions/models timeout=60 ;;
+    opencl) regressions=fuzz/regressions/models timeout=60 ;;
     esac
     inputs=("$seeds/$target")
     [ ! -d "$regressions" ] || inputs+=("$regressions")

@@ -46,7 +46,8 @@ impl Target {
 const TARGETS: &[Target] = &[
     Target::onnx("plan", files::plan),
     Target::onnx("run", files::run),
-    Target::onnx("device", devices::device),
+    Target::onnx("cpu", devices::cpu),
+    Target::onnx("opencl", devices::opencl),
     Target::new("gguf", files::gguf),
     Target::new("safetensors", files::safetensors),
     Target::new("npy", files::npy),

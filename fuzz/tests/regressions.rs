@@ -1,4 +1,4 @@
-//! Replays `fuzz/regressions` in the targets that need no device.
+//! Replays `fuzz/regressions` in the targets that need no driver.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,7 +6,7 @@ use std::process::Command;
 /// The targets of a folder of regressions, which is named as its only target otherwise.
 fn targets(folder: &str) -> Vec<&str> {
     match folder {
-        "models" => vec!["plan", "run"],
+        "models" => vec!["plan", "run", "cpu"],
         only => vec![only],
     }
 }
