@@ -1,0 +1,1 @@
+	By0Jèš›“^ipÚØE³Õ\²”¾h5¾¶7–Yª’Y‹¶ƒŒˆ²Ò<˜™{³pÍ\Lƒ:gx›™¨Í¬WK£8ef¦lslÈ‘—‹G³\a‘¡u.¦CFf[m®’É¶È„ZK?GŸ<Ô­m‡_Uv“¡Œ“6¢Ín¶——ioÃÚGC²É´½z+¶a~j`©‡}jµ—Lsxª±g6¨‘Âcv¦HCVŠ{Ávk¤ÌÑË‹Ï®IXªgl¯wndZ’KÂ£I¿r¡ICbˆ†Fnac‘Ğ¢Zˆ•@fElšU`P¨¹MOk´ÍZuƒ\„yRchj=‡È±°)¨q^¢€;Xe~l€y…¸UÍÔYªÄwB¶bv£™|¥pÎknwÅ‹ÆZœ;`“š¯’­‚™•_TQ}+¬¸W•k´[ym~fˆZljŒyq]Rv†LkqÇ§Á_VªBjšp\g}ªF›H‡P¢ZY]¼^ivzlº¾«FF®;’q^

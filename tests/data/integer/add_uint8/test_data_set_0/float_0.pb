@@ -1,0 +1,1 @@
+	By0Jèšš“^ipÚØF²Õ\²”¾h5ž¾¶7–Yª’Y‹¶„ŽŒˆ²Ò<˜™{³pÍ\LƒŽ:gx›™¨Í¬WK£8ef¦ltlÈ‘–‹G³\a¡u.¦CFf\m®’È¶È„ZK?Gž<Ô¬n‡_žVv’¡Œ“6¢Ín¶—Œ—ioÂÚHC²É´½z+¶b~j`©†~jµ—Lsxª±g6¨‘Âdv¦HCVŠ{Ávk¤ŽÌÑË‹Ï®IXªgl¯wndZ’LÂ£I¾r¡ICbˆ†Fnac‘Ð¢Zˆ”@fElšV`P¨¹MPl´ÍZv„\„zRchj>‡È±°*¨q^¢€;Xf~l€y„¸UÌÔYªÄwB¶bv¢˜|¥pÎknwÅ‹ÆZœ;`“š¯’­‚™•_TQ},¬¸W•k´[ym~fˆZljŒyq]Rv†LlqÇ¦Á_VªBjšp\g~ªF›H‡P¢ZY^¼^ivzlº¾«FF®<’q^

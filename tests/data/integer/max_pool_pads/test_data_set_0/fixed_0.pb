@@ -1,0 +1,1 @@
+By0J´`RTzz}`vvxxgavvkKWF@cc37Fz{3t7vv{qmHXdwwDakkwwtakkQddWF&Ydddz_S[,_huccf}}pr:T}}YUFDqq^pXXqqlqqIilpppyPj:E{yMMöO Mbq||i1bb||irr?llrrrz;'qvvg	hh=zP}hhWzPLTf1EddTT7s||Qrrs||ssrqZ}

@@ -1,0 +1,3 @@
+€By0J€		
+
+   !!""##$$$%%&&''((())**++,,,--..//00011223344455667788999::;;<<===>>??@@AAABBCCDDEEEFFGGHHIIIJJKKLLMMMNNOOPPQQRRRSSTTUUVVVWWXXYYZZZ[[\\]]^^^__``aabbbccddeeffggghhiijjkkkllmmnnoooppqqrrs
