@@ -406,7 +406,8 @@ def fetch(names, folder):
     return paths
 
 
-def parse(arguments):
+def parsed(arguments, known, kind, usage):
+    """The names and the folder of a command line. Ends the program unless all names are known."""
     names, folder = [], None
     rest = iter(arguments)
     for argument in rest:
@@ -415,14 +416,14 @@ def parse(arguments):
         elif argument.startswith("--dir="):
             folder = argument.split("=", 1)[1]
         elif argument.startswith("-"):
-            sys.exit(__doc__.strip())
+            sys.exit(usage.strip())
         else:
             names.append(argument)
     if not names or not folder:
-        sys.exit(__doc__.strip())
+        sys.exit(usage.strip())
     for name in names:
-        if name not in MODELS:
-            sys.exit(f"error: unknown model \"{name}\"; choose from {', '.join(MODELS)}")
+        if name not in known:
+            sys.exit(f"error: unknown {kind} \"{name}\"; choose from {', '.join(known)}")
     return list(dict.fromkeys(names)), os.path.abspath(folder)
 
 
@@ -432,7 +433,7 @@ def main():
             packages = [packages] if isinstance(packages, str) else packages
             print(f"{name:<19}{what} ({', '.join(map(bare, packages))})")
         return
-    names, folder = parse(sys.argv[1:])
+    names, folder = parsed(sys.argv[1:], MODELS, "model", __doc__)
     try:
         for path in fetch(names, folder):
             print(path)
