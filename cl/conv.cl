@@ -2,7 +2,7 @@
 // ox * SW + kx * DW - pad_w], as far as it lies inside x. With TRANSPOSED x is taken at (oy + pad_h - ky * DH) / SH and
 // (ox + pad_w - kx * DW) / SW, where these are whole, and w is [ci, m, ky, kx]. A work-item computes TILE channels of a group by RUN
 // neighbouring results of a row, TRANSPOSED those that are SW apart.
-#define V CAT(float, RUN)
+#define V CAT(ELEM, RUN)
 #define I CAT(int, RUN)
 #define U CAT(uint, RUN)
 #define LANES2 0, 1
@@ -26,7 +26,7 @@
 #ifdef INSIDE
 #define KEEP(v, ix) v
 #else
-#define KEEP(v, ix) select((V)(0.0f), v, CAT(as_int, RUN)(CAT(as_uint, RUN)((I)(ix) + IN_STEP * LANES) < (U)(p.in_w)))
+#define KEEP(v, ix) select((V)(0), v, CAT(as_int, RUN)(CAT(as_uint, RUN)((I)(ix) + IN_STEP * LANES) < (U)(p.in_w)))
 #endif
 
 KERNEL {
@@ -42,7 +42,7 @@ KERNEL {
 #ifdef HAS_BIAS
     sum[t] = (V)(bias_at(group * p.rows + min(row + t, p.rows - 1)));
 #else
-    sum[t] = (V)(0.0f);
+    sum[t] = (V)(0);
 #endif
   }
   for (uint ci = 0; ci < p.channels; ci++) {
@@ -72,10 +72,10 @@ KERNEL {
           V a = x_run(RUN, at), b = x_run(RUN, at + RUN);
           v = KEEP((V)(a.even, b.even), ix);
         } else {
-          float lane[RUN];
+          ELEM lane[RUN];
           for (uint i = 0; i < RUN; i++) {
             int c = ix + (int)(i * IN_STEP);
-            lane[i] = (uint)c < p.in_w ? x_at(start + c) : 0.0f;
+            lane[i] = (uint)c < p.in_w ? x_at(start + c) : 0;
           }
           v = CAT(vload, RUN)(0, lane);
         }
@@ -93,7 +93,7 @@ KERNEL {
     uint to = ((get_group_id(2) * p.outputs + m) * p.out_h + oy) * p.out_w + ox;
     if (OUT_STEP == 1 && count == RUN) y_put_run(RUN, to, one);
     else {
-      float lane[RUN];
+      ELEM lane[RUN];
       CAT(vstore, RUN)(one, 0, lane);
       _Pragma("unroll") for (uint i = 0; i < RUN; i++)
         if (i < count) y_put(to + i * OUT_STEP, lane[i]);

@@ -12,8 +12,8 @@ const OUT_STEP = 1u;
 #endif
 
 // The element in column `ix` of the row that begins at `start`.
-fn column(start: u32, ix: i32) -> f32 {
-  if (u32(ix) >= p.in_w) { return 0.0; }
+fn column(start: u32, ix: i32) -> ELEM {
+  if (u32(ix) >= p.in_w) { return ELEM(0); }
   return x_at(start + u32(ix));
 }
 
@@ -31,12 +31,12 @@ fn conv(@builtin(workgroup_id) wg: vec3<u32>, @builtin(global_invocation_id) id:
   let tile = p.first + part;
   let group = tile / p.tiles;
   let row = tile % p.tiles * TILE;
-  var sum: array<vec4<f32>, TILE>;
+  var sum: array<vec4<ELEM>, TILE>;
   for (var t = 0u; t < TILE; t++) {
 #ifdef HAS_BIAS
-    sum[t] = vec4<f32>(bias_at(group * p.rows + min(row + t, p.rows - 1u)));
+    sum[t] = vec4<ELEM>(bias_at(group * p.rows + min(row + t, p.rows - 1u)));
 #else
-    sum[t] = vec4<f32>();
+    sum[t] = vec4<ELEM>();
 #endif
   }
   for (var ci = 0u; ci < p.channels; ci++) {
@@ -59,7 +59,7 @@ fn conv(@builtin(workgroup_id) wg: vec3<u32>, @builtin(global_invocation_id) id:
         let ix = i32(ox * SW) - p.pad_w + i32(kx * DW);
 #endif
         let step = i32(IN_STEP);
-        let v = vec4<f32>(column(start, ix), column(start, ix + step), column(start, ix + 2 * step), column(start, ix + 3 * step));
+        let v = vec4<ELEM>(column(start, ix), column(start, ix + step), column(start, ix + 2 * step), column(start, ix + 3 * step));
         let tap = ky * KW + kx;
 #ifdef PACKED
         let at = ((part * p.channels + ci) * TAPS + tap) * TILE;

@@ -104,7 +104,10 @@ impl DType {
     /// host.
     pub fn on_devices(self) -> bool {
         use DType::*;
-        matches!(self, F32 | F16 | I64 | I32 | U32 | U8 | I8 | Bool)
+        matches!(
+            self,
+            F32 | F16 | I64 | I32 | U32 | U16 | I16 | U8 | I8 | U4 | I4 | U2 | I2 | Bool
+        )
     }
 
     /// The lowest and highest value of an integer type; `None` for other types.
@@ -129,6 +132,13 @@ impl DType {
         } else {
             (0, (1 << bits) - 1)
         })
+    }
+
+    /// Bits of an integer type with fewer than 32, and whether it is signed; `None` for others.
+    pub fn narrow_bits(self) -> Option<(u32, bool)> {
+        let (low, _) = self.int_range()?;
+        let bits = u32::try_from(self.bits()).ok()?;
+        (bits < 32).then_some((bits, low < 0))
     }
 
     /// The low bits of `v` as a value of this integer type. For `u64`, all 64 bits are kept.

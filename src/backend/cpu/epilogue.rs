@@ -194,10 +194,18 @@ impl Job for Chunk<'_> {
                     Step::ToInt(x) => each(floats(at[x], n), ints_mut(y, n), |x| x as i32),
                     Step::FloatIsTrue(x) => each(floats(at[x], n), ints_mut(y, n), |x| i32::from(x != 0.0)),
                     Step::IntIsTrue(x) => each(ints(at[x], n), ints_mut(y, n), |x| i32::from(x != 0)),
-                    Step::Wrap { of, signed: true } => {
-                        each(ints(at[of], n), ints_mut(y, n), |x| i32::from(x as i8));
+                    Step::Wrap {
+                        of,
+                        bits,
+                        signed: true,
+                    } => {
+                        let by = 32 - bits;
+                        each(ints(at[of], n), ints_mut(y, n), |x| (x << by) >> by);
                     }
-                    Step::Wrap { of, .. } => each(ints(at[of], n), ints_mut(y, n), |x| x & 255),
+                    Step::Wrap { of, bits, .. } => {
+                        let mask = (1 << bits) - 1;
+                        each(ints(at[of], n), ints_mut(y, n), |x| x & mask);
+                    }
                 }
             }
         }

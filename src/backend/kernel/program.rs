@@ -41,6 +41,8 @@ pub enum Step {
     Wrap {
         /// The integer.
         of: Register,
+        /// Number of bits that are kept, fewer than 32.
+        bits: u32,
         /// Whether the result may be negative.
         signed: bool,
     },

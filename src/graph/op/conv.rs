@@ -122,6 +122,37 @@ pub(super) fn add_bias(
     Ok(())
 }
 
+impl Conv {
+    /// The window as rows and columns, the output channels of a group, and its input channels.
+    fn lines(&self, cx: &LowerCx<'_>) -> OpResult<([Line; 2], usize, Dim)> {
+        let (x, w, out) = (cx.shape(0)?, cx.shape(1)?, cx.out_fact(0)?.shape.clone());
+        let ((_, _, spatial), (m, channels, _)) = (parts("the input", &x.0)?, parts("the weights", &w.0)?);
+        let (_, _, windows) = parts("the result", &out.0)?;
+        let kernel = kernel(&self.window, &w.0)?;
+        let mut lines = self.window.plane(&kernel, spatial, windows)?;
+        if lines.iter().all(Line::is_identity) {
+            // The rows of such a plane can be merged into one row.
+            let plane = lines[0].size.mul(&lines[1].size)?;
+            lines = [
+                Line::one(),
+                Line {
+                    size: plane.clone(),
+                    out: plane,
+                    ..Line::one()
+                },
+            ];
+        }
+        let group = super::fixed_size(&self.group.into())?.max(1);
+        Ok((lines, super::fixed_size(m)? / group, channels.clone()))
+    }
+
+    /// Emits the kernel for any element type.
+    pub(super) fn lower_plain(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let (lines, rows, channels) = self.lines(cx)?;
+        emit(cx, &lines, self.group, rows, &channels, false)
+    }
+}
+
 impl Op for Conv {
     fn name(&self) -> &str {
         "Conv"
@@ -198,33 +229,16 @@ impl Op for Conv {
     }
 
     fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
-        let (x, w, out) = (cx.shape(0)?, cx.shape(1)?, cx.out_fact(0)?.shape.clone());
-        let ((_, _, spatial), (m, channels, _)) = (parts("the input", &x.0)?, parts("the weights", &w.0)?);
-        let (_, _, windows) = parts("the result", &out.0)?;
-        let kernel = kernel(&self.window, &w.0)?;
-        let mut lines = self.window.plane(&kernel, spatial, windows)?;
-        if lines.iter().all(Line::is_identity) {
-            // The rows of such a plane can be merged into one row.
-            let plane = lines[0].size.mul(&lines[1].size)?;
-            lines = [
-                Line::one(),
-                Line {
-                    size: plane.clone(),
-                    out: plane,
-                    ..Line::one()
-                },
-            ];
-        }
-        let group = super::fixed_size(&self.group.into())?.max(1);
-        let rows = super::fixed_size(m)? / group;
+        let (lines, rows, channels) = self.lines(cx)?;
         if cx.device().is_native() && cx.fact(1)?.as_const().is_some() {
             let images = parts("the input", &cx.shape(0)?.0)?.0.clone();
-            return native::emit(cx, &lines, &images, self.group, rows, channels);
+            return native::emit(cx, &lines, &images, self.group, rows, &channels);
         }
-        if tiled::emit(cx, &lines, group, rows, channels)? {
+        let group = super::fixed_size(&self.group.into())?.max(1);
+        if tiled::emit(cx, &lines, group, rows, &channels)? {
             return Ok(());
         }
-        emit(cx, &lines, self.group, rows, channels, false)
+        emit(cx, &lines, self.group, rows, &channels, false)
     }
 
     fn flops(&self, sizes: &Sizes) -> u64 {
@@ -271,7 +285,7 @@ pub(super) fn emit(
     // Distance between consecutive results of a work-item in a row.
     let step = if transposed { v.stride } else { 1 };
     let each = v.out.ceil_div(step)?;
-    let packed = w.as_const().is_some() && !transposed;
+    let packed = w.as_const().is_some() && w.dtype.is_float() && !transposed;
     let most = if cx.device().few_registers { 4 } else { 8 };
     let tile = rows.next_power_of_two().min(most);
     let tiles = rows.div_ceil(tile);

@@ -5,9 +5,15 @@
 //! output channel.
 
 use super::case::Case;
-use super::conv::Conv;
-use super::quantize_linear::quantize;
+use super::conv::{Conv, KERNEL};
+use super::parts::Parts;
+use super::pointwise::Binary;
+use super::pointwise::import::{binary, cast, input as arg};
+use super::quantize_linear::{quantize, quantized};
+use super::sizes::Sizes;
 use super::{Attributes, InferCx, Inputs, Op, OpDef, OpError, OpResult, around, one_int, onnx, operand};
+use crate::graph::ValueId;
+use crate::lower::LowerCx;
 use crate::shape::Fact;
 use crate::tensor::{DType, HostTensor};
 
@@ -56,6 +62,12 @@ impl ConvInteger {
         if self.scaled { (0, 3, 2, 5) } else { (0, 1, 2, 3) }
     }
 
+    /// Whether operands are what integers of 8 bits exceed their zero points by, in `i32`: the form
+    /// that [`Op::parts`] makes.
+    fn is_centred(&self, x: DType, no_zeros: bool) -> bool {
+        !self.scaled && x == DType::I32 && no_zeros
+    }
+
     /// Exact integer convolution.
     fn sums(&self, x: (&[i64], &[usize]), w: (&[i64], &[usize])) -> OpResult<(Vec<usize>, Vec<i64>)> {
         #[expect(clippy::cast_precision_loss, reason = "integers of at most 9 bits")]
@@ -96,8 +108,10 @@ impl Op for ConvInteger {
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (x, w, _, _) = self.operands();
+        let centred = self.is_centred(cx.fact(x)?.dtype, cx.opt(2).is_none() && cx.opt(3).is_none());
         for i in [x, w] {
-            if !matches!(cx.fact(i)?.dtype, DType::U8 | DType::I8) {
+            let dtype = cx.fact(i)?.dtype;
+            if !(matches!(dtype, DType::U8 | DType::I8) || centred && dtype == DType::I32) {
                 return Err(OpError::expected(
                     format!("input {i}"),
                     "integers of 8 bits",
@@ -174,6 +188,83 @@ impl Op for ConvInteger {
         }
         Ok(vec![HostTensor::from_ints(zero.dtype(), &shape, &sums)?])
     }
+
+    fn parts(&self, cx: &mut Parts<'_, '_>) -> OpResult<Option<Vec<ValueId>>> {
+        let (x, w, zx, zw) = self.operands();
+        let (x, w) = (cx.input(x)?, cx.input(w)?);
+        if cx.fact(x)?.dtype == DType::I32 {
+            return Ok(None);
+        }
+        let rank = cx.fact(w)?.shape.rank();
+        let zw = cx
+            .opt(zw)
+            .map(|z| per_channel(cx, "weights_zero", z, rank))
+            .transpose()?;
+        let zx = cx.opt(zx);
+        let mut operands = Vec::new();
+        for (what, v, zero) in [("x", x, zx), ("w", w, zw)] {
+            let int = |i| cast(DType::I32, arg(i));
+            let zero: Vec<ValueId> = zero.into_iter().collect();
+            let centred = match zero.len() {
+                0 => int(0),
+                _ => binary(Binary::Sub, int(0), int(1)),
+            };
+            let list: Vec<ValueId> = [v].into_iter().chain(zero).collect();
+            operands.push(Some(cx.pointwise(&format!("centred_{what}"), centred, &list)?));
+        }
+        let sums = Self {
+            conv: self.conv.clone(),
+            scaled: false,
+        };
+        let sums = cx.node("sums", sums, &operands)?;
+        if !self.scaled {
+            return Ok(Some(vec![sums]));
+        }
+        self.rescaled(cx, sums, rank).map(|y| Some(vec![y]))
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        if !self.is_centred(cx.fact(0)?.dtype, !cx.has(2) && !cx.has(3)) {
+            return Err(OpError::NoKernel(format!("{} is always decomposed", self.name())));
+        }
+        self.conv.lower_plain(cx)
+    }
+
+    fn flops(&self, sizes: &Sizes) -> u64 {
+        sizes.convolution()
+    }
+}
+
+/// A scalar, or a list per output channel in the shape that broadcasts to tensors of `rank` axes
+/// with the channels first.
+fn per_channel(cx: &mut Parts<'_, '_>, what: &str, v: ValueId, rank: usize) -> OpResult<ValueId> {
+    if cx.fact(v)?.shape.0.as_slice().iter().all(|d| d.is(1)) {
+        return Ok(v);
+    }
+    let mut shape = vec![-1];
+    shape.resize(rank, 1);
+    cx.reshape(what, v, &shape)
+}
+
+impl ConvInteger {
+    /// The result of `QLinearConv` for these sums.
+    fn rescaled(&self, cx: &mut Parts<'_, '_>, sums: ValueId, rank: usize) -> OpResult<ValueId> {
+        // Channels are the second axis of the result.
+        let weights_scale = per_channel(cx, "weights_scale", cx.input(4)?, rank - 1)?;
+        let (x_scale, y_scale, zero) = (cx.input(1)?, cx.input(6)?, cx.input(7)?);
+        let mut list = vec![sums, x_scale, weights_scale];
+        let mut sum = arg(0);
+        if let Some(bias) = cx.opt(8) {
+            list.push(per_channel(cx, "bias", bias, rank - 1)?);
+            sum = binary(Binary::Add, sum, arg(3));
+        }
+        let float = |e| cast(DType::F32, e);
+        let scales = binary(Binary::Mul, float(arg(1)), float(arg(2)));
+        let y = cx.pointwise("scaled", binary(Binary::Mul, float(sum), scales), &list)?;
+        let dtype = cx.fact(zero)?.dtype;
+        let expr = quantized(arg(0), arg(1), Some(arg(2)), dtype)?;
+        cx.pointwise("quantized", expr, &[y, y_scale, zero])
+    }
 }
 
 fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
@@ -190,7 +281,7 @@ fn import(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
 pub static DEF: OpDef = OpDef {
     onnx: &[onnx("ConvInteger", 10, 4), onnx("QLinearConv", 10, 9)],
     import,
-    kernels: &[],
+    kernels: &[&KERNEL.kernel],
     cases,
 };
 
@@ -202,7 +293,7 @@ fn cases() -> Vec<Case> {
             .collect();
         HostTensor::from_ints(dtype, shape, &data)
             .ok()
-            .map(super::case::constant)
+            .map(super::case::given)
     };
     let conv = Conv {
         window: super::window::Window::new(&[]),
@@ -216,7 +307,7 @@ fn cases() -> Vec<Case> {
     .into_iter()
     .collect();
     inputs
-        .map(|i| Case::new(ConvInteger { conv, scaled: false }, i).host_only("no kernel"))
+        .map(|i| Case::new(ConvInteger { conv, scaled: false }, i))
         .into_iter()
         .collect()
 }

@@ -298,7 +298,9 @@ pub const MAX_LOOPS: i64 = 60_000;
 pub fn device_dtype(dtype: DType, float: DType) -> DType {
     match dtype {
         DType::F32 | DType::F16 => float,
-        DType::I64 | DType::I32 | DType::U8 | DType::I8 | DType::Bool => DType::I32,
+        DType::Bool => DType::I32,
+        // Unsigned words hold packed weights.
+        other if other.is_int() && other.on_devices() && other != DType::U32 => DType::I32,
         other => other,
     }
 }

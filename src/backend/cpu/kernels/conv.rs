@@ -3,10 +3,13 @@
 
 use super::gemm;
 use super::window::{Line, Window};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, part, product, reach};
+use crate::backend::cpu::args::{Kernel, Scratch, Store, dtype, part, product, reach};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
+use crate::tensor::DType;
+use bytemuck::Pod;
+use std::marker::PhantomData;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
@@ -16,8 +19,33 @@ crate::backend::cpu::args::arguments! {
     } [x: In, w: In, bias: Optional, y: PartialOut]
 }
 
+/// An element: `f32`, or `i32` whose sums wrap.
+trait Number: Pod {
+    const ZERO: Self;
+    /// `self + w * x`.
+    fn plus(self, w: Self, x: Self) -> Self;
+}
+
+impl Number for f32 {
+    const ZERO: Self = 0.0;
+    #[inline(always)]
+    fn plus(self, w: Self, x: Self) -> Self {
+        self + w * x
+    }
+}
+
+impl Number for i32 {
+    const ZERO: Self = 0;
+    #[inline(always)]
+    fn plus(self, w: Self, x: Self) -> Self {
+        self.wrapping_add(w.wrapping_mul(x))
+    }
+}
+
 pub struct Conv {
     isa: Isa,
+    /// Elements are `i32`.
+    integers: bool,
     window: Window,
     /// Weights have the order input channels, output channels, taps; else output channels are
     /// outermost.
@@ -35,9 +63,15 @@ impl Kernel for Conv {
             return None;
         }
         let tile = usize::try_from(*spec.defines.get("TILE")?).ok()?.max(1);
+        let integers = dtype(spec, 0) == Some(DType::I32);
+        let same = (0..3).all(|i| dtype(spec, i).is_none_or(|d| d == DType::I32));
         Some(Self {
             isa,
-            window: Window::of_floats(spec)?,
+            integers,
+            window: match integers {
+                true => Window::of(spec).filter(|_| same)?,
+                false => Window::of_floats(spec)?,
+            },
             transposed: is_set("TRANSPOSED"),
             tile,
         })
@@ -76,18 +110,21 @@ impl Kernel for Conv {
 
     unsafe fn run(&self, args: &Args, store: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
         let channels = part(images(args) * args.parts * self.tile, 1, piece, pieces);
-        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        let job = Channels {
+            kernel: self,
+            args,
+            store,
+            channels,
+            scratch,
+            elements: PhantomData,
+        };
+        // SAFETY: the processor supports the instruction set; the elements have this type; the rest
+        // by the contract.
         unsafe {
-            simd::run(
-                self.isa,
-                Channels {
-                    kernel: self,
-                    args,
-                    store,
-                    channels,
-                    scratch,
-                },
-            );
+            match self.integers {
+                true => simd::run(self.isa, job.of::<i32>()),
+                false => simd::run(self.isa, job.of::<f32>()),
+            }
         }
     }
 }
@@ -99,16 +136,31 @@ fn images(args: &Args) -> usize {
         .unwrap_or(0)
 }
 
-struct Channels<'a> {
+struct Channels<'a, T> {
     kernel: &'a Conv,
     args: &'a Args,
     store: &'a Store<'a>,
     /// Output channels of all images; the last tile may have some that do not exist.
     channels: Range<usize>,
     scratch: &'a mut Scratch,
+    elements: PhantomData<T>,
 }
 
-impl Job for Channels<'_> {
+impl<'a> Channels<'a, ()> {
+    /// The same work on elements of type `T`.
+    fn of<T>(self) -> Channels<'a, T> {
+        Channels {
+            kernel: self.kernel,
+            args: self.args,
+            store: self.store,
+            channels: self.channels,
+            scratch: self.scratch,
+            elements: PhantomData,
+        }
+    }
+}
+
+impl<T: Number> Job for Channels<'_, T> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
@@ -118,11 +170,12 @@ impl Job for Channels<'_> {
             store,
             channels,
             scratch,
+            ..
         } = self;
         let each = args.parts * kernel.tile;
         let phases = Phases::new(kernel, args.out_w);
         let (sums, line) = scratch
-            .floats(phases.count * phases.length + args.out_w)
+            .of::<T>(phases.count * phases.length + args.out_w)
             .split_at_mut(phases.count * phases.length);
         for channel in channels {
             let (image, at) = (channel / each, channel % each);
@@ -143,9 +196,9 @@ impl Job for Channels<'_> {
             for oy in 0..args.out_h {
                 // SAFETY: inside the operands, which fit.
                 unsafe {
-                    sums.fill(args.bias.map_or(0.0, |b| *b.as_ptr::<f32>().add(m)));
-                    let w = args.w.as_ptr::<f32>().add(start);
-                    let x = args.x.as_ptr::<f32>().add(x);
+                    sums.fill(args.bias.map_or(T::ZERO, |b| *b.as_ptr::<T>().add(m)));
+                    let w = args.w.as_ptr::<T>().add(start);
+                    let x = args.x.as_ptr::<T>().add(x);
                     kernel.row(args, oy, x, w, phases, sums);
                     let first = ((image * args.outputs + m) * args.out_h + oy) * args.out_w;
                     if phases.count == 1 {
@@ -165,14 +218,14 @@ impl Conv {
     /// # Safety
     /// `x` is the first input channel of the group, and `w` the first weight of the output channel.
     #[inline(always)]
-    unsafe fn row(
+    unsafe fn row<T: Number>(
         &self,
         args: &Args,
         oy: usize,
-        x: *const f32,
-        w: *const f32,
+        x: *const T,
+        w: *const T,
         phases: Phases,
-        sums: &mut [f32],
+        sums: &mut [T],
     ) {
         let Window { rows, columns } = self.window;
         // The distance between weights of input channels.
@@ -217,22 +270,22 @@ impl Conv {
 
 /// Adds `w` times the elements of tap `tap` of a row of windows.
 #[inline(always)]
-fn add(line: Line, tap: usize, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
+fn add<T: Number>(line: Line, tap: usize, pad: i32, x: &[T], w: T, sums: &mut [T]) {
     let inside = line.inside(tap, pad, x.len(), sums.len());
     let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
     let (Some(x), Some(sums)) = (x.get(first..), sums.get_mut(inside)) else {
         return;
     };
     match line.stride {
-        1 => sums.iter_mut().zip(x).for_each(|(s, x)| *s += w * x),
+        1 => sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.plus(w, *x)),
         2 => sums
             .iter_mut()
             .zip(x.iter().step_by(2))
-            .for_each(|(s, x)| *s += w * x),
+            .for_each(|(s, x)| *s = s.plus(w, *x)),
         n => sums
             .iter_mut()
             .zip(x.iter().step_by(n))
-            .for_each(|(s, x)| *s += w * x),
+            .for_each(|(s, x)| *s = s.plus(w, *x)),
     }
 }
 
@@ -262,19 +315,19 @@ impl Phases {
     /// Adds `w` times a row to the results, of `out`, that tap `tap` of a transposed convolution
     /// reaches.
     #[inline(always)]
-    fn spread(self, [tap, out]: [usize; 2], line: Line, pad: i32, x: &[f32], w: f32, sums: &mut [f32]) {
+    fn spread<T: Number>(self, [tap, out]: [usize; 2], line: Line, pad: i32, x: &[T], w: T, sums: &mut [T]) {
         let inside = line.inside(tap, pad, out, x.len());
         let first = line.element(inside.start, tap, pad).max(0).cast_unsigned();
         let at = first % line.stride * self.length + first / line.stride;
         let (Some(x), Some(sums)) = (x.get(inside), sums.get_mut(at..)) else {
             return;
         };
-        sums.iter_mut().zip(x).for_each(|(s, x)| *s += w * x);
+        sums.iter_mut().zip(x).for_each(|(s, x)| *s = s.plus(w, *x));
     }
 
     /// Brings the sums of a row in order.
     #[inline(always)]
-    fn interleave(self, sums: &[f32], row: &mut [f32]) {
+    fn interleave<T: Number>(self, sums: &[T], row: &mut [T]) {
         for (phase, sums) in sums.chunks_exact(self.length.max(1)).enumerate() {
             let to = row.get_mut(phase..).unwrap_or_default();
             to.iter_mut()
@@ -289,7 +342,6 @@ impl Phases {
 mod tests {
     use super::*;
     use crate::backend::cpu::kernels::testing::{self, Case};
-    use crate::tensor::DType;
 
     fn words(c: &testing::Conv, tile: usize, size: [usize; 2], out: [usize; 2], channels: usize) -> Vec<u32> {
         let tiles = c.rows.div_ceil(tile);

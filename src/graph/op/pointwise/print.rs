@@ -5,8 +5,8 @@ use crate::graph::op::{OpError, OpResult};
 use crate::tensor::DType;
 
 impl Expr {
-    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. 8-bit integers
-    /// wrap to their low bits, as on the host, although devices use 32 bits for each.
+    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. Integers of fewer
+    /// than 32 bits wrap to their low bits, as on the host.
     pub(super) fn print(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
         let text = self.print_wide(types, wgsl)?;
         let computes = match self {
@@ -14,11 +14,14 @@ impl Expr {
             Self::Binary(f, ..) => !f.is_comparison() && !f.is_logical(),
             _ => false,
         };
-        Ok(match self.dtype(types)? {
-            DType::U8 if computes => format!("({text} & 255)"),
-            DType::I8 if computes && wgsl => format!("(({text} << 24u) >> 24u)"),
-            DType::I8 if computes => format!("(({text} << 24) >> 24)"),
-            _ => text,
+        let dtype = self.dtype(types)?;
+        Ok(match dtype.narrow_bits().filter(|_| computes) {
+            Some((bits, false)) => format!("({text} & {})", (1u32 << bits) - 1),
+            Some((bits, true)) => {
+                let (by, unsigned) = (32 - bits, if wgsl { "u" } else { "" });
+                format!("(({text} << {by}{unsigned}) >> {by}{unsigned})")
+            }
+            None => text,
         })
     }
 

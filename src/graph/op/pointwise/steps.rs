@@ -6,8 +6,8 @@ use crate::graph::op::{OpError, OpResult};
 use crate::tensor::DType;
 
 impl Expr {
-    /// The expression over operands of these types. 8-bit integers wrap to their low bits, as on
-    /// the host; other integers have 32 bits, as on all devices.
+    /// The expression over operands of these types. Integers of fewer than 32 bits wrap to their
+    /// low bits, as on the host; others have 32 bits, as on all devices.
     pub(super) fn program(&self, types: &[DType]) -> OpResult<Program> {
         let mut steps = Steps::default();
         let value = self.add(types, &mut steps)?;
@@ -21,12 +21,14 @@ impl Expr {
             Self::Binary(f, ..) => !f.is_comparison() && !f.is_logical(),
             _ => false,
         };
-        Ok(match self.dtype(types)? {
-            t @ (DType::U8 | DType::I8) if computes => steps.add(Step::Wrap {
+        let dtype = self.dtype(types)?;
+        Ok(match dtype.narrow_bits().filter(|_| computes) {
+            Some((bits, signed)) => steps.add(Step::Wrap {
                 of: value,
-                signed: t == DType::I8,
+                bits,
+                signed,
             }),
-            _ => value,
+            None => value,
         })
     }
 
