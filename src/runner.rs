@@ -19,6 +19,7 @@ use crate::graph::{Graph, ValueId};
 use crate::limits::Limits;
 use crate::note::Note;
 use crate::plan::{Plan, bind};
+use crate::quant::fixed::Arithmetic;
 use crate::quota::{self, Quota};
 use crate::shape::{Bindings, DimError, Fact, Shape, Symbol};
 use crate::tensor::{DType, HostTensor};
@@ -73,6 +74,8 @@ pub struct RunnerOptions {
     pub checks: Checks,
     /// What the model may consume.
     pub limits: Limits,
+    /// How quantized operators are computed with integers; `None` computes them as floats.
+    pub integer: Option<Arithmetic>,
 }
 
 impl Default for RunnerOptions {
@@ -81,6 +84,7 @@ impl Default for RunnerOptions {
             float: DType::F32,
             checks: Checks::Off,
             limits: Limits::default(),
+            integer: Some(Arithmetic::Float),
         }
     }
 }
@@ -88,21 +92,22 @@ impl Default for RunnerOptions {
 impl Runner {
     /// Loads the ONNX file `path` on `backend`, or for the interpreter if `None`.
     pub fn load(path: &Path, backend: Option<Box<dyn Backend>>, options: &RunnerOptions) -> Result<Self> {
-        let pipeline = Self::pipeline(backend.is_some());
+        let pipeline = Self::pipeline(backend.is_some(), options.integer);
         Self::after(&pipeline, || onnx::import(path), backend, options)
     }
 
     /// Like [`Runner::load`], for a graph.
     pub fn of(graph: Graph, backend: Option<Box<dyn Backend>>, options: &RunnerOptions) -> Result<Self> {
-        let pipeline = Self::pipeline(backend.is_some());
+        let pipeline = Self::pipeline(backend.is_some(), options.integer);
         Self::after(&pipeline, || Ok(graph), backend, options)
     }
 
     /// The passes of [`Runner::of`] for the interpreter or a device.
-    pub fn pipeline(device: bool) -> Pipeline {
+    pub fn pipeline(device: bool, integer: Option<Arithmetic>) -> Pipeline {
         let place = if device { Target::DEVICE } else { Target::HOST };
         Pipeline::of(&Target {
             caches: false,
+            integer,
             ..place
         })
     }

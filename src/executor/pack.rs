@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub(super) fn to_device(t: &HostTensor, device: DType) -> Result<Vec<u8>, String> {
     let mut bytes = match device {
         DType::F32 | DType::F16 => return Ok(floats(&t.to_f32().map_err(|e| e.to_string())?, device)),
-        DType::U32 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
+        DType::U32 | DType::I8 | DType::U8 => t.bytes().map_err(|e| e.to_string())?.to_vec(),
         _ => {
             let mut out = Vec::with_capacity(t.len() * 4);
             for v in t.to_i64().map_err(|e| e.to_string())? {
@@ -56,6 +56,7 @@ pub(super) fn from_device(
             let data: Vec<f32> = words().map(|b| f32::from_le_bytes(*b)).collect();
             HostTensor::from_floats(dtype, shape, &data)
         }
+        DType::I8 | DType::U8 => HostTensor::from_bytes(dtype, shape, bytes),
         _ => {
             let data: Vec<i64> = words().map(|b| i64::from(i32::from_le_bytes(*b))).collect();
             HostTensor::from_ints(dtype, shape, &data)
@@ -111,6 +112,7 @@ pub(super) fn pack(tensors: &[&HostTensor], pack: &Pack) -> Result<Vec<u8>, Stri
     match *pack {
         Pack::Plain { dtype } => to_device(t, dtype),
         Pack::Bytes => to_device(t, DType::U32),
+        Pack::Words { tile, sums } => words(t, tile.max(1), sums),
         Pack::Rows { dtype, first, count } => to_device(&rows(t, first, count)?, dtype),
         Pack::Columns {
             dtype,
@@ -222,6 +224,33 @@ fn tiles(t: &HostTensor, rows: usize, tile: usize, tiles: Range<usize>) -> Resul
             }
         }
     }
+    Ok(out)
+}
+
+/// Slices of bytes along the first axis, as words in panels of `tile` slices; see [`Pack::Words`].
+fn words(t: &HostTensor, tile: usize, sums: bool) -> Result<Vec<u8>, String> {
+    let slices = t.shape().first().copied().unwrap_or(0);
+    let bytes = t.bytes().map_err(|e| e.to_string())?;
+    let each = bytes.len().checked_div(slices).unwrap_or(0);
+    let rows = each.div_ceil(4) + usize::from(sums);
+    let mut out = vec![0u8; slices.next_multiple_of(tile) * rows * 4];
+    for (i, slice) in bytes.chunks(each.max(1)).enumerate() {
+        let (panel, lane) = (i / tile * rows * tile, i % tile);
+        let mut put = |row: usize, word: &[u8]| {
+            let at = (panel + row * tile + lane) * 4;
+            let room = out.get_mut(at..at + word.len());
+            room.ok_or("a word outside the panels")
+                .map(|room| room.copy_from_slice(word))
+        };
+        for (row, word) in slice.chunks(4).enumerate() {
+            put(row, word)?;
+        }
+        if sums {
+            let sum: i32 = slice.iter().map(|v| i32::from(v.cast_signed())).sum();
+            put(rows - 1, &sum.to_le_bytes())?;
+        }
+    }
+    out.resize(out.len().next_multiple_of(8).max(8), 0);
     Ok(out)
 }
 

@@ -163,7 +163,13 @@ impl LowerCx<'_> {
                 dtype: DType::I32,
             });
         }
-        self.stored(root)
+        let operand = self.stored(root)?;
+        // A name of bytes whose elements have another type.
+        let own = self.out.storage_types.get(&id).filter(|_| id != root);
+        Ok(Operand {
+            dtype: own.copied().unwrap_or(operand.dtype),
+            ..operand
+        })
     }
 
     /// The operand for writing a value, or for reading what a kernel or the caller wrote.

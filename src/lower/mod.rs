@@ -8,6 +8,7 @@
 mod call;
 mod collected;
 mod context;
+pub mod dots;
 mod emit;
 mod pack;
 mod views;

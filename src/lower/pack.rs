@@ -38,6 +38,15 @@ pub enum Pack {
     },
     /// The bytes without conversion, padded to whole words.
     Bytes,
+    /// 8-bit slices along the first axis as words of four bytes, in panels of `tile` slices, padded
+    /// with zeros to whole panels. Within a panel, the words at the same position of the slices are
+    /// adjacent.
+    Words {
+        /// Slices in a panel.
+        tile: usize,
+        /// Each panel ends with the sum of the bytes of each slice, in `i32`.
+        sums: bool,
+    },
     /// Slices along the first axis in groups of `rows`. Each group is divided into tiles of `tile`
     /// slices and zero-padded to whole tiles. Within a tile, the `tile` elements at the same
     /// position of the slices are adjacent. Selects the tiles `first .. first + count`, numbered
@@ -58,7 +67,7 @@ impl Pack {
     /// Element type on the device.
     pub fn dtype(&self) -> DType {
         match self {
-            Self::Bytes => DType::U32,
+            Self::Bytes | Self::Words { .. } => DType::U32,
             Self::Plain { dtype }
             | Self::Rows { dtype, .. }
             | Self::Columns { dtype, .. }
@@ -81,6 +90,12 @@ impl Pack {
         let bytes = match self {
             Self::Plain { dtype } => count(shape)?.checked_mul(size(*dtype))?,
             Self::Bytes => count(shape)?.checked_mul(u64::try_from(host.size()).ok()?)?,
+            Self::Words { tile, sums } => {
+                let slices = shape.first()?.checked_next_multiple_of(*tile)?;
+                let bytes = count(shape.get(1..)?)?.checked_next_multiple_of(4)?;
+                let bytes = bytes.checked_add(if *sums { 4 } else { 0 })?;
+                bytes.checked_mul(num::wide(slices))?
+            }
             Self::Rows {
                 dtype, count: rows, ..
             } => {

@@ -196,7 +196,19 @@ impl LowerCx<'_> {
         let (out, input) = (self.output_id(o)?, self.input_id(i)?);
         let root = self.root(input);
         self.out.alias.insert(out, root);
-        self.out.storage_types.remove(&out);
+        // A name of bytes whose elements have another type passes that on.
+        match self.out.storage_types.get(&input).filter(|_| input != root) {
+            Some(own) => self.out.storage_types.insert(out, *own),
+            None => self.out.storage_types.remove(&out),
+        };
+        Ok(())
+    }
+
+    /// Like [`LowerCx::alias`], for a result whose elements have another type on the device.
+    pub fn alias_as(&mut self, o: usize, i: usize, dtype: DType) -> OpResult<()> {
+        self.alias(o, i)?;
+        let out = self.output_id(o)?;
+        self.out.storage_types.insert(out, dtype);
         Ok(())
     }
 }

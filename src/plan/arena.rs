@@ -110,7 +110,13 @@ impl Records<'_, '_> {
             | Location::Known(_)
             | Location::Counters => Dim::from(0),
         };
-        let size = device_size(dtype, &count)?;
+        // An operand may see the value as elements of another type.
+        let own = match location {
+            Location::Value(v) => self.c.storage_type(v)?,
+            Location::Temp(t) => self.c.collected.temps[t].0,
+            _ => dtype,
+        };
+        let size = device_size(own, &count)?;
         let bytes = most_bytes(self.c, &size)?.max(8);
         let i = self.all.len();
         let part = self.c.collected.parts.get(&location);

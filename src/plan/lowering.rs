@@ -101,14 +101,24 @@ impl Compiler<'_> {
     /// outputs in full precision, until nothing changes.
     pub fn lower(&mut self, order: &[NodeId]) -> Result<()> {
         self.host = self.must_run_on_host();
+        self.wide.extend(self.read_wide());
         loop {
             self.find_needed();
             self.collected = Collected::default();
+            let as_bytes = self.inputs_of_bytes();
             for v in self.graph.inputs().iter().chain(&self.known) {
                 let dtype = self.graph.fact(*v)?.dtype;
-                self.collected
-                    .storage_types
-                    .insert(*v, device_dtype(dtype, self.options.float));
+                let float = if self.wide.contains(v) {
+                    DType::F32
+                } else {
+                    self.options.float
+                };
+                let stored = if as_bytes.contains(v) {
+                    dtype
+                } else {
+                    device_dtype(dtype, float)
+                };
+                self.collected.storage_types.insert(*v, stored);
             }
             let before = self.host.len();
             for id in order {
@@ -127,6 +137,28 @@ impl Compiler<'_> {
                 return Ok(());
             }
         }
+    }
+
+    /// Values that an operator reads in full precision.
+    fn read_wide(&self) -> HashSet<ValueId> {
+        let nodes = self.graph.nodes().map(|(_, n)| n);
+        let wide = nodes.flat_map(|n| n.inputs.iter().enumerate().filter(|(i, _)| n.op.reads_wide(*i)));
+        wide.filter_map(|(_, v)| *v).collect()
+    }
+
+    /// 8-bit inputs of the graph that only kernels of the integer domain read.
+    fn inputs_of_bytes(&self) -> HashSet<ValueId> {
+        let is_byte = |v: &&ValueId| {
+            let fact = self.graph.fact(**v);
+            fact.is_ok_and(|f| matches!(f.dtype, DType::I8 | DType::U8)) && !self.graph.is_output(**v)
+        };
+        let mut found: HashSet<ValueId> = self.graph.inputs().iter().filter(is_byte).copied().collect();
+        for (_, node) in self.graph.nodes().filter(|(_, n)| !n.op.reads_bytes()) {
+            for v in node.inputs.iter().flatten() {
+                found.remove(v);
+            }
+        }
+        found
     }
 
     /// Chooses kernels for a node, or returns why it must run on the host.
@@ -225,9 +257,13 @@ impl Compiler<'_> {
             };
             let wide = precise || self.graph.is_output(*out) || self.wide.contains(out);
             let float = if wide { DType::F32 } else { self.options.float };
-            self.collected
-                .storage_types
-                .insert(*out, device_dtype(fact.dtype, float));
+            let byte = matches!(fact.dtype, DType::I8 | DType::U8) && node.op.stores_bytes();
+            let stored = if byte {
+                fact.dtype
+            } else {
+                device_dtype(fact.dtype, float)
+            };
+            self.collected.storage_types.insert(*out, stored);
         }
     }
 

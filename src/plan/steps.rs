@@ -99,7 +99,11 @@ impl<'a, 'b> StepBuilder<'a, 'b> {
             dtype: fact.dtype,
             device: match state {
                 Some(_) => device_dtype(fact.dtype, self.c.options.state_float()),
-                None => self.c.storage_type(root)?,
+                // The name of a value may see its bytes as elements of another type.
+                None => match self.c.collected.storage_types.get(&v) {
+                    Some(own) => *own,
+                    None => self.c.storage_type(root)?,
+                },
             },
             shape: self.c.fact(v).map(|f| f.shape.clone()).unwrap_or_default(),
             storage: state.map_or_else(

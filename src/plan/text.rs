@@ -80,6 +80,10 @@ fn layout(pack: &Pack) -> String {
     match pack {
         Pack::Plain { dtype } => format!("{dtype}"),
         Pack::Bytes => "bytes".to_owned(),
+        Pack::Words { tile, sums } => {
+            let sums = if *sums { " and sums" } else { "" };
+            format!("words in panels of {tile}{sums}")
+        }
         Pack::Rows { dtype, first, count } => format!("{dtype} rows {first}+{count}"),
         Pack::Tiles {
             dtype,

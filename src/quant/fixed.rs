@@ -5,7 +5,7 @@
 /// A real factor `mantissa * 2^(shift - 31)` (equations 5 and 6 of the paper).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multiplier {
-    /// From 2^30 to 2^31 - 1; 0 for a factor of 0.
+    /// From 2^30 to 2^31 - 1; 0 for a factor of 0; less after a [division](Self::divided).
     mantissa: i32,
     /// From -31 to 30; a positive one shifts to the left.
     shift: i32,
@@ -41,6 +41,27 @@ impl Multiplier {
             }),
             _ => None,
         }
+    }
+
+    /// This factor divided by `count`, as TensorFlow Lite's reference kernel computes means: the
+    /// mantissa is divided after a shift to the left, truncated, and may be below 2^30.
+    #[must_use]
+    pub fn divided(self, count: u32) -> Self {
+        let count = count.max(1);
+        let room = (31 + self.shift).max(0).unsigned_abs();
+        let shift = count.ilog2().min(32).min(room);
+        #[allow(clippy::cast_possible_truncation, reason = "2^shift is at most the divisor")]
+        let mantissa = ((i64::from(self.mantissa) << shift) / i64::from(count)) as i32;
+        Self {
+            mantissa,
+            shift: self.shift - shift.cast_signed(),
+        }
+    }
+
+    /// The multiplier with this mantissa and shift; `None` if they are out of range.
+    pub fn of_parts(mantissa: i32, shift: i32) -> Option<Self> {
+        let valid = mantissa >= 0 && (-31..=30).contains(&shift);
+        valid.then_some(Self { mantissa, shift })
     }
 
     /// The mantissa, as kernels multiply by it.
@@ -103,6 +124,89 @@ pub fn divided_by_power_of_two(x: i32, n: u32) -> i32 {
     let rest = i64::from(x) & mask;
     let threshold = (mask >> 1) + i64::from(x < 0);
     (x >> n) + i32::from(rest > threshold)
+}
+
+/// How sums of products become integers of 8 bits. Both give the same bits on every device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// Fixed point, rounded twice: the paper's, gemmlowp's, and that of TensorFlow Lite's reference
+    /// kernels.
+    Fixed,
+    /// A multiplication in `f32`, rounded to nearest, ties to even: that of ONNX.
+    Float,
+}
+
+/// A real factor in one of the two arithmetics.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Factor {
+    Fixed(Multiplier),
+    Float(f32),
+}
+
+impl Factor {
+    /// `x * w / y` for scales x of the input, w of the weights and y of the result. `None` if it is
+    /// too large or not a number.
+    pub fn of_scales(arithmetic: Arithmetic, x: f32, w: f32, y: f32) -> Option<Self> {
+        match arithmetic {
+            Arithmetic::Fixed => {
+                let real = f64::from(x) * f64::from(w) / f64::from(y);
+                Multiplier::new(real).map(Self::Fixed)
+            }
+            Arithmetic::Float => {
+                let factor = x * w / y;
+                (0.0..f32::INFINITY)
+                    .contains(&factor)
+                    .then_some(Self::Float(factor))
+            }
+        }
+    }
+
+    /// `x` times the factor, rounded.
+    pub fn apply(self, x: i32) -> i32 {
+        match self {
+            Self::Fixed(multiplier) => multiplier.apply(x),
+            #[allow(
+                clippy::cast_possible_truncation,
+                clippy::cast_precision_loss,
+                reason = "rounded to nearest and saturated"
+            )]
+            Self::Float(factor) => (x as f32 * factor).round_ties_even() as i32,
+        }
+    }
+}
+
+/// What follows the rounding of a result: its zero point is added, and it is clamped. Bounds are
+/// those of the type, or narrower for a fused activation (section 2.4 of the paper).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// The integer that stands for 0.
+    pub zero: i32,
+    /// The least integer.
+    pub low: i32,
+    /// The largest integer.
+    pub high: i32,
+}
+
+impl Output {
+    /// An output without a fused activation.
+    pub fn new(zero: i32) -> Self {
+        Self {
+            zero,
+            low: i8::MIN.into(),
+            high: i8::MAX.into(),
+        }
+    }
+
+    /// The 8-bit result for a rounded one.
+    pub fn of(self, rounded: i32) -> i8 {
+        let moved = rounded.saturating_add(self.zero).clamp(self.low, self.high);
+        #[allow(
+            clippy::cast_possible_truncation,
+            reason = "the bounds are those of the type or narrower"
+        )]
+        let stored = moved as i8;
+        stored
+    }
 }
 
 /// A bias as an integer with scale `scale`, that of the weights times that of the input; rounded to

@@ -6,6 +6,7 @@ mod decoders;
 mod deep;
 mod fusion;
 mod golden;
+mod integer;
 mod kernels;
 mod limits;
 mod plans;

@@ -9,6 +9,7 @@
 
 mod conformance;
 mod exports;
+mod integer;
 mod llm;
 mod onnx_nodes;
 mod quantization;
@@ -21,6 +22,7 @@ fn main() -> ExitCode {
     tlite_testing::suite::run(&[
         ("conformance", conformance::trials),
         ("exports", exports::trials),
+        ("integer", integer::trials),
         ("llm", llm::trials),
         ("onnx_nodes", onnx_nodes::trials),
         ("quantization", quantization::trials),

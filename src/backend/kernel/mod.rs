@@ -11,6 +11,8 @@
 //! v)`, `y_put4(i, v)` in `f32` |
 //! | [`Ty::Elem`] `f32` | `float *` | `array<f32>` | the same |
 //! | [`Ty::Elem`] integer, `bool` | `int *` | `array<i32>` | the same in `i32` |
+//! | [`Ty::Elem`] bytes, in the integer domain | `char *`, `uchar *` | `array<u32>` | `x_at(i)` in
+//! `i32` |
 //! | [`Ty::Single`] | as [`Ty::Elem`] | the same, but `array<atomic<u32>>` for `f16` | the same and
 //! `y_put(i, v)` |
 //! | [`Ty::Uint`] | `uint *` | `array<u32>` | `w[i]` |

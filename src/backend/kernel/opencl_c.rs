@@ -96,6 +96,8 @@ impl KernelSpec {
                 (Ty::Half4, _) => "uint2",
                 (_, DType::F16) => "half",
                 (_, DType::F32) => "float",
+                (_, DType::I8) => "char",
+                (_, DType::U8) => "uchar",
                 (_, _) => "int",
             };
             let shared = self.shared().is_some_and(|a| a.name == arg.name);
@@ -150,6 +152,9 @@ impl KernelSpec {
     fn accessors_cl(&self, arg: &'static Arg, dtype: DType) -> String {
         let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
         let t = if dtype.is_float() { "float" } else { "int" };
+        if matches!(dtype, DType::I8 | DType::U8) {
+            return format!("#define {n}_at(i) ((int){m}[i])\n");
+        }
         let mut s = String::new();
         if arg.role.writes() {
             s += &match dtype {

@@ -46,6 +46,7 @@ const COMMON: &[(&str, ByLanguage<&str>)] = &[
     shared!("attention_scores", wgsl),
     shared!("bytes"),
     shared!("chains"),
+    shared!("int8"),
 ];
 
 /// Joins lines into a text.

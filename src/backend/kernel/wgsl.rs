@@ -87,7 +87,7 @@ impl KernelSpec {
 
     fn binding_wgsl(&self, binding: usize, arg: &Arg, dtype: DType) -> String {
         let ty = match (arg.ty, dtype) {
-            (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
+            (Ty::Uint, _) | (Ty::Elem, DType::F16 | DType::I8 | DType::U8) => "u32",
             (Ty::Single, DType::F16) => "atomic<u32>",
             (Ty::Uint4, _) => "vec4<u32>",
             (Ty::Half4, _) => "vec4<f16>",
@@ -106,6 +106,12 @@ impl KernelSpec {
     fn accessors_wgsl(&self, arg: &'static Arg, dtype: DType) -> String {
         let (n, m, put) = (arg.name, self.storage_of(arg), self.store());
         let t = if dtype.is_float() { "f32" } else { "i32" };
+        if let DType::I8 | DType::U8 = dtype {
+            let word = if dtype == DType::I8 { "i32" } else { "" };
+            return format!(
+                "fn {n}_at(i: u32) -> i32 {{ return i32({word}({m}[i >> 2u] << (24u - (i & 3u) * 8u)) >> 24u); }}\n"
+            );
+        }
         if arg.ty == Ty::Single && dtype == DType::F16 {
             return format!(
                 "fn {n}_{put}2(i: u32, v: vec2<f32>) {{ atomicStore(&{m}[i], pack2x16float(v)); }}\n\

@@ -54,6 +54,25 @@ impl ConvTranspose {
         Ok((full.sub(&(before + after).into())?, before.into(), after.into()))
     }
 
+    /// The same as a convolution with flipped weights of the input with zeros inserted: the
+    /// distances between its elements, and the padding of the convolution. There is one element
+    /// more than needed behind the last ones of each axis. `None` if the padding would be negative.
+    pub fn as_convolution(&self, kernel: &[i64], sizes: &[i64]) -> Option<(Vec<i64>, Vec<i64>)> {
+        self.check(kernel, sizes.len()).ok()?;
+        let (mut steps, mut before, mut after) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, (size, k)) in sizes.iter().zip(kernel).enumerate() {
+            let (out, start, _) = self.axis(i, kernel, &Dim::from(*size)).ok()?;
+            let reach = self.window.extent(i, *k) - 1;
+            let stride = self.window.stride(i);
+            let first = reach - start.as_const()?;
+            steps.push(stride);
+            before.push(first);
+            after.push(out.as_const()? + reach - size.checked_mul(stride)? - first);
+        }
+        before.extend(after);
+        before.iter().all(|p| *p >= 0).then_some((steps, before))
+    }
+
     fn check(&self, kernel: &[i64], rank: usize) -> OpResult<()> {
         self.window.check(kernel, rank)?;
         for (what, list) in [

@@ -17,6 +17,7 @@ mod error;
 mod host;
 mod import;
 mod infer;
+pub mod int8;
 mod local_tile;
 pub mod parts;
 pub mod sizes;
@@ -143,6 +144,23 @@ pub trait Op: DynOp + Debug + Send + Sync {
         false
     }
 
+    /// True if 8-bit results are stored with one byte per element, as kernels of the integer domain
+    /// store them. Otherwise elements take 32 bits.
+    fn stores_bytes(&self) -> bool {
+        false
+    }
+
+    /// True if kernels read 8-bit operands of one byte per element.
+    fn reads_bytes(&self) -> bool {
+        self.stores_bytes()
+    }
+
+    /// True for a float operand that is stored in 32 bits whatever the type of other floats: the
+    /// operator turns the smallest differences into steps.
+    fn reads_wide(&self, _input: usize) -> bool {
+        false
+    }
+
     /// True if a result is stored in 32 bits whenever an operand is. This holds for operators that
     /// move or transform single elements; other results use the plan's storage type.
     fn keeps_precision(&self) -> bool {
@@ -238,6 +256,14 @@ ops! {
     grid_sample,
     group_query_attention,
     if_else,
+    int8_binary,
+    int8_conv,
+    int8_layout,
+    int8_matmul,
+    int8_pool,
+    int8_quantize,
+    int8_softmax,
+    int8_table,
     joint_matmul_e0m,
     kv_append,
     kv_append_q8,
@@ -259,6 +285,7 @@ ops! {
     pad,
     pointwise,
     pool,
+    qlinear,
     quantize_linear,
     range,
     recurrent,

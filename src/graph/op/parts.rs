@@ -70,6 +70,11 @@ impl<'a, 'b> Parts<'a, 'b> {
         op: impl Op + 'static,
         inputs: &[Option<ValueId>],
     ) -> OpResult<ValueId> {
+        self.boxed(what, Box::new(op), inputs)
+    }
+
+    /// Like [`Parts::node`], for an operator whose type is not known.
+    pub fn boxed(&mut self, what: &str, op: Box<dyn Op>, inputs: &[Option<ValueId>]) -> OpResult<ValueId> {
         let name = format!("{}/{what}", self.node.name);
         let facts: Vec<Option<&Fact>> = inputs
             .iter()
@@ -80,13 +85,9 @@ impl<'a, 'b> Parts<'a, 'b> {
             .into_iter()
             .next();
         let y = self.edit.add_value(&name, fact);
-        let id = self.edit.add_node(
-            &name,
-            self.node.origin.clone(),
-            Box::new(op),
-            inputs.to_vec(),
-            vec![y],
-        );
+        let id = self
+            .edit
+            .add_node(&name, self.node.origin.clone(), op, inputs.to_vec(), vec![y]);
         self.made.push(id);
         Ok(y)
     }

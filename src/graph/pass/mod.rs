@@ -4,6 +4,7 @@
 mod cleanup;
 mod decoder;
 mod fuse;
+pub mod integer;
 pub mod pattern;
 pub mod pipeline;
 

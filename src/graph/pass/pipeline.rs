@@ -12,11 +12,13 @@ use super::fuse::{
     ATTENTION, EPILOGUE, FUSE, GATE_UP, JOINT_MATMUL_E0M, NORM, NORM_MATMUL, ROTARY, ROTARY_APPEND,
     ROTARY_INTERLEAVED,
 };
+use super::integer::{INTEGER_FIXED, INTEGER_FLOAT};
 use super::{Pass, PassReport};
 use crate::backend::Caps;
 use crate::error::Result;
 use crate::graph::op::matmul_e0m::ActivationType;
 use crate::graph::{Edit, Graph, derive};
+use crate::quant::fixed::Arithmetic;
 use std::fmt;
 
 /// Which rows of the output `logits` a graph computes or a run needs.
@@ -41,6 +43,8 @@ pub struct Target {
     pub kv_q8: bool,
     /// How quantized matmuls take their activations.
     pub activations: ActivationType,
+    /// How quantized operators are computed with integers; `None` computes them as floats.
+    pub integer: Option<Arithmetic>,
     /// Which logits are computed.
     pub logits: Logits,
     /// The device finds the largest logit.
@@ -59,6 +63,7 @@ impl Target {
         caches: true,
         kv_q8: false,
         activations: ActivationType::Float,
+        integer: Some(Arithmetic::Float),
         logits: Logits::All,
         greedy: false,
         rotary_append: false,
@@ -148,6 +153,8 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let kv_q8 = when("`--kv q8`", t.kv_q8);
     let int8 = when("`--act int8`", t.activations == ActivationType::Int8);
     let int16 = when("`--act int16`, the default on `cpu`", t.activations == ActivationType::Int16);
+    let fixed = when("`--integer fixed`", t.integer == Some(Arithmetic::Fixed));
+    let float = when("`--integer float`, the default", t.integer == Some(Arithmetic::Float));
     let last = when("generation", t.logits == Logits::Last);
     let tail = when("speculative decoding", t.logits == Logits::Tail);
     let greedy = when("greedy decoding on devices", t.greedy);
@@ -157,6 +164,9 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let phases: [(Phase, &[(Pass, When)]); 6] = [
         (Phase::CleanUp, &[
             (INLINE_IF, always),
+            // Before constants that are dequantized become floats.
+            (INTEGER_FIXED, fixed),
+            (INTEGER_FLOAT, float),
             (FOLD, always),
             (DECOMPOSE, device),
             (CACHES, host),

@@ -162,10 +162,12 @@ impl Scenario {
                 _ => fact.clone(),
             };
             let is_input = fact.known == Known::No;
+            // Inputs that are also outputs are not stored as bytes.
+            let as_bytes = matches!(fact.dtype, DType::I8 | DType::U8) && self.op.reads_bytes();
             let v = edit.add_value(&format!("x{i}"), Some(fact));
             if is_input {
                 edit.add_input(v);
-                if form.keep {
+                if form.keep && !as_bytes {
                     edit.add_output(v);
                 }
             }

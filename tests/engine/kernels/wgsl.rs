@@ -98,7 +98,7 @@ fn declared(spec: &KernelSpec) -> Vec<Binding> {
             "read_write"
         };
         let ty = match (arg.ty, dtype) {
-            (Ty::Uint, _) | (Ty::Elem, DType::F16) => "u32",
+            (Ty::Uint, _) | (Ty::Elem, DType::F16 | DType::I8 | DType::U8) => "u32",
             (Ty::Single, DType::F16) => "atomic u32",
             (Ty::Uint4, _) => "vec4<u32>",
             (Ty::Half4, _) => "vec4<f16>",

@@ -17,7 +17,7 @@ use transformer_lite::unstable::graph::op::case::Case;
 use transformer_lite::unstable::graph::op::{self, InferCx, OWN_DOMAIN, OpDef};
 use transformer_lite::unstable::graph::{Edit, Graph};
 use transformer_lite::unstable::plan::{self, Plan};
-use transformer_lite::unstable::runner::Runner;
+use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::shape::{Constraints, Fact, Shape};
 
 /// Columns of a line of prose.
@@ -528,7 +528,7 @@ impl Runs {
         edit.add_node("node", Vec::new(), case.op.clone(), operands, results.clone());
         results.into_iter().for_each(|y| edit.add_output(y));
         let caps = Caps::generic_gpu();
-        Runner::pipeline(true).run(&mut graph)?;
+        Runner::pipeline(true, RunnerOptions::default().integer).run(&mut graph)?;
         let plan = Plan::compile(&graph, &caps, &plan::Options::default())?;
         Ok(match (plan.host.is_empty(), plan.steps.is_empty()) {
             (false, _) => Self::Host,

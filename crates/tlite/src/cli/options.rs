@@ -20,6 +20,7 @@ use transformer_lite::unstable::limits::Limits;
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
 use transformer_lite::unstable::placement::{BackendChoice, DeviceOnly, Placement};
+use transformer_lite::unstable::quant::fixed::Arithmetic;
 use transformer_lite::unstable::tensor::DType;
 
 /// Heading of the options about where and how a model runs.
@@ -191,6 +192,42 @@ impl Float {
         match self {
             Self::F32 => DType::F32,
             Self::F16 => DType::F16,
+        }
+    }
+}
+
+/// How quantized operators are computed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Integer {
+    /// With 8-bit integers, scaled as ONNX says.
+    #[default]
+    Float,
+    /// With 8-bit integers alone, as TensorFlow Lite's reference kernels compute.
+    Fixed,
+    /// As floats between conversions.
+    Off,
+}
+
+/// The arithmetic of quantized models.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+pub struct IntegerOption {
+    /// Arithmetic of operators between 8-bit values in quantized models
+    #[arg(
+        long,
+        value_enum,
+        value_name = "TYPE",
+        default_value = "float",
+        hide_short_help = true
+    )]
+    pub integer: Integer,
+}
+
+impl IntegerOption {
+    pub fn arithmetic(self) -> Option<Arithmetic> {
+        match self.integer {
+            Integer::Float => Some(Arithmetic::Float),
+            Integer::Fixed => Some(Arithmetic::Fixed),
+            Integer::Off => None,
         }
     }
 }

@@ -4,7 +4,7 @@ mod page;
 
 use super::interrupt::Interrupt;
 use super::load;
-use super::options::{ExecOptions, Verbosity, check_writable, from_one};
+use super::options::{ExecOptions, IntegerOption, Verbosity, check_writable, from_one};
 use super::output::{fitted_table, note, put_json, put_report, text_output};
 use super::random::{RandomOptions, Source};
 use super::roofline::{HOST_LACKS, device, flops_text, work_table};
@@ -85,6 +85,8 @@ pub struct Args {
     /// Write a page with a roofline picture
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
+    #[command(flatten)]
+    integer: IntegerOption,
     #[command(flatten)]
     verbosity: Verbosity,
     #[command(flatten)]
@@ -225,6 +227,7 @@ fn other(args: &Args, model: &Path, peaks: &Peaks) -> Result<Vec<Profile>> {
     let options = RunnerOptions {
         float: float.unwrap_or(DType::F32),
         limits: args.exec.on.limits.limits.clone(),
+        integer: args.integer.arithmetic(),
         ..RunnerOptions::default()
     };
     let backend = load::open(&args.exec.on)?;

@@ -8,7 +8,7 @@ mod report;
 use super::interrupt::Interrupt;
 use super::load;
 use super::options::{
-    ADVANCED, DeviceOptions, Float, PassOptions, Verbosity, from_one, from_zero, note_unused,
+    ADVANCED, DeviceOptions, Float, IntegerOption, PassOptions, Verbosity, from_one, from_zero, note_unused,
 };
 use super::output::{self, note, put_json, put_report, text_output};
 use crate::files::{self, npy};
@@ -110,6 +110,8 @@ pub struct Args {
     json: bool,
     #[command(flatten)]
     verbosity: Verbosity,
+    #[command(flatten)]
+    integer: IntegerOption,
     #[command(flatten)]
     passes: PassOptions,
     #[command(flatten)]
@@ -249,7 +251,8 @@ fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], out
 /// Loads the model on the chosen device, with activations in `float`.
 fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Result<Runner> {
     let backend = load::open(&args.on)?;
-    let pipeline = args.passes.apply(Runner::pipeline(backend.is_some()))?;
+    let integer = args.integer.arithmetic();
+    let pipeline = args.passes.apply(Runner::pipeline(backend.is_some(), integer))?;
     if backend.is_none() {
         note_unused(float);
     }
@@ -260,6 +263,7 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
         float: float.unwrap_or(DType::F32),
         checks,
         limits: args.on.limits.limits.clone(),
+        integer,
     };
     let runner = Runner::after(&pipeline, || onnx::import(file), backend, &options);
     progress.finish_and_clear();

@@ -23,6 +23,7 @@ use transformer_lite::unstable::backend::Caps;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::kind::not_a_file;
 use transformer_lite::unstable::graph::onnx::{ImportOptions, import_with};
+use transformer_lite::unstable::graph::pass::integer::{Coverage, coverage};
 use transformer_lite::unstable::graph::pass::{Logits, PassReport, Pipeline, Target};
 use transformer_lite::unstable::graph::{Edit, Graph, ValueId, class, derive};
 use transformer_lite::unstable::limits::Limits;
@@ -94,6 +95,8 @@ pub struct Report {
     pub outputs: Vec<ValueReport>,
     /// KV caches and other tensors that persist between runs.
     pub states: Vec<StateReport>,
+    /// How the operators between quantized values are computed; null if there are none.
+    pub integer: Option<Coverage>,
     /// Graph passes, with their rewrites.
     pub passes: Vec<PassReport>,
     /// Operators that compute shapes.
@@ -410,6 +413,7 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         states,
         shape_ops_total: shape_ops.clone().count(),
         shape_ops_at_runtime: shape_ops.filter(runs).count(),
+        integer: integer(&raw),
         passes,
         arena_bytes: largest.arena_bytes,
         arena_lower_bound_bytes: largest.arena_lower_bound_bytes,
@@ -426,6 +430,12 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         plans: reports,
     };
     Ok(report)
+}
+
+/// How a model's quantized operators are computed by default.
+fn integer(graph: &Graph) -> Option<Coverage> {
+    let coverage = coverage(graph, Target::DEVICE.integer?);
+    (coverage != Coverage::default()).then_some(coverage)
 }
 
 /// Inputs, then the results of all nodes in order.

@@ -8,12 +8,11 @@ use super::{
     ActivationType, MatMulE0m, Weights, format_defines, k_block, normed, packed_case, packed_parts, rows,
     tune,
 };
-use crate::backend::PackedDot;
-use crate::backend::kernel::{Feature, Features, Form, Kernel};
+use crate::backend::kernel::{Feature, Features, Kernel};
 use crate::backend::tunable::Tuning;
 use crate::graph::op::OpResult;
 use crate::graph::op::case::{Case, constant, input};
-use crate::lower::{Call, DeviceProfile, LowerCx, Operand};
+use crate::lower::{Call, DeviceProfile, LowerCx, Operand, dots};
 use crate::num;
 use crate::quant::{Bits, to_bytes};
 use crate::shape::Dim;
@@ -27,20 +26,6 @@ crate::kernel! {
     .linear()
 }
 
-/// Declares a way to compute 8-bit dot products.
-macro_rules! dots {
-    ($define:literal, $dot:ident) => {
-        Form {
-            define: $define,
-            needs: |device| device.packed_dot == PackedDot::$dot,
-            features: Features::NONE,
-        }
-    };
-}
-
-/// Dot product instructions for signed activations and quantized weights (`common/dot`).
-const FORMS: &[Form] = &[dots!("PTX", Ptx), dots!("KHR", Khr), dots!("ARM", Arm)];
-
 crate::kernel! {
     /// Kernel for one row, which it quantizes itself. Reads `end0` to `start2` only with PARTS.
     pub(super) static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m_int8" {
@@ -50,7 +35,7 @@ crate::kernel! {
         codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
     ]
     .with_features(Features::all(&[Feature::PackedDot]))
-    .with_forms(FORMS)
+    .with_forms(dots::FORMS)
 }
 
 crate::kernel! {
@@ -59,7 +44,7 @@ crate::kernel! {
         m, n, k, panel, y_stride, column, end0, end1, start1, start2: U32
     } [x: In Uint, factors: In Uint, codes: Weight Uint4, scales: Weight Uint4, y: PartialOut]
     .with_features(Features::all(&[Feature::PackedDot]))
-    .with_forms(FORMS)
+    .with_forms(dots::FORMS)
 }
 
 /// Quantizes `data`, rows of `k` activations, in blocks of `block` and decodes it again.
@@ -268,14 +253,7 @@ fn written<A>(device: &DeviceProfile, kernel: &'static Kernel, call: Call<A>) ->
     } else {
         call
     };
-    let dots = device
-        .packed_dot
-        .define()
-        .filter(|d| device.supports_form(kernel, d));
-    match dots {
-        Some(define) => call.define(define, 1),
-        None => call,
-    }
+    dots::select(device, kernel, call)
 }
 
 /// Work distribution of the kernel for one row.

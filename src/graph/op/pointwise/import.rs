@@ -141,7 +141,7 @@ pub(super) fn celu(alpha: f32) -> Expr {
     exponential(alpha, 1.0 / f64::from(alpha))
 }
 
-pub(super) fn prelu(slope: Expr) -> Expr {
+pub(crate) fn prelu(slope: Expr) -> Expr {
     let (above, below) = halves();
     binary(Binary::Add, above, binary(Binary::Mul, slope, below))
 }

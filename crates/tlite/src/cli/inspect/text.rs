@@ -249,6 +249,7 @@ pub(super) fn text(report: &Report, verbose: bool) -> String {
     if !decodes || verbose {
         out.push_str(&values(report));
     }
+    out.push_str(&float_nodes(report, verbose));
     if !verbose {
         out.push_str(&host_nodes(report));
         return out;
@@ -258,6 +259,29 @@ pub(super) fn text(report: &Report, verbose: bool) -> String {
     out.push_str(&passes(report));
     out.push_str(&memory(report));
     out.push_str(&running(report));
+    out
+}
+
+/// The nodes between quantized values that are computed with floats, with the reason: all of them
+/// or the first ones.
+fn float_nodes(report: &Report, all: bool) -> String {
+    const SHOWN: usize = 5;
+    let Some(integer) = &report.integer else {
+        return String::new();
+    };
+    let nodes = &integer.float_nodes;
+    let mut out = format!("\nquantized\n  {} nodes computed with integers\n", integer.nodes);
+    if nodes.is_empty() {
+        return out;
+    }
+    let _ok = writeln!(out, "  {} nodes computed with floats", nodes.len());
+    let shown = if all { nodes.len() } else { SHOWN };
+    for n in nodes.iter().take(shown) {
+        let _ok = writeln!(out, "    {} \"{}\": {}", n.op, n.node, n.reason);
+    }
+    if let Some(more) = nodes.len().checked_sub(shown).filter(|n| *n > 0) {
+        let _ok = writeln!(out, "    and {more} more");
+    }
     out
 }
 

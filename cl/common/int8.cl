@@ -1,0 +1,44 @@
+// What kernels of the integer domain share: bytes of words, and the rounding of sums to bytes. FIXED: as gemmlowp rounds; otherwise a
+// multiplication in f32, rounded to nearest, ties to even.
+#define BYTE(w, b) ((int)((w) << (24u - 8u * (b))) >> 24)
+inline int4 four_bytes(uint w) { return (int4)(BYTE(w, 0), BYTE(w, 1), BYTE(w, 2), BYTE(w, 3)); }
+inline uint word_of(int4 v) { return as_uint((v.x & 255) | (v.y & 255) << 8 | (v.z & 255) << 16 | v.w << 24); }
+
+// The high half of 2 * a * b, rounded to nearest, ties upward. b is not negative.
+inline int doubling_high(int a, int b) {
+  uint low = (uint)a * (uint)b, moved = low + 0x40000000u;
+  int high = mul_hi(a, b) + (moved < low ? 1 : 0);
+  return as_int(((uint)high << 1u) | (moved >> 31u));
+}
+
+// x / 2^n, rounded to nearest, ties away from zero.
+inline int divided(int x, uint n) {
+  int mask = (int)((1u << n) - 1u), threshold = (mask >> 1) + (x < 0 ? 1 : 0);
+  return (x >> n) + ((x & mask) > threshold ? 1 : 0);
+}
+
+// x times a factor, rounded twice. A shift to the left saturates.
+inline int multiplied(int x, int mantissa, int shift) {
+  int left = max(shift, 0), most = 2147483647 >> left, least = (-2147483647 - 1) >> left;
+  int moved = x > most ? 2147483647 : x < least ? -2147483647 - 1 : (int)((uint)x << (uint)left);
+  return divided(doubling_high(moved, mantissa), (uint)max(-shift, 0));
+}
+
+// x + zero for an 8-bit zero point, saturated.
+inline int add_saturated(int x, int zero) { return add_sat(x, zero); }
+
+inline int within(int rounded, int zero, int low, int high) { return clamp(add_saturated(rounded, zero), low, high); }
+
+// A sum times the factor, plus the zero point, within the bounds.
+inline int by_float(int sum, float factor, int zero, int low, int high) {
+  float v = rint(convert_float_rte(sum) * factor);
+  return convert_int(clamp(v, (float)(low - zero), (float)(high - zero))) + zero;
+}
+
+// The same with factor `i` of so many channels.
+#ifdef FIXED
+#define SCALED(sum, i, channels, zero, low, high) \
+  within(multiplied(sum, as_int(factors[i]), as_int(factors[(channels) + (i)])), zero, low, high)
+#else
+#define SCALED(sum, i, channels, zero, low, high) by_float(sum, as_float(factors[i]), zero, low, high)
+#endif

@@ -1,0 +1,13 @@
+// Bytes [.., inner, stride] as integers [.., channels, inner], plus an offset. A work-item computes two neighbouring results.
+fn element(i: u32) -> i32 {
+  let c = i / p.inner % p.channels;
+  let at = (i / p.inner / p.channels * p.inner + i % p.inner) * p.stride + c;
+  return (i32(x[at / 4u] << (24u - at % 4u * 8u)) >> 24u) + p.offset;
+}
+
+@compute @workgroup_size(WG)
+fn int8_leave(@builtin(global_invocation_id) id: vec3<u32>) {
+  let pair = id.x;
+  if (2u * pair >= p.count) { return; }
+  y_put2(pair, vec2<i32>(element(2u * pair), element(min(2u * pair + 1u, p.count - 1u))));
+}

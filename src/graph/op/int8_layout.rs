@@ -1,0 +1,256 @@
+//! Moves between the integer domain and ordinary 8-bit tensors, and bytes seen as words.
+
+use super::case::Case;
+use super::int8::{self, WORD, bytes, padded, tensor, word_operand};
+use super::int8_quantize::{logical_shape, positions, stored_shape};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand, split_at};
+use crate::lower::{Call, LowerCx};
+use crate::num;
+use crate::shape::{Dim, Fact, Shape};
+use crate::tensor::{DType, HostTensor};
+
+crate::kernel! {
+    static ENTER: TypedKernel<EnterArgs> = "int8_enter" {
+        count, channels, words, inner, flip: U32; fill: I32
+    } [x: In, y: Out Uint]
+    .linear()
+}
+
+crate::kernel! {
+    static LEAVE: TypedKernel<LeaveArgs> = "int8_leave" {
+        count, channels, stride, inner: U32; offset: I32
+    } [x: In Uint, y: Out]
+    .linear()
+}
+
+/// Stores axis `axis` of an ordinary `i8` or `u8` tensor last. `u8` moves by -128, so that the
+/// words become signed (*Integer-Arithmetic-Only Inference*, appendix B).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Int8Enter {
+    pub axis: usize,
+    /// What the padding holds.
+    pub fill: i8,
+}
+
+/// The reverse of [`Int8Enter`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Int8Leave {
+    pub axis: usize,
+    /// Size of that axis.
+    pub channels: i64,
+    /// `i8` or `u8`.
+    pub dtype: DType,
+}
+
+/// The bytes of an `i8` tensor as words, in `i32`, or the reverse. The last axis has a quarter of
+/// the elements, or four times as many. Operators that move elements along other axes can so move
+/// words.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ByteView {
+    Words,
+    Bytes,
+}
+
+impl Op for Int8Enter {
+    fn name(&self) -> &str {
+        "Int8Enter"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = cx.fact(0)?;
+        if !matches!(x.dtype, DType::I8 | DType::U8) {
+            return Err(OpError::expected("element type", "i8 or u8", x.dtype));
+        }
+        Ok(vec![Fact::new(DType::I8, stored_shape(&x.shape, self.axis)?)])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let shape = stored_shape(&Shape::fixed(x.shape()), self.axis)?;
+        let shape = shape.as_fixed().unwrap_or_default();
+        let flip = if x.dtype() == DType::U8 { 0x80 } else { 0 };
+        let data = x.bytes()?;
+        let mut y = super::filled(&shape, self.fill)?;
+        positions(x.shape(), self.axis, |to, from| {
+            if let (Some(y), Some(x)) = (y.get_mut(to), data.get(from)) {
+                *y = (x ^ flip).cast_signed();
+            }
+        })?;
+        Ok(vec![tensor(&shape, &y)?])
+    }
+
+    fn stores_bytes(&self) -> bool {
+        true
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let x = cx.fact(0)?.clone();
+        let (_, channels, inner) = split_at(&x.shape, self.axis)?;
+        let count = int8::words(&cx.out_fact(0)?.shape)?;
+        let args = EnterArgs {
+            x: cx.input(0)?,
+            y: cx.output(0)?,
+            words: channels.ceil_div(4)?,
+            channels,
+            inner,
+            flip: (if x.dtype == DType::U8 { 0x80 } else { 0 }).into(),
+            fill: i64::from(self.fill).into(),
+            count,
+        };
+        cx.emit(Call::new(&ENTER, 64).grid(args.count.ceil_div(64)?, 1, 1), args)
+    }
+
+    fn flops(&self, _sizes: &super::sizes::Sizes) -> u64 {
+        0
+    }
+}
+
+impl Op for Int8Leave {
+    fn name(&self) -> &str {
+        "Int8Leave"
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let x = int8::fact(cx, 0)?;
+        Ok(vec![Fact::new(
+            self.dtype,
+            logical_shape(&x.shape, self.axis, self.channels)?,
+        )])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let shape = logical_shape(&Shape::fixed(x.shape()), self.axis, self.channels)?;
+        let shape = shape.as_fixed().unwrap_or_default();
+        let flip = if self.dtype == DType::U8 { 0x80 } else { 0 };
+        let (data, mut y) = (bytes(x)?, super::filled(&shape, 0u8)?);
+        positions(&shape, self.axis, |from, to| {
+            if let (Some(y), Some(x)) = (y.get_mut(to), data.get(from)) {
+                *y = x.cast_unsigned() ^ flip;
+            }
+        })?;
+        Ok(vec![HostTensor::from_bytes(self.dtype, &shape, &y)?])
+    }
+
+    fn reads_bytes(&self) -> bool {
+        true
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        let out = cx.out_fact(0)?.shape.clone();
+        let (_, channels, inner) = split_at(&out, self.axis)?;
+        let args = LeaveArgs {
+            x: word_operand(cx, 0)?,
+            y: cx.output(0)?,
+            count: out.count()?,
+            stride: padded(&channels)?,
+            channels,
+            inner,
+            offset: (if self.dtype == DType::U8 { 128 } else { 0 }).into(),
+        };
+        cx.emit(
+            Call::new(&LEAVE, 64).grid(args.count.ceil_div(2 * 64)?, 1, 1),
+            args,
+        )
+    }
+
+    fn flops(&self, _sizes: &super::sizes::Sizes) -> u64 {
+        0
+    }
+}
+
+impl Op for ByteView {
+    fn name(&self) -> &str {
+        match self {
+            Self::Words => "Int8Words",
+            Self::Bytes => "Int8Bytes",
+        }
+    }
+
+    fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
+        let four = Dim::from_usize(WORD);
+        let (x, dtype) = match self {
+            Self::Words => (int8::fact(cx, 0)?, DType::I32),
+            Self::Bytes => (cx.fact(0)?, DType::I8),
+        };
+        let (lead, last) = int8::last(&x.shape.0)?;
+        let last = match self {
+            Self::Words => last.exact_div(&four).unwrap_or_default(),
+            Self::Bytes if x.dtype == DType::I32 => last.mul(&four)?,
+            Self::Bytes => return Err(OpError::expected("element type", "i32", x.dtype)),
+        };
+        let mut shape = lead.to_vec();
+        shape.push(last);
+        Ok(vec![Fact::new(dtype, Shape(shape))])
+    }
+
+    fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
+        let x = operand(inputs, 0)?;
+        let (lead, last) = int8::last(x.shape())?;
+        let mut shape = lead.to_vec();
+        let dtype = match self {
+            Self::Words => {
+                shape.push(last / WORD);
+                DType::I32
+            }
+            Self::Bytes => {
+                shape.push(last * WORD);
+                DType::I8
+            }
+        };
+        Ok(vec![HostTensor::from_bytes(dtype, &shape, x.bytes()?)?])
+    }
+
+    fn stores_bytes(&self) -> bool {
+        true
+    }
+
+    fn lower(&self, cx: &mut LowerCx<'_>) -> OpResult<()> {
+        cx.alias_as(
+            0,
+            0,
+            match self {
+                Self::Words => DType::I32,
+                Self::Bytes => DType::I8,
+            },
+        )
+    }
+
+    fn flops(&self, _sizes: &super::sizes::Sizes) -> u64 {
+        0
+    }
+}
+
+pub static DEF: OpDef = OpDef {
+    onnx: &[],
+    import: never_in_files,
+    kernels: &[&ENTER.kernel, &LEAVE.kernel],
+    cases,
+};
+
+fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    let shapes: [(&[usize], usize); 4] = [
+        (&[1, 3, 5, 7], 1),
+        (&[2, 8, 3], 1),
+        (&[3, 10], 1),
+        (&[2, 5, 6], 0),
+    ];
+    for (shape, axis) in shapes {
+        let Ok(stored) = stored_shape(&Shape::fixed(shape), axis) else {
+            continue;
+        };
+        let stored = stored.as_fixed().unwrap_or_default();
+        for dtype in [DType::I8, DType::U8] {
+            let enter = Int8Enter { axis, fill: -3 };
+            all.push(Case::new(enter, vec![int8::case_of(dtype, shape)]));
+            let leave = Int8Leave {
+                axis,
+                channels: num::signed(shape[axis]),
+                dtype,
+            };
+            all.push(Case::new(leave, vec![int8::case_input(&stored)]));
+        }
+    }
+    all
+}

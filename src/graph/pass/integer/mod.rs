@@ -1,0 +1,108 @@
+//! Makes operators of the integer domain from quantized models: what stands between
+//! `DequantizeLinear` and `QuantizeLinear` is computed with integers alone.
+//!
+//! A node becomes one of these operators if its operands are dequantized with one constant scale
+//! and zero point each, its weights are constants of 8 bits, and its result is only quantized,
+//! possibly after a clamp. Operators that only move elements need the same scale on both sides.
+//! Everything else stays float between the two conversions, as the model says. Sums of products are
+//! rounded in one of two arithmetics ([`Arithmetic`]).
+
+mod build;
+mod find;
+mod moves;
+mod values;
+mod view;
+
+use super::Pass;
+use crate::error::{Error, Result, Stage};
+use crate::graph::{Edit, Graph};
+use crate::quant::fixed::Arithmetic;
+use build::Domain;
+
+const DOES: &str = "computes quantized operators with 8-bit integers";
+const REFUSES: &str = "operands or results that are not quantized, or by more than one scale";
+
+pub const INTEGER_FLOAT: Pass = Pass {
+    name: "integer_float",
+    does: DOES,
+    refuses: REFUSES,
+    run: |edit| run(edit, Arithmetic::Float),
+};
+
+pub const INTEGER_FIXED: Pass = Pass {
+    name: "integer_fixed",
+    does: DOES,
+    refuses: REFUSES,
+    run: |edit| run(edit, Arithmetic::Fixed),
+};
+
+/// Why a node between quantized values is computed with floats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Refusal(String);
+
+fn refuse(why: &str) -> Refusal {
+    Refusal(why.to_owned())
+}
+
+/// A node between quantized values that is nevertheless computed with floats.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct FloatNode {
+    /// Name of the node.
+    pub node: String,
+    /// Its operator.
+    pub op: String,
+    /// Why it has no integer form.
+    pub reason: String,
+}
+
+/// How the nodes that read quantized values are computed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Coverage {
+    /// Number of nodes that are computed with integers.
+    pub nodes: usize,
+    /// Those that stay float.
+    pub float_nodes: Vec<FloatNode>,
+}
+
+/// What the pass would do with the nodes of a graph with derived shapes.
+pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Coverage {
+    let mut copy = graph.clone();
+    let edit = Edit::new(&mut copy);
+    let mut coverage = Coverage::default();
+    for (id, site) in find::sites(&edit, arithmetic) {
+        let Some(node) = edit.node(id) else { continue };
+        match site {
+            Ok(_) => coverage.nodes += 1,
+            Err(Refusal(reason)) => coverage.float_nodes.push(FloatNode {
+                node: node.name.clone(),
+                op: node.op.name().to_owned(),
+                reason,
+            }),
+        }
+    }
+    coverage
+}
+
+fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
+    let mut domain = Domain::new(arithmetic);
+    for (id, site) in find::sites(edit, arithmetic) {
+        let Some(node) = edit.node(id) else { continue };
+        let name = node.name.clone();
+        match site {
+            Err(Refusal(why)) => log::debug!("\"{name}\" stays float: {why}"),
+            Ok(site) => {
+                if !edit.begin(&format!("\"{name}\" is computed with integers")) {
+                    break;
+                }
+                domain
+                    .build(edit, id, &site)
+                    .map_err(|e| Error::other(Stage::Pass, format!("\"{name}\": {e}")))?;
+            }
+        }
+    }
+    domain
+        .finish(edit)
+        .map_err(|e| Error::other(Stage::Pass, e.to_string()))
+}

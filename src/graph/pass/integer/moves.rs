@@ -1,0 +1,350 @@
+//! Operators that move elements.
+//!
+//! Where the axis that is stored last stays whole, they move words; otherwise ordinary 8-bit
+//! tensors, in the order of the model.
+
+use super::build::{Domain, New, channels};
+use super::find::{Move, Site};
+use super::values::{Quantized, Result8};
+use super::view::View;
+use super::{Refusal, refuse};
+use crate::graph::op::concat::Concat;
+use crate::graph::op::int8::WORD;
+use crate::graph::op::int8_layout::ByteView;
+use crate::graph::op::pad::{self, Pad};
+use crate::graph::op::reshape::Reshape;
+use crate::graph::op::resize::{self, Resize};
+use crate::graph::op::transpose::Transpose;
+use crate::graph::{Edit, OpError, ValueId};
+use crate::num;
+use crate::quant::fixed::{Arithmetic, Output};
+use crate::shape::Dim;
+use crate::tensor::{DType, HostTensor};
+use std::sync::Arc;
+
+type Built<T> = Result<T, OpError>;
+
+/// A node that only moves elements, if its results share one map.
+pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, Refusal> {
+    let concat = view.op.downcast::<Concat>().is_some();
+    let count = if concat { view.operand_count() } else { 1 };
+    let operands: Vec<Quantized> = (0..count).map(|i| view.operand(i)).collect::<Result<_, _>>()?;
+    let results: Vec<Result8> = view.results()?;
+    let padding = match view.op.downcast::<Pad>() {
+        Some(pad) if pad.mode == pad::Mode::Constant => {
+            if pad.pads.is_some() {
+                return Err(refuse("pads as an attribute"));
+            }
+            Some(view.number(2, pad.value)?)
+        }
+        _ => None,
+    };
+    if let Some(resize) = view.op.downcast::<Resize>() {
+        can_resize(view, resize)?;
+    }
+    let unbounded = [f32::NEG_INFINITY, f32::INFINITY];
+    let first = results
+        .first()
+        .ok_or_else(|| refuse("it has no result"))?
+        .to
+        .clone();
+    let same = |q: &Quantized| q.map == first.map && q.dtype == first.dtype;
+    if results.iter().any(|r| !same(&r.to) || r.bounds != unbounded) {
+        return Err(refuse("a move to different scales"));
+    }
+    let output = Output::new(first.map.zero);
+    let table = |q: &Quantized| {
+        (!same(q)).then(|| super::find::entries(q.map, first.map, output, arithmetic, [1.0; 2]))
+    };
+    let padding = padding.map(|v| super::find::quantize(v, first.map, output));
+    Ok(Site::Move(Move {
+        op: view.op.boxed(),
+        others: view.others(count),
+        padding,
+        operands: operands.into_iter().map(|q| (q.clone(), table(&q))).collect(),
+        results: results.into_iter().map(|r| r.to).collect(),
+    }))
+}
+
+/// Checks that a resize chooses elements, with constant sizes, along axes other than the one that
+/// is stored last.
+fn can_resize(view: &View<'_, '_>, resize: &Resize) -> Result<(), Refusal> {
+    let nearest = matches!(resize.mode, resize::Mode::Nearest(_));
+    if !nearest || resize.coordinates == resize::Coordinates::TfCropAndResize {
+        return Err(refuse("only the nearest elements can be chosen with integers"));
+    }
+    let (x, to) = (view.operand(0)?.shape, view.result()?.to.shape);
+    let axis = super::find::usual_axis(x.len());
+    if resize.axes.is_some() || x.get(axis) != to.get(axis) {
+        return Err(refuse(
+            "a resize along some axes only, or along that which is stored last",
+        ));
+    }
+    super::find::channels(&x, axis)?;
+    match view.others(1).iter().flatten().all(|v| view.is_known(*v)) {
+        true => Ok(()),
+        false => Err(refuse("sizes that are not constant")),
+    }
+}
+
+pub(super) fn build(domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>, site: &Move) -> Built<()> {
+    let (op, results) = (site.op.as_ref(), site.results.as_slice());
+    let mut same = Vec::with_capacity(site.operands.len());
+    for (q, table) in &site.operands {
+        same.push(match (table, results.first()) {
+            (Some(table), Some(to)) => domain.remapped(edit, new, q, table, to)?,
+            _ => q.clone(),
+        });
+    }
+    let operands = same.as_slice();
+    if let ([x], [to]) = (operands, results)
+        && let Some(form) = domain.any(x)
+    {
+        if let Some(transpose) = op.downcast::<Transpose>() {
+            let perm = transpose.axes(x.shape.len())?;
+            return transposed(domain, edit, new, form.value, form.axis, &perm, to);
+        }
+        if op.downcast::<Reshape>().is_some()
+            && let Some((axis, shape)) = same_rows(x, form.axis, to)?
+        {
+            let y = reshaped(edit, new, form.value, &shape)?;
+            domain.set(to, axis, y);
+            return Ok(());
+        }
+    }
+    if let (Some(resize), [x], [to]) = (op.downcast::<Resize>(), operands, results) {
+        return resized(domain, edit, new, resize, &site.others, x, to);
+    }
+    if let (Some(concat), [to]) = (op.downcast::<Concat>(), results)
+        && concatenated(domain, edit, new, concat, operands, to)?
+    {
+        return Ok(());
+    }
+    let mut inputs = Vec::with_capacity(operands.len());
+    for q in operands {
+        inputs.push(Some(domain.plain(edit, q)?));
+    }
+    inputs.extend(site.others.iter().copied());
+    if let (Some(padding), [q]) = (site.padding, operands) {
+        let value = i64::from(padding) + if q.dtype == DType::U8 { 128 } else { 0 };
+        let value = HostTensor::from_ints(q.dtype, &[], &[value])?;
+        let value = edit.add_const(&format!("{}/value", new.name), Arc::new(value));
+        inputs.resize(inputs.len().max(3), None);
+        inputs[2] = Some(value);
+    }
+    let mut values = Vec::new();
+    for to in results {
+        let name = format!("{}/moved", edit.value(to.value).name);
+        values.push(edit.add_value(&name, None));
+    }
+    edit.add_node(new.name, new.origin.clone(), op.boxed(), inputs, values.clone());
+    for (to, v) in results.iter().zip(values) {
+        domain.set_plain(to, v);
+    }
+    Ok(())
+}
+
+/// Concatenates words, if each operand has whole ones. Returns whether that is so.
+fn concatenated(
+    domain: &mut Domain,
+    edit: &mut Edit<'_>,
+    new: &New<'_>,
+    concat: &Concat,
+    operands: &[Quantized],
+    to: &Quantized,
+) -> Built<bool> {
+    let at = crate::graph::op::axis(concat.axis, to.shape.len())?;
+    let usual = super::find::usual_axis(to.shape.len());
+    let axis = operands
+        .iter()
+        .find_map(|q| domain.any(q))
+        .map_or(usual, |s| s.axis);
+    let whole = |q: &Quantized| channels(q, axis).is_ok_and(|n| at != axis || n % num::signed(WORD) == 0);
+    if !operands.iter().all(whole) {
+        return Ok(false);
+    }
+    let mut words = Vec::new();
+    for q in operands {
+        let x = domain.request(edit, q, axis)?;
+        words.push(Domain::add(edit, new, ByteView::Words, &[x]));
+    }
+    let op = Concat {
+        axis: num::signed(place(at, axis, to.shape.len())),
+    };
+    let y = Domain::add(edit, new, op, &words);
+    let y = Domain::add(edit, new, ByteView::Bytes, &[y]);
+    domain.set(to, axis, y);
+    Ok(true)
+}
+
+/// `x`, which stores the channels last, with elements that stand for 0 behind each other one, so
+/// that they are `steps` apart along each spatial axis.
+pub(super) fn spread(
+    edit: &mut Edit<'_>,
+    new: &New<'_>,
+    x: ValueId,
+    q: &Quantized,
+    steps: &[i64],
+) -> Built<ValueId> {
+    if steps.iter().all(|s| *s == 1) {
+        return Ok(x);
+    }
+    let words = Domain::add(edit, new, ByteView::Words, &[x]);
+    let sizes: Vec<i64> = q.shape.iter().skip(2).filter_map(Dim::as_const).collect();
+    let last = (channels(q, 1)? + 3) / 4;
+    // An axis of size 1 behind each spatial one is padded to the step and joined with it.
+    let (mut split, mut joined, mut after) = (vec![-1], vec![-1], vec![0]);
+    for (size, step) in sizes.iter().zip(steps) {
+        split.extend([*size, 1]);
+        joined.push(size * step);
+        after.extend([0, step - 1]);
+    }
+    split.push(last);
+    joined.push(last);
+    after.push(0);
+    let mut pads = vec![0; after.len()];
+    pads.extend(after);
+    let byte = i8::try_from(q.map.zero).map_err(|_| OpError::expected("zero point", "8 bits", q.map.zero))?;
+    let zero = i64::from(i32::from_le_bytes([byte.cast_unsigned(); 4]));
+    let mut constant =
+        |what: &str, t: HostTensor| edit.add_const(&format!("{}/{what}", new.name), Arc::new(t));
+    let split = constant("split", HostTensor::from_i64(&[split.len()], &split)?);
+    let joined = constant("joined", HostTensor::from_i64(&[joined.len()], &joined)?);
+    let pads = constant("pads", HostTensor::from_i64(&[pads.len()], &pads)?);
+    let zero = constant("zero", HostTensor::from_ints(DType::I32, &[], &[zero])?);
+    let reshape = || Reshape::Reshape { allow_zero: false };
+    let pad = Pad {
+        mode: pad::Mode::Constant,
+        pads: None,
+        value: 0.0,
+    };
+    let y = Domain::add(edit, new, reshape(), &[words, split]);
+    let y = Domain::add(edit, new, pad, &[y, pads, zero]);
+    let y = Domain::add(edit, new, reshape(), &[y, joined]);
+    Ok(Domain::add(edit, new, ByteView::Bytes, &[y]))
+}
+
+/// Position in the stored form of axis `at`, if axis `axis` is stored last.
+fn place(at: usize, axis: usize, rank: usize) -> usize {
+    match at.cmp(&axis) {
+        std::cmp::Ordering::Less => at,
+        std::cmp::Ordering::Equal => rank.saturating_sub(1),
+        std::cmp::Ordering::Greater => at - 1,
+    }
+}
+
+fn transposed(
+    domain: &mut Domain,
+    edit: &mut Edit<'_>,
+    new: &New<'_>,
+    x: ValueId,
+    axis: usize,
+    perm: &[usize],
+    to: &Quantized,
+) -> Built<()> {
+    // The same elements stay in one word; the other axes may change their order.
+    let own = perm.iter().position(|a| *a == axis);
+    let own = own.ok_or_else(|| OpError::expected("permutation", "all axes", axis))?;
+    let others = perm.iter().filter(|a| **a != axis);
+    let mut order: Vec<i64> = others.map(|a| num::signed(place(*a, axis, perm.len()))).collect();
+    order.push(num::signed(perm.len()) - 1);
+    if order.iter().copied().eq(0..num::signed(perm.len())) {
+        domain.set(to, own, x);
+        return Ok(());
+    }
+    let words = Domain::add(edit, new, ByteView::Words, &[x]);
+    let y = Domain::add(edit, new, Transpose { perm: Some(order) }, &[words]);
+    let y = Domain::add(edit, new, ByteView::Bytes, &[y]);
+    domain.set(to, own, y);
+    Ok(())
+}
+
+/// A choice of nearest elements along axes other than the one that is stored last.
+fn resized(
+    domain: &mut Domain,
+    edit: &mut Edit<'_>,
+    new: &New<'_>,
+    resize: &Resize,
+    others: &[Option<ValueId>],
+    x: &Quantized,
+    to: &Quantized,
+) -> Built<()> {
+    let rank = x.shape.len();
+    let axis = super::find::usual_axis(rank);
+    let value = domain.request(edit, x, axis)?;
+    let words = Domain::add(edit, new, ByteView::Words, &[value]);
+    // What has an entry for each axis follows the order of the stored form.
+    let mut op = resize.clone();
+    if let Some(scales) = op.scales.as_mut().filter(|s| s.len() == rank) {
+        scales[axis..].rotate_left(1);
+    }
+    let mut inputs = vec![Some(words)];
+    for v in others {
+        let Some(v) = *v else {
+            inputs.push(None);
+            continue;
+        };
+        let list = super::values::known(edit, v);
+        let list = list.ok_or_else(|| OpError::expected("sizes", "constants", "data"))?;
+        let list = if list.len() != rank {
+            Some(v).filter(|_| !list.is_empty())
+        } else if list.dtype().is_float() {
+            let mut scales = list.to_f32()?.into_owned();
+            scales[axis..].rotate_left(1);
+            let list = HostTensor::from_f32(&[rank], &scales)?;
+            Some(edit.add_const(&format!("{}/scales", new.name), Arc::new(list)))
+        } else {
+            let mut sizes = list.to_i64()?;
+            sizes[axis] = (sizes[axis] + 3) / 4;
+            sizes[axis..].rotate_left(1);
+            let list = HostTensor::from_i64(&[rank], &sizes)?;
+            Some(edit.add_const(&format!("{}/sizes", new.name), Arc::new(list)))
+        };
+        inputs.push(list);
+    }
+    let y = edit.add_value(&format!("{}/int8", new.name), None);
+    edit.add_node(new.name, new.origin.clone(), Box::new(op), inputs, vec![y]);
+    let y = Domain::add(edit, new, ByteView::Bytes, &[y]);
+    domain.set(to, axis, y);
+    Ok(())
+}
+
+/// If a reshape keeps the axis that is stored last whole and in place: that axis of the result, and
+/// the stored shape.
+fn same_rows(x: &Quantized, axis: usize, to: &Quantized) -> Built<Option<(usize, Vec<Dim>)>> {
+    let ones = |list: &[Dim]| list.iter().all(|d| d.is(1));
+    let size = &x.shape[axis];
+    // Elements along the axis are neighbours in the order of the model.
+    if !ones(x.shape.get(axis + 1..).unwrap_or_default()) {
+        return Ok(None);
+    }
+    let fits = |a: &usize| to.shape.get(*a) == Some(size) && ones(to.shape.get(a + 1..).unwrap_or_default());
+    let Some(own) = (0..to.shape.len()).rev().find(fits) else {
+        return Ok(None);
+    };
+    let mut shape: Vec<Dim> = to.shape.clone();
+    shape.remove(own);
+    if shape.iter().filter(|d| d.as_const().is_none()).count() > 1 {
+        return Ok(None);
+    }
+    shape.push(crate::graph::op::int8::padded(size)?);
+    Ok(Some((own, shape)))
+}
+
+/// A value of the integer domain with other sizes of all axes but the last.
+pub(super) fn reshaped(edit: &mut Edit<'_>, new: &New<'_>, x: ValueId, shape: &[Dim]) -> Built<ValueId> {
+    let words = Domain::add(edit, new, ByteView::Words, &[x]);
+    // At most one size is not constant and follows from the others.
+    let (lead, last) = crate::graph::op::int8::last(shape)?;
+    let mut sizes: Vec<i64> = lead.iter().map(|d| d.as_const().unwrap_or(-1)).collect();
+    sizes.push(last.as_const().unwrap_or(0) / num::signed(WORD));
+    let target = HostTensor::from_i64(&[sizes.len()], &sizes)?;
+    let target = edit.add_const(&format!("{}/shape", new.name), Arc::new(target));
+    let y = Domain::add(
+        edit,
+        new,
+        Reshape::Reshape { allow_zero: false },
+        &[words, target],
+    );
+    Ok(Domain::add(edit, new, ByteView::Bytes, &[y]))
+}

@@ -1,0 +1,288 @@
+//! A node with quantized operands and results, however the model writes it: as an operator of
+//! floats between conversions, or as one operator with scales and zero points among its operands.
+
+use super::find::Found;
+use super::refuse;
+use super::values::{
+    Bias, Quantized, Result8, Weights, clamp, dequantized, known, quantized, quantized_by, result, weights,
+    weights_of,
+};
+use crate::graph::op::Op;
+use crate::graph::op::conv_integer::ConvInteger;
+use crate::graph::op::matmul::MatMul;
+use crate::graph::op::matmul_integer::MatMulInteger;
+use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
+use crate::graph::op::qlinear::{Place, QLinear};
+use crate::graph::op::quantize_linear::DequantizeLinear;
+use crate::graph::pass::pattern::{input, producer, scalar};
+use crate::graph::{Edit, Node, NodeId, ValueId};
+use crate::quant::fixed::Affine;
+use crate::tensor::HostTensor;
+
+/// Positions of the parts of quantized values among the operands.
+struct Places {
+    operands: Vec<Place>,
+    bias: Option<usize>,
+    result: [usize; 2],
+}
+
+pub(super) struct View<'a, 'b> {
+    edit: &'a Edit<'b>,
+    id: NodeId,
+    node: &'a Node,
+    /// The operator of floats.
+    pub op: &'a (dyn Op + 'static),
+    /// Where the parts of quantized values are; `None` if there are conversions around the node.
+    places: Option<Places>,
+}
+
+static MATMUL: MatMul = MatMul { trans_b: false };
+
+/// The operator of floats of one with scales among its operands, and their positions.
+fn with_places(node: &Node) -> Option<(&(dyn Op + 'static), Places)> {
+    let place = |data| Place {
+        data,
+        scale: data + 1,
+        zero: data + 2,
+    };
+    let two = |bias| Places {
+        operands: vec![place(0), place(3)],
+        bias,
+        result: [6, 7],
+    };
+    if let Some(op) = node.op.downcast::<ConvInteger>() {
+        return op.scaled.then(|| (&op.conv as &(dyn Op + 'static), two(Some(8))));
+    }
+    if let Some(op) = node.op.downcast::<MatMulInteger>() {
+        let scaled = *op == MatMulInteger::Scaled;
+        return scaled.then(|| (&MATMUL as &(dyn Op + 'static), two(None)));
+    }
+    let op = node.op.downcast::<QLinear>()?;
+    let places = Places {
+        operands: op.operands().to_vec(),
+        bias: op.bias(),
+        result: op.result(),
+    };
+    Some((op.op(), places))
+}
+
+impl<'a, 'b> View<'a, 'b> {
+    /// The node, if it reads quantized activations.
+    pub fn new(edit: &'a Edit<'b>, id: NodeId) -> Option<Self> {
+        let node = edit.node(id)?;
+        if let Some((op, places)) = with_places(node) {
+            return Some(Self {
+                edit,
+                id,
+                node,
+                op,
+                places: Some(places),
+            });
+        }
+        let is_activation = |v: &ValueId| {
+            let made = producer::<DequantizeLinear>(edit, *v);
+            made.is_some_and(|(_, dq, _)| input(dq, 0).is_some_and(|q| known(edit, q).is_none()))
+        };
+        let reads = node.inputs.iter().flatten().any(is_activation);
+        reads.then(|| Self {
+            edit,
+            id,
+            node,
+            op: node.op.as_ref(),
+            places: None,
+        })
+    }
+
+    fn input(&self, i: usize) -> Option<ValueId> {
+        input(self.node, i)
+    }
+
+    fn place(&self, places: &Places, i: usize) -> Found<[Option<ValueId>; 3]> {
+        let place = places.operands.get(i);
+        let place = place.ok_or_else(|| refuse("an operand is missing"))?;
+        Ok([place.data, place.scale, place.zero].map(|i| self.input(i)))
+    }
+
+    /// Number of operands of the operator of floats.
+    pub fn operand_count(&self) -> usize {
+        let places = self.places.as_ref();
+        places.map_or(self.node.inputs.len(), |p| p.operands.len())
+    }
+
+    /// Operand `i`, an activation or a constant.
+    pub fn operand(&self, i: usize) -> Found<Quantized> {
+        let missing = || refuse("an operand is missing");
+        let Some(places) = &self.places else {
+            return dequantized(self.edit, self.input(i).ok_or_else(missing)?);
+        };
+        let [data, scale, zero] = self.place(places, i)?;
+        quantized(self.edit, data.ok_or_else(missing)?, scale, zero, self.id)
+    }
+
+    /// Whether operand `i` is constant.
+    pub fn is_constant(&self, i: usize) -> bool {
+        let value = match &self.places {
+            None => self.input(i),
+            Some(places) => self.place(places, i).ok().and_then(|[data, ..]| data),
+        };
+        value.is_some_and(|v| self.is_known(v))
+    }
+
+    pub fn is_known(&self, v: ValueId) -> bool {
+        known(self.edit, v).is_some()
+    }
+
+    /// The operands behind the first `count`, which are not quantized.
+    pub fn others(&self, count: usize) -> Vec<Option<ValueId>> {
+        if self.places.is_some() {
+            return Vec::new();
+        }
+        self.node.inputs.get(count..).unwrap_or_default().to_vec()
+    }
+
+    /// The number in operand `i`, or another one if it is omitted.
+    pub fn number(&self, i: usize, otherwise: f32) -> Found<f32> {
+        match self.input(i) {
+            None => Ok(otherwise),
+            Some(v) => scalar(self.edit, v).ok_or_else(|| refuse("an operand that is not constant")),
+        }
+    }
+
+    /// The elements of constant operand `i`, which is not quantized.
+    pub fn integers(&self, i: usize) -> Found<Vec<i64>> {
+        let list = self.input(i).and_then(|v| known(self.edit, v));
+        let list = list.and_then(|t| t.to_i64().ok());
+        list.ok_or_else(|| refuse("an operand that is not constant"))
+    }
+
+    /// Operand `i` as constant weights. Several scales are along axis `axis` unless the model names
+    /// another one.
+    pub fn weights(&self, i: usize, axis: i64) -> Found<Weights> {
+        match &self.places {
+            None => {
+                let v = self.input(i);
+                weights(self.edit, v.ok_or_else(|| refuse("an operand is missing"))?)
+            }
+            Some(places) => weights_of(self.edit, self.place(places, i)?, axis),
+        }
+    }
+
+    /// Whether there is a bias, operand `i` of the operator of floats.
+    pub fn has_bias(&self, i: usize) -> bool {
+        let at = self.places.as_ref().map_or(Some(i), |p| p.bias);
+        at.is_some_and(|at| self.input(at).is_some())
+    }
+
+    /// The bias of `n` channels, operand `i` of the operator of floats.
+    pub fn bias(&self, i: usize, n: usize) -> Found<Bias> {
+        match &self.places {
+            None => Bias::new(self.edit, self.input(i), n),
+            Some(places) => Bias::of_integers(self.edit, places.bias.and_then(|i| self.input(i)), n),
+        }
+    }
+
+    fn output(&self) -> Found<ValueId> {
+        let first = self.node.outputs.first().copied();
+        first.ok_or_else(|| refuse("it has no result"))
+    }
+
+    /// The only result.
+    pub fn result(&self) -> Found<Result8> {
+        let Some(places) = &self.places else {
+            return result(self.edit, self.output()?);
+        };
+        let [scale, zero] = places.result.map(|i| self.input(i));
+        Ok(Result8 {
+            to: quantized(self.edit, self.output()?, scale, zero, self.id)?,
+            bounds: [f32::NEG_INFINITY, f32::INFINITY],
+        })
+    }
+
+    /// All results.
+    pub fn results(&self) -> Found<Vec<Result8>> {
+        if self.places.is_some() {
+            return Ok(vec![self.result()?]);
+        }
+        let outputs = self.node.outputs.iter();
+        outputs.map(|v| result(self.edit, *v)).collect()
+    }
+
+    /// The result of a node that is itself a quantization.
+    pub fn rescaled(&self) -> Found<Quantized> {
+        quantized_by(self.edit, self.id)
+    }
+
+    /// The result of a matmul with `n` columns, after a constant that may be added to it.
+    pub fn biased_result(&self, n: usize) -> Found<(Bias, Result8)> {
+        let sum = self.places.is_none().then(|| self.sum()).flatten();
+        match sum {
+            Some((bias, y)) => Ok((Bias::new(self.edit, Some(bias), n)?, result(self.edit, y)?)),
+            None => Ok((Bias::new(self.edit, None, n)?, self.result()?)),
+        }
+    }
+
+    /// A constant row that is added to the only use of the result, and the sum.
+    fn sum(&self) -> Option<(ValueId, ValueId)> {
+        let y = self.output().ok()?;
+        let node = self.edit.node(self.edit.only_reader(y)?)?;
+        let Expr::Binary(Binary::Add, a, b) = &node.op.downcast::<Pointwise>()?.expr else {
+            return None;
+        };
+        let (Expr::Input(a), Expr::Input(b)) = (&**a, &**b) else {
+            return None;
+        };
+        let [a, b] = [input(node, *a)?, input(node, *b)?];
+        let bias = if a == y { b } else { a };
+        let list = known(self.edit, bias)?;
+        let is_row = list.len() == list.shape().last().copied().unwrap_or(1);
+        (bias != y && is_row).then_some((bias, *node.outputs.first()?))
+    }
+
+    /// The only operand that is not constant, if the others are numbers.
+    pub fn only_operand(&self) -> Option<usize> {
+        if let Some(places) = &self.places {
+            return (places.operands.len() == 1).then_some(0);
+        }
+        let mut data = None;
+        for (i, v) in self.node.inputs.iter().enumerate() {
+            let Some(v) = *v else { continue };
+            match known(self.edit, v) {
+                Some(t) if t.len() == 1 => {}
+                Some(_) => return None,
+                None if data.is_none_or(|(_, d)| d == v) => data = data.or(Some((i, v))),
+                None => return None,
+            }
+        }
+        data.map(|(i, _)| i)
+    }
+
+    /// The bounds to which an elementwise node clamps its only operand, if that is all it does.
+    pub fn clamp(&self) -> Option<[f32; 2]> {
+        if self.places.is_some() {
+            return None;
+        }
+        clamp(self.edit, self.node, self.input(self.only_operand()?)?)
+    }
+
+    /// The results of a function of one operand for all 8-bit integers.
+    pub fn function(&self, map: Affine) -> Found<Vec<f32>> {
+        let reals: Vec<f32> = (-128..=127).map(|q| super::find::dequantize(map, q)).collect();
+        let x = HostTensor::from_f32(&[reals.len()], &reals).map_err(|e| refuse(&e.to_string()))?;
+        let y = if self.places.is_some() {
+            self.op.eval(&[Some(&x)])
+        } else {
+            let at = self.only_operand().and_then(|i| self.input(i));
+            let constants = self.node.inputs.iter().map(|i| i.filter(|_| *i != at));
+            let constants: Vec<_> = constants.map(|i| i.and_then(|i| known(self.edit, i))).collect();
+            let pairs = self.node.inputs.iter().zip(&constants);
+            let operands = pairs.map(|(i, c)| if *i == at { Some(&x) } else { c.as_deref() });
+            self.op.eval(&operands.collect::<Vec<_>>())
+        };
+        let y = y.map_err(|e| refuse(&e.to_string()))?;
+        let y = y.first().ok_or_else(|| refuse("it has no result"))?;
+        if y.len() != reals.len() || !y.dtype().is_float() {
+            return Err(refuse("its result is not a float for each element"));
+        }
+        Ok(y.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned())
+    }
+}
