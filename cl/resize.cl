@@ -15,21 +15,27 @@
 #define NEAREST_OR_UP 3
 #define UP_IF_SMALLER 4
 
+// a / b, rounded to nearest: the division of GPUs may be some last places off, which would choose another element.
+inline float quotient(float a, float b) {
+  float q = a / b;
+  return q + fma(-q, b, a) / b;
+}
+
 // The place of result i along an axis of `size` elements and `out` results, by COORDINATES.
 inline float coordinate(uint i, uint size, uint out, float scale, float start, float end) {
   float at = (float)i, last = (float)(size - 1);
   if ((COORDINATES == PYTORCH_HALF_PIXEL || COORDINATES == ALIGN_CORNERS) && out <= 1) return 0.0f;
-  if (COORDINATES == ALIGN_CORNERS) return at * last / (float)(out - 1);
+  if (COORDINATES == ALIGN_CORNERS) return quotient(at * last, (float)(out - 1));
   if (COORDINATES == CROP) {
     if (out <= 1) return 0.5f * (start + end) * last;
     return start * last + at * (end - start) * last / (float)(out - 1);
   }
   if (COORDINATES == HALF_PIXEL_SYMMETRIC) {
     float offset = (float)size / 2.0f * (1.0f - (float)out / (scale * (float)size));
-    return offset + (at + 0.5f) / scale - 0.5f;
+    return offset + quotient(at + 0.5f, scale) - 0.5f;
   }
-  if (COORDINATES == ASYMMETRIC) return at / scale;
-  at = (at + 0.5f) / scale;
+  if (COORDINATES == ASYMMETRIC) return quotient(at, scale);
+  at = quotient(at + 0.5f, scale);
   return COORDINATES == HALF_PIXEL_CENTRES ? at : at - 0.5f;
 }
 
