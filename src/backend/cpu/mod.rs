@@ -13,6 +13,7 @@
 )]
 
 pub mod args;
+pub mod bytes;
 pub mod epilogue;
 pub mod kernels;
 pub mod pool;

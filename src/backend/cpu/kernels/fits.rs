@@ -208,3 +208,50 @@ fn smaller_operands_of_copies_do_not_fit() {
     check::<super::gather::Gather>(&[], &[20, 5, 4, 6, 0, 6], &sizes, &["y"]);
     check::<super::range::Range>(&[], &[5, 2, 1], &[(I, 3), (I, 5)], &["live"]);
 }
+
+#[test]
+fn smaller_operands_of_bytes_do_not_fit() {
+    let window = [("KH", 2), ("KW", 3), ("SH", 1), ("SW", 1), ("DH", 1), ("DW", 1)];
+    let fixed = [&window[..], &[("FIXED", 1)]].concat();
+    let all = ["x", "w", "bias", "factors", "y"];
+    // Two images of 4 x 5 elements of four words, two groups with a word of results each.
+    let words = [4, 5, 3, 3, 2, 4, 1, 2, 18, 0, 0, 0, 0, 0, 9];
+    let mut sizes = [(I, 160), (I, 16 * 13), (I, 8), (I, 8), (I, 36)];
+    check::<super::int8_conv::Int8Conv>(&window, &words, &sizes, &all);
+    sizes[3] = (I, 16);
+    check::<super::int8_conv::Int8Conv>(&fixed, &words, &sizes, &all);
+    let words = [4, 5, 3, 3, 4, 18, 0, 0, 0, 0, 0, 9];
+    let mut sizes = [(I, 160), (I, 24), (I, 16), (I, 16), (I, 72)];
+    check::<super::int8_depthwise::Int8Depthwise>(&window, &words, &sizes, &all);
+    sizes[3] = (I, 32);
+    check::<super::int8_depthwise::Int8Depthwise>(&fixed, &words, &sizes, &all);
+    let words = [72, 4, 5, 3, 3, 4, 0, 0, 4, 5, 0, 0, 0, 9];
+    let sizes = [(I, 160), (I, 6), (I, 72)];
+    let sum = [&window[..], &[("SUM", 1)]].concat();
+    check::<super::int8_pool::Int8Pool>(&sum, &words, &sizes, &["x", "factors", "y"]);
+    // Two batches of 3 x 8 by 5 x 8; a row of results has two words.
+    let words = [3, 5, 2, 2, 6, 10, 2, 0, 0, 0, 0, 0, 0, 9, 0];
+    let sizes = [(I, 12), (I, 20), (I, 12)];
+    check::<super::int8_matmul::Int8MatMul>(&[], &words, &sizes, &["a", "b", "y"]);
+    // Three rows of five words, and a row for all of them.
+    let words = [15, 5, 5, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
+    let sizes = [(I, 15), (I, 5), (I, 15)];
+    check::<super::int8_binary::Int8Binary>(&[], &words, &sizes, &["a", "b", "y"]);
+}
+
+#[test]
+fn smaller_operands_of_tables_and_conversions_of_bytes_do_not_fit() {
+    let all = ["x", "table", "y"];
+    check::<super::int8_table::Int8Table>(&[], &[15], &[(I, 15), (I, 64), (I, 15)], &all);
+    let sizes = [(I, 15), (I, 256), (I, 15)];
+    check::<super::int8_softmax::Int8Softmax>(&[], &[3, 18, 5], &sizes, &all);
+    // Two times 6 channels of 7 elements.
+    let sizes = [(F, 84), (F, 256), (I, 28)];
+    check::<super::int8_quantize::Int8Quantize>(&[], &[28, 6, 2, 7, 0, 0, 0, 0, 9], &sizes, &["x", "y"]);
+    let sizes = [(I, 28), (F, 84)];
+    check::<super::int8_quantize::Int8Dequantize>(&[], &[84, 6, 8, 7, 0, 0], &sizes, &["x"]);
+    let sizes = [(I, 84), (I, 28)];
+    check::<super::int8_layout::Int8Enter>(&[], &[28, 6, 2, 7, 0, 0], &sizes, &["x", "y"]);
+    let sizes = [(I, 28), (I, 84)];
+    check::<super::int8_layout::Int8Leave>(&[], &[84, 6, 8, 7, 0], &sizes, &["x"]);
+}

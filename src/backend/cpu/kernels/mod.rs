@@ -20,7 +20,19 @@ mod gather_places;
 mod gemm;
 mod grid_sample;
 #[cfg(test)]
-mod harness;
+pub mod harness;
+mod int8_binary;
+mod int8_conv;
+mod int8_depthwise;
+mod int8_layout;
+mod int8_matmul;
+mod int8_pool;
+mod int8_quantize;
+mod int8_softmax;
+mod int8_table;
+#[cfg(test)]
+mod int8_testing;
+mod int8_tile;
 mod kv_append;
 mod kv_append_q8;
 mod lrn;
@@ -203,6 +215,17 @@ kernels! {
     "gather_e0m" gather_e0m::GatherE0m,
     "gather_places" gather_places::GatherPlaces,
     "grid_sample" grid_sample::GridSample,
+    "int8_binary" int8_binary::Int8Binary,
+    "int8_conv" int8_conv::Int8Conv,
+    "int8_depthwise" int8_depthwise::Int8Depthwise,
+    "int8_dequantize" int8_quantize::Int8Dequantize,
+    "int8_enter" int8_layout::Int8Enter,
+    "int8_leave" int8_layout::Int8Leave,
+    "int8_matmul" int8_matmul::Int8MatMul,
+    "int8_pool" int8_pool::Int8Pool,
+    "int8_quantize" int8_quantize::Int8Quantize,
+    "int8_softmax" int8_softmax::Int8Softmax,
+    "int8_table" int8_table::Int8Table,
     "kv_append" kv_append::KvAppend,
     "kv_append_q8" kv_append_q8::KvAppendQ8,
     "lrn" lrn::Lrn,
@@ -245,7 +268,7 @@ pub fn compile(spec: &KernelSpec, isa: Isa) -> Option<Box<dyn Compiled>> {
         .is_none_or(|e| epilogue::supports(e, further));
     let sized = entry.operands.iter().zip(&spec.operands).all(|(name, dtype)| {
         let halves = entry.halves.contains(name) && *dtype == Some(DType::F16);
-        halves || dtype.is_none_or(|d| d.size() == size_of::<u32>())
+        halves || dtype.is_none_or(|d| d.size() == size_of::<u32>() || matches!(d, DType::I8 | DType::U8))
     });
     (runs && sized && fits(entry, spec.kernel))
         .then(|| (entry.compile)(spec, isa))

@@ -82,7 +82,7 @@ impl Line {
 }
 
 /// Which of `count` steps from `first` on, `step` apart, are in `0..size`.
-fn steps_inside(first: isize, step: usize, size: usize, count: usize) -> Range<usize> {
+pub(super) fn steps_inside(first: isize, step: usize, size: usize, count: usize) -> Range<usize> {
     let low = first.min(0).unsigned_abs().div_ceil(step).min(count);
     let last = size.cast_signed() - 1 - first;
     let high = if last < 0 {

@@ -4,6 +4,7 @@
 use super::form::{Codes, Form};
 use super::neon::floats;
 use super::tile::{self, Call, Dot, Tile, by_height};
+use crate::backend::cpu::bytes::arm::sdot;
 use std::arch::aarch64::*;
 use std::arch::asm;
 
@@ -43,20 +44,6 @@ pub fn pick(form: Form, row_pairs: bool, height: usize) -> Option<Tile> {
         (Codes::Unpacked(_), 1) => by_height!(run, Plain<1>, height, 1 2 3 4),
         (Codes::Unpacked(_), _) => by_height!(run, Plain<2>, height, 1 2 3 4),
     }
-}
-
-/// Adds the dot product of four bytes to each lane. The intrinsic is not stable.
-#[inline(always)]
-unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
-    let mut out = sum;
-    // SAFETY: the processor has the instruction, by the contract of `Dot`.
-    unsafe {
-        asm!(
-            ".arch_extension dotprod", "sdot {0:v}.4s, {1:v}.16b, {2:v}.16b",
-            inout(vreg) out, in(vreg) a, in(vreg) b, options(pure, nomem, nostack)
-        );
-    }
-    out
 }
 
 /// Adds the 2 x 2 dot products of two rows and two columns of eight bytes.

@@ -1,0 +1,77 @@
+//! Softmax of rows of bytes, by a table of exponentials.
+
+use super::moves::pieces;
+use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, part, product};
+use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd::{self, Job, Simd};
+use crate::backend::kernel::KernelSpec;
+
+arguments! {
+    pub struct Args { rows, channels, words: U32 } [x: In, table: In, y: Out]
+}
+
+/// Shares of a row's sum of `table[largest - x]`, in steps of 1/256 from -128 on.
+pub struct Int8Softmax(Isa);
+
+impl Kernel for Int8Softmax {
+    type Args = Args;
+
+    fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {
+        Some(Self(isa))
+    }
+
+    fn fits(&self, args: &Args) -> bool {
+        let words = product(&[args.rows, args.words]);
+        args.channels <= args.words.saturating_mul(4)
+            && args.x.holds::<u32>(words)
+            && args.table.holds::<u32>(256)
+            && args.y.holds::<u32>(words)
+    }
+
+    fn pieces(&self, args: &Args, threads: usize) -> usize {
+        pieces(product(&[args.rows, args.words, 16]), args.rows, threads)
+    }
+
+    unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        let stride = args.words * 4;
+        // SAFETY: nobody writes it, and it has 256 words.
+        let table: &[u32] = unsafe { args.table.slice() };
+        let Some(table) = table.first_chunk::<256>() else {
+            return;
+        };
+        for row in part(args.rows, 1, piece, pieces) {
+            let own = row * stride..(row + 1) * stride;
+            let copy = scratch.of::<i8>(stride);
+            // SAFETY: the results may share the memory of x, so that a copy is made; the piece owns
+            // them.
+            unsafe {
+                let x = args.x.as_ptr::<i8>().add(own.start);
+                copy.as_mut_ptr().copy_from_nonoverlapping(x, stride);
+                let y = args.y.slice_mut::<u8>(own);
+                let x = &copy[..args.channels];
+                simd::run(self.0, Row { x, table, y });
+            }
+        }
+    }
+}
+
+struct Row<'a> {
+    x: &'a [i8],
+    table: &'a [u32; 256],
+    y: &'a mut [u8],
+}
+
+impl Job for Row<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let most = self.x.iter().fold(i8::MIN, |m, v| m.max(*v));
+        let entry = |v: &i8| self.table[usize::from(most.abs_diff(*v))];
+        let sum = self.x.iter().map(entry).fold(0, u32::wrapping_add);
+        self.y.fill(0x80);
+        for (y, x) in self.y.iter_mut().zip(self.x) {
+            let share = entry(x).wrapping_mul(256).wrapping_add(sum / 2) / sum.max(1);
+            *y = share.min(255) as u8 ^ 0x80;
+        }
+    }
+}
