@@ -8,6 +8,7 @@ pub mod interp;
 pub mod onnx;
 pub mod op;
 pub mod pass;
+pub mod quantization;
 pub mod rules;
 pub mod sizes;
 pub mod text;
