@@ -5,6 +5,7 @@
 //! * [`models`]: the models folder, and downloads from the Hub;
 //! * [`quantize`]: quantizes the weights of a model folder; [`calibrate`]: measures the activations
 //!   that some of its methods need;
+//! * [`int8`]: quantizes weights and activations to 8-bit integers;
 //! * [`decoders`]: graphs of known architectures, without weights or with random ones.
 //!
 //! The feature `hub`, on by default, downloads models; without it the crate has no HTTP.
@@ -29,6 +30,7 @@ pub mod calibrate;
 pub mod checkpoint;
 pub mod decoders;
 pub mod gguf;
+pub mod int8;
 mod lock;
 mod memory;
 pub mod models;

@@ -13,7 +13,9 @@ use transformer_lite::unstable::files::temporary::{Claim, abandoned, claim};
 pub const CONVERT: &str = ".convert-";
 /// of conversions back to floats,
 pub const DEQUANTIZE: &str = ".dequantize-";
-/// and of quantization, which can resume.
+/// of quantization to 8-bit integers,
+pub const INT8: &str = ".int8-";
+/// and of quantization of weights, which can resume.
 pub const QUANTIZE: &str = ".quantize-";
 
 /// The lock file in a temporary folder.
@@ -185,7 +187,7 @@ pub fn sweep(folder: &Path) {
         let (name, path) = (item.file_name(), item.path());
         let Some(name) = name.to_str() else { continue };
         let ours = |name: &str| {
-            [CONVERT, DEQUANTIZE, QUANTIZE]
+            [CONVERT, DEQUANTIZE, INT8, QUANTIZE]
                 .iter()
                 .any(|p| name.starts_with(p))
         };

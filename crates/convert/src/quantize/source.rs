@@ -99,19 +99,7 @@ impl Source {
 
     /// Files with data of initializers. Their paths were checked when they were read.
     pub fn external_files(&self) -> HashSet<PathBuf> {
-        let folder = self.path.parent().unwrap_or(Path::new(""));
-        let tensors = self.graph.initializer.iter().filter(|t| t.data_location == 1);
-        let locations = tensors.flat_map(|t| t.external_data.iter().filter(|e| e.key == "location"));
-        locations
-            .map(|e| {
-                let parts = Path::new(&e.value).components();
-                folder.join(
-                    parts
-                        .filter(|c| matches!(c, Component::Normal(_)))
-                        .collect::<PathBuf>(),
-                )
-            })
-            .collect()
+        external_files(&self.path, &self.graph)
     }
 
     /// Builds the new file; unchanged fields are copied.
@@ -224,9 +212,21 @@ impl Source {
     }
 }
 
+/// Files with data of the initializers of the model in `path`.
+pub(crate) fn external_files(path: &Path, graph: &GraphProto) -> HashSet<PathBuf> {
+    let folder = path.parent().unwrap_or(Path::new(""));
+    let tensors = graph.initializer.iter().filter(|t| t.data_location == 1);
+    let locations = tensors.flat_map(|t| t.external_data.iter().filter(|e| e.key == "location"));
+    let parts = |location: &str| -> PathBuf {
+        let parts = Path::new(location).components();
+        parts.filter(|c| matches!(c, Component::Normal(_))).collect()
+    };
+    locations.map(|e| folder.join(parts(&e.value))).collect()
+}
+
 /// Copies the files beside the model, except its data, and syncs them to disk. The new model file
 /// in `folder` is written elsewhere.
-pub(super) fn copy_others(input: &Path, folder: &Path, external: &HashSet<PathBuf>) -> Result<()> {
+pub(crate) fn copy_others(input: &Path, folder: &Path, external: &HashSet<PathBuf>) -> Result<()> {
     let refused = |e| Error::io("cannot read", input, e);
     for entry in std::fs::read_dir(input).map_err(refused)? {
         let from = entry.map_err(refused)?.path();

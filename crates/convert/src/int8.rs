@@ -1,0 +1,285 @@
+//! Post-training quantization to 8-bit integers: runs a float model over a calibration set,
+//! chooses ranges for its activations, and writes an ONNX model with `QuantizeLinear` and
+//! `DequantizeLinear` (QDQ) that other runtimes read, too.
+//!
+//! The parameters are those of *Integer-Arithmetic-Only Inference* (Jacob et al., 2018) as used
+//! today: activations have 8 bits with a zero point, per tensor; weights have integers from -127 to
+//! 127 without one, per output channel or per tensor; biases have 32 bits and the product of both
+//! scales. [`transformer_lite::unstable::graph::quantization`] says where.
+
+mod compare;
+mod correct;
+mod equalize;
+mod histogram;
+mod job;
+mod observe;
+mod products;
+mod ranges;
+mod refused;
+#[cfg(test)]
+mod tests;
+mod upgrade;
+mod write;
+
+use crate::new_folder::{INT8, NewFolder};
+use crate::quantize::{copy_others, external_files};
+use job::Job;
+use observe::check_set;
+use std::collections::HashSet;
+use std::path::{Path, PathBuf};
+use tempfile::NamedTempFile;
+use transformer_lite::unstable::backend::Backend;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::files::kind::check_file;
+use transformer_lite::unstable::files::temporary;
+use transformer_lite::unstable::graph::onnx::weights::map;
+use transformer_lite::unstable::graph::onnx::write::write_file;
+use transformer_lite::unstable::graph::onnx::{decode, import};
+use transformer_lite::unstable::graph::quantization::{LayerKind, Placement};
+use transformer_lite::unstable::graph::{Graph, Node, derive};
+use transformer_lite::unstable::tensor::{Bytes, DType};
+
+pub use compare::{Channel, MOST_DECIBELS, OutputNoise};
+pub use observe::Item;
+pub use ranges::RangeMethod;
+pub use refused::Refused;
+
+/// File name of the graph in a model folder.
+const MODEL: &str = "model.onnx";
+
+/// How a model is quantized.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Options {
+    pub ranges: RangeMethod,
+    /// One scale for each weight tensor, instead of one for each output channel.
+    pub per_tensor: bool,
+    /// Activations have the zero point 0.
+    pub symmetric: bool,
+    /// Rescales channels between products first, so that one scale suits all of them.
+    pub equalize: bool,
+    /// Corrects biases for the mean errors that rounding causes.
+    pub correct_bias: bool,
+    /// Names of nodes that stay in floats.
+    pub keep_float: HashSet<String>,
+    /// Items of the set over which the result is compared with the source; 0 for no comparison.
+    pub compared: usize,
+}
+
+/// Inputs that resemble those of the intended use.
+pub struct CalibrationSet<'a> {
+    /// A name for each item, for messages.
+    pub names: Vec<String>,
+    /// Reads an item: a tensor for each input of the model.
+    pub read: &'a dyn Fn(usize) -> Result<Item>,
+}
+
+impl CalibrationSet<'_> {
+    /// The name of an item.
+    fn name(&self, i: usize) -> String {
+        self.names.get(i).cloned().unwrap_or_default()
+    }
+}
+
+/// Opens the device that runs the model; `None` for the host.
+pub type Open<'a> = dyn Fn() -> Result<Option<Box<dyn Backend>>> + 'a;
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Running the float model, for the ranges of channels.
+    Equalize,
+    /// Running the float model.
+    Calibrate,
+    /// Running the float model, for mean errors.
+    Correct,
+    /// Running both models.
+    Compare,
+}
+
+/// Is told the step, the items that are done and their total.
+pub type Tell<'a> = &'a dyn Fn(Step, usize, usize);
+
+/// A quantized layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerReport {
+    /// Name of its first node.
+    pub name: String,
+    /// Operator of that node, and those that joined it.
+    pub ops: Vec<String>,
+    /// `product`, `binary`, ...
+    pub kind: &'static str,
+    /// Scale, zero point and range of the result.
+    pub scale: f32,
+    pub zero: i32,
+    pub range: (f32, f32),
+    /// Shape of the weights; empty for layers without.
+    pub shape: Vec<usize>,
+    /// Signal-to-noise ratio of the weights in dB, and the output channel with the lowest one.
+    pub weights_snr: Option<f64>,
+    pub worst_weights: Option<Channel>,
+    /// The same for the result, with all errors of earlier layers.
+    pub snr: Option<f64>,
+    pub worst: Option<Channel>,
+}
+
+/// A node that stays in floats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeftNode {
+    pub name: String,
+    pub op: String,
+    pub reason: &'static str,
+}
+
+/// What was made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Summary {
+    pub layers: Vec<LayerReport>,
+    pub left: Vec<LeftNode>,
+    /// Items of the calibration set, and those compared.
+    pub items: usize,
+    pub compared: usize,
+    /// Noise of the outputs over the compared items.
+    pub outputs: Vec<OutputNoise>,
+    /// Tensors, or groups of tensors with residual connections, whose channels were equalized.
+    pub equalized: usize,
+    /// Bytes of the model and its external data.
+    pub bytes_before: u64,
+    pub bytes_after: u64,
+}
+
+/// Quantizes the model `input`, a folder with `model.onnx` or an ONNX file, to `output`: a file if
+/// its name ends in `.onnx`, else a folder with `model.onnx`, into which the files beside the model
+/// of an input folder are copied. `output` must not exist; a folder may be empty. It appears whole
+/// or not at all.
+///
+/// Errors: an output that exists and an unsuitable calibration set ([`Error::is_usage`]); a model
+/// that [`import`] rejects, is quantized already or has nothing to quantize; values that are not
+/// finite, ranges without a scale and sums that can leave 32 bits ([`Refused`], with the node).
+pub fn quantize(
+    (input, output): (&Path, &Path),
+    options: &Options,
+    set: &CalibrationSet<'_>,
+    open: &Open<'_>,
+    tell: Tell<'_>,
+) -> Result<Summary> {
+    let path = if input.is_dir() {
+        input.join(MODEL)
+    } else {
+        input.to_owned()
+    };
+    check_file("model", &path)?;
+    let output = Output::new(output)?;
+    let mut graph = import(&path)?;
+    derive::derive(&mut graph)?;
+    let mut model = decode::model(Stage::Quantize, &path, map(&path)?.bytes())?;
+    let external = model
+        .graph
+        .as_ref()
+        .map(|g| external_files(&path, g))
+        .unwrap_or_default();
+    upgrade::upgrade(&mut model, &graph)?;
+    let placement = Placement::of(&graph, &options.keep_float)?;
+    check_model(&path, &graph, &placement, options)?;
+    check_set(&graph, set)?;
+    let mut job = Job::new(&graph, &placement, options)?;
+    job.equalize(set, open, tell)?;
+    job.calibrate(set, open, tell)?;
+    let bytes = job.bytes(model, &path, set)?;
+    if let Output::Folder(new) = &output
+        && input.is_dir()
+    {
+        copy_others(input, new.path(), &external)?;
+    }
+    write_file(&output.path(), &bytes)?;
+    let mut summary = job.summary(&output.path(), set, open, tell)?;
+    let files = std::iter::once(&path).chain(&external);
+    summary.bytes_before = files.map(|f| std::fs::metadata(f).map_or(0, |m| m.len())).sum();
+    summary.bytes_after = bytes.len() as u64;
+    output.commit()?;
+    Ok(summary)
+}
+
+/// The result before it gets its name.
+enum Output {
+    Folder(NewFolder),
+    File(NamedTempFile, PathBuf),
+}
+
+impl Output {
+    fn new(output: &Path) -> Result<Self> {
+        if output.extension().is_none_or(|e| e != "onnx") {
+            return Ok(Self::Folder(NewFolder::create(output, INT8)?));
+        }
+        if output.symlink_metadata().is_ok() {
+            let what = "exists; give a file that does not exist";
+            return Err(Error::usage(format!("output {}", output.display()), what));
+        }
+        let folder = output.parent().filter(|p| !p.as_os_str().is_empty());
+        let file = temporary::create(folder.unwrap_or(Path::new(".")), 0o644);
+        let file = file.map_err(|e| Error::io("cannot write", output, e))?;
+        Ok(Self::File(file, output.to_owned()))
+    }
+
+    /// Where to write the model.
+    fn path(&self) -> PathBuf {
+        match self {
+            Self::Folder(new) => new.path().join(MODEL),
+            Self::File(file, _) => file.path().to_owned(),
+        }
+    }
+
+    fn commit(self) -> Result<()> {
+        match self {
+            Self::Folder(new) => new.commit(),
+            Self::File(file, output) => {
+                let moved = file.persist_noclobber(&output);
+                moved
+                    .map(|_| ())
+                    .map_err(|e| Error::io("cannot write", &output, e.error))
+            }
+        }
+    }
+}
+
+/// Rejects models that have no part to quantize or are quantized already, and unknown names.
+fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Options) -> Result<()> {
+    let quantizes = |n: &&Node| n.op.name().ends_with("QuantizeLinear") || n.op.name().ends_with("Integer");
+    if let Some(node) = graph.nodes().map(|(_, n)| n).find(quantizes) {
+        let what = format!(
+            "{} \"{}\": the model is quantized already",
+            node.op.name(),
+            node.name
+        );
+        return Err(Error::file(Stage::Quantize, path, what));
+    }
+    let known: HashSet<&str> = graph.nodes().map(|(_, n)| n.name.as_str()).collect();
+    if let Some(name) = options.keep_float.iter().find(|n| !known.contains(n.as_str())) {
+        let what = format!("the model has no node \"{name}\"; `tlite inspect` lists its nodes");
+        return Err(Error::usage("--keep-float", what));
+    }
+    if placement
+        .layers
+        .iter()
+        .any(|l| matches!(l.kind, LayerKind::Product(_)))
+    {
+        return Ok(());
+    }
+    let half = graph.nodes().flat_map(|(_, n)| &n.outputs);
+    let half = half
+        .filter_map(|v| graph.fact(*v).ok())
+        .any(|f| f.dtype == DType::F16);
+    let why = match placement
+        .left
+        .iter()
+        .find_map(|l| Some((graph.node(l.node)?, l.reason)))
+    {
+        Some((node, reason)) => format!("{} \"{}\": {reason}", node.op.name(), node.name),
+        None if half => "its activations are f16; only f32 can be quantized to int8".to_owned(),
+        None => "it has no convolution or matmul over f32".to_owned(),
+    };
+    Err(Error::file(
+        Stage::Quantize,
+        path,
+        format!("nothing to quantize: {why}"),
+    ))
+}

@@ -1,0 +1,263 @@
+//! One quantization: from a placement to the bytes of the file and the report.
+
+use super::compare::{Compared, Noise, compare};
+use super::correct::{corrected, errors, means};
+use super::equalize::{by_activations, by_weights, streams};
+use super::observe::{channel_stats, observe, with_products};
+use super::products::{FloatProduct, IntProduct};
+use super::ranges::{RangeMethod, affine};
+use super::refused::Refused;
+use super::write::{Quantized, quantized};
+use super::{CalibrationSet, LayerReport, LeftNode, Open, Options, Summary, Tell};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::onnx::import;
+use transformer_lite::unstable::graph::onnx::proto::ModelProto;
+use transformer_lite::unstable::graph::quantization::{Layer, Placement, SharedRange};
+use transformer_lite::unstable::graph::{Graph, ValueId, derive};
+use transformer_lite::unstable::quant::fixed::Affine;
+
+/// Marks files made here.
+const KEY: &str = "transformer_lite.quantization";
+
+pub(super) struct Job<'a> {
+    graph: &'a Graph,
+    placement: &'a Placement,
+    options: &'a Options,
+    /// For each layer, its product in floats and in integers.
+    floats: Vec<Option<FloatProduct>>,
+    products: Vec<Option<IntProduct>>,
+    /// The float model with normalization folded in, equalized if asked for.
+    folded: Graph,
+    equalized: usize,
+    /// Range and parameters of each [`SharedRange`].
+    ranges: Vec<((f32, f32), Affine)>,
+}
+
+impl<'a> Job<'a> {
+    /// Folds normalization into products.
+    pub fn new(graph: &'a Graph, placement: &'a Placement, options: &'a Options) -> Result<Self> {
+        let products = placement
+            .layers
+            .iter()
+            .map(|layer| FloatProduct::of(graph, layer));
+        let floats = products.collect::<Result<Vec<_>>>()?;
+        Ok(Self {
+            folded: with_products(graph, placement, &floats)?,
+            graph,
+            placement,
+            options,
+            products: vec![None; floats.len()],
+            floats,
+            equalized: 0,
+            ranges: Vec::new(),
+        })
+    }
+
+    /// Equalizes channels.
+    pub fn equalize(&mut self, set: &CalibrationSet<'_>, open: &Open<'_>, tell: Tell<'_>) -> Result<()> {
+        let streams = streams(self.graph, self.placement, &self.floats);
+        if !self.options.equalize || streams.is_empty() {
+            return Ok(());
+        }
+        if self.options.per_tensor {
+            by_weights(&streams, &mut self.floats);
+        } else {
+            let stats = channel_stats(&self.folded, &streams, set, open, tell)?;
+            by_activations(&streams, &stats, &mut self.floats);
+        }
+        self.equalized = streams.len();
+        self.folded = with_products(self.graph, self.placement, &self.floats)?;
+        Ok(())
+    }
+
+    /// Runs the set, chooses ranges and quantizes products.
+    pub fn calibrate(&mut self, set: &CalibrationSet<'_>, open: &Open<'_>, tell: Tell<'_>) -> Result<()> {
+        let options = self.options;
+        let seen = observe(&self.folded, self.placement, options.ranges, set, open, tell)?;
+        for (range, observer) in self.placement.ranges.iter().zip(&seen) {
+            // Pixels and scores have bounds that every item reaches: clipping would change all.
+            let ends = |v: &ValueId| self.graph.is_input(*v) || self.graph.is_output(*v);
+            let method = if range.values.iter().any(ends) {
+                RangeMethod::MinMax
+            } else {
+                options.ranges
+            };
+            let observed = observer.as_ref().and_then(|o| o.range(method, options.symmetric));
+            let chosen = self.range(range, observed)?;
+            self.ranges.push(chosen);
+        }
+        let found = match options.correct_bias {
+            true => {
+                let affine = |v| self.affine(v);
+                means(
+                    &self.folded,
+                    (self.placement, &self.floats),
+                    &affine,
+                    set,
+                    open,
+                    tell,
+                )?
+            }
+            false => HashMap::new(),
+        };
+        let errors = errors(self.placement, &found);
+        for (i, layer) in self.placement.layers.iter().enumerate() {
+            let Some(float) = self.floats.get(i).and_then(Option::as_ref) else {
+                continue;
+            };
+            let (Some(x), Some(first)) = (layer.inputs.first(), layer.nodes.first()) else {
+                continue;
+            };
+            let (Some(input), Some(node)) = (self.affine(*x), self.graph.node(*first)) else {
+                continue;
+            };
+            let mut int = IntProduct::of(node, float, input, options.per_tensor)?;
+            if let (Some(means), Some(errors)) = (found.get(x), errors.get(x)) {
+                let corrected = corrected(float, &int, means, errors);
+                int = IntProduct::of(node, &corrected, input, options.per_tensor)?;
+            }
+            if let Some(place) = self.products.get_mut(i) {
+                *place = Some(int);
+            }
+        }
+        Ok(())
+    }
+
+    /// The parameters of a quantized value.
+    fn affine(&self, v: ValueId) -> Option<Affine> {
+        self.ranges.get(self.placement.range_of(v)?).map(|r| r.1)
+    }
+
+    fn range(&self, range: &SharedRange, observed: Option<(f32, f32)>) -> Result<((f32, f32), Affine)> {
+        let symmetric = self.options.symmetric;
+        if let Some(fixed) = range.fixed {
+            let fixed = if symmetric && fixed.zero != 0 {
+                Affine {
+                    scale: 1.0 / 127.0,
+                    zero: 0,
+                }
+            } else {
+                fixed
+            };
+            return Ok((
+                (fixed.real(super::ranges::LEAST), fixed.real(super::ranges::MOST)),
+                fixed,
+            ));
+        }
+        let value = range.sources.first().or(range.values.first()).copied();
+        let Some(value) = value else {
+            return Err(Error::internal(Stage::Quantize, "a range without values"));
+        };
+        let name = || self.graph.value(value).name.clone();
+        let Some((low, high)) = observed else {
+            return Err(Refused::Unseen { value: name() }.of(self.graph, value));
+        };
+        let refused = || {
+            Refused::Scale {
+                value: name(),
+                low,
+                high,
+            }
+            .of(self.graph, value)
+        };
+        Ok(((low, high), affine((low, high), symmetric).ok_or_else(refused)?))
+    }
+
+    /// The quantized model.
+    pub fn bytes(&self, model: ModelProto, path: &Path, set: &CalibrationSet<'_>) -> Result<Vec<u8>> {
+        let o = self.options;
+        let text = format!(
+            "int8, {} weights, {} activations, ranges {} over {} items",
+            if o.per_tensor { "per-tensor" } else { "per-channel" },
+            if o.symmetric { "symmetric" } else { "asymmetric" },
+            o.ranges.name(),
+            set.names.len()
+        );
+        let ranges: Vec<Affine> = self.ranges.iter().map(|r| r.1).collect();
+        let parts = Quantized {
+            graph: self.graph,
+            placement: self.placement,
+            floats: &self.floats,
+            products: &self.products,
+            ranges: &ranges,
+            metadata: vec![(KEY.to_owned(), text)],
+        };
+        quantized(model, path, &parts)
+    }
+
+    /// Compares the model in `path` with the source, and reports.
+    pub fn summary(
+        &self,
+        path: &Path,
+        set: &CalibrationSet<'_>,
+        open: &Open<'_>,
+        tell: Tell<'_>,
+    ) -> Result<Summary> {
+        let mut made = import(path)?;
+        derive::derive(&mut made)?;
+        let outputs = self.placement.layers.iter().filter_map(|l| l.outputs.first());
+        let names: Vec<String> = outputs.map(|v| self.graph.value(*v).name.clone()).collect();
+        let found = match self.options.compared {
+            0 => Compared {
+                values: BTreeMap::new(),
+                outputs: Vec::new(),
+            },
+            items => compare((&self.folded, made), &names, (set, items), open, tell)?,
+        };
+        let layers = self.placement.layers.iter().enumerate();
+        let left = self.placement.left.iter().filter_map(|l| {
+            let node = self.graph.node(l.node)?;
+            Some(LeftNode {
+                name: node.name.clone(),
+                op: node.op.name().to_owned(),
+                reason: l.reason,
+            })
+        });
+        Ok(Summary {
+            layers: layers.filter_map(|(i, l)| self.report(i, l, &found)).collect(),
+            left: left.collect(),
+            items: set.names.len(),
+            compared: self.options.compared.min(set.names.len()),
+            outputs: found.outputs,
+            equalized: self.equalized,
+            bytes_before: 0,
+            bytes_after: 0,
+        })
+    }
+
+    fn report(&self, i: usize, layer: &Layer, found: &Compared) -> Option<LayerReport> {
+        let node = |id| self.graph.node(id);
+        let out = *layer.outputs.first()?;
+        let (range, affine) = *self.ranges.get(self.placement.range_of(out)?)?;
+        let product = self.floats.get(i).and_then(Option::as_ref);
+        let weights = product
+            .zip(self.products.get(i).and_then(Option::as_ref))
+            .map(|(float, int)| {
+                let mut noise = Noise::default();
+                noise.add(&float.weights, &int.dequantized(&float.form), |e| {
+                    float.form.output(e)
+                });
+                noise
+            });
+        let noise = found.values.get(&self.graph.value(out).name);
+        Some(LayerReport {
+            name: node(*layer.nodes.first()?)?.name.clone(),
+            ops: layer
+                .nodes
+                .iter()
+                .filter_map(|id| Some(node(*id)?.op.name().to_owned()))
+                .collect(),
+            kind: layer.kind.name(),
+            scale: affine.scale,
+            zero: affine.zero,
+            range,
+            shape: product.map(|p| p.form.shape.clone()).unwrap_or_default(),
+            weights_snr: weights.as_ref().map(Noise::snr),
+            worst_weights: weights.as_ref().and_then(Noise::worst),
+            snr: noise.map(Noise::snr),
+            worst: noise.and_then(Noise::worst),
+        })
+    }
+}

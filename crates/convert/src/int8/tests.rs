@@ -1,0 +1,392 @@
+use super::*;
+use tempfile::TempDir;
+use transformer_lite::unstable::cancel::Cancel;
+use transformer_lite::unstable::error::ErrorKind;
+use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, TensorProto};
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::runner::{Runner, RunnerOptions};
+use transformer_lite::unstable::tensor::HostTensor;
+
+fn numbers(seed: u64, count: usize) -> Vec<f32> {
+    let mut random = SplitMix64::new(seed);
+    (0..count)
+        .map(|_| (2.0 * random.next_f64() - 1.0) as f32)
+        .collect()
+}
+
+fn tensor(shape: &[usize], data: &[f32]) -> HostTensor {
+    HostTensor::from_f32(shape, data).unwrap()
+}
+
+fn options() -> Options {
+    Options {
+        ranges: RangeMethod::MinMax,
+        per_tensor: false,
+        symmetric: false,
+        equalize: false,
+        correct_bias: false,
+        keep_float: HashSet::new(),
+        compared: 4,
+    }
+}
+
+/// Two convolutions, the first with normalization and `Relu` and a dead channel; their results,
+/// concatenated, and a third one.
+fn model(folder: &Path) -> PathBuf {
+    let mut w = ModelWriter::without_data(Stage::Quantize, folder, "net.onnx", "net");
+    w.opset("", 11);
+    let node = |w: &mut ModelWriter, op, name, inputs: &[&str], attributes: &[(&str, Attr)]| {
+        let outputs = [format!("{name}_out")];
+        let outputs = [outputs[0].as_str()];
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name,
+            inputs,
+            outputs: &outputs,
+            attributes,
+        })
+        .unwrap();
+    };
+    let picture = [1, 2, 4, 4].map(Size::from);
+    w.add_input("x", DType::F32, &picture).unwrap();
+    let mut first = numbers(1, 8);
+    first[6..].fill(0.0);
+    w.add_constant("w1", &tensor(&[4, 2, 1, 1], &first)).unwrap();
+    for (name, values) in [
+        ("scale", [1.0, 0.5, 2.0, 1.5]),
+        ("beta", [0.1, -0.1, 0.0, 0.3]),
+        ("mean", [0.0, 0.2, -0.1, 0.0]),
+        ("variance", [1.0, 0.5, 2.0, 1.0]),
+    ] {
+        w.add_constant(name, &tensor(&[4], &values)).unwrap();
+    }
+    w.add_constant("w2", &tensor(&[4, 4, 1, 1], &numbers(2, 16)))
+        .unwrap();
+    w.add_constant("w3", &tensor(&[3, 8, 1, 1], &numbers(3, 24)))
+        .unwrap();
+    w.add_constant("b3", &tensor(&[3], &[0.5, -0.5, 0.0])).unwrap();
+    node(&mut w, "Conv", "first", &["x", "w1"], &[]);
+    node(
+        &mut w,
+        "BatchNormalization",
+        "norm",
+        &["first_out", "scale", "beta", "mean", "variance"],
+        &[],
+    );
+    node(&mut w, "Relu", "relu", &["norm_out"], &[]);
+    node(&mut w, "Conv", "second", &["relu_out", "w2"], &[]);
+    node(
+        &mut w,
+        "Concat",
+        "both",
+        &["relu_out", "second_out"],
+        &[("axis", Attr::Int(1))],
+    );
+    node(&mut w, "Conv", "third", &["both_out", "w3", "b3"], &[]);
+    w.add_output("third_out", DType::F32, &[1, 3, 4, 4].map(Size::from))
+        .unwrap();
+    w.finish().unwrap();
+    folder.join("net.onnx")
+}
+
+type Items = dyn Fn(usize) -> Result<Item>;
+
+fn random_item(i: usize) -> Result<Item> {
+    Ok(vec![(
+        "x".to_owned(),
+        tensor(&[1, 2, 4, 4], &numbers(100 + i as u64, 32)),
+    )])
+}
+
+fn run_with(model: &Path, output: &Path, options: &Options, count: usize, read: &Items) -> Result<Summary> {
+    let set = CalibrationSet {
+        names: (0..count).map(|i| format!("item {i}")).collect(),
+        read,
+    };
+    quantize((model, output), options, &set, &|| Ok(None), &|_, _, _| ())
+}
+
+struct Made {
+    _folder: TempDir,
+    path: PathBuf,
+    summary: Summary,
+    graph: GraphProto,
+    opset: i64,
+}
+
+impl Made {
+    fn of(options: &Options) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("int8.onnx");
+        let summary = run_with(&model(folder.path()), &path, options, 8, &random_item).unwrap();
+        let model = decode::model(Stage::Import, &path, &std::fs::read(&path).unwrap()).unwrap();
+        Self {
+            _folder: folder,
+            path,
+            summary,
+            opset: model.opset_import[0].version,
+            graph: model.graph.unwrap(),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> &TensorProto {
+        self.graph.initializer.iter().find(|t| t.name == name).unwrap()
+    }
+
+    fn floats(&self, name: &str) -> Vec<f32> {
+        let bytes = self.tensor(name).raw_data.as_chunks::<4>().0;
+        bytes.iter().map(|b| f32::from_le_bytes(*b)).collect()
+    }
+
+    fn producer(&self, value: &str) -> &NodeProto {
+        self.graph
+            .node
+            .iter()
+            .find(|n| n.output.iter().any(|o| o == value))
+            .unwrap()
+    }
+
+    fn convolutions(&self) -> impl Iterator<Item = &NodeProto> {
+        self.graph.node.iter().filter(|n| n.op_type == "Conv")
+    }
+}
+
+#[test]
+fn weights_and_biases_have_the_right_integers_and_scales() {
+    for per_tensor in [false, true] {
+        let made = Made::of(&Options {
+            per_tensor,
+            ..options()
+        });
+        assert_eq!((made.opset, made.convolutions().count()), (13, 3));
+        for conv in made.convolutions() {
+            let [x, w] = [0, 1].map(|i| made.producer(&conv.input[i]));
+            assert_eq!([&x.op_type, &w.op_type], ["DequantizeLinear"; 2]);
+            let codes = &made.tensor(&w.input[0]).raw_data;
+            assert!(codes.iter().all(|c| c.cast_signed() >= -127), "{}", conv.name);
+            assert!(made.tensor(&w.input[2]).raw_data.iter().all(|z| *z == 0));
+            let (scales, input) = (made.floats(&w.input[1]), made.floats(&x.input[1])[0]);
+            assert_eq!(
+                scales.len(),
+                if per_tensor {
+                    1
+                } else {
+                    made.tensor(&w.input[0]).dims[0] as usize
+                }
+            );
+            if let Some(bias) = conv.input.get(2) {
+                let bias = made.producer(bias);
+                let wanted: Vec<f32> = scales.iter().map(|s| s * input).collect();
+                assert_eq!(made.floats(&bias.input[1]), wanted, "{}", conv.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_dead_channel_gets_the_least_scale() {
+    let made = Made::of(&options());
+    let first = made.convolutions().next().unwrap();
+    let w = made.producer(&first.input[1]);
+    assert_eq!(made.floats(&w.input[1])[3], 2f32.powi(-24));
+    assert_eq!(&made.tensor(&w.input[0]).raw_data[6..], [0, 0]);
+}
+
+#[test]
+fn a_concatenation_and_its_operands_share_a_range() {
+    let made = Made::of(&options());
+    let concat = made.graph.node.iter().find(|n| n.op_type == "Concat").unwrap();
+    let scales: HashSet<&String> = concat.input.iter().map(|i| &made.producer(i).input[1]).collect();
+    let reader = made.convolutions().nth(2).unwrap();
+    assert_eq!(scales.len(), 1);
+    assert!(scales.contains(&made.producer(&reader.input[0]).input[1]));
+}
+
+#[test]
+fn normalization_is_folded_and_the_model_runs() {
+    let made = Made::of(&options());
+    assert!(made.graph.node.iter().all(|n| n.op_type != "BatchNormalization"));
+    let mut runner = Runner::load(&made.path, None, &RunnerOptions::default()).unwrap();
+    runner.run(&random_item(0).unwrap(), &Cancel::default()).unwrap();
+    let output = &made.summary.outputs[0];
+    assert!(output.median_snr > 30.0, "{output:?}");
+    assert_eq!(made.summary.layers.len(), 4);
+    assert_eq!(made.summary.layers[0].ops, ["Conv", "BatchNormalization", "Relu"]);
+}
+
+#[test]
+fn equalization_and_correction_keep_the_function() {
+    for per_tensor in [false, true] {
+        let changed = Options {
+            per_tensor,
+            equalize: true,
+            correct_bias: true,
+            ranges: RangeMethod::Mse,
+            ..options()
+        };
+        let made = Made::of(&changed);
+        assert!(
+            made.summary.outputs[0].median_snr > 30.0,
+            "{:?}",
+            made.summary.outputs
+        );
+    }
+}
+
+#[test]
+fn symmetric_activations_have_no_zero_point() {
+    let made = Made::of(&Options {
+        symmetric: true,
+        ..options()
+    });
+    assert!(made.summary.layers.iter().all(|l| l.zero == 0));
+    let quantizes = |n: &&NodeProto| n.op_type == "QuantizeLinear";
+    for n in made.graph.node.iter().filter(quantizes) {
+        assert_eq!(made.tensor(&n.input[2]).raw_data, [0]);
+    }
+}
+
+#[test]
+fn nodes_stay_in_floats_on_request() {
+    let made = Made::of(&Options {
+        keep_float: HashSet::from(["third".to_owned()]),
+        ..options()
+    });
+    let third = made.convolutions().find(|n| n.name == "third").unwrap();
+    assert_eq!(third.input[1], "w3");
+    assert_eq!(made.summary.left[1].name, "third");
+}
+
+/// Quantizes with these items; expects an error, and nothing beside the model.
+fn refused(count: usize, read: &Items, change: impl Fn(&mut Options)) -> Error {
+    let folder = tempfile::tempdir().unwrap();
+    let model = model(folder.path());
+    let mut options = options();
+    change(&mut options);
+    let mut errors = Vec::new();
+    for output in ["out", "out.onnx"] {
+        errors.push(run_with(&model, &folder.path().join(output), &options, count, read).unwrap_err());
+        let entries: Vec<_> = std::fs::read_dir(folder.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        assert_eq!(entries, ["net.onnx"]);
+    }
+    errors.remove(0)
+}
+
+#[test]
+fn bad_calibration_sets_are_named_and_leave_nothing() {
+    let e = refused(0, &random_item, |_| ());
+    assert!(e.is_usage() && e.to_string().contains("empty"), "{e}");
+    let constant = |_| Ok(vec![("x".to_owned(), tensor(&[1, 2, 4, 4], &[0.5; 32]))]);
+    let e = refused(3, &constant, |_| ());
+    assert!(e.is_usage() && e.to_string().contains("\"x\" is 0.5"), "{e}");
+    let large = |_| Ok(vec![("x".to_owned(), tensor(&[1, 2, 5, 4], &numbers(1, 40)))]);
+    let e = refused(3, &large, |_| ());
+    assert!(
+        e.chain().contains("item 0") && e.chain().contains('5'),
+        "{}",
+        e.chain()
+    );
+    let wrong = |_| Ok(vec![("z".to_owned(), tensor(&[1, 2, 4, 4], &numbers(1, 32)))]);
+    let e = refused(3, &wrong, |_| ());
+    assert_eq!(e.kind(), ErrorKind::MissingInput, "{}", e.chain());
+}
+
+#[test]
+fn values_that_are_not_finite_are_named_with_their_node() {
+    let with = |v: f32| {
+        move |i: usize| {
+            let mut data = numbers(i as u64, 32);
+            if i == 2 {
+                data.fill(v);
+            }
+            Ok(vec![("x".to_owned(), tensor(&[1, 2, 4, 4], &data))])
+        }
+    };
+    let e = refused(4, &with(f32::NAN), |_| ());
+    assert!(
+        e.chain().contains("input \"x\"") && e.chain().contains("item 2"),
+        "{}",
+        e.chain()
+    );
+    // Finite inputs whose products are not.
+    let e = refused(4, &with(3e38), |_| ());
+    let Error::Node { node, source, .. } = &e else {
+        panic!("{e}")
+    };
+    assert!(
+        matches!(source.downcast_ref(), Some(Refused::NotFinite { .. })),
+        "{source}"
+    );
+    assert!(["relu", "second", "third"].contains(&node.as_str()), "{node}");
+}
+
+#[test]
+fn sums_that_can_leave_32_bits_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let k = 70_000;
+    let mut w = ModelWriter::without_data(Stage::Quantize, folder.path(), "wide.onnx", "wide");
+    w.opset("", 13);
+    w.add_input("x", DType::F32, &[1, k].map(Size::from)).unwrap();
+    w.add_constant("w", &tensor(&[k, 1], &vec![0.5; k])).unwrap();
+    let (inputs, outputs) = (["x", "w"], ["y"]);
+    w.add_node(NodeSpec {
+        domain: "",
+        op: "MatMul",
+        name: "product",
+        inputs: &inputs,
+        outputs: &outputs,
+        attributes: &[],
+    })
+    .unwrap();
+    w.add_output("y", DType::F32, &[1, 1].map(Size::from)).unwrap();
+    w.finish().unwrap();
+    let read = move |i| {
+        Ok(vec![(
+            "x".to_owned(),
+            tensor(
+                &[1, k],
+                &numbers(i as u64, k).iter().map(|v| v.abs()).collect::<Vec<_>>(),
+            ),
+        )])
+    };
+    let e = run_with(
+        &folder.path().join("wide.onnx"),
+        &folder.path().join("out"),
+        &options(),
+        2,
+        &read,
+    );
+    let e = e.unwrap_err();
+    let Error::Node { node, source, .. } = &e else {
+        panic!("{e}")
+    };
+    assert_eq!(node, "product");
+    assert!(
+        matches!(source.downcast_ref(), Some(Refused::Overflow { channel: 0, .. })),
+        "{source}"
+    );
+}
+
+#[test]
+fn unsuitable_models_and_names_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let made = Made::of(&options());
+    let e = run_with(
+        &made.path,
+        &folder.path().join("again"),
+        &options(),
+        2,
+        &random_item,
+    )
+    .unwrap_err();
+    assert!(e.to_string().contains("quantized already"), "{e}");
+    let e = refused(2, &random_item, |o| {
+        o.keep_float.insert("fourth".to_owned());
+    });
+    assert!(e.is_usage() && e.to_string().contains("\"fourth\""), "{e}");
+}

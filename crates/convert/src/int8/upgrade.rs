@@ -1,0 +1,316 @@
+//! Brings nodes of older operator sets to the first one in which `DequantizeLinear` takes a scale
+//! for each channel.
+
+use super::write::{int_tensor, scalar_tensor};
+use std::collections::HashSet;
+use transformer_lite::unstable::error::{Error, ErrorKind, Result, Stage};
+use transformer_lite::unstable::graph::Graph;
+use transformer_lite::unstable::graph::onnx::proto::{
+    AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
+};
+
+/// The operator set of quantized models, at least.
+pub(super) const OPSET: i64 = 13;
+/// The file format that goes with it, at least.
+const IR_VERSION: i64 = 7;
+
+/// Operators that mean the same in [`OPSET`] as in earlier sets from the given one on.
+const UNCHANGED: &[(&[&str], i64)] = &[
+    (
+        &[
+            "Abs",
+            "Ceil",
+            "Concat",
+            "Constant",
+            "Conv",
+            "ConvTranspose",
+            "Elu",
+            "Exp",
+            "Flatten",
+            "Floor",
+            "Gather",
+            "GlobalAveragePool",
+            "GlobalMaxPool",
+            "HardSigmoid",
+            "Identity",
+            "InstanceNormalization",
+            "LRN",
+            "LeakyRelu",
+            "Log",
+            "LpNormalization",
+            "MatMul",
+            "Neg",
+            "Not",
+            "Reciprocal",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+            "ReduceMax",
+            "ReduceMean",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceSumSquare",
+            "Relu",
+            "Reshape",
+            "Selu",
+            "Shape",
+            "Sigmoid",
+            "Size",
+            "Softplus",
+            "Softsign",
+            "SpaceToDepth",
+            "Sqrt",
+            "Tanh",
+            "Tile",
+            "Transpose",
+            "Max",
+            "Min",
+            "Mean",
+            "Sum",
+            "Cast",
+            "ArgMax",
+            "ArgMin",
+            "MaxPool",
+        ],
+        6,
+    ),
+    (
+        &[
+            "Add",
+            "And",
+            "AveragePool",
+            "Cos",
+            "Div",
+            "Equal",
+            "GRU",
+            "Gemm",
+            "Greater",
+            "LSTM",
+            "Less",
+            "Mul",
+            "Or",
+            "PRelu",
+            "Pow",
+            "RNN",
+            "Sin",
+            "Sub",
+            "Xor",
+        ],
+        7,
+    ),
+    (&["Expand"], 8),
+    (
+        &[
+            "BatchNormalization",
+            "ConstantOfShape",
+            "Erf",
+            "EyeLike",
+            "IsNaN",
+            "NonZero",
+            "OneHot",
+            "Sign",
+            "Where",
+            "Cosh",
+            "Sinh",
+            "MatMulInteger",
+        ],
+        9,
+    ),
+    (
+        &[
+            "IsInf",
+            "Mod",
+            "Slice",
+            "RoiAlign",
+            "ConvInteger",
+            "QLinearConv",
+            "QLinearMatMul",
+        ],
+        10,
+    ),
+    (
+        &[
+            "BitShift",
+            "Clip",
+            "CumSum",
+            "DepthToSpace",
+            "Det",
+            "GatherElements",
+            "GatherND",
+            "Hardmax",
+            "If",
+            "Loop",
+            "Pad",
+            "Range",
+            "Resize",
+            "Round",
+            "Scan",
+            "ScatterElements",
+            "ScatterND",
+            "TopK",
+            "Unique",
+            "NonMaxSuppression",
+        ],
+        11,
+    ),
+    (
+        &["Celu", "Dropout", "Einsum", "GreaterOrEqual", "LessOrEqual"],
+        12,
+    ),
+];
+
+/// Changes the nodes of `model` so that they mean the same in [`OPSET`]. The facts of `graph`, the
+/// same model, must be derived. An error names the first node that cannot be changed.
+pub(super) fn upgrade(model: &mut ModelProto, graph: &Graph) -> Result<()> {
+    model.ir_version = model.ir_version.max(IR_VERSION);
+    let standard = |d: &str| d.is_empty() || d == "ai.onnx";
+    let Some(set) = model.opset_import.iter_mut().find(|o| standard(&o.domain)) else {
+        return Ok(());
+    };
+    let from = set.version;
+    if from >= OPSET {
+        return Ok(());
+    }
+    set.version = OPSET;
+    let Some(proto) = &mut model.graph else {
+        return Ok(());
+    };
+    let mut made = Vec::new();
+    for (i, node) in proto
+        .node
+        .iter_mut()
+        .enumerate()
+        .filter(|(_, n)| standard(&n.domain))
+    {
+        let nested = node.attribute.iter().filter_map(|a| a.g.as_ref());
+        if nested
+            .into_iter()
+            .any(|g| !g.node.iter().all(|n| unchanged(n, from)))
+        {
+            return Err(refused(node, from));
+        }
+        if !unchanged(node, from) {
+            change(node, i, graph, from, &mut made)?;
+        }
+    }
+    rename_apart(&mut made, proto);
+    proto.initializer.extend(made);
+    Ok(())
+}
+
+fn unchanged(node: &NodeProto, from: i64) -> bool {
+    let since = UNCHANGED
+        .iter()
+        .find(|(names, _)| names.contains(&node.op_type.as_str()));
+    since.is_some_and(|(_, since)| from >= *since)
+}
+
+fn refused(node: &NodeProto, from: i64) -> Error {
+    let what = format!(
+        "{} \"{}\" of opset {from} has no equivalent in opset {OPSET}, which int8 models need; convert the model \
+         first, for example with onnx.version_converter",
+        node.op_type, node.name
+    );
+    Error::other(Stage::Quantize, what).of_kind(ErrorKind::Unsupported)
+}
+
+/// Names of new initializers are made of positions of nodes; none of the file looks like this.
+fn rename_apart(made: &mut [TensorProto], proto: &mut GraphProto) {
+    let used: HashSet<String> = proto.initializer.iter().map(|t| t.name.clone()).collect();
+    for t in made.iter_mut().filter(|t| used.contains(&t.name)) {
+        let old = std::mem::take(&mut t.name);
+        t.name = format!("{old}#");
+        let nodes = proto.node.iter_mut().flat_map(|n| n.input.iter_mut());
+        nodes.filter(|v| **v == old).for_each(|v| v.clone_from(&t.name));
+    }
+}
+
+/// Takes an attribute off a node.
+fn take(node: &mut NodeProto, name: &str) -> Option<AttributeProto> {
+    let at = node.attribute.iter().position(|a| a.name == name)?;
+    Some(node.attribute.remove(at))
+}
+
+/// Appends an operand with this position; operands before it may be omitted.
+fn put(node: &mut NodeProto, position: usize, tensor: TensorProto, made: &mut Vec<TensorProto>) {
+    if node.input.len() <= position {
+        node.input.resize(position + 1, String::new());
+    }
+    if let Some(input) = node.input.get_mut(position) {
+        input.clone_from(&tensor.name);
+    }
+    made.push(tensor);
+}
+
+fn change(
+    node: &mut NodeProto,
+    position: usize,
+    graph: &Graph,
+    from: i64,
+    made: &mut Vec<TensorProto>,
+) -> Result<()> {
+    // Attributes that became operands, with their positions.
+    let lists: &[(&str, usize)] = match node.op_type.as_str() {
+        "Squeeze" | "Unsqueeze" | "ReduceSum" => &[("axes", 1)],
+        "Split" => &[("split", 1)],
+        "Pad" => &[("pads", 1)],
+        "Slice" => &[("starts", 1), ("ends", 2), ("axes", 3)],
+        _ => &[],
+    };
+    let numbers: &[(&str, usize, f32)] = match node.op_type.as_str() {
+        "Clip" => &[("min", 1, f32::MIN), ("max", 2, f32::MAX)],
+        "Pad" => &[("value", 2, 0.0)],
+        _ => &[],
+    };
+    for (part, at) in lists {
+        let name = format!("{}#{position}/{part}", node.op_type);
+        if let Some(a) = take(node, part) {
+            put(node, *at, int_tensor(&name, &a.ints), made);
+        }
+    }
+    for (part, at, default) in numbers {
+        let name = format!("{}#{position}/{part}", node.op_type);
+        let value = take(node, part).map_or(*default, |a| a.f);
+        put(node, *at, scalar_tensor(&name, value), made);
+    }
+    match node.op_type.as_str() {
+        _ if !lists.is_empty() || !numbers.is_empty() => {}
+        "DepthToSpace" => {}
+        "Dropout" => {
+            take(node, "ratio");
+        }
+        "BatchNormalization" => {
+            if take(node, "spatial").is_some_and(|a| a.i != 1) {
+                return Err(refused(node, from));
+            }
+        }
+        "Softmax" | "LogSoftmax" if along_last(node, graph) => {
+            take(node, "axis");
+            node.attribute.push(AttributeProto {
+                name: "axis".to_owned(),
+                i: -1,
+                r#type: 2,
+                ..Default::default()
+            });
+        }
+        _ => return Err(refused(node, from)),
+    }
+    Ok(())
+}
+
+/// Before opset 13, `Softmax` joins the axes from `axis` on, 1 by default. True if that is the last
+/// one alone, or if all after it have size 1.
+fn along_last(node: &NodeProto, graph: &Graph) -> bool {
+    let axis = node
+        .attribute
+        .iter()
+        .find(|a| a.name == "axis")
+        .map_or(1, |a| a.i);
+    let fact = node
+        .input
+        .first()
+        .and_then(|x| graph.find(x))
+        .and_then(|v| graph.value(v).fact.as_ref());
+    fact.is_some_and(|f| axis == -1 || usize::try_from(axis).is_ok_and(|a| a + 1 == f.shape.rank()))
+}
