@@ -1,0 +1,144 @@
+#!/usr/bin/env python3
+"""Measures how far an int8 classifier is from the float model that it was made of.
+
+usage: int8_accuracy.py FLOAT.onnx INT8.onnx PICTURES [--crops N] [--seed N] [--engine N]
+                        [--engine-args TEXT] [--json FILE]
+
+Runs both models in ONNX Runtime over the pictures of a folder and over N crops of them (default:
+1000), each with 0.5 to 1.0 of the area, and prints
+
+* the median signal-to-quantization-noise ratio (SQNR) of the logits in dB, and its lowest decile;
+* how often the largest logit is at the same place;
+* the same where the float model's largest logit exceeds the second one by more than 1.
+
+The int8 model is loaded at every optimization level of ONNX Runtime. With --engine, the first N
+inputs also run in tlite, and the logits of the int8 model are compared with those of ONNX Runtime
+without optimizations. The exit code is 1 if a bound is missed: 20 dB, 90 % and all.
+
+Pictures are stretched to the input's size and normalized with ImageNet's mean and deviation. Needs
+numpy, onnxruntime and Pillow. The environment variable TLITE names the command; by default it is
+that of the release build.
+"""
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+
+import numpy as np
+import onnxruntime as ort
+from PIL import Image
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
+LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
+
+
+def opened(path):
+    """A picture without transparency: what is transparent is white."""
+    picture = Image.open(path).convert("RGBA")
+    white = Image.new("RGBA", picture.size, "white")
+    white.alpha_composite(picture)
+    return white.convert("RGB")
+
+
+def tensor(picture, size):
+    scaled = np.asarray(picture.resize((size[1], size[0]), Image.BILINEAR), np.float32) / 255
+    return ((scaled - MEAN) / DEVIATION).transpose(2, 0, 1)[None].copy()
+
+
+def inputs(folder, crops, seed, size):
+    """The pictures of a folder, then crops of them."""
+    paths = [os.path.join(folder, n) for n in sorted(os.listdir(folder)) if n.lower().endswith((".png", ".jpg"))]
+    pictures = [opened(p) for p in paths]
+    for picture in pictures:
+        yield tensor(picture, size)
+    draw = random.Random(seed)
+    for i in range(crops):
+        picture = pictures[i % len(pictures)]
+        share = draw.uniform(0.5, 1.0) ** 0.5
+        width, height = (max(1, round(n * share)) for n in picture.size)
+        x, y = draw.randint(0, picture.width - width), draw.randint(0, picture.height - height)
+        yield tensor(picture.crop((x, y, x + width, y + height)), size)
+
+
+def session(path, level="ENABLE_ALL"):
+    options = ort.SessionOptions()
+    options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, "ORT_" + level)
+    return ort.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def sqnr(signal, found):
+    noise = float(np.sum((signal - found) ** 2.0))
+    return 10 * np.log10(float(np.sum(signal**2.0)) / noise) if noise else 200.0
+
+
+def engine(model, x, name, arguments):
+    """The logits of tlite for an input."""
+    command = os.environ.get("TLITE") or os.path.join(ROOT, "target", "release", "tlite")
+    with tempfile.TemporaryDirectory() as folder:
+        np.save(os.path.join(folder, "x.npy"), x)
+        words = [command, "run", model, "-i", f"{name}={folder}/x.npy", "-o", folder + "/out", "--quiet", *arguments]
+        subprocess.run(words, check=True, stdout=subprocess.DEVNULL)
+        (file,) = os.listdir(folder + "/out")
+        return np.load(os.path.join(folder, "out", file))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("float")
+    parser.add_argument("int8")
+    parser.add_argument("pictures")
+    parser.add_argument("--crops", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", type=int, default=0)
+    parser.add_argument("--engine-args", default="")
+    parser.add_argument("--json")
+    options = parser.parse_args()
+    sessions = {level: session(options.int8, level) for level in LEVELS}
+    original, fast, plain = session(options.float), sessions["ENABLE_ALL"], sessions["DISABLE_ALL"]
+    given = original.get_inputs()[0]
+    size = [n if isinstance(n, int) else 224 for n in given.shape[2:]]
+    ratios, same, clear, levels, apart = [], [], [], [], []
+    for i, x in enumerate(inputs(options.pictures, options.crops, options.seed, size)):
+        wanted = original.run(None, {given.name: x})[0].ravel()
+        found = plain.run(None, {given.name: x})[0].ravel()
+        ratios.append(sqnr(wanted, found))
+        same.append(wanted.argmax() == found.argmax())
+        first, second = np.sort(wanted)[: -3 : -1]
+        if first - second > 1:
+            clear.append(same[-1])
+        if i % 10 == 0:
+            levels.append(found.argmax() == fast.run(None, {given.name: x})[0].argmax())
+        if i < options.engine:
+            ours = engine(options.int8, x, given.name, options.engine_args.split()).ravel()
+            apart.append((sqnr(found, ours), ours.argmax() == found.argmax(), sqnr(wanted, ours)))
+    result = {
+        "inputs": len(ratios),
+        "median_sqnr": float(np.median(ratios)),
+        "lowest_decile_sqnr": float(np.quantile(ratios, 0.1)),
+        "same_top1": float(np.mean(same)),
+        "clear": len(clear),
+        "same_top1_if_clear": float(np.mean(clear)),
+        "same_top1_optimized": float(np.mean(levels)),
+    }
+    if apart:
+        result["engine_inputs"] = len(apart)
+        result["engine_to_ort_median_snr"] = float(np.median([a[0] for a in apart]))
+        result["engine_same_top1_as_ort"] = float(np.mean([a[1] for a in apart]))
+        result["engine_median_sqnr"] = float(np.median([a[2] for a in apart]))
+    for key, value in result.items():
+        print(f"{key}: {value:.4g}")
+    if options.json:
+        with open(options.json, "w", encoding="utf-8") as file:
+            json.dump(result, file, indent=2)
+    missed = result["median_sqnr"] < 20 or result["same_top1"] < 0.9 or not all(clear)
+    sys.exit(missed)
+
+
+if __name__ == "__main__":
+    main()
