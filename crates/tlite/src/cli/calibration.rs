@@ -38,9 +38,12 @@ pub enum CalibratedBy {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Calibration")]
 pub struct CalibrationOptions {
-    /// Calibration text (UTF-8), similar to the intended use and different from your evaluation
-    /// text
-    #[arg(long, value_name = "FILE")]
+    /// Calibration data, similar to the intended use and different from your evaluation data
+    ///
+    /// For weights only: a text (UTF-8). For int8: a folder or file of pictures (.png, .jpg) or
+    /// .npy files, or a text with a line for each item. A model with several inputs takes a folder
+    /// with a folder for each item, which holds NAME.npy for each input.
+    #[arg(long, value_name = "PATH")]
     calibration: Option<PathBuf>,
     /// Use the first N tokens of the text
     #[arg(long, value_name = "N", default_value = "8192", value_parser = from_one, hide_short_help = true)]
@@ -52,6 +55,18 @@ pub struct CalibrationOptions {
     /// quantizes at run time]
     #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
     float: Option<Float>,
+}
+
+impl CalibrationOptions {
+    /// The calibration data.
+    pub fn set(&self) -> Option<&Path> {
+        self.calibration.as_deref()
+    }
+
+    /// Where the model runs.
+    pub fn device(&self) -> &DeviceOptions {
+        &self.on
+    }
 }
 
 /// Calls `work` with the methods that `by` means for the weights of the model in the folder

@@ -328,6 +328,10 @@ fn schemas() -> Vec<(&'static str, Schema)> {
         ("run", schemars::schema_for!(run::Report)),
         ("convert", schemars::schema_for!(convert::Report<'static>)),
         ("quantize", schemars::schema_for!(quantize::Report<'static>)),
+        (
+            "quantize --format int8",
+            schemars::schema_for!(quantize::Int8Report<'static>),
+        ),
         ("bench", schemars::schema_for!(bench::Report<'static>)),
         ("perplexity", schemars::schema_for!(perplexity::Object<'static>)),
         ("profile", schemars::schema_for!(profile::Report<'static>)),

@@ -1,12 +1,16 @@
 //! `tlite quantize`.
 
+mod int8;
 mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
-use super::options::{ADVANCED, Verbosity, check_report};
+use super::options::{Verbosity, check_report};
 use super::output::{advance, byte_bar, note, put_json, put_report, table, text_output};
+use super::run::PictureArgs;
 use clap::ValueEnum;
+pub(super) use int8::Int8Report;
+use int8::{Int8Args, Task};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
@@ -70,26 +74,34 @@ enum Format {
     E0m5,
     E0m6,
     E0m8,
+    /// Weights and activations in 8-bit integers; needs --calibration
+    Int8,
 }
 
 impl Format {
-    fn bits(self) -> Bits {
-        match self {
+    /// Bits of a weight format; `None` for integers.
+    fn bits(self) -> Option<Bits> {
+        Some(match self {
             Self::E0m2 => Bits::Two,
             Self::E0m3 => Bits::Three,
             Self::E0m4 => Bits::Four,
             Self::E0m5 => Bits::Five,
             Self::E0m6 => Bits::Six,
             Self::E0m8 => Bits::Eight,
-        }
+            Self::Int8 => return None,
+        })
     }
 }
 
-/// Quantize the weights of a model to 2 to 8 bits
+/// Quantize a model to 2 to 8 bits
 ///
 /// Reads a folder with model.onnx and writes a folder with the same model and packed weights. Each
 /// group of weights shares a 16-bit scale and bias (formats E0M2 to E0M8). Prints the five weights
 /// with the largest errors; `--verbose` prints all. Run an interrupted command again to resume it.
+///
+/// `--format int8` quantizes weights and activations of convolutional networks and encoders to
+/// 8-bit integers, in an ONNX model that other runtimes read, too (QDQ). MODEL and the output may
+/// then be .onnx files.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite quantize [OPTIONS] --output DIR MODEL", after_help = EXAMPLES)]
 pub struct Args {
@@ -98,23 +110,16 @@ pub struct Args {
     /// Output folder; must be empty or not exist yet
     #[arg(short, long, value_name = "DIR")]
     output: PathBuf,
-    /// How scales and biases are chosen
-    #[arg(long, value_enum, value_name = "NAME", default_value = "mse")]
-    method: By,
+    /// How scales and biases are chosen [default: mse]
+    #[arg(long, value_enum, value_name = "NAME")]
+    method: Option<By>,
     /// Bits per weight: 2, 3, 4, 5, 6 or 8 [default: 4]
     ///
     /// With --method mixed, N is the average including scales [default: 4.5].
     #[arg(short, long, value_name = "N")]
     bits: Option<f64>,
-    /// Weight format, instead of --bits
-    #[arg(
-        long,
-        value_enum,
-        value_name = "NAME",
-        conflicts_with = "bits",
-        hide_short_help = true,
-        help_heading = ADVANCED
-    )]
+    /// Weight format, instead of --bits; or `int8`
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with = "bits")]
     format: Option<Format>,
     /// Number of weights that share a scale [default: detected, else 128]
     ///
@@ -140,6 +145,10 @@ pub struct Args {
     #[command(flatten)]
     verbosity: Verbosity,
     #[command(flatten)]
+    int8: Int8Args,
+    #[command(flatten)]
+    pictures: PictureArgs,
+    #[command(flatten)]
     calibration: CalibrationOptions,
 }
 
@@ -147,7 +156,8 @@ const EXAMPLES: &str = "\
 Examples:
   tlite quantize MODEL -o out
   tlite quantize MODEL -o out --bits 6 --report page.html
-  tlite quantize MODEL -o out --method gptq --calibration text.txt";
+  tlite quantize MODEL -o out --method gptq --calibration text.txt
+  tlite quantize net.onnx -o net-int8.onnx --format int8 --calibration pictures --image-mean imagenet";
 
 /// The value of an option `--group-size`.
 pub(super) fn group_size(text: &str) -> Result<usize, String> {
@@ -169,6 +179,32 @@ fn width(text: &str) -> Result<u32, String> {
 }
 
 impl Args {
+    fn by(&self) -> By {
+        self.method.unwrap_or(By::Mse)
+    }
+
+    /// True for `--format int8`. A usage error for options that the format does not use.
+    fn is_int8(&self) -> Result<bool> {
+        let int8 = self.format == Some(Format::Int8);
+        let weights = [
+            ("--method", self.method.is_some()),
+            ("--group-size", self.group_size.is_some()),
+            ("--head-bits", self.head_bits.is_some()),
+        ];
+        let unused = match int8 {
+            true => weights
+                .into_iter()
+                .find(|(_, given)| *given)
+                .map(|(option, _)| option),
+            false => self.int8.given().or(self.pictures.given()),
+        };
+        match unused {
+            None => Ok(int8),
+            Some(option) if int8 => Err(Error::usage(option, "has no effect with --format int8")),
+            Some(option) => Err(Error::usage(option, "needs --format int8")),
+        }
+    }
+
     fn options(&self) -> Result<Options> {
         let mut options = Options {
             group_size: self.group_size.unwrap_or(Options::default().group_size),
@@ -176,7 +212,7 @@ impl Args {
             ..Options::default()
         };
         let whole = |b: f64| Bits::ALL.into_iter().find(|w| f64::from(w.count()) == b);
-        match (self.method, self.bits) {
+        match (self.by(), self.bits) {
             (By::Mixed, bits) => {
                 if self.format.is_some() {
                     let what = "mixed chooses a format per weight; set the average with --bits";
@@ -201,9 +237,9 @@ impl Args {
                     )
                 })?;
             }
-            (_, None) => options.bits = self.format.map_or(options.bits, Format::bits),
+            (_, None) => options.bits = self.format.and_then(Format::bits).unwrap_or(options.bits),
         }
-        options.method = self.method.method();
+        options.method = self.by().method();
         if let Some(bits) = self.head_bits.and_then(|b| Bits::new(b.into())) {
             options.head_bits = bits;
         }
@@ -447,7 +483,7 @@ impl Args {
         }
         if let Some(size) = grid_group(&self.model, options)? {
             options.group_size = size;
-            let kept = match self.method.method() {
+            let kept = match self.by().method() {
                 Method::Rtn => "; --method mse keeps the grid",
                 Method::Mse | Method::Mae => ", which keeps it",
             };
@@ -462,7 +498,7 @@ impl Args {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     check_form("MODEL", &args.model)?;
-    let mut options = args.options()?;
+    let int8 = args.is_int8()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
         file.as_ref()
             .map_or(Ok(()), |file| check_report(option, file, &args.model))?;
@@ -470,6 +506,20 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     if args.report.is_some() && args.report == args.report_json {
         return Err(Error::usage("--report-json", "is the same file as --report"));
     }
+    if int8 {
+        let task = Task {
+            model: &args.model,
+            output: &args.output,
+            report: args.report.as_ref(),
+            report_json: args.report_json.as_ref(),
+            json: args.json,
+            verbosity: args.verbosity,
+            calibration: &args.calibration,
+            pictures: &args.pictures,
+        };
+        return int8::run(&args.int8, &task);
+    }
+    let mut options = args.options()?;
     args.find_group(&mut options)?;
     let bar = byte_bar();
     let _parting = interrupt.parting({
@@ -484,7 +534,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
         bar.set_message(p.tensor.to_owned());
     };
     let result = with_methods(
-        args.method.calibrated_by(),
+        args.by().calibrated_by(),
         &args.calibration,
         &args.model,
         &options,

@@ -16,7 +16,7 @@ use crate::inspect::model_file;
 pub use inputs::made_up_inputs;
 use inputs::{InputFile, explained, inputs};
 use labels::Labels;
-use picture::PictureArgs;
+pub use picture::PictureArgs;
 pub use report::Report;
 use report::{Compared, OnHost, Value, shares, text};
 use std::num::NonZeroUsize;

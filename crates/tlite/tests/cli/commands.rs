@@ -4,6 +4,7 @@ mod calibration;
 mod device;
 mod generation;
 mod hostile;
+mod int8;
 mod perplexity;
 mod quantize;
 mod robustness;

@@ -18,7 +18,7 @@ type LastColumn<'a> = dyn Fn(&BTreeMap<usize, &Quantized>) -> String + 'a;
 /// A line of dots: its name, its label, and a name and value per dot.
 type Strip<'a> = (&'a str, String, Vec<(&'a str, f64)>);
 
-const STYLE: &str = "
+pub(super) const STYLE: &str = "
 main { display: block; } main .panel { margin-bottom: 18px; }
 .headline { max-width: none; } .origin { margin: .1rem 0 1rem; }
 .heat { display: grid; gap: 2px; margin-top: .6rem; font-size: .82rem; align-items: center; font-variant-numeric: tabular-nums; }
@@ -41,7 +41,7 @@ table.sortable th { cursor: pointer; } table.sortable th[aria-sort]::after { con
 ";
 
 /// Sorts tables by the column whose head is clicked.
-const SCRIPT: &str = "
+pub(super) const SCRIPT: &str = "
 for (const table of document.querySelectorAll('table.sortable')) {
   const heads = [...table.rows[0].cells];
   heads.forEach((head, i) => {
@@ -81,17 +81,13 @@ pub fn page(model: &Path, output: &Path, options: &Options, s: &Summary) -> Stri
         PER_CHANNEL => "one scale per column".to_owned(),
         n => format!("groups of {n}"),
     };
-    let words = std::env::args().skip(1).map(|word| quoted(&word));
-    let command: Vec<String> = std::iter::once("tlite".to_owned()).chain(words).collect();
     let mut out = format!(
         "<header>\n<p class=\"eyebrow\">tlite quantize</p>\n<h1>{}</h1>\n<p class=\"headline\">{}</p>\n\
          <p class=\"hint origin\">{} &middot; <span class=\"mono\">{}</span></p>\n<dl class=\"cards\">\n",
         escaped(&title),
         escaped(&format!("{how}, {group}")),
-        utc(SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_secs())),
-        escaped(&command.join(" ")),
+        now(),
+        escaped(&command()),
     );
     let cards = [
         (
@@ -133,6 +129,19 @@ pub fn page(model: &Path, output: &Path, options: &Options, s: &Summary) -> Stri
     all(&mut out, s);
     out.push_str("</main>\n");
     document(&format!("{title} - tlite quantize"), STYLE, &out, Some(SCRIPT))
+}
+
+/// The command line of this process.
+pub(super) fn command() -> String {
+    let words = std::env::args().skip(1).map(|word| quoted(&word));
+    let command: Vec<String> = std::iter::once("tlite".to_owned()).chain(words).collect();
+    command.join(" ")
+}
+
+/// Date and time of day.
+pub(super) fn now() -> String {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    utc(since.map_or(0, |d| d.as_secs()))
 }
 
 /// A word of a command line, in quotes where a shell needs them.

@@ -8,7 +8,7 @@ use transformer_lite::unstable::runner::Runner;
 use transformer_lite::unstable::shape::{Bindings, Dim, Fact, Symbol};
 
 /// Options that make tensors of pictures.
-#[derive(Debug, Default, clap::Args)]
+#[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Pictures")]
 pub struct PictureArgs {
     /// Scale pictures to this size [default: that of the input]

@@ -1,0 +1,263 @@
+//! The calibration set of `--calibration`: pictures, `.npy` files, or lines of text.
+
+use super::Task;
+use crate::cli::options::read_text;
+use crate::files::{self, npy};
+use std::path::{Path, PathBuf};
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::Graph;
+use transformer_lite::unstable::llm::Tokenizer;
+use transformer_lite::unstable::num;
+use transformer_lite::unstable::shape::Fact;
+use transformer_lite::unstable::tensor::HostTensor;
+use transformer_lite_convert::int8::Item;
+
+const OPTION: &str = "--calibration";
+/// Tokens of a line that are used, if the input has no fixed length.
+const MAX_TOKENS: usize = 512;
+
+/// Where an item is.
+enum Source {
+    /// A file for the only input.
+    File(PathBuf),
+    /// A folder with NAME.npy for each input.
+    Folder(PathBuf),
+    /// A row of the first axis of a tensor for the only input.
+    Row(usize),
+    /// A line of text, as tokens.
+    Tokens(Vec<u32>),
+}
+
+/// The items of a set, in order.
+pub struct Items<'a> {
+    task: &'a Task<'a>,
+    inputs: Vec<(String, Fact)>,
+    /// Of [`Source::Row`].
+    rows: Option<HostTensor>,
+    /// Names and sources.
+    all: Vec<(String, Source)>,
+}
+
+fn refused(what: impl Into<String>) -> Error {
+    Error::usage(OPTION, what)
+}
+
+impl<'a> Items<'a> {
+    /// Finds at most `at_most` items for the model, spread evenly over the set. Usage errors: no
+    /// set is given; there is nothing in it; the model has inputs that it cannot fill.
+    pub fn find(graph: &Graph, task: &'a Task<'a>, at_most: usize) -> Result<Self> {
+        let path = task.calibration.set().ok_or_else(|| {
+            refused("int8 needs a calibration set; give a folder or file of pictures, .npy files or text")
+        })?;
+        let mut inputs = Vec::new();
+        for v in graph.inputs() {
+            inputs.push((graph.value(*v).name.clone(), graph.fact(*v)?.clone()));
+        }
+        let mut items = Self {
+            task,
+            inputs,
+            rows: None,
+            all: Vec::new(),
+        };
+        if path.is_dir() {
+            items.folder(path)?;
+        } else if !path.is_file() {
+            return Err(refused(format!("there is no file or folder {}", path.display())));
+        } else if path.extension().is_some_and(|e| e == "npy") {
+            items.tensor(path)?;
+        } else if files::is_picture(path) {
+            items
+                .all
+                .push((path.display().to_string(), Source::File(path.to_owned())));
+        } else {
+            items.text(path)?;
+        }
+        if items.all.is_empty() {
+            let what = format!(
+                "{} is empty; expected pictures (.png, .jpg), .npy files, or a text with a line for each item",
+                path.display()
+            );
+            return Err(refused(what));
+        }
+        let found = items.all.len();
+        if found > at_most {
+            let mut i = 0;
+            items.all.retain(|_| {
+                // The item after which another one is due.
+                let kept = (i + 1) * at_most / found > i * at_most / found;
+                i += 1;
+                kept
+            });
+        }
+        let pictures = items
+            .all
+            .iter()
+            .any(|(_, s)| matches!(s, Source::File(f) if files::is_picture(f)));
+        if let Some(option) = task.pictures.given().filter(|_| !pictures) {
+            return Err(Error::usage(
+                option,
+                "the calibration set has no pictures (.png or .jpg)",
+            ));
+        }
+        Ok(items)
+    }
+
+    pub fn names(&self) -> Vec<String> {
+        self.all.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    fn only_input(&self) -> Result<&(String, Fact)> {
+        match self.inputs.as_slice() {
+            [only] => Ok(only),
+            all => {
+                let names: Vec<&str> = all.iter().map(|(n, _)| n.as_str()).collect();
+                Err(refused(format!(
+                    "the model has {} inputs ({}); give a folder with a folder for each item, which holds NAME.npy \
+                     for each input",
+                    all.len(),
+                    names.join(", ")
+                )))
+            }
+        }
+    }
+
+    /// Files of a folder and the folders in it; or, for a model with several inputs, its folders.
+    fn folder(&mut self, path: &Path) -> Result<()> {
+        let single = self.inputs.len() == 1;
+        let mut entries = Vec::new();
+        for entry in std::fs::read_dir(path).map_err(|e| Error::io("cannot read", path, e))? {
+            entries.push(entry.map_err(|e| Error::io("cannot read", path, e))?.path());
+        }
+        entries.sort();
+        for entry in entries {
+            let usable =
+                files::is_picture(&entry) || entry.extension().is_some_and(|e| e == "npy" || e == "pb");
+            match (entry.is_dir(), single) {
+                (true, true) => self.folder(&entry)?,
+                (true, false) => self
+                    .all
+                    .push((entry.display().to_string(), Source::Folder(entry))),
+                (false, true) if usable => self.all.push((entry.display().to_string(), Source::File(entry))),
+                (false, false) if usable => {
+                    self.only_input()?;
+                }
+                (false, _) => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// A tensor: one item, or one for each row of its first axis.
+    fn tensor(&mut self, path: &Path) -> Result<()> {
+        let (_, fact) = self.only_input()?;
+        let fixed = fact.shape.0.first().and_then(|d| d.as_const());
+        let tensor = npy::read(path)?;
+        let name = path.display().to_string();
+        match tensor.shape() {
+            [rows, rest @ ..] if rest.len() + 1 == fact.shape.rank() && fixed.is_none_or(|n| n == 1) => {
+                self.all
+                    .extend((0..*rows).map(|i| (format!("{name}[{i}]"), Source::Row(i))));
+                self.rows = Some(tensor);
+            }
+            _ => self.all.push((name, Source::File(path.to_owned()))),
+        }
+        Ok(())
+    }
+
+    /// The lines of a text that have tokens.
+    fn text(&mut self, path: &Path) -> Result<()> {
+        if let Some((name, _)) = self
+            .inputs
+            .iter()
+            .find(|(n, f)| f.dtype.is_float() || role(n).is_none())
+        {
+            return Err(refused(format!(
+                "{} is a text, and the model's input \"{name}\" does not take tokens; give pictures or .npy files",
+                path.display()
+            )));
+        }
+        let text = read_text(OPTION, path)?;
+        let folder = if self.task.model.is_dir() {
+            self.task.model
+        } else {
+            self.task.model.parent().unwrap_or(Path::new("."))
+        };
+        let tokenizer = Tokenizer::load(folder)?;
+        for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+            let mut tokens = tokenizer.encode(line, true)?;
+            tokens.truncate(MAX_TOKENS);
+            self.all
+                .push((format!("{}:{}", path.display(), i + 1), Source::Tokens(tokens)));
+        }
+        Ok(())
+    }
+
+    /// The tensors of item `i`.
+    pub fn read(&self, i: usize) -> Result<Item> {
+        let Some((name, source)) = self.all.get(i) else {
+            return Err(Error::internal(Stage::Quantize, "an item beyond the last one"));
+        };
+        match source {
+            Source::File(file) => {
+                let (input, fact) = self.only_input()?;
+                let tensor = files::read(file, fact, &self.task.pictures.options())?;
+                Ok(vec![(input.clone(), tensor)])
+            }
+            Source::Folder(folder) => {
+                let one = |(input, fact): &(String, Fact)| {
+                    let file = folder.join(format!("{input}.npy"));
+                    Ok((
+                        input.clone(),
+                        files::read(&file, fact, &self.task.pictures.options())?,
+                    ))
+                };
+                self.inputs.iter().map(one).collect()
+            }
+            Source::Row(row) => {
+                let (input, _) = self.only_input()?;
+                let Some(all) = &self.rows else {
+                    return Err(Error::internal(Stage::Quantize, "rows of no tensor"));
+                };
+                let failed = |e| Error::caused(Stage::Quantize, name.clone(), e);
+                let bytes = all.bytes().map_err(failed)?;
+                let mut shape = all.shape().to_vec();
+                let rows = shape.first().copied().unwrap_or(1).max(1);
+                shape.iter_mut().take(1).for_each(|n| *n = 1);
+                let each = bytes.len() / rows;
+                let part = bytes.get(row * each..(row + 1) * each).unwrap_or_default();
+                let tensor = HostTensor::from_bytes(all.dtype(), &shape, part).map_err(failed)?;
+                Ok(vec![(input.clone(), tensor)])
+            }
+            Source::Tokens(tokens) => self.inputs.iter().map(|i| filled(i, tokens)).collect(),
+        }
+    }
+}
+
+/// What an input of an encoder or decoder holds, by position: the token, if there is one.
+fn role(name: &str) -> Option<fn(usize, Option<u32>) -> i64> {
+    match name {
+        "input_ids" => Some(|_, token| token.map_or(0, i64::from)),
+        "attention_mask" => Some(|_, token| i64::from(token.is_some())),
+        "token_type_ids" => Some(|_, _| 0),
+        "position_ids" => Some(|i, _| num::signed(i)),
+        _ => None,
+    }
+}
+
+/// The tensor of an input for a line. An input of fixed length is cut or padded.
+fn filled((name, fact): &(String, Fact), tokens: &[u32]) -> Result<(String, HostTensor)> {
+    let fixed = fact
+        .shape
+        .0
+        .last()
+        .and_then(|d| d.as_const())
+        .and_then(|n| usize::try_from(n).ok());
+    let length = fixed.unwrap_or(tokens.len());
+    let Some(value) = role(name) else {
+        return Err(refused(format!("a text has nothing for the input \"{name}\"")));
+    };
+    let data: Vec<i64> = (0..length).map(|i| value(i, tokens.get(i).copied())).collect();
+    let tensor = HostTensor::from_ints(fact.dtype, &[1, length], &data);
+    let failed = |e| Error::caused(Stage::Quantize, format!("input \"{name}\""), e);
+    Ok((name.clone(), tensor.map_err(failed)?))
+}

@@ -1,0 +1,140 @@
+//! `tlite quantize --format int8`.
+
+use super::{fails, names, path, stderr};
+use std::path::Path;
+use tlite_testing::tlite;
+use transformer_lite::unstable::error::Stage;
+use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::tensor::{DType, HostTensor};
+
+/// A folder with `net.onnx`, a convolution over pictures of 8 x 8 pixels with `Relu`, and `set`,
+/// four pictures.
+fn folder() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    let mut w = ModelWriter::without_data(Stage::Quantize, dir.path(), "net.onnx", "net");
+    w.opset("", 13);
+    w.add_input("x", DType::F32, &[1, 3, 8, 8].map(Size::from))
+        .unwrap();
+    let data: Vec<f32> = (0..108u8).map(|i| (f32::from(i) * 0.7).sin()).collect();
+    w.add_constant("w", &HostTensor::from_f32(&[4, 3, 3, 3], &data).unwrap())
+        .unwrap();
+    for (op, name, inputs, attributes) in [
+        (
+            "Conv",
+            "conv",
+            &["x", "w"][..],
+            &[("pads", Attr::Ints(vec![1; 4]))][..],
+        ),
+        ("Relu", "relu", &["conv_out"], &[]),
+    ] {
+        let out = if name == "relu" { "y" } else { "conv_out" };
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name,
+            inputs,
+            outputs: &[out],
+            attributes,
+        })
+        .unwrap();
+    }
+    w.add_output("y", DType::F32, &[1, 4, 8, 8].map(Size::from))
+        .unwrap();
+    w.finish().unwrap();
+    let set = dir.path().join("set");
+    std::fs::create_dir(&set).unwrap();
+    for i in 0..4u8 {
+        let pixel = |x: u32, y: u32| image::Rgb([(x * 30) as u8, (y * 30) as u8, 60 * i]);
+        let picture = image::RgbImage::from_fn(8, 8, pixel);
+        picture.save(set.join(format!("{i}.png"))).unwrap();
+    }
+    dir
+}
+
+fn quantize<'a>(model: &'a Path, out: &'a Path, set: &'a Path) -> Vec<&'a str> {
+    let options = [
+        "--format",
+        "int8",
+        "--backend",
+        "host",
+        "--calibration",
+        path(set),
+    ];
+    [&["quantize", path(model), "-o", path(out)][..], &options].concat()
+}
+
+#[test]
+fn int8_writes_a_file_or_a_folder_and_reports() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, set, file) = (at("net.onnx"), at("set"), at("int8.onnx"));
+    let (page, numbers) = (at("page.html"), at("numbers.json"));
+    let mut command = quantize(&model, &file, &set);
+    command.extend([
+        "--report",
+        path(&page),
+        "--report-json",
+        path(&numbers),
+        "--image-mean",
+        "imagenet",
+    ]);
+    let output = tlite(&command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        text.contains("conv") && text.contains("output y: median SNR"),
+        "{text}"
+    );
+    assert!(std::fs::read_to_string(&page).unwrap().contains("SNR of y"));
+    let json: serde_json::Value = serde_json::from_slice(&std::fs::read(&numbers).unwrap()).unwrap();
+    assert_eq!(json["layers"][0]["ops"], serde_json::json!(["Conv", "Relu"]));
+    assert_eq!(json["items"], 4);
+    assert!(
+        json["outputs"][0]["median_snr"].as_f64().unwrap() > 30.0,
+        "{json}"
+    );
+    let run = tlite(&["run", path(&file), path(&set.join("0.png")), "--backend", "host"]);
+    assert_eq!(run.status.code(), Some(0), "{}", stderr(&run));
+
+    let out = at("out");
+    let mut command = quantize(&model, &out, &set);
+    command.extend([
+        "--per-tensor",
+        "--ranges",
+        "mse",
+        "--calibration-items",
+        "2",
+        "--json",
+    ]);
+    let output = tlite(&command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (json["items"].as_u64(), json["per_tensor"].as_bool()),
+        (Some(2), Some(true))
+    );
+    assert_eq!(names(&out), ["model.onnx"]);
+}
+
+#[test]
+fn int8_refuses_bad_sets_and_options() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, set, out, empty) = (at("net.onnx"), at("set"), at("out"), at("empty"));
+    std::fs::create_dir(&empty).unwrap();
+    fails(&quantize(&model, &out, &empty), 2, &["--calibration", "empty"]);
+    fails(
+        &quantize(&model, &out, &at("none")),
+        2,
+        &["--calibration", "none"],
+    );
+    let command = ["quantize", path(&model), "-o", path(&out), "--format", "int8"];
+    fails(&command, 2, &["--calibration"]);
+    let with = |more: &[&'static str]| [quantize(&model, &out, &set), more.to_vec()].concat();
+    fails(&with(&["--method", "gptq"]), 2, &["--method", "int8"]);
+    fails(&with(&["--percentile", "99"]), 2, &["--percentile", "percentile"]);
+    fails(&with(&["--keep-float", "other"]), 2, &["--keep-float", "other"]);
+    let weights = ["quantize", path(dir.path()), "-o", path(&out), "--per-tensor"];
+    fails(&weights, 2, &["--per-tensor", "int8"]);
+    assert_eq!(names(dir.path()), ["empty", "net.onnx", "set"]);
+}
