@@ -5,7 +5,7 @@ use crate::graph::op::{OpError, OpResult};
 use crate::tensor::DType;
 
 impl Expr {
-    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. Integers of fewer
+    /// Prints the expression over the variables `a`, `b`, ... in WGSL or OpenCL C. Integers of less
     /// than 32 bits wrap to their low bits, as on the host.
     pub(super) fn print(&self, types: &[DType], wgsl: bool) -> OpResult<String> {
         let text = self.print_wide(types, wgsl)?;

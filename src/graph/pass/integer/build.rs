@@ -306,7 +306,7 @@ impl Domain {
         self.results.push(to.clone());
     }
 
-    /// `q` with each integer replaced by its entry in a table: the same numbers with the map of `to`.
+    /// `q` with each integer replaced by its entry in a table, so that it has the map of `to`.
     pub fn remapped(
         &mut self,
         edit: &mut Edit<'_>,
