@@ -45,7 +45,7 @@ const SETS: &[SetOfCases] = &[
         on_device: [
             (BackendKind::OpenCl, 1180),
             (BackendKind::Wgpu, 1180),
-            (BackendKind::Cpu, 1183),
+            (BackendKind::Cpu, 1186),
         ],
     },
     SetOfCases {
