@@ -75,8 +75,8 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
 }
 
 #ifdef BY_SIZE
-#define SCALE_H ((float)p.out_h / (float)p.in_h)
-#define SCALE_W ((float)p.out_w / (float)p.in_w)
+#define SCALE_H quotient((float)p.out_h, (float)p.in_h)
+#define SCALE_W quotient((float)p.out_w, (float)p.in_w)
 #else
 #define SCALE_H p.scale_h
 #define SCALE_W p.scale_w
