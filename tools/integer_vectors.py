@@ -4,8 +4,8 @@
 usage: integer_vectors.py [--check] [NAME]...
 
 tests/data/integer has a folder for each case. test_data_set_0/fixed_N.pb is the output N of
-TensorFlow Lite, and float_N.pb that of ONNX Runtime; where an engine does not have the operator,
-there is no file. README.md there explains them, and its table is printed.
+TensorFlow Lite, and float_N.pb that of ONNX Runtime; an engine without the operator has no file.
+tests/data/integer/README.md explains the files. The table in it is printed.
 
 --check    make nothing: run the models and inputs that are there, and compare the results
 

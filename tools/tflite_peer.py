@@ -8,8 +8,8 @@ outputs: runs each NAME.tflite of FOLDER on the inputs of NAME.npz (0, 1, ..) an
 to NAME.out.npz, or the error to NAME.out.txt. With the package tflite-runtime, the reference
 kernels run; with ai-edge-litert, those that it takes by default.
 
-time: writes a line with the name of the engine. Then it reads numbers from standard input, runs the
-model so many times, and writes a JSON array of milliseconds.
+time: writes a line with the name of the engine. Then, for each number N on standard input, it runs
+the model N times and writes a JSON array of milliseconds.
 
 Needs numpy, and tflite-runtime or ai-edge-litert.
 """

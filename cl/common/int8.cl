@@ -35,7 +35,7 @@ inline int by_float(int sum, float factor, int zero, int low, int high) {
   return convert_int(clamp(v, (float)(low - zero), (float)(high - zero))) + zero;
 }
 
-// The same with factor `i` of so many channels.
+// Scales a sum by the factor of channel `i`. FIXED: the mantissas of all channels, then the shifts.
 #ifdef FIXED
 #define SCALED(sum, i, channels, zero, low, high) \
   within(multiplied(sum, as_int(factors[i]), as_int(factors[(channels) + (i)])), zero, low, high)

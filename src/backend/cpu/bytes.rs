@@ -65,7 +65,7 @@ pub trait Bytes: Copy + Send + Sync + 'static {
     unsafe fn store_block(at: *mut u8, v: Self::B, block: usize);
 
     unsafe fn weights(words: Self::I) -> Self::W;
-    /// A word of activations, of which [`prepare`] has made `STEP` words, in all lanes.
+    /// A word of activations, as [`prepare`] stored it (`STEP` words), in all lanes.
     unsafe fn broadcast(at: *const u32) -> Self::X;
     /// Words of activations whose bits are inverted by `FLIP`.
     unsafe fn activations(words: Self::I) -> Self::X;
@@ -227,7 +227,7 @@ pub trait Arithmetic: 'static {
     type Factors<S: Bytes>: Copy;
     /// Reads factors: floats, or mantissas from `first` and shifts from `second` on.
     /// # Safety
-    /// As for [`Bytes`]; there are so many.
+    /// As for [`Bytes`]; a vector of words can be read from each list.
     unsafe fn load<S: Bytes>(first: *const u32, second: *const u32) -> Self::Factors<S>;
     /// Scales a sum. If there are shifts to the left, [`Arithmetic::raised`] comes before.
     /// # Safety
@@ -288,7 +288,7 @@ pub fn any_left(shifts: &[u32]) -> bool {
     shifts.iter().any(|s| s.cast_signed() > 0)
 }
 
-/// The factors of [`Fixed`] with these mantissas and shifts, of which positive ones go to the left.
+/// The factors of [`Fixed`] with these mantissas and shifts; positive shifts go to the left.
 /// # Safety
 /// As for [`Bytes`].
 #[inline(always)]

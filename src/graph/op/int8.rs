@@ -1,7 +1,7 @@
 //! What operators of the integer domain share.
 //!
-//! Values of the integer domain are `i8` tensors whose last axis is zero-padded, in the sense that
-//! the padding holds the zero point, to a multiple of 4: a word holds four neighbouring elements.
+//! Values of the integer domain are `i8` tensors whose last axis is padded with the zero point to a
+//! multiple of 4: a word holds four neighbouring elements.
 //! For convolutions that axis holds the channels (NHWC). Only the pass `integer` creates these
 //! operators; they take the zero points of operands and results as attributes, and everything that
 //! depends on the weights as constants.

@@ -39,11 +39,11 @@ pub(super) fn check_product(p: &Product, to: &Result8, arithmetic: Arithmetic) -
     pack(p, to, arithmetic).map(|_| ())
 }
 
-/// Number of input channels of a group and of groups.
-fn groups(p: &Product) -> (usize, usize) {
+/// Number of groups.
+fn groups(p: &Product) -> usize {
     match &p.form {
-        Form::Matmul { .. } => (1, 1),
-        Form::Conv { group, .. } => (p.weights.shape.get(1).copied().unwrap_or(1), *group),
+        Form::Matmul { .. } => 1,
+        Form::Conv { group, .. } => *group,
     }
 }
 
@@ -94,7 +94,7 @@ impl Rows {
 /// The weights, biases and factors of a product. Padding channels get 0.
 fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<Packed, Refusal> {
     let rows = Rows::new(p)?;
-    let (_, group) = groups(p);
+    let group = groups(p);
     let whole = |n: usize| n.next_multiple_of(int8::WORD);
     let stored = whole(rows.outputs);
     let (mut bias, mut factors) = (Vec::with_capacity(stored), Vec::with_capacity(stored));
