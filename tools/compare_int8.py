@@ -11,9 +11,9 @@ resolutions 128, 160, 192 and 224, or those that --width and --resolution pick, 
 weights of tools/made_cnn.py. Each runs in int8 and in floats, unless --precision picks one. A MODEL
 is run as it is; it has one input, and tools/tflite_of.py must be able to write it.
 
-All engines get the same model, input, number of threads and cores. They run in turn, --repeat times
-in each of --rounds. ONNX Runtime runs QuantizeLinear and DequantizeLinear with all its
-optimizations, and LiteRT its default kernels, those of XNNPACK.
+All engines get the same model, number of threads and cores; LiteRT makes up its own input. They
+run in turn, --repeat times in each of --rounds. ONNX Runtime runs QuantizeLinear and
+DequantizeLinear with all its optimizations, and LiteRT its default kernels, those of XNNPACK.
 
 A table in Markdown is printed. It has medians in milliseconds, and what they are relative to each
 other. The columns "gain" show how much faster int8 is than floats in the same engine. "off" is the
@@ -33,6 +33,7 @@ the command; by default it is that of the release build.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -146,7 +147,8 @@ class LiteRt:
         return json.loads(self.line())[1:]
 
     def close(self):
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
         self.process.wait()
         self.process.stdout.close()
 
@@ -179,7 +181,7 @@ def measured(path, given, args):
                 for name in names[turn % len(names):] + names[: turn % len(names)]:
                     try:
                         times[name] += engines[name].run()
-                    except Failure as e:
+                    except (Failure, OSError, RuntimeError) as e:
                         row["errors"][name] = str(e)
                         engines.pop(name).close()
             for name, engine in engines.items():

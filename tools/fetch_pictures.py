@@ -9,19 +9,15 @@ and mate-backgrounds, which apt downloads without installing them; pictures.txt 
 their checksums.
 """
 
-import hashlib
 import os
-import shutil
-import subprocess
 import sys
 import tempfile
 
+from fetch_data import unpack_debian
+from fetch_model import Failure, parsed, sha256
+
 LIST = os.path.join(os.path.dirname(os.path.abspath(__file__)), "pictures.txt")
 SETS = ("calibration", "evaluation")
-
-
-class Failure(Exception):
-    """An error to report to the user."""
 
 
 def listed():
@@ -34,50 +30,32 @@ def listed():
     return sets
 
 
-def checked(path, checksum):
-    if not os.path.isfile(path):
-        return False
-    with open(path, "rb") as file:
-        return hashlib.sha256(file.read()).hexdigest() == checksum
-
-
-def unpack(packages, scratch):
-    for tool in ("apt-get", "dpkg-deb"):
-        if shutil.which(tool) is None:
-            raise Failure(f"{tool} not found; this tool needs Debian or a distribution based on it")
-    if subprocess.run(["apt-get", "download", "-q", *packages], cwd=scratch, stdout=sys.stderr.fileno()).returncode:
-        raise Failure(f"apt could not download {', '.join(packages)}; run apt-get update and try again")
-    for archive in [f for f in os.listdir(scratch) if f.endswith(".deb")]:
-        subprocess.run(["dpkg-deb", "-x", archive, "."], cwd=scratch, check=True)
+def is_whole(path, checksum):
+    return os.path.isfile(path) and sha256(path) == checksum
 
 
 def fetch(name, folder):
+    """Downloads a set and returns its folder."""
     folder = os.path.join(folder, "pictures", name)
     os.makedirs(folder, exist_ok=True)
-    missing = [p for p in listed()[name] if not checked(os.path.join(folder, p[3]), p[0])]
-    if missing:
+    missing = [p for p in listed()[name] if not is_whole(os.path.join(folder, p[3]), p[0])]
+    for package in sorted({package for _, package, _, _ in missing}):
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=os.path.dirname(folder)) as scratch:
-            unpack(sorted({package for _, package, _, _ in missing}), scratch)
-            for checksum, package, path, target in missing:
+            unpack_debian(package, scratch)
+            for checksum, _, path, target in (p for p in missing if p[1] == package):
                 found = os.path.join(scratch, path)
-                if not checked(found, checksum):
+                if not is_whole(found, checksum):
                     raise Failure(f"{package}: {path} is missing or differs from the file with sha256 {checksum}")
                 os.replace(found, os.path.join(folder, target))
     return folder
 
 
 def main():
-    arguments = sys.argv[1:]
-    if "--dir" not in arguments[:-1]:
-        sys.exit(__doc__.strip())
-    at = arguments.index("--dir")
-    names = arguments[:at] + arguments[at + 2 :]
-    if not names or not set(names) <= set(SETS):
-        sys.exit(__doc__.strip())
+    names, folder = parsed(sys.argv[1:], SETS, "set", __doc__)
     try:
         for name in names:
-            print(fetch(name, os.path.abspath(arguments[at + 1])))
-    except (Failure, OSError, subprocess.CalledProcessError) as e:
+            print(fetch(name, folder))
+    except (Failure, OSError) as e:
         sys.exit(f"error: {e}")
 
 
