@@ -61,6 +61,8 @@ MODELS = [
     "ppocr-rec",
     "ppocr-cls",
 ]
+# Quantized models of the repository: two networks, and operators that they lack.
+INTEGERS = ["mobilenet_v1", "resnet8", "matmul_heads", "max_pool_2x2", "mul_ties", "sigmoid", "softmax", "sub_ties"]
 # Exporting these takes PyTorch; a check without it leaves them out.
 EXPORTED = ["clip-image", "clip-text"]
 # Decoders at their true sizes, without weights.
@@ -102,6 +104,7 @@ def write_kernels(cache, work, check):
             f"NOT COMPILED: kernels of {name}, which tools/setup.sh exports if PyTorch is installed"
         )
     models = [cache / m for m in MODELS if m not in absent]
+    models += [ROOT / "tests" / "data" / "integer" / m for m in INTEGERS]
     for decoder in DECODERS + ONLY_COSTS:
         example("decoder_graph", decoder, work / decoder)
     models += [work / d for d in DECODERS]
