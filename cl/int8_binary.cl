@@ -1,29 +1,33 @@
-// y = a + b, a - b (SUB) or a * b (MUL) for bytes with scales of their own, rounded to bytes. Operands may be repeated along the leading axis and
-// along all others but the last. A work-item computes one word.
+// y = a + b, a - b (SUB) or a * b (MUL) for bytes with scales of their own, rounded to bytes. Tables hold the term of each byte of a and of b;
+// these are floats, and the least float of each result follows, or with FIXED integers. Operands may be repeated along the leading axis and along
+// all others but the last. A work-item computes one word.
 #include "common/int8"
-#define HEADROOM 20
 
-inline int result(int a, int b, const Params p) {
-  int u = a - p.a_zero, v = b - p.b_zero;
 #ifdef MUL
-  int sum = u * v;
+#define COMBINED(s, t) ((s) * (t))
 #else
-  int s = multiplied(u << HEADROOM, p.a_mantissa, p.a_shift), t = multiplied(v << HEADROOM, p.b_mantissa, p.b_shift);
 #ifdef SUB
-  int sum = s - t;
+#define COMBINED(s, t) ((s) - (t))
 #else
-  int sum = s + t;
+#define COMBINED(s, t) ((s) + (t))
 #endif
 #endif
-  return within(multiplied(sum, p.mantissa, p.shift), p.zero, p.low, p.high);
+
+inline int result(int a, int b, __global const uint *tables, const Params p) {
+#ifdef FIXED
+  int v = COMBINED(as_int(tables[a + 128]), as_int(tables[b + 384]));
+  return within(multiplied(v, p.mantissa, p.shift), p.zero, p.low, p.high);
+#else
+  float v = COMBINED(as_float(tables[a + 128]), as_float(tables[b + 384]));
+  int q = guess(v, p.inverse, p.zero, p.low, p.high);
+  return settled(v, q, tables[least_of(q) + 512], tables[next_of(q) + 512]);
+#endif
 }
 
 KERNEL {
   uint i = get_global_id(0);
   if (i >= p.count) return;
   uint word = i % p.words, row = i / p.words, middle = row % p.inner, plane = row / p.inner;
-  uint u = a[word + middle * p.a_words + plane * p.a_rows], v = b[word + middle * p.b_words + plane * p.b_rows];
-  int4 r = (int4)(result(BYTE(u, 0), BYTE(v, 0), p), result(BYTE(u, 1), BYTE(v, 1), p), result(BYTE(u, 2), BYTE(v, 2), p),
-                  result(BYTE(u, 3), BYTE(v, 3), p));
-  y[i] = word_of(r);
+  int4 u = four_bytes(a[word + middle * p.a_words + plane * p.a_rows]), v = four_bytes(b[word + middle * p.b_words + plane * p.b_rows]);
+  y[i] = word_of((int4)(result(u.x, v.x, tables, p), result(u.y, v.y, tables, p), result(u.z, v.z, tables, p), result(u.w, v.w, tables, p)));
 }

@@ -23,7 +23,7 @@ inline float quotient(float a, float b) {
   float q_high = as_float(as_uint(q) & 0xfffff000u), q_low = q - q_high;
   float b_high = as_float(as_uint(b) & 0xfffff000u), b_low = b - b_high;
   float remainder = a - q_high * b_high - q_high * b_low - q_low * b_high - q_low * b_low;
-  return q + remainder * native_recip(b);
+  return q + remainder / b;
 }
 
 // The place of result i along an axis of `size` elements and `out` results, by COORDINATES.

@@ -1,23 +1,31 @@
-// y = a + b, a - b (SUB) or a * b (MUL) for bytes with scales of their own, rounded to bytes. Operands may be repeated along the leading axis and
-// along all others but the last. A work-item computes one word.
+// y = a + b, a - b (SUB) or a * b (MUL) for bytes with scales of their own, rounded to bytes. Tables hold the term of each byte of a and of b;
+// these are floats, and the least float of each result follows, or with FIXED integers. Operands may be repeated along the leading axis and along
+// all others but the last. A work-item computes one word.
 #include "common/int8"
-const HEADROOM = 20u;
 
 fn result(a: i32, b: i32) -> i32 {
-  let u = a - p.a_zero;
-  let v = b - p.b_zero;
+#ifdef FIXED
+  let s = bitcast<i32>(tables[u32(a + 128)]);
+  let t = bitcast<i32>(tables[u32(b + 384)]);
+#else
+  let s = bitcast<f32>(tables[u32(a + 128)]);
+  let t = bitcast<f32>(tables[u32(b + 384)]);
+#endif
 #ifdef MUL
-  let sum = u * v;
+  let v = s * t;
 #else
-  let s = multiplied(u << HEADROOM, p.a_mantissa, p.a_shift);
-  let t = multiplied(v << HEADROOM, p.b_mantissa, p.b_shift);
 #ifdef SUB
-  let sum = s - t;
+  let v = s - t;
 #else
-  let sum = s + t;
+  let v = s + t;
 #endif
 #endif
-  return within(multiplied(sum, p.mantissa, p.shift), p.zero, p.low, p.high);
+#ifdef FIXED
+  return within(multiplied(v, p.mantissa, p.shift), p.zero, p.low, p.high);
+#else
+  let q = guess(v, p.inverse, p.zero, p.low, p.high);
+  return settled(v, q, tables[least_of(q) + 512u], tables[next_of(q) + 512u]);
+#endif
 }
 
 @compute @workgroup_size(WG)

@@ -8,7 +8,7 @@ fn int8_enter(@builtin(global_invocation_id) id: vec3<u32>) {
   var v = 0u;
   for (var b = 0u; b < 4u; b++) {
     let c = 4u * (i % p.words) + b;
-    var q = u32(p.fill);
+    var q = 0u;
     if (c < p.channels) { q = u32(x_at(from_ + c * p.inner)) ^ p.flip; }
     v |= (q & 255u) << (8u * b);
   }

@@ -1,5 +1,5 @@
-// y[z, i, j] = sum over k of (a[z, i, k] - a_zero) * (b[z, j, k] - b_zero), rounded to bytes, for rows of bytes whose padding holds the zero points.
-// Results beyond n are 0 before the zero point is added. A work-item computes one word of a row.
+// y[z, i, j] = sum over k of (a[z, i, k] - a_zero) * (b[z, j, k] - b_zero), rounded to bytes, for rows of words with k bytes;
+// tail masks the last one. Results beyond n are 0 before the zero point is added. A work-item computes one word of a row.
 #include "common/dot"
 #include "common/int8"
 
@@ -23,13 +23,14 @@ fn int8_matmul(@builtin(workgroup_id) group: vec3<u32>, @builtin(local_invocatio
   var of_b = vec4<i32>();
   var of_a = 0;
   for (var k = 0u; k < p.words; k++) {
-    let v = a[row + k];
+    let mask = select(p.tail, 0xFFFFFFFFu, k + 1u < p.words);
+    let v = a[row + k] & mask;
     let words = vec4<u32>(b[at.x + k], b[at.y + k], b[at.z + k], b[at.w + k]);
     sums = dots(sums, words, v);
-    of_b = dots(of_b, words, 0x01010101u);
+    of_b = dots(of_b, words, 0x01010101u & mask);
     of_a += dot4I8Packed(v, 0x01010101u);
   }
-  sums += p.a_zero * (vec4<i32>(p.b_zero * i32(4u * p.words)) - of_b) - vec4<i32>(p.b_zero * of_a);
+  sums += p.a_zero * (vec4<i32>(p.b_zero * i32(p.k)) - of_b) - vec4<i32>(p.b_zero * of_a);
   let j = 4u * o;
   y[(group.z * p.m + i) * p.outputs + o] =
     word_of(vec4<i32>(result(sums.x, j), result(sums.y, j + 1u), result(sums.z, j + 2u), result(sums.w, j + 3u)));

@@ -1,12 +1,9 @@
-// Floats [.., channels, inner] as bytes [.., inner, 4 * words]. Thresholds hold the least float of each byte, so that all devices agree: a guess by
-// the reciprocal of the scale is off by one at most. A work-item computes one word.
+// Floats [.., channels, inner] as bytes [.., inner, 4 * words]. Thresholds hold the least float of each byte. A work-item computes one word.
+#include "common/int8"
+
 fn quantized(v: f32) -> i32 {
-  var q = i32(clamp(round(v * p.inverse), f32(p.low - p.zero), f32(p.high - p.zero))) + p.zero;
-  // NaN; its bits are compared, since drivers may assume that there is none.
-  if ((bitcast<u32>(v) & 0x7FFFFFFFu) > 0x7F800000u) { return clamp(p.zero, p.low, p.high); }
-  if (v < bitcast<f32>(thresholds[u32(q + 128)])) { q--; }
-  if (q < 127 && v >= bitcast<f32>(thresholds[u32(min(q, 126) + 129)])) { q++; }
-  return q;
+  let q = guess(v, p.inverse, p.zero, p.low, p.high);
+  return settled(v, q, thresholds[least_of(q)], thresholds[next_of(q)]);
 }
 
 @compute @workgroup_size(WG)

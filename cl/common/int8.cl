@@ -35,6 +35,26 @@ inline int by_float(int sum, float factor, int zero, int low, int high) {
   return convert_int(clamp(v, (float)(low - zero), (float)(high - zero))) + zero;
 }
 
+// NaN; its bits are compared, since compilers may assume that there is none.
+inline bool is_nan(float v) { return (as_uint(v) & 0x7FFFFFFFu) > 0x7F800000u; }
+
+// The byte of a float, or the one below or above it.
+inline int guess(float v, float inverse, int zero, int low, int high) {
+  if (is_nan(v)) return clamp(zero, low, high);
+  return convert_int(clamp(rint(v * inverse), (float)(low - zero), (float)(high - zero))) + zero;
+}
+
+// Where a table has the least float of byte q, and that of the next one.
+inline uint least_of(int q) { return (uint)(q + 128); }
+inline uint next_of(int q) { return min((uint)(q + 129), 255u); }
+
+// The byte of a float for a guess q and the bits of these two floats, so that all devices agree.
+inline int settled(float v, int q, uint least, uint next) {
+  if (is_nan(v)) return q;
+  if (v < as_float(least)) return q - 1;
+  return q < 127 && v >= as_float(next) ? q + 1 : q;
+}
+
 // Scales a sum by the factor of channel `i`. FIXED: the mantissas of all channels, then the shifts.
 #ifdef FIXED
 #define SCALED(sum, i, channels, zero, low, high) \

@@ -53,3 +53,23 @@ fn by_float(sum: i32, factor: f32, zero: i32, low: i32, high: i32) -> i32 {
   let value = f32(sum & ~4095) + f32(sum & 4095);
   return i32(clamp(round(value * factor), f32(low - zero), f32(high - zero))) + zero;
 }
+
+// NaN; its bits are compared, since drivers may assume that there is none.
+fn is_nan(v: f32) -> bool { return (bitcast<u32>(v) & 0x7FFFFFFFu) > 0x7F800000u; }
+
+// The byte of a float, or the one below or above it.
+fn guess(v: f32, inverse: f32, zero: i32, low: i32, high: i32) -> i32 {
+  if (is_nan(v)) { return clamp(zero, low, high); }
+  return i32(clamp(round(v * inverse), f32(low - zero), f32(high - zero))) + zero;
+}
+
+// Where a table has the least float of byte q, and that of the next one.
+fn least_of(q: i32) -> u32 { return u32(q + 128); }
+fn next_of(q: i32) -> u32 { return min(u32(q + 129), 255u); }
+
+// The byte of a float for a guess q and the bits of these two floats, so that all devices agree.
+fn settled(v: f32, q: i32, least: u32, next: u32) -> i32 {
+  if (is_nan(v)) { return q; }
+  if (v < bitcast<f32>(least)) { return q - 1; }
+  return select(q, q + 1, q < 127 && v >= bitcast<f32>(next));
+}

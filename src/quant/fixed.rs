@@ -207,13 +207,21 @@ impl Output {
         let stored = moved as i8;
         stored
     }
+
+    /// A float as ONNX `QuantizeLinear` quantizes it: divided by the scale and rounded to nearest,
+    /// ties to even. NaN becomes the zero point.
+    pub fn quantized(self, real: f32, scale: f32) -> i8 {
+        #[allow(clippy::cast_possible_truncation, reason = "saturates; NaN becomes 0")]
+        let rounded = (real / scale).round_ties_even() as i32;
+        self.of(rounded)
+    }
 }
 
 /// A bias as an integer with scale `scale`, that of the weights times that of the input; rounded to
-/// nearest, ties away from zero, and saturated (section 2.4 of the paper).
-pub fn quantized_bias(bias: f32, scale: f64) -> i32 {
+/// nearest, ties away from zero (section 2.4 of the paper). It may exceed 32 bits.
+pub fn quantized_bias(bias: f32, scale: f64) -> i64 {
     #[allow(clippy::cast_possible_truncation, reason = "saturates")]
-    let quantized = (f64::from(bias) / scale).round() as i32;
+    let quantized = (f64::from(bias) / scale).round() as i64;
     quantized
 }
 
@@ -253,7 +261,8 @@ impl Affine {
         })
     }
 
-    /// The real number that an integer stands for.
+    /// The real number that an integer stands for: one multiplication in `f32`, as ONNX
+    /// `DequantizeLinear` computes it, for integers of up to 16 bits.
     #[allow(clippy::cast_possible_truncation, reason = "rounded to f32")]
     pub fn real(self, quantized: i32) -> f32 {
         (f64::from(self.scale) * (f64::from(quantized) - f64::from(self.zero))) as f32
@@ -380,9 +389,9 @@ mod tests {
     }
 
     #[test]
-    fn biases_round_away_from_zero_and_saturate() {
+    fn biases_round_away_from_zero() {
         let biases = [2.5, -2.5, 0.0, 3e9, -3e9, f32::INFINITY];
-        let wanted = [3, -3, 0, i32::MAX, i32::MIN, i32::MAX];
+        let wanted = [3, -3, 0, 3_000_000_000, -3_000_000_000, i64::MAX];
         assert_eq!(biases.map(|b| quantized_bias(b, 1.0)), wanted);
     }
 

@@ -6,6 +6,7 @@ mod attention;
 mod decoders;
 mod epilogues;
 mod exporters;
+mod integers;
 mod joins;
 mod products;
 

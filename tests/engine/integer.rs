@@ -22,7 +22,7 @@ fn refusal(name: &str, constant: HostTensor) -> Option<String> {
     let value = graph.find(name).unwrap();
     Edit::new(&mut graph).set_fact(value, Fact::of(Arc::new(constant)));
     derive::derive(&mut graph).unwrap();
-    let coverage = coverage(&graph, Arithmetic::Fixed);
+    let coverage = coverage(&graph, Arithmetic::Fixed).unwrap();
     let float = coverage.float_nodes.first();
     assert_eq!(coverage.nodes, usize::from(float.is_none()), "{name}");
     float.map(|n| {

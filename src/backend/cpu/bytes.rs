@@ -16,10 +16,9 @@ mod portable;
 mod x86;
 
 use super::isa::Isa;
+pub use crate::tensor::PANEL;
 pub use portable::Portable;
 
-/// Columns of a panel of weights.
-pub const PANEL: usize = 16;
 /// Largest number of bytes in a vector.
 pub const MOST_BYTES: usize = 64;
 

@@ -15,11 +15,9 @@ use crate::tensor::{DType, HostTensor};
 
 /// Elements in a word.
 pub const WORD: usize = 4;
-/// Output channels in a panel of weights for CPUs.
-pub(super) const PANEL: usize = 16;
 
 /// The elements of an `i8` tensor.
-pub(super) fn bytes(t: &HostTensor) -> OpResult<&[i8]> {
+pub fn bytes(t: &HostTensor) -> OpResult<&[i8]> {
     if t.dtype() != DType::I8 {
         return Err(OpError::expected("element type", "i8", t.dtype()));
     }

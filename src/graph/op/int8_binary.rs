@@ -1,23 +1,25 @@
 //! Addition, subtraction and multiplication of 8-bit integers with their own scales.
 //!
-//! The arithmetic is that of TensorFlow Lite's reference kernels (appendix A.2 of
-//! *Integer-Arithmetic-Only Inference*): always fixed point, since the sum of two scaled floats is
-//! not the same on all devices.
+//! In fixed point the arithmetic is that of TensorFlow Lite's reference kernels (appendix A.2 of
+//! *Integer-Arithmetic-Only Inference*), else that of ONNX: both operands are dequantized, and the
+//! float result is quantized.
 
-use super::case::Case;
+use super::case::{Case, constant};
 use super::int8::{self, byte_operand, fact, tensor, word_operand};
+use super::int8_quantize::least_floats;
 use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files};
 use crate::graph::rules;
 use crate::lower::{Call, LowerCx};
-use crate::quant::fixed::{Affine, Multiplier, Output};
+use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "int8_binary" {
         count, words, a_words, b_words, a_rows, b_rows, inner: U32;
+        a_scale, b_scale, scale, inverse: F32;
         a_zero, b_zero, a_mantissa, a_shift, b_mantissa, b_shift, mantissa, shift, zero, low, high: I32
-    } [a: In Uint, b: In Uint, y: Out Uint]
+    } [a: In Uint, b: In Uint, tables: In Uint, y: Out Uint]
     .linear()
 }
 
@@ -31,68 +33,109 @@ pub enum Function {
     Mul,
 }
 
-/// An operand: its zero point and the factor that brings it to the common scale. A product uses
-/// only the zero point.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Side {
-    pub zero: i32,
-    pub factor: Multiplier,
+/// How a result is computed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Form {
+    /// Factors bring the operands to a common scale, and that to the scale of the result. Operands
+    /// of a product have no common scale.
+    Fixed {
+        operands: [Multiplier; 2],
+        result: Multiplier,
+    },
+    /// Floats are computed, and quantized with this scale.
+    Float { scale: f32 },
 }
 
-/// `a` and `b` have the same rank and broadcast along axes of size 1, except the last one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Operands a and b have the same rank and broadcast along axes of size 1, except the last one.
+/// Operand 2 holds the [`tables`](Self::tables).
+#[derive(Clone, Debug, PartialEq)]
 pub struct Int8Binary {
-    pub function: Function,
-    pub a: Side,
-    pub b: Side,
-    /// The factor from the common scale to that of the result.
-    pub factor: Multiplier,
-    pub output: Output,
+    function: Function,
+    maps: [Affine; 2],
+    form: Form,
+    output: Output,
 }
 
 impl Int8Binary {
     /// The operator for operands and a result with these maps. `None` if a factor is out of range.
-    pub fn new(function: Function, a: Affine, b: Affine, y: Affine, output: Output) -> Option<Self> {
-        let [sa, sb, sy] = [a, b, y].map(|m| f64::from(m.scale));
-        if function == Function::Mul {
-            let one = Multiplier::new(1.0)?;
-            let side = |m: Affine| Side {
-                zero: m.zero,
-                factor: one,
-            };
-            return Some(Self {
-                function,
-                a: side(a),
-                b: side(b),
-                factor: Multiplier::new(sa * sb / sy)?,
-                output,
-            });
-        }
-        let twice = 2.0 * sa.max(sb);
-        let side = |m: Affine, scale: f64| {
-            Some(Side {
-                zero: m.zero,
-                factor: Multiplier::new(scale / twice)?,
-            })
+    pub fn new(
+        function: Function,
+        arithmetic: Arithmetic,
+        maps: [Affine; 2],
+        scale: f32,
+        output: Output,
+    ) -> Option<Self> {
+        let [sa, sb, sy] = [maps[0].scale, maps[1].scale, scale].map(f64::from);
+        let form = match (arithmetic, function) {
+            (Arithmetic::Float, _) => Form::Float { scale },
+            (Arithmetic::Fixed, Function::Mul) => Form::Fixed {
+                operands: [Multiplier::new(1.0)?; 2],
+                result: Multiplier::new(sa * sb / sy)?,
+            },
+            (Arithmetic::Fixed, Function::Add | Function::Sub) => {
+                let twice = 2.0 * sa.max(sb);
+                Form::Fixed {
+                    operands: [Multiplier::new(sa / twice)?, Multiplier::new(sb / twice)?],
+                    result: Multiplier::new(twice / (f64::from(1u32 << HEADROOM) * sy))?,
+                }
+            }
         };
         Some(Self {
             function,
-            a: side(a, sa)?,
-            b: side(b, sb)?,
-            factor: Multiplier::new(twice / (f64::from(1u32 << HEADROOM) * sy))?,
+            maps,
+            form,
             output,
         })
     }
 
+    /// The term of a fixed-point result for integer `q` of operand `i`.
+    fn term(&self, i: usize, factor: Multiplier, q: i32) -> i32 {
+        let steps = q - self.maps[i].zero;
+        match self.function {
+            Function::Mul => steps,
+            Function::Add | Function::Sub => factor.apply(steps << HEADROOM),
+        }
+    }
+
+    /// What kernels read instead of computing it: the terms of all integers of a, then of b, as
+    /// floats or integers; for floats, the least float of each result follows.
+    pub fn tables(&self) -> OpResult<HostTensor> {
+        let bits = |v: &f32| i64::from(v.to_bits().cast_signed());
+        let mut all = Vec::with_capacity(3 * 256);
+        for i in 0..2 {
+            all.extend((-128..=127).map(|q| match self.form {
+                Form::Fixed { operands, .. } => self.term(i, operands[i], q).into(),
+                Form::Float { .. } => bits(&self.maps[i].real(q)),
+            }));
+        }
+        if let Form::Float { scale } = self.form {
+            all.extend(least_floats(scale, self.output).iter().map(bits));
+        }
+        Ok(HostTensor::from_ints(DType::I32, &[all.len()], &all)?)
+    }
+
     fn of(&self, a: i8, b: i8) -> i8 {
-        let [a, b] = [(a, &self.a), (b, &self.b)].map(|(v, side)| (i32::from(v) - side.zero, side.factor));
-        let scaled = |(v, factor): (i32, Multiplier)| factor.apply(v << HEADROOM);
-        let sum = match self.function {
-            Function::Add => scaled(a) + scaled(b),
-            Function::Sub => scaled(a) - scaled(b),
-            Function::Mul => a.0 * b.0,
-        };
-        self.output.of(self.factor.apply(sum))
+        let [a, b] = [a, b].map(i32::from);
+        match self.form {
+            Form::Fixed { operands, result } => {
+                let [a, b] = [self.term(0, operands[0], a), self.term(1, operands[1], b)];
+                let sum = match self.function {
+                    Function::Add => a + b,
+                    Function::Sub => a - b,
+                    Function::Mul => a * b,
+                };
+                self.output.of(result.apply(sum))
+            }
+            Form::Float { scale } => {
+                let [a, b] = [self.maps[0].real(a), self.maps[1].real(b)];
+                let real = match self.function {
+                    Function::Add => a + b,
+                    Function::Sub => a - b,
+                    Function::Mul => a * b,
+                };
+                self.output.quantized(real, scale)
+            }
+        }
     }
 }
 
@@ -152,10 +195,18 @@ impl Op for Int8Binary {
         let (a, b) = (cx.shape(0)?, cx.shape(1)?);
         let out = cx.out_fact(0)?.shape.clone();
         let walk = Walk::new(&a, &b, &out)?;
+        let (scale, [a_factor, b_factor], factor) = match self.form {
+            Form::Float { scale } => (scale, [(0, 0); 2], (0, 0)),
+            Form::Fixed { operands, result } => {
+                let parts = |m: Multiplier| (m.mantissa(), m.shift());
+                (1.0, operands.map(parts), parts(result))
+            }
+        };
         let args = Args {
             count: int8::words(&out)?,
             a: word_operand(cx, 0)?,
             b: word_operand(cx, 1)?,
+            tables: cx.input(2)?,
             y: cx.output(0)?,
             words: walk.words,
             inner: walk.inner,
@@ -163,24 +214,42 @@ impl Op for Int8Binary {
             b_words: walk.steps[1][0].clone(),
             a_rows: walk.steps[0][1].clone(),
             b_rows: walk.steps[1][1].clone(),
-            a_zero: self.a.zero.into(),
-            b_zero: self.b.zero.into(),
-            a_mantissa: self.a.factor.mantissa().into(),
-            a_shift: self.a.factor.shift().into(),
-            b_mantissa: self.b.factor.mantissa().into(),
-            b_shift: self.b.factor.shift().into(),
-            mantissa: self.factor.mantissa().into(),
-            shift: self.factor.shift().into(),
+            a_scale: self.maps[0].scale,
+            b_scale: self.maps[1].scale,
+            scale,
+            inverse: 1.0 / scale,
+            a_zero: self.maps[0].zero.into(),
+            b_zero: self.maps[1].zero.into(),
+            a_mantissa: a_factor.0.into(),
+            a_shift: a_factor.1.into(),
+            b_mantissa: b_factor.0.into(),
+            b_shift: b_factor.1.into(),
+            mantissa: factor.0.into(),
+            shift: factor.1.into(),
             zero: self.output.zero.into(),
             low: self.output.low.into(),
             high: self.output.high.into(),
         };
-        let call = match self.function {
+        let mut call = match self.function {
             Function::Add => Call::new(&KERNEL, 64),
             Function::Sub => Call::new(&KERNEL, 64).define("SUB", 1),
             Function::Mul => Call::new(&KERNEL, 64).define("MUL", 1),
         };
+        if matches!(self.form, Form::Fixed { .. }) {
+            call = call.define("FIXED", 1);
+        }
         cx.emit(call.grid(args.count.ceil_div(64)?, 1, 1), args)
+    }
+}
+
+/// Whether an operand of the first sizes can be repeated to the second ones; both without the axis
+/// that is stored last. Kernels repeat along the first axis, and along all others together.
+pub fn can_repeat(own: &[Dim], out: &[Dim]) -> bool {
+    match (own, out) {
+        ([first, rest @ ..], [outer, others @ ..]) => {
+            (first == outer || first.is(1)) && (rest == others || rest.iter().all(|d| d.is(1)))
+        }
+        _ => own.is_empty() && out.is_empty(),
     }
 }
 
@@ -193,7 +262,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Fails if an operand is repeated along more than the leading or the middle axes.
+    /// Fails unless the operands [can be repeated](can_repeat).
     fn new(a: &Shape, b: &Shape, out: &Shape) -> OpResult<Self> {
         let (lead, last) = int8::last(&out.0)?;
         let words = last.exact_div(&4.into()).unwrap_or_default();
@@ -203,17 +272,14 @@ impl Walk {
             .map_or((1.into(), &[][..]), |(o, rest)| (o.clone(), rest));
         let inner = crate::shape::product(rest)?;
         let step = |own: &Shape| -> OpResult<[Dim; 2]> {
-            let (lead, _) = int8::last(&own.0)?;
-            let (first, rest_own) = lead
+            let (own_lead, _) = int8::last(&own.0)?;
+            if !can_repeat(own_lead, lead) {
+                return Err(OpError::NoKernel(format!("{own} broadcast to {out}")));
+            }
+            let (first, rest_own) = own_lead
                 .split_first()
                 .map_or((1.into(), &[][..]), |(o, r)| (o.clone(), r));
-            let row = if rest_own == rest {
-                words.clone()
-            } else if rest_own.iter().all(|d| d.is(1)) {
-                0.into()
-            } else {
-                return Err(OpError::NoKernel(format!("{own} broadcast to {out}")));
-            };
+            let row = if rest_own == rest { words.clone() } else { 0.into() };
             let plane = if first.is(1) && !outer.is(1) {
                 0.into()
             } else {
@@ -234,7 +300,11 @@ pub static DEF: OpDef = OpDef {
 };
 
 fn cases() -> Vec<Case> {
-    let maps = [(0.05, -3), (0.02, 10), (0.06, -20)].map(|(scale, zero)| Affine { scale, zero });
+    let maps = [(0.05, -3), (0.02, 10)].map(|(scale, zero)| Affine { scale, zero });
+    let output = Output {
+        low: -50,
+        ..Output::new(-20)
+    };
     let shapes: [[&[usize]; 2]; 4] = [
         [&[2, 3, 5, 8], &[2, 3, 5, 8]],
         [&[2, 3, 5, 8], &[2, 1, 1, 8]],
@@ -243,14 +313,14 @@ fn cases() -> Vec<Case> {
     ];
     let mut all = Vec::new();
     for function in [Function::Add, Function::Sub, Function::Mul] {
-        for [a, b] in shapes {
-            let [ma, mb, my] = maps;
-            let output = Output {
-                low: -50,
-                ..Output::new(my.zero)
-            };
-            if let Some(op) = Int8Binary::new(function, ma, mb, my, output) {
-                all.push(Case::new(op, vec![int8::case_input(a), int8::case_input(b)]));
+        for arithmetic in [Arithmetic::Float, Arithmetic::Fixed] {
+            for [a, b] in shapes {
+                let Some(op) = Int8Binary::new(function, arithmetic, maps, 0.06, output) else {
+                    continue;
+                };
+                let Ok(tables) = op.tables() else { continue };
+                let inputs = vec![int8::case_input(a), int8::case_input(b), constant(tables)];
+                all.push(Case::new(op, inputs));
             }
         }
     }

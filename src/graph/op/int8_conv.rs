@@ -6,7 +6,7 @@
 
 use super::case::{Case, constant};
 use super::int8::{
-    self, Footprint, PANEL, WORD, byte_operand, check_factors, fact, read_factors, tensor, word_operand,
+    self, Footprint, WORD, byte_operand, check_factors, fact, read_factors, tensor, word_operand,
 };
 use super::sizes::Sizes;
 use super::window::{self, Line, Window};
@@ -17,7 +17,7 @@ use crate::num;
 use crate::quant::fixed::{Arithmetic, Factor, Output};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::{DType, HostTensor, PANEL};
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "int8_conv" {
@@ -153,7 +153,7 @@ impl Sums<'_> {
 impl Op for Int8Conv {
     fn name(&self) -> &str {
         match self.kind {
-            Kind::Matmul => "Int8MatMul",
+            Kind::Matmul => "Int8Linear",
             Kind::Conv { .. } => "Int8Conv",
             Kind::Depthwise { .. } => "Int8DepthwiseConv",
         }

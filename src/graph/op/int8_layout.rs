@@ -2,8 +2,7 @@
 
 use super::case::Case;
 use super::int8::{self, WORD, bytes, padded, tensor, word_operand};
-use super::int8_quantize::{logical_shape, positions, stored_shape};
-use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, never_in_files, operand, split_at};
+use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, around, never_in_files, operand, split_at};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::shape::{Dim, Fact, Shape};
@@ -11,7 +10,7 @@ use crate::tensor::{DType, HostTensor};
 
 crate::kernel! {
     static ENTER: TypedKernel<EnterArgs> = "int8_enter" {
-        count, channels, words, inner, flip: U32; fill: I32
+        count, channels, words, inner, flip: U32
     } [x: In, y: Out Uint]
     .linear()
 }
@@ -24,12 +23,10 @@ crate::kernel! {
 }
 
 /// Stores axis `axis` of an ordinary `i8` or `u8` tensor last. `u8` moves by -128, so that the
-/// words become signed (*Integer-Arithmetic-Only Inference*, appendix B).
+/// words become signed (*Integer-Arithmetic-Only Inference*, appendix B). The padding holds 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Int8Enter {
     pub axis: usize,
-    /// What the padding holds.
-    pub fill: i8,
 }
 
 /// The reverse of [`Int8Enter`].
@@ -51,6 +48,43 @@ pub enum ByteView {
     Bytes,
 }
 
+/// The shape with `axis` moved to the end and padded.
+pub(super) fn stored_shape(shape: &Shape, axis: usize) -> OpResult<Shape> {
+    let mut sizes = shape.0.clone();
+    if axis >= sizes.len() {
+        return Err(OpError::expected("axis", format!("below {}", sizes.len()), axis));
+    }
+    let channels = sizes.remove(axis);
+    sizes.push(padded(&channels)?);
+    Ok(Shape(sizes))
+}
+
+/// The shape whose axis `axis` has `channels` elements and is stored last.
+pub(super) fn logical_shape(stored: &Shape, axis: usize, channels: i64) -> OpResult<Shape> {
+    let (lead, last) = int8::last(&stored.0)?;
+    if axis > lead.len() || *last != padded(&channels.into())? {
+        return Err(OpError::expected("last axis", padded(&channels.into())?, last));
+    }
+    let mut sizes = lead.to_vec();
+    sizes.insert(axis, channels.into());
+    Ok(Shape(sizes))
+}
+
+/// Calls `each(stored, logical)` with the positions of every element of `shape` in the stored form
+/// with `axis` last, and in the row-major one.
+pub(super) fn positions(shape: &[usize], axis: usize, mut each: impl FnMut(usize, usize)) -> OpResult<()> {
+    let (outer, channels, inner) = around(shape, axis)?;
+    let stride = channels.next_multiple_of(int8::WORD);
+    for a in 0..outer {
+        for c in 0..channels {
+            for b in 0..inner {
+                each((a * inner + b) * stride + c, (a * channels + c) * inner + b);
+            }
+        }
+    }
+    Ok(())
+}
+
 impl Op for Int8Enter {
     fn name(&self) -> &str {
         "Int8Enter"
@@ -70,7 +104,7 @@ impl Op for Int8Enter {
         let shape = shape.as_fixed().unwrap_or_default();
         let flip = if x.dtype() == DType::U8 { 0x80 } else { 0 };
         let data = x.bytes()?;
-        let mut y = super::filled(&shape, self.fill)?;
+        let mut y = super::filled(&shape, 0i8)?;
         positions(x.shape(), self.axis, |to, from| {
             if let (Some(y), Some(x)) = (y.get_mut(to), data.get(from)) {
                 *y = (x ^ flip).cast_signed();
@@ -94,7 +128,6 @@ impl Op for Int8Enter {
             channels,
             inner,
             flip: (if x.dtype == DType::U8 { 0x80 } else { 0 }).into(),
-            fill: i64::from(self.fill).into(),
             count,
         };
         cx.emit(Call::new(&ENTER, 64).grid(args.count.ceil_div(64)?, 1, 1), args)
@@ -242,7 +275,7 @@ fn cases() -> Vec<Case> {
         };
         let stored = stored.as_fixed().unwrap_or_default();
         for dtype in [DType::I8, DType::U8] {
-            let enter = Int8Enter { axis, fill: -3 };
+            let enter = Int8Enter { axis };
             all.push(Case::new(enter, vec![int8::case_of(dtype, shape)]));
             let leave = Int8Leave {
                 axis,

@@ -7,6 +7,7 @@ use super::{InferCx, Inputs, MAX_LOOPS, Op, OpDef, OpError, OpResult, never_in_f
 use crate::backend::kernel::{Feature, Features};
 use crate::graph::rules;
 use crate::lower::{Call, LowerCx, dots};
+use crate::num;
 use crate::quant::fixed::{Arithmetic, Factor, Output};
 use crate::quota;
 use crate::shape::{Dim, Fact, Shape};
@@ -14,7 +15,7 @@ use crate::tensor::HostTensor;
 
 crate::kernel! {
     static KERNEL: TypedKernel<Args> = "int8_matmul" {
-        m, n, words, outputs, a_step, b_step, batch: U32;
+        m, n, k, words, tail, outputs, a_step, b_step, batch: U32;
         a_zero, b_zero, mantissa, shift, zero, low, high: I32; factor: F32
     } [a: In Uint, b: In Uint, y: Out Uint]
     .with_features(Features::all(&[Feature::PackedDot]))
@@ -22,10 +23,12 @@ crate::kernel! {
 }
 
 /// `y = clamp(round(factor * sum (a - a_zero) (b - b_zero)) + zero)` for a `i8[.., m, k]` and b
-/// `i8[.., n, k]`, whose padding holds their zero points; the result is `i8[.., m, n]` with whole
-/// words of n. Leading axes have equal sizes, or an operand has only axes of size 1.
+/// `i8[.., n, k]`, each with whole words of k; the result is `i8[.., m, n]` with whole words of n.
+/// Leading axes have equal sizes, or an operand has only axes of size 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8MatMul {
+    /// Terms of a sum; padding behind them does not count.
+    pub k: i64,
     pub a_zero: i32,
     pub b_zero: i32,
     pub factor: Factor,
@@ -40,15 +43,24 @@ fn matrix<T>(shape: &[T]) -> OpResult<(&[T], &T, &T)> {
     }
 }
 
+/// The bits of the last word of `k` elements.
+fn tail(k: i64) -> i64 {
+    match k.rem_euclid(4) {
+        0 => u32::MAX.into(),
+        rest => (1 << (8 * rest)) - 1,
+    }
+}
+
 impl Op for Int8MatMul {
     fn name(&self) -> &str {
-        "Int8MatMulDynamic"
+        "Int8MatMul"
     }
 
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let (a, b) = (fact(cx, 0)?, fact(cx, 1)?);
         let ((la, m, ka), (lb, n, kb)) = (matrix(&a.shape.0)?, matrix(&b.shape.0)?);
         cx.same("inner dimensions", ka, kb)?;
+        cx.same("inner dimension and terms", ka, &int8::padded(&self.k.into())?)?;
         let mut shape = cx.broadcast(la, lb)?;
         shape.0.extend([m.clone(), int8::padded(n)?]);
         Ok(vec![Fact::new(a.dtype, shape)])
@@ -57,6 +69,7 @@ impl Op for Int8MatMul {
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
         let ((a, da), (b, db)) = (byte_operand(inputs, 0)?, byte_operand(inputs, 1)?);
         let ((la, m, k), (lb, n, _)) = (matrix(a.shape())?, matrix(b.shape())?);
+        let terms = num::exact::<usize, _>(self.k, "a number of terms")?;
         let lead = rules::broadcast(&Shape::fixed(la).0, &Shape::fixed(lb).0, &rules::equal)?;
         let lead = lead.as_fixed().unwrap_or_default();
         let mut shape = lead.clone();
@@ -79,7 +92,11 @@ impl Op for Int8MatMul {
                         let centred = |(a, b): (&i8, &i8)| {
                             (i32::from(*a) - self.a_zero) * (i32::from(*b) - self.b_zero)
                         };
-                        a.iter().zip(b).map(centred).fold(0, i32::wrapping_add)
+                        a.iter()
+                            .zip(b)
+                            .take(terms)
+                            .map(centred)
+                            .fold(0, i32::wrapping_add)
                     });
                     y.push(self.output.of(self.factor.apply(sum)));
                 }
@@ -124,6 +141,8 @@ impl Op for Int8MatMul {
             n: n.clone(),
             outputs: outputs.ceil_div(4)?,
             words,
+            k: self.k.into(),
+            tail: tail(self.k).into(),
             a_zero: self.a_zero.into(),
             b_zero: self.b_zero.into(),
             mantissa: mantissa.into(),
@@ -161,12 +180,15 @@ fn cases() -> Vec<Case> {
         [&[2, 3, 7, 16], &[2, 3, 9, 16]],
         [&[2, 5, 12], &[1, 4, 12]],
     ];
+    // The last word is full, or not.
+    let terms = [8, 14, 9];
     for arithmetic in [Arithmetic::Fixed, Arithmetic::Float] {
-        for [a, b] in shapes {
+        for ([a, b], k) in shapes.into_iter().zip(terms) {
             let Some(factor) = Factor::of_scales(arithmetic, 0.02, 0.03, 0.9) else {
                 continue;
             };
             let op = Int8MatMul {
+                k,
                 a_zero: -4,
                 b_zero: 9,
                 factor,

@@ -4,8 +4,8 @@
 
 use super::case::{Case, constant, input};
 use super::int8::{self, bytes, padded, tensor, word_operand};
-use super::quantize_linear::quantize;
-use super::{InferCx, Inputs, Op, OpDef, OpError, OpResult, around, never_in_files, operand, split_at};
+use super::int8_layout::{logical_shape, positions, stored_shape};
+use super::{InferCx, Inputs, Op, OpDef, OpResult, never_in_files, operand, split_at};
 use crate::lower::{Call, LowerCx};
 use crate::num;
 use crate::quant::fixed::{Affine, Output};
@@ -43,72 +43,41 @@ pub struct Int8Dequantize {
     /// Its size.
     pub channels: i64,
     pub map: Affine,
+    /// The type of the result.
+    pub dtype: DType,
 }
 
-/// For each 8-bit integer, the least float that is quantized to it or to a larger one.
-pub fn thresholds(scale: f32, output: Output) -> OpResult<HostTensor> {
-    let limits = (output.low.into(), output.high.into());
-    let quantized = |x: f32| quantize(x, scale, output.zero.into(), limits);
+/// For each 8-bit integer, the least float that is quantized to it or to a larger one; NaN if there
+/// is none.
+pub(super) fn least_floats(scale: f32, output: Output) -> Vec<f32> {
     // Floats in order, as integers.
-    let float = |key: i32| f32::from_bits((key ^ ((key >> 31) & i32::MAX)).cast_unsigned());
-    let keys = [f32::NEG_INFINITY, f32::INFINITY].map(|v| {
-        let bits = v.to_bits().cast_signed();
-        bits ^ ((bits >> 31) & i32::MAX)
-    });
-    let least = |q: i64| {
-        let [mut low, mut high] = keys.map(i64::from);
+    let key = |bits: i32| bits ^ ((bits >> 31) & i32::MAX);
+    let float = |key_of: i32| f32::from_bits(key(key_of).cast_unsigned());
+    let [first, last] = [f32::NEG_INFINITY, f32::INFINITY].map(|v| key(v.to_bits().cast_signed()));
+    let least = |q: i8| {
         // The answer is above `low` and at most `high`.
-        low -= 1;
+        let [mut low, mut high] = [i64::from(first) - 1, i64::from(last)];
         while high - low > 1 {
             let middle = low + (high - low) / 2;
             #[allow(clippy::cast_possible_truncation, reason = "between two 32-bit integers")]
-            let is_enough = quantized(float(middle as i32)) >= q;
+            let is_enough = output.quantized(float(middle as i32), scale) >= q;
             *(if is_enough { &mut high } else { &mut low }) = middle;
         }
         #[allow(clippy::cast_possible_truncation, reason = "between two 32-bit integers")]
         let found = float(high as i32);
-        if quantized(found) >= q { found } else { f32::NAN }
-    };
-    // Nothing is quantized to more than `high`; comparisons with NaN are false.
-    let list: Vec<f32> = (-128..=127).map(least).collect();
-    Ok(HostTensor::from_f32(&[list.len()], &list)?)
-}
-
-/// The shape with `axis` moved to the end and padded.
-pub(super) fn stored_shape(shape: &Shape, axis: usize) -> OpResult<Shape> {
-    let mut sizes = shape.0.clone();
-    if axis >= sizes.len() {
-        return Err(OpError::expected("axis", format!("below {}", sizes.len()), axis));
-    }
-    let channels = sizes.remove(axis);
-    sizes.push(padded(&channels)?);
-    Ok(Shape(sizes))
-}
-
-/// The shape whose axis `axis` has `channels` elements and is stored last.
-pub(super) fn logical_shape(stored: &Shape, axis: usize, channels: i64) -> OpResult<Shape> {
-    let (lead, last) = int8::last(&stored.0)?;
-    if axis > lead.len() || *last != padded(&channels.into())? {
-        return Err(OpError::expected("last axis", padded(&channels.into())?, last));
-    }
-    let mut sizes = lead.to_vec();
-    sizes.insert(axis, channels.into());
-    Ok(Shape(sizes))
-}
-
-/// Calls `each(stored, logical)` with the positions of every element of `shape` in the stored form
-/// with `axis` last, and in the row-major one.
-pub(super) fn positions(shape: &[usize], axis: usize, mut each: impl FnMut(usize, usize)) -> OpResult<()> {
-    let (outer, channels, inner) = around(shape, axis)?;
-    let stride = channels.next_multiple_of(int8::WORD);
-    for a in 0..outer {
-        for c in 0..channels {
-            for b in 0..inner {
-                each((a * inner + b) * stride + c, (a * channels + c) * inner + b);
-            }
+        if output.quantized(found, scale) >= q {
+            found
+        } else {
+            f32::NAN
         }
-    }
-    Ok(())
+    };
+    (i8::MIN..=i8::MAX).map(least).collect()
+}
+
+/// The [`least_floats`] as operand 1 of [`Int8Quantize`].
+pub fn thresholds(scale: f32, output: Output) -> OpResult<HostTensor> {
+    let list = least_floats(scale, output);
+    Ok(HostTensor::from_f32(&[list.len()], &list)?)
 }
 
 impl Op for Int8Quantize {
@@ -179,7 +148,7 @@ impl Op for Int8Dequantize {
     fn infer(&self, cx: &InferCx<'_>) -> OpResult<Vec<Fact>> {
         let x = int8::fact(cx, 0)?;
         let shape = logical_shape(&x.shape, self.axis, self.channels)?;
-        Ok(vec![Fact::new(DType::F32, shape)])
+        Ok(vec![Fact::new(self.dtype, shape)])
     }
 
     fn eval(&self, inputs: &Inputs<'_>) -> OpResult<Vec<HostTensor>> {
@@ -189,12 +158,10 @@ impl Op for Int8Dequantize {
         let (data, mut y) = (bytes(x)?, super::filled(&shape, 0f32)?);
         positions(&shape, self.axis, |from, to| {
             if let (Some(y), Some(x)) = (y.get_mut(to), data.get(from)) {
-                #[allow(clippy::cast_precision_loss, reason = "9 bits")]
-                let steps = (i32::from(*x) - self.map.zero) as f32;
-                *y = self.map.scale * steps;
+                *y = self.map.real((*x).into());
             }
         })?;
-        Ok(vec![HostTensor::from_f32(&shape, &y)?])
+        Ok(vec![HostTensor::from_floats(self.dtype, &shape, &y)?])
     }
 
     fn reads_bytes(&self) -> bool {
@@ -259,6 +226,7 @@ fn cases() -> Vec<Case> {
                 axis,
                 channels: num::signed(shape[axis]),
                 map: Affine { scale, zero },
+                dtype: DType::F32,
             };
             all.push(Case::new(dequantize, vec![int8::case_input(&stored)]));
         }
@@ -268,6 +236,7 @@ fn cases() -> Vec<Case> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::quantize_linear::quantize;
     use super::*;
 
     #[test]
@@ -285,8 +254,7 @@ mod tests {
             ),
             (3e-38, Output::new(127)),
         ] {
-            let list = thresholds(scale, output).unwrap();
-            let list = list.to_f32().unwrap();
+            let list = least_floats(scale, output);
             let limits = (output.low.into(), output.high.into());
             let mut near = vec![0.0, f32::MIN, f32::MAX, f32::INFINITY, f32::NEG_INFINITY];
             for t in list.iter().filter(|t| t.is_finite()) {

@@ -11,7 +11,7 @@ use super::gemm::Gemm;
 use super::global_pool::GlobalPool;
 use super::parts::Parts;
 use super::pointwise::import::{binary, input as arg, number, prelu, unary};
-use super::pointwise::{Binary, Pointwise, Unary};
+use super::pointwise::{Binary, Expr, Pointwise, Unary};
 use super::pool::{Kind, Pool};
 use super::quantize_linear::{DequantizeLinear, Grid, QuantizeLinear};
 use super::softmax::Softmax;
@@ -98,6 +98,21 @@ impl QLinear {
         }
     }
 
+    /// The scale of the bias by those of the operands: that of the product, with its factor.
+    fn bias_scale(&self) -> Expr {
+        let alpha = self.op.downcast::<Gemm>().map_or(1.0, |gemm| gemm.alpha);
+        let scale = binary(Binary::Mul, arg(0), arg(1));
+        binary(Binary::Mul, scale, number(alpha))
+    }
+
+    /// Several scales are those of the columns.
+    fn dequantize_bias() -> DequantizeLinear {
+        DequantizeLinear {
+            grid: Grid { axis: -1, block: 0 },
+            ..Self::dequantize()
+        }
+    }
+
     /// The type of the result: that of its zero point, or of the first operand.
     fn dtype(&self, zero: Option<DType>, first: DType) -> OpResult<DType> {
         match zero.unwrap_or(first) {
@@ -149,16 +164,11 @@ impl Op for QLinear {
             let scales: Vec<&HostTensor> = self.operands.iter().filter_map(|p| optional(p.scale)).collect();
             let product = Pointwise {
                 name: "Mul".to_owned(),
-                expr: binary(Binary::Mul, arg(0), arg(1)),
+                expr: self.bias_scale(),
             };
             let both: Vec<Option<&HostTensor>> = scales.into_iter().map(Some).collect();
             let scale = product.eval(&both)?.pop();
-            let grid = Grid { axis: 0, block: 0 };
-            let dequantize = DequantizeLinear {
-                grid,
-                ..Self::dequantize()
-            };
-            floats.extend(dequantize.eval(&[Some(bias), scale.as_ref()])?);
+            floats.extend(Self::dequantize_bias().eval(&[Some(bias), scale.as_ref()])?);
         }
         let list: Vec<Option<&HostTensor>> = floats.iter().map(Some).collect();
         let y = self.op.run(&list)?.pop();
@@ -176,12 +186,12 @@ impl Op for QLinear {
         }
         if let Some(bias) = self.bias.and_then(|i| cx.opt(i)) {
             let scales: Vec<ValueId> = self.operands.iter().filter_map(|p| cx.opt(p.scale)).collect();
-            let scale = cx.pointwise("bias_scale", binary(Binary::Mul, arg(0), arg(1)), &scales)?;
-            let dequantize = DequantizeLinear {
-                grid: Grid { axis: 0, block: 0 },
-                ..Self::dequantize()
-            };
-            floats.push(Some(cx.node("bias", dequantize, &[Some(bias), Some(scale)])?));
+            let scale = cx.pointwise("bias_scale", self.bias_scale(), &scales)?;
+            floats.push(Some(cx.node(
+                "bias",
+                Self::dequantize_bias(),
+                &[Some(bias), Some(scale)],
+            )?));
         }
         let y = cx.boxed("float", self.op.clone(), &floats)?;
         let zero = cx.opt(self.result[1]);

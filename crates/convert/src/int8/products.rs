@@ -351,6 +351,7 @@ impl IntProduct {
         Ok(out)
     }
 
+    #[allow(clippy::cast_possible_truncation, reason = "clamped to the type")]
     fn int_bias(&self, form: &Form, bias: &[f32], input: Affine) -> IntBias {
         let scale = |c: usize| {
             let i = form.scale_of(c) % self.scales.len().max(1);
@@ -361,7 +362,7 @@ impl IntProduct {
             codes: bias
                 .iter()
                 .enumerate()
-                .map(|(c, b)| quantized_bias(*b, scale(c)))
+                .map(|(c, b)| quantized_bias(*b, scale(c)).clamp(i32::MIN.into(), i32::MAX.into()) as i32)
                 .collect(),
             scales: (0..scales).map(|c| rounded(scale(c))).collect(),
         }

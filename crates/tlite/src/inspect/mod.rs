@@ -413,7 +413,7 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
         states,
         shape_ops_total: shape_ops.clone().count(),
         shape_ops_at_runtime: shape_ops.filter(runs).count(),
-        integer: integer(&raw),
+        integer: integer(&raw)?,
         passes,
         arena_bytes: largest.arena_bytes,
         arena_lower_bound_bytes: largest.arena_lower_bound_bytes,
@@ -433,9 +433,12 @@ pub fn inspect(path: &Path, request: &Request) -> Result<Report> {
 }
 
 /// How a model's quantized operators are computed by default.
-fn integer(graph: &Graph) -> Option<Coverage> {
-    let coverage = coverage(graph, Target::DEVICE.integer?);
-    (coverage != Coverage::default()).then_some(coverage)
+fn integer(graph: &Graph) -> Result<Option<Coverage>> {
+    let Some(arithmetic) = Target::DEVICE.integer else {
+        return Ok(None);
+    };
+    let coverage = coverage(graph, arithmetic)?;
+    Ok((coverage != Coverage::default()).then_some(coverage))
 }
 
 /// Inputs, then the results of all nodes in order.

@@ -230,12 +230,12 @@ fn smaller_operands_of_bytes_do_not_fit() {
     let sum = [&window[..], &[("SUM", 1)]].concat();
     check::<super::int8_pool::Int8Pool>(&sum, &words, &sizes, &["x", "factors", "y"]);
     // Two batches of 3 x 8 by 5 x 8; a row of results has two words.
-    let words = [3, 5, 2, 2, 6, 10, 2, 0, 0, 0, 0, 0, 0, 9, 0];
+    let words = [3, 5, 7, 2, 0, 2, 6, 10, 2, 0, 0, 0, 0, 0, 0, 9, 0];
     let sizes = [(I, 12), (I, 20), (I, 12)];
     check::<super::int8_matmul::Int8MatMul>(&[], &words, &sizes, &["a", "b", "y"]);
     // Three rows of five words, and a row for all of them.
-    let words = [15, 5, 5, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
-    let sizes = [(I, 15), (I, 5), (I, 15)];
+    let words = [15, 5, 5, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 9];
+    let sizes = [(I, 15), (I, 5), (I, 768), (I, 15)];
     check::<super::int8_binary::Int8Binary>(&[], &words, &sizes, &["a", "b", "y"]);
 }
 
@@ -251,7 +251,7 @@ fn smaller_operands_of_tables_and_conversions_of_bytes_do_not_fit() {
     let sizes = [(I, 28), (F, 84)];
     check::<super::int8_quantize::Int8Dequantize>(&[], &[84, 6, 8, 7, 0, 0], &sizes, &["x"]);
     let sizes = [(I, 84), (I, 28)];
-    check::<super::int8_layout::Int8Enter>(&[], &[28, 6, 2, 7, 0, 0], &sizes, &["x", "y"]);
+    check::<super::int8_layout::Int8Enter>(&[], &[28, 6, 2, 7, 0], &sizes, &["x", "y"]);
     let sizes = [(I, 28), (I, 84)];
     check::<super::int8_layout::Int8Leave>(&[], &[84, 6, 8, 7, 0], &sizes, &["x"]);
 }

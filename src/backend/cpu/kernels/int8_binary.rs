@@ -1,16 +1,19 @@
 //! Addition, subtraction and multiplication of bytes with their own scales.
 
+use super::int8_quantize::Quantizer;
 use super::moves::pieces;
 use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, part, product, reach};
 use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Fixed, Job, Limits, MOST_BYTES};
 use crate::backend::cpu::isa::Isa;
+use crate::backend::cpu::simd::{self, Simd};
 use crate::backend::kernel::KernelSpec;
 
 arguments! {
     pub struct Args {
         count, words, a_words, b_words, a_rows, b_rows, inner: U32;
+        a_scale, b_scale, scale, inverse: F32;
         a_zero, b_zero, a_mantissa, a_shift, b_mantissa, b_shift, mantissa, shift, zero, low, high: I32
-    } [a: In, b: In, y: Out]
+    } [a: In, b: In, tables: In, y: Out]
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -26,9 +29,18 @@ const HEADROOM: u32 = 20;
 pub struct Int8Binary {
     isa: Isa,
     function: Function,
+    is_fixed: bool,
 }
 
 impl Args {
+    fn limits(&self) -> Limits {
+        Limits {
+            zero: self.zero,
+            low: self.low,
+            high: self.high,
+        }
+    }
+
     fn planes(&self) -> usize {
         self.count.div_ceil(self.words.max(1)).div_ceil(self.inner.max(1))
     }
@@ -62,21 +74,20 @@ impl Kernel for Int8Binary {
             (true, _) => Function::Sub,
             (_, true) => Function::Mul,
         };
-        Some(Self { isa, function })
+        Some(Self {
+            isa,
+            function,
+            is_fixed: spec.defines.contains_key("FIXED"),
+        })
     }
 
     fn fits(&self, args: &Args) -> bool {
         let plane = product(&[args.words, args.inner]);
-        let limits = Limits {
-            zero: args.zero,
-            low: args.low,
-            high: args.high,
-        };
         let last = |row, rows| reach(&[[args.inner, row], [args.planes(), rows]], args.words);
         args.count == 0
             || plane > 0
                 && args.count.is_multiple_of(plane)
-                && limits.are_bytes()
+                && args.limits().are_bytes()
                 && args.a.holds::<u32>(last(args.a_words, args.a_rows))
                 && args.b.holds::<u32>(last(args.b_words, args.b_rows))
                 && args.y.holds::<u32>(args.count)
@@ -102,7 +113,11 @@ impl Kernel for Int8Binary {
                     y: args.y.as_ptr::<u8>().add(4 * y),
                     count: 4 * count,
                 };
-                bytes::run(self.isa, run);
+                if self.is_fixed {
+                    bytes::run(self.isa, run);
+                } else {
+                    simd::run(self.isa, Floats(run));
+                }
             }
         };
         if runs == 1 {
@@ -170,11 +185,6 @@ impl Run<'_> {
         let (vector, args) = (4 * S::LANES, self.args);
         // SAFETY: by the contract.
         unsafe {
-            let limits = Limits {
-                zero: args.zero,
-                low: args.low,
-                high: args.high,
-            };
             let vectors = Vectors::<S> {
                 zeros: [S::splat(args.a_zero), S::splat(args.b_zero)],
                 factors: [
@@ -182,7 +192,7 @@ impl Run<'_> {
                     bytes::fixed::<S>(S::splat(args.b_mantissa), S::splat(args.b_shift)),
                     bytes::fixed::<S>(S::splat(args.mantissa), S::splat(args.shift)),
                 ],
-                limits: limits.vectors::<S>(),
+                limits: args.limits().vectors::<S>(),
             };
             let mut at = 0;
             while at + vector <= self.count {
@@ -199,6 +209,48 @@ impl Run<'_> {
                 S::store_bytes(a.as_mut_ptr().cast(), v);
                 self.y.add(at).copy_from_nonoverlapping(a.as_ptr().cast(), rest);
             }
+        }
+    }
+}
+
+/// Neighbouring results that are computed as floats.
+struct Floats<'a>(Run<'a>);
+
+impl simd::Job for Floats<'_> {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Run {
+            args,
+            function,
+            a,
+            b,
+            y,
+            count,
+        } = self.0;
+        // SAFETY: by the contract; nobody else uses the results.
+        let (a, b, y) = unsafe {
+            (
+                std::slice::from_raw_parts(a, count),
+                std::slice::from_raw_parts(b, count),
+                std::slice::from_raw_parts_mut(y, count),
+            )
+        };
+        let quantizer = Quantizer::new(args.scale, args.limits());
+        let real = |scale: f32, zero: i32, q: i8| scale * (i32::from(q) - zero) as f32;
+        let fill = |y: &mut [u8], of: fn(f32, f32) -> f32| {
+            for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+                let (a, b) = (
+                    real(args.a_scale, args.a_zero, *a),
+                    real(args.b_scale, args.b_zero, *b),
+                );
+                *y = quantizer.of(of(a, b)) as u8;
+            }
+        };
+        match function {
+            Function::Add => fill(y, |a, b| a + b),
+            Function::Sub => fill(y, |a, b| a - b),
+            Function::Mul => fill(y, |a, b| a * b),
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::tensor::DType;
 use std::ops::Range;
 
 arguments! {
-    pub struct EnterArgs { count, channels, words, inner, flip: U32; fill: I32 } [x: In, y: Out]
+    pub struct EnterArgs { count, channels, words, inner, flip: U32 } [x: In, y: Out]
 }
 
 arguments! {
@@ -93,7 +93,7 @@ fn enter(args: &EnterArgs, range: Range<usize>, y: &mut [u32], x: impl Fn(usize)
             let c = 4 * word + b;
             match c < channels {
                 true => x(from + c * inner) ^ args.flip as u8,
-                false => args.fill as u8,
+                false => 0,
             }
         });
         *y = u32::from_le_bytes(bytes);

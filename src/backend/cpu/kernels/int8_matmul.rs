@@ -10,7 +10,7 @@ use std::ops::Range;
 
 arguments! {
     pub struct Args {
-        m, n, words, outputs, a_step, b_step, batch: U32;
+        m, n, k, words, tail, outputs, a_step, b_step, batch: U32;
         a_zero, b_zero, mantissa, shift, zero, low, high: I32; factor: F32
     } [a: In, b: In, y: Out]
 }
@@ -33,6 +33,7 @@ impl Kernel for Int8MatMul {
     fn fits(&self, args: &Args) -> bool {
         let matrix = |step, rows| reach(&[[args.batch, step]], product(&[rows, args.words]));
         args.n <= args.outputs.saturating_mul(4)
+            && args.k <= args.words.saturating_mul(4)
             && args.a.holds::<u32>(matrix(args.a_step, args.m))
             && args.b.holds::<u32>(matrix(args.b_step, args.n))
             && args.y.holds::<u32>(product(&[args.batch, args.m, args.outputs]))
@@ -92,7 +93,7 @@ impl Job for Rows<'_> {
             y,
             totals,
         } = self;
-        let k = args.words * 4;
+        let (k, pitch) = (args.k, args.words * 4);
         let limits = Limits {
             zero: args.zero,
             low: args.low,
@@ -107,19 +108,19 @@ impl Job for Rows<'_> {
         let mut ready = None;
         for (row, y) in rows.zip(y.chunks_exact_mut((args.outputs * 4).max(1))) {
             let (z, i) = (row / args.m, row % args.m);
-            let a = &a[z * args.a_step * 4 + i * k..][..k];
-            let b = &b[z * args.b_step * 4..][..args.n * k];
+            let a = &a[z * args.a_step * 4 + i * pitch..][..k];
+            let b = &b[z * args.b_step * 4..][..args.n * pitch];
             if ready != Some(z) {
                 ready = Some(z);
                 for (j, to) in totals.iter_mut().enumerate() {
-                    *to = total(&b[j * k..(j + 1) * k]);
+                    *to = total(&b[j * pitch..][..k]);
                 }
             }
             let of_a = total(a).wrapping_mul(args.b_zero);
             let both = args.b_zero.wrapping_mul(k as i32);
             y.fill(of(0));
             for (j, (y, of_b)) in y.iter_mut().zip(&*totals).enumerate() {
-                let sum = dot(a, &b[j * k..(j + 1) * k]);
+                let sum = dot(a, &b[j * pitch..][..k]);
                 let moved = args
                     .a_zero
                     .wrapping_mul(both.wrapping_sub(*of_b))

@@ -84,16 +84,24 @@ struct Rows<'a> {
 
 /// What is the same for all floats.
 #[derive(Clone, Copy)]
-struct Quantizer {
+pub(super) struct Quantizer {
     scale: f32,
     bounds: [f32; 2],
     zero: i32,
 }
 
 impl Quantizer {
+    pub fn new(scale: f32, limits: Limits) -> Self {
+        Self {
+            scale,
+            bounds: [limits.low, limits.high].map(|v| (v - limits.zero) as f32),
+            zero: limits.zero,
+        }
+    }
+
     /// The byte for a float, in the low bits.
     #[inline(always)]
-    fn of(self, x: f32) -> u32 {
+    pub fn of(self, x: f32) -> u32 {
         /// Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
         const SHIFT: f32 = 12_582_912.0;
         let v = x / self.scale;
@@ -123,11 +131,7 @@ impl Job for Rows<'_> {
             low: args.low,
             high: args.high,
         };
-        let quantizer = Quantizer {
-            scale: args.scale,
-            bounds: [args.low, args.high].map(|v| (v - args.zero) as f32),
-            zero: args.zero,
-        };
+        let quantizer = Quantizer::new(args.scale, limits);
         let fill = u32::from(limits.of(0).cast_unsigned());
         if inner == 1 {
             for (i, y) in y.chunks_exact_mut(words).enumerate() {

@@ -1,179 +1,29 @@
 //! Builds operators of the integer domain.
 
-use super::find::{Form, Pooling, Product, Site};
-use super::values::{Quantized, Result8, known};
-use super::{Refusal, moves, refuse};
+use super::find::{Constant, Pooling, Site, binary_axes};
+use super::values::{self, Quantized, known, usual_axis};
+use super::{Refusal, moves};
+use crate::error::{Error, Stage};
 use crate::graph::op::int8::{self, padded};
 use crate::graph::op::int8_binary::Int8Binary;
-use crate::graph::op::int8_conv::{Int8Conv, Kind};
+use crate::graph::op::int8_conv::Int8Conv;
 use crate::graph::op::int8_layout::{Int8Enter, Int8Leave};
 use crate::graph::op::int8_matmul::Int8MatMul;
 use crate::graph::op::int8_pool::Int8Pool;
 use crate::graph::op::int8_quantize::{Int8Dequantize, Int8Quantize, thresholds};
 use crate::graph::op::int8_softmax::Int8Softmax;
 use crate::graph::op::int8_table::Int8Table;
-use crate::graph::op::quantize_linear::{DequantizeLinear, QuantizeLinear};
+use crate::graph::op::quantize_linear::DequantizeLinear;
 use crate::graph::op::reshape::Reshape;
 use crate::graph::pass::pattern::input;
 use crate::graph::{Edit, NodeId, Op, OpError, ValueId};
 use crate::num;
-use crate::quant::fixed::{Arithmetic, Factor, Output};
-use crate::shape::Dim;
+use crate::quant::fixed::Output;
 use crate::tensor::{DType, HostTensor};
 use std::collections::HashMap;
 use std::sync::Arc;
 
 type Built<T> = Result<T, OpError>;
-
-/// Weights as operators of the integer domain store them.
-struct Packed {
-    kind: Kind,
-    shape: Vec<usize>,
-    data: Vec<i8>,
-    bias: Vec<i64>,
-    factors: Vec<Factor>,
-}
-
-/// Checks that sums fit 32 bits and factors exist.
-pub(super) fn check_product(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<(), Refusal> {
-    pack(p, to, arithmetic).map(|_| ())
-}
-
-/// Number of groups.
-fn groups(p: &Product) -> usize {
-    match &p.form {
-        Form::Matmul { .. } => 1,
-        Form::Conv { group, .. } => *group,
-    }
-}
-
-/// Rows of weights in the order output channel, tap, input channel of a group.
-struct Rows {
-    outputs: usize,
-    taps: usize,
-    depth: usize,
-    data: Vec<i8>,
-}
-
-impl Rows {
-    fn new(p: &Product) -> Result<Self, Refusal> {
-        let (shape, w) = (&p.weights.shape, &p.weights.data);
-        let (outputs, taps, depth, transposed) = match (&p.form, shape.as_slice()) {
-            (Form::Matmul { transposed }, [a, b]) if *transposed => (*a, 1, *b, true),
-            (Form::Matmul { .. }, [a, b]) => (*b, 1, *a, false),
-            (Form::Conv { .. }, [m, c, kernel @ ..]) => (*m, kernel.iter().product(), *c, true),
-            _ => return Err(refuse("weights with too few axes")),
-        };
-        let mut data = Vec::with_capacity(w.len());
-        for o in 0..outputs {
-            for t in 0..taps {
-                for c in 0..depth {
-                    let at = if transposed {
-                        (o * depth + c) * taps + t
-                    } else {
-                        c * outputs + o
-                    };
-                    data.push(w.get(at).copied().unwrap_or(0));
-                }
-            }
-        }
-        Ok(Self {
-            outputs,
-            taps,
-            depth,
-            data,
-        })
-    }
-
-    fn row(&self, o: usize) -> &[i8] {
-        let n = self.taps * self.depth;
-        self.data.get(o * n..(o + 1) * n).unwrap_or_default()
-    }
-}
-
-/// The weights, biases and factors of a product. Padding channels get 0.
-fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<Packed, Refusal> {
-    let rows = Rows::new(p)?;
-    let group = groups(p);
-    let whole = |n: usize| n.next_multiple_of(int8::WORD);
-    let stored = whole(rows.outputs);
-    let (mut bias, mut factors) = (Vec::with_capacity(stored), Vec::with_capacity(stored));
-    for o in 0..rows.outputs {
-        let scale = p.weights.scale(o);
-        let sum: i64 = rows.row(o).iter().map(|w| i64::from(*w)).sum();
-        let most: i64 = rows.row(o).iter().map(|w| i64::from(w.unsigned_abs())).sum();
-        let own = p.bias.integer(o, f64::from(p.x.map.scale) * f64::from(scale));
-        let folded = own - i64::from(p.x.map.zero) * sum;
-        // What kernels add up on the way is also within these bounds.
-        if folded.abs() + 256 * most > i64::from(i32::MAX) {
-            return Err(refuse("sums that may exceed 32 bits"));
-        }
-        bias.push(folded);
-        let factor = Factor::of_scales(arithmetic, p.x.map.scale, scale, to.to.map.scale);
-        factors.push(factor.ok_or_else(|| refuse("a scale that is too small for its product"))?);
-    }
-    let none = Factor::of_scales(arithmetic, 0.0, 1.0, 1.0);
-    bias.resize(stored, 0);
-    factors.resize(stored, none.ok_or_else(|| refuse("a factor of 0"))?);
-    let (kind, shape, data) = stored_weights(p, &rows, group)?;
-    Ok(Packed {
-        kind,
-        shape,
-        data,
-        bias,
-        factors,
-    })
-}
-
-/// The weights in the form that suits their groups.
-fn stored_weights(p: &Product, rows: &Rows, group: usize) -> Result<(Kind, Vec<usize>, Vec<i8>), Refusal> {
-    let whole = |n: usize| n.next_multiple_of(int8::WORD);
-    let outputs = whole(rows.outputs);
-    let Form::Conv { window, .. } = &p.form else {
-        let depth = whole(rows.depth);
-        let mut data = vec![0; outputs * depth];
-        for (to, o) in data.chunks_mut(depth.max(1)).zip(0..rows.outputs) {
-            to.iter_mut().zip(rows.row(o)).for_each(|(to, w)| *to = *w);
-        }
-        return Ok((Kind::Matmul, vec![outputs, depth], data));
-    };
-    let (window, kernel) = (window.clone(), p.weights.shape.get(2..).unwrap_or_default());
-    let per_group = rows.outputs / group.max(1);
-    if group > 1 && rows.depth == 1 && per_group == 1 {
-        let mut data = vec![0; rows.taps * outputs];
-        for o in 0..rows.outputs {
-            for (t, w) in rows.row(o).iter().enumerate() {
-                data[t * outputs + o] = *w;
-            }
-        }
-        let mut shape = kernel.to_vec();
-        shape.push(outputs);
-        return Ok((Kind::Depthwise { window }, shape, data));
-    }
-    // Groups of other sizes are parts of one group, with weights of 0 for the channels of others.
-    let grouped = group > 1 && rows.depth.is_multiple_of(int8::WORD) && per_group.is_multiple_of(int8::WORD);
-    let depth = whole(if grouped { rows.depth } else { rows.depth * group });
-    if rows.taps * depth * outputs > 1 << 28 {
-        return Err(refuse("weights of groups that do not fit words"));
-    }
-    let mut data = vec![0; outputs * rows.taps * depth];
-    for o in 0..rows.outputs {
-        let first = if grouped {
-            0
-        } else {
-            o / per_group.max(1) * rows.depth
-        };
-        for (t, part) in rows.row(o).chunks(rows.depth.max(1)).enumerate() {
-            let at = (o * rows.taps + t) * depth + first;
-            data[at..at + part.len()].copy_from_slice(part);
-        }
-    }
-    let mut shape = vec![outputs];
-    shape.extend(kernel);
-    shape.push(depth);
-    let group = if grouped { num::signed(group) } else { 1 };
-    Ok((Kind::Conv { window, group }, shape, data))
-}
 
 /// A value of the integer domain and the axis that it stores last.
 #[derive(Clone, Copy, Debug)]
@@ -183,8 +33,8 @@ pub(super) struct Stored {
 }
 
 /// What the pass has built.
+#[derive(Default)]
 pub(super) struct Domain {
-    arithmetic: Arithmetic,
     /// For each quantized value: its forms in the integer domain.
     stored: HashMap<ValueId, Vec<Stored>>,
     /// For each quantized value: the same integers, computed without floats.
@@ -200,15 +50,6 @@ pub(super) struct New<'a> {
 }
 
 impl Domain {
-    pub fn new(arithmetic: Arithmetic) -> Self {
-        Self {
-            arithmetic,
-            stored: HashMap::new(),
-            plain: HashMap::new(),
-            results: Vec::new(),
-        }
-    }
-
     /// Adds a node with one result.
     pub fn add(edit: &mut Edit<'_>, new: &New<'_>, op: impl Op + 'static, inputs: &[ValueId]) -> ValueId {
         let value = edit.add_value(&format!("{}/int8", new.name), None);
@@ -224,6 +65,12 @@ impl Domain {
     /// The form of `q` with any axis last, if there is one.
     pub fn any(&self, q: &Quantized) -> Option<Stored> {
         self.stored.get(&q.value)?.first().copied()
+    }
+
+    /// The axis that `q` stores last, or would.
+    pub fn axis(&self, q: &Quantized) -> Built<usize> {
+        self.any(q)
+            .map_or_else(|| at(usual_axis(&q.shape)), |s| Ok(s.axis))
     }
 
     /// `q` with axis `axis` stored last.
@@ -242,37 +89,42 @@ impl Domain {
 
     fn enter(&mut self, edit: &mut Edit<'_>, q: &Quantized, axis: usize) -> Built<ValueId> {
         let name = edit.value(q.value).name.clone();
-        let fill =
-            i8::try_from(q.map.zero).map_err(|_| OpError::expected("zero point", "8 bits", q.map.zero))?;
-        let enter = Int8Enter { axis, fill };
+        let enter = Int8Enter { axis };
         if let Some(t) = known(edit, q.value) {
-            let stored = enter.eval(&[Some(&t)])?.pop();
-            let stored = stored.ok_or_else(|| OpError::expected("results", 1, 0))?;
-            return Ok(Self::constant(edit, &format!("{name}/int8"), stored));
+            return Self::entered(edit, &name, &enter, &t);
         }
         let made = edit.producer(q.value).map(|(_, node)| node);
         let origin = made.map(|n| n.origin.clone()).unwrap_or_default();
         let new = New { name: &name, origin };
         let computed = self.plain.contains_key(&q.value) || self.stored.contains_key(&q.value);
-        let float = made.filter(|n| n.op.downcast::<QuantizeLinear>().is_some() && !computed);
-        let float = float.and_then(|n| input(n, 0));
-        let wide = |v: &ValueId| {
-            edit.fact(*v)
+        // The integers are those of the quantization, whatever they are read as.
+        let by = edit.producer(q.value).map(|(id, _)| id).filter(|_| !computed);
+        let by = by.and_then(|id| values::quantizer(edit, id)?.ok());
+        let float = by.and_then(|by| Some((input(edit.node(by.node)?, 0)?, by.map)));
+        let narrow = |v: ValueId| {
+            edit.fact(v)
                 .is_ok_and(|f| f.dtype.is_float() && f.dtype != DType::F64)
         };
-        if let Some(x) = float.filter(wide) {
-            let output = Output::new(q.map.zero);
-            let list = thresholds(q.map.scale, output)?;
+        if let Some((x, map)) = float.filter(|(x, _)| narrow(*x)) {
+            let output = Output::new(map.zero);
+            let list = thresholds(map.scale, output)?;
             let list = Self::constant(edit, &format!("{name}/thresholds"), list);
             let op = Int8Quantize {
                 axis,
-                scale: q.map.scale,
+                scale: map.scale,
                 output,
             };
             return Ok(Self::add(edit, &new, op, &[x, list]));
         }
         let plain = if computed { self.plain(edit, q)? } else { q.value };
         Ok(Self::add(edit, &new, enter, &[plain]))
+    }
+
+    /// A constant in the stored form.
+    fn entered(edit: &mut Edit<'_>, name: &str, enter: &Int8Enter, t: &HostTensor) -> Built<ValueId> {
+        let stored = enter.eval(&[Some(t)])?.pop();
+        let stored = stored.ok_or_else(|| OpError::expected("results", 1, 0))?;
+        Ok(Self::constant(edit, &format!("{name}/int8"), stored))
     }
 
     /// `q` as an ordinary tensor of its type.
@@ -315,8 +167,7 @@ impl Domain {
         table: &[i8],
         to: &Quantized,
     ) -> Built<Quantized> {
-        let usual = super::find::usual_axis(q.shape.len());
-        let axis = self.any(q).map_or(usual, |s| s.axis);
+        let axis = self.axis(q)?;
         let x = self.request(edit, q, axis)?;
         let value = Self::by_table(edit, new, x, table)?;
         self.stored.insert(value, vec![Stored { value, axis }]);
@@ -334,23 +185,16 @@ impl Domain {
         let (name, origin) = (node.name.clone(), node.origin.clone());
         let new = New { name: &name, origin };
         match site {
-            Site::Product(product, to) => self.product(edit, &new, product, to),
+            Site::Product(product) => self.product(edit, &new, product),
             Site::MatMul {
                 operands,
                 transposed,
-                factor,
-                to,
-            } => self.matmul(edit, &new, operands, *transposed, *factor, to),
-            Site::Binary {
-                operands,
-                axis,
                 op,
                 to,
-            } => self.binary(edit, &new, operands, *axis, op, to),
+            } => self.matmul(edit, &new, operands, *transposed, op, to),
+            Site::Binary { operands, op, to } => self.binary(edit, &new, operands, op, to),
             Site::Table { x, table, to } => {
-                let axis = self
-                    .any(x)
-                    .map_or_else(|| super::find::usual_axis(x.shape.len()), |s| s.axis);
+                let axis = self.axis(x)?;
                 let value = self.request(edit, x, axis)?;
                 let is_identity = (-128..=127).eq(table.iter().map(|v| i32::from(*v)));
                 if is_identity {
@@ -393,8 +237,8 @@ impl Domain {
         new: &New<'_>,
         [a, b]: &[Quantized; 2],
         transposed: bool,
-        factor: Factor,
-        to: &Result8,
+        op: &Int8MatMul,
+        to: &Quantized,
     ) -> Built<()> {
         let last = b.shape.len().saturating_sub(1);
         let k = if transposed { last } else { last.saturating_sub(1) };
@@ -402,14 +246,8 @@ impl Domain {
             self.request(edit, a, a.shape.len().saturating_sub(1))?,
             self.request(edit, b, k)?,
         ];
-        let op = Int8MatMul {
-            a_zero: a.map.zero,
-            b_zero: b.map.zero,
-            factor,
-            output: to.output(self.arithmetic),
-        };
-        let y = Self::add(edit, new, op, &inputs);
-        self.set(&to.to, to.to.shape.len().saturating_sub(1), y);
+        let y = Self::add(edit, new, op.clone(), &inputs);
+        self.set(to, to.shape.len().saturating_sub(1), y);
         Ok(())
     }
 
@@ -453,16 +291,12 @@ impl Domain {
         moves::reshaped(edit, new, y, &shape)
     }
 
-    fn product(&mut self, edit: &mut Edit<'_>, new: &New<'_>, p: &Product, to: &Result8) -> Built<()> {
-        let axis = match p.form {
-            Form::Matmul { .. } => p.x.shape.len().saturating_sub(1),
-            Form::Conv { .. } => 1,
-        };
-        let packed = pack(p, to, self.arithmetic).map_err(|why| OpError::Unsupported(why.0))?;
-        let mut x = self.request(edit, &p.x, axis)?;
+    fn product(&mut self, edit: &mut Edit<'_>, new: &New<'_>, p: &Constant) -> Built<()> {
+        let mut x = self.request(edit, &p.x, p.axis)?;
         if let Some(steps) = &p.steps {
             x = moves::spread(edit, new, x, &p.x, steps)?;
         }
+        let packed = &p.packed;
         let w = int8::tensor(&packed.shape, &packed.data)?;
         let bias = HostTensor::from_ints(DType::I32, &[packed.bias.len()], &packed.bias)?;
         let factors = int8::factors(&packed.factors)?;
@@ -471,12 +305,12 @@ impl Domain {
             inputs.push(Self::constant(edit, &format!("{}/{what}", new.name), t));
         }
         let op = Int8Conv {
-            kind: packed.kind,
+            kind: packed.kind.clone(),
             x_zero: p.x.map.zero,
-            output: to.output(self.arithmetic),
+            output: p.output,
         };
         let y = Self::add(edit, new, op, &inputs);
-        self.set(&to.to, axis, y);
+        self.set(&p.to, p.axis, y);
         Ok(())
     }
 
@@ -485,74 +319,103 @@ impl Domain {
         edit: &mut Edit<'_>,
         new: &New<'_>,
         operands: &[Quantized; 2],
-        axis: usize,
         op: &Int8Binary,
         to: &Quantized,
     ) -> Built<()> {
-        let mut inputs = Vec::with_capacity(2);
+        let axes = binary_axes(edit, operands, to);
+        let stored = operands.iter().filter_map(|q| self.any(q)).map(|s| s.axis);
+        let axis = stored
+            .into_iter()
+            .find(|a| axes.contains(a))
+            .or(axes.first().copied());
+        let axis = axis.ok_or_else(|| OpError::expected("axis to store last", "one", "none"))?;
+        let mut inputs = Vec::with_capacity(3);
         for q in operands {
-            let value = match known(edit, q.value) {
+            inputs.push(match known(edit, q.value) {
                 Some(t) => {
                     let full = full_rank(&t, to, axis)?;
-                    let fill = i8::try_from(q.map.zero)
-                        .map_err(|_| OpError::expected("zero point", "8 bits", q.map.zero))?;
-                    let stored = Int8Enter { axis, fill }.eval(&[Some(&full)])?.pop();
-                    let stored = stored.ok_or_else(|| OpError::expected("results", 1, 0))?;
-                    let name = format!("{}/int8", edit.value(q.value).name);
-                    Self::constant(edit, &name, stored)
+                    let name = edit.value(q.value).name.clone();
+                    Self::entered(edit, &name, &Int8Enter { axis }, &full)?
                 }
                 None => self.request(edit, q, axis)?,
-            };
-            inputs.push(value);
+            });
         }
+        inputs.push(Self::constant(
+            edit,
+            &format!("{}/tables", new.name),
+            op.tables()?,
+        ));
         let y = Self::add(edit, new, op.clone(), &inputs);
         self.set(to, axis, y);
         Ok(())
     }
 
     /// Connects readers outside the integer domain.
-    pub fn finish(mut self, edit: &mut Edit<'_>) -> Built<()> {
+    pub fn finish(mut self, edit: &mut Edit<'_>) -> crate::error::Result<()> {
         for to in std::mem::take(&mut self.results) {
-            let readers: Vec<NodeId> = edit.readers(to.value).collect();
-            let mut others = edit.is_kept(to.value);
-            for id in readers {
-                let Some(node) = edit.node(id) else { continue };
-                let origin = node.origin.clone();
-                if node.op.downcast::<DequantizeLinear>().is_none() {
-                    others = true;
-                } else if let Some(form) = self.any(&to) {
-                    let op = Int8Dequantize {
-                        axis: form.axis,
-                        channels: channels(&to, form.axis)?,
-                        map: to.map,
-                    };
-                    edit.replace_node(id, Box::new(op), vec![Some(form.value)], origin);
-                } else if let Some(plain) = self.plain.get(&to.value) {
-                    let rest = node.inputs.get(1..).unwrap_or_default();
-                    let inputs = std::iter::once(Some(*plain)).chain(rest.iter().copied());
-                    let (op, inputs) = (node.op.clone(), inputs.collect());
-                    edit.replace_node(id, op, inputs, origin);
-                }
-            }
-            if !others {
+            let finished = self.finish_result(edit, &to);
+            finished.map_err(|e| {
+                let name = &edit.value(to.value).name;
+                Error::other(Stage::Pass, format!("quantized value \"{name}\": {e}"))
+            })?;
+        }
+        Ok(())
+    }
+
+    fn finish_result(&mut self, edit: &mut Edit<'_>, to: &Quantized) -> Built<()> {
+        let readers: Vec<NodeId> = edit.readers(to.value).collect();
+        let mut others = edit.is_kept(to.value);
+        for id in readers {
+            let Some(node) = edit.node(id) else { continue };
+            if node.op.downcast::<DequantizeLinear>().is_none() {
+                others = true;
                 continue;
             }
-            let origin = edit.node(to.node).map(|n| n.origin.clone()).unwrap_or_default();
-            if let Some(form) = self.any(&to) {
-                let op = leave(&to, form.axis)?;
-                edit.replace_node(to.node, Box::new(op), vec![Some(form.value)], origin);
-            } else if let Some(plain) = self.plain.get(&to.value) {
-                edit.replace_node(to.node, Box::new(Reshape::Identity), vec![Some(*plain)], origin);
+            let (origin, inputs) = (node.origin.clone(), node.inputs.clone());
+            let (op, dtype) = (node.op.clone(), node.outputs.first().copied());
+            let dtype = dtype
+                .map(|v| edit.fact(v))
+                .transpose()?
+                .map_or(DType::F32, |f| f.dtype);
+            // It may read the integers by another map.
+            let own = values::quantized(edit, to.value, input(node, 1), input(node, 2), id);
+            if let (Some(form), Ok(own)) = (self.any(to), own) {
+                let op = Int8Dequantize {
+                    axis: form.axis,
+                    channels: channels(to, form.axis)?,
+                    map: own.map,
+                    dtype,
+                };
+                edit.replace_node(id, Box::new(op), vec![Some(form.value)], origin);
+            } else {
+                let plain = self.plain(edit, to)?;
+                let rest = inputs.get(1..).unwrap_or_default();
+                let inputs = std::iter::once(Some(plain)).chain(rest.iter().copied());
+                edit.replace_node(id, op, inputs.collect(), origin);
             }
+        }
+        if !others {
+            return Ok(());
+        }
+        let origin = edit.node(to.node).map(|n| n.origin.clone()).unwrap_or_default();
+        if let Some(form) = self.any(to) {
+            let op = leave(to, form.axis)?;
+            edit.replace_node(to.node, Box::new(op), vec![Some(form.value)], origin);
+        } else if let Some(plain) = self.plain.get(&to.value) {
+            edit.replace_node(to.node, Box::new(Reshape::Identity), vec![Some(*plain)], origin);
         }
         Ok(())
     }
 }
 
+/// What the finder has checked before.
+pub(super) fn at<T>(found: Result<T, Refusal>) -> Built<T> {
+    found.map_err(|why| OpError::Unsupported(why.0))
+}
+
 /// The size of an axis that is stored last.
 pub(super) fn channels(q: &Quantized, axis: usize) -> Built<i64> {
-    let size = q.shape.get(axis).and_then(Dim::as_const);
-    size.ok_or_else(|| OpError::expected("the axis that is stored last", "a constant size", axis))
+    at(values::channels(&q.shape, axis))
 }
 
 fn leave(q: &Quantized, axis: usize) -> Built<Int8Leave> {

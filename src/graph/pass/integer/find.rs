@@ -1,14 +1,16 @@
 //! Finds what can be computed with integers.
 
-use super::values::{Bias, Quantized, Result8, Weights};
+use super::pack::{Form, Packed, Product, pack};
+use super::values::{Bias, Quantized, Result8, Weights, axes_to_store, channels, is_known, usual_axis};
 use super::view::View;
-use super::{Refusal, moves, refuse};
-use crate::graph::op::concat::Concat;
+use super::{Refusal, moves, refuse, table};
+use crate::error::Result;
 use crate::graph::op::conv::Conv;
 use crate::graph::op::conv_transpose::ConvTranspose;
 use crate::graph::op::gemm::Gemm;
 use crate::graph::op::global_pool::GlobalPool;
-use crate::graph::op::int8_binary::{Function, Int8Binary};
+use crate::graph::op::int8_binary::{self, Function, Int8Binary};
+use crate::graph::op::int8_matmul::Int8MatMul;
 use crate::graph::op::int8_pool::{self, mean_factors};
 use crate::graph::op::int8_softmax;
 use crate::graph::op::matmul::MatMul;
@@ -16,53 +18,31 @@ use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::pool::{self, Pool};
 use crate::graph::op::quantize_linear::QuantizeLinear;
 use crate::graph::op::reduce::{self, Reduce};
-use crate::graph::op::resize::Resize;
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::window::Window;
-use crate::graph::{Edit, NodeId, Op, ValueId};
+use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
 use crate::num;
-use crate::quant::fixed::{Affine, Arithmetic, Factor, Multiplier, Output};
+use crate::quant::fixed::{Affine, Arithmetic, Factor, Output};
 use crate::shape::Dim;
 use crate::tensor::HostTensor;
 
-pub(super) type Found<T> = Result<T, Refusal>;
-
-/// A matmul or convolution by constant weights.
-#[derive(Clone, Debug)]
-pub(super) struct Product {
-    pub x: Quantized,
-    pub weights: Weights,
-    pub bias: Bias,
-    pub form: Form,
-    /// Elements that stand for 0 are inserted, so that others are these steps apart along each
-    /// spatial axis: a transposed convolution.
-    pub steps: Option<Vec<i64>>,
-}
-
-/// How weights are stored, and what they are applied to.
-#[derive(Clone, Debug)]
-pub(super) enum Form {
-    /// `[k, n]`, or `[n, k]` if transposed.
-    Matmul { transposed: bool },
-    /// `[m, c / group, kernel..]`.
-    Conv { window: Window, group: usize },
-}
+pub(super) type Found<T> = std::result::Result<T, Refusal>;
 
 /// Nodes that one operator of the integer domain replaces.
 #[derive(Clone, Debug)]
 pub(super) enum Site {
-    Product(Box<Product>, Result8),
+    /// A matmul or convolution by constant weights.
+    Product(Box<Constant>),
     /// A matmul of two activations; the last one is `[.., n, k]` if transposed.
     MatMul {
         operands: [Quantized; 2],
         transposed: bool,
-        factor: Factor,
-        to: Result8,
+        op: Int8MatMul,
+        to: Quantized,
     },
-    /// A function of two activations with axis `axis` stored last.
+    /// A function of two operands. Constants have as many axes as the result.
     Binary {
         operands: [Quantized; 2],
-        axis: usize,
         op: Int8Binary,
         to: Quantized,
     },
@@ -81,6 +61,20 @@ pub(super) enum Site {
         to: Quantized,
     },
     Move(Move),
+}
+
+/// A matmul or convolution by constant weights.
+#[derive(Clone, Debug)]
+pub(super) struct Constant {
+    pub x: Quantized,
+    /// The axis that operand and result store last.
+    pub axis: usize,
+    /// Elements that stand for 0 are inserted, so that others are these steps apart along each
+    /// spatial axis: a transposed convolution.
+    pub steps: Option<Vec<i64>>,
+    pub packed: Packed,
+    pub to: Quantized,
+    pub output: Output,
 }
 
 /// A maximum or mean over windows.
@@ -110,13 +104,12 @@ pub(super) struct Move {
 }
 
 /// The nodes that read quantized activations, in order, each with what it becomes.
-pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Vec<(NodeId, Found<Site>)> {
-    let order = edit.order().unwrap_or_default();
-    let found = order.into_iter().filter_map(|id| {
+pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Vec<(NodeId, Found<Site>)>> {
+    let found = edit.order()?.into_iter().filter_map(|id| {
         let view = View::new(edit, id)?;
         Some((id, view.site(arithmetic)))
     });
-    found.collect()
+    Ok(found.collect())
 }
 
 impl View<'_, '_> {
@@ -135,8 +128,9 @@ impl View<'_, '_> {
         }
         if self.op.downcast::<QuantizeLinear>().is_some() {
             let to = self.rescaled()?;
-            let output = Output::new(to.map.zero);
-            return Ok(table(self.operand(0)?, to, output, arithmetic, None));
+            let (x, output) = (self.operand(0)?, Output::new(to.map.zero));
+            let table = table::rescaling(x.map, to.map, output, arithmetic);
+            return tabulated(x, table, to);
         }
         if let Some(pointwise) = self.op.downcast::<Pointwise>() {
             return elementwise(self, pointwise, arithmetic);
@@ -156,36 +150,35 @@ impl View<'_, '_> {
         if let Some(softmax) = self.op.downcast::<Softmax>() {
             return softmax_of(self, softmax);
         }
-        let resizes = self.op.downcast::<Resize>().is_some();
-        if resizes || self.op.moves(0) || self.op.downcast::<Concat>().is_some() {
+        if moves::is_move(self.op) {
             return moves::find(self, arithmetic);
         }
         Err(refuse("the operator has no integer form"))
     }
 }
 
-/// The size of axis `axis`, which must be constant.
-pub(super) fn channels(shape: &[Dim], axis: usize) -> Found<i64> {
-    let size = shape
-        .get(axis)
-        .ok_or_else(|| refuse("an operand with too few axes"))?;
-    size.as_const()
-        .ok_or_else(|| refuse("the axis that is stored last has a size that is not constant"))
+/// Refuses weights with several scales along another axis than that of the results.
+fn check_scales(weights: &Weights, axis: usize) -> Found<()> {
+    if weights.scales.len() > 1 && weights.axis != axis {
+        return Err(refuse("weights with scales along another axis than the results"));
+    }
+    Ok(())
 }
 
-/// The axis that is stored last if nothing else decides: channels of images, features of rows.
-pub(super) fn usual_axis(rank: usize) -> usize {
-    if rank >= 4 { 1 } else { rank.saturating_sub(1) }
+/// Refuses windows whose padding or distance of taps is far beyond any image.
+fn check_window(window: &Window) -> Found<()> {
+    let near = |list: &[i64]| list.iter().all(|n| n.abs() <= 1 << 12);
+    if near(&window.pads) && near(&window.dilations) {
+        return Ok(());
+    }
+    Err(refuse("padding or dilation above 4096"))
 }
 
 fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Found<Site> {
     let (x, weights) = (view.operand(0)?, view.weights(1, 0)?);
     let m = weights.shape.first().copied().unwrap_or(0);
-    if weights.scales.len() > 1 && weights.axis != 0 {
-        return Err(refuse(
-            "weights with scales along another axis than the output channels",
-        ));
-    }
+    check_scales(&weights, 0)?;
+    check_window(&conv.window)?;
     channels(&x.shape, 1)?;
     let group = num::exact(conv.group, "a number of groups").map_err(|e| refuse(&e.to_string()))?;
     let product = Product {
@@ -196,9 +189,8 @@ fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Foun
             window: conv.window.clone(),
             group,
         },
-        steps: None,
     };
-    finished(product, view.result()?, arithmetic)
+    finished(product, None, view.result()?, arithmetic)
 }
 
 /// A transposed convolution as a convolution of the input with zeros between its elements.
@@ -209,11 +201,9 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
     let [c, per_group, kernel @ ..] = given.shape.as_slice() else {
         return Err(refuse("weights with too few axes"));
     };
-    if given.scales.len() > 1 && (given.axis != 1 || group != 1) {
-        return Err(refuse(
-            "weights with scales along another axis than the output channels",
-        ));
-    }
+    // Along axis 1 scales are those of the channels of a group.
+    check_scales(&given, if group == 1 { 1 } else { usize::MAX })?;
+    check_window(&conv.window)?;
     channels(&x.shape, 1)?;
     let sizes: Option<Vec<i64>> = x.shape.iter().skip(2).map(Dim::as_const).collect();
     let sizes = sizes.ok_or_else(|| refuse("spatial sizes that are not constant"))?;
@@ -252,15 +242,24 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
         x,
         weights,
         form: Form::Conv { window, group },
-        steps: Some(steps),
     };
-    finished(product, view.result()?, arithmetic)
+    finished(product, Some(steps), view.result()?, arithmetic)
 }
 
 /// A product with its result.
-fn finished(product: Product, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
-    super::build::check_product(&product, &to, arithmetic)?;
-    Ok(Site::Product(Box::new(product), to))
+fn finished(product: Product, steps: Option<Vec<i64>>, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
+    let axis = match product.form {
+        Form::Matmul { .. } => product.x.shape.len().saturating_sub(1),
+        Form::Conv { .. } => 1,
+    };
+    Ok(Site::Product(Box::new(Constant {
+        packed: pack(&product, &to, arithmetic)?,
+        x: product.x,
+        axis,
+        steps,
+        output: to.output(arithmetic),
+        to: to.to,
+    })))
 }
 
 fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> Found<Site> {
@@ -273,11 +272,8 @@ fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> F
     let (x, weights) = (view.operand(0)?, view.weights(1, axis)?);
     let n = columns(&weights, gemm.trans_b)?;
     let bias = view.bias(2, n)?;
-    finished(
-        by_rows(x, weights, gemm.trans_b, bias)?,
-        view.result()?,
-        arithmetic,
-    )
+    let product = by_rows(x, weights, gemm.trans_b, bias)?;
+    finished(product, None, view.result()?, arithmetic)
 }
 
 /// Number of columns of a matrix of weights.
@@ -291,17 +287,13 @@ fn columns(weights: &Weights, transposed: bool) -> Found<usize> {
 
 /// A matmul by constant weights.
 fn by_rows(x: Quantized, weights: Weights, transposed: bool, bias: Bias) -> Found<Product> {
-    let axis = if transposed { 0 } else { 1 };
-    if weights.scales.len() > 1 && weights.axis != axis {
-        return Err(refuse("weights with scales along another axis than the columns"));
-    }
+    check_scales(&weights, if transposed { 0 } else { 1 })?;
     channels(&x.shape, x.shape.len().saturating_sub(1))?;
     Ok(Product {
         bias,
         x,
         weights,
         form: Form::Matmul { transposed },
-        steps: None,
     })
 }
 
@@ -312,7 +304,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
         let weights = view.weights(1, axis)?;
         let n = columns(&weights, matmul.trans_b)?;
         let (bias, to) = view.biased_result(n)?;
-        return finished(by_rows(a, weights, matmul.trans_b, bias)?, to, arithmetic);
+        return finished(by_rows(a, weights, matmul.trans_b, bias)?, None, to, arithmetic);
     }
     let b = view.operand(1)?;
     if a.shape.len() < 2 || b.shape.len() < 2 {
@@ -331,75 +323,28 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
     if k > i64::from(i32::MAX) / (255 * 255) {
         return Err(refuse("sums that may exceed 32 bits"));
     }
+    let op = Int8MatMul {
+        k,
+        a_zero: a.map.zero,
+        b_zero: b.map.zero,
+        factor: factor.ok_or_else(|| refuse("a scale that is too small for its product"))?,
+        output: to.output(arithmetic),
+    };
     Ok(Site::MatMul {
         operands: [a, b],
         transposed: matmul.trans_b,
-        factor: factor.ok_or_else(|| refuse("a scale that is too small for its product"))?,
-        to,
+        op,
+        to: to.to,
     })
 }
 
-/// A table for `x`, which may be computed by `f` before it is quantized again.
-fn table(x: Quantized, to: Quantized, output: Output, arithmetic: Arithmetic, f: Option<&[f32]>) -> Site {
-    let table = match f.map(|f| (f, slopes(x.map, f))) {
-        None => entries(x.map, to.map, output, arithmetic, [1.0, 1.0]),
-        Some((_, Some(slopes))) if arithmetic == Arithmetic::Fixed => {
-            entries(x.map, to.map, output, arithmetic, slopes)
-        }
-        Some((f, _)) => f.iter().map(|real| quantize(*real, to.map, output)).collect(),
-    };
-    Site::Table { table, x, to }
-}
-
-/// The table of the function that multiplies negative numbers by the first slope and others by the
-/// second one.
-pub(super) fn entries(
-    x: Affine,
-    to: Affine,
-    output: Output,
-    arithmetic: Arithmetic,
-    slopes: [f32; 2],
-) -> Vec<i8> {
-    let ratio = f64::from(x.scale) / f64::from(to.scale);
-    let [below, above] = slopes.map(|s| Multiplier::new(ratio * f64::from(s)));
-    let of = |q: i32| {
-        let is_above = q >= x.zero;
-        match (arithmetic, if is_above { above } else { below }) {
-            (Arithmetic::Fixed, Some(factor)) => output.of(factor.apply(q - x.zero)),
-            _ => quantize(dequantize(x, q) * slopes[usize::from(is_above)], to, output),
-        }
-    };
-    (-128..=127).map(of).collect()
-}
-
-/// The slopes below and above 0 of a function that is linear on both sides, through 0; as
-/// `LeakyRelu`. `f` holds its results for all 8-bit integers.
-fn slopes(x: Affine, f: &[f32]) -> Option<[f32; 2]> {
-    let slope = |q: i32| {
-        let at = usize::try_from(q + 128).ok()?;
-        let (real, result) = (dequantize(x, q), *f.get(at)?);
-        (real != 0.0).then(|| result / real)
-    };
-    let ends = [-128, 127].map(|q| slope(q).filter(|s| s.is_finite() && *s >= 0.0));
-    let [below, above] = [ends[0].or(ends[1])?, ends[1].or(ends[0])?];
-    let close = |q: i32| {
-        let wanted = if q < x.zero { below } else { above };
-        slope(q).is_none_or(|s| (s - wanted).abs() <= 1e-5 * wanted.abs())
-    };
-    (x.zero > -128 && x.zero < 127 && (-128..=127).all(close)).then_some([below, above])
-}
-
-/// A float as `QuantizeLinear` quantizes it.
-pub(super) fn quantize(real: f32, to: Affine, output: Output) -> i8 {
-    #[allow(clippy::cast_possible_truncation, reason = "saturates; NaN becomes 0")]
-    let rounded = (real / to.scale).round_ties_even() as i32;
-    output.of(rounded)
-}
-
-/// What an integer stands for, as `DequantizeLinear` computes it.
-#[allow(clippy::cast_precision_loss, reason = "9 bits")]
-pub(super) fn dequantize(map: Affine, q: i32) -> f32 {
-    map.scale * (q - map.zero) as f32
+/// A function of one activation by its table.
+fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found<Site> {
+    if x.shape != to.shape {
+        return Err(refuse("constants that add axes"));
+    }
+    usual_axis(&x.shape)?;
+    Ok(Site::Table { x, table, to })
 }
 
 fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> Found<Site> {
@@ -410,11 +355,12 @@ fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> F
                 bounds: [0, 1].map(|i| bounds[i].clamp(to.bounds[0], to.bounds[1])),
                 ..to.clone()
             };
-            let output = both.output(arithmetic);
-            return Ok(table(x, to.to, output, arithmetic, None));
+            let table = table::rescaling(x.map, to.to.map, both.output(arithmetic), arithmetic);
+            return tabulated(x, table, to.to);
         }
         let (reals, output) = (view.function(x.map)?, to.output(arithmetic));
-        return Ok(table(x, to.to, output, arithmetic, Some(&reals)));
+        let table = table::of_results(&reals, x.map, to.to.map, output, arithmetic);
+        return tabulated(x, table, to.to);
     }
     let function = match &op.expr {
         Expr::Binary(f, a, b) => match (f, &**a, &**b) {
@@ -429,36 +375,43 @@ fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> F
 }
 
 fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
-    let operands = [view.operand(0)?, view.operand(1)?];
-    let rank = to.to.shape.len();
-    let axis = usual_axis(rank);
-    for q in &operands {
-        let constant = view.is_known(q.value);
-        if q.shape.len() != rank && !constant {
+    let mut operands = [view.operand(0)?, view.operand(1)?];
+    for q in &mut operands {
+        let missing = to.to.shape.len().saturating_sub(q.shape.len());
+        if missing > 0 && !view.is_known(q.value) {
             return Err(refuse("operands with different numbers of axes"));
         }
-        let at = (q.shape.len() + axis).checked_sub(rank);
-        let own = at.and_then(|at| q.shape.get(at));
-        if own != to.to.shape.get(axis) && !(constant && own.is_none_or(|d| d.is(1))) {
-            return Err(refuse(
-                "an operand that is repeated along the axis that is stored last",
-            ));
-        }
+        q.shape.splice(0..0, std::iter::repeat_n(Dim::from(1), missing));
     }
-    channels(&to.to.shape, axis)?;
-    let op = Int8Binary::new(
-        function,
-        operands[0].map,
-        operands[1].map,
-        to.to.map,
-        to.output(arithmetic),
-    );
+    if binary_axes(view.graph(), &operands, &to.to).is_empty() {
+        return Err(refuse(
+            "operands that are repeated along other axes than the leading ones",
+        ));
+    }
+    let maps = operands.each_ref().map(|q| q.map);
+    let op = Int8Binary::new(function, arithmetic, maps, to.to.map.scale, to.output(arithmetic));
     Ok(Site::Binary {
         operands,
-        axis,
         op: op.ok_or_else(|| refuse("scales that are too far apart"))?,
         to: to.to,
     })
+}
+
+/// The axes that operands and result of a function of two operands can store last.
+pub(super) fn binary_axes(g: &Graph, operands: &[Quantized; 2], to: &Quantized) -> Vec<usize> {
+    let has_kernel = |q: &Quantized, axis: usize| {
+        let (mut own, mut out) = (q.shape.clone(), to.shape.clone());
+        let (size, wanted) = (own.remove(axis), out.remove(axis));
+        // A constant can be repeated along the axis beforehand.
+        (size == wanted || size.is(1) && is_known(g, q.value)) && int8_binary::can_repeat(&own, &out)
+    };
+    let axes = axes_to_store(&to.shape);
+    axes.filter(|axis| {
+        operands
+            .iter()
+            .all(|q| q.shape.len() == to.shape.len() && has_kernel(q, *axis))
+    })
+    .collect()
 }
 
 /// A maximum, or a mean that counts padding or not.
@@ -467,6 +420,7 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
     if x.shape.len() < 3 {
         return Err(refuse("an operand without windows"));
     }
+    check_window(&window)?;
     channels(&x.shape, 1)?;
     let same = x.map == to.to.map;
     let windows = view.op.downcast::<Pool>().is_some();
@@ -487,7 +441,7 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
         }
     };
     let (output, table) = if mean.is_none() && !same {
-        let table = entries(x.map, to.to.map, output, arithmetic, [1.0; 2]);
+        let table = table::rescaling(x.map, to.to.map, output, arithmetic);
         (Output::new(x.map.zero), Some(table))
     } else {
         (output, None)

@@ -10,6 +10,8 @@
 mod build;
 mod find;
 mod moves;
+mod pack;
+mod table;
 mod values;
 mod view;
 
@@ -67,11 +69,11 @@ pub struct Coverage {
 }
 
 /// What the pass would do with the nodes of a graph with derived shapes.
-pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Coverage {
+pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
     let mut copy = graph.clone();
     let edit = Edit::new(&mut copy);
     let mut coverage = Coverage::default();
-    for (id, site) in find::sites(&edit, arithmetic) {
+    for (id, site) in find::sites(&edit, arithmetic)? {
         let Some(node) = edit.node(id) else { continue };
         match site {
             Ok(_) => coverage.nodes += 1,
@@ -82,12 +84,12 @@ pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Coverage {
             }),
         }
     }
-    coverage
+    Ok(coverage)
 }
 
 fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
-    let mut domain = Domain::new(arithmetic);
-    for (id, site) in find::sites(edit, arithmetic) {
+    let mut domain = Domain::default();
+    for (id, site) in find::sites(edit, arithmetic)? {
         let Some(node) = edit.node(id) else { continue };
         let name = node.name.clone();
         match site {
@@ -102,7 +104,5 @@ fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
             }
         }
     }
-    domain
-        .finish(edit)
-        .map_err(|e| Error::other(Stage::Pass, e.to_string()))
+    domain.finish(edit)
 }

@@ -5,17 +5,25 @@
 
 use super::build::{Domain, New, channels};
 use super::find::{Move, Site};
+use super::values::usual_axis;
 use super::values::{Quantized, Result8};
 use super::view::View;
 use super::{Refusal, refuse};
 use crate::graph::op::concat::Concat;
+use crate::graph::op::expand::Expand;
+use crate::graph::op::gather::Gather;
+use crate::graph::op::gather_elements::GatherElements;
+use crate::graph::op::gather_nd::GatherNd;
 use crate::graph::op::int8::WORD;
 use crate::graph::op::int8_layout::ByteView;
 use crate::graph::op::pad::{self, Pad};
 use crate::graph::op::reshape::Reshape;
 use crate::graph::op::resize::{self, Resize};
+use crate::graph::op::slice::Slice;
+use crate::graph::op::split::Split;
+use crate::graph::op::tile::Tile;
 use crate::graph::op::transpose::Transpose;
-use crate::graph::{Edit, OpError, ValueId};
+use crate::graph::{Edit, Op, OpError, ValueId};
 use crate::num;
 use crate::quant::fixed::{Arithmetic, Output};
 use crate::shape::Dim;
@@ -24,20 +32,39 @@ use std::sync::Arc;
 
 type Built<T> = Result<T, OpError>;
 
+/// Whether an operator only moves elements of its first operand, or of all; what it reads besides
+/// are positions and sizes.
+pub(super) fn is_move(op: &(dyn Op + 'static)) -> bool {
+    op.downcast::<Concat>().is_some()
+        || op.downcast::<Expand>().is_some()
+        || op.downcast::<Gather>().is_some()
+        || op.downcast::<GatherElements>().is_some()
+        || op.downcast::<GatherNd>().is_some()
+        || op.downcast::<Pad>().is_some()
+        || op.downcast::<Reshape>().is_some()
+        || op.downcast::<Resize>().is_some()
+        || op.downcast::<Slice>().is_some()
+        || op.downcast::<Split>().is_some()
+        || op.downcast::<Tile>().is_some()
+        || op.downcast::<Transpose>().is_some()
+}
+
 /// A node that only moves elements, if its results share one map.
 pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, Refusal> {
     let concat = view.op.downcast::<Concat>().is_some();
     let count = if concat { view.operand_count() } else { 1 };
     let operands: Vec<Quantized> = (0..count).map(|i| view.operand(i)).collect::<Result<_, _>>()?;
     let results: Vec<Result8> = view.results()?;
+    let mut others = view.others(count);
     let padding = match view.op.downcast::<Pad>() {
-        Some(pad) if pad.mode == pad::Mode::Constant => {
-            if pad.pads.is_some() {
-                return Err(refuse("pads as an attribute"));
-            }
-            Some(view.number(2, pad.value)?)
+        Some(pad) if pad.pads.is_some() => return Err(refuse("pads as an attribute")),
+        Some(pad) => {
+            // Operand 2 is the value, a float.
+            let value = others.get_mut(1).and_then(Option::take);
+            let constant = pad.mode == pad::Mode::Constant;
+            constant.then(|| view.number(value, pad.value)).transpose()?
         }
-        _ => None,
+        None => None,
     };
     if let Some(resize) = view.op.downcast::<Resize>() {
         can_resize(view, resize)?;
@@ -53,13 +80,12 @@ pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, 
         return Err(refuse("a move to different scales"));
     }
     let output = Output::new(first.map.zero);
-    let table = |q: &Quantized| {
-        (!same(q)).then(|| super::find::entries(q.map, first.map, output, arithmetic, [1.0; 2]))
-    };
-    let padding = padding.map(|v| super::find::quantize(v, first.map, output));
+    let table =
+        |q: &Quantized| (!same(q)).then(|| super::table::rescaling(q.map, first.map, output, arithmetic));
+    let padding = padding.map(|v| output.quantized(v, first.map.scale));
     Ok(Site::Move(Move {
         op: view.op.boxed(),
-        others: view.others(count),
+        others,
         padding,
         operands: operands.into_iter().map(|q| (q.clone(), table(&q))).collect(),
         results: results.into_iter().map(|r| r.to).collect(),
@@ -74,13 +100,15 @@ fn can_resize(view: &View<'_, '_>, resize: &Resize) -> Result<(), Refusal> {
         return Err(refuse("only the nearest elements can be chosen with integers"));
     }
     let (x, to) = (view.operand(0)?.shape, view.result()?.to.shape);
-    let axis = super::find::usual_axis(x.len());
-    if resize.axes.is_some() || x.get(axis) != to.get(axis) {
+    let axis = usual_axis(&x)?;
+    let given = resize.scales.clone().or_else(|| view.floats(resize.scales_at));
+    let scale = given.and_then(|list| list.get(axis).copied()).unwrap_or(1.0);
+    #[allow(clippy::float_cmp, reason = "other scales choose other elements")]
+    if resize.axes.is_some() || x.get(axis) != to.get(axis) || scale != 1.0 {
         return Err(refuse(
             "a resize along some axes only, or along that which is stored last",
         ));
     }
-    super::find::channels(&x, axis)?;
     match view.others(1).iter().flatten().all(|v| view.is_known(*v)) {
         true => Ok(()),
         false => Err(refuse("sizes that are not constant")),
@@ -154,11 +182,10 @@ fn concatenated(
     to: &Quantized,
 ) -> Built<bool> {
     let at = crate::graph::op::axis(concat.axis, to.shape.len())?;
-    let usual = super::find::usual_axis(to.shape.len());
-    let axis = operands
-        .iter()
-        .find_map(|q| domain.any(q))
-        .map_or(usual, |s| s.axis);
+    let stored = operands.iter().find_map(|q| domain.any(q)).map(|s| s.axis);
+    let Some(axis) = stored.or_else(|| usual_axis(&to.shape).ok()) else {
+        return Ok(false);
+    };
     let whole = |q: &Quantized| channels(q, axis).is_ok_and(|n| at != axis || n % num::signed(WORD) == 0);
     if !operands.iter().all(whole) {
         return Ok(false);
@@ -204,7 +231,8 @@ pub(super) fn spread(
     after.push(0);
     let mut pads = vec![0; after.len()];
     pads.extend(after);
-    let byte = i8::try_from(q.map.zero).map_err(|_| OpError::expected("zero point", "8 bits", q.map.zero))?;
+    #[allow(clippy::cast_possible_truncation, reason = "8 bits")]
+    let byte = q.map.zero as i8;
     let zero = i64::from(i32::from_le_bytes([byte.cast_unsigned(); 4]));
     let mut constant =
         |what: &str, t: HostTensor| edit.add_const(&format!("{}/{what}", new.name), Arc::new(t));
@@ -270,7 +298,7 @@ fn resized(
     to: &Quantized,
 ) -> Built<()> {
     let rank = x.shape.len();
-    let axis = super::find::usual_axis(rank);
+    let axis = super::build::at(usual_axis(&x.shape))?;
     let value = domain.request(edit, x, axis)?;
     let words = Domain::add(edit, new, ByteView::Words, &[value]);
     // What has an entry for each axis follows the order of the stored form.

@@ -1,12 +1,14 @@
 //! Quantized values of a graph: activations with one scale, constants, and what follows a result.
 
 use super::{Refusal, refuse};
+use crate::graph::op::int8;
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise, Unary};
 use crate::graph::op::quantize_linear::{DequantizeLinear, QuantizeLinear};
+use crate::graph::op::transpose::Transpose;
 use crate::graph::pass::pattern::{input, producer, scalar};
-use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, Op, OpError, ValueId};
 use crate::quant::fixed::{Affine, Arithmetic, Output};
-use crate::shape::Dim;
+use crate::shape::{Dim, Fact};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
@@ -52,15 +54,38 @@ pub(super) fn known(g: &Graph, v: ValueId) -> Option<Arc<HostTensor>> {
     known_within(g, v, DEEPEST)
 }
 
+/// Whether [`known`] may find contents. It is not evaluated.
+pub(super) fn is_known(g: &Graph, v: ValueId) -> bool {
+    is_known_within(g, v, DEEPEST)
+}
+
+fn is_known_within(g: &Graph, v: ValueId, deep: usize) -> bool {
+    if let Some(t) = g.value(v).fact.as_ref().and_then(Fact::as_const) {
+        return !t.is_absent();
+    }
+    let Some(deep) = deep.checked_sub(1) else {
+        return false;
+    };
+    let node = g
+        .producer(v)
+        .map(|(_, node)| node)
+        .filter(|n| converts_or_moves(n));
+    node.is_some_and(|n| n.inputs.iter().flatten().all(|v| is_known_within(g, *v, deep)))
+}
+
+fn converts_or_moves(node: &Node) -> bool {
+    node.op.downcast::<DequantizeLinear>().is_some()
+        || node.op.downcast::<QuantizeLinear>().is_some()
+        || node.op.moves(0)
+}
+
 fn known_within(g: &Graph, v: ValueId, deep: usize) -> Option<Arc<HostTensor>> {
     if let Some(t) = g.value(v).fact.as_ref()?.as_const() {
         return Some(t.clone()).filter(|t| !t.is_absent());
     }
     let deep = deep.checked_sub(1)?;
     let (_, node) = g.producer(v)?;
-    let converts =
-        node.op.downcast::<DequantizeLinear>().is_some() || node.op.downcast::<QuantizeLinear>().is_some();
-    if !(converts || node.op.moves(0)) {
+    if !converts_or_moves(node) {
         return None;
     }
     let mut operands = Vec::new();
@@ -82,7 +107,8 @@ fn map(g: &Graph, scale: Option<ValueId>, zero: Option<ValueId>, dtype: DType) -
     let [scale] = *scale.to_f32().map_err(|e| refuse(&e.to_string()))? else {
         return Err(refuse("activations with several scales"));
     };
-    if !(scale.is_normal() && scale > 0.0) {
+    // Kernels multiply by the reciprocal.
+    if !(scale.is_normal() && (1.0 / scale).is_normal() && scale > 0.0) {
         return Err(refuse(&format!(
             "a scale of {scale}; expected a positive normal number"
         )));
@@ -149,7 +175,7 @@ pub(super) fn quantized_by(g: &Graph, id: NodeId) -> Result<Quantized, Refusal> 
 }
 
 /// The quantization node `id`, as a result; `None` for other nodes.
-fn quantizer(g: &Graph, id: NodeId) -> Option<Result<Quantized, Refusal>> {
+pub(super) fn quantizer(g: &Graph, id: NodeId) -> Option<Result<Quantized, Refusal>> {
     g.node(id)?.op.downcast::<QuantizeLinear>()?;
     Some(quantized_by(g, id))
 }
@@ -258,14 +284,33 @@ pub(super) fn clamp(g: &Graph, node: &Node, v: ValueId) -> Option<[f32; 2]> {
     Some(bounds)
 }
 
-/// Constant weights behind a float value: integers with scales, centred on their zero point.
+/// Constant weights behind a float value: integers with scales, centred on their zero point. They
+/// may be transposed.
 pub(super) fn weights(g: &Graph, v: ValueId) -> Result<Weights, Refusal> {
+    if let Some((_, node, transpose)) = producer::<Transpose>(g, v) {
+        let given = weights(g, input(node, 0).ok_or_else(|| refuse("an operand is missing"))?)?;
+        return transposed(given, transpose).map_err(|e| refuse(&e.to_string()));
+    }
     let found = producer::<DequantizeLinear>(g, v);
     let (_, node, op) = found.ok_or_else(|| refuse("its weights are not quantized"))?;
     if op.grid.block != 0 {
         return Err(refuse("weights with a scale per block"));
     }
     weights_of(g, [0, 1, 2].map(|i| input(node, i)), op.grid.axis)
+}
+
+fn transposed(given: Weights, transpose: &Transpose) -> Result<Weights, OpError> {
+    let perm = transpose.axes(given.shape.len())?;
+    let x = int8::tensor(&given.shape, &given.data)?;
+    let y = transpose.eval(&[Some(&x)])?.pop();
+    let y = y.ok_or_else(|| OpError::expected("results", 1, 0))?;
+    let axis = perm.iter().position(|a| *a == given.axis).unwrap_or(given.axis);
+    Ok(Weights {
+        shape: y.shape().to_vec(),
+        data: int8::bytes(&y)?.to_vec(),
+        scales: given.scales,
+        axis,
+    })
 }
 
 /// Weights given by integers, scales, and zero points along an axis.
@@ -324,20 +369,22 @@ impl Bias {
             });
         };
         let floats = known(g, v).ok_or_else(|| refuse("its bias is not constant"))?;
+        check_row(&floats, n)?;
         let floats = floats.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned();
         let floats = if floats.len() == 1 {
             vec![floats[0]; n]
         } else {
             floats
         };
-        if floats.len() != n {
-            return Err(refuse("a bias that is not one number per channel"));
-        }
-        let list = producer::<DequantizeLinear>(g, v).and_then(|(_, node, _)| {
+        let list = producer::<DequantizeLinear>(g, v).and_then(|(_, node, op)| {
             let constant = |i: usize| input(node, i).and_then(|v| known(g, v));
             let (data, scales) = (constant(0)?, constant(1)?);
             let zeros = constant(2).map_or(Some(vec![0]), |z| z.to_i64().ok())?;
-            let plain = data.dtype() == DType::I32 && data.len() == n && zeros.iter().all(|z| *z == 0);
+            let plain = data.dtype() == DType::I32
+                && data.len() == n
+                && op.grid.block == 0
+                && (scales.len() == 1 || scales.len() == n)
+                && zeros.iter().all(|z| *z == 0);
             plain.then_some((data.to_i64().ok()?, scales.to_f32().ok()?.into_owned()))
         });
         Ok(Self {
@@ -351,13 +398,12 @@ impl Bias {
         let list = match v {
             None => vec![0; n],
             Some(v) => {
-                let list = known(g, v).and_then(|t| t.to_i64().ok());
-                list.ok_or_else(|| refuse("its bias is not constant"))?
+                let list = known(g, v).ok_or_else(|| refuse("its bias is not constant"))?;
+                check_row(&list, n)?;
+                let list = list.to_i64().map_err(|e| refuse(&e.to_string()))?;
+                if list.len() == 1 { vec![list[0]; n] } else { list }
             }
         };
-        if list.len() != n {
-            return Err(refuse("a bias that is not one number per channel"));
-        }
         Ok(Self {
             floats: Vec::new(),
             integers: Some((list, Vec::new())),
@@ -373,6 +419,47 @@ impl Bias {
             list.get(i).copied().filter(|_| own.is_none_or(same))
         });
         let float = || crate::quant::fixed::quantized_bias(self.floats.get(i).copied().unwrap_or(0.0), scale);
-        given.unwrap_or_else(|| float().into())
+        given.unwrap_or_else(float)
     }
+
+    /// The real number for channel `i` with sums of scale `scale`.
+    pub fn real(&self, i: usize, scale: f64) -> f64 {
+        match self.floats.get(i) {
+            Some(v) => (*v).into(),
+            #[allow(clippy::cast_precision_loss, reason = "integers of 32 bits")]
+            None => self.integer(i, scale) as f64 * scale,
+        }
+    }
+}
+
+/// Checks that a bias is one number, or one for each of `n` channels along its last axis.
+fn check_row(bias: &HostTensor, n: usize) -> Result<(), Refusal> {
+    if bias.len() == 1 || bias.len() == n && bias.shape().last() == Some(&n) {
+        return Ok(());
+    }
+    Err(refuse("a bias that is not one number per channel"))
+}
+
+/// The size of axis `axis`, which must be constant.
+pub(super) fn channels(shape: &[Dim], axis: usize) -> Result<i64, Refusal> {
+    let size = shape
+        .get(axis)
+        .ok_or_else(|| refuse("an operand with too few axes"))?;
+    size.as_const()
+        .ok_or_else(|| refuse("the axis that is stored last has a size that is not constant"))
+}
+
+/// The axes that a tensor of this shape can store last, the usual one first: channels of images,
+/// features of rows.
+pub(super) fn axes_to_store(shape: &[Dim]) -> impl Iterator<Item = usize> {
+    let rank = shape.len();
+    let usual = if rank >= 4 { 1 } else { rank.saturating_sub(1) };
+    let all = std::iter::once(usual).chain((0..rank).rev().filter(move |a| *a != usual));
+    all.filter(|a| channels(shape, *a).is_ok())
+}
+
+/// The axis that is stored last if nothing else decides.
+pub(super) fn usual_axis(shape: &[Dim]) -> Result<usize, Refusal> {
+    let axis = axes_to_store(shape).next();
+    axis.ok_or_else(|| refuse("a tensor without an axis of constant size"))
 }

@@ -4,8 +4,8 @@
 use super::find::Found;
 use super::refuse;
 use super::values::{
-    Bias, Quantized, Result8, Weights, clamp, dequantized, known, quantized, quantized_by, result, weights,
-    weights_of,
+    Bias, Quantized, Result8, Weights, clamp, dequantized, is_known, known, quantized, quantized_by, result,
+    weights, weights_of,
 };
 use crate::graph::op::Op;
 use crate::graph::op::conv_integer::ConvInteger;
@@ -15,9 +15,9 @@ use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::qlinear::{Place, QLinear};
 use crate::graph::op::quantize_linear::DequantizeLinear;
 use crate::graph::pass::pattern::{input, producer, scalar};
-use crate::graph::{Edit, Node, NodeId, ValueId};
+use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::quant::fixed::Affine;
-use crate::tensor::HostTensor;
+use crate::tensor::{DType, HostTensor};
 
 /// Positions of the parts of quantized values among the operands.
 struct Places {
@@ -81,7 +81,7 @@ impl<'a, 'b> View<'a, 'b> {
         }
         let is_activation = |v: &ValueId| {
             let made = producer::<DequantizeLinear>(edit, *v);
-            made.is_some_and(|(_, dq, _)| input(dq, 0).is_some_and(|q| known(edit, q).is_none()))
+            made.is_some_and(|(_, dq, _)| input(dq, 0).is_some_and(|q| !is_known(edit, q)))
         };
         let reads = node.inputs.iter().flatten().any(is_activation);
         reads.then(|| Self {
@@ -128,8 +128,12 @@ impl<'a, 'b> View<'a, 'b> {
         value.is_some_and(|v| self.is_known(v))
     }
 
+    pub fn graph(&self) -> &Graph {
+        self.edit
+    }
+
     pub fn is_known(&self, v: ValueId) -> bool {
-        known(self.edit, v).is_some()
+        is_known(self.edit, v)
     }
 
     /// The operands behind the first `count`, which are not quantized.
@@ -140,9 +144,15 @@ impl<'a, 'b> View<'a, 'b> {
         self.node.inputs.get(count..).unwrap_or_default().to_vec()
     }
 
-    /// The number in operand `i`, or another one if it is omitted.
-    pub fn number(&self, i: usize, otherwise: f32) -> Found<f32> {
-        match self.input(i) {
+    /// The floats of constant operand `i`, if it is one and not empty.
+    pub fn floats(&self, i: usize) -> Option<Vec<f32>> {
+        let t = known(self.edit, self.input(i)?)?;
+        Some(t.to_f32().ok()?.into_owned()).filter(|list| !list.is_empty())
+    }
+
+    /// The number in an operand, or another one if it is omitted.
+    pub fn number(&self, v: Option<ValueId>, otherwise: f32) -> Found<f32> {
+        match v {
             None => Ok(otherwise),
             Some(v) => scalar(self.edit, v).ok_or_else(|| refuse("an operand that is not constant")),
         }
@@ -234,7 +244,8 @@ impl<'a, 'b> View<'a, 'b> {
         let [a, b] = [input(node, *a)?, input(node, *b)?];
         let bias = if a == y { b } else { a };
         let list = known(self.edit, bias)?;
-        let is_row = list.len() == list.shape().last().copied().unwrap_or(1);
+        let rank = self.edit.fact(y).ok()?.shape.rank();
+        let is_row = list.len() == list.shape().last().copied().unwrap_or(1) && list.shape().len() <= rank;
         (bias != y && is_row).then_some((bias, *node.outputs.first()?))
     }
 
@@ -246,11 +257,12 @@ impl<'a, 'b> View<'a, 'b> {
         let mut data = None;
         for (i, v) in self.node.inputs.iter().enumerate() {
             let Some(v) = *v else { continue };
-            match known(self.edit, v) {
-                Some(t) if t.len() == 1 => {}
-                Some(_) => return None,
-                None if data.is_none_or(|(_, d)| d == v) => data = data.or(Some((i, v))),
-                None => return None,
+            let number = || known(self.edit, v).is_some_and(|t| t.len() == 1);
+            match self.is_known(v) {
+                true if number() => {}
+                true => return None,
+                false if data.is_none_or(|(_, d)| d == v) => data = data.or(Some((i, v))),
+                false => return None,
             }
         }
         data.map(|(i, _)| i)
@@ -266,8 +278,12 @@ impl<'a, 'b> View<'a, 'b> {
 
     /// The results of a function of one operand for all 8-bit integers.
     pub fn function(&self, map: Affine) -> Found<Vec<f32>> {
-        let reals: Vec<f32> = (-128..=127).map(|q| super::find::dequantize(map, q)).collect();
-        let x = HostTensor::from_f32(&[reals.len()], &reals).map_err(|e| refuse(&e.to_string()))?;
+        let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
+        let dtype = match (&self.places, self.only_operand().and_then(|i| self.input(i))) {
+            (None, Some(v)) => self.edit.fact(v).map_or(DType::F32, |f| f.dtype),
+            _ => DType::F32,
+        };
+        let x = HostTensor::from_floats(dtype, &[reals.len()], &reals).map_err(|e| refuse(&e.to_string()))?;
         let y = if self.places.is_some() {
             self.op.eval(&[Some(&x)])
         } else {

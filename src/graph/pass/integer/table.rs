@@ -1,0 +1,57 @@
+//! Tables of functions of one 8-bit integer.
+
+use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
+
+/// The table of a function with these results for the integers -128 to 127.
+pub(super) fn of_results(
+    results: &[f32],
+    x: Affine,
+    to: Affine,
+    output: Output,
+    arithmetic: Arithmetic,
+) -> Vec<i8> {
+    match slopes(x, results) {
+        Some(slopes) if arithmetic == Arithmetic::Fixed => entries(x, to, output, arithmetic, slopes),
+        _ => results
+            .iter()
+            .map(|real| output.quantized(*real, to.scale))
+            .collect(),
+    }
+}
+
+/// The table that changes the map of `x` to that of `to`.
+pub(super) fn rescaling(x: Affine, to: Affine, output: Output, arithmetic: Arithmetic) -> Vec<i8> {
+    entries(x, to, output, arithmetic, [1.0, 1.0])
+}
+
+/// The table of the function that multiplies negative numbers by the first slope and others by the
+/// second one.
+fn entries(x: Affine, to: Affine, output: Output, arithmetic: Arithmetic, slopes: [f32; 2]) -> Vec<i8> {
+    let ratio = f64::from(x.scale) / f64::from(to.scale);
+    let [below, above] = slopes.map(|s| Multiplier::new(ratio * f64::from(s)));
+    let of = |q: i32| {
+        let is_above = q >= x.zero;
+        match (arithmetic, if is_above { above } else { below }) {
+            (Arithmetic::Fixed, Some(factor)) => output.of(factor.apply(q - x.zero)),
+            _ => output.quantized(x.real(q) * slopes[usize::from(is_above)], to.scale),
+        }
+    };
+    (-128..=127).map(of).collect()
+}
+
+/// The slopes below and above 0 of a function that is linear on both sides, through 0; as
+/// `LeakyRelu`. `f` holds its results for all 8-bit integers.
+fn slopes(x: Affine, f: &[f32]) -> Option<[f32; 2]> {
+    let slope = |q: i32| {
+        let at = usize::try_from(q + 128).ok()?;
+        let (real, result) = (x.real(q), *f.get(at)?);
+        (real != 0.0).then(|| result / real)
+    };
+    let ends = [-128, 127].map(|q| slope(q).filter(|s| s.is_finite() && *s >= 0.0));
+    let [below, above] = [ends[0].or(ends[1])?, ends[1].or(ends[0])?];
+    let close = |q: i32| {
+        let wanted = if q < x.zero { below } else { above };
+        slope(q).is_none_or(|s| (s - wanted).abs() <= 1e-5 * wanted.abs())
+    };
+    (x.zero > -128 && x.zero < 127 && (-128..=127).all(close)).then_some([below, above])
+}

@@ -1,0 +1,342 @@
+//! Quantized operators: the pass computes what the model says, also where the model is unusual.
+
+use super::*;
+use transformer_lite::unstable::graph::op::conv::Conv;
+use transformer_lite::unstable::graph::op::gemm::Gemm;
+use transformer_lite::unstable::graph::op::pad::{self, Pad};
+use transformer_lite::unstable::graph::op::quantize_linear::{DequantizeLinear, Grid, QuantizeLinear};
+use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Policy, Resize};
+use transformer_lite::unstable::graph::op::scatter::{Reduction, Scatter};
+use transformer_lite::unstable::graph::op::trilu::Trilu;
+use transformer_lite::unstable::graph::op::window::Window;
+use transformer_lite::unstable::graph::pass::integer::{INTEGER_FIXED, INTEGER_FLOAT};
+
+const GRID: Grid = Grid { axis: 0, block: 0 };
+
+impl Build {
+    fn map(&mut self, dtype: DType, scale: f32, zero: i64) -> [ValueId; 2] {
+        let scale = HostTensor::from_floats(dtype, &[], &[scale]).unwrap();
+        let zero = HostTensor::from_ints(DType::I8, &[], &[zero]).unwrap();
+        [scale, zero].map(|t| Edit::new(&mut self.0).add_const("map", Arc::new(t)))
+    }
+
+    fn quantized(&mut self, x: ValueId, [scale, zero]: [ValueId; 2]) -> ValueId {
+        let op = QuantizeLinear {
+            grid: GRID,
+            dtype: None,
+            saturate: true,
+        };
+        self.node(op, &[x, scale, zero])
+    }
+
+    fn dequantized(&mut self, x: ValueId, [scale, zero]: [ValueId; 2]) -> ValueId {
+        let op = DequantizeLinear {
+            grid: GRID,
+            dtype: None,
+        };
+        self.node(op, &[x, scale, zero])
+    }
+
+    /// `x`, rounded to steps of `scale`.
+    fn rounded(&mut self, x: ValueId, scale: f32, zero: i64) -> ValueId {
+        let map = self.map(DType::F32, scale, zero);
+        let q = self.quantized(x, map);
+        self.dequantized(q, map)
+    }
+
+    /// Weights of these integers, in steps of 0.01.
+    fn weights(&mut self, shape: &[usize], data: &[i64]) -> ValueId {
+        let data = HostTensor::from_ints(DType::I8, shape, data).unwrap();
+        let data = Edit::new(&mut self.0).add_const("weights", Arc::new(data));
+        let map = self.map(DType::F32, 0.01, 0);
+        self.dequantized(data, map)
+    }
+
+    /// The graph computes the same after the pass, and nothing between floats if `stays`.
+    fn in_integers(mut self, y: ValueId, stays: bool, bindings: &[(&str, i64)]) {
+        self.output(y);
+        self.pass(INTEGER_FLOAT, bindings);
+        let integers = self.0.nodes().any(|(_, n)| n.op.name().starts_with("Int8"));
+        assert_eq!(integers, !stays);
+    }
+}
+
+fn numbers(count: usize) -> Vec<i64> {
+    (0..count).map(|i| (i * 37 % 255) as i64 - 127).collect()
+}
+
+#[test]
+fn integers_are_read_as_each_reader_says() {
+    let mut b = Build::default();
+    let x = b.input("x", "2,5");
+    let x = b.rounded(x, 0.01, 3);
+    let y = b.unary(Unary::Relu, x);
+    let (written, read) = (b.map(DType::F32, 0.01, -5), b.map(DType::F32, 0.02, 7));
+    let q = b.quantized(y, written);
+    let (y, z) = (b.dequantized(q, written), b.dequantized(q, read));
+    b.output(y);
+    b.in_integers(z, false, &[]);
+    // The same at the entry.
+    let mut b = Build::default();
+    let x = b.input("x", "2,5");
+    let (written, read) = (b.map(DType::F32, 0.01, -5), b.map(DType::F32, 0.02, 7));
+    let q = b.quantized(x, written);
+    let x = b.dequantized(q, read);
+    let y = b.unary(Unary::Relu, x);
+    let y = b.rounded(y, 0.02, 1);
+    b.in_integers(y, false, &[]);
+}
+
+#[test]
+fn results_keep_their_float_type() {
+    let mut b = Build::default();
+    let x = b.input("x", "2,5");
+    let x = b.rounded(x, 0.01, 3);
+    let y = b.unary(Unary::Relu, x);
+    let (written, read) = (b.map(DType::F32, 0.01, -5), b.map(DType::F16, 0.01, -5));
+    let q = b.quantized(y, written);
+    let y = b.dequantized(q, read);
+    let half = HostTensor::from_floats(DType::F16, &[], &[0.5]).unwrap();
+    let half = Edit::new(&mut b.0).add_const("half", Arc::new(half));
+    let y = b.binary(Binary::Mul, y, half);
+    b.in_integers(y, false, &[]);
+}
+
+#[test]
+fn functions_store_an_axis_of_constant_size() {
+    for (sizes, stays) in [("1,1,t", false), ("t,3", false), ("t,u", true), ("", true)] {
+        let mut b = Build::default();
+        let x = match sizes {
+            "" => {
+                let x = b.input("x", "1");
+                b.reshape(x, &[])
+            }
+            _ => b.input("x", sizes),
+        };
+        let x = b.rounded(x, 0.01, 3);
+        let y = b.unary(Unary::Relu, x);
+        let y = b.rounded(y, 0.01, -5);
+        b.in_integers(y, stays, &[("t", 5), ("u", 3)]);
+    }
+}
+
+#[test]
+fn what_writes_zeros_or_other_values_is_no_move() {
+    let mut b = Build::default();
+    let x = b.input("x", "5,5");
+    let x = b.rounded(x, 0.01, 30);
+    let y = b.node(Trilu { upper: true }, &[x]);
+    let y = b.rounded(y, 0.01, 30);
+    b.in_integers(y, true, &[]);
+    let mut b = Build::default();
+    let (x, updates) = (b.input("x", "5,4"), b.input("updates", "1,4"));
+    let (x, updates) = (b.rounded(x, 0.01, 30), b.rounded(updates, 0.01, 30));
+    let at = HostTensor::from_i64(&[1, 1], &[2]).unwrap();
+    let at = Edit::new(&mut b.0).add_const("at", Arc::new(at));
+    let scatter = Scatter {
+        axis: None,
+        reduction: Reduction::Replace,
+    };
+    let y = b.node(scatter, &[x, at, updates]);
+    let y = b.rounded(y, 0.01, 30);
+    b.in_integers(y, true, &[]);
+}
+
+/// What stands behind the last element of a row does not count, whatever a function makes of it.
+#[test]
+fn sums_have_as_many_terms_as_the_model_says() {
+    for fixed in [false, true] {
+        let mut b = Build::default();
+        let (x, w) = (b.input("x", "1,5,10"), b.input("w", "1,6,10"));
+        let [x, w] = [x, w].map(|v| {
+            let v = b.rounded(v, 0.01, 3);
+            let v = b.unary(Unary::Sigmoid, v);
+            b.rounded(v, 1.0 / 256.0, -128)
+        });
+        let w = b.swap(w, &[0, 2, 1]);
+        let w = b.rounded(w, 1.0 / 256.0, -128);
+        let y = b.node(MatMul { trans_b: false }, &[x, w]);
+        let y = b.rounded(y, 0.02, 0);
+        b.output(y);
+        if fixed {
+            let before = b.pass(INTEGER_FIXED, &[]);
+            assert!(before > 0);
+        } else {
+            b.pass(INTEGER_FLOAT, &[]);
+        }
+        assert!(b.has("Int8MatMul"));
+    }
+}
+
+#[test]
+fn a_bias_of_each_row_is_not_one_of_each_column() {
+    for (shape, stays) in [([4, 1], true), ([1, 4], false)] {
+        let mut b = Build::default();
+        let x = b.input("x", "4,3");
+        let x = b.rounded(x, 0.01, 3);
+        let w = b.weights(&[3, 4], &numbers(12));
+        let bias = b.floats(&shape, &[0.1, -0.2, 0.3, -0.4]);
+        let gemm = Gemm {
+            alpha: 1.0,
+            beta: 1.0,
+            trans_a: false,
+            trans_b: false,
+        };
+        let y = b.node(gemm, &[x, w, bias]);
+        let y = b.rounded(y, 0.02, 0);
+        b.in_integers(y, stays, &[]);
+    }
+}
+
+/// The bias of the second channel has 33 bits in steps of its sums.
+#[test]
+fn a_channel_without_weights_keeps_its_bias() {
+    let mut b = Build::default();
+    let x = b.input("x", "2,3");
+    let x = b.rounded(x, 0.001, 3);
+    let mut data = numbers(6);
+    (0..3).for_each(|i| data[2 * i + 1] = 0);
+    let data = HostTensor::from_ints(DType::I8, &[3, 2], &data).unwrap();
+    let data = Edit::new(&mut b.0).add_const("weights", Arc::new(data));
+    let scales = b.floats(&[2], &[0.01, 1.2e-7]);
+    let zeros = HostTensor::from_ints(DType::I8, &[2], &[0, 0]).unwrap();
+    let zeros = Edit::new(&mut b.0).add_const("zeros", Arc::new(zeros));
+    let op = DequantizeLinear {
+        grid: Grid { axis: 1, block: 0 },
+        dtype: None,
+    };
+    let w = b.node(op, &[data, scales, zeros]);
+    let bias = b.floats(&[2], &[0.1, 1.0]);
+    let gemm = Gemm {
+        alpha: 1.0,
+        beta: 1.0,
+        trans_a: false,
+        trans_b: false,
+    };
+    let y = b.node(gemm, &[x, w, bias]);
+    let y = b.rounded(y, 0.01, 0);
+    b.in_integers(y, false, &[]);
+}
+
+#[test]
+fn constants_that_add_axes_stay_float() {
+    let mut b = Build::default();
+    let x = b.input("x", "2,3");
+    let x = b.rounded(x, 0.01, 3);
+    let one = b.floats(&[1, 1, 1], &[0.25]);
+    let y = b.binary(Binary::Add, x, one);
+    let y = b.rounded(y, 0.02, 0);
+    b.in_integers(y, true, &[]);
+    let mut b = Build::default();
+    let x = b.input("x", "2,3");
+    let x = b.rounded(x, 0.01, 3);
+    let w = b.weights(&[3, 4], &numbers(12));
+    let y = b.node(MatMul { trans_b: false }, &[x, w]);
+    let bias = b.floats(&[1, 1, 4], &[0.1, -0.2, 0.3, -0.4]);
+    let y = b.binary(Binary::Add, y, bias);
+    let y = b.rounded(y, 0.02, 0);
+    b.in_integers(y, true, &[]);
+}
+
+#[test]
+fn padding_by_reflection_needs_no_value() {
+    for mode in [pad::Mode::Reflect, pad::Mode::Constant] {
+        let mut b = Build::default();
+        let x = b.input("x", "1,2,4,4");
+        let x = b.rounded(x, 0.01, 3);
+        let pads = b.list(&[0, 0, 1, 1, 0, 0, 1, 2]);
+        let value = b.floats(&[], &[0.5]);
+        let op = Pad {
+            mode,
+            pads: None,
+            value: 0.0,
+        };
+        let y = b.node(op, &[x, pads, value]);
+        let y = b.rounded(y, 0.01, 3);
+        let relu = b.unary(Unary::Relu, y);
+        let y = b.rounded(relu, 0.01, 3);
+        b.in_integers(y, false, &[]);
+    }
+}
+
+/// The size of the channels is the same, but not which of them are chosen.
+#[test]
+fn a_resize_of_channels_is_not_one_of_words() {
+    for (scale, stays) in [(1.1, true), (1.0, false)] {
+        let mut b = Build::default();
+        let x = b.input("x", "1,8,3,3");
+        let x = b.rounded(x, 0.01, 3);
+        let scales = b.floats(&[4], &[1.0, scale, 2.0, 2.0]);
+        let op = Resize {
+            name: "Resize",
+            scales_at: 1,
+            scales: None,
+            mode: Mode::Nearest(Nearest::Floor),
+            coordinates: Coordinates::Asymmetric,
+            antialias: false,
+            axes: None,
+            policy: Policy::Stretch,
+            cubic: -0.75,
+            exclude_outside: false,
+            outside: 0.0,
+        };
+        let y = b.node(op, &[x, scales]);
+        let y = b.rounded(y, 0.01, 3);
+        b.in_integers(y, stays, &[]);
+    }
+}
+
+#[test]
+fn operands_are_repeated_along_leading_axes_only() {
+    for (one, other, stays) in [
+        ("2,3,4,5", "2,3,4,5", false),
+        ("2,3,4,5", "1,3,1,1", false),
+        ("2,3,4,5", "2,3,4,1", true),
+        ("2,3,4,1", "2,3,1,5", true),
+        ("2,1,4,5", "2,3,4,5", false),
+    ] {
+        for f in [Binary::Add, Binary::Sub, Binary::Mul] {
+            let mut b = Build::default();
+            let (x, y) = (b.input("x", one), b.input("y", other));
+            let (x, y) = (b.rounded(x, 0.01, 3), b.rounded(y, 0.02, -7));
+            let y = b.binary(f, x, y);
+            let y = b.rounded(y, 0.015, 5);
+            b.in_integers(y, stays, &[]);
+        }
+    }
+}
+
+/// A sum takes the form in which its operands are stored.
+#[test]
+fn sums_of_sequences_store_the_channels_last() {
+    let mut b = Build::default();
+    let x = b.input("x", "1,4,t");
+    let x = b.rounded(x, 0.01, 3);
+    let w = b.weights(&[4, 4, 1], &numbers(16));
+    let op = Conv {
+        window: Window::new(&[1]),
+        group: 1,
+    };
+    let y = b.node(op, &[x, w]);
+    let y = b.rounded(y, 0.02, 0);
+    let y = b.binary(Binary::Add, x, y);
+    let y = b.rounded(y, 0.02, 1);
+    b.output(y);
+    b.pass(INTEGER_FLOAT, &[("t", 6)]);
+    assert!(b.has("Int8Add") && b.has("Int8Conv"));
+    assert!(!b.has("Int8Leave") && !b.has("Int8Enter"));
+}
+
+#[test]
+fn weights_may_be_transposed() {
+    let mut b = Build::default();
+    let x = b.input("x", "2,5,3");
+    let x = b.rounded(x, 0.01, 3);
+    let w = b.weights(&[4, 3], &numbers(12));
+    let w = b.swap(w, &[1, 0]);
+    let y = b.node(MatMul { trans_b: false }, &[x, w]);
+    let y = b.rounded(y, 0.02, 0);
+    b.output(y);
+    b.pass(INTEGER_FLOAT, &[]);
+    assert!(b.has("Int8Linear"));
+}
