@@ -18,12 +18,12 @@
 // a / b. Where the quotient chooses an element it is rounded to nearest: the division of GPUs may be some last places off. The remainder is
 // exact without fma, which some GPUs compute in software: products of halves of a significand fit into one.
 inline float quotient(float a, float b) {
-  float q = a / b;
-  if (TAPS != 1) return q;
+  if (TAPS != 1) return a / b;
+  float reciprocal = 1.0f / b, q = a * reciprocal;
   float q_high = as_float(as_uint(q) & 0xfffff000u), q_low = q - q_high;
   float b_high = as_float(as_uint(b) & 0xfffff000u), b_low = b - b_high;
   float remainder = a - q_high * b_high - q_high * b_low - q_low * b_high - q_low * b_low;
-  return q + remainder / b;
+  return q + remainder * reciprocal;
 }
 
 // The place of result i along an axis of `size` elements and `out` results, by COORDINATES.
