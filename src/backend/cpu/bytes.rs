@@ -18,6 +18,7 @@ mod x86;
 use super::isa::Isa;
 pub use crate::tensor::PANEL;
 pub use portable::Portable;
+use std::marker::PhantomData;
 
 /// Largest number of bytes in a vector.
 pub const MOST_BYTES: usize = 64;
@@ -123,6 +124,36 @@ pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
     }
 }
 
+/// A [`Job`] that rounds sums in one of the arithmetics.
+pub trait ScaledJob {
+    /// # Safety
+    /// As for [`Job::run`]. Implementations are `#[inline(always)]`.
+    unsafe fn run<S: Bytes, A: Arithmetic>(self);
+}
+
+/// Runs a job with the vectors of `isa`, in fixed point or in floats.
+/// # Safety
+/// As for [`run`].
+pub unsafe fn run_scaled<J: ScaledJob>(isa: Isa, is_fixed: bool, job: J) {
+    struct By<A, J>(J, PhantomData<A>);
+    impl<A: Arithmetic, J: ScaledJob> Job for By<A, J> {
+        type Out = ();
+        #[inline(always)]
+        unsafe fn run<S: Bytes>(self) {
+            // SAFETY: by the contract.
+            unsafe { self.0.run::<S, A>() }
+        }
+    }
+    // SAFETY: by the contract.
+    unsafe {
+        if is_fixed {
+            run(isa, By::<Fixed, J>(job, PhantomData));
+        } else {
+            run(isa, By::<Float, J>(job, PhantomData));
+        }
+    }
+}
+
 /// Makes words of activations ready for [`Bytes::broadcast`]: writes `STEP` for each.
 /// # Safety
 /// As for [`Bytes`]; `from` can be read and `to` can be written.
@@ -185,6 +216,10 @@ pub struct Limits {
 }
 
 impl Limits {
+    pub fn new(zero: i32, low: i32, high: i32) -> Self {
+        Self { zero, low, high }
+    }
+
     /// Whether all are 8-bit integers.
     pub fn are_bytes(self) -> bool {
         [self.zero, self.low, self.high]

@@ -34,11 +34,7 @@ pub struct Int8Binary {
 
 impl Args {
     fn limits(&self) -> Limits {
-        Limits {
-            zero: self.zero,
-            low: self.low,
-            high: self.high,
-        }
+        Limits::new(self.zero, self.low, self.high)
     }
 
     fn planes(&self) -> usize {

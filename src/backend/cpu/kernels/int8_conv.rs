@@ -7,10 +7,9 @@
 use super::int8_tile::{Scales, Tiles};
 use super::window::Window;
 use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, part, product};
-use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Fixed, Float, Job, Limits, PANEL};
+use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, PANEL, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
-use std::marker::PhantomData;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
@@ -36,11 +35,7 @@ pub struct Int8Conv {
 
 impl Args {
     fn limits(&self) -> Limits {
-        Limits {
-            zero: self.zero,
-            low: self.low,
-            high: self.high,
-        }
+        Limits::new(self.zero, self.low, self.high)
     }
 
     fn panels(&self) -> usize {
@@ -110,13 +105,7 @@ impl Kernel for Int8Conv {
             scratch,
         };
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            if self.is_fixed {
-                bytes::run(self.isa, Scaled::<Fixed>(job, PhantomData));
-            } else {
-                bytes::run(self.isa, Scaled::<Float>(job, PhantomData));
-            }
-        }
+        unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
 }
 
@@ -165,20 +154,7 @@ struct Piece<'a> {
     scratch: &'a mut Scratch,
 }
 
-struct Scaled<'a, A>(Piece<'a>, PhantomData<A>);
-
-impl<A: Arithmetic> Job for Scaled<'_, A> {
-    type Out = ();
-    #[inline(always)]
-    unsafe fn run<S: Bytes>(self) {
-        // SAFETY: by the contract.
-        unsafe { self.0.run::<S, A>() }
-    }
-}
-
-impl Piece<'_> {
-    /// # Safety
-    /// As for [`Kernel::run`].
+impl ScaledJob for Piece<'_> {
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(self) {
         let Self {

@@ -12,10 +12,9 @@ mod tables;
 use super::int8_conv::{holds_images, lists};
 use super::window::{Line, Window, steps_inside};
 use crate::backend::cpu::args::{Kernel, Scratch, Store, part, product};
-use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Fixed, Float, Job, Limits, MOST_BYTES};
+use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, MOST_BYTES, ScaledJob};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
-use std::marker::PhantomData;
 use std::ops::Range;
 use strip::Strip;
 use tables::{Set, prepare};
@@ -36,11 +35,7 @@ pub struct Int8Depthwise {
 
 impl Args {
     fn limits(&self) -> Limits {
-        Limits {
-            zero: self.zero,
-            low: self.low,
-            high: self.high,
-        }
+        Limits::new(self.zero, self.low, self.high)
     }
 }
 
@@ -97,13 +92,7 @@ impl Kernel for Int8Depthwise {
             scratch,
         };
         // SAFETY: the processor supports the instruction set; the rest by the contract.
-        unsafe {
-            if self.is_fixed {
-                bytes::run(self.isa, Scaled::<Fixed>(job, PhantomData));
-            } else {
-                bytes::run(self.isa, Scaled::<Float>(job, PhantomData));
-            }
-        }
+        unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
 }
 
@@ -113,17 +102,6 @@ struct Piece<'a> {
     /// Rows of results of all images.
     lines: Range<usize>,
     scratch: &'a mut Scratch,
-}
-
-struct Scaled<'a, A>(Piece<'a>, PhantomData<A>);
-
-impl<A: Arithmetic> Job for Scaled<'_, A> {
-    type Out = ();
-    #[inline(always)]
-    unsafe fn run<S: Bytes>(self) {
-        // SAFETY: by the contract.
-        unsafe { self.0.run::<S, A>() }
-    }
 }
 
 /// Taps whose bytes make a word.
@@ -196,9 +174,7 @@ fn is_strip(window: Window) -> bool {
     rows.kernel == 3 && rows.dilation == 1 && rows.stride <= 2 && columns.kernel <= TAPS
 }
 
-impl Piece<'_> {
-    /// # Safety
-    /// As for [`Kernel::run`].
+impl ScaledJob for Piece<'_> {
     #[inline(always)]
     unsafe fn run<S: Bytes, A: Arithmetic>(self) {
         let Self {

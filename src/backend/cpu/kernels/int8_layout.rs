@@ -2,7 +2,7 @@
 //! store as 32-bit integers.
 
 use super::moves::{Elem, RUN, Sink, pieces};
-use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, dtype, part, product};
+use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, arguments, dtype, part, product};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 use crate::tensor::DType;
@@ -108,14 +108,7 @@ impl Kernel for Int8Leave {
     }
 
     fn fits(&self, args: &LeaveArgs) -> bool {
-        if args.count == 0 {
-            return true;
-        }
-        if args.channels == 0 || args.inner == 0 || args.channels > args.stride {
-            return false;
-        }
-        let outer = args.count.div_ceil(args.channels).div_ceil(args.inner);
-        args.x.holds::<u8>(product(&[outer, args.inner, args.stride]))
+        args.stored().fits(args.x, args.count)
     }
 
     fn pieces(&self, args: &LeaveArgs, threads: usize) -> usize {
@@ -130,23 +123,72 @@ impl Kernel for Int8Leave {
         pieces: usize,
         scratch: &mut Scratch,
     ) {
-        let LeaveArgs {
+        // SAFETY: nobody writes it.
+        let x: &[i8] = unsafe { args.x.slice() };
+        let word = |x: i8| (i32::from(x) + args.offset).cast_unsigned();
+        let fill = |first: usize, y: &mut [u32]| args.stored().read(x, first, y, word);
+        // SAFETY: the piece owns the results.
+        unsafe { (Sink { store }).fill(part(args.count, 16, piece, pieces), RUN, scratch, fill) }
+    }
+}
+
+impl LeaveArgs {
+    fn stored(&self) -> Stored {
+        Stored {
+            channels: self.channels,
+            stride: self.stride,
+            inner: self.inner,
+        }
+    }
+}
+
+/// How bytes `[.., inner, stride]` hold elements `[.., channels, inner]`.
+#[derive(Clone, Copy)]
+pub(super) struct Stored {
+    pub channels: usize,
+    pub stride: usize,
+    pub inner: usize,
+}
+
+impl Stored {
+    /// Whether `x` holds `count` elements.
+    pub fn fits(self, x: Memory, count: usize) -> bool {
+        if count == 0 {
+            return true;
+        }
+        if self.channels == 0 || self.inner == 0 || self.channels > self.stride {
+            return false;
+        }
+        let outer = count.div_ceil(self.channels).div_ceil(self.inner);
+        x.holds::<u8>(product(&[outer, self.inner, self.stride]))
+    }
+
+    /// Computes `y` from the elements from index `first` on.
+    #[inline(always)]
+    pub fn read(self, x: &[i8], first: usize, y: &mut [u32], value: impl Fn(i8) -> u32) {
+        let Self {
             channels,
             stride,
             inner,
-            ..
-        } = *args;
-        // SAFETY: nobody writes it.
-        let x: &[i8] = unsafe { args.x.slice() };
-        let fill = |first: usize, y: &mut [u32]| {
-            for (i, y) in (first..).zip(y) {
-                let (b, c) = (i % inner, i / inner % channels);
-                let outer = i / inner / channels;
-                let v = i32::from(x[(outer * inner + b) * stride + c]) + args.offset;
-                *y = v.cast_unsigned();
+        } = self;
+        // Elements along the inner axis, or all channels, are a run of x with one step.
+        let length = if inner == 1 { channels } else { inner };
+        let mut done = 0;
+        while done < y.len() {
+            let i = first + done;
+            let count = (length - i % length).min(y.len() - done);
+            let (b, c, outer) = (i % inner, i / inner % channels, i / inner / channels);
+            let x = &x[(outer * inner + b) * stride + c..];
+            let to = &mut y[done..done + count];
+            let step = if inner == 1 { 1 } else { stride };
+            if step == 1 {
+                to.iter_mut().zip(x).for_each(|(y, x)| *y = value(*x));
+            } else {
+                to.iter_mut()
+                    .zip(x.iter().step_by(step))
+                    .for_each(|(y, x)| *y = value(*x));
             }
-        };
-        // SAFETY: the piece owns the results.
-        unsafe { (Sink { store }).fill(part(args.count, 16, piece, pieces), RUN, scratch, fill) }
+            done += count;
+        }
     }
 }

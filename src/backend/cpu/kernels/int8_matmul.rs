@@ -94,11 +94,7 @@ impl Job for Rows<'_> {
             totals,
         } = self;
         let (k, pitch) = (args.k, args.words * 4);
-        let limits = Limits {
-            zero: args.zero,
-            low: args.low,
-            high: args.high,
-        };
+        let limits = Limits::new(args.zero, args.low, args.high);
         let of = |sum: i32| match is_fixed {
             true => limits.of(bytes::multiplied(sum, args.mantissa, args.shift)),
             false => limits.of(bytes::scaled(sum, args.factor)),

@@ -1,5 +1,6 @@
 //! Entry to and exit from the integer domain, from and to floats.
 
+use super::int8_layout::Stored;
 use super::moves::{Elem, RUN, Sink, pieces};
 use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, dtype, part, product};
 use crate::backend::cpu::bytes::Limits;
@@ -126,11 +127,7 @@ impl Job for Rows<'_> {
             inner,
             ..
         } = *args;
-        let limits = Limits {
-            zero: args.zero,
-            low: args.low,
-            high: args.high,
-        };
+        let limits = Limits::new(args.zero, args.low, args.high);
         let quantizer = Quantizer::new(args.scale, limits);
         let fill = u32::from(limits.of(0).cast_unsigned());
         if inner == 1 {
@@ -187,14 +184,7 @@ impl Kernel for Int8Dequantize {
     }
 
     fn fits(&self, args: &DequantizeArgs) -> bool {
-        if args.count == 0 {
-            return true;
-        }
-        if args.channels == 0 || args.inner == 0 || args.channels > args.stride {
-            return false;
-        }
-        let outer = args.count.div_ceil(args.channels).div_ceil(args.inner);
-        args.x.holds::<u8>(product(&[outer, args.inner, args.stride]))
+        args.stored().fits(args.x, args.count)
     }
 
     fn pieces(&self, args: &DequantizeArgs, threads: usize) -> usize {
@@ -233,33 +223,18 @@ impl Job for Floats<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Self { args, x, first, y } = self;
-        let DequantizeArgs {
-            channels,
-            stride,
-            inner,
-            scale,
-            zero,
-            ..
-        } = *args;
-        // Results along the inner axis, or all channels, are a run of x with one step.
-        let length = if inner == 1 { channels } else { inner };
-        let mut done = 0;
-        while done < y.len() {
-            let i = first + done;
-            let count = (length - i % length).min(y.len() - done);
-            let (b, c, outer) = (i % inner, i / inner % channels, i / inner / channels);
-            let x = &x[(outer * inner + b) * stride + c..];
-            let to = &mut y[done..done + count];
-            let step = if inner == 1 { 1 } else { stride };
-            let value = |x: i8| (scale * (i32::from(x) - zero) as f32).to_bits();
-            if step == 1 {
-                to.iter_mut().zip(x).for_each(|(y, x)| *y = value(*x));
-            } else {
-                to.iter_mut()
-                    .zip(x.iter().step_by(step))
-                    .for_each(|(y, x)| *y = value(*x));
-            }
-            done += count;
+        let DequantizeArgs { scale, zero, .. } = *args;
+        let value = |x: i8| (scale * (i32::from(x) - zero) as f32).to_bits();
+        args.stored().read(x, first, y, value);
+    }
+}
+
+impl DequantizeArgs {
+    fn stored(&self) -> Stored {
+        Stored {
+            channels: self.channels,
+            stride: self.stride,
+            inner: self.inner,
         }
     }
 }
