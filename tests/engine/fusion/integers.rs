@@ -57,7 +57,7 @@ impl Build {
         self.output(y);
         self.pass(INTEGER_FLOAT, bindings);
         let integers = self.0.nodes().any(|(_, n)| n.op.name().starts_with("Int8"));
-        assert_eq!(integers, !stays);
+        assert_eq!(integers, !stays, "operators on integers");
     }
 }
 
