@@ -23,11 +23,11 @@ crate::kernel! {
 }
 
 /// `y = clamp(round(factor * sum (a - a_zero) (b - b_zero)) + zero)` for a `i8[.., m, k]` and b
-/// `i8[.., n, k]`, each with whole words of k; the result is `i8[.., m, n]` with whole words of n.
-/// Leading axes have equal sizes, or an operand has only axes of size 1.
+/// `i8[.., n, k]`, with k padded to whole words. The result is `i8[.., m, n]`, with n padded to
+/// whole words. The leading axes are equal, or all those of one operand have size 1.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8MatMul {
-    /// Terms of a sum; padding behind them does not count.
+    /// Number of terms of a sum; the padding after them is ignored.
     pub k: i64,
     pub a_zero: i32,
     pub b_zero: i32,
@@ -43,7 +43,7 @@ fn matrix<T>(shape: &[T]) -> OpResult<(&[T], &T, &T)> {
     }
 }
 
-/// The bits of the last word of `k` elements.
+/// A mask of the bits that `k` elements use in their last word.
 fn tail(k: i64) -> i64 {
     match k.rem_euclid(4) {
         0 => u32::MAX.into(),
@@ -175,13 +175,15 @@ pub static DEF: OpDef = OpDef {
 
 fn cases() -> Vec<Case> {
     let mut all = Vec::new();
-    let shapes: [[&[usize]; 2]; 3] = [
+    let shapes: [[&[usize]; 2]; 4] = [
         [&[5, 8], &[6, 8]],
         [&[2, 3, 7, 16], &[2, 3, 9, 16]],
         [&[2, 5, 12], &[1, 4, 12]],
+        // More rows and columns than CPUs compute at once.
+        [&[2, 200, 20], &[2, 270, 20]],
     ];
-    // The last word is full, or not.
-    let terms = [8, 14, 9];
+    // The last word is full in the first case only.
+    let terms = [8, 14, 9, 18];
     for arithmetic in [Arithmetic::Fixed, Arithmetic::Float] {
         for ([a, b], k) in shapes.into_iter().zip(terms) {
             let Some(factor) = Factor::of_scales(arithmetic, 0.02, 0.03, 0.9) else {

@@ -1,8 +1,8 @@
-//! Convolution and matmul of bytes by constant weights, as a matmul of windows and weights.
+//! Convolution and matmul of bytes with constant weights, as a matmul of windows with weights.
 //!
-//! Windows of some rows of results are gathered into scratch, so that each is contiguous. Weights
-//! are packed at load as `Pack::Words` in panels of 16 output channels, each followed by the sums
-//! of its weights.
+//! The windows of a block of results are gathered into scratch (im2col), so that each is contiguous.
+//! Weights are packed at load as `Pack::Words`, in panels of 16 output channels. Each panel ends
+//! with the sum of the weights of each channel.
 
 use super::int8_tile::{Scales, Tiles};
 use super::window::Window;
@@ -13,8 +13,8 @@ use crate::backend::kernel::KernelSpec;
 use std::ops::Range;
 
 crate::backend::cpu::args::arguments! {
-    /// `words` and `outputs` count words of input and output channels, `depth` and `group` those of
-    /// a group; `rows` counts windows of all images.
+    /// `words` and `outputs` count words of input and output channels; `depth` and `group` count
+    /// those of one group. `rows` counts the windows of all images.
     pub struct Args {
         in_h, in_w, out_h, out_w, depth, words, group, outputs, rows: U32;
         pad_h, pad_w, x_zero, zero, low, high: I32
@@ -22,8 +22,8 @@ crate::backend::cpu::args::arguments! {
 }
 
 /// Words in a panel.
-const WORDS: usize = PANEL / 4;
-/// Bytes of windows that are gathered at once, if these are at least [`LEAST`] rows.
+pub(super) const WORDS: usize = PANEL / 4;
+/// Bytes of windows that are gathered at once, but at least [`LEAST`] rows.
 const GATHERED: usize = 192 << 10;
 const LEAST: usize = 48;
 
@@ -48,7 +48,7 @@ pub(super) fn lists(is_fixed: bool) -> usize {
     if is_fixed { 2 } else { 1 }
 }
 
-/// Whether `x` holds the images of `rows` windows, each with `plane` words.
+/// Whether `rows` are whole images of `windows` windows, and `x` holds them at `plane` words each.
 pub(super) fn holds_images(x: Memory, rows: usize, windows: usize, plane: usize) -> bool {
     windows > 0 && rows.is_multiple_of(windows) && x.holds::<u32>(product(&[rows / windows, plane]))
 }
@@ -110,7 +110,7 @@ impl Kernel for Int8Conv {
 }
 
 impl Int8Conv {
-    /// Multiply-adds of a nanosecond, roughly.
+    /// Approximate multiply-adds per nanosecond.
     fn speed(&self) -> usize {
         match self.isa {
             Isa::Avx512Vnni => 300,
@@ -120,10 +120,10 @@ impl Int8Conv {
         }
     }
 
-    /// Number of pieces for this many threads.
+    /// Desired number of pieces for this number of threads.
     fn wanted(&self, args: &Args, threads: usize) -> usize {
         let work = product(&[args.rows, args.outputs, 16, self.window.taps(), args.depth]);
-        // Gathering and storing take time as well.
+        // Gathering and storing also take time.
         let moved = product(&[args.rows, args.outputs + self.window.taps() * args.words]) / 16;
         let nanos = (work / self.speed()).saturating_add(moved);
         if threads < 2 || nanos < 8_000 {
@@ -132,8 +132,8 @@ impl Int8Conv {
         (nanos / 8_000).clamp(threads, 2 * threads)
     }
 
-    /// Into how many parts panels and rows are cut. If weights are more than activations, each
-    /// piece reads its own weights.
+    /// Number of parts into which panels and rows are divided. If there are more weights than
+    /// activations, panels are divided first, so that each piece reads its own weights.
     fn grid(&self, args: &Args, pieces: usize) -> (usize, usize) {
         let (panels, tall) = (args.panels().div_ceil(2), args.rows.div_ceil(8));
         let weights = product(&[args.outputs, 4, self.window.taps(), args.depth]);
@@ -193,6 +193,7 @@ impl ScaledJob for Piece<'_> {
                         w: args.w.as_ptr(),
                         panel,
                         scales,
+                        row_start: std::ptr::null(),
                         y: args.y.as_ptr::<u8>().add(at * args.outputs * 4),
                         pitch: args.outputs * 4,
                         columns: [0; 2],
@@ -206,20 +207,20 @@ impl ScaledJob for Piece<'_> {
     }
 }
 
-/// Words behind each gathered window of `words` words.
+/// Unused words after each gathered window of `words` words.
 fn slack(args: &Args, window: Window, words: usize) -> usize {
     if run(args, window) == 3 && window.taps() > 1 {
-        // The last run writes a word more.
+        // The last run writes one extra word.
         1
     } else if words.is_multiple_of(128) {
-        // Rows that are 4 KB apart would share places in the cache.
+        // Rows whose distance is a multiple of 512 bytes would compete for few cache sets.
         16
     } else {
         0
     }
 }
 
-/// Words of x that are copied at once.
+/// Words of x that are contiguous in a row of a window, and copied at once.
 fn run(args: &Args, window: Window) -> usize {
     let columns = window.columns;
     if args.depth == args.words && columns.dilation == 1 {
@@ -229,11 +230,11 @@ fn run(args: &Args, window: Window) -> usize {
     }
 }
 
-/// Computes words `words` of the output channels of some rows; scales begin with panel `first`.
+/// Computes the words `words` of output channels for some rows. Scales start at panel `first`.
 /// # Safety
 /// As for [`Tiles::run`].
 #[inline(always)]
-unsafe fn across<S: Bytes, A: Arithmetic>(tiles: Tiles, first: usize, words: Range<usize>) {
+pub(super) unsafe fn across<S: Bytes, A: Arithmetic>(tiles: Tiles, first: usize, words: Range<usize>) {
     let wide = if S::LANES == PANEL { 4 } else { 1 };
     let mut panel = words.start / WORDS;
     while panel * WORDS < words.end {
@@ -255,8 +256,8 @@ unsafe fn across<S: Bytes, A: Arithmetic>(tiles: Tiles, first: usize, words: Ran
     }
 }
 
-/// Copies bias and factors of panels, so that all have 16 columns, and subtracts from the bias what
-/// unsigned activations add.
+/// Copies bias and factors of panels, padded to 16 columns each. Subtracts from the bias what the
+/// offset of unsigned activations adds to the sums.
 /// # Safety
 /// The operands fit; `lists` has three words for each column.
 #[inline(always)]
@@ -300,27 +301,27 @@ unsafe fn prepare_scales<S: Bytes, A: Arithmetic>(
     }
 }
 
-/// Words behind the windows.
+/// Unused words after all windows.
 const MARGIN: usize = 16;
 
-/// Windows in rows.
+/// Gathers windows as contiguous rows.
 struct Gather<'a> {
     args: &'a Args,
     window: Window,
-    /// Words of a gathered row.
+    /// Words from one gathered row to the next.
     stride: usize,
 }
 
 impl Gather<'_> {
-    /// True if windows are single elements of x, in order.
+    /// Whether each window is one pixel of x, in the order of x.
     fn is_plain(&self) -> bool {
         let (a, w) = (self.args, self.window);
         let pads = a.pad_h == 0 && a.pad_w == 0 && a.in_h == a.out_h && a.in_w == a.out_w;
         pads && w.taps() == 1 && w.rows.stride == 1 && w.columns.stride == 1
     }
 
-    /// Windows `first` to `first + count` of the group whose first word is `word`, and the words
-    /// from one to the next.
+    /// Gathers `count` windows from `first` on, of the group whose first word is `word`. Returns
+    /// the first window, and the words from one window to the next.
     /// # Safety
     /// The operands fit; `space` has room for these windows.
     #[inline(always)]
@@ -368,7 +369,7 @@ impl Gather<'_> {
         let mut image = first / args.out_w / args.out_h;
         let mut done = 0;
         while done < count {
-            // Windows of one row of results.
+            // The windows of one row of results.
             let own = ox..args.out_w.min(ox + count - done);
             for ky in 0..rows.kernel {
                 let y = rows.element(oy, ky, args.pad_h);
@@ -405,16 +406,16 @@ impl Gather<'_> {
         }
     }
 
-    /// The columns of windows that reach no padding at their sides.
+    /// The columns of windows that touch no padding on the left or right.
     fn inner(&self) -> Range<usize> {
         let (args, columns) = (self.args, self.window.columns);
         let inside = |tap| columns.inside(tap, args.pad_w, args.in_w, args.out_w);
         inside(0).start..inside(columns.kernel - 1).end
     }
 
-    /// Copies `taps` taps of a row of `count` windows.
+    /// Copies `taps` taps of one row of the window, for `count` windows.
     /// # Safety
-    /// As for [`Gather::rows`]; all are elements of x.
+    /// As for [`Gather::rows`]; all taps are inside x.
     #[inline(always)]
     unsafe fn taps<S: Bytes>(&self, x: *const u32, taps: usize, to: *mut u32, count: usize) {
         let Args { depth, words, .. } = *self.args;
@@ -430,7 +431,7 @@ impl Gather<'_> {
         }
     }
 
-    /// Gathers a row of window `ox`, which reaches padding; `x` is that row of x.
+    /// Gathers one row of window `ox`, which touches padding; `x` is that row of x.
     /// # Safety
     /// As for [`Gather::rows`].
     #[inline(always)]
@@ -456,9 +457,9 @@ impl Gather<'_> {
     }
 }
 
-/// Prepares `count` runs of `words` words; `steps` are the distances between their first words in
-/// both places. Runs of three words but the last one take a fourth, which is written later or not
-/// read.
+/// Prepares `count` runs of `words` words. `a` and `b` are the distances between the first words of
+/// runs in the source and the destination. Runs of three words, except for the last one, are copied
+/// as four; the fourth word is overwritten later or never read.
 /// # Safety
 /// As for [`bytes::prepare`].
 #[inline(always)]

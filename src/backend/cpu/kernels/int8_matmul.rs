@@ -1,10 +1,10 @@
-//! Matmul of two matrices of bytes.
+//! Batched matmul of two byte activations.
 
-use super::moves::pieces;
+use super::int8_conv::{WORDS, across};
+use super::int8_tile::{Scales, Tiles};
 use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, part, product, reach};
-use crate::backend::cpu::bytes::{self, Limits};
+use crate::backend::cpu::bytes::{self, Arithmetic, Bytes, Limits, PANEL, ScaledJob};
 use crate::backend::cpu::isa::Isa;
-use crate::backend::cpu::simd::{self, Job, Simd};
 use crate::backend::kernel::KernelSpec;
 use std::ops::Range;
 
@@ -15,8 +15,8 @@ arguments! {
     } [a: In, b: In, y: Out]
 }
 
-/// `y[z, i, j]` is the scaled sum over k of `(a[z, i, k] - a_zero) * (b[z, j, k] - b_zero)`. Rows
-/// of y have whole words.
+/// `y[z, i, j]` is the requantized sum over k of `(a[z, i, k] - a_zero) * (b[z, j, k] - b_zero)`.
+/// Rows of y have whole words.
 pub struct Int8MatMul {
     isa: Isa,
     is_fixed: bool,
@@ -32,7 +32,8 @@ impl Kernel for Int8MatMul {
 
     fn fits(&self, args: &Args) -> bool {
         let matrix = |step, rows| reach(&[[args.batch, step]], product(&[rows, args.words]));
-        args.n <= args.outputs.saturating_mul(4)
+        args.limits().are_bytes()
+            && args.n <= args.outputs.saturating_mul(4)
             && args.k <= args.words.saturating_mul(4)
             && args.a.holds::<u32>(matrix(args.a_step, args.m))
             && args.b.holds::<u32>(matrix(args.b_step, args.n))
@@ -40,89 +41,187 @@ impl Kernel for Int8MatMul {
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
-        let work = product(&[args.batch, args.m, args.n, args.words + 8]) / 8;
-        pieces(work, args.batch * args.m, threads)
+        // Nanoseconds, roughly: of multiply-adds, and of packing b.
+        let work = product(&[args.batch, args.m, args.n, args.words]) / 40;
+        let nanos = work.saturating_add(product(&[args.batch, args.n, args.words]));
+        if threads < 2 || nanos < 8_000 {
+            return 1;
+        }
+        (nanos / 8_000)
+            .clamp(threads, 2 * threads)
+            .min(args.batch * args.m)
+            .max(1)
     }
 
     unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, scratch: &mut Scratch) {
+        if args.n == 0 || args.words == 0 {
+            return;
+        }
         let rows = part(args.batch * args.m, 1, piece, pieces);
-        let pitch = args.outputs * 4;
-        // SAFETY: nobody writes the operands; the piece owns these results; the processor supports
-        // the instruction set.
-        unsafe {
-            let job = Rows {
-                args,
-                is_fixed: self.is_fixed,
-                y: args.y.slice_mut(rows.start * pitch..rows.end * pitch),
-                rows,
-                totals: scratch.of(args.n),
-            };
-            simd::run(self.isa, job);
-        }
+        let job = Piece { args, rows, scratch };
+        // SAFETY: the processor supports the instruction set; the rest by the contract.
+        unsafe { bytes::run_scaled(self.isa, self.is_fixed, job) }
     }
 }
 
-struct Rows<'a> {
+struct Piece<'a> {
     args: &'a Args,
-    is_fixed: bool,
+    /// Rows of all matrices.
     rows: Range<usize>,
-    y: &'a mut [i8],
-    /// For sums of the rows of b.
-    totals: &'a mut [i32],
+    scratch: &'a mut Scratch,
 }
 
-#[inline(always)]
-fn dot(a: &[i8], b: &[i8]) -> i32 {
-    let products = a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b));
-    products.fold(0, i32::wrapping_add)
-}
+/// Rows that are made ready at once, and panels.
+const ROWS: usize = 192;
+const PANELS: usize = 16;
 
-#[inline(always)]
-fn total(a: &[i8]) -> i32 {
-    a.iter().fold(0, |sum, v| sum.wrapping_add(i32::from(*v)))
-}
-
-impl Job for Rows<'_> {
-    type Out = ();
+impl ScaledJob for Piece<'_> {
     #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Self {
-            args,
-            is_fixed,
-            rows,
-            y,
-            totals,
-        } = self;
-        let (k, pitch) = (args.k, args.words * 4);
-        let limits = Limits::new(args.zero, args.low, args.high);
-        let of = |sum: i32| match is_fixed {
-            true => limits.of(bytes::multiplied(sum, args.mantissa, args.shift)),
-            false => limits.of(bytes::scaled(sum, args.factor)),
-        };
-        // SAFETY: nobody writes the operands.
-        let (a, b) = unsafe { (args.a.slice::<i8>(), args.b.slice::<i8>()) };
-        let mut ready = None;
-        for (row, y) in rows.zip(y.chunks_exact_mut((args.outputs * 4).max(1))) {
-            let (z, i) = (row / args.m, row % args.m);
-            let a = &a[z * args.a_step * 4 + i * pitch..][..k];
-            let b = &b[z * args.b_step * 4..][..args.n * pitch];
-            if ready != Some(z) {
-                ready = Some(z);
-                for (j, to) in totals.iter_mut().enumerate() {
-                    *to = total(&b[j * pitch..][..k]);
+    unsafe fn run<S: Bytes, A: Arithmetic>(self) {
+        let Self { args, rows, scratch } = self;
+        let (m, words) = (args.m, args.words);
+        let stride = words * S::STEP;
+        let most = PANELS.min(args.outputs.div_ceil(WORDS));
+        let tall = ROWS.min(rows.len());
+        let panel = words * PANEL;
+        let room = scratch.of::<u32>(most * (panel + 3 * PANEL) + tall * (stride + 1));
+        let (panels, rest) = room.split_at_mut(most * panel);
+        let (lists, rest) = rest.split_at_mut(most * 3 * PANEL);
+        let (starts, x) = rest.split_at_mut(tall);
+        let mut at = rows.start;
+        while at < rows.end {
+            // Rows of one matrix.
+            let (z, i) = (at / m, at % m);
+            let own = (m - i).min(rows.end - at);
+            let mut first = 0;
+            while first < args.outputs {
+                let outputs = (most * WORDS).min(args.outputs - first);
+                // SAFETY: the operands fit, and the piece owns these results.
+                unsafe {
+                    let scales = args.pack::<S, A>(z, first..first + outputs, panels, lists);
+                    let mut done = 0;
+                    while done < own {
+                        let count = tall.min(own - done);
+                        args.ready::<S>(z, i + done, &mut starts[..count], x);
+                        let tiles = Tiles {
+                            x: x.as_ptr(),
+                            stride,
+                            rows: count,
+                            depth: words,
+                            w: panels.as_ptr().cast(),
+                            panel,
+                            scales,
+                            row_start: starts.as_ptr().cast(),
+                            y: args
+                                .y
+                                .as_ptr::<u8>()
+                                .add(((at + done) * args.outputs + first) * 4),
+                            pitch: args.outputs * 4,
+                            columns: [0; 2],
+                            limits: args.limits(),
+                        };
+                        across::<S, A>(tiles, 0, 0..outputs);
+                        done += count;
+                    }
                 }
+                first += outputs;
             }
-            let of_a = total(a).wrapping_mul(args.b_zero);
-            let both = args.b_zero.wrapping_mul(k as i32);
-            y.fill(of(0));
-            for (j, (y, of_b)) in y.iter_mut().zip(&*totals).enumerate() {
-                let sum = dot(a, &b[j * pitch..][..k]);
-                let moved = args
-                    .a_zero
-                    .wrapping_mul(both.wrapping_sub(*of_b))
-                    .wrapping_sub(of_a);
-                *y = of(sum.wrapping_add(moved));
+            at += own;
+        }
+    }
+}
+
+impl Args {
+    fn limits(&self) -> Limits {
+        Limits::new(self.zero, self.low, self.high)
+    }
+
+    /// The bits of word `k` of a row that are elements.
+    #[inline(always)]
+    fn mask(&self, k: usize) -> u32 {
+        if k + 1 < self.words {
+            u32::MAX
+        } else {
+            self.tail as u32
+        }
+    }
+
+    /// Packs words `outputs` of the columns of matrix `z` in panels. The sums of a column start
+    /// with what its own elements and the zero points add. Columns behind the last one are 0.
+    /// # Safety
+    /// The operands fit; there is room for the panels, and three words for each of their columns.
+    #[inline(always)]
+    unsafe fn pack<S: Bytes, A: Arithmetic>(
+        &self,
+        z: usize,
+        outputs: Range<usize>,
+        panels: &mut [u32],
+        lists: &mut [u32],
+    ) -> Scales {
+        let columns = outputs.len().next_multiple_of(WORDS) * 4;
+        let (start, rest) = lists.split_at_mut(columns);
+        let (one, two) = rest.split_at_mut(columns);
+        let both = self.a_zero.wrapping_mul(self.b_zero).wrapping_mul(self.k as i32);
+        // Unsigned activations add as much.
+        let moved = self.a_zero + if S::FLIP == 0 { 0 } else { 128 };
+        let (first, second) = if A::LISTS == 2 {
+            (self.mantissa.cast_unsigned(), self.shift.cast_unsigned())
+        } else {
+            (self.factor.to_bits(), 0)
+        };
+        for c in 0..columns {
+            let j = outputs.start * 4 + c;
+            let to = &mut panels[c / PANEL * self.words * PANEL + c % PANEL..];
+            if j >= self.n {
+                to.iter_mut().step_by(PANEL).take(self.words).for_each(|w| *w = 0);
+                (start[c], one[c], two[c]) = (0, 0, 0);
+                continue;
+            }
+            // SAFETY: the operands fit.
+            let from = unsafe { self.b.as_ptr::<u32>().add(z * self.b_step + j * self.words) };
+            let mut sum = 0i32;
+            for (k, to) in to.iter_mut().step_by(PANEL).take(self.words).enumerate() {
+                // SAFETY: as above.
+                *to = unsafe { from.add(k).read_unaligned() } & self.mask(k);
+                sum = sum.wrapping_add(total(*to));
+            }
+            start[c] = both.wrapping_sub(moved.wrapping_mul(sum)).cast_unsigned();
+            (one[c], two[c]) = (first, second);
+        }
+        Scales {
+            start: start.as_ptr().cast(),
+            first: one.as_ptr(),
+            second: two.as_ptr(),
+            is_left: A::LISTS == 2 && self.shift > 0,
+        }
+    }
+
+    /// Makes rows of matrix `z` ready, from row `i` on, and what they add to their sums.
+    /// # Safety
+    /// The operands fit; there is room for the rows.
+    #[inline(always)]
+    unsafe fn ready<S: Bytes>(&self, z: usize, i: usize, starts: &mut [u32], x: &mut [u32]) {
+        for (r, start) in starts.iter_mut().enumerate() {
+            // SAFETY: by the contract.
+            unsafe {
+                let from = self.a.as_ptr::<u32>().add(z * self.a_step + (i + r) * self.words);
+                let mut sum = 0i32;
+                for k in 0..self.words {
+                    sum = sum.wrapping_add(total(from.add(k).read_unaligned() & self.mask(k)));
+                }
+                *start = self.b_zero.wrapping_mul(sum).wrapping_neg().cast_unsigned();
+                let to = x[r * self.words * S::STEP..][..self.words * S::STEP].as_mut_ptr();
+                bytes::prepare::<S>(from, to, self.words);
             }
         }
     }
+}
+
+/// The sum of the signed bytes of a word.
+#[inline(always)]
+fn total(word: u32) -> i32 {
+    word.to_le_bytes()
+        .iter()
+        .map(|b| i32::from(b.cast_signed()))
+        .sum()
 }

@@ -1,46 +1,48 @@
-//! Tiles of sums of products of bytes: some rows of activations and one or two panels of weights.
+//! Tiles of byte matmuls: some rows of activations by one, two or four panels of weights.
 
 use crate::backend::cpu::bytes::{Arithmetic, Bytes, Job, Limits, MOST_BYTES, PANEL};
 use std::marker::PhantomData;
 
-/// Rows of activations, and one or two panels of weights.
+/// Rows of activations, and up to four panels of weights.
 #[derive(Clone, Copy)]
 pub struct Tiles {
     /// Words of the first row, as `bytes::prepare` makes them.
     pub x: *const u32,
-    /// Words from one row to the next one.
+    /// Words from one row to the next.
     pub stride: usize,
     pub rows: usize,
-    /// Words of a row before they were widened.
+    /// Words of a row, not counting widening by `Bytes::STEP`.
     pub depth: usize,
-    /// The first panel: for each word, one of each of 16 columns.
+    /// The first panel: for each word of a row, one word for each of 16 columns.
     pub w: *const i32,
-    /// Words from one panel to the next one.
+    /// Words from one panel to the next.
     pub panel: usize,
     pub scales: Scales,
+    /// What is added to the sums of each row; null for nothing.
+    pub row_start: *const i32,
     /// The result of the first row and the first column of the first panel.
     pub y: *mut u8,
-    /// Results from one row to the next one.
+    /// Results from one row to the next.
     pub pitch: usize,
-    /// Columns that are stored, in whole words.
+    /// The first and the end of the columns that are stored; multiples of 4.
     pub columns: [usize; 2],
     pub limits: Limits,
 }
 
-/// What follows the sums of the columns of panels.
+/// Initial sums and factors of the columns of panels.
 #[derive(Clone, Copy)]
 pub struct Scales {
-    /// Where sums start.
+    /// Initial sums.
     pub start: *const i32,
     /// Factors, as `Arithmetic::load` reads them.
     pub first: *const u32,
     pub second: *const u32,
-    /// Whether factors shift to the left.
+    /// Whether any factor has a left shift.
     pub is_left: bool,
 }
 
 impl Scales {
-    /// Those from column `i` on.
+    /// The scales from column `i` on.
     pub fn from(self, i: usize) -> Self {
         Self {
             start: self.start.wrapping_add(i),
@@ -54,15 +56,15 @@ impl Scales {
 impl Tiles {
     /// Computes all rows.
     /// # Safety
-    /// As for [`Bytes`]. There are these rows, and 16 columns of each of `panels` panels of weights
-    /// and scales; the caller owns the results. There are two or four panels only if vectors have
-    /// 16 words.
+    /// As for [`Bytes`]. The rows exist, and so do 16 columns of weights and scales for each of
+    /// `panels` panels; the caller owns the results. `panels` is 1, or 2 or 4 if vectors have 16
+    /// words.
     #[inline(always)]
     pub unsafe fn run<S: Bytes, A: Arithmetic>(self, panels: usize) {
         if self.rows == 0 {
             return;
         }
-        // SAFETY: by the contract; a vector of 16 words is a column of a panel.
+        // SAFETY: by the contract; a vector of 16 words spans the columns of a panel.
         unsafe {
             match (S::LANES, panels) {
                 (16, 4) => by_height::<S, A, 4>(self),
@@ -78,13 +80,13 @@ impl Tiles {
 /// Heights of tiles.
 const HEIGHTS: [usize; 8] = [1, 2, 3, 4, 6, 8, 10, 12];
 
-/// The height of the tiles that compute this many rows with the least work. The last tile overlaps
-/// the one before.
+/// The height of tiles, at most `most`, that computes `rows` rows with the least work. The last
+/// tile overlaps the previous one.
 const fn height(rows: usize, most: usize) -> usize {
     let (mut best, mut least, mut i) = (1, usize::MAX, 0);
     while i < HEIGHTS.len() {
         let h = HEIGHTS[i];
-        // A tile reads weights, too.
+        // A tile also loads weights.
         let work = rows.div_ceil(h) * (2 * h + 3);
         if h <= rows && h <= most && work <= least {
             (best, least) = (h, work);
@@ -127,13 +129,13 @@ impl<A: Arithmetic, const M: usize, const N: usize> Job for Height<A, M, N> {
     type Out = ();
     #[inline(always)]
     unsafe fn run<S: Bytes>(self) {
-        // Other forms are never called.
+        // Other combinations are never called.
         if M > most::<S, N>() || S::LANES * N < PANEL {
             return;
         }
         let mut row = 0;
         while row < self.0.rows {
-            // SAFETY: rows are whole.
+            // SAFETY: all `M` rows exist.
             unsafe { tile::<S, A, M, N>(&self.0, row.min(self.0.rows - M)) };
             row += M;
         }
@@ -151,6 +153,14 @@ unsafe fn tile<S: Bytes, A: Arithmetic, const M: usize, const N: usize>(tiles: &
             *v = S::load(tiles.scales.start.add(j * S::LANES));
         }
         let mut sums = [start; M];
+        if !tiles.row_start.is_null() {
+            for (m, sums) in sums.iter_mut().enumerate() {
+                let own = S::splat(*tiles.row_start.add(row + m));
+                for v in sums {
+                    *v = S::add(*v, own);
+                }
+            }
+        }
         let stride = tiles.stride;
         let mut x = tiles.x.add(row * stride);
         let mut w = tiles.w;
@@ -160,7 +170,7 @@ unsafe fn tile<S: Bytes, A: Arithmetic, const M: usize, const N: usize>(tiles: &
                 let (panel, column) = (j * S::LANES / PANEL, j * S::LANES % PANEL);
                 *weights = S::weights(S::load(w.add(panel * tiles.panel + column)));
             }
-            // Addresses of four rows differ by multiples of one register.
+            // Four rows are addressed with one base register and multiples of the stride.
             let fours = [x, x.wrapping_add(4 * stride), x.wrapping_add(8 * stride)];
             for m in 0..M {
                 let v = S::broadcast(fours[m / 4].add(m % 4 * stride));
@@ -252,7 +262,7 @@ unsafe fn four<S: Bytes, const M: usize, const N: usize>(
     unsafe { S::in_order(S::narrow(four, limits)) }
 }
 
-/// Stores some of the columns.
+/// Stores only the columns that `Tiles::columns` selects.
 /// # Safety
 /// As for [`tile`]; `y` is the first result of the first row.
 #[inline(always)]
