@@ -55,6 +55,9 @@ MODELS = {
     # whole quantization step. ONNX Runtime's own optimization levels differ by 0.025.
     "minimind2-small": ("batch_size=1,sequence_length=9,past_sequence_length=0", 0.05),
     "silero-vad": ("input_0=1,input_1=576,state_1=1,sr=16000", None),
+    # Models in int8. ONNX Runtime computes some conversions and sums of smart-turn in floats.
+    "sscd": ("batch=1,height=224,width=224", None),
+    "smart-turn": ("s6=1", 0.01),
     # Models in 16 bits.
     "sscd-distilled": ("batch=1,height=224,width=224", BOUNDS["f16"]),
     "clip-image": ("batch=1", None),

