@@ -1,6 +1,6 @@
-// y = a + b, a - b (SUB) or a * b (MUL) for bytes with scales of their own, rounded to bytes. Tables hold the term of each byte of a and of b;
-// these are floats, and the least float of each result follows, or with FIXED integers. Operands may be repeated along the leading axis and along
-// all others but the last. A work-item computes one word.
+// y = a + b, a - b (SUB) or a * b (MUL) for bytes whose scales may differ, requantized to bytes. Tables hold the term of each byte of a, then of b:
+// integers with FIXED, otherwise floats, followed by the smallest float of each result. Operands may broadcast along the leading axis, and along all
+// other axes but the last together. A work-item computes one word.
 #include "common/int8"
 
 #ifdef MUL

@@ -1,5 +1,5 @@
-// Convolution of bytes [n, in_h, in_w, 4 * words] by weights in panels of four output channels, each of KH * KW * depth words; also a matmul. An
-// output word of group g reads words g * depth on. A work-item computes one word of RUN neighbouring windows.
+// Convolution of bytes [n, in_h, in_w, 4 * words] with weights in panels of four output channels, each of KH * KW * depth words; also a matmul.
+// Output words of group g read `depth` input words from g * depth on. A work-item computes one word for each of RUN neighbouring windows.
 #define COLS 4
 #include "common/dot"
 #include "common/int8"

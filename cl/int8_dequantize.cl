@@ -1,4 +1,4 @@
-// Bytes [.., inner, stride] as floats [.., channels, inner]. A work-item computes two neighbouring results.
+// Dequantizes bytes [.., inner, stride] to floats [.., channels, inner]. A work-item computes two neighbouring results.
 #include "common/int8"
 
 KERNEL {

@@ -1,4 +1,4 @@
-// Bytes [.., inner, stride] as integers [.., channels, inner], plus an offset. A work-item computes two neighbouring results.
+// Converts bytes [.., inner, stride] to integers [.., channels, inner] and adds `offset`. A work-item computes two neighbouring results.
 #include "common/int8"
 
 KERNEL {

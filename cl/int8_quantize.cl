@@ -1,4 +1,5 @@
-// Floats [.., channels, inner] as bytes [.., inner, 4 * words]. Thresholds hold the least float of each byte. A work-item computes one word.
+// Quantizes floats [.., channels, inner] to bytes [.., inner, 4 * words]. `thresholds` holds the smallest float of each byte. A work-item computes
+// one word.
 #include "common/int8"
 
 KERNEL {

@@ -1,4 +1,4 @@
-// Softmax of rows of bytes with `channels` elements, in steps of 1/256 from -128 on. The table holds the exponentials of differences to the largest
+// Softmax of rows of `channels` bytes, with scale 1/256 and zero point -128. The table holds the exponential of each difference from the largest
 // element. A work-item computes one row.
 #include "common/int8"
 #define ENTRY(b) table[most - BYTE(x[at + (b) / 4u], (b) % 4u)]

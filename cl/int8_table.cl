@@ -1,4 +1,4 @@
-// y = table[x + 128] for bytes. A work-item computes one word.
+// Table lookup y = table[x + 128] for bytes. A work-item computes one word.
 #include "common/int8"
 #define ENTRY(b) BYTE(table[(v >> (8u * (b)) & 255u) / 4u], v >> (8u * (b)) & 3u)
 

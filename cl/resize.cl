@@ -1,6 +1,6 @@
-// y[o, i, m, j, t] = x at the places of i along an axis of in_h and of j along one of in_w elements, interpolated. A work-item computes two
-// neighbouring results.
-// TAPS elements along each axis make a result: 1 (chosen by ROUNDING), 2 (linear) or 4 (cubic).
+// y[o, i, m, j, t] = x interpolated at the coordinates of i along the axis of in_h elements, and of j along the axis of in_w elements. A work-item
+// computes two neighbouring results.
+// TAPS is the number of elements along each axis that contribute to a result: 1 (nearest, chosen by ROUNDING), 2 (linear) or 4 (cubic).
 #define HALF_PIXEL 0
 #define PYTORCH_HALF_PIXEL 1
 #define HALF_PIXEL_SYMMETRIC 2
@@ -15,8 +15,8 @@
 #define NEAREST_OR_UP 3
 #define UP_IF_SMALLER 4
 
-// a / b. Where the quotient chooses an element it is rounded to nearest: the division of GPUs may be some last places off. The remainder is
-// exact without fma, which some GPUs compute in software: products of halves of a significand fit into one.
+// a / b. Where the quotient selects an element (TAPS 1), it is corrected to the nearest float, because division on GPUs may be off by a few ULP. The
+// remainder avoids fma, which some GPUs emulate: q and b are split into halves whose products are exact.
 inline float quotient(float a, float b) {
   if (TAPS != 1) return a / b;
   float reciprocal = 1.0f / b, q = a * reciprocal;
@@ -26,7 +26,7 @@ inline float quotient(float a, float b) {
   return q + remainder * reciprocal;
 }
 
-// The place of result i along an axis of `size` elements and `out` results, by COORDINATES.
+// The coordinate of result i along an axis of `size` elements and `out` results, by COORDINATES.
 inline float coordinate(uint i, uint size, uint out, float scale, float start, float end) {
   float at = (float)i, last = (float)(size - 1);
   if ((COORDINATES == PYTORCH_HALF_PIXEL || COORDINATES == ALIGN_CORNERS) && out <= 1) return 0.0f;
@@ -49,7 +49,7 @@ inline float cubic_weight(float a, float d) {
   return d < 2.0f ? ((a * d - 5.0f * a) * d + 8.0f * a) * d - 4.0f * a : 0.0f;
 }
 
-// The elements that a place is made of, and their weights; false where it is outside of the operand.
+// The elements that are interpolated at a coordinate, and their weights. Returns false if CROP puts it outside the operand.
 inline bool taps(float at, uint size, float scale, float a, uint *element, float *weight) {
   float last = (float)(size - 1);
   bool inside = COORDINATES != CROP || (at >= 0.0f && at <= last);
@@ -87,7 +87,7 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
 #define SCALE_W p.scale_w
 #endif
 
-// The taps of row i, and whether it is inside.
+// The taps of result row i, and whether its coordinate is inside.
 #ifdef HIGH
 #define ROW(i) \
   uint rows[TAPS]; \
@@ -102,7 +102,7 @@ inline bool taps(float at, uint size, float scale, float a, uint *element, float
 #define HEIGHT 1
 #endif
 
-// v = the result in column j of that row.
+// Sets v to the result in column j of that row.
 #define RESULT(v, o, m, j, t) \
   { \
     uint cols[TAPS]; \

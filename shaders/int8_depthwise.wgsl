@@ -1,4 +1,4 @@
-// Convolution of each channel of bytes [n, in_h, in_w, 4 * words] by weights [KH, KW, 4 * words] of its own. A work-item computes one word.
+// Depthwise convolution of bytes [n, in_h, in_w, 4 * words] with weights [KH, KW, 4 * words]. A work-item computes one word.
 #include "common/int8"
 
 fn scaled(sum: i32, i: u32) -> i32 {

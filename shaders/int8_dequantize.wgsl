@@ -1,4 +1,4 @@
-// Bytes [.., inner, stride] as floats [.., channels, inner]. A work-item computes two neighbouring results.
+// Dequantizes bytes [.., inner, stride] to floats [.., channels, inner]. A work-item computes two neighbouring results.
 fn element(i: u32) -> f32 {
   let c = i / p.inner % p.channels;
   let at = (i / p.inner / p.channels * p.inner + i % p.inner) * p.stride + c;

@@ -1,5 +1,5 @@
-// Maxima of bytes in windows, their means (MEAN), or their sums times a factor for the number of elements (SUM), as far as the window lies inside
-// x. With PADDED that number counts the padding too, up to end_h and end_w. A work-item computes one word.
+// Maxima of the bytes of windows, their means (MEAN), or their sums times a factor for the number of elements (SUM). Only elements inside x are
+// read. With PADDED, padding up to end_h and end_w counts as elements with the real value 0. A work-item computes one word.
 #include "common/int8"
 
 fn result(v: i32, taps: u32) -> i32 {
@@ -68,7 +68,7 @@ fn int8_pool(@builtin(global_invocation_id) id: vec3<u32>) {
 #endif
     }
   }
-  // Padding that counts stands for 0.
+  // Padding that counts has the real value 0, the integer x_zero.
 #ifdef MEAN
 #ifdef PADDED
   s += vec4<i32>(i32(taps - inside) * p.x_zero);

@@ -1,4 +1,4 @@
-// Softmax of rows of bytes with `channels` elements, in steps of 1/256 from -128 on. The table holds the exponentials of differences to the largest
+// Softmax of rows of `channels` bytes, with scale 1/256 and zero point -128. The table holds the exponential of each difference from the largest
 // element. A work-item computes one row.
 fn element(at: u32, c: u32) -> i32 { return i32(x[at + c / 4u] << (24u - c % 4u * 8u)) >> 24u; }
 

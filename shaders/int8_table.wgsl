@@ -1,4 +1,4 @@
-// y = table[x + 128] for bytes. A work-item computes one word.
+// Table lookup y = table[x + 128] for bytes. A work-item computes one word.
 #include "common/int8"
 
 fn entry(i: u32) -> i32 { return i32(table[i / 4u] >> (i % 4u * 8u) & 255u); }

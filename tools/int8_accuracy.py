@@ -1,23 +1,26 @@
 #!/usr/bin/env python3
-"""Measures how far an int8 classifier is from the float model that it was made of.
+"""Measures how closely an int8 classifier matches the float model that it was quantized from.
 
 usage: int8_accuracy.py FLOAT.onnx INT8.onnx PICTURES [--crops N] [--seed N] [--engine N]
                         [--engine-args TEXT] [--json FILE]
 
-Runs both models in ONNX Runtime over the pictures of a folder and over N crops of them (default:
-1000), each with 0.5 to 1.0 of the area, and prints
+Runs both models in ONNX Runtime on the pictures of a folder and on N random crops of them (default:
+1000), each with 0.5 to 1.0 of the area. Prints
 
-* the median signal-to-quantization-noise ratio (SQNR) of the logits in dB, and its lowest decile;
-* how often the largest logit is at the same place;
-* the same where the float model's largest logit exceeds the second one by more than 1.
+* the signal-to-quantization-noise ratio (SQNR) of the logits in dB: the median and the 10th
+  percentile;
+* top-1 agreement: how often the largest logit has the same index;
+* top-1 agreement on clear inputs, where the float model's largest logit exceeds the second by more
+  than 1.
 
-The int8 model is loaded at every optimization level of ONNX Runtime. With --engine, the first N
-inputs also run in tlite, and the logits of the int8 model are compared with those of ONNX Runtime
-without optimizations. The exit code is 1 if a bound is missed: 20 dB, 90 % and all.
+The int8 model is loaded at every optimization level of ONNX Runtime. With --engine N, the first N
+inputs also run in tlite, and its int8 logits are compared with those of ONNX Runtime without
+optimizations. The exit code is 1 unless the median is at least 20 dB, agreement is at least 90 %,
+and all clear inputs agree.
 
-Pictures are stretched to the input's size and normalized with ImageNet's mean and deviation. Needs
-numpy, onnxruntime and Pillow. The environment variable TLITE names the command; by default it is
-that of the release build.
+Pictures are stretched to the input size and normalized with the mean and standard deviation of
+ImageNet. Needs numpy, onnxruntime and Pillow. The environment variable TLITE names the tlite binary;
+the default is the release build.
 """
 
 import argparse
@@ -39,7 +42,7 @@ LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
 
 
 def opened(path):
-    """A picture without transparency: what is transparent is white."""
+    """A picture on a white background."""
     picture = Image.open(path).convert("RGBA")
     white = Image.new("RGBA", picture.size, "white")
     white.alpha_composite(picture)
@@ -52,7 +55,7 @@ def tensor(picture, size):
 
 
 def inputs(folder, crops, seed, size):
-    """The pictures of a folder, then crops of them."""
+    """The pictures of a folder, then random crops of them, as input tensors."""
     paths = [os.path.join(folder, n) for n in sorted(os.listdir(folder)) if n.lower().endswith((".png", ".jpg"))]
     pictures = [opened(p) for p in paths]
     for picture in pictures:
@@ -78,7 +81,7 @@ def sqnr(signal, found):
 
 
 def engine(model, x, name, arguments):
-    """The logits of tlite for an input."""
+    """The output of tlite for an input."""
     command = os.environ.get("TLITE") or os.path.join(ROOT, "target", "release", "tlite")
     with tempfile.TemporaryDirectory() as folder:
         np.save(os.path.join(folder, "x.npy"), x)

@@ -1,7 +1,7 @@
 """Small quantized models and their inputs, which integer_vectors.py runs.
 
-A model has integers as inputs and outputs. DequantizeLinear follows each input, and QuantizeLinear
-precedes each output. Every random number has a fixed seed.
+Inputs and outputs of a model are integers. DequantizeLinear follows each input, and QuantizeLinear
+precedes each output. Random numbers have a fixed seed per case.
 """
 
 import zlib
@@ -17,7 +17,7 @@ KINDS = {np.dtype(np.int8): TensorProto.INT8, np.dtype(np.uint8): TensorProto.UI
 
 
 class Case:
-    """A model that grows node by node."""
+    """A model that is built node by node, and its inputs."""
 
     def __init__(self, name):
         self.name, self.nodes, self.constants = name, [], {}
@@ -34,13 +34,13 @@ class Case:
         return name
 
     def integers(self, name, data, scale, zero, **kinds):
-        """A DequantizeLinear of a constant."""
+        """Adds a DequantizeLinear of a constant."""
         names = [self.constant(name, data), self.constant(f"{name}.scale", np.float32(scale)),
                  self.constant(f"{name}.zero", np.full(np.shape(scale), zero, dtype=data.dtype))]
         return self.node("DequantizeLinear", names, **kinds)
 
     def input(self, shape, scale, zero, dtype=np.int8, data=None):
-        """A DequantizeLinear of an input, whose values are random unless they are given."""
+        """Adds an input and its DequantizeLinear. Its values are random unless `data` is given."""
         name, limits = f"x{len(self.inputs)}", np.iinfo(dtype)
         if data is None:
             data = self.random.integers(limits.min, limits.max, shape, endpoint=True)
@@ -63,14 +63,14 @@ class Case:
         return self
 
 
-# Scales and zero points of an operator's input and output. With scales that are powers of two,
-# multipliers are too, and many sums lie exactly between two results.
+# Scales and zero points of an operator's input and output. If scales are powers of two, multipliers
+# are too, and many sums are ties, exactly halfway between two results.
 USUAL = dict(sx=0.0217, zx=-7, sy=0.0531, zy=11)
 TIES = dict(sx=2.0**-5, zx=-3, sy=2.0**-4, zy=5)
 
 
 def weights_of(case, shape, axis, per_channel, ties, top=24):
-    """Weights in [-top, top], and their scale; small ones give large multipliers."""
+    """Weights in [-top, top], and their scales."""
     data = case.random.integers(-top, top, shape, endpoint=True).astype(np.int8)
     count = shape[axis] if per_channel else 1
     scale = 2.0 ** case.random.integers(-5, -3, count, endpoint=True) if ties else case.random.uniform(0.02, 0.09, count)
@@ -87,7 +87,7 @@ def activated(case, name, activation):
 
 
 def biased(case, scale, sx, count, bias):
-    """The operands for a bias: integers whose scale is that of the sums, floats, or none."""
+    """The bias operand, if any: integers with the scale of the sums, or floats."""
     sums = np.float32(scale) * np.float32(sx)
     whole = case.random.integers(-400, 400, count, endpoint=True).astype(np.int32)
     if bias == "int32":
@@ -98,7 +98,7 @@ def biased(case, scale, sx, count, bias):
 
 def conv(name, channels, size, kernel=3, stride=1, pads=None, group=1, dilation=1, activation=None, per_channel=False,
          ties=False, top=24, bias="int32", dtype=np.int8, batch=1, weights=None, **given):
-    """A convolution; `pads` is a list, or None for those of TensorFlow's padding SAME."""
+    """A convolution. `pads` is a list, or None for TensorFlow's SAME padding."""
     case, q = Case(name), {**(TIES if ties else USUAL), **given}
     if dtype == np.uint8:
         q = {**q, **{k: q[k] + 128 for k in ("zx", "zy") if k not in given}}
@@ -119,14 +119,14 @@ def conv(name, channels, size, kernel=3, stride=1, pads=None, group=1, dilation=
 
 
 def large_sums(case, data, scale):
-    """Weights and inputs whose sums exceed 2^24, which floats do not hold exactly."""
+    """Weights and inputs whose sums exceed 2^24, so that f32 does not represent all of them."""
     lowest = np.array([-100, 0, 60, 110]).reshape(2, 2)
     case.inputs["x0"] = case.random.integers(lowest, 127, case.inputs["x0"].shape, endpoint=True).astype(np.int8)
     return case.random.integers(60, 127, data.shape, endpoint=True).astype(np.int8), scale
 
 
 def extreme_scales(case, data, scale):
-    """Scales for multipliers from 4 down to below 2^-32, and a channel of zeros."""
+    """Scales for multipliers from above 4 down to below 2^-32, and a channel of zero weights."""
     scale = (2.0 ** np.array([2, 1, 0, -2, -8, -16, -32, -24], dtype=np.float64) * 1.37).astype(np.float32)
     data[7] = 0
     return data, scale
@@ -276,7 +276,7 @@ def elementwise():
 
 
 def table(name, kind, given, made, dtype=np.int8, **attributes):
-    """A function of one value, for all 256 inputs."""
+    """A function of one value, for all 256 integers; a rescaling if `kind` is None."""
     case = Case(name)
     x = case.input((1, 256), *given, dtype, CODES.reshape(1, 256) + np.iinfo(dtype).min)
     return case.output(x if kind is None else case.node(kind, [x], **attributes), *made, dtype)
@@ -309,7 +309,7 @@ def functions():
 
 
 def moved(name, kind, shape, constants=(), made=None, dtype=np.int8, zero=-9, **attributes):
-    """An operator whose operands after the first are `constants`."""
+    """An operator whose operands after the first are `constants`, such as one that moves elements."""
     case, shift = Case(name), 128 if dtype == np.uint8 else 0
     x = case.input(shape, 0.0471, zero + shift, dtype)
     names = [case.constant(f"k{i}", k) if k is not None else "" for i, k in enumerate(constants)]
@@ -358,7 +358,7 @@ def moves():
 
 
 def from_floats():
-    """Quantization of floats, many of which lie between two results, and its opposite."""
+    """Quantization of floats, many of which are ties, and dequantization."""
     case = Case("quantize")
     grid = (np.arange(-200, 200) / 4).astype(np.float32) * np.float32(2.0**-4)
     case.inputs["x0"] = grid.reshape(1, -1)
@@ -375,7 +375,7 @@ def from_floats():
 
 
 def shortened(model):
-    """Gives short names to all tensors but inputs and outputs, since names take much of a file."""
+    """Shortens the names of all tensors except inputs and outputs, to make files smaller."""
     names = {v.name: v.name for v in [*model.graph.input, *model.graph.output]}
 
     def short(name):
@@ -390,7 +390,7 @@ def shortened(model):
 
 
 def networks():
-    """Whole networks for 8 pictures. Their last results are logits."""
+    """Whole networks with a batch of 8 pictures. Their outputs are logits."""
     shape = (8, 1, 32, 32)
     shared = dict(resolution=32, channels=1, classes=10, batch=8, seed=3)
     floats = {"resnet8": made_cnn.resnet(activation="relu", **shared), "mobilenet_v1": made_cnn.mobilenet_v1(0.25, **shared)}

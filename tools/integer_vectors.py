@@ -3,14 +3,14 @@
 
 usage: integer_vectors.py [--check] [NAME]...
 
-tests/data/integer has a folder for each case. test_data_set_0/fixed_N.pb is the output N of
-TensorFlow Lite, and float_N.pb that of ONNX Runtime; an engine without the operator has no file.
-tests/data/integer/README.md explains the files. The table in it is printed.
+tests/data/integer has a folder for each case. test_data_set_0/fixed_N.pb is output N of TensorFlow
+Lite, and float_N.pb that of ONNX Runtime. An engine that lacks the operator has no file.
+tests/data/integer/README.md explains the files; the table in it is also printed.
 
---check    make nothing: run the models and inputs that are there, and compare the results
+--check    write nothing: run the stored models and inputs, and compare the outputs
 
-NAME limits the cases to those that begin with it. Environments with both engines are created in the
-cache folder; they need Python 3.11 or earlier.
+NAME selects the cases whose names begin with it; then nothing is stored. Environments with both
+engines are created in the cache folder. They need Python 3.11 or earlier.
 """
 
 import argparse
@@ -63,7 +63,8 @@ difference of one step.
 
 
 def vnni():
-    """False on an x86 processor where ONNX Runtime's sums of uint8 and int8 saturate."""
+    """Whether ONNX Runtime computes products of uint8 and int8 exactly. Its sums saturate on x86
+    processors without VNNI."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return True
     with open("/proc/cpuinfo", encoding="utf-8") as file:
@@ -82,7 +83,7 @@ def onnx_outputs(model, given, optimize=False):
 
 
 def tflite_outputs(python, cases, converted):
-    """The outputs of each model, or the text of an error."""
+    """For each case, the outputs of its model or an error message."""
     import numpy as np
     from tflite_of import to_onnx, to_tflite
 
@@ -114,7 +115,7 @@ def tflite_outputs(python, cases, converted):
 
 
 def difference(found, wanted):
-    """How many values differ, and by how much at most; empty if one of both is missing."""
+    """How many values differ, and by how much at most; empty if either is missing."""
     import numpy as np
 
     if not isinstance(found, list) or not isinstance(wanted, list):
@@ -125,8 +126,8 @@ def difference(found, wanted):
 
 
 def computed(cases):
-    """For each case its outputs in both arithmetics, or the reason why there are none, and its row of
-    the table."""
+    """For each case, its outputs in both arithmetics, or the reason why there are none, and its row
+    of the table."""
     from onnx_qlinear import with_qlinear
     from tflite_of import convert
 
@@ -150,7 +151,7 @@ def computed(cases):
 
 
 def stored(folder):
-    """The cases that are there, with their stored outputs."""
+    """The cases in a folder, with their stored outputs."""
     import onnx
     from integer_cases import Case
     from onnx import numpy_helper
@@ -196,7 +197,7 @@ def shown(rows):
 
 
 def check(names):
-    """Compares stored outputs. True if all are the same."""
+    """Compares the stored outputs with new ones. Returns whether all are equal."""
     import numpy as np
 
     cases = [c for c in stored(FOLDER) if not names or c.name.startswith(names)]

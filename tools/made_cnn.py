@@ -1,23 +1,22 @@
 #!/usr/bin/env python3
-"""Writes convolutional networks with made-up weights, for tests and for measuring time.
+"""Writes convolutional networks with random weights, for tests and benchmarks.
 
 usage: made_cnn.py mobilenet_v1 [--width W] [options] -o FILE.onnx
        made_cnn.py resnet --depth N [options] -o FILE.onnx
 
-mobilenet_v1 has a width of 0.25 to 1.0. At a resolution up to 64, its first stride is 1. resnet has
-the shape of the networks for CIFAR-10; its depth is 8, 14, 20 or another 6 n + 2. Weights are
-random, and each BatchNormalization has the statistics of random pictures, so that activations keep
-a realistic range.
+mobilenet_v1 has a width of 0.25 to 1.0. At resolutions up to 64, its first stride is 1. resnet has
+the architecture of the ResNets for CIFAR-10; its depth is 8, 14, 20 or another 6 n + 2. Each
+BatchNormalization gets statistics from random pictures, so that activations keep a realistic range.
 
 --resolution N   height and width (default: 224 for mobilenet_v1, 32 for resnet)
---channels N     channels of a picture (default: 3)
---classes N      number of results (default: 1000 for mobilenet_v1, 10 for resnet)
---batch N        pictures in a run (default: 1)
+--channels N     channels of each picture (default: 3)
+--classes N      number of classes (default: 1000 for mobilenet_v1, 10 for resnet)
+--batch N        pictures per run (default: 1)
 --activation relu|relu6   (default: relu6)
 --seed N         seed of weights and pictures (default: 0)
 --int8           quantize to int8 with QuantizeLinear and DequantizeLinear: normalizations are
-                 folded, and ranges are the smallest and largest values for 8 random pictures
---per-tensor     with --int8, one scale for the weights of an operator instead of one for a channel
+                 folded, and ranges are the minima and maxima over 8 random pictures
+--per-tensor     with --int8, one scale per weight tensor instead of one per output channel
 
 Needs numpy, onnx and onnxruntime. Without them, an environment is created in the cache folder.
 """
@@ -40,7 +39,7 @@ OPSET, IR_VERSION = 17, 8
 # Output channels at width 1.0 and stride of each block.
 MOBILENET_V1 = [(64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1)]
 CALIBRATION_PICTURES = 8
-# Statistics are taken at a lower resolution, where they are much the same.
+# Statistics are measured at this resolution at most, where they are nearly the same.
 STATISTICS_RESOLUTION = 64
 
 
@@ -63,8 +62,8 @@ def session(model, optimize=False):
 
 
 def pictures(shape, seed):
-    """Random pictures of floats in [-1, 1] with smooth areas, which have the statistics of real ones
-    sooner than noise has."""
+    """Random float pictures in [-1, 1] with smooth areas, whose statistics are closer to those of
+    photographs than those of noise are."""
     random = np.random.default_rng([seed, 77])
     n, channels, height, width = shape
     coarse = random.uniform(-1, 1, (n, channels, -(-height // 8), -(-width // 8)))
@@ -73,7 +72,7 @@ def pictures(shape, seed):
 
 
 class Network:
-    """A network of floats that grows node by node."""
+    """A float network that is built node by node."""
 
     def __init__(self, shape, activation, seed):
         self.shape, self.activation = list(shape), activation
@@ -93,7 +92,7 @@ class Network:
         return name
 
     def conv(self, given, channels, out, kernel, size, stride=1, group=1, activate=True):
-        """A convolution with padding as TensorFlow's SAME, a normalization and an activation.
+        """Adds a convolution with TensorFlow's SAME padding, a normalization and an activation.
         Returns the name and the new size."""
         shape = (out, channels // group, kernel, kernel)
         scale = np.sqrt(2.0 / (shape[1] * kernel * kernel))
@@ -128,14 +127,14 @@ class Network:
         return self.add("Gemm", [name, weights, bias], transB=1)
 
     def finished(self, output, classes, name):
-        """The model, after normalizations were given the statistics of pictures."""
+        """The model, with measured statistics in its normalizations."""
         self.measure()
         self.nodes[-1].output[0] = "y"
         return model_of(self.nodes, [("x", TensorProto.FLOAT, self.shape)],
                         [("y", TensorProto.FLOAT, [self.shape[0], classes])], self.constants, name)
 
     def measure(self):
-        """Sets mean and variance of each normalization, from the first to the last."""
+        """Sets the mean and variance of each normalization, in order."""
         side = min(self.shape[2], STATISTICS_RESOLUTION)
         given = {"x": pictures((CALIBRATION_PICTURES, self.shape[1], side, side), 1)}
         used, start = {"x": given["x"]}, 0
@@ -187,7 +186,8 @@ def resnet(depth=8, resolution=32, channels=3, classes=10, batch=1, activation="
 
 
 def folded(model):
-    """The model with each BatchNormalization folded into the Conv that only it reads."""
+    """The model with each BatchNormalization folded into the Conv before it, if nothing else reads
+    that Conv or its weights."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     graph = model.graph
     values = {t.name: numpy_helper.to_array(t) for t in graph.initializer}
@@ -223,7 +223,7 @@ def folded(model):
 
 
 def range_of(low, high, dtype=np.int8):
-    """Scale and zero point of activations in [low, high], which is widened to contain 0 exactly."""
+    """Scale and zero point of activations in [low, high], a range that is widened to contain 0."""
     low, high, limits = min(float(low), 0.0), max(float(high), 0.0), np.iinfo(dtype)
     if low == high:
         return np.float32(1), dtype(limits.min)
@@ -241,7 +241,7 @@ def int8_weights(weights, per_channel, axis=0):
 
 
 def exposed(model, names):
-    """The model with these tensors as its outputs."""
+    """The model with these tensors as outputs."""
     model = onnx.ModelProto.FromString(model.SerializeToString())
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(n, TensorProto.FLOAT, None) for n in names)
@@ -256,7 +256,7 @@ def with_batch(model, batch):
 
 
 class Quantizer:
-    """Puts QuantizeLinear and DequantizeLinear around the operators of a network of this file."""
+    """Adds QuantizeLinear and DequantizeLinear around the operators of a network of this module."""
 
     def __init__(self, model, per_channel, dtype, real):
         self.model, self.per_channel, self.dtype, self.real = folded(model), per_channel, dtype, real
@@ -271,7 +271,7 @@ class Quantizer:
                      and [r.op_type for r in readers.get(n.output[0], [])] in (["Relu"], ["Clip"])}
 
     def ranges(self, given):
-        """Scale and zero point of each tensor, for these pictures."""
+        """Sets the scale and zero point of each tensor from these pictures."""
         names = ["x", *(n.output[0] for n in self.model.graph.node if n.output[0] not in self.open)]
         found = session(exposed(with_batch(self.model, len(given)), names[1:]), True).run(None, {"x": given})
         self.known = {n: range_of(v.min(), v.max(), self.dtype) for n, v in zip(names, [given, *found])}
@@ -291,7 +291,7 @@ class Quantizer:
         return f"{name}.real"
 
     def weights(self, node):
-        """The operands of a Conv or Gemm after its first."""
+        """The weight and bias operands of a Conv or Gemm."""
         data, scale = int8_weights(self.values[node.input[1]], self.per_channel)
         names = [self.weight(node.input[1], data, scale, np.zeros(scale.shape, dtype=np.int8))]
         sums = (scale.astype(np.float64) * float(self.known[node.input[0]][0])).astype(np.float32)
@@ -337,8 +337,8 @@ class Quantizer:
 
 
 def quantized(model, given, per_channel=True, dtype=np.int8, real=True):
-    """A network of this file with QuantizeLinear and DequantizeLinear. Ranges are those of the
-    pictures `given`. Inputs and outputs are floats if `real`, else integers."""
+    """A network of this module with QuantizeLinear and DequantizeLinear. Ranges are measured on the
+    pictures `given`. Inputs and outputs are floats if `real`, otherwise integers."""
     quantizer = Quantizer(model, per_channel, dtype, real)
     quantizer.ranges(given)
     return quantizer.quantized()

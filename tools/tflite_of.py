@@ -4,14 +4,14 @@
 usage: tflite_of.py MODEL.onnx -o OUT.tflite [--size NAME=N]...
 
 The model is quantized to 8 bits with QuantizeLinear and DequantizeLinear around its operators, or
-it is a model of floats. These operators are supported: Conv and ConvTranspose in two dimensions,
+it is a float model. These operators are supported: Conv and ConvTranspose in two dimensions,
 Gemm, MatMul, Add, Sub, Mul, Concat, MaxPool, AveragePool, GlobalAveragePool, ReduceMean, Softmax,
 Relu, Clip, Sigmoid, Tanh, HardSwish, LeakyRelu, Pad, Resize (nearest), Reshape, Flatten, Squeeze,
 Unsqueeze and Transpose. Anything else is an error that names the node.
 
-Tensors of 4 dimensions become NHWC, also as inputs and outputs. uint8 becomes int8: 128 is
-subtracted from values and zero points. Symbols of inputs need sizes. A printed line for each input
-and output tells its layout and type.
+Tensors with 4 dimensions become NHWC, including inputs and outputs. uint8 becomes int8: 128 is
+subtracted from values and zero points. Symbolic sizes of inputs must be given with --size. A line
+with the layout and type of each input and output is printed.
 
 Needs numpy, onnx and ai-edge-litert. Without them, an environment is created in the cache folder.
 """
@@ -34,7 +34,7 @@ from tflite_operators import OPERATORS
 from tflite_writer import Activation, Op, Writer
 
 TO_NHWC, TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
-# Where these operators are found, inputs of 4 dimensions are pictures.
+# In models with any of these operators, inputs with 4 dimensions are pictures.
 SPATIAL = {"Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "Resize"}
 ACTIVATIONS = {Activation.RELU: Op.RELU, Activation.RELU6: Op.RELU6}
 
@@ -43,12 +43,12 @@ Value = namedtuple("Value", "index shape nhwc quantization")
 # An input or output: its name, ONNX type and shape, and whether it is stored as NHWC.
 Port = namedtuple("Port", "name dtype shape nhwc")
 # What follows an operator: the name of the result, its quantization, the limits of a Relu or Clip,
-# and a constant added before.
+# and a constant that is added before these.
 Ending = namedtuple("Ending", "name quantization limits bias")
 
 
 def signed(data, quantization):
-    """uint8 as int8, with zero points to match."""
+    """uint8 data as int8, with zero points to match; int8 stays as it is."""
     if data.dtype == np.uint8:
         shifted = (data.astype(np.int16) - 128).astype(np.int8)
         return shifted, Quantization(quantization.scale, quantization.zero - 128, quantization.axis)
@@ -56,21 +56,21 @@ def signed(data, quantization):
 
 
 def to_tflite(port, array):
-    """An array of the ONNX model as the TensorFlow Lite model takes it."""
+    """Converts an array for the ONNX model to one for the TensorFlow Lite model."""
     if port.dtype == np.uint8:
         array = (array.astype(np.int16) - 128).astype(np.int8)
     return np.ascontiguousarray(array.transpose(TO_NHWC) if port.nhwc else array)
 
 
 def to_onnx(port, array):
-    """An array of the TensorFlow Lite model as the ONNX model would give it."""
+    """Converts an output of the TensorFlow Lite model to that of the ONNX model."""
     if port.dtype == np.uint8:
         array = (array.astype(np.int16) + 128).astype(np.uint8)
     return np.ascontiguousarray(array.transpose(TO_NCHW) if port.nhwc else array)
 
 
 class Converter:
-    """Converts one model. `inputs` and `outputs` are then its ports, and `data` is the file."""
+    """Converts one model. Afterwards `inputs` and `outputs` are its ports, and `data` is the file."""
 
     def __init__(self, model, sizes=None):
         self.graph, self.writer = Graph(model, sizes), Writer()
@@ -106,7 +106,7 @@ class Converter:
         raise Failure(f'input "{name}" has the type int8 or uint8, but no DequantizeLinear reads it')
 
     def activation_quantization(self, node):
-        """The quantization of a tensor as int8."""
+        """The quantization that a node gives to a tensor, as int8."""
         quantization, dtype = self.graph.quantization(node, 1)
         if not quantization.per_tensor():
             raise Failure(f"{named(node)}: expected one scale, found {quantization.scale.size}")
@@ -135,7 +135,7 @@ class Converter:
         return name in self.dequantized
 
     def real(self, name):
-        """A tensor of floats, made by DEQUANTIZE if only its integers are there."""
+        """A float tensor. DEQUANTIZE makes it if only its integers exist."""
         if name not in self.values:
             if name in self.graph.constants:
                 data = self.graph.constants[name].floats().astype(np.float32)
@@ -149,7 +149,7 @@ class Converter:
         return self.values[name]
 
     def operand(self, name, quantized, nhwc=None):
-        """A tensor as an operand, in this layout if it has 4 dimensions."""
+        """A tensor as an operand; with 4 dimensions, in the layout that `nhwc` asks for."""
         value = self.dequantized[name] if quantized else self.real(name)
         return value if nhwc is None else self.laid_out(value, nhwc)
 
@@ -163,7 +163,7 @@ class Converter:
         return made
 
     def rescaled(self, value, quantization):
-        """A tensor of integers with another quantization."""
+        """A tensor of integers, requantized unless it has this quantization."""
         if value.quantization.same(quantization):
             return value
         made = self.tensor(f"rescaled/{len(self.writer.graph.tensors)}", value.shape, value.nhwc, quantization)
@@ -173,7 +173,7 @@ class Converter:
     # What follows a node.
 
     def limits(self, node):
-        """The limits that a Relu or Clip sets, or None for another node."""
+        """The limits of a Relu or Clip, or None for another node."""
         if node is None or node.op_type not in ("Relu", "Clip"):
             return None
         if node.op_type == "Relu":
@@ -188,8 +188,8 @@ class Converter:
         return tuple(bounds)
 
     def ending(self, node, quantized, bias=False):
-        """Follows the result of a node through an added constant (`bias`), a Relu or Clip, and a
-        QuantizeLinear. Where no QuantizeLinear ends an operator on integers, the result is None."""
+        """Follows the result of a node through an added constant (with `bias`), a Relu or Clip, and a
+        QuantizeLinear. Returns None if `quantized`, but no QuantizeLinear follows."""
         passed, name, added = [], node.output[0], None
         reader = self.graph.only_reader(name)
         if bias and reader is not None and reader.op_type == "Add":
@@ -211,7 +211,7 @@ class Converter:
         return Ending(name, quantization, limits, added)
 
     def start(self, node, names, bias=False):
-        """Whether a node is computed on integers, and what follows it."""
+        """Whether a node is computed with integers, and what follows it."""
         quantized = all(self.is_quantized(n) for n in names)
         ending = self.ending(node, True, bias) if quantized else None
         if ending is None:
@@ -219,13 +219,13 @@ class Converter:
         return True, ending
 
     def fused(self, limits):
-        """The activation function of TensorFlow Lite with these limits, or None."""
+        """The fused activation function with these limits, or None if there is none."""
         known = {(0.0, np.inf): Activation.RELU, (0.0, 6.0): Activation.RELU6, (-1.0, 1.0): Activation.RELU_N1_TO_1}
         return Activation.NONE if limits is None else known.get(limits)
 
     def finish(self, ending, shape, nhwc, emit, fuses=True):
-        """Makes the result of an operator. `emit` writes it, given the index of its output and its
-        activation function. Limits that cannot be fused become operators of their own."""
+        """Makes the result of an operator. `emit` writes the operator, given the index of its output
+        and its activation function. Limits that cannot be fused become separate operators."""
         result = self.tensor(ending.name, shape, nhwc, ending.quantization)
         self.values[ending.name] = result
         activation = self.fused(ending.limits)
@@ -255,8 +255,9 @@ class Converter:
             value = made
 
     def moved(self, node, shape, nhwc, given, emit):
-        """Makes the result of an operator that moves values and has their quantization. Another one
-        follows by QUANTIZE. Without QuantizeLinear at its end, integers are moved all the same."""
+        """Makes the result of an operator that moves values and keeps their quantization. QUANTIZE
+        follows if the result has another one. Integers stay integers even if no QuantizeLinear
+        follows."""
         ending = self.ending(node, True) if given.quantization else self.ending(node, False)
         if ending is None:
             made = self.tensor(f"{node.output[0]}/int8", shape, nhwc, given.quantization)
@@ -282,8 +283,8 @@ class Converter:
     # Weights.
 
     def weights(self, node, i, quantized, axis, perm):
-        """Symmetric weights as a tensor, transposed, and their scales in f64 (or None). `axis` is
-        that of output channels before."""
+        """Symmetric weights as a tensor, transposed by `perm`, and their scales in f64, or None for
+        float weights. `axis` is the axis of output channels before that."""
         found = self.graph.constants.get(node.input[i])
         if found is None:
             raise Failure(f'{named(node)}: weights "{node.input[i]}" must be a constant')
@@ -302,8 +303,8 @@ class Converter:
         return self.writer.constant(node.input[i], data.transpose(perm), q), q.scale.astype(np.float64)
 
     def bias(self, node, constant, count, given, scales):
-        """A bias of i32, made again from real values unless its scale is that of the sums. Zeros are
-        written where there is none."""
+        """A bias as int32, quantized again from real values unless it has the scale of the sums. It
+        is float for float weights, and zeros if there is no bias."""
         name = f"{node.output[0]}/bias"
         if constant is None:
             constant = Constant(np.zeros(count, dtype=np.float32))

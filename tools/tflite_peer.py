@@ -4,12 +4,12 @@
 usage: tflite_peer.py outputs FOLDER
        tflite_peer.py time MODEL --threads N
 
-outputs: runs each NAME.tflite of FOLDER on the inputs of NAME.npz (0, 1, ..) and writes its outputs
-to NAME.out.npz, or the error to NAME.out.txt. With the package tflite-runtime, the reference
-kernels run; with ai-edge-litert, those that it takes by default.
+outputs: runs each NAME.tflite of FOLDER on the inputs in NAME.npz (named 0, 1, ..) and writes the
+outputs to NAME.out.npz, or the error to NAME.out.txt. The package tflite-runtime runs its reference
+kernels, and ai-edge-litert its default kernels.
 
-time: writes a line with the name of the engine. Then, for each number N on standard input, it runs
-the model N times and writes a JSON array of milliseconds.
+time: prints the name of the engine. Then, for each line N on standard input, runs the model N times
+on a random input and prints a JSON array of times in milliseconds.
 
 Needs numpy, and tflite-runtime or ai-edge-litert.
 """

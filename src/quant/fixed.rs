@@ -1,13 +1,13 @@
 //! Fixed-point arithmetic of integer-only networks (*Integer-Arithmetic-Only Inference*, Jacob et
-//! al.): real factors as integers, and rounding as in gemmlowp and TensorFlow Lite's reference
-//! kernels, bit for bit.
+//! al., "the paper" here): quantized multipliers, with rounding that matches gemmlowp and
+//! TensorFlow Lite's reference kernels bit for bit.
 
 /// A real factor `mantissa * 2^(shift - 31)` (equations 5 and 6 of the paper).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Multiplier {
-    /// From 2^30 to 2^31 - 1; 0 for a factor of 0; less after a [division](Self::divided).
+    /// From 2^30 to 2^31 - 1; 0 for a factor of 0; smaller after a [division](Self::divided).
     mantissa: i32,
-    /// From -31 to 30; a positive one shifts to the left.
+    /// From -31 to 30; positive shifts go left.
     shift: i32,
 }
 
@@ -25,7 +25,7 @@ impl Multiplier {
         if real < f64::from(2f32.powi(-33)) {
             return Some(ZERO);
         }
-        // `real` is a normal number, so its exponent field holds it.
+        // `real` is a normal number, so its exponent field is its exponent.
         let mut shift = exponent(real) + 1;
         let fraction = real * 2f64.powi(31 - shift);
         let mut mantissa = fraction.round();
@@ -43,8 +43,8 @@ impl Multiplier {
         }
     }
 
-    /// This factor divided by `count`, as TensorFlow Lite's reference kernel computes means: the
-    /// mantissa is divided after a shift to the left, truncated, and may be below 2^30.
+    /// This factor divided by `count`, as in TensorFlow Lite's reference kernel for means: the
+    /// mantissa is shifted left, then divided with truncation, and may be below 2^30.
     #[must_use]
     pub fn divided(self, count: u32) -> Self {
         let count = count.max(1);
@@ -64,24 +64,24 @@ impl Multiplier {
         valid.then_some(Self { mantissa, shift })
     }
 
-    /// The mantissa, as kernels multiply by it.
+    /// The mantissa that kernels multiply by.
     pub fn mantissa(self) -> i32 {
         self.mantissa
     }
 
-    /// How far kernels shift to the left, if positive, before they multiply; else to the right,
-    /// after it.
+    /// The shift of kernels: if positive, to the left before the multiplication; if negative, to
+    /// the right after it.
     pub fn shift(self) -> i32 {
         self.shift
     }
 
-    /// The factor.
+    /// The factor as a real number.
     pub fn real(self) -> f64 {
         f64::from(self.mantissa) * 2f64.powi(self.shift - 31)
     }
 
-    /// `x` times the factor. It is rounded twice: to nearest, ties upward, by the product and to
-    /// nearest, ties away from zero, by the shift. A shift to the left saturates.
+    /// `x` times the factor, rounded twice: the multiplication rounds to nearest, ties upward; the
+    /// right shift rounds to nearest, ties away from zero. A left shift saturates.
     pub fn apply(self, x: i32) -> i32 {
         let left = shifted_left(x, self.shift.max(0).unsigned_abs());
         let product = doubling_high_product(left, self.mantissa);
@@ -103,14 +103,14 @@ fn shifted_left(x: i32, n: u32) -> i32 {
     saturated
 }
 
-/// The high half of `2 a b`, rounded to nearest, ties upward; saturated if both are the least
-/// integer. gemmlowp's `SaturatingRoundingDoublingHighMul`, Arm's SQRDMULH.
+/// The high half of `2 a b`, rounded to nearest, ties upward; saturated if both are `i32::MIN`.
+/// gemmlowp's `SaturatingRoundingDoublingHighMul`, Arm's SQRDMULH.
 pub fn doubling_high_product(a: i32, b: i32) -> i32 {
     let product = i64::from(a) * i64::from(b);
     let nudge = if product >= 0 { 1 << 30 } else { 1 - (1 << 30) };
     #[allow(
         clippy::cast_possible_truncation,
-        reason = "above the type only for its two least integers"
+        reason = "out of range only if both are i32::MIN"
     )]
     let saturated = ((product + nudge) / (1 << 31)).min(i32::MAX.into()) as i32;
     saturated
@@ -126,13 +126,13 @@ pub fn divided_by_power_of_two(x: i32, n: u32) -> i32 {
     (x >> n) + i32::from(rest > threshold)
 }
 
-/// How sums of products become integers of 8 bits. Both give the same bits on every device.
+/// How sums of products are requantized to 8 bits. Both give the same bits on every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// Fixed point, rounded twice: the paper's, gemmlowp's, and that of TensorFlow Lite's reference
+    /// Fixed point, rounded twice, as in the paper, gemmlowp and TensorFlow Lite's reference
     /// kernels.
     Fixed,
-    /// A multiplication in `f32`, rounded to nearest, ties to even: that of ONNX.
+    /// A multiplication in `f32`, rounded to nearest, ties to even, as in ONNX.
     Float,
 }
 
@@ -144,8 +144,8 @@ pub enum Factor {
 }
 
 impl Factor {
-    /// `x * w / y` for scales x of the input, w of the weights and y of the result. `None` if it is
-    /// too large or not a number.
+    /// `x * w / y` for the scales x of the input, w of the weights and y of the result. `None` if
+    /// it is too large, negative or NaN.
     pub fn of_scales(arithmetic: Arithmetic, x: f32, w: f32, y: f32) -> Option<Self> {
         match arithmetic {
             Arithmetic::Fixed => {
@@ -175,15 +175,15 @@ impl Factor {
     }
 }
 
-/// What follows the rounding of a result: its zero point is added, and it is clamped. Bounds are
-/// those of the type, or narrower for a fused activation (section 2.4 of the paper).
+/// What follows the rounding of a result: its zero point is added, and the sum is clamped. The
+/// bounds are those of the type, or narrower for a fused activation (section 2.4 of the paper).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Output {
     /// The integer that stands for 0.
     pub zero: i32,
-    /// The least integer.
+    /// Smallest integer.
     pub low: i32,
-    /// The largest integer.
+    /// Largest integer.
     pub high: i32,
 }
 
@@ -197,7 +197,7 @@ impl Output {
         }
     }
 
-    /// The 8-bit result for a rounded one.
+    /// The 8-bit result of a rounded value.
     pub fn of(self, rounded: i32) -> i8 {
         let moved = rounded.saturating_add(self.zero).clamp(self.low, self.high);
         #[allow(
@@ -208,8 +208,8 @@ impl Output {
         stored
     }
 
-    /// A float as ONNX `QuantizeLinear` quantizes it: divided by the scale and rounded to nearest,
-    /// ties to even. NaN becomes the zero point.
+    /// Quantizes a float as ONNX `QuantizeLinear` does: divides by the scale and rounds to nearest,
+    /// ties to even. NaN becomes the zero point, within the bounds.
     pub fn quantized(self, real: f32, scale: f32) -> i8 {
         #[allow(clippy::cast_possible_truncation, reason = "saturates; NaN becomes 0")]
         let rounded = (real / scale).round_ties_even() as i32;
@@ -217,15 +217,15 @@ impl Output {
     }
 }
 
-/// A bias as an integer with scale `scale`, that of the weights times that of the input; rounded to
-/// nearest, ties away from zero (section 2.4 of the paper). It may exceed 32 bits.
+/// A bias as an integer at `scale`, the scale of the weights times that of the input. It is rounded
+/// to nearest, ties away from zero (section 2.4 of the paper), and may exceed 32 bits.
 pub fn quantized_bias(bias: f32, scale: f64) -> i64 {
     #[allow(clippy::cast_possible_truncation, reason = "saturates")]
     let quantized = (f64::from(bias) / scale).round() as i64;
     quantized
 }
 
-/// How real numbers map to integers: `real = scale * (quantized - zero)`.
+/// Scale and zero point of quantized values: `real = scale * (quantized - zero)`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Affine {
     /// Above 0.
@@ -235,10 +235,10 @@ pub struct Affine {
 }
 
 impl Affine {
-    /// The map of the range from `low` to `high` to the integers from `least` to `most`, moved so
-    /// that 0 is exactly one of these (section 3.1 of the paper). A range that does not contain 0
-    /// is extended to it. `None` if the range is reversed or not finite, or its scale is not a
-    /// normal f32.
+    /// Maps the range from `low` to `high` to the integers from `least` to `most`, nudged so that 0
+    /// is represented exactly (section 3.1 of the paper). A range that does not contain 0 is
+    /// extended to 0. `None` if the range is reversed or not finite, if `least` is not below
+    /// `most`, or if the scale is not a normal `f32`.
     pub fn nudged(low: f32, high: f32, least: i32, most: i32) -> Option<Self> {
         if !(low.is_finite() && high.is_finite() && low <= high && least < most) {
             return None;
@@ -261,8 +261,8 @@ impl Affine {
         })
     }
 
-    /// The real number that an integer stands for: one multiplication in `f32`, as ONNX
-    /// `DequantizeLinear` computes it, for integers of up to 16 bits.
+    /// The real number that an integer stands for. For integers of up to 16 bits, this equals one
+    /// multiplication in `f32`, as in ONNX `DequantizeLinear`.
     #[allow(clippy::cast_possible_truncation, reason = "rounded to f32")]
     pub fn real(self, quantized: i32) -> f32 {
         (f64::from(self.scale) * (f64::from(quantized) - f64::from(self.zero))) as f32
@@ -382,7 +382,7 @@ mod tests {
         for (low, high) in [(1.0, 0.0), (f32::NAN, 1.0), (0.0, f32::INFINITY), (0.0, 1e-44)] {
             assert_eq!(of(low, high), None, "{low} to {high}");
         }
-        // 0 lies between two steps of this range, so the range moves by less than half a step.
+        // 0 lies between two integers of this range, so the range moves by less than half a step.
         let moved = Affine::nudged(-0.3, 1.0, 0, 255).unwrap();
         assert_eq!(moved.real(moved.zero), 0.0);
         assert!((moved.real(0) + 0.3).abs() < moved.scale / 2.0);

@@ -1,4 +1,4 @@
-//! What the pass `integer` refuses, and why; and how a model is planned with it.
+//! What the pass `integer` refuses and why, and the memory that a model takes with it.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,7 +16,8 @@ fn model(case: &str) -> Graph {
     onnx::import(&folder.join(case).join("model.onnx")).unwrap()
 }
 
-/// The reason for which a convolution with another constant `name` stays float.
+/// The reason why a convolution stays float if `constant` replaces its constant `name`; `None` if
+/// it does not.
 fn refusal(name: &str, constant: HostTensor) -> Option<String> {
     let mut graph = model("conv_1x1_per_channel");
     let value = graph.find(name).unwrap();
@@ -54,7 +55,7 @@ fn constants_that_integers_cannot_hold_are_refused() {
     let list = |n| refusal("w.scale", floats(&[12], &[n; 12]));
     assert_eq!(list(0.25), None);
     assert!(list(0.0).unwrap().contains("a scale of 0"));
-    // Weights centred on their zero points need 9 bits.
+    // Weights without their zero points need 9 bits.
     let zeros = refusal("w.zero", bytes(&[12], &[127; 12])).unwrap();
     assert!(zeros.contains("zero point"), "{zeros}");
 }
@@ -71,7 +72,7 @@ fn sums_that_could_exceed_32_bits_are_refused() {
 
 #[test]
 fn a_bias_of_another_scale_is_quantized_again() {
-    // Each integer of the bias stands for twice as much.
+    // Doubling the scale of the bias doubles what each of its integers stands for.
     let given = |scale: f32| {
         let mut graph = model("conv_1x1_per_channel");
         let value = graph.find("b.scale").unwrap();

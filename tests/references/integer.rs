@@ -1,5 +1,6 @@
 //! Quantized operators and networks against TensorFlow Lite and ONNX Runtime, on the host and on
-//! every device. Each result must be the same integer; see `tests/data/integer/README.md`.
+//! every device. All integers must be equal, except for [`DIFFERENCES`]. See
+//! `tests/data/integer/README.md`.
 
 use std::path::{Path, PathBuf};
 use tlite_testing::Device;
@@ -11,26 +12,26 @@ use transformer_lite::unstable::quant::fixed::Arithmetic;
 use transformer_lite::unstable::runner::{Named, Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::{DType, HostTensor};
 
-/// The arithmetics with their names in files.
+/// The arithmetics and their names in file names.
 const ARITHMETICS: [(&str, Arithmetic); 2] = [("fixed", Arithmetic::Fixed), ("float", Arithmetic::Float)];
 
-/// Where results differ from a reference: the arithmetic, the beginning of the names of the cases,
-/// and by how much at most.
+/// Known differences from a reference: the arithmetic, the prefix of the case names, and the
+/// largest difference.
 const DIFFERENCES: &[(&str, &str, i64)] = &[
-    // Where the exact mean is halfway between two integers, the reference rounds as the errors of
-    // its float sums happen to fall.
+    // Where the exact mean is halfway between two integers, the result of the reference depends on
+    // the rounding errors of its float sums.
     ("float", "average_pool", 1),
     ("float", "global_average_pool", 1),
     ("float", "reduce_mean", 1),
-    // TensorFlow Lite computes this function in fixed point; here it is a table.
+    // TensorFlow Lite computes this function in fixed point; the engine uses a table.
     ("fixed", "hardswish", 1),
     // TensorFlow Lite rounds ties away from zero; the engine follows ONNX in both arithmetics.
     ("fixed", "quantize", 1),
 ];
 
-/// Whole networks, for batches of 8.
+/// Whole networks with a batch size of 8.
 const NETWORKS: [&str; 2] = ["resnet8", "mobilenet_v1"];
-/// Batches of random inputs on each device.
+/// Number of random batches for each network on each device.
 const BATCHES: u64 = 125;
 
 pub fn trials(suite: &mut Suite) {
@@ -152,7 +153,7 @@ fn check(
     Ok(())
 }
 
-/// Fails if a node stays float.
+/// Fails if any node stays float.
 fn float_nodes(case: &Path, arithmetic: Arithmetic) -> Result<(), String> {
     let mut graph = onnx::import(&case.join("model.onnx")).map_err(|e| e.chain())?;
     derive::derive(&mut graph).map_err(|e| e.chain())?;
@@ -166,7 +167,7 @@ fn float_nodes(case: &Path, arithmetic: Arithmetic) -> Result<(), String> {
     }
 }
 
-/// Runs a network on random inputs: each byte of the result is that of the host.
+/// Runs a network on random inputs. Fails unless every byte of the results equals the host's.
 fn equal_to_host(model: &Path, arithmetic: Arithmetic, device: &Device) -> Result<(), String> {
     let options = RunnerOptions {
         integer: Some(arithmetic),

@@ -1,8 +1,8 @@
-//! Vectors of 8-bit integers and of sums of their products, one type for each way in which
-//! instruction sets multiply bytes.
+//! Vectors of 8-bit integers and of 32-bit sums, with one type for each way in which instruction
+//! sets multiply bytes.
 //!
-//! As with [`super::simd`], the inner loops of a kernel are a [`Job`], generic over [`Bytes`];
-//! [`run`] compiles them for each instruction set. All functions of a job must be
+//! As with [`super::simd`], the inner loops of a kernel are a [`Job`], generic over [`Bytes`], and
+//! [`run`] runs the variant for an instruction set. All functions of a job must be
 //! `#[inline(always)]`, and closures must not use vectors.
 //!
 //! A vector has [`Bytes::LANES`] words, and four times as many bytes. Functions that turn four
@@ -29,12 +29,12 @@ pub const MOST_BYTES: usize = 64;
 pub trait Bytes: Copy + Send + Sync + 'static {
     /// Words in a vector.
     const LANES: usize;
-    /// Rows of activations such that their sums with 16 columns, or with 32 if the vector has 16
-    /// words, fit into registers.
+    /// Largest number of rows of activations whose sums with 16 columns, or with 32 if a vector has
+    /// 16 words, fit in registers.
     const ROWS: usize;
-    /// Inverts the bits of activations that dot products take as unsigned.
+    /// XOR mask that makes signed activations unsigned for dot products that need it; otherwise 0.
     const FLIP: u32;
-    /// Words into which a word of activations is widened before it is multiplied.
+    /// Number of words to which [`prepare`] widens a word of activations.
     const STEP: usize;
     /// A vector of `i32`.
     type I: Copy;
@@ -42,55 +42,55 @@ pub trait Bytes: Copy + Send + Sync + 'static {
     type F: Copy;
     /// A vector of `i8`.
     type B: Copy;
-    /// Words of weights, ready to be multiplied.
+    /// Words of weights in the form that [`Bytes::dot`] takes.
     type W: Copy;
-    /// Words of activations, ready to be multiplied.
+    /// Words of activations in the form that [`Bytes::dot`] takes.
     type X: Copy;
 
     unsafe fn splat(v: i32) -> Self::I;
     unsafe fn load(at: *const i32) -> Self::I;
     unsafe fn store(at: *mut i32, v: Self::I);
-    /// Reads `LANES` bytes.
+    /// Reads `LANES` bytes and sign-extends them to words.
     unsafe fn widen(at: *const i8) -> Self::I;
-    /// Wraps, as [`Bytes::sub`] and [`Bytes::mul`].
+    /// Wraps, as do [`Bytes::sub`] and [`Bytes::mul`].
     unsafe fn add(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn sub(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn mul(a: Self::I, b: Self::I) -> Self::I;
     unsafe fn load_floats(at: *const f32) -> Self::F;
     unsafe fn load_bytes(at: *const u8) -> Self::B;
     unsafe fn store_bytes(at: *mut u8, v: Self::B);
-    /// Activations as dot products take them, by `FLIP`.
+    /// Applies `FLIP` to activations.
     unsafe fn flip(v: Self::B) -> Self::B;
-    /// Stores bytes `16 * block` on.
+    /// Stores the 16 bytes of a block.
     unsafe fn store_block(at: *mut u8, v: Self::B, block: usize);
 
     unsafe fn weights(words: Self::I) -> Self::W;
-    /// A word of activations, as [`prepare`] stored it (`STEP` words), in all lanes.
+    /// Broadcasts a word of activations, which [`prepare`] stored as `STEP` words, to all lanes.
     unsafe fn broadcast(at: *const u32) -> Self::X;
-    /// Words of activations whose bits are inverted by `FLIP`.
+    /// Words of activations to which `FLIP` was applied.
     unsafe fn activations(words: Self::I) -> Self::X;
-    /// Adds the dot product of four bytes to each word; wraps.
+    /// Adds the dot product of four bytes to each word of `sum`; wraps.
     unsafe fn dot(sum: Self::I, w: Self::W, x: Self::X) -> Self::I;
-    /// The words whose bytes are those at the same position of the four vectors.
+    /// Words of the four bytes at the same position in the four vectors.
     unsafe fn interleave(v: [Self::B; 4]) -> [Self::I; 4];
 
-    /// Sums times factors in `f32`, rounded to nearest, ties to even, and saturated.
+    /// Sums times factors in `f32`, rounded to nearest, ties to even; saturates.
     unsafe fn scaled(sum: Self::I, factor: Self::F) -> Self::I;
-    /// `x * 2^n` for `n` from 0 to 31, saturated.
+    /// `x * 2^n` for `n` from 0 to 31; saturates.
     unsafe fn shifted(x: Self::I, n: Self::I) -> Self::I;
     /// The high half of `2 a b` for `b` above -2^31, rounded to nearest, ties upward.
     unsafe fn doubling_high(a: Self::I, b: Self::I) -> Self::I;
     /// `x / 2^n` for `n` from 0 to 31, rounded to nearest, ties away from zero.
     unsafe fn divided(x: Self::I, n: Self::I) -> Self::I;
-    /// The larger one.
+    /// The larger word of each lane.
     unsafe fn max(a: Self::I, b: Self::I) -> Self::I;
-    /// Words as bytes: a zero point is added, and the results are between two bounds. `limits` are
-    /// those of [`Limits`].
+    /// Narrows words to bytes: adds a zero point, then clamps. [`Limits::vectors`] makes `limits`.
+    /// The order of the bytes depends on the instruction set.
     unsafe fn narrow(v: [Self::I; 4], limits: &[Self::I; 3]) -> Self::B;
-    /// Brings the bytes of [`Bytes::narrow`] into the order of the four vectors.
+    /// Brings the bytes of [`Bytes::narrow`] into the order of the words of the four vectors.
     unsafe fn in_order(v: Self::B) -> Self::B;
 
-    /// Runs a job in a function of its own.
+    /// Runs a job in a function that is compiled for the instruction set.
     unsafe fn call<J: Job>(job: J) -> J::Out;
 }
 
@@ -98,7 +98,8 @@ pub trait Bytes: Copy + Send + Sync + 'static {
 pub trait Job {
     type Out;
     /// # Safety
-    /// The processor has the instructions of `S`. Implementations are `#[inline(always)]`.
+    /// The processor must support the instructions of `S`. Implementations are
+    /// `#[inline(always)]`.
     unsafe fn run<S: Bytes>(self) -> Self::Out;
 }
 
@@ -124,14 +125,14 @@ pub unsafe fn run<J: Job>(isa: Isa, job: J) -> J::Out {
     }
 }
 
-/// A [`Job`] that rounds sums in one of the arithmetics.
+/// A [`Job`] that requantizes sums in one of the arithmetics.
 pub trait ScaledJob {
     /// # Safety
     /// As for [`Job::run`]. Implementations are `#[inline(always)]`.
     unsafe fn run<S: Bytes, A: Arithmetic>(self);
 }
 
-/// Runs a job with the vectors of `isa`, in fixed point or in floats.
+/// Runs a job with the vectors of `isa`, in fixed-point or float arithmetic.
 /// # Safety
 /// As for [`run`].
 pub unsafe fn run_scaled<J: ScaledJob>(isa: Isa, is_fixed: bool, job: J) {
@@ -154,7 +155,7 @@ pub unsafe fn run_scaled<J: ScaledJob>(isa: Isa, is_fixed: bool, job: J) {
     }
 }
 
-/// Makes words of activations ready for [`Bytes::broadcast`]: writes `STEP` for each.
+/// Prepares words of activations for [`Bytes::broadcast`]: writes `STEP` words for each.
 /// # Safety
 /// As for [`Bytes`]; `from` can be read and `to` can be written.
 #[inline(always)]
@@ -165,7 +166,7 @@ pub unsafe fn prepare<S: Bytes>(from: *const u32, to: *mut u32, count: usize) {
     }
 }
 
-/// The same for four words if `STEP` is 1.
+/// As [`prepare`], for four words. `STEP` must be 1.
 /// # Safety
 /// As for [`prepare`].
 #[inline(always)]
@@ -178,7 +179,7 @@ pub unsafe fn prepare_four<S: Bytes>(from: *const u32, to: *mut u32) {
     }
 }
 
-/// The same for a word that is repeated.
+/// As [`prepare`], for `count` copies of a word.
 /// # Safety
 /// As for [`prepare`].
 #[inline(always)]
@@ -189,7 +190,8 @@ pub unsafe fn fill<S: Bytes>(word: u32, to: *mut u32, count: usize) {
     }
 }
 
-/// Writes a word for [`Bytes::broadcast`]: itself, or its even and odd bytes as 16-bit integers.
+/// Writes a word for [`Bytes::broadcast`]: with `FLIP` applied, or split into its even and its odd
+/// bytes as 16-bit integers.
 #[inline(always)]
 unsafe fn put<S: Bytes>(word: u32, to: *mut u32) {
     let wide = |shift: u32| {
@@ -207,7 +209,7 @@ unsafe fn put<S: Bytes>(word: u32, to: *mut u32) {
     }
 }
 
-/// A zero point and bounds, as parameters of kernels.
+/// The zero point and the bounds of results.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub zero: i32,
@@ -227,7 +229,7 @@ impl Limits {
             .all(|v| i8::try_from(*v).is_ok())
     }
 
-    /// The operand of [`Bytes::narrow`]: the zero point in all halves of words, and bounds in all
+    /// The `limits` of [`Bytes::narrow`]: the zero point in all 16-bit lanes, and the bounds in all
     /// bytes.
     /// # Safety
     /// As for [`Bytes`].
@@ -243,7 +245,7 @@ impl Limits {
         }
     }
 
-    /// The result for a rounded sum.
+    /// The 8-bit result of a rounded sum.
     #[allow(
         clippy::cast_possible_truncation,
         reason = "the bounds are those of the type or narrower"
@@ -253,9 +255,9 @@ impl Limits {
     }
 }
 
-/// How sums are scaled.
+/// How sums are requantized.
 pub trait Arithmetic: 'static {
-    /// Lists of factors: floats, or mantissas and shifts.
+    /// Number of lists of factors: floats, or mantissas and shifts.
     const LISTS: usize;
     /// The factors of a vector of sums.
     type Factors<S: Bytes>: Copy;
@@ -263,11 +265,11 @@ pub trait Arithmetic: 'static {
     /// # Safety
     /// As for [`Bytes`]; a vector of words can be read from each list.
     unsafe fn load<S: Bytes>(first: *const u32, second: *const u32) -> Self::Factors<S>;
-    /// Scales a sum. If there are shifts to the left, [`Arithmetic::raised`] comes before.
+    /// Scales a sum. Factors with left shifts need [`Arithmetic::raised`] first.
     /// # Safety
     /// As for [`Bytes`].
     unsafe fn apply<S: Bytes>(sum: S::I, factors: Self::Factors<S>) -> S::I;
-    /// A sum shifted to the left.
+    /// Applies the left shifts of the factors to a sum.
     /// # Safety
     /// As for [`Bytes`].
     #[inline(always)]
@@ -278,7 +280,7 @@ pub trait Arithmetic: 'static {
 
 /// A multiplication in `f32`.
 pub struct Float;
-/// A multiplication and a shift, both rounded.
+/// A fixed-point multiplication and a right shift, both rounded.
 pub struct Fixed;
 
 impl Arithmetic for Float {
@@ -298,7 +300,7 @@ impl Arithmetic for Float {
 
 impl Arithmetic for Fixed {
     const LISTS: usize = 2;
-    /// Mantissas, and shifts to the left and to the right.
+    /// Mantissas, left shifts and right shifts.
     type Factors<S: Bytes> = [S::I; 3];
     #[inline(always)]
     unsafe fn load<S: Bytes>(first: *const u32, second: *const u32) -> [S::I; 3] {
@@ -317,12 +319,12 @@ impl Arithmetic for Fixed {
     }
 }
 
-/// Whether any of these shifts of [`Fixed`] goes to the left.
+/// Whether any of these shifts of [`Fixed`] is a left shift.
 pub fn any_left(shifts: &[u32]) -> bool {
     shifts.iter().any(|s| s.cast_signed() > 0)
 }
 
-/// The factors of [`Fixed`] with these mantissas and shifts; positive shifts go to the left.
+/// The factors of [`Fixed`] with these mantissas and shifts; positive shifts go left.
 /// # Safety
 /// As for [`Bytes`].
 #[inline(always)]
@@ -334,7 +336,8 @@ pub unsafe fn fixed<S: Bytes>(mantissa: S::I, shift: S::I) -> [S::I; 3] {
     }
 }
 
-/// A sum times a float, rounded to nearest, ties to even, and saturated.
+/// A sum times a float, rounded to nearest, ties to even; saturates. Products from 2^22 on are
+/// truncated.
 #[inline(always)]
 #[allow(
     clippy::cast_possible_truncation,
@@ -342,10 +345,10 @@ pub unsafe fn fixed<S: Bytes>(mantissa: S::I, shift: S::I) -> [S::I; 3] {
     reason = "rounded to nearest and saturated"
 )]
 pub fn scaled(sum: i32, factor: f32) -> i32 {
-    /// Adding 1.5 * 2^23 leaves no bits for a fraction.
+    /// 1.5 * 2^23. A sum with it has no bits for a fraction, so adding it rounds.
     const SHIFT: f32 = 12_582_912.0;
     let v = sum as f32 * factor;
-    // Larger results are cut to 8 bits all the same.
+    // The caller clamps larger results to 8 bits, so their fraction does not matter.
     let v = if v.abs() < 4_194_304.0 {
         (v + SHIFT) - SHIFT
     } else {

@@ -1,10 +1,10 @@
-//! What operators of the integer domain share.
+//! Shared parts of operators of the integer domain.
 //!
-//! Values of the integer domain are `i8` tensors whose last axis is padded with the zero point to a
-//! multiple of 4: a word holds four neighbouring elements.
-//! For convolutions that axis holds the channels (NHWC). Only the pass `integer` creates these
-//! operators; they take the zero points of operands and results as attributes, and everything that
-//! depends on the weights as constants.
+//! Values of the integer domain are `i8` tensors whose last axis is padded to a multiple of 4, so
+//! that a word holds four neighbouring elements. The contents of the padding are unspecified. For
+//! convolutions that axis holds the channels (NHWC). Only the pass `integer` creates these
+//! operators. Zero points of operands and results are attributes; packed weights, biases and
+//! factors are constant operands.
 
 use super::window::{self, Axis, Line};
 use super::{InferCx, Inputs, OpError, OpResult, operand};
@@ -24,13 +24,13 @@ pub fn bytes(t: &HostTensor) -> OpResult<&[i8]> {
     Ok(bytemuck::cast_slice(t.bytes()?))
 }
 
-/// Operand `i` of an evaluation and its elements.
+/// Operand `i` and its elements.
 pub(super) fn byte_operand<'a>(inputs: &Inputs<'a>, i: usize) -> OpResult<(&'a HostTensor, &'a [i8])> {
     let x = operand(inputs, i)?;
     Ok((x, bytes(x)?))
 }
 
-/// A tensor of these elements.
+/// An `i8` tensor of these elements.
 pub fn tensor(shape: &[usize], data: &[i8]) -> OpResult<HostTensor> {
     Ok(HostTensor::from_bytes(
         DType::I8,
@@ -39,7 +39,7 @@ pub fn tensor(shape: &[usize], data: &[i8]) -> OpResult<HostTensor> {
     )?)
 }
 
-/// The fact of operand `i`: an `i8` tensor with whole words.
+/// The fact of operand `i`, which must be an `i8` tensor with whole words in its last axis.
 pub(super) fn fact<'a>(cx: &'a InferCx<'_>, i: usize) -> OpResult<&'a Fact> {
     let fact = cx.fact(i)?;
     let whole = fact
@@ -85,7 +85,8 @@ pub(super) fn word_operand(cx: &mut LowerCx<'_>, i: usize) -> OpResult<Operand> 
     )))
 }
 
-/// The factors of results as a constant for kernels: their `f32`, or mantissas followed by shifts.
+/// Requantization factors as a constant for kernels: `f32[n]`, or `i32[2, n]` with the mantissas,
+/// then the shifts.
 pub fn factors(list: &[Factor]) -> OpResult<HostTensor> {
     let floats: Vec<f32> = list
         .iter()
@@ -136,7 +137,7 @@ pub(super) fn arithmetic(factors: &Fact) -> Arithmetic {
     }
 }
 
-/// Checks the operand `i`, factors of `n` channels.
+/// Checks that operand `i` holds the factors of `n` channels.
 pub(super) fn check_factors(cx: &InferCx<'_>, i: usize, n: &Dim) -> OpResult<()> {
     let fact = cx.fact(i)?;
     let last = match (arithmetic(fact), fact.shape.0.as_slice()) {
@@ -170,7 +171,7 @@ pub(super) fn only(shape: &[Dim]) -> OpResult<&Dim> {
     }
 }
 
-/// Rows and columns of a window of one element over axes of these sizes.
+/// Rows and columns of a 1 x 1 window over all elements of these axes, as one row.
 pub(super) fn flat(lead: &[Dim]) -> OpResult<[Line; 2]> {
     let count = crate::shape::product(lead)?;
     let line = Line {
@@ -190,7 +191,7 @@ pub(super) struct Footprint<'a> {
 }
 
 impl<'a> Footprint<'a> {
-    /// Padding holds `pad`.
+    /// `pad` is the value of padding elements.
     pub fn new(axes: &'a [Axis], channels: usize, pad: i8) -> Self {
         let taps = window::taps(axes).collect();
         Self {
@@ -206,7 +207,7 @@ impl<'a> Footprint<'a> {
         self.taps.len() * self.channels
     }
 
-    /// Position of the first channel of each tap of window `at`; `None` for padding.
+    /// Position of the first channel of each tap of the window at `at`; `None` for padding.
     pub fn positions<'s>(&'s self, at: &'s [usize]) -> impl Iterator<Item = Option<usize>> + 's {
         self.taps.iter().map(move |tap| {
             let mut position = 0;
@@ -221,7 +222,7 @@ impl<'a> Footprint<'a> {
         })
     }
 
-    /// The elements that window `at` of image `x` reads.
+    /// Gathers the elements that the window at `at` of image `x` reads into `patch`.
     pub fn gather(&self, x: &[i8], at: &[usize], patch: &mut Vec<i8>) {
         patch.clear();
         for position in self.positions(at) {
@@ -233,13 +234,13 @@ impl<'a> Footprint<'a> {
     }
 }
 
-/// The sum of products of two lists.
+/// The dot product of two lists; wraps.
 pub(super) fn dot(a: &[i8], b: &[i8]) -> i32 {
     let products = a.iter().zip(b).map(|(a, b)| i32::from(*a) * i32::from(*b));
     products.fold(0, i32::wrapping_add)
 }
 
-/// Sets the define of the arithmetic of these factors.
+/// Defines `FIXED` if these factors are in fixed point.
 pub(super) fn define_arithmetic<A>(call: Call<A>, factors: &Fact) -> Call<A> {
     match arithmetic(factors) {
         Arithmetic::Fixed => call.define("FIXED", 1),
@@ -247,7 +248,7 @@ pub(super) fn define_arithmetic<A>(call: Call<A>, factors: &Fact) -> Call<A> {
     }
 }
 
-/// An operand of a conformance case: all 8-bit integers, in an order that repeats late.
+/// An operand of a conformance case: all 8-bit integers, in an order with a long period.
 pub(super) fn case_of(dtype: DType, shape: &[usize]) -> super::case::Input {
     let count: usize = shape.iter().product();
     #[allow(clippy::cast_possible_truncation, reason = "the low byte")]

@@ -1,8 +1,8 @@
-//! Addition, subtraction and multiplication of 8-bit integers with their own scales.
+//! Addition, subtraction and multiplication of 8-bit integers whose scales may differ.
 //!
 //! In fixed point the arithmetic is that of TensorFlow Lite's reference kernels (appendix A.2 of
-//! *Integer-Arithmetic-Only Inference*), else that of ONNX: both operands are dequantized, and the
-//! float result is quantized.
+//! *Integer-Arithmetic-Only Inference*). Otherwise it is that of ONNX: both operands are
+//! dequantized, and the float result is quantized.
 
 use super::case::{Case, constant};
 use super::int8::{self, byte_operand, fact, tensor, word_operand};
@@ -23,7 +23,7 @@ crate::kernel! {
     .linear()
 }
 
-/// Bits by which operands of a sum are shifted to the left before they are scaled.
+/// Bits by which operands of a sum are shifted left before they are scaled.
 const HEADROOM: u32 = 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,18 +36,18 @@ pub enum Function {
 /// How a result is computed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
-    /// Factors bring the operands to a common scale, and that to the scale of the result. Operands
-    /// of a product have no common scale.
+    /// Multipliers bring the operands of a sum to a common scale, and the sum to the scale of the
+    /// result. Operands of a product are not rescaled.
     Fixed {
         operands: [Multiplier; 2],
         result: Multiplier,
     },
-    /// Floats are computed, and quantized with this scale.
+    /// The float result is quantized with this scale.
     Float { scale: f32 },
 }
 
-/// Operands a and b have the same rank and broadcast along axes of size 1, except the last one.
-/// Operand 2 holds the [`tables`](Self::tables).
+/// Operands a and b have the same rank. They broadcast along axes of size 1, but not along the last
+/// axis. Operand 2 holds the [`tables`](Self::tables).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Binary {
     function: Function,
@@ -57,7 +57,8 @@ pub struct Int8Binary {
 }
 
 impl Int8Binary {
-    /// The operator for operands and a result with these maps. `None` if a factor is out of range.
+    /// The operator for operands with these maps and a result with this scale. `None` if a
+    /// multiplier is out of range.
     pub fn new(
         function: Function,
         arithmetic: Arithmetic,
@@ -88,7 +89,7 @@ impl Int8Binary {
         })
     }
 
-    /// The term of a fixed-point result for integer `q` of operand `i`.
+    /// What integer `q` of operand `i` contributes to a fixed-point result.
     fn term(&self, i: usize, factor: Multiplier, q: i32) -> i32 {
         let steps = q - self.maps[i].zero;
         match self.function {
@@ -97,8 +98,8 @@ impl Int8Binary {
         }
     }
 
-    /// What kernels read instead of computing it: the terms of all integers of a, then of b, as
-    /// floats or integers; for floats, the least float of each result follows.
+    /// Lookup tables for kernels: the terms of the integers -128 to 127 of a, then those of b, as
+    /// integers or as the bits of floats. For floats, the [`least_floats`] of the result follow.
     pub fn tables(&self) -> OpResult<HostTensor> {
         let bits = |v: &f32| i64::from(v.to_bits().cast_signed());
         let mut all = Vec::with_capacity(3 * 256);
@@ -242,8 +243,8 @@ impl Op for Int8Binary {
     }
 }
 
-/// Whether an operand of the first sizes can be repeated to the second ones; both without the axis
-/// that is stored last. Kernels repeat along the first axis, and along all others together.
+/// Whether kernels can broadcast an operand of sizes `own` to sizes `out`, both without the axis
+/// that is stored last. They broadcast along the first axis, and along all others together.
 pub fn can_repeat(own: &[Dim], out: &[Dim]) -> bool {
     match (own, out) {
         ([first, rest @ ..], [outer, others @ ..]) => {
@@ -253,8 +254,8 @@ pub fn can_repeat(own: &[Dim], out: &[Dim]) -> bool {
     }
 }
 
-/// How a kernel finds the operands of result word `i`: at
-/// `i % words + i / words % inner * steps[0] + i / words / inner * steps[1]`.
+/// How a kernel finds the operand words of result word `i`. An operand with these `steps` is read
+/// at `i % words + i / words % inner * steps[0] + i / words / inner * steps[1]`.
 struct Walk {
     words: Dim,
     inner: Dim,
@@ -262,7 +263,7 @@ struct Walk {
 }
 
 impl Walk {
-    /// Fails unless the operands [can be repeated](can_repeat).
+    /// Fails unless kernels [can broadcast](can_repeat) the operands.
     fn new(a: &Shape, b: &Shape, out: &Shape) -> OpResult<Self> {
         let (lead, last) = int8::last(&out.0)?;
         let words = last.exact_div(&4.into()).unwrap_or_default();

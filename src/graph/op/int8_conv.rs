@@ -1,8 +1,8 @@
-//! Convolution and matmul of 8-bit integers by constant weights, with 8-bit results.
+//! Convolution and matmul of 8-bit integers with constant weights and 8-bit results.
 //!
 //! `y = clamp(round(factor * (bias + sum x w)) + zero)` for each output channel (equation 7 of
-//! *Integer-Arithmetic-Only Inference*). The bias contains what the zero point of the input
-//! contributes; padding holds that zero point.
+//! *Integer-Arithmetic-Only Inference*). The bias includes the contribution of the zero point of
+//! the input. Convolution padding holds that zero point.
 
 use super::case::{Case, constant};
 use super::int8::{
@@ -36,11 +36,11 @@ crate::kernel! {
     .linear()
 }
 
-/// Operands are x `i8[n, spatial.., c]`; w; bias `i32[m]`; factors of m channels
-/// ([`int8::factors`]). The result is `i8[n, windows.., m]`.
+/// Operands are x `i8[n, spatial.., c]`, w, bias `i32[m]`, and the factors of m channels
+/// ([`int8::factors`]). The result is `i8[n, windows.., m]`. [`Kind`] gives the shape of w.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Int8Conv {
-    /// How weights and channels belong together.
+    /// The kind of product, which decides the shape of w.
     pub kind: Kind,
     /// The zero point of x.
     pub x_zero: i32,
@@ -90,7 +90,7 @@ impl Int8Conv {
         matches!(self.kind, Kind::Depthwise { .. })
     }
 
-    /// Window sizes, and the numbers of output channels and of input channels of a group.
+    /// Window sizes, the number of output channels, and the number of input channels per group.
     fn weights(&self, w: &[Dim]) -> OpResult<(Vec<i64>, Dim, Dim)> {
         let fixed = |d: &Dim| {
             d.as_const()
@@ -114,14 +114,16 @@ impl Int8Conv {
     }
 }
 
-/// Sums of the products of a patch `[taps, channels]` and the weights.
+/// Dot products of a patch `[taps, channels]` with the weights.
 struct Sums<'a> {
     weights: &'a [i8],
-    /// Input channels of a group.
+    /// Input channels per group.
     depth: usize,
-    /// All output channels, and those of a group.
+    /// All output channels.
     outputs: usize,
+    /// Output channels per group.
     rows: usize,
+    /// All input channels.
     channels: usize,
 }
 
@@ -357,7 +359,7 @@ impl Int8Conv {
 /// Work-items per work-group.
 const ITEMS: u32 = 64;
 
-/// Rows of results per work-item.
+/// Windows per work-item.
 const RUN: i64 = 4;
 
 pub static DEF: OpDef = OpDef {
@@ -372,7 +374,7 @@ fn case_scales(arithmetic: Arithmetic, n: usize) -> Option<[HostTensor; 2]> {
     let factor = |i: usize| {
         #[allow(clippy::cast_precision_loss, reason = "few channels")]
         let w = 0.002 + 0.0003 * i as f32;
-        // Powers of two make ties.
+        // Powers of two cause ties.
         let w = if i.is_multiple_of(3) { 0.007_812_5 } else { w };
         Factor::of_scales(arithmetic, 0.5, w, 1.0)
     };

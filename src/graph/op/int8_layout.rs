@@ -1,4 +1,5 @@
-//! Moves between the integer domain and ordinary 8-bit tensors, and bytes seen as words.
+//! Layout changes between the integer domain and ordinary 8-bit tensors, and views of bytes as
+//! words.
 
 use super::case::Case;
 use super::int8::{self, WORD, bytes, padded, tensor, word_operand};
@@ -22,14 +23,15 @@ crate::kernel! {
     .linear()
 }
 
-/// Stores axis `axis` of an ordinary `i8` or `u8` tensor last. `u8` moves by -128, so that the
-/// words become signed (*Integer-Arithmetic-Only Inference*, appendix B). The padding holds 0.
+/// Converts an ordinary `i8` or `u8` tensor to a value of the integer domain that stores `axis`
+/// last. 128 is subtracted from `u8`, so that bytes are signed (*Integer-Arithmetic-Only
+/// Inference*, appendix B). The padding holds 0.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Int8Enter {
     pub axis: usize,
 }
 
-/// The reverse of [`Int8Enter`].
+/// The inverse of [`Int8Enter`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Int8Leave {
     pub axis: usize,
@@ -39,8 +41,8 @@ pub struct Int8Leave {
     pub dtype: DType,
 }
 
-/// The bytes of an `i8` tensor as words, in `i32`, or the reverse. The last axis has a quarter of
-/// the elements, or four times as many. Operators that move elements along other axes can so move
+/// Views the bytes of an `i8` tensor as `i32` words, or the reverse. The last axis has a quarter of
+/// the elements, or four times as many. Operators that move elements along other axes can thus move
 /// words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByteView {
@@ -59,7 +61,7 @@ pub(super) fn stored_shape(shape: &Shape, axis: usize) -> OpResult<Shape> {
     Ok(Shape(sizes))
 }
 
-/// The shape whose axis `axis` has `channels` elements and is stored last.
+/// The shape in the model of a value whose axis `axis`, of `channels` elements, is stored last.
 pub(super) fn logical_shape(stored: &Shape, axis: usize, channels: i64) -> OpResult<Shape> {
     let (lead, last) = int8::last(&stored.0)?;
     if axis > lead.len() || *last != padded(&channels.into())? {
@@ -70,8 +72,8 @@ pub(super) fn logical_shape(stored: &Shape, axis: usize, channels: i64) -> OpRes
     Ok(Shape(sizes))
 }
 
-/// Calls `each(stored, logical)` with the positions of every element of `shape` in the stored form
-/// with `axis` last, and in the row-major one.
+/// Calls `each(stored, logical)` for every element of `shape`, with its position in the stored form
+/// that has `axis` last, and in row-major order.
 pub(super) fn positions(shape: &[usize], axis: usize, mut each: impl FnMut(usize, usize)) -> OpResult<()> {
     let (outer, channels, inner) = around(shape, axis)?;
     let stride = channels.next_multiple_of(int8::WORD);

@@ -1,4 +1,4 @@
-//! Maxima and means of 8-bit integers over windows.
+//! Max and average pooling of 8-bit integers.
 
 use super::case::{Case, constant};
 use super::int8::{self, Footprint, byte_operand, check_factors, fact, read_factors, tensor, word_operand};
@@ -20,20 +20,20 @@ crate::kernel! {
     .linear()
 }
 
-/// What is computed of the elements of a window inside the operand.
+/// What is computed from the elements of a window that are inside the operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Max,
-    /// The mean, rounded to nearest, ties away from zero: TensorFlow Lite's, for operand and result
-    /// of one scale and zero point.
+    /// The mean, rounded to nearest, ties away from zero, as in TensorFlow Lite. Operand and result
+    /// share scale and zero point.
     Mean {
-        /// Padding counts as elements that stand for 0.
+        /// Padding counts as elements with the real value 0.
         include_pad: bool,
     },
-    /// The sum, less the zero points, times a factor for the number of elements. Operand 1 holds
-    /// the factors, for 1 element first.
+    /// The sum without zero points, times a factor that depends on the number of elements. Operand
+    /// 1 holds the factors for 1, 2, ... elements.
     Scaled {
-        /// Padding counts as elements that stand for 0.
+        /// Padding counts as elements with the real value 0.
         include_pad: bool,
     },
 }
@@ -45,7 +45,7 @@ pub struct Int8Pool {
     pub window: Window,
     /// The zero point of the operand.
     pub x_zero: i32,
-    /// The zero point is not added to maxima and means.
+    /// Its zero point is ignored for `Max` and `Mean`, whose values include it.
     pub output: Output,
 }
 
@@ -86,7 +86,7 @@ impl Int8Pool {
         }
     }
 
-    /// A result that has its zero point.
+    /// Clamps a result that includes its zero point.
     fn kept(&self, v: i32) -> i8 {
         Output {
             zero: 0,
@@ -209,7 +209,7 @@ impl Op for Int8Pool {
     }
 }
 
-/// The factors of means over up to `count` elements, from scale x to scale y.
+/// The factors of means over 1 to `count` elements, from scale x to scale y.
 pub fn mean_factors(arithmetic: Arithmetic, x: f32, y: f32, count: u32) -> Option<Vec<Factor>> {
     let of = |n: u32| match Factor::of_scales(arithmetic, x, 1.0, y)? {
         Factor::Fixed(whole) => Some(Factor::Fixed(whole.divided(n))),

@@ -1,6 +1,6 @@
-//! Entry to and exit from the integer domain, from and to floats.
+//! Quantization of floats to the integer domain, and dequantization.
 //!
-//! Both store axis `axis` of the float tensor as the last one; see [`super::int8`].
+//! The integers store axis `axis` of the float tensor last; see [`super::int8`].
 
 use super::case::{Case, constant, input};
 use super::int8::{self, bytes, padded, tensor, word_operand};
@@ -29,16 +29,16 @@ crate::kernel! {
 /// Quantizes floats as ONNX `QuantizeLinear` does. Operand 1 holds the [`thresholds`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Quantize {
-    /// The axis of the operand that is stored last.
+    /// The axis of the operand that the result stores last.
     pub axis: usize,
     pub scale: f32,
     pub output: Output,
 }
 
-/// Converts to floats, `scale * (x - zero)`.
+/// Dequantizes: `scale * (x - zero)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Int8Dequantize {
-    /// The axis of the result that is stored last.
+    /// The axis of the result that the operand stores last.
     pub axis: usize,
     /// Its size.
     pub channels: i64,
@@ -47,10 +47,10 @@ pub struct Int8Dequantize {
     pub dtype: DType,
 }
 
-/// For each 8-bit integer, the least float that is quantized to it or to a larger one; NaN if there
-/// is none.
+/// For each 8-bit integer, the smallest float that is quantized to it or to a larger one; NaN if
+/// there is none.
 pub(super) fn least_floats(scale: f32, output: Output) -> Vec<f32> {
-    // Floats in order, as integers.
+    // An order-preserving map between floats and integers.
     let key = |bits: i32| bits ^ ((bits >> 31) & i32::MAX);
     let float = |key_of: i32| f32::from_bits(key(key_of).cast_unsigned());
     let [first, last] = [f32::NEG_INFINITY, f32::INFINITY].map(|v| key(v.to_bits().cast_signed()));
@@ -98,7 +98,7 @@ impl Op for Int8Quantize {
         let (data, thresholds) = (x.to_f32()?, operand(inputs, 1)?.to_f32()?);
         positions(x.shape(), self.axis, |to, from| {
             if let (Some(y), Some(x)) = (y.get_mut(to), data.get(from)) {
-                // Not a number: as 0.
+                // NaN reaches no threshold and keeps the zero point, which fills y.
                 let below = thresholds.partition_point(|t| t <= x);
                 if let Ok(q) = i8::try_from(num::signed(below) - 129) {
                     *y = q;

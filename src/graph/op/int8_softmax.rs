@@ -1,8 +1,8 @@
-//! Softmax of 8-bit integers along the last axis, with integers alone.
+//! Softmax of 8-bit integers along the last axis, with integers only.
 //!
-//! A table holds the exponential of each difference to the largest element. The result is a rounded
-//! quotient of integers, in steps of 1/256 with zero point -128; it differs by at most one step
-//! from the exact one.
+//! A table holds the exponential of each possible difference from the largest element. The result
+//! is a rounded quotient of integers, with scale 1/256 and zero point -128. It differs from the
+//! exact softmax by at most one step.
 
 use super::case::{Case, constant};
 use super::int8::{self, byte_operand, fact, tensor, word_operand};
@@ -24,13 +24,14 @@ pub struct Int8Softmax {
     pub channels: i64,
 }
 
-/// Bits of the exponential of 0, such that a sum of `channels` fits 32 bits and 256 times one as
-/// well.
+/// Position of the bit that stands for 1 in the table: the sum of `channels` exponentials, and 256
+/// times one of them plus half of that sum, fit 32 bits.
 fn bits(channels: i64) -> u32 {
     23.min(channels.max(1).leading_zeros().saturating_sub(64 - 31))
 }
 
-/// `exp(-i * scale)` for i from 0 to 255 as integers; `None` for too many channels.
+/// `exp(-i * scale)` for i from 0 to 255 as fixed-point integers; `None` for more than 65,535
+/// channels.
 pub fn table(scale: f32, channels: i64) -> Option<HostTensor> {
     let bits = bits(channels);
     if bits < 15 {

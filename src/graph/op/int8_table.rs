@@ -1,6 +1,6 @@
-//! Functions of one 8-bit integer as tables of 256 entries: activation functions and changes of
-//! scale. *Integer-Arithmetic-Only Inference* (appendix A.1) computes such functions in fixed
-//! point; a table holds their rounded results.
+//! Functions of one 8-bit integer as tables of 256 entries: activation functions and rescaling.
+//! *Integer-Arithmetic-Only Inference* (appendix A.1) computes activation functions in fixed point;
+//! a table holds their rounded results.
 
 use super::case::{Case, constant};
 use super::int8::{self, byte_operand, fact, tensor, word_operand};

@@ -1,9 +1,9 @@
-//! Operators of ONNX Runtime's domain `com.microsoft` on quantized values: `QLinearAdd`,
+//! Quantized operators of ONNX Runtime's domain `com.microsoft`: `QLinearAdd`,
 //! `QLinearMul`, `QLinearSigmoid`, `QLinearLeakyRelu`, `QLinearSoftmax`, `QLinearConcat`,
 //! `QLinearAveragePool`, `QLinearGlobalAveragePool` and `QGemm`.
 //!
-//! Each is an operator of floats between conversions of its operands and of its result. The pass
-//! `integer` computes those with constant scales in integers.
+//! Each is a float operator between conversions of its operands and its result. The pass `integer`
+//! replaces those with constant scales by integer operators.
 
 use super::case::{Case, constant, given};
 use super::concat::Concat;
@@ -32,7 +32,7 @@ pub struct Place {
 }
 
 impl Place {
-    /// Three operands from `first` on.
+    /// Data, scale and zero point at `first` and the two positions after it.
     const fn from(first: usize) -> Self {
         Self {
             data: first,
@@ -48,7 +48,7 @@ pub struct QLinear {
     op: Box<dyn Op>,
     operands: Vec<Place>,
     bias: Option<usize>,
-    /// Positions of scale and zero point of the result.
+    /// Positions of the scale and the zero point of the result.
     result: [usize; 2],
 }
 
@@ -59,26 +59,26 @@ impl PartialEq for QLinear {
     }
 }
 
-/// The axis with several scales, those of the columns of a matrix.
+/// Several scales are those of the columns of a matrix.
 const GRID: Grid = Grid { axis: 1, block: 0 };
 
 impl QLinear {
-    /// The operator of floats.
+    /// The float operator.
     pub fn op(&self) -> &(dyn Op + 'static) {
         self.op.as_ref()
     }
 
-    /// Positions of its operands.
+    /// Positions of the operands of the float operator.
     pub fn operands(&self) -> &[Place] {
         &self.operands
     }
 
-    /// Position of a bias in 32 bits, whose scale is the product of those of the operands.
+    /// Position of the 32-bit bias. Its scale is the product of the operand scales and of `alpha`.
     pub fn bias(&self) -> Option<usize> {
         self.bias
     }
 
-    /// Positions of scale and zero point of the result.
+    /// Positions of the scale and the zero point of the result.
     pub fn result(&self) -> [usize; 2] {
         self.result
     }
@@ -98,14 +98,14 @@ impl QLinear {
         }
     }
 
-    /// The scale of the bias by those of the operands: that of the product, with its factor.
+    /// The scale of the bias as a function of the operand scales: their product times `alpha`.
     fn bias_scale(&self) -> Expr {
         let alpha = self.op.downcast::<Gemm>().map_or(1.0, |gemm| gemm.alpha);
         let scale = binary(Binary::Mul, arg(0), arg(1));
         binary(Binary::Mul, scale, number(alpha))
     }
 
-    /// Several scales are those of the columns.
+    /// Several scales are those of the elements of the bias.
     fn dequantize_bias() -> DequantizeLinear {
         DequantizeLinear {
             grid: Grid { axis: -1, block: 0 },
@@ -113,7 +113,7 @@ impl QLinear {
         }
     }
 
-    /// The type of the result: that of its zero point, or of the first operand.
+    /// The type of the result: that of its zero point, otherwise that of the first operand.
     fn dtype(&self, zero: Option<DType>, first: DType) -> OpResult<DType> {
         match zero.unwrap_or(first) {
             dtype @ (DType::I8 | DType::U8) => Ok(dtype),
@@ -203,7 +203,7 @@ impl Op for QLinear {
     }
 }
 
-/// The operator of floats that a name stands for.
+/// The float operator that the operator type stands for.
 fn inner(a: &dyn Attributes) -> OpResult<Box<dyn Op>> {
     let pointwise = |expr| -> Box<dyn Op> {
         Box::new(Pointwise {

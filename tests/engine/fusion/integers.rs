@@ -1,4 +1,4 @@
-//! Quantized operators: the pass computes what the model says, also where the model is unusual.
+//! Quantized operators: the pass preserves the results of the model, even where it is unusual.
 
 use super::*;
 use transformer_lite::unstable::graph::op::conv::Conv;
@@ -52,7 +52,8 @@ impl Build {
         self.dequantized(data, map)
     }
 
-    /// The graph computes the same after the pass, and nothing between floats if `stays`.
+    /// Checks that the graph computes the same after the pass, and that the pass makes no integer
+    /// operators if `stays`, and some otherwise.
     fn in_integers(mut self, y: ValueId, stays: bool, bindings: &[(&str, i64)]) {
         self.output(y);
         self.pass(INTEGER_FLOAT, bindings);
@@ -142,7 +143,7 @@ fn what_writes_zeros_or_other_values_is_no_move() {
     b.in_integers(y, true, &[]);
 }
 
-/// What stands behind the last element of a row does not count, whatever a function makes of it.
+/// Elements after the end of a row do not count, whatever values functions give to them.
 #[test]
 fn sums_have_as_many_terms_as_the_model_says() {
     for fixed in [false, true] {
@@ -188,7 +189,7 @@ fn a_bias_of_each_row_is_not_one_of_each_column() {
     }
 }
 
-/// The bias of the second channel has 33 bits in steps of its sums.
+/// The bias of the second channel needs 33 bits at the scale of its sums.
 #[test]
 fn a_channel_without_weights_keeps_its_bias() {
     let mut b = Build::default();
@@ -259,7 +260,7 @@ fn padding_by_reflection_needs_no_value() {
     }
 }
 
-/// The size of the channels is the same, but not which of them are chosen.
+/// The number of channels stays the same, but the resize selects other channels.
 #[test]
 fn a_resize_of_channels_is_not_one_of_words() {
     for (scale, stays) in [(1.1, true), (1.0, false)] {
@@ -306,7 +307,7 @@ fn operands_are_repeated_along_leading_axes_only() {
     }
 }
 
-/// A sum takes the form in which its operands are stored.
+/// A sum keeps the axis that its operands store last.
 #[test]
 fn sums_of_sequences_store_the_channels_last() {
     let mut b = Build::default();

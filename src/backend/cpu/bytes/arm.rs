@@ -1,4 +1,4 @@
-//! NEON, with and without dot products of bytes.
+//! NEON with and without byte dot products.
 
 use super::{Bytes, Job};
 use std::arch::aarch64::*;
@@ -11,9 +11,10 @@ pub struct Neon;
 #[derive(Clone, Copy)]
 pub struct NeonDot;
 
-/// Adds the dot product of four bytes to each lane. The intrinsic is not stable.
+/// Adds the dot product of four bytes to each lane. Inline assembly, because the intrinsic is
+/// unstable.
 /// # Safety
-/// The processor has the instruction.
+/// The processor must support the instruction.
 #[inline(always)]
 pub unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     let mut out = sum;
@@ -27,7 +28,7 @@ pub unsafe fn sdot(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     out
 }
 
-/// The same without the instruction.
+/// As [`sdot`], without that instruction.
 #[inline(always)]
 unsafe fn products(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     // SAFETY: all processors have these instructions.
@@ -38,7 +39,7 @@ unsafe fn products(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t {
     }
 }
 
-/// Implements functions of [`Bytes`] by intrinsics.
+/// Implements functions of [`Bytes`] with intrinsics.
 macro_rules! by {
     ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
         $(#[inline(always)]
@@ -50,7 +51,7 @@ macro_rules! by {
     };
 }
 
-/// [`Bytes`] with a function that multiplies.
+/// Implements [`Bytes`] with this dot product.
 macro_rules! neon {
     ($name:ident, $rows:literal, $dot:ident) => {
         impl Bytes for $name {
@@ -94,7 +95,8 @@ macro_rules! neon {
                 shifted(x: int32x4_t, n: int32x4_t) -> int32x4_t = vqshlq_s32(x, n);
                 doubling_high(a: int32x4_t, b: int32x4_t) -> int32x4_t = vqrdmulhq_s32(a, b);
                 divided(x: int32x4_t, n: int32x4_t) -> int32x4_t = {
-                    // Rounding shifts round ties upward: below zero, one is subtracted before.
+                    // `vrshl` rounds ties upward. Subtracting 1 from negative x first rounds them
+                    // away from zero.
                     let right = vnegq_s32(n);
                     let below = vshrq_n_s32::<31>(vandq_s32(x, right));
                     vrshlq_s32(vqaddq_s32(x, below), right)

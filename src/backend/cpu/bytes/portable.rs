@@ -1,4 +1,4 @@
-//! Plain Rust: arrays that the compiler may vectorize.
+//! Portable Rust: arrays that the compiler may vectorize.
 
 use super::{Bytes, Job};
 use std::array::from_fn;
@@ -7,7 +7,7 @@ use std::array::from_fn;
 #[derive(Clone, Copy)]
 pub struct Portable;
 
-/// The bytes of a word.
+/// The signed bytes of a word.
 #[inline(always)]
 fn signed(word: i32) -> [i8; 4] {
     word.to_le_bytes().map(u8::cast_signed)

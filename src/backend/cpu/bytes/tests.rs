@@ -1,7 +1,7 @@
 use super::*;
 use crate::backend::cpu::kernels::harness::Random;
 
-/// Integers of all magnitudes, and factors in both forms.
+/// Integers of all magnitudes, and factors in both arithmetics.
 fn samples(random: &mut Random) -> [Vec<i32>; 4] {
     let mut lists = [const { Vec::new() }; 4];
     for i in 0..64 {
@@ -109,7 +109,7 @@ fn sums_are_scaled_as_one_by_one() {
     }
 }
 
-/// Dot products of words in lanes, of a broadcast word, and of interleaved bytes.
+/// Checks dot products of interleaved bytes and of a broadcast word with words of weights.
 struct Dots<'a>(&'a [[u8; 64]; 4], &'a [i32; 16]);
 
 impl Job for Dots<'_> {

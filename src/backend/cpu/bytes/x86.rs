@@ -9,7 +9,7 @@ pub struct Vnni512;
 /// AVX2 with such dot products.
 #[derive(Clone, Copy)]
 pub struct Vnni256;
-/// AVX2: even and odd bytes are multiplied as 16-bit integers.
+/// AVX2, with even and odd bytes multiplied as 16-bit integers.
 #[derive(Clone, Copy)]
 pub struct Avx2;
 
@@ -34,7 +34,7 @@ unsafe fn avx2<J: Job>(job: J) -> J::Out {
     unsafe { job.run::<Avx2>() }
 }
 
-/// Implements functions of [`Bytes`] by intrinsics.
+/// Implements functions of [`Bytes`] with intrinsics.
 macro_rules! by {
     ($($name:ident($($arg:ident: $ty:ty),*) -> $out:ty = $body:expr;)*) => {
         $(#[inline(always)]
@@ -46,7 +46,7 @@ macro_rules! by {
     };
 }
 
-/// Floats below 2^31. Conversions of larger ones do not saturate.
+/// Largest float below 2^31. Conversions of larger floats do not saturate.
 const MOST: f32 = 2_147_483_520.0;
 
 impl Bytes for Vnni512 {
@@ -136,7 +136,7 @@ impl Bytes for Vnni512 {
     }
 }
 
-/// The functions that do not multiply bytes, in vectors of 256 bits.
+/// The functions for vectors of 256 bits that do not multiply bytes.
 macro_rules! avx2 {
     () => {
         const LANES: usize = 8;

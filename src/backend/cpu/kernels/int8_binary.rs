@@ -1,4 +1,4 @@
-//! Addition, subtraction and multiplication of bytes with their own scales.
+//! Addition, subtraction and multiplication of bytes whose scales may differ.
 
 use super::int8_quantize::Quantizer;
 use super::moves::pieces;
@@ -23,7 +23,7 @@ enum Function {
     Mul,
 }
 
-/// Bits by which operands of a sum are shifted to the left before they are scaled.
+/// Bits by which operands of a sum are shifted left before they are scaled.
 const HEADROOM: u32 = 20;
 
 pub struct Int8Binary {
@@ -41,7 +41,7 @@ impl Args {
         self.count.div_ceil(self.words.max(1)).div_ceil(self.inner.max(1))
     }
 
-    /// Whether the operands are read from their first word to the last one.
+    /// Whether both operands are read contiguously, without broadcasting.
     fn is_one_run(&self) -> bool {
         let plane = self.inner * self.words;
         [(self.a_words, self.a_rows), (self.b_words, self.b_rows)]
@@ -51,7 +51,7 @@ impl Args {
             })
     }
 
-    /// Number of runs and of their words.
+    /// Number of contiguous runs, and of the words in each.
     fn runs(&self) -> [usize; 2] {
         if self.is_one_run() {
             [1, self.count]
@@ -130,14 +130,14 @@ impl Kernel for Int8Binary {
     }
 }
 
-/// Neighbouring results.
+/// Contiguous results.
 struct Run<'a> {
     args: &'a Args,
     function: Function,
     a: *const i8,
     b: *const i8,
     y: *mut u8,
-    /// Bytes.
+    /// Number of bytes.
     count: usize,
 }
 
@@ -147,7 +147,7 @@ impl Job for Run<'_> {
     unsafe fn run<S: Bytes>(self) {
         let args = self.args;
         let shifts = [args.a_shift, args.b_shift, args.shift];
-        // Factors of sums are below 1.
+        // The multipliers of sums are usually below 1, without left shifts.
         let is_left = shifts.iter().any(|s| *s > 0);
         // SAFETY: by the contract.
         unsafe {
@@ -166,7 +166,7 @@ const ADD: u8 = 0;
 const SUB: u8 = 1;
 const MUL: u8 = 2;
 
-/// Factors as vectors: mantissas, and shifts to the left and to the right.
+/// Parameters as vectors. Each factor has mantissas, left shifts and right shifts.
 struct Vectors<S: Bytes> {
     zeros: [S::I; 2],
     factors: [[S::I; 3]; 3],
@@ -209,7 +209,7 @@ impl Run<'_> {
     }
 }
 
-/// Neighbouring results that are computed as floats.
+/// Contiguous results that are computed in floats.
 struct Floats<'a>(Run<'a>);
 
 impl simd::Job for Floats<'_> {
@@ -284,7 +284,7 @@ unsafe fn block<S: Bytes, const FUNCTION: u8, const LEFT: bool>(
     }
 }
 
-/// `x` times a factor, which shifts to the left only if `LEFT`.
+/// `x` times a factor. `LEFT` must be set if the factor has a left shift.
 /// # Safety
 /// As for [`Bytes`].
 #[inline(always)]

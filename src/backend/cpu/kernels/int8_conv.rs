@@ -1,6 +1,6 @@
 //! Convolution and matmul of bytes with constant weights, as a matmul of windows with weights.
 //!
-//! The windows of a block of results are gathered into scratch (im2col), so that each is contiguous.
+//! The windows of a block of results are gathered into scratch, where each is contiguous (im2col).
 //! Weights are packed at load as `Pack::Words`, in panels of 16 output channels. Each panel ends
 //! with the sum of the weights of each channel.
 

@@ -1,10 +1,10 @@
-//! Convolution of bytes in which each channel has its own weights.
+//! Depthwise convolution of bytes.
 //!
 //! The bytes of up to four taps of a row of the window are interleaved and multiplied as words.
-//! Vectors take neighbouring channels. If these are not whole vectors, they take neighbouring
-//! windows as well: rows of x are copied with their padding, with columns separated by their
-//! remainder modulo the stride, so that a tap of all windows of a row is one run of bytes, and
-//! weights are repeated.
+//! A vector holds neighbouring channels. If the channels do not fill whole vectors, a vector also
+//! spans neighbouring windows, and weights are repeated. Rows of x are then copied with their
+//! padding, and with columns grouped by their index modulo the stride, so that a tap of all windows
+//! of a row is contiguous.
 
 mod strip;
 mod tables;
@@ -20,7 +20,7 @@ use strip::Strip;
 use tables::{Set, prepare};
 
 crate::backend::cpu::args::arguments! {
-    /// `words` counts words of channels, `rows` windows of all images.
+    /// `words` counts words of channels; `rows` counts the windows of all images.
     pub struct Args {
         in_h, in_w, out_h, out_w, words, rows: U32;
         pad_h, pad_w, x_zero, zero, low, high: I32
@@ -67,7 +67,7 @@ impl Kernel for Int8Depthwise {
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
         let lines = args.rows.checked_div(args.out_w).unwrap_or(0);
-        // Nanoseconds of 256 results for a tap.
+        // Nanoseconds per tap of 256 results.
         let speed = match self.isa {
             Isa::Avx512Vnni => 2,
             Isa::AvxVnni | Isa::Avx2 => 5,
@@ -99,26 +99,27 @@ impl Kernel for Int8Depthwise {
 struct Piece<'a> {
     args: &'a Args,
     window: Window,
-    /// Rows of results of all images.
+    /// Rows of results, counted over all images.
     lines: Range<usize>,
     scratch: &'a mut Scratch,
 }
 
-/// Taps whose bytes make a word.
+/// Taps whose bytes form a word.
 const TAPS: usize = 4;
 
-/// Sizes in scratch.
+/// Sizes of the data in scratch.
 #[derive(Clone, Copy)]
 struct Sizes {
     channels: usize,
-    /// Vectors until weights repeat.
+    /// Number of vectors after which weights repeat.
     sets: usize,
-    /// Words of taps of a row of the window, and of the whole window.
+    /// Words of taps in a row of the window.
     words: usize,
+    /// Words of taps in the whole window.
     groups: usize,
-    /// Bytes of the elements of a row that have the same remainder modulo the stride.
+    /// Bytes of the columns of a row with the same index modulo the stride.
     phase: usize,
-    /// Bytes of a row of x with padding.
+    /// Bytes of a copied row of x with padding.
     row: usize,
     /// Rows of results that are computed at once.
     lines: usize,
@@ -140,7 +141,7 @@ impl Sizes {
         let channels = args.words * 4;
         let phase = (args.out_w + reach(window.columns) / window.columns.stride) * channels;
         let words = window.columns.kernel.div_ceil(TAPS);
-        // Vectors may end behind the row.
+        // The last vector may end after the row.
         let row = (window.columns.stride * phase + vector).next_multiple_of(MOST_BYTES);
         let copies = !channels.is_multiple_of(vector) || !is_strip(window);
         let copied = (BAND / row).saturating_sub(reach(window.rows) + 1) / window.rows.stride + 1;
@@ -156,16 +157,16 @@ impl Sizes {
         }
     }
 
-    /// Rows of x of a band.
+    /// Rows of x that a band holds.
     fn rows(self, window: Window) -> usize {
         let rows = window.rows;
         (self.lines - 1) * rows.stride + (rows.kernel - 1) * rows.dilation + 1
     }
 }
 
-/// Bytes of copied rows.
+/// Approximate size of a band, the copied rows of x, in bytes.
 const BAND: usize = 48 << 10;
-/// Rows of results of a strip, if nothing is copied.
+/// Rows of results that are computed at once if nothing is copied.
 const LINES: usize = 16;
 
 /// Whether windows have the form that [`Strip`] computes.
@@ -185,7 +186,7 @@ impl ScaledJob for Piece<'_> {
         } = self;
         let vector = 4 * S::LANES;
         let sizes = Sizes::new(args, window, vector);
-        // For each set: weights of all taps, starts of sums, and factors.
+        // For each set: the weights of all taps, the initial sums, and the factors.
         let tables = sizes.sets * (sizes.groups + 3) * vector;
         let repeated = sizes.sets * vector;
         let band = if sizes.copies {
@@ -238,9 +239,9 @@ struct Lines<'a> {
     tables: *const u32,
     /// The image.
     x: *const u8,
-    /// Room for the rows of x of these results.
+    /// Space for the copied rows of x that these results read.
     band: *mut u8,
-    /// The first row.
+    /// The first row of results.
     oy: usize,
     count: usize,
     y: *mut u8,
@@ -320,7 +321,7 @@ impl Lines<'_> {
             let inside = steps_inside(first, stride, args.in_w, phase / channels);
             let start = first + (inside.start * stride).cast_signed();
             let bytes = inside.start * channels..inside.end * channels;
-            // SAFETY: the elements inside are those of the row.
+            // SAFETY: the elements inside are in the row.
             unsafe {
                 let to = to.add(remainder * phase);
                 to.write_bytes(args.x_zero as u8, bytes.start);
@@ -337,7 +338,7 @@ impl Lines<'_> {
         }
     }
 
-    /// Where tap `tap` of a row of the window is in a copied row.
+    /// Offset of tap `tap` of a row of the window in a copied row.
     #[inline(always)]
     fn tap(&self, tap: usize) -> usize {
         let columns = self.window.columns;
@@ -345,7 +346,7 @@ impl Lines<'_> {
         tap % columns.stride * self.sizes.phase + tap / columns.stride * self.sizes.channels
     }
 
-    /// Results from byte `first` of each row on, a vector of every repetition of the weights.
+    /// Computes the vectors of each row that use weight set `set`, from byte `first` on.
     /// # Safety
     /// As for [`Piece::run`].
     #[inline(always)]
@@ -374,7 +375,7 @@ impl Lines<'_> {
         }
     }
 
-    /// The same for windows of three rows with stride `SH` and up to `K` columns.
+    /// As [`Lines::any`], for windows of three rows with row stride `SH` and up to `K` columns.
     /// # Safety
     /// As for [`Piece::run`].
     #[inline(always)]
@@ -423,7 +424,7 @@ impl Lines<'_> {
 
 /// Copies every `stride`th element of `size` bytes.
 /// # Safety
-/// There are `count` in both places.
+/// `x` and `to` have room for `count` such elements.
 #[inline(always)]
 unsafe fn elements(x: *const u8, to: *mut u8, size: usize, stride: usize, count: usize) {
     macro_rules! by_size {

@@ -1,5 +1,5 @@
-//! Moves between bytes whose last axis holds the channels and ordinary 8-bit tensors, which devices
-//! store as 32-bit integers.
+//! Conversions between bytes with the channels last and ordinary 8-bit tensors, which are stored as
+//! 32-bit integers or as bytes.
 
 use super::moves::{Elem, RUN, Sink, pieces};
 use crate::backend::cpu::args::{Kernel, Memory, Scratch, Store, arguments, dtype, part, product};
@@ -16,16 +16,16 @@ arguments! {
     pub struct LeaveArgs { count, channels, stride, inner: U32; offset: I32 } [x: In, y: Out]
 }
 
-/// Integers `[.., channels, inner]`, which are stored as words or as bytes, as bytes
+/// Converts integers `[.., channels, inner]`, stored as words or as bytes, to bytes
 /// `[.., inner, 4 * words]`.
 pub struct Int8Enter {
     is_bytes: bool,
 }
 
-/// Bytes `[.., inner, stride]` as integers `[.., channels, inner]`.
+/// Converts bytes `[.., inner, stride]` to integers `[.., channels, inner]`.
 pub struct Int8Leave;
 
-/// Whether an operand has words for `rows` rows of bytes, and another one as many integers.
+/// Sizes of the stored form and of the ordinary tensor for `rows` rows.
 fn inside(rows: usize, inner: usize, [stored, logical]: [usize; 2]) -> [usize; 2] {
     let outer = rows.div_ceil(inner.max(1));
     [product(&[rows, stored]), product(&[outer, inner, logical])]
@@ -78,7 +78,7 @@ impl Kernel for Int8Enter {
     }
 }
 
-/// Computes words `range` of element `i` of x.
+/// Computes the words `range` of y; `x` reads an element.
 fn enter(args: &EnterArgs, range: Range<usize>, y: &mut [u32], x: impl Fn(usize) -> u8) {
     let EnterArgs {
         channels,
@@ -163,7 +163,7 @@ impl Stored {
         x.holds::<u8>(product(&[outer, self.inner, self.stride]))
     }
 
-    /// Computes `y` from the elements from index `first` on.
+    /// Computes `y` from the elements of x from index `first` on.
     #[inline(always)]
     pub fn read(self, x: &[i8], first: usize, y: &mut [u32], value: impl Fn(i8) -> u32) {
         let Self {
@@ -171,7 +171,8 @@ impl Stored {
             stride,
             inner,
         } = self;
-        // Elements along the inner axis, or all channels, are a run of x with one step.
+        // Elements along the inner axis, or along the channels if it has size 1, have a constant
+        // distance in x.
         let length = if inner == 1 { channels } else { inner };
         let mut done = 0;
         while done < y.len() {

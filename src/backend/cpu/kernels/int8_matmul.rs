@@ -41,7 +41,7 @@ impl Kernel for Int8MatMul {
     }
 
     fn pieces(&self, args: &Args, threads: usize) -> usize {
-        // Nanoseconds, roughly: of multiply-adds, and of packing b.
+        // Approximate nanoseconds of multiply-adds, and of packing b.
         let work = product(&[args.batch, args.m, args.n, args.words]) / 40;
         let nanos = work.saturating_add(product(&[args.batch, args.n, args.words]));
         if threads < 2 || nanos < 8_000 {
@@ -66,13 +66,14 @@ impl Kernel for Int8MatMul {
 
 struct Piece<'a> {
     args: &'a Args,
-    /// Rows of all matrices.
+    /// Rows of a, counted over all matrices.
     rows: Range<usize>,
     scratch: &'a mut Scratch,
 }
 
-/// Rows that are made ready at once, and panels.
+/// Rows of a that are prepared at once.
 const ROWS: usize = 192;
+/// Panels of b that are packed at once.
 const PANELS: usize = 16;
 
 impl ScaledJob for Piece<'_> {
@@ -90,7 +91,7 @@ impl ScaledJob for Piece<'_> {
         let (starts, x) = rest.split_at_mut(tall);
         let mut at = rows.start;
         while at < rows.end {
-            // Rows of one matrix.
+            // The rows of one matrix.
             let (z, i) = (at / m, at % m);
             let own = (m - i).min(rows.end - at);
             let mut first = 0;
@@ -136,7 +137,7 @@ impl Args {
         Limits::new(self.zero, self.low, self.high)
     }
 
-    /// The bits of word `k` of a row that are elements.
+    /// A mask of the bits of word `k` of a row that hold elements.
     #[inline(always)]
     fn mask(&self, k: usize) -> u32 {
         if k + 1 < self.words {
@@ -146,8 +147,9 @@ impl Args {
         }
     }
 
-    /// Packs words `outputs` of the columns of matrix `z` in panels. The sums of a column start
-    /// with what its own elements and the zero points add. Columns behind the last one are 0.
+    /// Packs the columns of matrix `z` of b for the output words `outputs` into panels. The initial
+    /// sum of a column holds what its own elements and the zero points add. Columns after the last
+    /// one are 0.
     /// # Safety
     /// The operands fit; there is room for the panels, and three words for each of their columns.
     #[inline(always)]
@@ -162,7 +164,7 @@ impl Args {
         let (start, rest) = lists.split_at_mut(columns);
         let (one, two) = rest.split_at_mut(columns);
         let both = self.a_zero.wrapping_mul(self.b_zero).wrapping_mul(self.k as i32);
-        // Unsigned activations add as much.
+        // The offset of unsigned activations acts like a zero point.
         let moved = self.a_zero + if S::FLIP == 0 { 0 } else { 128 };
         let (first, second) = if A::LISTS == 2 {
             (self.mantissa.cast_unsigned(), self.shift.cast_unsigned())
@@ -196,7 +198,7 @@ impl Args {
         }
     }
 
-    /// Makes rows of matrix `z` ready, from row `i` on, and what they add to their sums.
+    /// Prepares rows of matrix `z` of a, from row `i` on, and the initial sum of each row.
     /// # Safety
     /// The operands fit; there is room for the rows.
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Maxima and means of bytes over windows.
+//! Max and average pooling of bytes.
 
 use super::int8_conv::{holds_images, lists};
 use super::moves::pieces;
@@ -11,7 +11,7 @@ use crate::backend::kernel::KernelSpec;
 use std::ops::Range;
 
 arguments! {
-    /// `count` and `words` count words.
+    /// `count` counts the words of y, and `words` those of the channels.
     pub struct Args {
         count, in_h, in_w, out_h, out_w, words: U32;
         pad_h, pad_w, end_h, end_w, x_zero, zero, low, high: I32
@@ -21,7 +21,7 @@ arguments! {
 #[derive(Clone, Copy, PartialEq)]
 enum Kind {
     Max,
-    /// Rounded to nearest, ties away from zero.
+    /// The mean, rounded to nearest, ties away from zero.
     Mean,
     /// The sum times a factor for the number of elements.
     Sum {
@@ -33,7 +33,7 @@ pub struct Int8Pool {
     isa: Isa,
     window: Window,
     kind: Kind,
-    /// Whether padding counts, up to `end_h` and `end_w`.
+    /// Whether padding up to `end_h` and `end_w` counts as elements.
     padded: bool,
 }
 
@@ -123,7 +123,7 @@ struct Windows<'a> {
     sums: &'a mut [i32],
 }
 
-/// The taps of window `i` that count if padding does, up to `end`.
+/// Number of taps of window `i` if padding up to `end` counts.
 fn counted(line: Line, i: usize, pad: i32, end: i32) -> usize {
     let rest = end as isize - line.element(i, 0, pad);
     let taps = rest.max(0).cast_unsigned().div_ceil(line.dilation);
@@ -160,7 +160,7 @@ impl Job for Windows<'_> {
                 false => inside,
             };
             let zeros = |count: usize| args.x_zero.wrapping_mul(count as i32);
-            // Padding that counts stands for 0.
+            // Padding that counts has the real value 0.
             let start = match kind {
                 Kind::Max => -128,
                 Kind::Mean => zeros(taps - inside.min(taps)),
@@ -187,7 +187,7 @@ impl Job for Windows<'_> {
     }
 }
 
-/// Stores the results of a window with `taps` elements.
+/// Stores the results of a window of `taps` elements.
 #[inline(always)]
 fn finish(args: &Args, window: Window, kind: Kind, factors: &[u32], taps: usize, sums: &[i32], y: &mut [i8]) {
     let limits = Limits {

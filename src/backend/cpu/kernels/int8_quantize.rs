@@ -1,4 +1,4 @@
-//! Entry to and exit from the integer domain, from and to floats.
+//! Quantization of floats to the integer domain, and dequantization.
 
 use super::int8_layout::Stored;
 use super::moves::{Elem, RUN, Sink, pieces};
@@ -21,10 +21,10 @@ arguments! {
     } [x: In, y: Out]
 }
 
-/// Floats `[.., channels, inner]` as bytes `[.., inner, 4 * words]`.
+/// Quantizes floats `[.., channels, inner]` to bytes `[.., inner, 4 * words]`.
 pub struct Int8Quantize(Isa);
 
-/// Bytes `[.., inner, stride]` as floats `[.., channels, inner]`.
+/// Dequantizes bytes `[.., inner, stride]` to floats `[.., channels, inner]`.
 pub struct Int8Dequantize(Isa);
 
 impl Kernel for Int8Quantize {
@@ -83,7 +83,7 @@ struct Rows<'a> {
     first: usize,
 }
 
-/// What is the same for all floats.
+/// Scale, bounds and zero point, ready to quantize floats.
 #[derive(Clone, Copy)]
 pub(super) struct Quantizer {
     scale: f32,
@@ -103,7 +103,7 @@ impl Quantizer {
     /// The byte for a float, in the low bits.
     #[inline(always)]
     pub fn of(self, x: f32) -> u32 {
-        /// Adding 1.5 * 2^23 rounds to an integer, which is then in the low bits.
+        /// 1.5 * 2^23. Adding it rounds to an integer, which is then in the low bits.
         const SHIFT: f32 = 12_582_912.0;
         let v = x / self.scale;
         let v = if v.is_nan() { 0.0 } else { v };

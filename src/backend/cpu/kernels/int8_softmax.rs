@@ -1,4 +1,4 @@
-//! Softmax of rows of bytes, by a table of exponentials.
+//! Softmax of rows of bytes, with a table of exponentials.
 
 use super::moves::pieces;
 use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, part, product};
@@ -10,7 +10,7 @@ arguments! {
     pub struct Args { rows, channels, words: U32 } [x: In, table: In, y: Out]
 }
 
-/// Shares of a row's sum of `table[largest - x]`, in steps of 1/256 from -128 on.
+/// `table[largest - x]` divided by its sum over the row, with scale 1/256 and zero point -128.
 pub struct Int8Softmax(Isa);
 
 impl Kernel for Int8Softmax {
@@ -42,8 +42,8 @@ impl Kernel for Int8Softmax {
         for row in part(args.rows, 1, piece, pieces) {
             let own = row * stride..(row + 1) * stride;
             let copy = scratch.of::<i8>(stride);
-            // SAFETY: the results may share the memory of x, so that a copy is made; the piece owns
-            // them.
+            // SAFETY: x is copied first, since the results may share its memory; the piece owns
+            // the results.
             unsafe {
                 let x = args.x.as_ptr::<i8>().add(own.start);
                 copy.as_mut_ptr().copy_from_nonoverlapping(x, stride);

@@ -1,4 +1,4 @@
-//! Functions of one byte as tables.
+//! Table lookup for functions of one byte.
 
 use super::moves::pieces;
 use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, part};
@@ -9,7 +9,7 @@ arguments! {
     pub struct Args { count: U32 } [x: In, table: In, y: Out]
 }
 
-/// `y = table[x + 128]`; `count` is a number of words.
+/// `y = table[x + 128]`; `count` counts words.
 pub struct Int8Table;
 
 impl Kernel for Int8Table {

@@ -1,5 +1,5 @@
-//! Convolutions of bytes in tests: shapes at the edges of tiles and vectors, extreme values, both
-//! arithmetics, every instruction set and several numbers of pieces.
+//! Tests of byte convolutions: shapes around the sizes of tiles and vectors, extreme values, both
+//! arithmetics, every instruction set, and several thread counts.
 
 use super::harness::{Random, memory, run, spec};
 use super::int8_conv::Int8Conv;
@@ -8,8 +8,8 @@ use crate::backend::cpu::args::Memory;
 use crate::backend::cpu::isa::Isa;
 use crate::tensor::DType;
 
-/// A convolution. `channels` and `outputs` are those of a group; a depthwise one has `channels`
-/// groups with an element each.
+/// A convolution. `channels` and `outputs` are those of one group; a depthwise convolution has
+/// groups of one channel.
 #[derive(Clone, Copy, Debug)]
 struct Conv {
     images: usize,
@@ -38,7 +38,7 @@ struct Data {
     factors: Vec<i32>,
 }
 
-/// gemmlowp's arithmetic, as it states it.
+/// gemmlowp's arithmetic, written as in its reference implementation.
 fn fixed(x: i32, mantissa: i32, shift: i32) -> i32 {
     let left = (i64::from(x) << shift.max(0)).clamp(i32::MIN.into(), i32::MAX.into());
     let product = left * i64::from(mantissa);
@@ -59,7 +59,7 @@ impl Conv {
         (self.size[i] + self.pads[i] + self.after[i] - extent) / self.strides[i] + 1
     }
 
-    /// All input and all output channels.
+    /// Total numbers of input and output channels.
     fn all(&self) -> [usize; 2] {
         [self.groups * self.channels, self.groups * self.outputs]
     }
@@ -84,7 +84,7 @@ impl Conv {
             factors.push(match (self.is_fixed, i % 3) {
                 (true, 0) => 1 << 30,
                 (true, _) => (1 << 30) + (random.word() >> 2).cast_signed(),
-                // Powers of two make ties.
+                // Powers of two cause ties.
                 (_, 0) => 2f32.powi(-9).to_bits().cast_signed(),
                 (_, 1) => (random.float().abs() * 0.02 / terms.sqrt())
                     .to_bits()
@@ -101,7 +101,7 @@ impl Conv {
         Data { x, w, bias, factors }
     }
 
-    /// The element that tap `tap` of window `[image, oy, ox]` reads of a channel.
+    /// The element of a channel that tap `tap` of window `[image, oy, ox]` reads.
     fn element(&self, x: &[i8], [image, oy, ox]: [usize; 3], tap: usize, channel: usize) -> i32 {
         let at = |i: usize, o: usize, k: usize| {
             let at = (o * self.strides[i] + k * self.dilations[i]).checked_sub(self.pads[i])?;
@@ -187,7 +187,7 @@ impl Conv {
         let spec = spec(&defines, &[Some(DType::I8); 5]);
         for isa in Isa::supported() {
             for threads in [1, 4] {
-                // Bytes behind the results must stay as they are.
+                // Bytes after the results must not change.
                 let mut y = vec![77i8; want.len() + 64];
                 let at = memory(&mut y[..want.len()]);
                 let operands: Vec<Option<Memory>> = vec![
@@ -211,7 +211,7 @@ impl Conv {
     }
 }
 
-/// Weights as `Pack::Words` in panels of 16 with sums.
+/// Weights as `Pack::Words` packs them: panels of 16 channels, each followed by its sums.
 fn packed(w: &[i8], outputs: usize) -> Vec<i8> {
     let each = w.len() / outputs;
     let panel = (each + 4) * 16;

@@ -18,7 +18,7 @@ pub struct Tiles {
     /// Words from one panel to the next.
     pub panel: usize,
     pub scales: Scales,
-    /// What is added to the sums of each row; null for nothing.
+    /// Initial sums of rows, added to those of the columns; null if all are 0.
     pub row_start: *const i32,
     /// The result of the first row and the first column of the first panel.
     pub y: *mut u8,

@@ -1,4 +1,4 @@
-//! Builds operators of the integer domain.
+//! Builds operators of the integer domain for the sites that the finder reports.
 
 use super::find::{Constant, Pooling, Site, binary_axes};
 use super::values::{self, Quantized, known, usual_axis};
@@ -32,12 +32,12 @@ pub(super) struct Stored {
     pub axis: usize,
 }
 
-/// What the pass has built.
+/// The values that the pass has built so far.
 #[derive(Default)]
 pub(super) struct Domain {
-    /// For each quantized value: its forms in the integer domain.
+    /// For each quantized value: its forms in the integer domain, by the axis stored last.
     stored: HashMap<ValueId, Vec<Stored>>,
-    /// For each quantized value: the same integers, computed without floats.
+    /// For each quantized value: the same integers as an ordinary tensor, computed without floats.
     plain: HashMap<ValueId, ValueId>,
     /// Results of replaced nodes.
     results: Vec<Quantized>,
@@ -62,18 +62,18 @@ impl Domain {
         edit.add_const(name, Arc::new(t))
     }
 
-    /// The form of `q` with any axis last, if there is one.
+    /// Any stored form of `q`, if there is one.
     pub fn any(&self, q: &Quantized) -> Option<Stored> {
         self.stored.get(&q.value)?.first().copied()
     }
 
-    /// The axis that `q` stores last, or would.
+    /// The axis that the first stored form of `q` has last, or that a new one would.
     pub fn axis(&self, q: &Quantized) -> Built<usize> {
         self.any(q)
             .map_or_else(|| at(usual_axis(&q.shape)), |s| Ok(s.axis))
     }
 
-    /// `q` with axis `axis` stored last.
+    /// The form of `q` with axis `axis` last; it is built on the first request.
     pub fn request(&mut self, edit: &mut Edit<'_>, q: &Quantized, axis: usize) -> Built<ValueId> {
         let forms = self.stored.get(&q.value);
         if let Some(found) = forms.into_iter().flatten().find(|s| s.axis == axis) {
@@ -97,7 +97,7 @@ impl Domain {
         let origin = made.map(|n| n.origin.clone()).unwrap_or_default();
         let new = New { name: &name, origin };
         let computed = self.plain.contains_key(&q.value) || self.stored.contains_key(&q.value);
-        // The integers are those of the quantization, whatever they are read as.
+        // The map is that of the quantization; a reader may dequantize with another one.
         let by = edit.producer(q.value).map(|(id, _)| id).filter(|_| !computed);
         let by = by.and_then(|id| values::quantizer(edit, id)?.ok());
         let float = by.and_then(|by| Some((input(edit.node(by.node)?, 0)?, by.map)));
@@ -127,7 +127,7 @@ impl Domain {
         Ok(Self::constant(edit, &format!("{name}/int8"), stored))
     }
 
-    /// `q` as an ordinary tensor of its type.
+    /// `q` as an ordinary tensor of its element type.
     pub fn plain(&mut self, edit: &mut Edit<'_>, q: &Quantized) -> Built<ValueId> {
         if let Some(v) = self.plain.get(&q.value) {
             return Ok(*v);
@@ -146,19 +146,19 @@ impl Domain {
         Ok(v)
     }
 
-    /// Declares how the integers of result `to` are computed.
+    /// Declares the stored form that holds result `to`.
     pub fn set(&mut self, to: &Quantized, axis: usize, value: ValueId) {
         self.stored.insert(to.value, vec![Stored { value, axis }]);
         self.results.push(to.clone());
     }
 
-    /// Declares an ordinary tensor with the integers of result `to`.
+    /// Declares the ordinary tensor that holds result `to`.
     pub fn set_plain(&mut self, to: &Quantized, value: ValueId) {
         self.plain.insert(to.value, value);
         self.results.push(to.clone());
     }
 
-    /// `q` with each integer replaced by its entry in a table, so that it has the map of `to`.
+    /// `q` with each integer replaced by its table entry, which rescales it to the map of `to`.
     pub fn remapped(
         &mut self,
         edit: &mut Edit<'_>,
@@ -179,7 +179,7 @@ impl Domain {
         })
     }
 
-    /// Builds what a site becomes.
+    /// Builds the operators that replace a site.
     pub fn build(&mut self, edit: &mut Edit<'_>, id: NodeId, site: &Site) -> Built<()> {
         let Some(node) = edit.node(id) else { return Ok(()) };
         let (name, origin) = (node.name.clone(), node.origin.clone());
@@ -224,7 +224,7 @@ impl Domain {
         }
     }
 
-    /// The entries of a table for the elements of `x`.
+    /// Looks up each element of `x` in a table.
     fn by_table(edit: &mut Edit<'_>, new: &New<'_>, x: ValueId, table: &[i8]) -> Built<ValueId> {
         let table = int8::tensor(&[table.len()], table)?;
         let table = Self::constant(edit, &format!("{}/table", new.name), table);
@@ -272,7 +272,7 @@ impl Domain {
         Ok(())
     }
 
-    /// The result of a pool over all spatial axes without them, if the result has none.
+    /// Removes the spatial axes of the result of a pool if the model's result has none.
     fn without_axes(
         &self,
         edit: &mut Edit<'_>,
@@ -350,7 +350,7 @@ impl Domain {
         Ok(())
     }
 
-    /// Connects readers outside the integer domain.
+    /// Connects the readers of results that are outside the integer domain.
     pub fn finish(mut self, edit: &mut Edit<'_>) -> crate::error::Result<()> {
         for to in std::mem::take(&mut self.results) {
             let finished = self.finish_result(edit, &to);
@@ -377,7 +377,7 @@ impl Domain {
                 .map(|v| edit.fact(v))
                 .transpose()?
                 .map_or(DType::F32, |f| f.dtype);
-            // It may read the integers by another map.
+            // It may dequantize with a map of its own.
             let own = values::quantized(edit, to.value, input(node, 1), input(node, 2), id);
             if let (Some(form), Ok(own)) = (self.any(to), own) {
                 let op = Int8Dequantize {
@@ -408,7 +408,7 @@ impl Domain {
     }
 }
 
-/// What the finder has checked before.
+/// Converts a refusal that the finder has ruled out to an error.
 pub(super) fn at<T>(found: Result<T, Refusal>) -> Built<T> {
     found.map_err(|why| OpError::Unsupported(why.0))
 }
@@ -435,7 +435,7 @@ fn full_rank(t: &HostTensor, to: &Quantized, axis: usize) -> Built<HostTensor> {
     if shape.get(axis) == Some(&wanted) {
         return Ok(t);
     }
-    // One element for all channels.
+    // One element serves all channels.
     let (outer, _, inner) = crate::graph::op::around(&shape, axis)?;
     let bytes = t.bytes()?;
     let mut out = Vec::with_capacity(outer * wanted * inner);

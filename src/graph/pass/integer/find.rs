@@ -1,4 +1,4 @@
-//! Finds what can be computed with integers.
+//! Finds the nodes that can be computed with integers.
 
 use super::pack::{Form, Packed, Product, pack};
 use super::values::{Bias, Quantized, Result8, Weights, axes_to_store, channels, is_known, usual_axis};
@@ -28,25 +28,25 @@ use crate::tensor::HostTensor;
 
 pub(super) type Found<T> = std::result::Result<T, Refusal>;
 
-/// Nodes that one operator of the integer domain replaces.
+/// A node that operators of the integer domain replace, with what they need.
 #[derive(Clone, Debug)]
 pub(super) enum Site {
-    /// A matmul or convolution by constant weights.
+    /// A matmul or convolution with constant weights.
     Product(Box<Constant>),
-    /// A matmul of two activations; the last one is `[.., n, k]` if transposed.
+    /// A matmul of two activations; the second one is `[.., n, k]` if `transposed`.
     MatMul {
         operands: [Quantized; 2],
         transposed: bool,
         op: Int8MatMul,
         to: Quantized,
     },
-    /// A function of two operands. Constants have as many axes as the result.
+    /// A function of two operands. Their shapes are padded to the rank of the result.
     Binary {
         operands: [Quantized; 2],
         op: Int8Binary,
         to: Quantized,
     },
-    /// A function of one activation.
+    /// A function of one activation, as a table.
     Table {
         x: Quantized,
         table: Vec<i8>,
@@ -63,14 +63,14 @@ pub(super) enum Site {
     Move(Move),
 }
 
-/// A matmul or convolution by constant weights.
+/// A matmul or convolution with constant weights.
 #[derive(Clone, Debug)]
 pub(super) struct Constant {
     pub x: Quantized,
-    /// The axis that operand and result store last.
+    /// The axis that the operand and the result store last.
     pub axis: usize,
-    /// Elements that stand for 0 are inserted, so that others are these steps apart along each
-    /// spatial axis: a transposed convolution.
+    /// For a transposed convolution: the distance of the elements of x along each spatial axis
+    /// after zero points were inserted between them.
     pub steps: Option<Vec<i64>>,
     pub packed: Packed,
     pub to: Quantized,
@@ -85,7 +85,7 @@ pub(super) struct Pooling {
     pub factors: Vec<Factor>,
     pub window: Window,
     pub output: Output,
-    /// What changes the map of a maximum.
+    /// Rescales maxima to the map of the result, if it differs from that of x.
     pub table: Option<Vec<i8>>,
     pub to: Quantized,
 }
@@ -94,16 +94,17 @@ pub(super) struct Pooling {
 #[derive(Clone, Debug)]
 pub(super) struct Move {
     pub op: Box<dyn Op>,
-    /// Each with a table that gives it the map of the results, if it has another one.
+    /// Operands, each with a table that rescales it to the map of the results, if its own differs.
     pub operands: Vec<(Quantized, Option<Vec<i8>>)>,
-    /// What the operator reads besides.
+    /// The remaining operands, which are not quantized.
     pub others: Vec<Option<ValueId>>,
-    /// The integer of constant padding.
+    /// The integer that constant padding holds.
     pub padding: Option<i8>,
     pub results: Vec<Quantized>,
 }
 
-/// The nodes that read quantized activations, in order, each with what it becomes.
+/// The nodes that read quantized activations, in topological order, each with its replacement or
+/// the reason why it has none.
 pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Vec<(NodeId, Found<Site>)>> {
     let found = edit.order()?.into_iter().filter_map(|id| {
         let view = View::new(edit, id)?;
@@ -139,7 +140,7 @@ impl View<'_, '_> {
             let kind = match pool.kind {
                 pool::Kind::Max { indices: false, .. } => None,
                 pool::Kind::Average { include_pad } => Some(include_pad),
-                _ => return Err(refuse("only maxima and means of windows have integer forms")),
+                _ => return Err(refuse("a pooling other than maximum or average, or with indices")),
             };
             return pooled(self, kind, pool.window.clone(), arithmetic);
         }
@@ -153,19 +154,22 @@ impl View<'_, '_> {
         if moves::is_move(self.op) {
             return moves::find(self, arithmetic);
         }
-        Err(refuse("the operator has no integer form"))
+        Err(refuse("an operator without an integer form"))
     }
 }
 
-/// Refuses weights with several scales along another axis than that of the results.
+/// Refuses weights with several scales along an axis other than that of the output channels.
 fn check_scales(weights: &Weights, axis: usize) -> Found<()> {
     if weights.scales.len() > 1 && weights.axis != axis {
-        return Err(refuse("weights with scales along another axis than the results"));
+        return Err(refuse(
+            "weights with scales along an axis other than the output channels",
+        ));
     }
     Ok(())
 }
 
-/// Refuses windows whose padding or distance of taps is far beyond any image.
+/// Refuses windows whose padding or dilation exceeds any realistic image, so that positions cannot
+/// overflow.
 fn check_window(window: &Window) -> Found<()> {
     let near = |list: &[i64]| list.iter().all(|n| n.abs() <= 1 << 12);
     if near(&window.pads) && near(&window.dilations) {
@@ -193,7 +197,7 @@ fn convolution(view: &View<'_, '_>, conv: &Conv, arithmetic: Arithmetic) -> Foun
     finished(product, None, view.result()?, arithmetic)
 }
 
-/// A transposed convolution as a convolution of the input with zeros between its elements.
+/// A transposed convolution, as a convolution of the input with zero points between its elements.
 fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic) -> Found<Site> {
     let (x, given) = (view.operand(0)?, view.weights(1, 1)?);
     let group =
@@ -201,7 +205,7 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
     let [c, per_group, kernel @ ..] = given.shape.as_slice() else {
         return Err(refuse("weights with too few axes"));
     };
-    // Along axis 1 scales are those of the channels of a group.
+    // Scales along axis 1 belong to the output channels of one group.
     check_scales(&given, if group == 1 { 1 } else { usize::MAX })?;
     check_window(&conv.window)?;
     channels(&x.shape, 1)?;
@@ -246,7 +250,7 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
     finished(product, Some(steps), view.result()?, arithmetic)
 }
 
-/// A product with its result.
+/// The site of a product and its result.
 fn finished(product: Product, steps: Option<Vec<i64>>, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
     let axis = match product.form {
         Form::Matmul { .. } => product.x.shape.len().saturating_sub(1),
@@ -266,7 +270,7 @@ fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> F
     #[allow(clippy::float_cmp, reason = "the attribute's default")]
     let plain = gemm.alpha == 1.0 && !gemm.trans_a && (gemm.beta == 1.0 || !view.has_bias(2));
     if !plain {
-        return Err(refuse("factors or a transposed left operand"));
+        return Err(refuse("a Gemm with transA, or with alpha or beta other than 1"));
     }
     let axis = if gemm.trans_b { 0 } else { 1 };
     let (x, weights) = (view.operand(0)?, view.weights(1, axis)?);
@@ -276,16 +280,16 @@ fn general_matmul(view: &View<'_, '_>, gemm: &Gemm, arithmetic: Arithmetic) -> F
     finished(product, None, view.result()?, arithmetic)
 }
 
-/// Number of columns of a matrix of weights.
+/// Number of output columns of a weight matrix.
 fn columns(weights: &Weights, transposed: bool) -> Found<usize> {
     match weights.shape[..] {
         [n, _] if transposed => Ok(n),
         [_, n] => Ok(n),
-        _ => Err(refuse("weights of other than two axes")),
+        _ => Err(refuse("weights that are not a matrix")),
     }
 }
 
-/// A matmul by constant weights.
+/// A matmul with constant weights.
 fn by_rows(x: Quantized, weights: Weights, transposed: bool, bias: Bias) -> Found<Product> {
     check_scales(&weights, if transposed { 0 } else { 1 })?;
     channels(&x.shape, x.shape.len().saturating_sub(1))?;
@@ -308,7 +312,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
     }
     let b = view.operand(1)?;
     if a.shape.len() < 2 || b.shape.len() < 2 {
-        return Err(refuse("an operand with one axis"));
+        return Err(refuse("an operand with fewer than two axes"));
     }
     let (last, before) = (b.shape.len() - 1, b.shape.len() - 2);
     let k = channels(&a.shape, a.shape.len() - 1)?;
@@ -316,7 +320,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
     let [la, lb] = [&a, &b].map(|q| q.shape.get(..q.shape.len() - 2).unwrap_or_default());
     let ones = |list: &[Dim]| list.iter().all(|d| d.is(1));
     if la != lb && !ones(la) && !ones(lb) {
-        return Err(refuse("batches of different sizes"));
+        return Err(refuse("batch dimensions that differ"));
     }
     let to = view.result()?;
     let factor = Factor::of_scales(arithmetic, a.map.scale, b.map.scale, to.to.map.scale);
@@ -327,7 +331,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
         k,
         a_zero: a.map.zero,
         b_zero: b.map.zero,
-        factor: factor.ok_or_else(|| refuse("a scale that is too small for its product"))?,
+        factor: factor.ok_or_else(|| refuse("an output scale far below the product of the input scales"))?,
         output: to.output(arithmetic),
     };
     Ok(Site::MatMul {
@@ -338,7 +342,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
     })
 }
 
-/// A function of one activation by its table.
+/// The site of a function of one activation that is given as a table.
 fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found<Site> {
     if x.shape != to.shape {
         return Err(refuse("constants that add axes"));
@@ -367,9 +371,9 @@ fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> F
             (Binary::Add, Expr::Input(0), Expr::Input(1)) => Function::Add,
             (Binary::Sub, Expr::Input(0), Expr::Input(1)) => Function::Sub,
             (Binary::Mul, Expr::Input(0), Expr::Input(1)) => Function::Mul,
-            _ => return Err(refuse("the function of two operands has no integer form")),
+            _ => return Err(refuse("a binary operator other than Add, Sub or Mul")),
         },
-        _ => return Err(refuse("the function of several operands has no integer form")),
+        _ => return Err(refuse("a function of several operands without an integer form")),
     };
     binary(view, function, view.result()?, arithmetic)
 }
@@ -379,14 +383,12 @@ fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arit
     for q in &mut operands {
         let missing = to.to.shape.len().saturating_sub(q.shape.len());
         if missing > 0 && !view.is_known(q.value) {
-            return Err(refuse("operands with different numbers of axes"));
+            return Err(refuse("operands of different ranks"));
         }
         q.shape.splice(0..0, std::iter::repeat_n(Dim::from(1), missing));
     }
     if binary_axes(view.graph(), &operands, &to.to).is_empty() {
-        return Err(refuse(
-            "operands that are repeated along other axes than the leading ones",
-        ));
+        return Err(refuse("a broadcast that integer kernels do not support"));
     }
     let maps = operands.each_ref().map(|q| q.map);
     let op = Int8Binary::new(function, arithmetic, maps, to.to.map.scale, to.output(arithmetic));
@@ -397,12 +399,12 @@ fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arit
     })
 }
 
-/// The axes that operands and result of a function of two operands can store last.
+/// The axes that a function of two operands can store last in its operands and its result.
 pub(super) fn binary_axes(g: &Graph, operands: &[Quantized; 2], to: &Quantized) -> Vec<usize> {
     let has_kernel = |q: &Quantized, axis: usize| {
         let (mut own, mut out) = (q.shape.clone(), to.shape.clone());
         let (size, wanted) = (own.remove(axis), out.remove(axis));
-        // A constant can be repeated along the axis beforehand.
+        // The pass repeats a constant along this axis.
         (size == wanted || size.is(1) && is_known(g, q.value)) && int8_binary::can_repeat(&own, &out)
     };
     let axes = axes_to_store(&to.shape);
@@ -414,11 +416,11 @@ pub(super) fn binary_axes(g: &Graph, operands: &[Quantized; 2], to: &Quantized) 
     .collect()
 }
 
-/// A maximum, or a mean that counts padding or not.
+/// A maximum (`None`), or a mean that includes padding or not.
 fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: Arithmetic) -> Found<Site> {
     let (x, to) = (view.operand(0)?, view.result()?);
     if x.shape.len() < 3 {
-        return Err(refuse("an operand without windows"));
+        return Err(refuse("an operand without spatial axes"));
     }
     check_window(&window)?;
     channels(&x.shape, 1)?;
@@ -430,7 +432,7 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
     let taps = taps.ok_or_else(|| refuse("a window of more than 65536 elements"))?;
     let (kind, factors) = match mean {
         None => (int8_pool::Kind::Max, Vec::new()),
-        // Means over all elements have a factor in TensorFlow Lite, those of windows have none.
+        // In TensorFlow Lite, windowed means divide; means over all elements multiply.
         Some(include_pad) if same && windows && arithmetic == Arithmetic::Fixed => {
             (int8_pool::Kind::Mean { include_pad }, Vec::new())
         }
@@ -457,7 +459,7 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
     }))
 }
 
-/// The window of a pool over all spatial axes, and whether it takes the maximum.
+/// For a pool over all spatial axes: whether it takes the maximum, and its window.
 fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
     let shape = view.operand(0)?.shape;
     let sizes: Option<Vec<i64>> = shape.iter().skip(2).map(Dim::as_const).collect();
@@ -467,17 +469,17 @@ fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
         return match pool {
             GlobalPool::Average => Ok((false, Window::new(&sizes))),
             GlobalPool::Max => Ok((true, Window::new(&sizes))),
-            GlobalPool::Lp { .. } => Err(refuse("only maxima and means have integer forms")),
+            GlobalPool::Lp { .. } => Err(refuse("a pooling other than maximum or average")),
         };
     }
     let reduce = view
         .op
         .downcast::<Reduce>()
-        .ok_or_else(|| refuse("not a reduction"))?;
+        .ok_or_else(|| refuse("an operator that is not a reduction"))?;
     let is_max = match reduce.kind {
         reduce::Kind::Mean => false,
         reduce::Kind::Max => true,
-        _ => return Err(refuse("only maxima and means have integer forms")),
+        _ => return Err(refuse("a reduction other than maximum or mean")),
     };
     let list = match &reduce.axes {
         Some(axes) => axes.clone(),
@@ -487,7 +489,7 @@ fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
     let mut sorted = axes;
     sorted.sort_unstable();
     if !sorted.iter().copied().eq(2..shape.len()) {
-        return Err(refuse("a reduction of other than all spatial axes"));
+        return Err(refuse("a reduction that is not over exactly the spatial axes"));
     }
     Ok((is_max, Window::new(&sizes)))
 }
@@ -504,14 +506,16 @@ fn softmax_of(view: &View<'_, '_>, softmax: &Softmax) -> Found<Site> {
         zero: -128,
     };
     if to.to.map != steps || to.bounds != [f32::NEG_INFINITY, f32::INFINITY] {
-        return Err(refuse("a softmax in other steps than 1/256 from 0"));
+        return Err(refuse(
+            "a softmax output not quantized with scale 1/256 and the lowest zero point",
+        ));
     }
     let table = int8_softmax::table(x.map.scale, channels);
     Ok(Site::Softmax {
         x,
         axis,
         channels,
-        table: table.ok_or_else(|| refuse("a softmax of too many elements"))?,
+        table: table.ok_or_else(|| refuse("a softmax over more than 65535 elements"))?,
         to: to.to,
     })
 }

@@ -1,11 +1,12 @@
-//! Makes operators of the integer domain from quantized models: what stands between
-//! `DequantizeLinear` and `QuantizeLinear` is computed with integers alone.
+//! Replaces quantized operators by operators of the integer domain: nodes between
+//! `DequantizeLinear` and `QuantizeLinear`, and operators such as `QLinearConv`, run with integers
+//! only.
 //!
-//! A node becomes one of these operators if its operands are dequantized with one constant scale
-//! and zero point each, its weights are constants of 8 bits, and its result is only quantized,
-//! possibly after a clamp. Operators that only move elements need the same scale on both sides.
-//! Everything else stays float between the two conversions, as the model says. Sums of products are
-//! rounded in one of two arithmetics ([`Arithmetic`]).
+//! A node is replaced if each of its activation operands is dequantized with one constant scale and
+//! zero point, its weights are 8-bit constants, and its result is only quantized, possibly after a
+//! clamp. Operands of operators that only move elements are rescaled where needed. Every other node
+//! stays float between its conversions, as the model says. Sums of products are requantized in one
+//! of two arithmetics ([`Arithmetic`]).
 
 mod build;
 mod find;
@@ -22,7 +23,7 @@ use crate::quant::fixed::Arithmetic;
 use build::Domain;
 
 const DOES: &str = "computes quantized operators with 8-bit integers";
-const REFUSES: &str = "operands or results that are not quantized, or by more than one scale";
+const REFUSES: &str = "operands or results that are not quantized, or have more than one scale";
 
 pub const INTEGER_FLOAT: Pass = Pass {
     name: "integer_float",
@@ -38,7 +39,7 @@ pub const INTEGER_FIXED: Pass = Pass {
     run: |edit| run(edit, Arithmetic::Fixed),
 };
 
-/// Why a node between quantized values is computed with floats.
+/// Why a node between quantized values stays float: a noun phrase that users read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Refusal(String);
 
@@ -68,7 +69,7 @@ pub struct Coverage {
     pub float_nodes: Vec<FloatNode>,
 }
 
-/// What the pass would do with the nodes of a graph with derived shapes.
+/// Reports what the pass would do with the nodes of a graph. Its shapes have been derived.
 pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
     let mut copy = graph.clone();
     let edit = Edit::new(&mut copy);

@@ -1,7 +1,7 @@
 //! Operators that move elements.
 //!
-//! Where the axis that is stored last stays whole, they move words; otherwise ordinary 8-bit
-//! tensors, in the order of the model.
+//! They move whole words where the axis that is stored last stays intact. Otherwise they run on
+//! ordinary 8-bit tensors, in the axis order of the model.
 
 use super::build::{Domain, New, channels};
 use super::find::{Move, Site};
@@ -32,8 +32,8 @@ use std::sync::Arc;
 
 type Built<T> = Result<T, OpError>;
 
-/// Whether an operator only moves elements of its first operand, or of all; what it reads besides
-/// are positions and sizes.
+/// Whether an operator only moves elements: those of all operands for `Concat`, otherwise those of
+/// its first operand. The other operands are positions, sizes and padding values.
 pub(super) fn is_move(op: &(dyn Op + 'static)) -> bool {
     op.downcast::<Concat>().is_some()
         || op.downcast::<Expand>().is_some()
@@ -49,7 +49,7 @@ pub(super) fn is_move(op: &(dyn Op + 'static)) -> bool {
         || op.downcast::<Transpose>().is_some()
 }
 
-/// A node that only moves elements, if its results share one map.
+/// The site of a node that only moves elements, if its results share one map.
 pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, Refusal> {
     let concat = view.op.downcast::<Concat>().is_some();
     let count = if concat { view.operand_count() } else { 1 };
@@ -57,9 +57,11 @@ pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, 
     let results: Vec<Result8> = view.results()?;
     let mut others = view.others(count);
     let padding = match view.op.downcast::<Pad>() {
-        Some(pad) if pad.pads.is_some() => return Err(refuse("pads as an attribute")),
+        Some(pad) if pad.pads.is_some() => {
+            return Err(refuse("a Pad with pads as an attribute (opset 10 or earlier)"));
+        }
         Some(pad) => {
-            // Operand 2 is the value, a float.
+            // Operand 2 is the padding value, a float.
             let value = others.get_mut(1).and_then(Option::take);
             let constant = pad.mode == pad::Mode::Constant;
             constant.then(|| view.number(value, pad.value)).transpose()?
@@ -72,12 +74,12 @@ pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, 
     let unbounded = [f32::NEG_INFINITY, f32::INFINITY];
     let first = results
         .first()
-        .ok_or_else(|| refuse("it has no result"))?
+        .ok_or_else(|| refuse("a missing output"))?
         .to
         .clone();
     let same = |q: &Quantized| q.map == first.map && q.dtype == first.dtype;
     if results.iter().any(|r| !same(&r.to) || r.bounds != unbounded) {
-        return Err(refuse("a move to different scales"));
+        return Err(refuse("outputs that differ in quantization or are clamped"));
     }
     let output = Output::new(first.map.zero);
     let table =
@@ -92,26 +94,26 @@ pub(super) fn find(view: &View<'_, '_>, arithmetic: Arithmetic) -> Result<Site, 
     }))
 }
 
-/// Checks that a resize chooses elements, with constant sizes, along axes other than the one that
-/// is stored last.
+/// Checks that a resize selects nearest elements, with constant sizes, and leaves the axis that is
+/// stored last alone.
 fn can_resize(view: &View<'_, '_>, resize: &Resize) -> Result<(), Refusal> {
     let nearest = matches!(resize.mode, resize::Mode::Nearest(_));
     if !nearest || resize.coordinates == resize::Coordinates::TfCropAndResize {
-        return Err(refuse("only the nearest elements can be chosen with integers"));
+        return Err(refuse("a resize other than nearest, or with tf_crop_and_resize"));
     }
     let (x, to) = (view.operand(0)?.shape, view.result()?.to.shape);
     let axis = usual_axis(&x)?;
     let given = resize.scales.clone().or_else(|| view.floats(resize.scales_at));
     let scale = given.and_then(|list| list.get(axis).copied()).unwrap_or(1.0);
-    #[allow(clippy::float_cmp, reason = "other scales choose other elements")]
+    #[allow(clippy::float_cmp, reason = "another scale selects other elements")]
     if resize.axes.is_some() || x.get(axis) != to.get(axis) || scale != 1.0 {
         return Err(refuse(
-            "a resize along some axes only, or along that which is stored last",
+            "a resize with an axes attribute, or along the channel axis",
         ));
     }
     match view.others(1).iter().flatten().all(|v| view.is_known(*v)) {
         true => Ok(()),
-        false => Err(refuse("sizes that are not constant")),
+        false => Err(refuse("resize sizes or scales that are not constant")),
     }
 }
 
@@ -172,7 +174,7 @@ pub(super) fn build(domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>, sit
     Ok(())
 }
 
-/// Concatenates words, if each operand has whole ones. Returns whether that is so.
+/// Concatenates words. Returns false if an operand does not consist of whole words.
 fn concatenated(
     domain: &mut Domain,
     edit: &mut Edit<'_>,
@@ -204,8 +206,8 @@ fn concatenated(
     Ok(true)
 }
 
-/// `x`, which stores the channels last, with elements that stand for 0 behind each other one, so
-/// that they are `steps` apart along each spatial axis.
+/// `x`, which stores the channels last, with zero points inserted after each element, so that
+/// elements are `steps` apart along each spatial axis.
 pub(super) fn spread(
     edit: &mut Edit<'_>,
     new: &New<'_>,
@@ -219,7 +221,7 @@ pub(super) fn spread(
     let words = Domain::add(edit, new, ByteView::Words, &[x]);
     let sizes: Vec<i64> = q.shape.iter().skip(2).filter_map(Dim::as_const).collect();
     let last = (channels(q, 1)? + 3) / 4;
-    // An axis of size 1 behind each spatial one is padded to the step and joined with it.
+    // An axis of size 1 after each spatial axis is padded to the step and merged with it.
     let (mut split, mut joined, mut after) = (vec![-1], vec![-1], vec![0]);
     for (size, step) in sizes.iter().zip(steps) {
         split.extend([*size, 1]);
@@ -252,7 +254,7 @@ pub(super) fn spread(
     Ok(Domain::add(edit, new, ByteView::Bytes, &[y]))
 }
 
-/// Position in the stored form of axis `at`, if axis `axis` is stored last.
+/// Position of axis `at` in a stored form that has axis `axis` last.
 fn place(at: usize, axis: usize, rank: usize) -> usize {
     match at.cmp(&axis) {
         std::cmp::Ordering::Less => at,
@@ -270,7 +272,7 @@ fn transposed(
     perm: &[usize],
     to: &Quantized,
 ) -> Built<()> {
-    // The same elements stay in one word; the other axes may change their order.
+    // The axis that is stored last stays last; only the order of the others changes.
     let own = perm.iter().position(|a| *a == axis);
     let own = own.ok_or_else(|| OpError::expected("permutation", "all axes", axis))?;
     let others = perm.iter().filter(|a| **a != axis);
@@ -287,7 +289,7 @@ fn transposed(
     Ok(())
 }
 
-/// A choice of nearest elements along axes other than the one that is stored last.
+/// Selects nearest elements along axes other than the one that is stored last.
 fn resized(
     domain: &mut Domain,
     edit: &mut Edit<'_>,
@@ -301,7 +303,7 @@ fn resized(
     let axis = super::build::at(usual_axis(&x.shape))?;
     let value = domain.request(edit, x, axis)?;
     let words = Domain::add(edit, new, ByteView::Words, &[value]);
-    // What has an entry for each axis follows the order of the stored form.
+    // Lists with an entry per axis take the axis order of the stored form.
     let mut op = resize.clone();
     if let Some(scales) = op.scales.as_mut().filter(|s| s.len() == rank) {
         scales[axis..].rotate_left(1);
@@ -337,12 +339,12 @@ fn resized(
     Ok(())
 }
 
-/// If a reshape keeps the axis that is stored last whole and in place: that axis of the result, and
-/// the stored shape.
+/// The axis of the result that is stored last, and the stored shape, if a reshape keeps the axis
+/// that is stored last whole and in place.
 fn same_rows(x: &Quantized, axis: usize, to: &Quantized) -> Built<Option<(usize, Vec<Dim>)>> {
     let ones = |list: &[Dim]| list.iter().all(|d| d.is(1));
     let size = &x.shape[axis];
-    // Elements along the axis are neighbours in the order of the model.
+    // Elements along the axis must be contiguous in the order of the model.
     if !ones(x.shape.get(axis + 1..).unwrap_or_default()) {
         return Ok(None);
     }
@@ -359,10 +361,10 @@ fn same_rows(x: &Quantized, axis: usize, to: &Quantized) -> Built<Option<(usize,
     Ok(Some((own, shape)))
 }
 
-/// A value of the integer domain with other sizes of all axes but the last.
+/// Reshapes all axes of a value of the integer domain but the last.
 pub(super) fn reshaped(edit: &mut Edit<'_>, new: &New<'_>, x: ValueId, shape: &[Dim]) -> Built<ValueId> {
     let words = Domain::add(edit, new, ByteView::Words, &[x]);
-    // At most one size is not constant and follows from the others.
+    // At most one size is not constant; it follows from the others.
     let (lead, last) = crate::graph::op::int8::last(shape)?;
     let mut sizes: Vec<i64> = lead.iter().map(|d| d.as_const().unwrap_or(-1)).collect();
     sizes.push(last.as_const().unwrap_or(0) / num::signed(WORD));

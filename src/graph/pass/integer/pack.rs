@@ -1,4 +1,4 @@
-//! Constants of products as operators of the integer domain store them.
+//! Packs weights, biases and factors of matmuls and convolutions for the integer domain.
 
 use super::values::{Bias, Quantized, Result8, Weights};
 use super::{Refusal, refuse};
@@ -8,7 +8,7 @@ use crate::graph::op::window::Window;
 use crate::num;
 use crate::quant::fixed::{Arithmetic, Factor};
 
-/// A matmul or convolution by constant weights.
+/// A matmul or convolution with constant weights.
 #[derive(Clone, Debug)]
 pub(super) struct Product {
     pub x: Quantized,
@@ -17,7 +17,7 @@ pub(super) struct Product {
     pub form: Form,
 }
 
-/// How weights are stored, and what they are applied to.
+/// The kind of product, and the layout of its weights in the model.
 #[derive(Clone, Debug)]
 pub(super) enum Form {
     /// `[k, n]`, or `[n, k]` if transposed.
@@ -32,7 +32,7 @@ pub(super) struct Packed {
     pub kind: Kind,
     pub shape: Vec<usize>,
     pub data: Vec<i8>,
-    /// Integers whose scale is that of the sums.
+    /// Integers with the scale of the sums.
     pub bias: Vec<i64>,
     pub factors: Vec<Factor>,
 }
@@ -45,10 +45,10 @@ fn groups(p: &Product) -> usize {
     }
 }
 
-/// Most groups that are computed as one, which multiplies the work by their number.
+/// Largest number of groups that run as one group, which multiplies the work by that number.
 const MOST_GROUPS: usize = 8;
 
-/// Rows of weights in the order output channel, tap, input channel of a group.
+/// Weights as `[output channel, tap, input channel of the group]`.
 struct Rows {
     outputs: usize,
     taps: usize,
@@ -92,8 +92,8 @@ impl Rows {
     }
 }
 
-/// The weights, biases and factors of a product. Padding channels get 0. Refuses sums that may not
-/// fit 32 bits.
+/// The weights, biases and factors of a product. Those of padding channels are 0. Refuses products
+/// whose sums may exceed 32 bits.
 pub(super) fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<Packed, Refusal> {
     let rows = Rows::new(p)?;
     let group = groups(p);
@@ -115,13 +115,14 @@ pub(super) fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<
             factors.push(factor);
             continue;
         }
-        // What kernels add up on the way is also within these bounds.
+        // This also bounds the partial sums of kernels.
         if folded.saturating_abs().saturating_add(256 * most) > i64::from(i32::MAX) {
             return Err(refuse("sums that may exceed 32 bits"));
         }
         bias.push(folded);
         let factor = Factor::of_scales(arithmetic, p.x.map.scale, scale, to.to.map.scale);
-        factors.push(factor.ok_or_else(|| refuse("a scale that is too small for its product"))?);
+        factors
+            .push(factor.ok_or_else(|| refuse("an output scale far below the product of the input scales"))?);
     }
     let none = Factor::of_scales(arithmetic, 0.0, 1.0, 1.0);
     bias.resize(stored, 0);
@@ -136,10 +137,10 @@ pub(super) fn pack(p: &Product, to: &Result8, arithmetic: Arithmetic) -> Result<
     })
 }
 
-/// The bias of a channel whose weights are all 0, and a factor for it: with the scale of such
-/// weights the bias may exceed 32 bits.
+/// The bias of a channel whose weights are all 0, and a factor for it. At the scale of such weights
+/// the bias may exceed 32 bits.
 fn alone(bias: f64, to: &Result8, arithmetic: Arithmetic) -> Result<(i64, Factor), Refusal> {
-    /// Parts of a step of the result.
+    /// Integers of the bias per step of the result.
     const PARTS: f32 = 65536.0;
     let steps = (bias / f64::from(to.to.map.scale)).clamp(-1024.0, 1024.0);
     let factor = Factor::of_scales(arithmetic, 1.0 / PARTS, 1.0, 1.0);
@@ -151,7 +152,7 @@ fn alone(bias: f64, to: &Result8, arithmetic: Arithmetic) -> Result<(i64, Factor
     ))
 }
 
-/// The weights in the form that suits their groups.
+/// The weights in the layout for their groups.
 fn stored_weights(p: &Product, rows: &Rows, group: usize) -> Result<(Kind, Vec<usize>, Vec<i8>), Refusal> {
     let whole = |n: usize| n.next_multiple_of(int8::WORD);
     let outputs = whole(rows.outputs);
@@ -176,12 +177,14 @@ fn stored_weights(p: &Product, rows: &Rows, group: usize) -> Result<(Kind, Vec<u
         shape.push(outputs);
         return Ok((Kind::Depthwise { window }, shape, data));
     }
-    // Groups of other sizes are parts of one group, with weights of 0 for the channels of others.
+    // Groups that do not fill words run as one, with weights of 0 for channels of other groups.
     let grouped = group > 1 && rows.depth.is_multiple_of(int8::WORD) && per_group.is_multiple_of(int8::WORD);
     let depth = whole(if grouped { rows.depth } else { rows.depth * group });
     let grows = !grouped && group > MOST_GROUPS;
     if grows || rows.taps * depth * outputs > 1 << 28 {
-        return Err(refuse("weights of groups that do not fit words"));
+        return Err(refuse(
+            "groups whose channels are not multiples of 4, or weights that are too large",
+        ));
     }
     let mut data = vec![0; outputs * rows.taps * depth];
     for o in 0..rows.outputs {

@@ -2,7 +2,8 @@
 
 use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
 
-/// The table of a function with these results for the integers -128 to 127.
+/// The table of a function of `x` with these float results for the integers -128 to 127. In fixed
+/// point, a function with one slope on each side of 0 is computed as in TensorFlow Lite.
 pub(super) fn of_results(
     results: &[f32],
     x: Affine,
@@ -19,13 +20,13 @@ pub(super) fn of_results(
     }
 }
 
-/// The table that changes the map of `x` to that of `to`.
+/// The table that rescales integers with map `x` to map `to`.
 pub(super) fn rescaling(x: Affine, to: Affine, output: Output, arithmetic: Arithmetic) -> Vec<i8> {
     entries(x, to, output, arithmetic, [1.0, 1.0])
 }
 
-/// The table of the function that multiplies negative numbers by the first slope and others by the
-/// second one.
+/// The table of a function that multiplies negative numbers by the first slope and all others by
+/// the second one.
 fn entries(x: Affine, to: Affine, output: Output, arithmetic: Arithmetic, slopes: [f32; 2]) -> Vec<i8> {
     let ratio = f64::from(x.scale) / f64::from(to.scale);
     let [below, above] = slopes.map(|s| Multiplier::new(ratio * f64::from(s)));
@@ -39,8 +40,8 @@ fn entries(x: Affine, to: Affine, output: Output, arithmetic: Arithmetic, slopes
     (-128..=127).map(of).collect()
 }
 
-/// The slopes below and above 0 of a function that is linear on both sides, through 0; as
-/// `LeakyRelu`. `f` holds its results for all 8-bit integers.
+/// The slopes below and above 0 of a function such as `LeakyRelu`: linear on both sides, and 0 at
+/// 0. `f` holds its results for all 8-bit integers.
 fn slopes(x: Affine, f: &[f32]) -> Option<[f32; 2]> {
     let slope = |q: i32| {
         let at = usize::try_from(q + 128).ok()?;

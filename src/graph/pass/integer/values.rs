@@ -1,4 +1,5 @@
-//! Quantized values of a graph: activations with one scale, constants, and what follows a result.
+//! Quantized values of a graph: activations with one scale, constants, and the clamp and
+//! quantization that follow a result.
 
 use super::{Refusal, refuse};
 use crate::graph::op::int8;
@@ -12,18 +13,17 @@ use crate::shape::{Dim, Fact};
 use crate::tensor::{DType, HostTensor};
 use std::sync::Arc;
 
-/// An activation of 8 bits with one scale and zero point.
+/// An 8-bit activation with one scale and zero point.
 #[derive(Clone, Debug)]
 pub(super) struct Quantized {
     /// The integers.
     pub value: ValueId,
     /// `i8` or `u8`.
     pub dtype: DType,
-    /// What the integers stand for; those of `u8` less 128.
+    /// Scale and zero point. For `u8`, 128 is subtracted from the integers and the zero point.
     pub map: Affine,
-    /// The sizes.
     pub shape: Vec<Dim>,
-    /// The node that converts them.
+    /// The node that quantizes or dequantizes the integers.
     pub node: NodeId,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Weights {
     pub data: Vec<i8>,
     /// One scale, or one per index of `axis`.
     pub scales: Vec<f32>,
-    /// The axis with several scales.
+    /// The axis along which scales vary.
     pub axis: usize,
 }
 
@@ -46,15 +46,16 @@ impl Weights {
     }
 }
 
-/// How many nodes in a row [`known`] follows.
+/// Longest chain of nodes that [`known`] follows.
 const DEEPEST: usize = 8;
 
-/// The contents of a constant, or of a value that conversions and moves compute from constants.
+/// The contents of a constant, or of a value that is computed from constants by conversions and
+/// moves only.
 pub(super) fn known(g: &Graph, v: ValueId) -> Option<Arc<HostTensor>> {
     known_within(g, v, DEEPEST)
 }
 
-/// Whether [`known`] may find contents. It is not evaluated.
+/// Whether [`known`] may find contents; nothing is evaluated.
 pub(super) fn is_known(g: &Graph, v: ValueId) -> bool {
     is_known_within(g, v, DEEPEST)
 }
@@ -100,12 +101,12 @@ fn known_within(g: &Graph, v: ValueId, deep: usize) -> Option<Arc<HostTensor>> {
     node.op.run(&operands).ok()?.into_iter().nth(at).map(Arc::new)
 }
 
-/// The map of integers of type `dtype` with one constant scale and zero point.
+/// The map of `dtype` integers with one constant scale and zero point.
 fn map(g: &Graph, scale: Option<ValueId>, zero: Option<ValueId>, dtype: DType) -> Result<Affine, Refusal> {
     let scale = scale.and_then(|v| known(g, v));
-    let scale = scale.ok_or_else(|| refuse("its scale is not constant"))?;
+    let scale = scale.ok_or_else(|| refuse("a scale that is not constant"))?;
     let [scale] = *scale.to_f32().map_err(|e| refuse(&e.to_string()))? else {
-        return Err(refuse("activations with several scales"));
+        return Err(refuse("activations with more than one scale"));
     };
     // Kernels multiply by the reciprocal.
     if !(scale.is_normal() && (1.0 / scale).is_normal() && scale > 0.0) {
@@ -119,7 +120,7 @@ fn map(g: &Graph, scale: Option<ValueId>, zero: Option<ValueId>, dtype: DType) -
             let zero = known(g, v).and_then(|t| t.to_i64().ok());
             match zero.as_deref() {
                 Some([zero]) => *zero,
-                _ => return Err(refuse("its zero point is not one constant")),
+                _ => return Err(refuse("a zero point that is not a constant scalar")),
             }
         }
     };
@@ -127,11 +128,11 @@ fn map(g: &Graph, scale: Option<ValueId>, zero: Option<ValueId>, dtype: DType) -
     let zero = i32::try_from(zero - shift)
         .ok()
         .filter(|z| (-128..=127).contains(z));
-    let zero = zero.ok_or_else(|| refuse("a zero point outside its type"))?;
+    let zero = zero.ok_or_else(|| refuse("a zero point out of range"))?;
     Ok(Affine { scale, zero })
 }
 
-/// The integers `value` with this scale and zero point.
+/// The integers `value` with their scale and zero point.
 pub(super) fn quantized(
     g: &Graph,
     value: ValueId,
@@ -141,7 +142,7 @@ pub(super) fn quantized(
 ) -> Result<Quantized, Refusal> {
     let dtype = g.value(value).fact.as_ref().map(|f| f.dtype);
     let Some(dtype @ (DType::I8 | DType::U8)) = dtype else {
-        return Err(refuse("values of other than 8 bits"));
+        return Err(refuse("quantized values that are not 8-bit"));
     };
     Ok(Quantized {
         value,
@@ -158,11 +159,11 @@ pub(super) fn shape(g: &Graph, v: ValueId) -> Result<Vec<Dim>, Refusal> {
     Ok(fact.ok_or_else(|| refuse("an unknown shape"))?.shape.0.clone())
 }
 
-/// The integers that a float value is computed from.
+/// The integers from which a float value is dequantized.
 pub(super) fn dequantized(g: &Graph, v: ValueId) -> Result<Quantized, Refusal> {
     let found = producer::<DequantizeLinear>(g, v);
-    let (id, node, _) = found.ok_or_else(|| refuse("an operand is not quantized"))?;
-    let value = input(node, 0).ok_or_else(|| refuse("an operand is not quantized"))?;
+    let (id, node, _) = found.ok_or_else(|| refuse("an operand that is not quantized"))?;
+    let value = input(node, 0).ok_or_else(|| refuse("an operand that is not quantized"))?;
     quantized(g, value, input(node, 1), input(node, 2), id)
 }
 
@@ -170,26 +171,26 @@ pub(super) fn dequantized(g: &Graph, v: ValueId) -> Result<Quantized, Refusal> {
 pub(super) fn quantized_by(g: &Graph, id: NodeId) -> Result<Quantized, Refusal> {
     let node = g.node(id).ok_or_else(|| refuse("a missing node"))?;
     let value = node.outputs.first().copied();
-    let value = value.ok_or_else(|| refuse("it has no result"))?;
+    let value = value.ok_or_else(|| refuse("a missing output"))?;
     quantized(g, value, input(node, 1), input(node, 2), id)
 }
 
-/// The quantization node `id`, as a result; `None` for other nodes.
+/// The result of node `id` if it is a `QuantizeLinear`; `None` for other nodes.
 pub(super) fn quantizer(g: &Graph, id: NodeId) -> Option<Result<Quantized, Refusal>> {
     g.node(id)?.op.downcast::<QuantizeLinear>()?;
     Some(quantized_by(g, id))
 }
 
-/// How the result of a node is quantized.
+/// The quantized result of a node.
 #[derive(Clone, Debug)]
 pub(super) struct Result8 {
     pub to: Quantized,
-    /// Bounds of a fused activation.
+    /// Real bounds of a fused clamp.
     pub bounds: [f32; 2],
 }
 
 impl Result8 {
-    /// The zero point and bounds in 8 bits. Bounds are rounded as the arithmetic does.
+    /// The zero point and the bounds as 8-bit integers, rounded as the arithmetic rounds them.
     pub fn output(&self, arithmetic: Arithmetic) -> Output {
         let Affine { scale, zero } = self.to.map;
         let of = |bound: f32| {
@@ -210,13 +211,13 @@ impl Result8 {
     }
 }
 
-/// The only reader of `v`, if it is not kept elsewhere.
+/// The only reader of `v`. Refuses an output of the graph.
 fn reader(edit: &Edit<'_>, v: ValueId) -> Result<NodeId, Refusal> {
     edit.only_reader(v)
-        .ok_or_else(|| refuse("its float result has other readers"))
+        .ok_or_else(|| refuse("a float output with other uses"))
 }
 
-/// The quantization that reads `v`, directly or after a clamp.
+/// The quantization that reads `v`, directly or after clamps.
 pub(super) fn result(edit: &Edit<'_>, v: ValueId) -> Result<Result8, Refusal> {
     let (mut v, mut bounds) = (v, [f32::NEG_INFINITY, f32::INFINITY]);
     loop {
@@ -227,13 +228,10 @@ pub(super) fn result(edit: &Edit<'_>, v: ValueId) -> Result<Result8, Refusal> {
         let node = edit.node(id);
         let clamp = node.and_then(|n| Some((n, clamp(edit, n, v)?)));
         let Some((node, [low, high])) = clamp else {
-            return Err(refuse("its result is not quantized"));
+            return Err(refuse("an output that is not quantized"));
         };
         bounds = [bounds[0].clamp(low, high), bounds[1].clamp(low, high)];
-        v = *node
-            .outputs
-            .first()
-            .ok_or_else(|| refuse("a node without results"))?;
+        v = *node.outputs.first().ok_or_else(|| refuse("a missing output"))?;
     }
 }
 
@@ -275,7 +273,7 @@ pub(super) fn clamp(g: &Graph, node: &Node, v: ValueId) -> Option<[f32; 2]> {
         }
     }
     for [low, high] in outer.into_iter().rev() {
-        // A bound may not be a number.
+        // Refuses NaN bounds as well.
         if low.is_nan() || high.is_nan() || low > high {
             return None;
         }
@@ -284,17 +282,17 @@ pub(super) fn clamp(g: &Graph, node: &Node, v: ValueId) -> Option<[f32; 2]> {
     Some(bounds)
 }
 
-/// Constant weights behind a float value: integers with scales, centred on their zero point. They
-/// may be transposed.
+/// The constant weights that a float value is dequantized from, without their zero point. A
+/// `Transpose` after `DequantizeLinear` is applied.
 pub(super) fn weights(g: &Graph, v: ValueId) -> Result<Weights, Refusal> {
     if let Some((_, node, transpose)) = producer::<Transpose>(g, v) {
-        let given = weights(g, input(node, 0).ok_or_else(|| refuse("an operand is missing"))?)?;
+        let given = weights(g, input(node, 0).ok_or_else(|| refuse("a missing operand"))?)?;
         return transposed(given, transpose).map_err(|e| refuse(&e.to_string()));
     }
     let found = producer::<DequantizeLinear>(g, v);
-    let (_, node, op) = found.ok_or_else(|| refuse("its weights are not quantized"))?;
+    let (_, node, op) = found.ok_or_else(|| refuse("weights that are not quantized"))?;
     if op.grid.block != 0 {
-        return Err(refuse("weights with a scale per block"));
+        return Err(refuse("block-quantized weights"));
     }
     weights_of(g, [0, 1, 2].map(|i| input(node, i)), op.grid.axis)
 }
@@ -313,14 +311,14 @@ fn transposed(given: Weights, transpose: &Transpose) -> Result<Weights, OpError>
     })
 }
 
-/// Weights given by integers, scales, and zero points along an axis.
+/// Weights from constant integers, scales and zero points; several scales are along `axis`.
 pub(super) fn weights_of(g: &Graph, given: [Option<ValueId>; 3], axis: i64) -> Result<Weights, Refusal> {
     let constant = |i: usize| given.get(i).copied().flatten().and_then(|v| known(g, v));
-    let data = constant(0).ok_or_else(|| refuse("its weights are not constant"))?;
+    let data = constant(0).ok_or_else(|| refuse("weights that are not constant"))?;
     if !matches!(data.dtype(), DType::I8 | DType::U8) {
-        return Err(refuse("its weights do not have 8 bits"));
+        return Err(refuse("weights that are not 8-bit"));
     }
-    let scales = constant(1).ok_or_else(|| refuse("scales of its weights are not constant"))?;
+    let scales = constant(1).ok_or_else(|| refuse("weight scales that are not constant"))?;
     let failed = |e: crate::tensor::TensorError| refuse(&e.to_string());
     let scales = scales.to_f32().map_err(failed)?.into_owned();
     if let Some(bad) = scales.iter().find(|s| !(s.is_finite() && **s > 0.0)) {
@@ -329,7 +327,7 @@ pub(super) fn weights_of(g: &Graph, given: [Option<ValueId>; 3], axis: i64) -> R
     let zeros = match (given.get(2).copied().flatten(), constant(2)) {
         (_, Some(zeros)) => zeros.to_i64().map_err(failed)?,
         (None, None) => vec![0],
-        (Some(_), None) => return Err(refuse("zero points of its weights are not constant")),
+        (Some(_), None) => return Err(refuse("weight zero points that are not constant")),
     };
     let rank = data.shape().len();
     let axis = crate::graph::op::axis(axis, rank.max(1)).map_err(|e| refuse(&e.to_string()))?;
@@ -345,7 +343,7 @@ pub(super) fn weights_of(g: &Graph, given: [Option<ValueId>; 3], axis: i64) -> R
     let all: Option<Vec<i8>> = all.into_iter().enumerate().map(centred).collect();
     Ok(Weights {
         shape: data.shape().to_vec(),
-        data: all.ok_or_else(|| refuse("weights that do not fit 8 bits without their zero point"))?,
+        data: all.ok_or_else(|| refuse("weights that exceed 8 bits once their zero point is subtracted"))?,
         scales,
         axis,
     })
@@ -355,12 +353,12 @@ pub(super) fn weights_of(g: &Graph, given: [Option<ValueId>; 3], axis: i64) -> R
 #[derive(Clone, Debug)]
 pub(super) struct Bias {
     floats: Vec<f32>,
-    /// Integers and their scales; no scale is that of the sums.
+    /// Integers and their scales; an empty list means the scale of the sums.
     integers: Option<(Vec<i64>, Vec<f32>)>,
 }
 
 impl Bias {
-    /// The bias behind an optional float value of `n` channels.
+    /// The constant bias of `n` channels that an optional float value holds.
     pub fn new(g: &Graph, v: Option<ValueId>, n: usize) -> Result<Self, Refusal> {
         let Some(v) = v else {
             return Ok(Self {
@@ -368,7 +366,7 @@ impl Bias {
                 integers: None,
             });
         };
-        let floats = known(g, v).ok_or_else(|| refuse("its bias is not constant"))?;
+        let floats = known(g, v).ok_or_else(|| refuse("a bias that is not constant"))?;
         check_row(&floats, n)?;
         let floats = floats.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned();
         let floats = if floats.len() == 1 {
@@ -393,12 +391,12 @@ impl Bias {
         })
     }
 
-    /// The bias in 32-bit integers, whose scale is that of the sums.
+    /// A bias of 32-bit integers with the scale of the sums.
     pub fn of_integers(g: &Graph, v: Option<ValueId>, n: usize) -> Result<Self, Refusal> {
         let list = match v {
             None => vec![0; n],
             Some(v) => {
-                let list = known(g, v).ok_or_else(|| refuse("its bias is not constant"))?;
+                let list = known(g, v).ok_or_else(|| refuse("a bias that is not constant"))?;
                 check_row(&list, n)?;
                 let list = list.to_i64().map_err(|e| refuse(&e.to_string()))?;
                 if list.len() == 1 { vec![list[0]; n] } else { list }
@@ -410,8 +408,8 @@ impl Bias {
         })
     }
 
-    /// The integer for channel `i` with sums of scale `scale`: the given one if it has that scale,
-    /// else the nearest to the float.
+    /// The integer for channel `i` at `scale`, the scale of the sums: the given one if it has that
+    /// scale, otherwise the float rounded to nearest.
     pub fn integer(&self, i: usize, scale: f64) -> i64 {
         let given = self.integers.as_ref().and_then(|(list, scales)| {
             let own = scales.get(if scales.len() == 1 { 0 } else { i });
@@ -422,7 +420,7 @@ impl Bias {
         given.unwrap_or_else(float)
     }
 
-    /// The real number for channel `i` with sums of scale `scale`.
+    /// The real bias of channel `i` for sums of scale `scale`.
     pub fn real(&self, i: usize, scale: f64) -> f64 {
         match self.floats.get(i) {
             Some(v) => (*v).into(),
@@ -432,12 +430,14 @@ impl Bias {
     }
 }
 
-/// Checks that a bias is one number, or one for each of `n` channels along its last axis.
+/// Checks that a bias is one value, or one per channel along its last axis for `n` channels.
 fn check_row(bias: &HostTensor, n: usize) -> Result<(), Refusal> {
     if bias.len() == 1 || bias.len() == n && bias.shape().last() == Some(&n) {
         return Ok(());
     }
-    Err(refuse("a bias that is not one number per channel"))
+    Err(refuse(
+        "a bias that is neither a scalar nor one value per channel",
+    ))
 }
 
 /// The size of axis `axis`, which must be constant.
@@ -446,11 +446,11 @@ pub(super) fn channels(shape: &[Dim], axis: usize) -> Result<i64, Refusal> {
         .get(axis)
         .ok_or_else(|| refuse("an operand with too few axes"))?;
     size.as_const()
-        .ok_or_else(|| refuse("the axis that is stored last has a size that is not constant"))
+        .ok_or_else(|| refuse("a channel or feature axis whose size is not constant"))
 }
 
-/// The axes that a tensor of this shape can store last, the usual one first: channels of images,
-/// features of rows.
+/// The axes that a tensor of this shape can store last. The usual one comes first: the channels
+/// of images, or the features of rows.
 pub(super) fn axes_to_store(shape: &[Dim]) -> impl Iterator<Item = usize> {
     let rank = shape.len();
     let usual = if rank >= 4 { 1 } else { rank.saturating_sub(1) };
@@ -458,7 +458,7 @@ pub(super) fn axes_to_store(shape: &[Dim]) -> impl Iterator<Item = usize> {
     all.filter(|a| channels(shape, *a).is_ok())
 }
 
-/// The axis that is stored last if nothing else decides.
+/// The axis that is stored last by default.
 pub(super) fn usual_axis(shape: &[Dim]) -> Result<usize, Refusal> {
     let axis = axes_to_store(shape).next();
     axis.ok_or_else(|| refuse("a tensor without an axis of constant size"))

@@ -1,5 +1,5 @@
-//! A node with quantized operands and results, however the model writes it: as an operator of
-//! floats between conversions, or as one operator with scales and zero points among its operands.
+//! One view of nodes with quantized operands and results, in both forms of ONNX: a float operator
+//! between conversions, or one operator with scales and zero points among its operands.
 
 use super::find::Found;
 use super::refuse;
@@ -19,7 +19,7 @@ use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::quant::fixed::Affine;
 use crate::tensor::{DType, HostTensor};
 
-/// Positions of the parts of quantized values among the operands.
+/// Positions of data, scales and zero points among the operands.
 struct Places {
     operands: Vec<Place>,
     bias: Option<usize>,
@@ -30,15 +30,15 @@ pub(super) struct View<'a, 'b> {
     edit: &'a Edit<'b>,
     id: NodeId,
     node: &'a Node,
-    /// The operator of floats.
+    /// The float operator.
     pub op: &'a (dyn Op + 'static),
-    /// Where the parts of quantized values are; `None` if there are conversions around the node.
+    /// `None` for a float operator between conversions.
     places: Option<Places>,
 }
 
 static MATMUL: MatMul = MatMul { trans_b: false };
 
-/// The operator of floats of one with scales among its operands, and their positions.
+/// The float operator of one with scales among its operands, and the positions of its operands.
 fn with_places(node: &Node) -> Option<(&(dyn Op + 'static), Places)> {
     let place = |data| Place {
         data,
@@ -99,19 +99,19 @@ impl<'a, 'b> View<'a, 'b> {
 
     fn place(&self, places: &Places, i: usize) -> Found<[Option<ValueId>; 3]> {
         let place = places.operands.get(i);
-        let place = place.ok_or_else(|| refuse("an operand is missing"))?;
+        let place = place.ok_or_else(|| refuse("a missing operand"))?;
         Ok([place.data, place.scale, place.zero].map(|i| self.input(i)))
     }
 
-    /// Number of operands of the operator of floats.
+    /// Number of operands of the float operator, without a bias that [`Places`] names.
     pub fn operand_count(&self) -> usize {
         let places = self.places.as_ref();
         places.map_or(self.node.inputs.len(), |p| p.operands.len())
     }
 
-    /// Operand `i`, an activation or a constant.
+    /// Operand `i` of the float operator, an activation or a constant.
     pub fn operand(&self, i: usize) -> Found<Quantized> {
-        let missing = || refuse("an operand is missing");
+        let missing = || refuse("a missing operand");
         let Some(places) = &self.places else {
             return dequantized(self.edit, self.input(i).ok_or_else(missing)?);
         };
@@ -136,7 +136,7 @@ impl<'a, 'b> View<'a, 'b> {
         is_known(self.edit, v)
     }
 
-    /// The operands behind the first `count`, which are not quantized.
+    /// The operands after the first `count`, which are not quantized.
     pub fn others(&self, count: usize) -> Vec<Option<ValueId>> {
         if self.places.is_some() {
             return Vec::new();
@@ -144,13 +144,13 @@ impl<'a, 'b> View<'a, 'b> {
         self.node.inputs.get(count..).unwrap_or_default().to_vec()
     }
 
-    /// The floats of constant operand `i`, if it is one and not empty.
+    /// The floats of operand `i`, if it is a constant that is not empty.
     pub fn floats(&self, i: usize) -> Option<Vec<f32>> {
         let t = known(self.edit, self.input(i)?)?;
         Some(t.to_f32().ok()?.into_owned()).filter(|list| !list.is_empty())
     }
 
-    /// The number in an operand, or another one if it is omitted.
+    /// The number in a constant operand, or `otherwise` if the operand is omitted.
     pub fn number(&self, v: Option<ValueId>, otherwise: f32) -> Found<f32> {
         match v {
             None => Ok(otherwise),
@@ -158,32 +158,32 @@ impl<'a, 'b> View<'a, 'b> {
         }
     }
 
-    /// The elements of constant operand `i`, which is not quantized.
+    /// The integers of constant operand `i`.
     pub fn integers(&self, i: usize) -> Found<Vec<i64>> {
         let list = self.input(i).and_then(|v| known(self.edit, v));
         let list = list.and_then(|t| t.to_i64().ok());
         list.ok_or_else(|| refuse("an operand that is not constant"))
     }
 
-    /// Operand `i` as constant weights. Several scales are along axis `axis` unless the model names
-    /// another one.
+    /// Operand `i` as constant weights. Several scales are along `axis`, unless `DequantizeLinear`
+    /// names another axis.
     pub fn weights(&self, i: usize, axis: i64) -> Found<Weights> {
         match &self.places {
             None => {
                 let v = self.input(i);
-                weights(self.edit, v.ok_or_else(|| refuse("an operand is missing"))?)
+                weights(self.edit, v.ok_or_else(|| refuse("a missing operand"))?)
             }
             Some(places) => weights_of(self.edit, self.place(places, i)?, axis),
         }
     }
 
-    /// Whether there is a bias, operand `i` of the operator of floats.
+    /// Whether there is a bias, which is operand `i` of the float operator.
     pub fn has_bias(&self, i: usize) -> bool {
         let at = self.places.as_ref().map_or(Some(i), |p| p.bias);
         at.is_some_and(|at| self.input(at).is_some())
     }
 
-    /// The bias of `n` channels, operand `i` of the operator of floats.
+    /// The bias of `n` channels, which is operand `i` of the float operator.
     pub fn bias(&self, i: usize, n: usize) -> Found<Bias> {
         match &self.places {
             None => Bias::new(self.edit, self.input(i), n),
@@ -193,7 +193,7 @@ impl<'a, 'b> View<'a, 'b> {
 
     fn output(&self) -> Found<ValueId> {
         let first = self.node.outputs.first().copied();
-        first.ok_or_else(|| refuse("it has no result"))
+        first.ok_or_else(|| refuse("a missing output"))
     }
 
     /// The only result.
@@ -222,7 +222,8 @@ impl<'a, 'b> View<'a, 'b> {
         quantized_by(self.edit, self.id)
     }
 
-    /// The result of a matmul with `n` columns, after a constant that may be added to it.
+    /// The bias and the result of a matmul with `n` columns. The bias is a constant that a
+    /// following `Add` adds, or 0.
     pub fn biased_result(&self, n: usize) -> Found<(Bias, Result8)> {
         let sum = self.places.is_none().then(|| self.sum()).flatten();
         match sum {
@@ -231,7 +232,7 @@ impl<'a, 'b> View<'a, 'b> {
         }
     }
 
-    /// A constant row that is added to the only use of the result, and the sum.
+    /// The constant row that the only reader adds to the result, and the sum.
     fn sum(&self) -> Option<(ValueId, ValueId)> {
         let y = self.output().ok()?;
         let node = self.edit.node(self.edit.only_reader(y)?)?;
@@ -249,7 +250,7 @@ impl<'a, 'b> View<'a, 'b> {
         (bias != y && is_row).then_some((bias, *node.outputs.first()?))
     }
 
-    /// The only operand that is not constant, if the others are numbers.
+    /// Position of the only operand that is not constant, if all others are scalars.
     pub fn only_operand(&self) -> Option<usize> {
         if let Some(places) = &self.places {
             return (places.operands.len() == 1).then_some(0);
@@ -276,7 +277,7 @@ impl<'a, 'b> View<'a, 'b> {
         clamp(self.edit, self.node, self.input(self.only_operand()?)?)
     }
 
-    /// The results of a function of one operand for all 8-bit integers.
+    /// The results of a function of one operand for the integers -128 to 127 with this map.
     pub fn function(&self, map: Affine) -> Found<Vec<f32>> {
         let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
         let dtype = match (&self.places, self.only_operand().and_then(|i| self.input(i))) {
@@ -295,9 +296,9 @@ impl<'a, 'b> View<'a, 'b> {
             self.op.eval(&operands.collect::<Vec<_>>())
         };
         let y = y.map_err(|e| refuse(&e.to_string()))?;
-        let y = y.first().ok_or_else(|| refuse("it has no result"))?;
+        let y = y.first().ok_or_else(|| refuse("a missing output"))?;
         if y.len() != reals.len() || !y.dtype().is_float() {
-            return Err(refuse("its result is not a float for each element"));
+            return Err(refuse("a function whose result is not one float per element"));
         }
         Ok(y.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned())
     }
