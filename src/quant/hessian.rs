@@ -22,6 +22,9 @@ pub enum HessianError {
     },
 }
 
+/// Hessians of as many inputs are added on one core.
+const SMALL: usize = 32;
+
 /// The sum of `x^T x` over rows `x` of K inputs: a symmetric K x K matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Hessian {
@@ -71,7 +74,7 @@ impl Hessian {
         &self.sum
     }
 
-    /// Adds consecutive rows, on all cores.
+    /// Adds consecutive rows, on all cores unless K is small.
     pub fn add(&mut self, rows: &[f32]) -> Result<(), HessianError> {
         let k = self.k;
         if k == 0 || !rows.len().is_multiple_of(k) {
@@ -93,7 +96,15 @@ impl Hessian {
                 column: 1,
             },
         );
-        multiply((k, k, count), left, right, (&mut self.sum, k), Before::Kept, true);
+        let parallel = k > SMALL;
+        multiply(
+            (k, k, count),
+            left,
+            right,
+            (&mut self.sum, k),
+            Before::Kept,
+            parallel,
+        );
         self.rows += count as u64;
         Ok(())
     }

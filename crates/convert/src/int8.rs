@@ -8,7 +8,6 @@
 //! scales. [`transformer_lite::unstable::graph::quantization`] says where.
 
 mod compare;
-mod correct;
 mod equalize;
 mod histogram;
 mod job;
@@ -16,9 +15,12 @@ mod observe;
 mod products;
 mod ranges;
 mod refused;
+mod rounding;
+mod sequence;
 #[cfg(test)]
 mod tests;
 mod upgrade;
+mod walk;
 mod write;
 
 use crate::new_folder::{INT8, NewFolder};
@@ -57,6 +59,9 @@ pub struct Options {
     pub symmetric: bool,
     /// Rescales channels between products first, so that one scale suits all of them.
     pub equalize: bool,
+    /// Chooses integers of weights that make up for the errors of activations and of each other
+    /// over the calibration set, instead of the nearest ones.
+    pub compensate: bool,
     /// Corrects biases for the mean errors that rounding causes.
     pub correct_bias: bool,
     /// Names of nodes that stay in floats.
@@ -90,8 +95,8 @@ pub enum Step {
     Equalize,
     /// Running the float model.
     Calibrate,
-    /// Running the float model, for mean errors.
-    Correct,
+    /// Rounding weights, node by node; counts nodes instead of items.
+    Round,
     /// Running both models.
     Compare,
 }

@@ -1,15 +1,15 @@
 //! One quantization: from a placement to the bytes of the file and the report.
 
 use super::compare::{Compared, Noise, compare};
-use super::correct::{corrected, errors, means};
 use super::equalize::{by_activations, by_weights, streams};
 use super::observe::{channel_stats, observe, with_products};
 use super::products::{FloatProduct, IntProduct};
 use super::ranges::{RangeMethod, affine};
 use super::refused::Refused;
+use super::sequence::Plan;
 use super::write::{Quantized, quantized};
 use super::{CalibrationSet, LayerReport, LeftNode, Open, Options, Summary, Tell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::import;
@@ -88,46 +88,17 @@ impl<'a> Job<'a> {
             let chosen = self.range(range, observed)?;
             self.ranges.push(chosen);
         }
-        let found = match options.correct_bias {
-            true => {
-                let affine = |v| self.affine(v);
-                means(
-                    &self.folded,
-                    (self.placement, &self.floats),
-                    &affine,
-                    set,
-                    open,
-                    tell,
-                )?
-            }
-            false => HashMap::new(),
+        let ranges: Vec<Affine> = self.ranges.iter().map(|r| r.1).collect();
+        let plan = Plan {
+            graph: self.graph,
+            folded: &self.folded,
+            placement: self.placement,
+            floats: &self.floats,
+            ranges: &ranges,
+            options,
         };
-        let errors = errors(self.placement, &found);
-        for (i, layer) in self.placement.layers.iter().enumerate() {
-            let Some(float) = self.floats.get(i).and_then(Option::as_ref) else {
-                continue;
-            };
-            let (Some(x), Some(first)) = (layer.inputs.first(), layer.nodes.first()) else {
-                continue;
-            };
-            let (Some(input), Some(node)) = (self.affine(*x), self.graph.node(*first)) else {
-                continue;
-            };
-            let mut int = IntProduct::of(node, float, input, options.per_tensor)?;
-            if let (Some(means), Some(errors)) = (found.get(x), errors.get(x)) {
-                let corrected = corrected(float, &int, means, errors);
-                int = IntProduct::of(node, &corrected, input, options.per_tensor)?;
-            }
-            if let Some(place) = self.products.get_mut(i) {
-                *place = Some(int);
-            }
-        }
+        self.products = plan.products(set, tell)?;
         Ok(())
-    }
-
-    /// The parameters of a quantized value.
-    fn affine(&self, v: ValueId) -> Option<Affine> {
-        self.ranges.get(self.placement.range_of(v)?).map(|r| r.1)
     }
 
     fn range(&self, range: &SharedRange, observed: Option<(f32, f32)>) -> Result<((f32, f32), Affine)> {

@@ -13,7 +13,7 @@ use transformer_lite::unstable::quant::fixed::{Affine, quantized_bias};
 use transformer_lite::unstable::tensor::HostTensor;
 
 /// Integers of weights are from `-LARGEST` to `LARGEST`, so that two products fit 16 bits.
-const LARGEST: f32 = 127.0;
+pub(super) const LARGEST: i8 = 127;
 /// The least scale of weights: channels without weights get it.
 const LEAST_SCALE: f32 = 1.0 / 16_777_216.0;
 /// The largest magnitude of the integers of a bias. The sum of products needs room beside it.
@@ -30,7 +30,7 @@ pub(super) struct Form {
     /// Output channels, and of each group for a transposed convolution.
     pub channels: usize,
     /// Groups of a convolution.
-    groups: usize,
+    pub groups: usize,
     /// The operator is a convolution: inputs have channels at axis 1.
     pub convolves: bool,
     transposed: bool,
@@ -322,7 +322,10 @@ impl IntProduct {
                 *m = m.max(w.abs());
             }
         }
-        let mut scales: Vec<f32> = largest.iter().map(|m| (m / LARGEST).max(LEAST_SCALE)).collect();
+        let mut scales: Vec<f32> = largest
+            .iter()
+            .map(|m| (m / f32::from(LARGEST)).max(LEAST_SCALE))
+            .collect();
         // A channel with a large bias and small weights: its bias must fit.
         for (c, b) in float.bias.iter().flatten().enumerate() {
             if let Some(s) = scales.get_mut(form.scale_of(c) % count.max(1)) {
@@ -332,9 +335,10 @@ impl IntProduct {
             }
         }
         let scale = |i: usize| scales.get(form.index(i) % count.max(1)).copied().unwrap_or(1.0);
+        let limit = f32::from(LARGEST);
         let code = |(i, w): (usize, &f32)| {
             #[expect(clippy::cast_possible_truncation, reason = "clamped to the type")]
-            let code = (w / scale(i)).round().clamp(-LARGEST, LARGEST) as i8;
+            let code = (w / scale(i)).round().clamp(-limit, limit) as i8;
             code
         };
         let codes = float.weights.iter().enumerate().map(code).collect();
@@ -344,11 +348,21 @@ impl IntProduct {
             scales,
             bias: None,
         };
-        if let Some(bias) = &float.bias {
-            out.bias = Some(out.int_bias(form, bias, input));
-        }
-        out.check(node, form, input)?;
+        out.set_bias(node, float, input)?;
         Ok(out)
+    }
+
+    /// Quantizes the bias of `float`.
+    pub fn set_bias(&mut self, node: &Node, float: &FloatProduct, input: Affine) -> Result<()> {
+        let bias = float.bias.as_ref();
+        self.bias = bias.map(|b| self.int_bias(&float.form, b, input));
+        self.check(node, &float.form, input)
+    }
+
+    /// The scale of an element of the weights.
+    pub fn scale(&self, form: &Form, element: usize) -> f32 {
+        let scale = self.scales.get(form.index(element) % self.scales.len().max(1));
+        scale.copied().unwrap_or(1.0)
     }
 
     #[allow(clippy::cast_possible_truncation, reason = "clamped to the type")]
@@ -375,8 +389,8 @@ impl IntProduct {
         if let Some(s) = self.scales.iter().chain(bias_scales).find(|s| !s.is_normal()) {
             return Err(Refused::Scale {
                 value: name(),
-                low: -s * LARGEST,
-                high: s * LARGEST,
+                low: -s * f32::from(LARGEST),
+                high: s * f32::from(LARGEST),
             }
             .at(node));
         }
@@ -403,10 +417,7 @@ impl IntProduct {
 
     /// The weights that the integers stand for.
     pub fn dequantized(&self, form: &Form) -> Vec<f32> {
-        let scale = |i: usize| self.scales.get(form.index(i) % self.scales.len().max(1));
         let codes = self.codes.iter().enumerate();
-        codes
-            .map(|(i, c)| f32::from(*c) * scale(i).copied().unwrap_or(1.0))
-            .collect()
+        codes.map(|(i, c)| f32::from(*c) * self.scale(form, i)).collect()
     }
 }

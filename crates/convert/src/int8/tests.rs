@@ -25,6 +25,7 @@ fn options() -> Options {
         per_tensor: false,
         symmetric: false,
         equalize: false,
+        compensate: false,
         correct_bias: false,
         keep_float: HashSet::new(),
         compared: 4,
@@ -222,6 +223,7 @@ fn equalization_and_correction_keep_the_function() {
         let changed = Options {
             per_tensor,
             equalize: true,
+            compensate: true,
             correct_bias: true,
             ranges: RangeMethod::Mse,
             ..options()
@@ -389,4 +391,98 @@ fn unsuitable_models_and_names_are_refused() {
         o.keep_float.insert("fourth".to_owned());
     });
     assert!(e.is_usage() && e.to_string().contains("\"fourth\""), "{e}");
+}
+
+/// A grouped convolution with windows that overlap and padding.
+fn windows(folder: &Path) -> PathBuf {
+    let mut w = ModelWriter::without_data(Stage::Quantize, folder, "windows.onnx", "windows");
+    w.opset("", 13);
+    w.add_input("x", DType::F32, &[1, 4, 12, 12].map(Size::from))
+        .unwrap();
+    let mut weights = numbers(5, 4 * 2 * 9);
+    // Makes the steps of all weights coarse.
+    weights[0] = 20.0;
+    w.add_constant("w", &tensor(&[4, 2, 3, 3], &weights)).unwrap();
+    let (inputs, outputs) = (["x", "w"], ["y"]);
+    w.add_node(NodeSpec {
+        domain: "",
+        op: "Conv",
+        name: "product",
+        inputs: &inputs,
+        outputs: &outputs,
+        attributes: &[
+            ("group", Attr::Int(2)),
+            ("strides", Attr::Ints(vec![2, 1])),
+            ("pads", Attr::Ints(vec![1, 0, 1, 1])),
+        ],
+    })
+    .unwrap();
+    w.add_output("y", DType::F32, &[1, 4, 6, 11].map(Size::from))
+        .unwrap();
+    w.finish().unwrap();
+    folder.join("windows.onnx")
+}
+
+#[test]
+fn compensated_weights_lose_less_than_nearest_ones() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = windows(folder.path());
+    // Neighbouring elements are alike.
+    let smooth = |i: usize| {
+        let value = |at: usize| ((at % 144) as f32 / 40.0 + i as f32 + (at / 144) as f32).sin();
+        let data: Vec<f32> = (0..4 * 144).map(value).collect();
+        Ok(vec![("x".to_owned(), tensor(&[1, 4, 12, 12], &data))])
+    };
+    let made = |name: &str, compensate: bool| {
+        let options = Options {
+            per_tensor: true,
+            compensate,
+            ..options()
+        };
+        let output = folder.path().join(name);
+        let made = run_with(&model, &output, &options, 8, &smooth).unwrap();
+        (made.outputs[0].median_snr, std::fs::read(output).unwrap())
+    };
+    let (nearest, _) = made("nearest.onnx", false);
+    let (compensated, bytes) = made("compensated.onnx", true);
+    assert!(compensated > nearest + 3.0, "{compensated} {nearest}");
+    assert_eq!(made("again.onnx", true).1, bytes);
+}
+
+#[test]
+fn biases_make_up_for_mean_errors() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = windows(folder.path());
+    // Far from 0, so that rounded weights cause mean errors.
+    let offset = |i: usize| {
+        let data: Vec<f32> = numbers(i as u64, 576).iter().map(|v| 2.0 + 0.2 * v).collect();
+        Ok(vec![("x".to_owned(), tensor(&[1, 4, 12, 12], &data))])
+    };
+    let snr = |name: &str, correct_bias: bool| {
+        let options = Options {
+            per_tensor: true,
+            correct_bias,
+            ..options()
+        };
+        let made = run_with(&model, &folder.path().join(name), &options, 8, &offset).unwrap();
+        made.outputs[0].median_snr
+    };
+    let (plain, corrected) = (snr("plain.onnx", false), snr("corrected.onnx", true));
+    assert!(corrected > plain + 3.0, "{corrected} {plain}");
+}
+
+#[test]
+fn elements_have_channels_and_positions() {
+    // Two pictures, three channels, four elements of each.
+    let pictures = rounding::Layout::of(&[2, 3, 2, 2], true);
+    assert_eq!(pictures.place(0), (0, 0));
+    assert_eq!(pictures.place(7), (1, 3));
+    assert_eq!(pictures.place(12), (0, 4));
+    let rows = rounding::Layout::of(&[2, 3], false);
+    assert_eq!(rows.place(4), (1, 1));
+    // The mean square of a position is 4.5 + 0.5: 0.03 * 5 / (square + 0.03 * 5).
+    let weights = rows.weights(&[3.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
+    assert!((weights[0] - 0.15 / 9.15).abs() < 1e-6, "{weights:?}");
+    assert!((weights[1] - 0.15 / 1.15).abs() < 1e-6, "{weights:?}");
+    assert_eq!(rows.weights(&[0.0; 6]), [0.0, 0.0]);
 }

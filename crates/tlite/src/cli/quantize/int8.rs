@@ -58,6 +58,9 @@ pub struct Int8Args {
     /// Do not rescale channels between convolutions first
     #[arg(long)]
     no_equalization: bool,
+    /// Round weights to nearest, without compensating errors over the calibration set
+    #[arg(long)]
+    no_compensation: bool,
     /// Do not correct biases for the mean errors of rounding
     #[arg(long)]
     no_bias_correction: bool,
@@ -88,6 +91,7 @@ impl Int8Args {
             ("--per-tensor", self.per_tensor),
             ("--symmetric", self.symmetric),
             ("--no-equalization", self.no_equalization),
+            ("--no-compensation", self.no_compensation),
             ("--no-bias-correction", self.no_bias_correction),
             ("--keep-float", !self.keep_float.is_empty()),
             ("--calibration-items", self.calibration_items.is_some()),
@@ -113,6 +117,7 @@ impl Int8Args {
             per_tensor: self.per_tensor,
             symmetric: self.symmetric,
             equalize: !self.no_equalization,
+            compensate: !self.no_compensation,
             correct_bias: !self.no_bias_correction,
             keep_float: self.keep_float.iter().cloned().collect(),
             compared: self.compare_items.unwrap_or(32),
@@ -150,7 +155,7 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         let what = match step {
             Step::Equalize => "items for equalization",
             Step::Calibrate => "calibration items",
-            Step::Correct => "items for bias correction",
+            Step::Round => "nodes rounded",
             Step::Compare => "items compared",
         };
         count(&line, done, all, what);
@@ -328,7 +333,7 @@ fn channel(c: Option<Channel>) -> String {
 /// The scheme in words.
 fn scheme(options: &Options) -> String {
     format!(
-        "{} weights, {} activations, {} ranges{}{}",
+        "{} weights, {} activations, {} ranges{}{}{}",
         if options.per_tensor {
             "per-tensor"
         } else {
@@ -341,6 +346,11 @@ fn scheme(options: &Options) -> String {
         },
         options.ranges.name(),
         if options.equalize { ", equalized" } else { "" },
+        if options.compensate {
+            ", compensated weights"
+        } else {
+            ""
+        },
         if options.correct_bias {
             ", corrected biases"
         } else {

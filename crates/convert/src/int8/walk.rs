@@ -1,0 +1,114 @@
+//! Runs a graph on the host node by node, so that values can be looked at and changed in between.
+
+use super::CalibrationSet;
+use std::collections::HashMap;
+use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
+use transformer_lite::unstable::tensor::HostTensor;
+
+/// Most bytes of the values that are kept for all items. Items that do not fit are left out.
+const ROOM: usize = 2 << 30;
+
+/// Values that later nodes read.
+pub(super) type Live = HashMap<ValueId, HostTensor>;
+
+/// A node to compute.
+pub(super) struct Stop<'a> {
+    pub id: NodeId,
+    pub node: &'a Node,
+    /// Values that no later node reads.
+    pub done: Vec<ValueId>,
+}
+
+/// The nodes of a graph in the order of their computation.
+pub(super) struct Walk<'a> {
+    pub graph: &'a Graph,
+    pub stops: Vec<Stop<'a>>,
+}
+
+impl<'a> Walk<'a> {
+    pub fn new(graph: &'a Graph) -> Result<Self> {
+        let mut stops = Vec::new();
+        for id in graph.order()? {
+            let known = |n: &Node| n.outputs.iter().all(|v| constant(graph, *v).is_some());
+            if let Some(node) = graph.node(id).filter(|n| !known(n)) {
+                let done = Vec::new();
+                stops.push(Stop { id, node, done });
+            }
+        }
+        let mut last: HashMap<ValueId, usize> = HashMap::new();
+        for (i, stop) in stops.iter().enumerate() {
+            let values = stop.node.inputs.iter().flatten().chain(&stop.node.outputs);
+            last.extend(values.map(|v| (*v, i)));
+        }
+        for (v, i) in last {
+            if let Some(stop) = stops.get_mut(i) {
+                stop.done.push(v);
+            }
+        }
+        Ok(Self { graph, stops })
+    }
+
+    /// Inputs of the graph for the items of a set, or for as many as fit if the values of both
+    /// models are kept, spread evenly over the set.
+    pub fn items(&self, set: &CalibrationSet<'_>) -> Result<Vec<Live>> {
+        let all = set.names.len();
+        let each = 2 * self.bytes(self.given(set, 0)?)?;
+        let count = (ROOM / each.max(1)).clamp(1, all.max(1));
+        (0..count).map(|i| self.given(set, i * all / count)).collect()
+    }
+
+    fn given(&self, set: &CalibrationSet<'_>, item: usize) -> Result<Live> {
+        let item = (set.read)(item)?.into_iter();
+        Ok(item
+            .filter_map(|(name, t)| Some((self.graph.input(&name)?, t)))
+            .collect())
+    }
+
+    /// Most bytes that an item holds at a time.
+    fn bytes(&self, mut live: Live) -> Result<usize> {
+        let mut most = 0;
+        for stop in &self.stops {
+            let found = self.results(stop.node, &live)?;
+            live.extend(stop.node.outputs.iter().copied().zip(found));
+            let bytes = live.values().map(|t| t.bytes().map_or(0, <[u8]>::len));
+            most = most.max(bytes.sum());
+            live.retain(|v, _| !stop.done.contains(v));
+        }
+        Ok(most)
+    }
+
+    /// A value: one of `live`, or a constant.
+    pub fn value<'t>(&'t self, live: &'t Live, v: ValueId) -> Result<&'t HostTensor> {
+        let found = live.get(&v).or_else(|| constant(self.graph, v));
+        found.ok_or_else(|| {
+            let what = format!("value \"{}\" is lost", self.graph.value(v).name);
+            Error::internal(Stage::Quantize, what)
+        })
+    }
+
+    /// The results of a node.
+    pub fn results(&self, node: &Node, live: &Live) -> Result<Vec<HostTensor>> {
+        let operand = |v: &Option<ValueId>| v.map(|v| self.value(live, v)).transpose();
+        run(
+            node,
+            &node.inputs.iter().map(operand).collect::<Result<Vec<_>>>()?,
+        )
+    }
+}
+
+pub(super) fn constant(graph: &Graph, v: ValueId) -> Option<&HostTensor> {
+    let fact = graph.value(v).fact.as_ref()?;
+    fact.as_const().map(std::convert::AsRef::as_ref)
+}
+
+/// The results of a node for these operands.
+pub(super) fn run(node: &Node, operands: &[Option<&HostTensor>]) -> Result<Vec<HostTensor>> {
+    node.op.run(operands).map_err(|e| Error::Node {
+        stage: Stage::Quantize,
+        op: node.op.name().to_owned(),
+        node: node.name.clone(),
+        inputs: String::new(),
+        source: e.into(),
+    })
+}
