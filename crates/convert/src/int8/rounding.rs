@@ -1,5 +1,5 @@
-//! Weights that minimize the error of a product's results over a calibration set. They first make up
-//! for the errors of the inputs, by damped least squares. Then they are rounded, and each weight
+//! Weights that minimize the error of a product's results over a calibration set. They first make
+//! up for the errors of the inputs, by damped least squares. Then they are rounded, and each weight
 //! compensates the errors of those before it (GPTQ).
 
 use super::observe::floats;
@@ -141,8 +141,8 @@ impl Moments {
         })
     }
 
-    /// Adds the input of item `item.0` of `item.1`: `x.0` in the float model, `x.1` in the quantized
-    /// one. `y` is the result in the float model.
+    /// Adds the input of item `item.0` of `item.1`: `x[0]` in the float model, `x[1]` in the
+    /// quantized one. `y` is the result in the float model.
     pub fn add(&mut self, item: (usize, usize), x: [&HostTensor; 2], y: &HostTensor) -> Result<()> {
         let weights = Layout::of(y.shape(), self.convolves).weights(&floats(y, "")?);
         let all = weights.len();

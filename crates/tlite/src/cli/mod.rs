@@ -106,7 +106,7 @@ const GROUPS: [(&str, &[&str]); 5] = [
 ];
 
 /// Value names of options that take numbers.
-const NUMBERS: [&str; 4] = ["F", "MS", "N", "N,..."];
+const NUMBERS: [&str; 5] = ["F", "MS", "N", "N,...", "P"];
 
 /// `command` whose options for numbers parse negative ones, so that the error for them says what is
 /// expected instead of that there is no such option.
@@ -121,7 +121,13 @@ fn with_negative_numbers(command: clap::Command) -> clap::Command {
 
 /// The command line, with commands in groups.
 pub fn command() -> clap::Command {
-    let command = with_negative_numbers(Cli::command());
+    // Most quantizations read no pictures.
+    let brief = |arg: clap::Arg| {
+        let is_picture = arg.get_help_heading() == Some("Pictures");
+        let is_hidden = arg.is_hide_short_help_set();
+        arg.hide_short_help(is_hidden || is_picture)
+    };
+    let command = with_negative_numbers(Cli::command()).mut_subcommand("quantize", |c| c.mut_args(brief));
     let mut built = command.clone();
     built.build();
     let mut template = "{about}\n\n{usage-heading} tlite [OPTIONS] COMMAND\n".to_owned();

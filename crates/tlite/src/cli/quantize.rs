@@ -101,7 +101,7 @@ impl Format {
 ///
 /// `--format int8` quantizes weights and activations of convolutional networks and encoders to
 /// 8-bit integers, in an ONNX model that other runtimes read, too (QDQ). MODEL and the output may
-/// then be .onnx files.
+/// then be .onnx files. For options, see --help.
 #[derive(Debug, clap::Args)]
 #[command(override_usage = "tlite quantize [OPTIONS] --output DIR MODEL", after_help = EXAMPLES)]
 pub struct Args {
@@ -133,7 +133,7 @@ pub struct Args {
     /// 2, 3, 4, 5, 6 or 8. With --method mixed, this is their minimum.
     #[arg(long, value_name = "N", value_parser = width)]
     head_bits: Option<u32>,
-    /// Write a page that shows the errors of weights and methods
+    /// Write a page that shows the errors of weights
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
     /// Write the errors of weights as JSON
@@ -154,10 +154,9 @@ pub struct Args {
 
 const EXAMPLES: &str = "\
 Examples:
-  tlite quantize MODEL -o out
-  tlite quantize MODEL -o out --bits 6 --report page.html
+  tlite quantize MODEL -o out --report page.html
   tlite quantize MODEL -o out --method gptq --calibration text.txt
-  tlite quantize net.onnx -o net-int8.onnx --format int8 --calibration pictures --image-mean imagenet";
+  tlite quantize net.onnx -o int8.onnx --format int8 --calibration pictures";
 
 /// The value of an option `--group-size`.
 pub(super) fn group_size(text: &str) -> Result<usize, String> {

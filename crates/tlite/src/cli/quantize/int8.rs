@@ -44,31 +44,31 @@ enum Ranges {
 #[command(next_help_heading = "Options of --format int8")]
 pub struct Int8Args {
     /// How ranges of activations are chosen [default: moving-average]
-    #[arg(long, value_enum, value_name = "NAME")]
+    #[arg(long, value_enum, value_name = "NAME", hide_short_help = true)]
     ranges: Option<Ranges>,
     /// Percentage of the values that --ranges percentile keeps [default: 99.99]
     #[arg(long, value_name = "P", value_parser = percentage, hide_short_help = true, help_heading = ADVANCED)]
     percentile: Option<f64>,
     /// Use one scale for each weight tensor, instead of one for each output channel
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     per_tensor: bool,
     /// Use activations without a zero point
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     symmetric: bool,
     /// Do not rescale channels between convolutions first
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     no_equalization: bool,
-    /// Round weights to nearest, without compensating errors over the calibration set
-    #[arg(long)]
+    /// Round weights to nearest, without compensating errors
+    #[arg(long, hide_short_help = true)]
     no_compensation: bool,
     /// Do not correct biases for the mean errors of rounding
-    #[arg(long)]
+    #[arg(long, hide_short_help = true)]
     no_bias_correction: bool,
     /// Node that stays in floats; may be repeated
-    #[arg(long, value_name = "NODE")]
+    #[arg(long, value_name = "NODE", hide_short_help = true)]
     keep_float: Vec<String>,
     /// Use at most N items of the calibration set, spread evenly [default: 128]
-    #[arg(long, value_name = "N", value_parser = from_one)]
+    #[arg(long, value_name = "N", value_parser = from_one, hide_short_help = true)]
     calibration_items: Option<NonZeroUsize>,
     /// Compare the result with the source on N items; 0 for no comparison [default: 32]
     #[arg(long, value_name = "N", value_parser = from_zero::<usize>, hide_short_help = true, help_heading = ADVANCED)]
