@@ -33,20 +33,13 @@ import tempfile
 
 import numpy as np
 import onnxruntime as ort
+from crop_pictures import cropped, opened, paths
 from PIL import Image
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 MEAN = np.array([0.485, 0.456, 0.406], np.float32)
 DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 LEVELS = ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
-
-
-def opened(path):
-    """A picture on a white background."""
-    picture = Image.open(path).convert("RGBA")
-    white = Image.new("RGBA", picture.size, "white")
-    white.alpha_composite(picture)
-    return white.convert("RGB")
 
 
 def tensor(picture, size):
@@ -56,17 +49,12 @@ def tensor(picture, size):
 
 def inputs(folder, crops, seed, size):
     """The pictures of a folder, then random crops of them, as input tensors."""
-    paths = [os.path.join(folder, n) for n in sorted(os.listdir(folder)) if n.lower().endswith((".png", ".jpg"))]
-    pictures = [opened(p) for p in paths]
+    pictures = [opened(p) for p in paths(folder)]
     for picture in pictures:
         yield tensor(picture, size)
     draw = random.Random(seed)
     for i in range(crops):
-        picture = pictures[i % len(pictures)]
-        share = draw.uniform(0.5, 1.0) ** 0.5
-        width, height = (max(1, round(n * share)) for n in picture.size)
-        x, y = draw.randint(0, picture.width - width), draw.randint(0, picture.height - height)
-        yield tensor(picture.crop((x, y, x + width, y + height)), size)
+        yield tensor(cropped(pictures[i % len(pictures)], draw), size)
 
 
 def session(path, level="ENABLE_ALL"):
