@@ -74,7 +74,8 @@ pub(super) fn least_floats(scale: f32, output: Output) -> Vec<f32> {
     (i8::MIN..=i8::MAX).map(least).collect()
 }
 
-/// The [`least_floats`] as operand 1 of [`Int8Quantize`].
+/// For each 8-bit integer, the least float that is quantized to it or to a larger one: operand 1 of
+/// [`Int8Quantize`].
 pub fn thresholds(scale: f32, output: Output) -> OpResult<HostTensor> {
     let list = least_floats(scale, output);
     Ok(HostTensor::from_f32(&[list.len()], &list)?)
