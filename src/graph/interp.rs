@@ -2,7 +2,7 @@
 //! of all tests and implements `--backend host`.
 
 use super::op::nothing;
-use super::{Graph, NodeId, ValueId};
+use super::{Graph, Node, NodeId, ValueId};
 use crate::error::{Error, ErrorKind, Result, Stage};
 use crate::limits;
 use crate::quota::Quota;
@@ -11,13 +11,60 @@ use crate::tensor::HostTensor;
 use std::collections::HashMap;
 use std::sync::Arc;
 
+/// A node to compute.
+#[derive(Clone, Debug)]
+pub struct Step {
+    pub node: NodeId,
+    /// Values that no later node reads and that are no result of the graph.
+    pub done: Vec<ValueId>,
+}
+
+/// The nodes whose results are not constants, in an order of computation.
+pub fn steps(graph: &Graph) -> Result<Vec<Step>> {
+    let computed = |id: &NodeId| graph.node(*id).is_some_and(|n| !is_known(graph, &n.outputs));
+    let order = graph.order()?.into_iter().filter(computed);
+    let step = |node| Step {
+        node,
+        done: Vec::new(),
+    };
+    let mut steps: Vec<Step> = order.map(step).collect();
+    let mut last: HashMap<ValueId, usize> = HashMap::new();
+    for (i, step) in steps.iter().enumerate() {
+        let nodes = graph.node(step.node).into_iter();
+        let values = nodes.flat_map(|n| n.inputs.iter().flatten().chain(&n.outputs));
+        last.extend(values.map(|v| (*v, i)));
+    }
+    let states = graph.states().iter().map(|s| &s.output);
+    for v in graph.outputs().iter().chain(states) {
+        last.remove(v);
+    }
+    for (v, i) in last {
+        if let Some(step) = steps.get_mut(i) {
+            step.done.push(v);
+        }
+    }
+    Ok(steps)
+}
+
+/// The results of a node.
+pub fn compute(node: &Node, inputs: &[Option<&HostTensor>], stage: Stage) -> Result<Vec<HostTensor>> {
+    node.op.run(inputs).map_err(|e| {
+        let text = |t: &Option<&HostTensor>| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}"));
+        Error::Node {
+            stage,
+            op: node.op.name().to_owned(),
+            node: node.name.clone(),
+            inputs: inputs.iter().map(text).collect::<Vec<_>>().join(", "),
+            source: e.into(),
+        }
+    })
+}
+
 /// A graph prepared for repeated evaluation on the host.
 #[derive(Debug)]
 pub struct Interpreter {
     graph: Arc<Graph>,
-    order: Vec<NodeId>,
-    /// For each step, the values whose last reader it is.
-    last_use: Vec<Vec<ValueId>>,
+    steps: Vec<Step>,
     /// Applies to each run. `None` for bodies, which run within the quota of their node.
     quota: Option<Quota>,
 }
@@ -25,42 +72,10 @@ pub struct Interpreter {
 impl Interpreter {
     /// Prepares `graph`.
     pub fn new(graph: Arc<Graph>) -> Result<Self> {
-        let order: Vec<NodeId> = graph
-            .order()?
-            .into_iter()
-            .filter(|id| {
-                graph
-                    .node(*id)
-                    .is_some_and(|n| !is_known(&graph, n.outputs.as_slice()))
-            })
-            .collect();
-        let mut last: HashMap<ValueId, usize> = HashMap::new();
-        for (step, id) in order.iter().enumerate() {
-            for v in graph
-                .node(*id)
-                .iter()
-                .flat_map(|n| n.inputs.iter().flatten().chain(&n.outputs))
-            {
-                last.insert(*v, step);
-            }
-        }
-        for v in graph
-            .outputs()
-            .iter()
-            .chain(graph.states().iter().map(|s| &s.output))
-        {
-            last.insert(*v, usize::MAX);
-        }
-        let mut last_use = vec![Vec::new(); order.len()];
-        for (v, step) in last {
-            if let Some(list) = last_use.get_mut(step) {
-                list.push(v);
-            }
-        }
+        let steps = steps(&graph)?;
         Ok(Self {
             graph,
-            order,
-            last_use,
+            steps,
             quota: None,
         })
     }
@@ -93,8 +108,10 @@ impl Interpreter {
                 return Err(Error::other(Stage::Run, what).of_kind(ErrorKind::MissingInput));
             }
         }
-        for (id, done) in self.order.iter().zip(&self.last_use) {
-            let Some(node) = graph.node(*id) else { continue };
+        for step in &self.steps {
+            let Some(node) = graph.node(step.node) else {
+                continue;
+            };
             limits::check(Stage::Run)?;
             let mut inputs = Vec::with_capacity(node.inputs.len());
             for v in &node.inputs {
@@ -111,24 +128,13 @@ impl Interpreter {
                 .iter()
                 .map(|v| graph.value(*v).fact.as_ref())
                 .collect();
-            let results = facts.and_then(nothing).map_or_else(|| node.op.run(&inputs), Ok);
-            let results = results.map_err(|e| {
-                let facts: Vec<String> = inputs
-                    .iter()
-                    .map(|t| t.map_or_else(|| "-".to_owned(), |t| format!("{t:?}")))
-                    .collect();
-                Error::Node {
-                    stage: Stage::Run,
-                    op: node.op.name().to_owned(),
-                    node: node.name.clone(),
-                    inputs: facts.join(", "),
-                    source: e.into(),
-                }
-            })?;
+            let results = facts
+                .and_then(nothing)
+                .map_or_else(|| compute(node, &inputs, Stage::Run), Ok)?;
             for (v, t) in node.outputs.iter().zip(results) {
                 values.insert(*v, t);
             }
-            for v in done {
+            for v in &step.done {
                 values.remove(v);
             }
         }

@@ -6,11 +6,12 @@ use super::observe::floats;
 use super::products::{FloatProduct, IntProduct, tensor_of};
 use super::ranges::{LEAST, MOST};
 use super::rounding::{Layout, Moments};
-use super::walk::{Live, Stop, Walk, run};
+use super::walk::{Live, Stop, Walk};
 use super::{CalibrationSet, Options, Step, Tell};
 use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
-use transformer_lite::unstable::error::Result;
+use transformer_lite::unstable::error::{Result, Stage};
+use transformer_lite::unstable::graph::interp::compute;
 use transformer_lite::unstable::graph::quantization::{LayerKind, Placement};
 use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
 use transformer_lite::unstable::quant::fixed::Affine;
@@ -156,7 +157,7 @@ impl<'a> Sequence<'a> {
             if let (Some(w), Some(place)) = (weights, operands.get_mut(1)) {
                 *place = Some(w);
             }
-            found.push(run(stop.node, &operands)?);
+            found.push(compute(stop.node, &operands, Stage::Quantize)?);
         }
         for ((_, live), found) in self.items.iter_mut().zip(found) {
             live.extend(stop.node.outputs.iter().copied().zip(found));

@@ -3,6 +3,7 @@
 use super::CalibrationSet;
 use std::collections::HashMap;
 use transformer_lite::unstable::error::{Error, Result, Stage};
+use transformer_lite::unstable::graph::interp::{Step, compute, steps};
 use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
 use transformer_lite::unstable::tensor::HostTensor;
 
@@ -16,7 +17,7 @@ pub(super) type Live = HashMap<ValueId, HostTensor>;
 pub(super) struct Stop<'a> {
     pub id: NodeId,
     pub node: &'a Node,
-    /// Values that no later node reads.
+    /// Values that no later node reads and that are no result of the graph.
     pub done: Vec<ValueId>,
 }
 
@@ -28,24 +29,14 @@ pub(super) struct Walk<'a> {
 
 impl<'a> Walk<'a> {
     pub fn new(graph: &'a Graph) -> Result<Self> {
-        let mut stops = Vec::new();
-        for id in graph.order()? {
-            let known = |n: &Node| n.outputs.iter().all(|v| constant(graph, *v).is_some());
-            if let Some(node) = graph.node(id).filter(|n| !known(n)) {
-                let done = Vec::new();
-                stops.push(Stop { id, node, done });
-            }
-        }
-        let mut last: HashMap<ValueId, usize> = HashMap::new();
-        for (i, stop) in stops.iter().enumerate() {
-            let values = stop.node.inputs.iter().flatten().chain(&stop.node.outputs);
-            last.extend(values.map(|v| (*v, i)));
-        }
-        for (v, i) in last {
-            if let Some(stop) = stops.get_mut(i) {
-                stop.done.push(v);
-            }
-        }
+        let stop = |step: Step| {
+            Some(Stop {
+                id: step.node,
+                node: graph.node(step.node)?,
+                done: step.done,
+            })
+        };
+        let stops = steps(graph)?.into_iter().filter_map(stop).collect();
         Ok(Self { graph, stops })
     }
 
@@ -90,25 +81,12 @@ impl<'a> Walk<'a> {
     /// The results of a node.
     pub fn results(&self, node: &Node, live: &Live) -> Result<Vec<HostTensor>> {
         let operand = |v: &Option<ValueId>| v.map(|v| self.value(live, v)).transpose();
-        run(
-            node,
-            &node.inputs.iter().map(operand).collect::<Result<Vec<_>>>()?,
-        )
+        let operands: Vec<_> = node.inputs.iter().map(operand).collect::<Result<_>>()?;
+        compute(node, &operands, Stage::Quantize)
     }
 }
 
 pub(super) fn constant(graph: &Graph, v: ValueId) -> Option<&HostTensor> {
     let fact = graph.value(v).fact.as_ref()?;
     fact.as_const().map(std::convert::AsRef::as_ref)
-}
-
-/// The results of a node for these operands.
-pub(super) fn run(node: &Node, operands: &[Option<&HostTensor>]) -> Result<Vec<HostTensor>> {
-    node.op.run(operands).map_err(|e| Error::Node {
-        stage: Stage::Quantize,
-        op: node.op.name().to_owned(),
-        node: node.name.clone(),
-        inputs: String::new(),
-        source: e.into(),
-    })
 }
