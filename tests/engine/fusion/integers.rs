@@ -16,8 +16,8 @@ const GRID: Grid = Grid { axis: 0, block: 0 };
 impl Build {
     fn map(&mut self, dtype: DType, scale: f32, zero: i64) -> [ValueId; 2] {
         let scale = HostTensor::from_floats(dtype, &[], &[scale]).unwrap();
-        let zero = HostTensor::from_ints(DType::I8, &[], &[zero]).unwrap();
-        [scale, zero].map(|t| Edit::new(&mut self.0).add_const("map", Arc::new(t)))
+        let scale = Edit::new(&mut self.0).add_const("scale", Arc::new(scale));
+        [scale, self.bytes(&[], &[zero])]
     }
 
     fn quantized(&mut self, x: ValueId, [scale, zero]: [ValueId; 2]) -> ValueId {
@@ -44,10 +44,25 @@ impl Build {
         self.dequantized(q, map)
     }
 
+    /// A constant of 8-bit integers.
+    fn bytes(&mut self, shape: &[usize], data: &[i64]) -> ValueId {
+        let data = HostTensor::from_ints(DType::I8, shape, data).unwrap();
+        Edit::new(&mut self.0).add_const("bytes", Arc::new(data))
+    }
+
+    fn gemm(&mut self, x: ValueId, w: ValueId, bias: ValueId) -> ValueId {
+        let op = Gemm {
+            alpha: 1.0,
+            beta: 1.0,
+            trans_a: false,
+            trans_b: false,
+        };
+        self.node(op, &[x, w, bias])
+    }
+
     /// Weights of these integers, in steps of 0.01.
     fn weights(&mut self, shape: &[usize], data: &[i64]) -> ValueId {
-        let data = HostTensor::from_ints(DType::I8, shape, data).unwrap();
-        let data = Edit::new(&mut self.0).add_const("weights", Arc::new(data));
+        let data = self.bytes(shape, data);
         let map = self.map(DType::F32, 0.01, 0);
         self.dequantized(data, map)
     }
@@ -177,13 +192,7 @@ fn a_bias_of_each_row_is_not_one_of_each_column() {
         let x = b.rounded(x, 0.01, 3);
         let w = b.weights(&[3, 4], &numbers(12));
         let bias = b.floats(&shape, &[0.1, -0.2, 0.3, -0.4]);
-        let gemm = Gemm {
-            alpha: 1.0,
-            beta: 1.0,
-            trans_a: false,
-            trans_b: false,
-        };
-        let y = b.node(gemm, &[x, w, bias]);
+        let y = b.gemm(x, w, bias);
         let y = b.rounded(y, 0.02, 0);
         b.in_integers(y, stays, &[]);
     }
@@ -197,24 +206,16 @@ fn a_channel_without_weights_keeps_its_bias() {
     let x = b.rounded(x, 0.001, 3);
     let mut data = numbers(6);
     (0..3).for_each(|i| data[2 * i + 1] = 0);
-    let data = HostTensor::from_ints(DType::I8, &[3, 2], &data).unwrap();
-    let data = Edit::new(&mut b.0).add_const("weights", Arc::new(data));
+    let data = b.bytes(&[3, 2], &data);
     let scales = b.floats(&[2], &[0.01, 1.2e-7]);
-    let zeros = HostTensor::from_ints(DType::I8, &[2], &[0, 0]).unwrap();
-    let zeros = Edit::new(&mut b.0).add_const("zeros", Arc::new(zeros));
+    let zeros = b.bytes(&[2], &[0, 0]);
     let op = DequantizeLinear {
         grid: Grid { axis: 1, block: 0 },
         dtype: None,
     };
     let w = b.node(op, &[data, scales, zeros]);
     let bias = b.floats(&[2], &[0.1, 1.0]);
-    let gemm = Gemm {
-        alpha: 1.0,
-        beta: 1.0,
-        trans_a: false,
-        trans_b: false,
-    };
-    let y = b.node(gemm, &[x, w, bias]);
+    let y = b.gemm(x, w, bias);
     let y = b.rounded(y, 0.01, 0);
     b.in_integers(y, false, &[]);
 }
@@ -330,6 +331,20 @@ fn sums_of_sequences_store_the_channels_last() {
 
 #[test]
 fn weights_may_be_transposed() {
+    // A file may have any number of them, which must not exhaust the stack.
+    for (times, stays) in [(1, false), (3, false), (9, true), (10_001, true)] {
+        let mut b = Build::default();
+        let x = b.input("x", "5,3");
+        let x = b.rounded(x, 0.01, 3);
+        let mut w = b.weights(&[4, 3], &numbers(12));
+        for _ in 0..times {
+            w = b.swap(w, &[1, 0]);
+        }
+        let bias = b.floats(&[4], &[0.0; 4]);
+        let y = b.gemm(x, w, bias);
+        let y = b.rounded(y, 0.02, 0);
+        b.in_integers(y, stays, &[]);
+    }
     let mut b = Build::default();
     let x = b.input("x", "2,5,3");
     let x = b.rounded(x, 0.01, 3);

@@ -1,6 +1,6 @@
 //! Builds operators of the integer domain for the sites that the finder reports.
 
-use super::find::{Constant, Pooling, Site, binary_axes};
+use super::find::{Constant, Pooling, Site};
 use super::values::{self, Quantized, known, usual_axis};
 use super::{Refusal, moves};
 use crate::error::{Error, Stage};
@@ -192,7 +192,12 @@ impl Domain {
                 op,
                 to,
             } => self.matmul(edit, &new, operands, *transposed, op, to),
-            Site::Binary { operands, op, to } => self.binary(edit, &new, operands, op, to),
+            Site::Binary {
+                operands,
+                axes,
+                op,
+                to,
+            } => self.binary(edit, &new, operands, axes, op, to),
             Site::Table { x, table, to } => {
                 let axis = self.axis(x)?;
                 let value = self.request(edit, x, axis)?;
@@ -319,10 +324,10 @@ impl Domain {
         edit: &mut Edit<'_>,
         new: &New<'_>,
         operands: &[Quantized; 2],
+        axes: &[usize],
         op: &Int8Binary,
         to: &Quantized,
     ) -> Built<()> {
-        let axes = binary_axes(edit, operands, to);
         let stored = operands.iter().filter_map(|q| self.any(q)).map(|s| s.axis);
         let axis = stored
             .into_iter()

@@ -1,7 +1,7 @@
 //! Finds the nodes that can be computed with integers.
 
 use super::pack::{Form, Packed, Product, pack};
-use super::values::{Bias, Quantized, Result8, Weights, axes_to_store, channels, is_known, usual_axis};
+use super::values::{Bias, Quantized, Result8, Weights, axes_to_store, channels, usual_axis};
 use super::view::View;
 use super::{Refusal, moves, refuse, table};
 use crate::error::Result;
@@ -20,7 +20,7 @@ use crate::graph::op::quantize_linear::QuantizeLinear;
 use crate::graph::op::reduce::{self, Reduce};
 use crate::graph::op::softmax::Softmax;
 use crate::graph::op::window::Window;
-use crate::graph::{Edit, Graph, NodeId, Op, ValueId};
+use crate::graph::{Edit, NodeId, Op, ValueId};
 use crate::num;
 use crate::quant::fixed::{Affine, Arithmetic, Factor, Output};
 use crate::shape::Dim;
@@ -43,6 +43,8 @@ pub(super) enum Site {
     /// A function of two operands. Their shapes are padded to the rank of the result.
     Binary {
         operands: [Quantized; 2],
+        /// The axes that all of them can store last.
+        axes: Vec<usize>,
         op: Int8Binary,
         to: Quantized,
     },
@@ -387,25 +389,27 @@ fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arit
         }
         q.shape.splice(0..0, std::iter::repeat_n(Dim::from(1), missing));
     }
-    if binary_axes(view.graph(), &operands, &to.to).is_empty() {
+    let axes = binary_axes(view, &operands, &to.to);
+    if axes.is_empty() {
         return Err(refuse("a broadcast that integer kernels do not support"));
     }
     let maps = operands.each_ref().map(|q| q.map);
     let op = Int8Binary::new(function, arithmetic, maps, to.to.map.scale, to.output(arithmetic));
     Ok(Site::Binary {
         operands,
+        axes,
         op: op.ok_or_else(|| refuse("scales that are too far apart"))?,
         to: to.to,
     })
 }
 
 /// The axes that a function of two operands can store last in its operands and its result.
-pub(super) fn binary_axes(g: &Graph, operands: &[Quantized; 2], to: &Quantized) -> Vec<usize> {
+fn binary_axes(view: &View<'_, '_>, operands: &[Quantized; 2], to: &Quantized) -> Vec<usize> {
     let has_kernel = |q: &Quantized, axis: usize| {
         let (mut own, mut out) = (q.shape.clone(), to.shape.clone());
         let (size, wanted) = (own.remove(axis), out.remove(axis));
         // The pass repeats a constant along this axis.
-        (size == wanted || size.is(1) && is_known(g, q.value)) && int8_binary::can_repeat(&own, &out)
+        (size == wanted || size.is(1) && view.is_known(q.value)) && int8_binary::can_repeat(&own, &out)
     };
     let axes = axes_to_store(&to.shape);
     axes.filter(|axis| {

@@ -46,7 +46,7 @@ impl Weights {
     }
 }
 
-/// Longest chain of nodes that [`known`] follows.
+/// Longest chain of nodes that [`known`] and [`weights`] follow.
 const DEEPEST: usize = 8;
 
 /// The contents of a constant, or of a value that is computed from constants by conversions and
@@ -282,11 +282,16 @@ pub(super) fn clamp(g: &Graph, node: &Node, v: ValueId) -> Option<[f32; 2]> {
     Some(bounds)
 }
 
-/// The constant weights that a float value is dequantized from, without their zero point. A
-/// `Transpose` after `DequantizeLinear` is applied.
+/// The constant weights that a float value is dequantized from, without their zero point.
+/// Transpositions after `DequantizeLinear` are applied.
 pub(super) fn weights(g: &Graph, v: ValueId) -> Result<Weights, Refusal> {
-    if let Some((_, node, transpose)) = producer::<Transpose>(g, v) {
-        let given = weights(g, input(node, 0).ok_or_else(|| refuse("a missing operand"))?)?;
+    weights_within(g, v, DEEPEST)
+}
+
+fn weights_within(g: &Graph, v: ValueId, deep: usize) -> Result<Weights, Refusal> {
+    if let (Some((_, node, transpose)), Some(deep)) = (producer::<Transpose>(g, v), deep.checked_sub(1)) {
+        let before = input(node, 0).ok_or_else(|| refuse("a missing operand"))?;
+        let given = weights_within(g, before, deep)?;
         return transposed(given, transpose).map_err(|e| refuse(&e.to_string()));
     }
     let found = producer::<DequantizeLinear>(g, v);

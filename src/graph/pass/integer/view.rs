@@ -15,7 +15,7 @@ use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::qlinear::{Place, QLinear};
 use crate::graph::op::quantize_linear::DequantizeLinear;
 use crate::graph::pass::pattern::{input, producer, scalar};
-use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::graph::{Edit, Node, NodeId, ValueId};
 use crate::quant::fixed::Affine;
 use crate::tensor::{DType, HostTensor};
 
@@ -126,10 +126,6 @@ impl<'a, 'b> View<'a, 'b> {
             Some(places) => self.place(places, i).ok().and_then(|[data, ..]| data),
         };
         value.is_some_and(|v| self.is_known(v))
-    }
-
-    pub fn graph(&self) -> &Graph {
-        self.edit
     }
 
     pub fn is_known(&self, v: ValueId) -> bool {
