@@ -135,6 +135,13 @@ impl CholeskyFactor {
         Ok(codes)
     }
 
+    /// Adds to the values of row `i` what compensates the errors of the rows from `first` on.
+    fn compensate(&self, i: usize, first: usize, errors: &[f32], values: &mut [f32]) {
+        for (j, errors) in errors.chunks_exact(values.len().max(1)).enumerate() {
+            add_scaled(values, self.at(i, first + j), errors);
+        }
+    }
+
     /// `l_ij / l_ii`.
     fn at(&self, i: usize, j: usize) -> f32 {
         self.unit[i * self.k + j]
@@ -291,9 +298,7 @@ impl<'a> Panel<'a> {
         for (i, row) in rows.enumerate() {
             let (before, from) = self.errors.split_at_mut(row * width);
             let target = &mut targets[i * width..(i + 1) * width];
-            for (j, errors) in before[first * width..].chunks_exact(width).enumerate() {
-                add_scaled(target, factor.at(row, first + j), errors);
-            }
+            factor.compensate(row, first, &before[first * width..], target);
             let weights = &self.weights[row * width..(row + 1) * width];
             let columns = codes.iter_mut().skip(row).step_by(factor.k);
             let targets = target.iter().zip(steps);
@@ -323,9 +328,7 @@ impl<'a> Panel<'a> {
         for (i, row) in rows.clone().enumerate() {
             let (before, at) = moved.split_at_mut(i * width);
             let target = &mut free[i * width..(i + 1) * width];
-            for (j, errors) in before.chunks_exact(width).enumerate() {
-                add_scaled(target, factor.at(row, first + j), errors);
-            }
+            factor.compensate(row, first, before, target);
             let weights = &self.weights[row * width..(row + 1) * width];
             for ((m, w), t) in at.iter_mut().zip(weights).zip(&*target) {
                 *m = w - t;
@@ -355,9 +358,7 @@ impl<'a> Panel<'a> {
         for (i, row) in rows.enumerate() {
             let (before, from) = self.errors.split_at_mut(row * width);
             let target = &mut places[i * width..(i + 1) * width];
-            for (j, errors) in before[first * width..].chunks_exact(width).enumerate() {
-                add_scaled(target, factor.at(row, first + j), errors);
-            }
+            factor.compensate(row, first, &before[first * width..], target);
             let weights = &self.weights[row * width..(row + 1) * width];
             let places = target.iter().zip(&equal);
             for (((e, w), (t, equal)), out) in from.iter_mut().zip(weights).zip(places).zip(&mut *made) {

@@ -22,7 +22,7 @@ pub enum HessianError {
     },
 }
 
-/// Hessians of as many inputs are added on one core.
+/// Most inputs of a Hessian whose products run on one core.
 const SMALL: usize = 32;
 
 /// The sum of `x^T x` over rows `x` of K inputs: a symmetric K x K matrix.
@@ -74,6 +74,11 @@ impl Hessian {
         &self.sum
     }
 
+    /// Whether products of K columns take less time on one core than on all.
+    pub fn is_small(&self) -> bool {
+        self.k <= SMALL
+    }
+
     /// Adds consecutive rows, on all cores unless K is small.
     pub fn add(&mut self, rows: &[f32]) -> Result<(), HessianError> {
         let k = self.k;
@@ -96,7 +101,7 @@ impl Hessian {
                 column: 1,
             },
         );
-        let parallel = k > SMALL;
+        let parallel = !self.is_small();
         multiply(
             (k, k, count),
             left,

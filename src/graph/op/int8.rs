@@ -212,11 +212,7 @@ impl<'a> Footprint<'a> {
         self.taps.iter().map(move |tap| {
             let mut position = 0;
             for ((axis, at), tap) in self.axes.iter().zip(at).zip(tap) {
-                let place = (at * axis.stride + tap * axis.dilation).checked_sub(axis.before)?;
-                if place >= axis.size {
-                    return None;
-                }
-                position = position * axis.size + place;
+                position = position * axis.size + axis.element(*at, *tap)?;
             }
             Some(position * self.channels)
         })

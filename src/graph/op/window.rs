@@ -342,6 +342,12 @@ impl Axis {
         (at * self.stride + tap * self.dilation).saturating_sub(self.before)
     }
 
+    /// The operand's index at tap `tap` of window `at`; `None` in the padding.
+    pub fn element(&self, at: usize, tap: usize) -> Option<usize> {
+        let index = (at * self.stride + tap * self.dilation).checked_sub(self.before)?;
+        (index < self.size).then_some(index)
+    }
+
     /// The taps that are inside the operand for some window, ascending.
     fn meeting(&self) -> Vec<usize> {
         let mut out = Vec::new();

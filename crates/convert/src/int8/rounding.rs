@@ -20,8 +20,6 @@ use transformer_lite::unstable::tensor::product::{Before, Matrix, multiply};
 const POSITIONS: usize = 8192;
 /// Most elements of the Hessians of a product.
 const ELEMENTS: usize = 2304 * 2304;
-/// Products of matrices of as many columns run on one core.
-const SMALL: usize = 32;
 /// Share of the mean square of an item's results that is added to the square of each position.
 const FLOOR: f64 = 0.03;
 /// Damping of the least squares, as a multiple of the mean square of the inputs. With less, weights
@@ -197,7 +195,7 @@ impl Moments {
             added.map_err(|e| Error::caused(Stage::Quantize, "inputs of a product", e))?;
             let (left, right) = (matrix(&errors, 1, k), matrix(&rows, k, 1));
             let (size, to) = ((k, k, picked.len()), (group.cross.as_mut_slice(), k));
-            multiply(size, left, right, to, Before::Kept, k > SMALL);
+            multiply(size, left, right, to, Before::Kept, !group.hessian.is_small());
         }
         Ok(())
     }
@@ -250,7 +248,7 @@ impl Moments {
                 right,
                 (&mut wanted, k),
                 Before::Dropped,
-                k > SMALL,
+                !group.hessian.is_small(),
             );
             #[expect(clippy::cast_possible_truncation, reason = "rounding is meant")]
             wanted.iter_mut().for_each(|v| *v /= mean as f32);
@@ -340,9 +338,7 @@ impl Windows {
     fn place(&self, mut window: usize, mut tap: usize) -> Option<usize> {
         let (mut place, mut step) = (0, 1);
         for a in self.axes.iter().rev() {
-            let at = window % a.out * a.stride + tap % a.kernel * a.dilation;
-            let at = at.checked_sub(a.before).filter(|at| *at < a.size)?;
-            place += at * step;
+            place += a.element(window % a.out, tap % a.kernel)? * step;
             step *= a.size;
             window /= a.out;
             tap /= a.kernel;

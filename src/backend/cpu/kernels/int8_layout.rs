@@ -134,23 +134,27 @@ impl Kernel for Int8Leave {
 
 impl LeaveArgs {
     fn stored(&self) -> Stored {
-        Stored {
-            channels: self.channels,
-            stride: self.stride,
-            inner: self.inner,
-        }
+        Stored::new(self.channels, self.stride, self.inner)
     }
 }
 
 /// How bytes `[.., inner, stride]` hold elements `[.., channels, inner]`.
 #[derive(Clone, Copy)]
 pub(super) struct Stored {
-    pub channels: usize,
-    pub stride: usize,
-    pub inner: usize,
+    channels: usize,
+    stride: usize,
+    inner: usize,
 }
 
 impl Stored {
+    pub fn new(channels: usize, stride: usize, inner: usize) -> Self {
+        Self {
+            channels,
+            stride,
+            inner,
+        }
+    }
+
     /// Whether `x` holds `count` elements.
     pub fn fits(self, x: Memory, count: usize) -> bool {
         if count == 0 {

@@ -231,10 +231,6 @@ impl Job for Floats<'_> {
 
 impl DequantizeArgs {
     fn stored(&self) -> Stored {
-        Stored {
-            channels: self.channels,
-            stride: self.stride,
-            inner: self.inner,
-        }
+        Stored::new(self.channels, self.stride, self.inner)
     }
 }
