@@ -8,10 +8,14 @@ use crate::graph::op::gemm::Gemm;
 use crate::graph::op::matmul::MatMul;
 use crate::graph::op::pad::{Mode as Padding, Pad};
 use crate::graph::op::pointwise::{AxisBroadcast, Pointwise};
+use crate::graph::op::reduce::Reduce;
 use crate::graph::op::resize::{Mode as Interpolation, Resize};
+use crate::graph::op::{self, softmax::Softmax};
 use crate::graph::pass::NORM;
+use crate::graph::pass::integer::shapes;
 use crate::graph::pass::pattern::{input, only_reader};
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
+use crate::shape::Dim;
 use crate::tensor::DType;
 use std::collections::{HashMap, HashSet};
 
@@ -22,6 +26,8 @@ const NO_DATA: &str = "an operand is computed from integers or shapes";
 const UNQUANTIZED: &str = "no operand is quantized";
 const VARIABLE: &str = "weights or bias are not constant";
 const JOINS_RANGES: &str = "nothing computes with the result, which would join ranges";
+const OPEN: &str = "a size that integer kernels need is not constant";
+const UNSUPPORTED: &str = "integer kernels do not support its shapes or attributes";
 const PADS: &str = "it pads with another value than 0";
 
 /// Operators whose first operand's elements are moved; nothing else is a float.
@@ -196,14 +202,20 @@ impl<'a> Finder<'a> {
         if !self.activations(node).all(|v| self.is_data(v)) {
             return Role::Float(NO_DATA);
         }
-        let layer = |kind| self.layer(id, node, kind);
+        let layer = |kind| match self.unsupported(node, &kind) {
+            Some(reason) => Role::Float(reason),
+            None => self.layer(id, node, kind),
+        };
         match node.op.name() {
             "Conv" | "ConvTranspose" | "Gemm" | "MatMul" => match self.product(node) {
                 Some(product) => layer(LayerKind::Product(product)),
                 None => Role::Float(VARIABLE),
             },
             "AveragePool" | "GlobalAveragePool" | "ReduceMean" => layer(LayerKind::Mean),
-            "Softmax" => Role::First(LayerKind::Softmax, Vec::new(), out),
+            "Softmax" => match self.unsupported(node, &LayerKind::Softmax) {
+                Some(reason) => Role::Float(reason),
+                None => Role::First(LayerKind::Softmax, Vec::new(), out),
+            },
             "Resize" | "Upsample" => match node.op.downcast::<Resize>().map(|r| r.mode) {
                 Some(Interpolation::Nearest(_)) => Role::Move,
                 _ => Role::First(LayerKind::Resample, Vec::new(), out),
@@ -215,6 +227,71 @@ impl<'a> Finder<'a> {
             _ if is_pointwise(node) => self.pointwise(id, node, roots),
             _ => Role::Float(NO_FORM),
         }
+    }
+
+    fn shape(&self, v: ValueId) -> Option<&[Dim]> {
+        Some(&self.graph.value(v).fact.as_ref()?.shape.0)
+    }
+
+    /// Why integer kernels cannot compute a node.
+    fn unsupported(&self, node: &Node, kind: &LayerKind) -> Option<&'static str> {
+        let shape = |i| input(node, i).and_then(|v| self.shape(v));
+        let Some(x) = shape(0) else { return Some(OPEN) };
+        let sizes = match kind {
+            LayerKind::Product(Product { weights: None, .. }) => {
+                let transposed = node.op.downcast::<MatMul>().is_some_and(|m| m.trans_b);
+                shape(1).is_some_and(|b| shapes::summed(x, b, transposed).is_ok())
+            }
+            LayerKind::Product(_) if node.op.downcast::<ConvTranspose>().is_some() => {
+                shapes::spatial(x).is_ok()
+            }
+            LayerKind::Product(_) => {
+                let gemm = node.op.downcast::<Gemm>();
+                #[allow(clippy::float_cmp, reason = "the attributes' defaults")]
+                let plain = gemm.is_none_or(|g| !g.trans_a && g.alpha == 1.0 && g.beta == 1.0);
+                let matmul = gemm.is_some() || node.op.downcast::<MatMul>().is_some();
+                if !plain || matmul && shape(1).is_none_or(|w| w.len() != 2) {
+                    return Some(UNSUPPORTED);
+                }
+                true
+            }
+            LayerKind::Mean => match node.op.downcast::<Reduce>() {
+                Some(reduce) => {
+                    let axes = reduce.axes.clone().or_else(|| self.integers(input(node, 1)?));
+                    match axes.map(|axes| shapes::reduced(x, Some(&axes))) {
+                        Some(Ok(_)) => true,
+                        _ => return Some(UNSUPPORTED),
+                    }
+                }
+                None => node.op.name() == "AveragePool" || shapes::spatial(x).is_ok(),
+            },
+            LayerKind::Softmax => {
+                let axis = node.op.downcast::<Softmax>().map(|s| op::axis(s.axis, x.len()));
+                axis.is_some_and(|a| a.is_ok_and(|a| shapes::channels(x, a).is_ok()))
+            }
+            LayerKind::Binary => {
+                let out = node.outputs.first().and_then(|v| self.shape(*v));
+                let rank = out.map_or(0, <[Dim]>::len);
+                let operands = node.inputs.iter().flatten();
+                let operands = operands.map(|v| {
+                    let constant = is_const(self.graph, *v);
+                    let shape = self.shape(*v).filter(|s| constant || s.len() == rank);
+                    let full = shape.map(|s| shapes::with_rank(s, rank));
+                    (full.unwrap_or_default(), constant)
+                });
+                let operands: Vec<_> = operands.collect();
+                let [(a, fixed), (b, also)] = operands.as_slice() else {
+                    return Some(UNSUPPORTED);
+                };
+                let both = [(&a[..], *fixed), (&b[..], *also)];
+                return match out.map(|out| shapes::binary_axes(both, out)) {
+                    Some(axes) if !axes.is_empty() => None,
+                    _ => Some(UNSUPPORTED),
+                };
+            }
+            LayerKind::Resample | LayerKind::Table | LayerKind::Move => true,
+        };
+        (!sizes).then_some(OPEN)
     }
 
     fn moves(&self, node: &Node) -> Role {
@@ -249,7 +326,10 @@ impl<'a> Finder<'a> {
         match found.iter().next() {
             Some(root) if found.len() == 1 && scalars && floats => Role::Table(*root),
             Some(_) if floats && operands.len() == 2 => match node.op.name() {
-                "Add" | "Sub" | "Mul" | "Sum" => self.layer(id, node, LayerKind::Binary),
+                "Add" | "Sub" | "Mul" | "Sum" => match self.unsupported(node, &LayerKind::Binary) {
+                    Some(reason) => Role::Float(reason),
+                    None => self.layer(id, node, LayerKind::Binary),
+                },
                 _ => Role::Float(NO_FORM),
             },
             _ => Role::Float(NO_FORM),
@@ -382,6 +462,11 @@ impl<'a> Finder<'a> {
     fn constant(&self, v: ValueId) -> Option<Vec<f32>> {
         let t = self.graph.value(v).fact.as_ref()?.as_const()?;
         t.to_f32().ok().map(std::borrow::Cow::into_owned)
+    }
+
+    /// The elements of a constant of integers.
+    fn integers(&self, v: ValueId) -> Option<Vec<i64>> {
+        self.graph.value(v).fact.as_ref()?.as_const()?.to_i64().ok()
     }
 
     /// The number of elements of a constant.

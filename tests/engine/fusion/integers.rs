@@ -356,3 +356,38 @@ fn weights_may_be_transposed() {
     b.pass(INTEGER_FLOAT, &[]);
     assert!(b.has("Int8Linear"));
 }
+
+/// `x * sigmoid(x)` times a constant, or times another activation, between 8-bit values.
+fn gated(factor: Option<&[usize]>, inner: bool) -> (Build, ValueId) {
+    let mut b = Build::default();
+    let x = b.input("x", "2,6");
+    let x = b.rounded(x, 0.05, 3);
+    let gate = b.unary(Unary::Sigmoid, x);
+    let y = b.binary(Binary::Mul, x, gate);
+    let factor = match factor {
+        Some(shape) => b.floats(shape, &vec![0.5; shape.iter().product()]),
+        None => {
+            let z = b.input("z", "2,6");
+            b.rounded(z, 0.05, 3)
+        }
+    };
+    let y = b.binary(Binary::Mul, y, factor);
+    if inner {
+        b.output(gate);
+    }
+    let y = b.rounded(y, 0.02, -20);
+    (b, y)
+}
+
+#[test]
+fn several_nodes_are_one_table() {
+    for (shape, inner) in [(&[][..], false), (&[1, 1], false), (&[], true)] {
+        let (b, y) = gated(Some(shape), inner);
+        b.in_integers(y, false, &[]);
+    }
+    // Functions of two activations, or of the position.
+    for factor in [None, Some(&[6][..])] {
+        let (b, y) = gated(factor, false);
+        b.in_integers(y, true, &[]);
+    }
+}

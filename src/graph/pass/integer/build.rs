@@ -1,7 +1,8 @@
 //! Builds operators of the integer domain for the sites that the finder reports.
 
 use super::find::{Constant, Pooling, Site};
-use super::values::{self, Quantized, known, usual_axis};
+use super::shapes::{self, usual_axis};
+use super::values::{self, Quantized, known};
 use super::{Refusal, moves};
 use crate::error::{Error, Stage};
 use crate::graph::op::int8::{self, padded};
@@ -179,10 +180,13 @@ impl Domain {
         })
     }
 
-    /// Builds the operators that replace a site.
-    pub fn build(&mut self, edit: &mut Edit<'_>, id: NodeId, site: &Site) -> Built<()> {
-        let Some(node) = edit.node(id) else { return Ok(()) };
-        let (name, origin) = (node.name.clone(), node.origin.clone());
+    /// Builds the operators that replace the nodes of a site.
+    pub fn build(&mut self, edit: &mut Edit<'_>, nodes: &[NodeId], site: &Site) -> Built<()> {
+        let nodes = || nodes.iter().filter_map(|id| edit.node(*id));
+        let Some(name) = nodes().last().map(|n| n.name.clone()) else {
+            return Ok(());
+        };
+        let origin = nodes().flat_map(|n| n.origin.iter().cloned()).collect();
         let new = New { name: &name, origin };
         match site {
             Site::Product(product) => self.product(edit, &new, product),
@@ -420,7 +424,7 @@ pub(super) fn at<T>(found: Result<T, Refusal>) -> Built<T> {
 
 /// The size of an axis that is stored last.
 pub(super) fn channels(q: &Quantized, axis: usize) -> Built<i64> {
-    at(values::channels(&q.shape, axis))
+    at(shapes::channels(&q.shape, axis))
 }
 
 fn leave(q: &Quantized, axis: usize) -> Built<Int8Leave> {

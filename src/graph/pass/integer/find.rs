@@ -1,7 +1,9 @@
 //! Finds the nodes that can be computed with integers.
 
+use super::chain::chains;
 use super::pack::{Form, Packed, Product, pack};
-use super::values::{Bias, Quantized, Result8, Weights, axes_to_store, channels, usual_axis};
+use super::shapes::{binary_axes, channels, reduced, spatial, summed, usual_axis, with_rank};
+use super::values::{Bias, Quantized, Result8, Weights};
 use super::view::View;
 use super::{Refusal, moves, refuse, table};
 use crate::error::Result;
@@ -9,7 +11,7 @@ use crate::graph::op::conv::Conv;
 use crate::graph::op::conv_transpose::ConvTranspose;
 use crate::graph::op::gemm::Gemm;
 use crate::graph::op::global_pool::GlobalPool;
-use crate::graph::op::int8_binary::{self, Function, Int8Binary};
+use crate::graph::op::int8_binary::{Function, Int8Binary};
 use crate::graph::op::int8_matmul::Int8MatMul;
 use crate::graph::op::int8_pool::{self, mean_factors};
 use crate::graph::op::int8_softmax;
@@ -23,8 +25,8 @@ use crate::graph::op::window::Window;
 use crate::graph::{Edit, NodeId, Op, ValueId};
 use crate::num;
 use crate::quant::fixed::{Affine, Arithmetic, Factor, Output};
-use crate::shape::Dim;
 use crate::tensor::HostTensor;
+use std::collections::HashSet;
 
 pub(super) type Found<T> = std::result::Result<T, Refusal>;
 
@@ -105,12 +107,21 @@ pub(super) struct Move {
     pub results: Vec<Quantized>,
 }
 
+/// Nodes that are replaced together; the last one computes the result.
+pub(super) type Nodes = Vec<NodeId>;
+
 /// The nodes that read quantized activations, in topological order, each with its replacement or
 /// the reason why it has none.
-pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Vec<(NodeId, Found<Site>)>> {
-    let found = edit.order()?.into_iter().filter_map(|id| {
-        let view = View::new(edit, id)?;
-        Some((id, view.site(arithmetic)))
+pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Vec<(Nodes, Found<Site>)>> {
+    let order = edit.order()?;
+    let chains = chains(edit, &order);
+    let inner: HashSet<NodeId> = chains.values().flat_map(|c| c.inner(edit)).collect();
+    let found = order.into_iter().filter_map(|id| {
+        if let Some(chain) = chains.get(&id) {
+            return Some((chain.nodes.clone(), chain.site(edit, arithmetic)));
+        }
+        let view = View::new(edit, id).filter(|_| !inner.contains(&id))?;
+        Some((vec![id], view.site(arithmetic)))
     });
     Ok(found.collect())
 }
@@ -211,8 +222,7 @@ fn transposed(view: &View<'_, '_>, conv: &ConvTranspose, arithmetic: Arithmetic)
     check_scales(&given, if group == 1 { 1 } else { usize::MAX })?;
     check_window(&conv.window)?;
     channels(&x.shape, 1)?;
-    let sizes: Option<Vec<i64>> = x.shape.iter().skip(2).map(Dim::as_const).collect();
-    let sizes = sizes.ok_or_else(|| refuse("spatial sizes that are not constant"))?;
+    let sizes = spatial(&x.shape)?;
     let kernel: Vec<i64> = kernel.iter().map(|k| num::signed(*k)).collect();
     let (steps, pads) = conv
         .as_convolution(&kernel, &sizes)
@@ -313,22 +323,9 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
         return finished(by_rows(a, weights, matmul.trans_b, bias)?, None, to, arithmetic);
     }
     let b = view.operand(1)?;
-    if a.shape.len() < 2 || b.shape.len() < 2 {
-        return Err(refuse("an operand with fewer than two axes"));
-    }
-    let (last, before) = (b.shape.len() - 1, b.shape.len() - 2);
-    let k = channels(&a.shape, a.shape.len() - 1)?;
-    channels(&b.shape, if matmul.trans_b { before } else { last })?;
-    let [la, lb] = [&a, &b].map(|q| q.shape.get(..q.shape.len() - 2).unwrap_or_default());
-    let ones = |list: &[Dim]| list.iter().all(|d| d.is(1));
-    if la != lb && !ones(la) && !ones(lb) {
-        return Err(refuse("batch dimensions that differ"));
-    }
+    let k = summed(&a.shape, &b.shape, matmul.trans_b)?;
     let to = view.result()?;
     let factor = Factor::of_scales(arithmetic, a.map.scale, b.map.scale, to.to.map.scale);
-    if k > i64::from(i32::MAX) / (255 * 255) {
-        return Err(refuse("sums that may exceed 32 bits"));
-    }
     let op = Int8MatMul {
         k,
         a_zero: a.map.zero,
@@ -345,7 +342,7 @@ fn product_of(view: &View<'_, '_>, matmul: &MatMul, arithmetic: Arithmetic) -> F
 }
 
 /// The site of a function of one activation that is given as a table.
-fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found<Site> {
+pub(super) fn tabulated(x: Quantized, table: Vec<i8>, to: Quantized) -> Found<Site> {
     if x.shape != to.shape {
         return Err(refuse("constants that add axes"));
     }
@@ -383,13 +380,16 @@ fn elementwise(view: &View<'_, '_>, op: &Pointwise, arithmetic: Arithmetic) -> F
 fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arithmetic) -> Found<Site> {
     let mut operands = [view.operand(0)?, view.operand(1)?];
     for q in &mut operands {
-        let missing = to.to.shape.len().saturating_sub(q.shape.len());
-        if missing > 0 && !view.is_known(q.value) {
+        let rank = to.to.shape.len();
+        if q.shape.len() < rank && !view.is_known(q.value) {
             return Err(refuse("operands of different ranks"));
         }
-        q.shape.splice(0..0, std::iter::repeat_n(Dim::from(1), missing));
+        q.shape = with_rank(&q.shape, rank);
     }
-    let axes = binary_axes(view, &operands, &to.to);
+    let both = operands
+        .each_ref()
+        .map(|q| (&q.shape[..], view.is_known(q.value)));
+    let axes = binary_axes(both, &to.to.shape);
     if axes.is_empty() {
         return Err(refuse("a broadcast that integer kernels do not support"));
     }
@@ -401,23 +401,6 @@ fn binary(view: &View<'_, '_>, function: Function, to: Result8, arithmetic: Arit
         op: op.ok_or_else(|| refuse("scales that are too far apart"))?,
         to: to.to,
     })
-}
-
-/// The axes that a function of two operands can store last in its operands and its result.
-fn binary_axes(view: &View<'_, '_>, operands: &[Quantized; 2], to: &Quantized) -> Vec<usize> {
-    let has_kernel = |q: &Quantized, axis: usize| {
-        let (mut own, mut out) = (q.shape.clone(), to.shape.clone());
-        let (size, wanted) = (own.remove(axis), out.remove(axis));
-        // The pass repeats a constant along this axis.
-        (size == wanted || size.is(1) && view.is_known(q.value)) && int8_binary::can_repeat(&own, &out)
-    };
-    let axes = axes_to_store(&to.shape);
-    axes.filter(|axis| {
-        operands
-            .iter()
-            .all(|q| q.shape.len() == to.shape.len() && has_kernel(q, *axis))
-    })
-    .collect()
 }
 
 /// A maximum (`None`), or a mean that includes padding or not.
@@ -466,10 +449,8 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
 /// For a pool over all spatial axes: whether it takes the maximum, and its window.
 fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
     let shape = view.operand(0)?.shape;
-    let sizes: Option<Vec<i64>> = shape.iter().skip(2).map(Dim::as_const).collect();
-    let sizes = sizes.filter(|s| !s.is_empty());
-    let sizes = sizes.ok_or_else(|| refuse("spatial sizes that are not constant"))?;
     if let Some(pool) = view.op.downcast::<GlobalPool>() {
+        let sizes = spatial(&shape)?;
         return match pool {
             GlobalPool::Average => Ok((false, Window::new(&sizes))),
             GlobalPool::Max => Ok((true, Window::new(&sizes))),
@@ -489,13 +470,7 @@ fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
         Some(axes) => axes.clone(),
         None => view.integers(1)?,
     };
-    let axes = crate::graph::op::axes(Some(&list), shape.len()).map_err(|e| refuse(&e.to_string()))?;
-    let mut sorted = axes;
-    sorted.sort_unstable();
-    if !sorted.iter().copied().eq(2..shape.len()) {
-        return Err(refuse("a reduction that is not over exactly the spatial axes"));
-    }
-    Ok((is_max, Window::new(&sizes)))
+    Ok((is_max, Window::new(&reduced(&shape, Some(&list))?)))
 }
 
 fn softmax_of(view: &View<'_, '_>, softmax: &Softmax) -> Found<Site> {

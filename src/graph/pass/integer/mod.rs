@@ -4,14 +4,17 @@
 //!
 //! A node is replaced if each of its activation operands is dequantized with one constant scale and
 //! zero point, its weights are 8-bit constants, and its result is only quantized, possibly after a
-//! clamp. Operands of operators that only move elements are rescaled where needed. Every other node
-//! stays float between its conversions, as the model says. Sums of products are requantized in one
+//! clamp. Several elementwise nodes are replaced together if their result is a function of one
+//! activation. Operands of operators that only move elements are rescaled where needed. Every other
+//! node stays float between its conversions, as the model says. Sums of products are requantized in one
 //! of two arithmetics ([`Arithmetic`]).
 
 mod build;
+mod chain;
 mod find;
 mod moves;
 mod pack;
+pub(crate) mod shapes;
 mod table;
 mod values;
 mod view;
@@ -74,10 +77,11 @@ pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
     let mut copy = graph.clone();
     let edit = Edit::new(&mut copy);
     let mut coverage = Coverage::default();
-    for (id, site) in find::sites(&edit, arithmetic)? {
-        let Some(node) = edit.node(id) else { continue };
+    for (nodes, site) in find::sites(&edit, arithmetic)? {
+        let last = nodes.last().and_then(|id| edit.node(*id));
+        let Some(node) = last else { continue };
         match site {
-            Ok(_) => coverage.nodes += 1,
+            Ok(_) => coverage.nodes += nodes.len(),
             Err(Refusal(reason)) => coverage.float_nodes.push(FloatNode {
                 node: node.name.clone(),
                 op: node.op.name().to_owned(),
@@ -90,8 +94,9 @@ pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
 
 fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
     let mut domain = Domain::default();
-    for (id, site) in find::sites(edit, arithmetic)? {
-        let Some(node) = edit.node(id) else { continue };
+    for (nodes, site) in find::sites(edit, arithmetic)? {
+        let last = nodes.last().and_then(|id| edit.node(*id));
+        let Some(node) = last else { continue };
         let name = node.name.clone();
         match site {
             Err(Refusal(why)) => log::debug!("\"{name}\" stays float: {why}"),
@@ -100,7 +105,7 @@ fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
                     break;
                 }
                 domain
-                    .build(edit, id, &site)
+                    .build(edit, &nodes, &site)
                     .map_err(|e| Error::other(Stage::Pass, format!("\"{name}\": {e}")))?;
             }
         }

@@ -5,7 +5,7 @@
 
 use super::build::{Domain, New, channels};
 use super::find::{Move, Site};
-use super::values::usual_axis;
+use super::shapes::usual_axis;
 use super::values::{Quantized, Result8};
 use super::view::View;
 use super::{Refusal, refuse};

@@ -444,27 +444,3 @@ fn check_row(bias: &HostTensor, n: usize) -> Result<(), Refusal> {
         "a bias that is neither a scalar nor one value per channel",
     ))
 }
-
-/// The size of axis `axis`, which must be constant.
-pub(super) fn channels(shape: &[Dim], axis: usize) -> Result<i64, Refusal> {
-    let size = shape
-        .get(axis)
-        .ok_or_else(|| refuse("an operand with too few axes"))?;
-    size.as_const()
-        .ok_or_else(|| refuse("a channel or feature axis whose size is not constant"))
-}
-
-/// The axes that a tensor of this shape can store last. The usual one comes first: the channels
-/// of images, or the features of rows.
-pub(super) fn axes_to_store(shape: &[Dim]) -> impl Iterator<Item = usize> {
-    let rank = shape.len();
-    let usual = if rank >= 4 { 1 } else { rank.saturating_sub(1) };
-    let all = std::iter::once(usual).chain((0..rank).rev().filter(move |a| *a != usual));
-    all.filter(|a| channels(shape, *a).is_ok())
-}
-
-/// The axis that is stored last by default.
-pub(super) fn usual_axis(shape: &[Dim]) -> Result<usize, Refusal> {
-    let axis = axes_to_store(shape).next();
-    axis.ok_or_else(|| refuse("a tensor without an axis of constant size"))
-}

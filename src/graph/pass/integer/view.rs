@@ -14,6 +14,8 @@ use crate::graph::op::matmul_integer::MatMulInteger;
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::qlinear::{Place, QLinear};
 use crate::graph::op::quantize_linear::DequantizeLinear;
+use crate::graph::op::shape_of::ShapeOf;
+use crate::graph::op::size_of::SizeOf;
 use crate::graph::pass::pattern::{input, producer, scalar};
 use crate::graph::{Edit, Node, NodeId, ValueId};
 use crate::quant::fixed::Affine;
@@ -83,7 +85,8 @@ impl<'a, 'b> View<'a, 'b> {
             let made = producer::<DequantizeLinear>(edit, *v);
             made.is_some_and(|(_, dq, _)| input(dq, 0).is_some_and(|q| !is_known(edit, q)))
         };
-        let reads = node.inputs.iter().flatten().any(is_activation);
+        let for_shape = node.op.downcast::<ShapeOf>().is_some() || node.op.downcast::<SizeOf>().is_some();
+        let reads = !for_shape && node.inputs.iter().flatten().any(is_activation);
         reads.then(|| Self {
             edit,
             id,
