@@ -12,6 +12,7 @@ mod equalize;
 mod histogram;
 mod job;
 mod observe;
+mod output;
 mod products;
 mod ranges;
 mod refused;
@@ -23,17 +24,14 @@ mod upgrade;
 mod walk;
 mod write;
 
-use crate::new_folder::{INT8, NewFolder};
 use crate::quantize::{copy_others, external_files};
 use job::Job;
 use observe::check_set;
 use std::collections::HashSet;
-use std::path::{Path, PathBuf};
-use tempfile::NamedTempFile;
+use std::path::Path;
 use transformer_lite::unstable::backend::Backend;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::files::kind::check_file;
-use transformer_lite::unstable::files::temporary;
 use transformer_lite::unstable::graph::onnx::weights::map;
 use transformer_lite::unstable::graph::onnx::write::write_file;
 use transformer_lite::unstable::graph::onnx::{decode, import};
@@ -43,6 +41,7 @@ use transformer_lite::unstable::tensor::{Bytes, DType};
 
 pub use compare::{Channel, MOST_DECIBELS, OutputNoise};
 pub use observe::Item;
+pub use output::Output;
 pub use ranges::RangeMethod;
 pub use refused::Refused;
 
@@ -152,16 +151,15 @@ pub struct Summary {
     pub bytes_after: u64,
 }
 
-/// Quantizes the model `input`, a folder with `model.onnx` or an ONNX file, to `output`: a file if
-/// its name ends in `.onnx`, else a folder with `model.onnx`, into which the files beside the model
-/// of an input folder are copied. `output` must not exist; a folder may be empty. It appears whole
-/// or not at all.
+/// Quantizes the model `input`, a folder with `model.onnx` or an ONNX file, to `output`, which
+/// appears last. From a folder to a folder, the files beside the model are copied, too.
 ///
-/// Errors: an output that exists and an unsuitable calibration set ([`Error::is_usage`]); a model
-/// that [`import`] rejects, is quantized already or has nothing to quantize; values that are not
-/// finite, ranges without a scale and sums that can leave 32 bits ([`Refused`], with the node).
+/// Errors: an unsuitable calibration set ([`Error::is_usage`]); a model that [`import`] rejects, is
+/// quantized already or has nothing to quantize; values that are not finite, ranges without a scale
+/// and sums that can leave 32 bits ([`Refused`], with the node).
 pub fn quantize(
-    (input, output): (&Path, &Path),
+    input: &Path,
+    output: Output,
     options: &Options,
     set: &CalibrationSet<'_>,
     open: &Open<'_>,
@@ -173,7 +171,6 @@ pub fn quantize(
         input.to_owned()
     };
     check_file("model", &path)?;
-    let output = Output::new(output)?;
     let mut graph = import(&path)?;
     derive::derive(&mut graph)?;
     let mut model = decode::model(Stage::Quantize, &path, map(&path)?.bytes())?;
@@ -190,60 +187,16 @@ pub fn quantize(
     job.equalize(set, open, tell)?;
     job.calibrate(set, open, tell)?;
     let bytes = job.bytes(model, &path, set)?;
-    if let Output::Folder(new) = &output
-        && input.is_dir()
-    {
-        copy_others(input, new.path(), &external)?;
+    if let Some(folder) = output.folder().filter(|_| input.is_dir()) {
+        copy_others(input, folder, &external)?;
     }
-    write_file(&output.path(), &bytes)?;
-    let mut summary = job.summary(&output.path(), set, open, tell)?;
+    write_file(&output.model(), &bytes)?;
+    let mut summary = job.summary(&output.model(), set, open, tell)?;
     let files = std::iter::once(&path).chain(&external);
     summary.bytes_before = files.map(|f| std::fs::metadata(f).map_or(0, |m| m.len())).sum();
     summary.bytes_after = bytes.len() as u64;
     output.commit()?;
     Ok(summary)
-}
-
-/// The result before it gets its name.
-enum Output {
-    Folder(NewFolder),
-    File(NamedTempFile, PathBuf),
-}
-
-impl Output {
-    fn new(output: &Path) -> Result<Self> {
-        if output.extension().is_none_or(|e| e != "onnx") {
-            return Ok(Self::Folder(NewFolder::create(output, INT8)?));
-        }
-        if output.symlink_metadata().is_ok() {
-            let what = "exists; give a file that does not exist";
-            return Err(Error::usage(format!("output {}", output.display()), what));
-        }
-        let folder = output.parent().filter(|p| !p.as_os_str().is_empty());
-        let file = temporary::create(folder.unwrap_or(Path::new(".")), 0o644);
-        let file = file.map_err(|e| Error::io("cannot write", output, e))?;
-        Ok(Self::File(file, output.to_owned()))
-    }
-
-    /// Where to write the model.
-    fn path(&self) -> PathBuf {
-        match self {
-            Self::Folder(new) => new.path().join(MODEL),
-            Self::File(file, _) => file.path().to_owned(),
-        }
-    }
-
-    fn commit(self) -> Result<()> {
-        match self {
-            Self::Folder(new) => new.commit(),
-            Self::File(file, output) => {
-                let moved = file.persist_noclobber(&output);
-                moved
-                    .map(|_| ())
-                    .map_err(|e| Error::io("cannot write", &output, e.error))
-            }
-        }
-    }
 }
 
 /// Rejects models that have no part to quantize or are quantized already, and unknown names.
@@ -259,7 +212,7 @@ fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Opti
     }
     let known: HashSet<&str> = graph.nodes().map(|(_, n)| n.name.as_str()).collect();
     if let Some(name) = options.keep_float.iter().find(|n| !known.contains(n.as_str())) {
-        let what = format!("the model has no node \"{name}\"; `tlite inspect` lists its nodes");
+        let what = format!("the model has no node \"{name}\"; `tlite inspect --nodes` lists its nodes");
         return Err(Error::usage("--keep-float", what));
     }
     if placement

@@ -49,9 +49,9 @@ impl NewFolder {
     /// Creates the temporary folder of `output`: `prefix` plus the output's name. What killed
     /// processes left in the parent folder is removed first.
     ///
-    /// `output` must not exist or must be an empty folder, and its parent folder must exist.
-    /// Errors: the output exists ([`Error::is_usage`]); another process writes it
-    /// ([`ErrorKind::Busy`]); the folder cannot be created.
+    /// Errors: the output exists and is not an empty folder, or its parent folder does not exist
+    /// ([`Error::is_usage`]); another process writes it ([`ErrorKind::Busy`]); the folder cannot be
+    /// created.
     pub fn create(output: &Path, prefix: &str) -> Result<Self> {
         let mut new = Self::resume(output, prefix)?;
         new.keep = false;
@@ -67,7 +67,7 @@ impl NewFolder {
             let option = format!("output {}", output.display());
             Error::usage(option, "has no file name; give the path of a folder")
         })?;
-        sweep(parent(output));
+        sweep(folder_of(output)?);
         let lock = lock(&temporary, output)?;
         let result = temporary.join(RESULT);
         match std::fs::remove_dir_all(&result) {
@@ -238,6 +238,16 @@ pub fn set_aside(path: &Path) -> std::io::Result<PathBuf> {
     let name = path.file_name().unwrap_or_default().display();
     let aside = path.with_file_name(format!("{REMOVED}{name}-{}-{number}", std::process::id()));
     std::fs::rename(path, &aside).map(|()| aside)
+}
+
+/// The folder that holds `output`; a usage error if there is none.
+pub(crate) fn folder_of(output: &Path) -> Result<&Path> {
+    let folder = parent(output);
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let what = format!("there is no folder {}", folder.display());
+    Err(Error::usage(format!("output {}", output.display()), what))
 }
 
 /// The folder that holds `path`.

@@ -233,7 +233,8 @@ pub(super) fn floats<'t>(tensor: &'t HostTensor, name: &str) -> Result<std::borr
     read.map_err(|e| Error::caused(Stage::Quantize, format!("value \"{name}\""), e))
 }
 
-/// Fails if the set is empty, or if a float input is the same number throughout.
+/// Fails if the set is empty, if an item has another element type than its input, or if a float
+/// input is the same number throughout.
 pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
     if set.names.is_empty() {
         return Err(Error::usage("--calibration", "the calibration set is empty"));
@@ -241,6 +242,16 @@ pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
     let mut extremes: BTreeMap<String, (f32, f32)> = BTreeMap::new();
     for i in 0..set.names.len() {
         for (name, tensor) in (set.read)(i)? {
+            let expected = graph.input(&name).and_then(|v| graph.fact(v).ok());
+            if let Some(fact) = expected.filter(|f| f.dtype != tensor.dtype()) {
+                let what = format!(
+                    "{}: input \"{name}\": expected elements of type {}, found {}",
+                    set.name(i),
+                    fact.dtype,
+                    tensor.dtype()
+                );
+                return Err(Error::usage("--calibration", what));
+            }
             if !tensor.dtype().is_float() {
                 continue;
             }

@@ -1,10 +1,13 @@
 use super::*;
+use std::path::PathBuf;
 use tempfile::TempDir;
 use transformer_lite::unstable::cancel::Cancel;
 use transformer_lite::unstable::error::ErrorKind;
 use transformer_lite::unstable::graph::onnx::proto::{GraphProto, NodeProto, TensorProto};
 use transformer_lite::unstable::graph::onnx::write::{Attr, ModelWriter, NodeSpec, Size};
+use transformer_lite::unstable::graph::pass::integer::{FloatNode, coverage};
 use transformer_lite::unstable::llm::sampler::SplitMix64;
+use transformer_lite::unstable::quant::fixed::Arithmetic;
 use transformer_lite::unstable::runner::{Runner, RunnerOptions};
 use transformer_lite::unstable::tensor::HostTensor;
 
@@ -106,7 +109,14 @@ fn run_with(model: &Path, output: &Path, options: &Options, count: usize, read: 
         names: (0..count).map(|i| format!("item {i}")).collect(),
         read,
     };
-    quantize((model, output), options, &set, &|| Ok(None), &|_, _, _| ())
+    quantize(
+        model,
+        Output::create(output)?,
+        options,
+        &set,
+        &|| Ok(None),
+        &|_, _, _| (),
+    )
 }
 
 struct Made {
@@ -259,6 +269,68 @@ fn nodes_stay_in_floats_on_request() {
     let third = made.convolutions().find(|n| n.name == "third").unwrap();
     assert_eq!(third.input[1], "w3");
     assert_eq!(made.summary.left[1].name, "third");
+}
+
+/// A network with gates, means, a product of two activations and a softmax; the size of pictures
+/// is open, or 4 x 4.
+fn gates(folder: &Path, open: bool) -> PathBuf {
+    let mut w = ModelWriter::without_data(Stage::Quantize, folder, "gates.onnx", "gates");
+    w.opset("", 13);
+    let node = |w: &mut ModelWriter, op, name: &str, inputs: &[&str], attributes: &[(&str, Attr)]| {
+        w.add_node(NodeSpec {
+            domain: "",
+            op,
+            name,
+            inputs,
+            outputs: &[name],
+            attributes,
+        })
+        .unwrap();
+    };
+    let side = || if open { Size::from("side") } else { Size::from(4) };
+    let picture = [Size::from(1), Size::from(2), side(), side()];
+    w.add_input("x", DType::F32, &picture).unwrap();
+    w.add_constant("w", &tensor(&[2, 2, 1, 1], &numbers(1, 4)))
+        .unwrap();
+    for (name, value) in [("three", 3.0), ("six", 6.0), ("zero", 0.0)] {
+        w.add_constant(name, &tensor(&[], &[value])).unwrap();
+    }
+    node(&mut w, "Conv", "conv", &["x", "w"], &[]);
+    node(&mut w, "Sigmoid", "gate", &["conv"], &[]);
+    node(&mut w, "Mul", "silu", &["conv", "gate"], &[]);
+    node(&mut w, "Add", "plus", &["silu", "three"], &[]);
+    node(&mut w, "Clip", "clip", &["plus", "zero", "six"], &[]);
+    node(&mut w, "Mul", "product", &["silu", "clip"], &[]);
+    node(&mut w, "Div", "swish", &["product", "six"], &[]);
+    node(&mut w, "GlobalAveragePool", "mean", &["swish"], &[]);
+    node(&mut w, "Mul", "scaled", &["swish", "mean"], &[]);
+    node(&mut w, "MatMul", "square", &["scaled", "swish"], &[]);
+    node(&mut w, "Softmax", "y", &["square"], &[("axis", Attr::Int(-1))]);
+    w.add_output("y", DType::F32, &[Size::from(1), Size::from(2), side(), side()])
+        .unwrap();
+    w.finish().unwrap();
+    folder.join("gates.onnx")
+}
+
+#[test]
+fn what_is_quantized_runs_in_integers() {
+    for open in [false, true] {
+        let folder = tempfile::tempdir().unwrap();
+        let model = gates(folder.path(), open);
+        let path = folder.path().join("int8.onnx");
+        let summary = run_with(&model, &path, &options(), 4, &random_item).unwrap();
+        let mut made = import(&path).unwrap();
+        derive::derive(&mut made).unwrap();
+        let found = coverage(&made, Arithmetic::Float).unwrap();
+        let left: HashSet<&str> = summary.left.iter().map(|l| l.name.as_str()).collect();
+        let nodes: Vec<&FloatNode> = found.float_nodes.iter().collect();
+        assert!(nodes.iter().all(|n| left.contains(n.node.as_str())), "{nodes:?}");
+        let wanted: &[&str] = if open { &["mean", "square", "y"] } else { &[] };
+        let missing: Vec<&&str> = wanted.iter().filter(|n| !left.contains(**n)).collect();
+        assert!(missing.is_empty() && left.len() == wanted.len(), "{left:?}");
+        let quantized: usize = summary.layers.iter().map(|l| l.ops.len()).sum();
+        assert_eq!(found.nodes, quantized);
+    }
 }
 
 /// Quantizes with these items; expects an error, and nothing beside the model.

@@ -199,12 +199,12 @@ impl Float {
 /// How quantized operators are computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Integer {
-    /// With 8-bit integers, scaled as ONNX says.
+    /// With 8-bit integers, scaled in floats as ONNX specifies.
     #[default]
     Float,
     /// With 8-bit integers alone, as TensorFlow Lite's reference kernels compute.
     Fixed,
-    /// As floats between conversions.
+    /// As floats between conversions; slow, for comparison.
     Off,
 }
 
@@ -381,20 +381,33 @@ macro_rules! whole {
 
 whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
-/// As [`check_writable`], for a report on `model`, a file or folder. A usage error also if the
-/// report would overwrite a part of it.
-pub fn check_report(option: &str, path: &Path, model: &Path) -> Result<()> {
+/// As [`check_writable`], for a report on what becomes of `model` in `output`, files or folders. A
+/// usage error also if the report would overwrite a part of them.
+pub fn check_report(option: &str, path: &Path, model: &Path, output: &Path) -> Result<()> {
     check_writable(option, path)?;
-    let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
-    let real = |p: &Path| std::fs::canonicalize(p).ok();
-    let within = real(folder.unwrap_or(Path::new("."))).zip(real(model));
-    let is_part = within.is_some_and(|(folder, model)| folder.starts_with(&model))
-        || real(path).is_some_and(|path| real(model) == Some(path));
-    if is_part {
-        let what = format!("{} is part of the model; choose another path", path.display());
-        return Err(Error::usage(option, what));
+    let report = real(path);
+    for (whole, name) in [(model, "the model"), (output, "the output")] {
+        if report.starts_with(real(whole)) {
+            let what = format!("{} is part of {name}; choose another path", path.display());
+            return Err(Error::usage(option, what));
+        }
     }
     Ok(())
+}
+
+/// Whether two paths name the same file, which need not exist.
+pub fn is_same(a: &Path, b: &Path) -> bool {
+    real(a) == real(b)
+}
+
+/// The absolute path without links, `.` and `..`; `path` itself if its folder does not exist.
+fn real(path: &Path) -> PathBuf {
+    std::fs::canonicalize(path).unwrap_or_else(|_| {
+        let folder = path.parent().filter(|p| !p.as_os_str().is_empty());
+        let folder = std::fs::canonicalize(folder.unwrap_or(Path::new(".")));
+        let joined = folder.ok().zip(path.file_name()).map(|(f, name)| f.join(name));
+        joined.unwrap_or_else(|| path.to_owned())
+    })
 }
 
 /// A usage error if the file that `option` names cannot be written; called before any work.

@@ -5,7 +5,7 @@ mod page;
 
 use super::calibration::{CalibratedBy, CalibrationOptions, with_methods};
 use super::interrupt::Interrupt;
-use super::options::{Verbosity, check_report};
+use super::options::{Verbosity, check_report, is_same};
 use super::output::{advance, byte_bar, note, put_json, put_report, table, text_output};
 use super::run::PictureArgs;
 use clap::ValueEnum;
@@ -499,10 +499,12 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     check_form("MODEL", &args.model)?;
     let int8 = args.is_int8()?;
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
-        file.as_ref()
-            .map_or(Ok(()), |file| check_report(option, file, &args.model))?;
+        file.as_ref().map_or(Ok(()), |file| {
+            check_report(option, file, &args.model, &args.output)
+        })?;
     }
-    if args.report.is_some() && args.report == args.report_json {
+    let both = args.report.as_ref().zip(args.report_json.as_ref());
+    if both.is_some_and(|(page, json)| is_same(page, json)) {
         return Err(Error::usage("--report-json", "is the same file as --report"));
     }
     if int8 {
@@ -515,6 +517,7 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
             verbosity: args.verbosity,
             calibration: &args.calibration,
             pictures: &args.pictures,
+            interrupt,
         };
         return int8::run(&args.int8, &task);
     }

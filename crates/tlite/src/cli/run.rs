@@ -242,8 +242,7 @@ fn suggest(args: &Args, runner: &Runner, given: &[(Named, Option<PathBuf>)], out
     };
     let fact = runner.inputs().find(|(n, _)| n == name).map(|(_, f)| f);
     let shapes: Vec<Vec<usize>> = outputs.iter().map(|(_, t)| t.shape().to_vec()).collect();
-    if let Some(options) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
-        let what = format!("this looks like an ImageNet classifier; most need {options}");
+    if let Some(what) = fact.and_then(|f| args.picture.suggestion(f, &shapes)) {
         note(&mut std::io::stderr(), &what);
     }
 }

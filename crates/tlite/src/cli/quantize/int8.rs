@@ -5,22 +5,24 @@ mod page;
 
 use super::shape_text;
 use crate::cli::calibration::CalibrationOptions;
+use crate::cli::interrupt::Interrupt;
 use crate::cli::load;
 use crate::cli::options::{ADVANCED, Verbosity, from_one, from_zero};
-use crate::cli::output::{bar, count, put_json, put_report, table, text_output};
+use crate::cli::output::{bar, count, note, put_json, put_report, table, text_output, warning};
 use crate::cli::run::PictureArgs;
 use crate::inspect::model_file;
 use clap::ValueEnum;
 use items::Items;
 use serde::Serialize;
+use std::collections::{BTreeMap, HashSet};
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::write_whole;
 use transformer_lite::unstable::fmt::{count_text, size_text};
-use transformer_lite::unstable::graph::{derive, onnx};
+use transformer_lite::unstable::graph::{Graph, derive, onnx};
 use transformer_lite_convert::int8::{
-    CalibrationSet, Channel, LayerReport, LeftNode, Options, OutputNoise, RangeMethod, Step, Summary,
+    CalibrationSet, Channel, LayerReport, LeftNode, Options, Output, OutputNoise, RangeMethod, Step, Summary,
     quantize,
 };
 
@@ -65,6 +67,8 @@ pub struct Int8Args {
     #[arg(long, hide_short_help = true)]
     no_bias_correction: bool,
     /// Node that stays in floats; may be repeated
+    ///
+    /// `*` stands for any characters. `tlite inspect --nodes` lists the names.
     #[arg(long, value_name = "NODE", hide_short_help = true)]
     keep_float: Vec<String>,
     /// Use at most N items of the calibration set, spread evenly [default: 128]
@@ -102,7 +106,7 @@ impl Int8Args {
             .map(|(option, _)| option)
     }
 
-    fn options(&self) -> Result<Options> {
+    fn options(&self, graph: &Graph) -> Result<Options> {
         if self.percentile.is_some() && self.ranges != Some(Ranges::Percentile) {
             return Err(Error::usage("--percentile", "needs --ranges percentile"));
         }
@@ -119,10 +123,44 @@ impl Int8Args {
             equalize: !self.no_equalization,
             compensate: !self.no_compensation,
             correct_bias: !self.no_bias_correction,
-            keep_float: self.keep_float.iter().cloned().collect(),
+            keep_float: named(graph, &self.keep_float)?,
             compared: self.compare_items.unwrap_or(32),
         })
     }
+}
+
+/// The names of the nodes that patterns with `*` match. A usage error for a pattern without one.
+fn named(graph: &Graph, patterns: &[String]) -> Result<HashSet<String>> {
+    let mut found = HashSet::new();
+    for pattern in patterns {
+        let names = graph.nodes().map(|(_, n)| &n.name);
+        let new: Vec<&String> = names.filter(|n| matches(pattern, n)).collect();
+        if new.is_empty() {
+            let what =
+                format!("the model has no node \"{pattern}\"; `tlite inspect --nodes` lists its nodes");
+            return Err(Error::usage("--keep-float", what));
+        }
+        found.extend(new.into_iter().cloned());
+    }
+    Ok(found)
+}
+
+/// Whether a name consists of the parts of a pattern between `*`, in order, and what `*` stand for.
+fn matches(pattern: &str, name: &str) -> bool {
+    let Some((first, rest)) = pattern.split_once('*') else {
+        return pattern == name;
+    };
+    let Some(mut name) = name.strip_prefix(first) else {
+        return false;
+    };
+    let (middle, last) = rest.rsplit_once('*').unwrap_or(("", rest));
+    for part in middle.split('*') {
+        match name.split_once(part) {
+            Some((_, after)) => name = after,
+            None => return false,
+        }
+    }
+    name.ends_with(last)
 }
 
 /// What the command is asked for.
@@ -135,15 +173,21 @@ pub struct Task<'a> {
     pub verbosity: Verbosity,
     pub calibration: &'a CalibrationOptions,
     pub pictures: &'a PictureArgs,
+    pub interrupt: &'a Interrupt,
 }
 
 pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
-    let options = args.options()?;
     let file = model_file(task.model)?;
+    let output = Output::create(task.output)?;
+    let _unfinished = task.interrupt.scratch(output.temporary());
     let mut graph = onnx::import(&file)?;
     derive::derive(&mut graph)?;
+    let options = args.options(&graph)?;
     let at_most = args.calibration_items.map_or(128, NonZeroUsize::get);
     let items = Items::find(&graph, task, at_most)?;
+    if let Some(what) = items.suggestion(&graph)? {
+        note(&mut std::io::stderr(), &what);
+    }
     let read = |i: usize| items.read(i);
     let set = CalibrationSet {
         names: items.names(),
@@ -161,7 +205,7 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         count(&line, done, all, what);
     };
     let open = || load::open(task.calibration.device());
-    let made = quantize((task.model, task.output), &options, &set, &open, &tell);
+    let made = quantize(task.model, output, &options, &set, &open, &tell);
     line.finish_and_clear();
     let summary = made?;
     let mut out = text_output();
@@ -169,6 +213,13 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
         put_json(&mut out, &Int8Report::new(&summary, &options))?;
     } else {
         put_report(&mut out, &text(&summary, &options, task))?;
+    }
+    for poor in summary.outputs.iter().filter(|o| o.median_snr < POOR) {
+        let what = format!(
+            "output {}: a signal-to-noise ratio of {:.1} dB is low; {ADVICE}",
+            poor.name, poor.median_snr
+        );
+        warning(&mut std::io::stderr(), &what);
     }
     if let Some(file) = task.report {
         let page = page::page(task, &options, &summary);
@@ -319,8 +370,15 @@ impl<'a> Int8Report<'a> {
     }
 }
 
-/// Layers, and nodes in floats, in a table without `--verbose`.
+/// Layers in a table without `--verbose`.
 const SHOWN: usize = 5;
+/// The ratio in dB below which a warning is printed. The noise of the outputs is then a third of
+/// their size.
+const POOR: f64 = 10.0;
+const ADVICE: &str = "use more calibration data like that of the intended use, or keep nodes where the ratio \
+                      falls in floats (--verbose lists all layers; --keep-float)";
+/// Names of operators in a line about several nodes.
+const NAMED: usize = 4;
 
 fn decibels(v: Option<f64>) -> String {
     v.map_or_else(|| "-".to_owned(), |v| format!("{v:.1} dB"))
@@ -328,6 +386,15 @@ fn decibels(v: Option<f64>) -> String {
 
 fn channel(c: Option<Channel>) -> String {
     c.map_or_else(|| "-".to_owned(), |c| format!("{:.1} dB ({})", c.snr, c.index))
+}
+
+/// The shape of a layer's weights.
+fn weights(l: &LayerReport) -> String {
+    if l.shape.is_empty() {
+        "-".to_owned()
+    } else {
+        shape_text(&l.shape)
+    }
 }
 
 /// The scheme in words.
@@ -359,7 +426,8 @@ fn scheme(options: &Options) -> String {
     )
 }
 
-fn layer_table(layers: &[&LayerReport]) -> String {
+/// A line for each layer, without the ratios of results if no items were compared.
+fn layer_table(layers: &[&LayerReport], compared: bool) -> String {
     let head = [
         "layer",
         "operators",
@@ -369,32 +437,71 @@ fn layer_table(layers: &[&LayerReport]) -> String {
         "SNR",
         "worst channel",
     ];
+    let columns = if compared { head.len() } else { head.len() - 2 };
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for l in layers {
         rows.push(vec![
             l.name.clone(),
             l.ops.join(" "),
-            if l.shape.is_empty() {
-                "-".to_owned()
-            } else {
-                shape_text(&l.shape)
-            },
+            weights(l),
             decibels(l.weights_snr),
             channel(l.worst_weights),
             decibels(l.snr),
             channel(l.worst),
         ]);
     }
+    rows.iter_mut().for_each(|row| row.truncate(columns));
     table(&rows, 2)
+}
+
+/// Layers that compute; the others move elements.
+fn computing(s: &Summary) -> Vec<&LayerReport> {
+    s.layers.iter().filter(|l| l.kind != "move").collect()
+}
+
+/// The nodes in floats: a line for each node if verbose, else for each reason.
+fn left_text(left: &[LeftNode], verbose: bool) -> String {
+    if verbose {
+        let lines = left
+            .iter()
+            .map(|l| format!("in floats: {} {}: {}\n", l.op, l.name, l.reason));
+        return lines.collect();
+    }
+    let mut reasons: Vec<(&str, Vec<&LeftNode>)> = Vec::new();
+    for l in left {
+        match reasons.iter_mut().find(|(reason, _)| *reason == l.reason) {
+            Some((_, nodes)) => nodes.push(l),
+            None => reasons.push((l.reason, vec![l])),
+        }
+    }
+    let line = |(reason, nodes): &(&str, Vec<&LeftNode>)| {
+        if let [only] = nodes.as_slice() {
+            return format!("in floats: {} {}: {reason}\n", only.op, only.name);
+        }
+        let mut ops: BTreeMap<&str, usize> = BTreeMap::new();
+        nodes.iter().for_each(|n| *ops.entry(&n.op).or_default() += 1);
+        let mut ops: Vec<(&str, usize)> = ops.into_iter().collect();
+        ops.sort_by_key(|(_, n)| std::cmp::Reverse(*n));
+        let more = if ops.len() > NAMED { ", ..." } else { "" };
+        let ops: Vec<&str> = ops.iter().take(NAMED).map(|(op, _)| *op).collect();
+        format!(
+            "in floats: {} nodes ({}{more}): {reason}\n",
+            nodes.len(),
+            ops.join(", ")
+        )
+    };
+    reasons.iter().map(line).collect()
 }
 
 /// The report for people: the table of layers, nodes in floats, then the totals.
 fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
     let mut out = String::new();
-    if !task.verbosity.quiet {
-        let mut shown: Vec<&LayerReport> = s.layers.iter().filter(|l| l.kind != "move").collect();
-        let all = shown.len();
-        if !task.verbosity.verbose {
+    let Verbosity { quiet, verbose } = task.verbosity;
+    let layers = computing(s);
+    let all = layers.len();
+    if !quiet {
+        let mut shown = layers;
+        if !verbose {
             let ratio = |l: &LayerReport| l.snr.or(l.weights_snr).unwrap_or(f64::INFINITY);
             shown.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
             shown.truncate(SHOWN);
@@ -405,18 +512,8 @@ fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
                 );
             }
         }
-        out.push_str(&layer_table(&shown));
-        let most = if task.verbosity.verbose {
-            s.left.len()
-        } else {
-            SHOWN
-        };
-        for l in s.left.iter().take(most) {
-            out.push_str(&format!("in floats: {} {}: {}\n", l.op, l.name, l.reason));
-        }
-        if s.left.len() > most {
-            out.push_str(&format!("in floats: {} more\n", s.left.len() - most));
-        }
+        out.push_str(&layer_table(&shown, s.compared > 0));
+        out.push_str(&left_text(&s.left, verbose));
     }
     for o in &s.outputs {
         out.push_str(&format!(
@@ -430,7 +527,7 @@ fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
     }
     out.push_str(&format!(
         "{} quantized over {}: {}\n{} -> {}, written to {}\n",
-        count_text(s.layers.len(), "layer"),
+        count_text(all, "layer"),
         count_text(s.items, "calibration item"),
         scheme(options),
         size_text(s.bytes_before),
@@ -438,4 +535,52 @@ fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
         task.output.display()
     ));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stars_stand_for_any_characters() {
+        for (pattern, name) in [
+            ("a", "a"),
+            ("*", ""),
+            ("*", "abc"),
+            ("a*", "a"),
+            ("*/out/*", "layer.0/out/Add"),
+            ("l*0*Add", "layer.0/out/Add"),
+            ("*ab*ab", "abab"),
+        ] {
+            assert!(matches(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [
+            ("a", "ab"),
+            ("a*b", "a"),
+            ("*ab*ab", "ab"),
+            ("a*a", "a"),
+            ("x*", "ax"),
+        ] {
+            assert!(!matches(pattern, name), "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn nodes_in_floats_are_counted_by_reason() {
+        let node = |name: &str, op: &str, reason| LeftNode {
+            name: name.to_owned(),
+            op: op.to_owned(),
+            reason,
+        };
+        let left = [
+            node("a", "Sqrt", "one"),
+            node("b", "Add", "two"),
+            node("c", "Add", "two"),
+        ];
+        assert_eq!(
+            left_text(&left, false),
+            "in floats: Sqrt a: one\nin floats: 2 nodes (Add): two\n"
+        );
+        assert_eq!(left_text(&left, true).lines().count(), 3);
+    }
 }

@@ -35,6 +35,7 @@ svg .grid { stroke: var(--line); } svg .one { stroke: var(--ink); stroke-dasharr
 circle { fill-opacity: .5; } svg .rtn { fill: var(--shape); } svg .mse { fill: var(--weights); } svg .mae { fill: var(--arena); } svg .written { fill: var(--group); }
 table { font-size: .86rem; } td, th { padding: .2rem 0 .2rem 1rem; white-space: nowrap; }
 td:first-child, th:first-child { padding-left: 0; white-space: normal; overflow-wrap: anywhere; }
+td.text { white-space: normal; } td.text, th.text { text-align: left; } .sortable th { white-space: normal; vertical-align: bottom; }
 td.bar { width: 40%; min-width: 90px; } .sortable td.bar { width: 20%; } td.bar span { display: block; height: 10px; border-radius: 3px; background: var(--group); min-width: 2px; }
 table.sortable th { cursor: pointer; } table.sortable th[aria-sort]::after { content: \" \\25be\"; } table.sortable th[aria-sort=ascending]::after { content: \" \\25b4\"; }
 @media (max-width: 760px) { .wide { display: none; } td, th { padding-left: .5rem; } .heat { font-size: .74rem; gap: 1px; } }

@@ -123,10 +123,17 @@ fn mean(text: &str) -> Result<[f32; 3], String> {
 const IMAGENET_CLASSES: [i64; 2] = [1000, 1001];
 
 impl PictureArgs {
-    /// Options to try for a model that looks like a classifier of `ImageNet`, from a picture for
-    /// `input` to a row of scores in one of `outputs`. `None` for another model, and where options
-    /// for these were given.
+    /// A note with options to try for a model that looks like a classifier of `ImageNet`, from a
+    /// picture for `input` to a row of scores in one of `outputs`. `None` for another model, and
+    /// where options for these were given.
     pub fn suggestion(&self, input: &Fact, outputs: &[Vec<usize>]) -> Option<String> {
+        let options = self.missing(input, outputs)?;
+        Some(format!(
+            "this looks like an ImageNet classifier; most need {options}"
+        ))
+    }
+
+    fn missing(&self, input: &Fact, outputs: &[Vec<usize>]) -> Option<String> {
         let square = sides(input).is_some_and(|[h, w]| h.as_const().is_some() && h == w);
         let classes = |shape: &Vec<usize>| {
             let last = shape.last().and_then(|n| i64::try_from(*n).ok());
@@ -219,22 +226,19 @@ mod tests {
         };
         let input = fact(&[1, 3, 224, 224]);
         let none = PictureArgs::default();
-        let both = none.suggestion(&input, &[vec![1, 1000]]).unwrap();
+        let both = none.missing(&input, &[vec![1, 1000]]).unwrap();
         assert_eq!(both, "--image-mean imagenet --image-fit crop");
         let fit = PictureArgs {
             image_mean: Some([0.5; 3]),
             ..PictureArgs::default()
         };
-        assert_eq!(
-            fit.suggestion(&input, &[vec![1, 1001]]).unwrap(),
-            "--image-fit crop"
-        );
+        assert_eq!(fit.missing(&input, &[vec![1, 1001]]).unwrap(), "--image-fit crop");
         for (input, output) in [
             (fact(&[1, 3, 640, 640]), vec![1, 84, 8400]),
             (fact(&[1, 3, 224, 224]), vec![1, 10]),
             (fact(&[1, 1000]), vec![1, 1000]),
         ] {
-            assert_eq!(none.suggestion(&input, &[output]), None);
+            assert_eq!(none.missing(&input, &[output]), None);
         }
     }
 

@@ -138,3 +138,91 @@ fn int8_refuses_bad_sets_and_options() {
     fails(&weights, 2, &["--per-tensor", "int8"]);
     assert_eq!(names(dir.path()), ["empty", "net.onnx", "set"]);
 }
+
+#[test]
+fn int8_refuses_reports_that_would_overwrite_models() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, set, file, out) = (at("net.onnx"), at("set"), at("int8.onnx"), at("out"));
+    std::os::unix::fs::symlink(dir.path(), at("link")).unwrap();
+    let link = at("link/int8.onnx");
+    for (output, option, report) in [
+        (&file, "--report", &file),
+        (&file, "--report-json", &file),
+        (&file, "--report", &link),
+        (&file, "--report", &model),
+        (&out, "--report", &out),
+    ] {
+        let command = [quantize(&model, output, &set), vec![option, path(report)]].concat();
+        fails(&command, 2, &[option, path(report)]);
+    }
+    let (page, json) = (at("page"), at("link/page"));
+    let both = ["--report", path(&page), "--report-json", path(&json)];
+    fails(
+        &[&quantize(&model, &file, &set)[..], &both].concat(),
+        2,
+        &["--report-json", "--report"],
+    );
+    fails(
+        &quantize(&model, &at("none/x.onnx"), &set),
+        2,
+        &["output", "none"],
+    );
+    fails(&quantize(&model, &at("none/x"), &set), 2, &["output", "none"]);
+    assert_eq!(names(dir.path()), ["link", "net.onnx", "set"]);
+}
+
+#[test]
+fn int8_keeps_nodes_in_floats_that_a_pattern_names() {
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, set, out) = (at("net.onnx"), at("set"), at("int8.onnx"));
+    let command = [
+        quantize(&model, &out, &set),
+        vec!["--keep-float", "*lu", "--json"],
+    ]
+    .concat();
+    let output = tlite(&command);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(json["layers"][0]["ops"], serde_json::json!(["Conv"]));
+    assert_eq!(json["left"][0]["name"], "relu");
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn an_interrupted_int8_quantization_leaves_nothing() {
+    use std::time::{Duration, Instant};
+    let dir = folder();
+    let at = |name: &str| dir.path().join(name);
+    let (model, set) = (at("net.onnx"), at("many.npy"));
+    let header = "{'descr': '<f4', 'fortran_order': False, 'shape': (20000, 3, 8, 8), }";
+    let mut rows = [
+        &b"\x93NUMPY\x01\x00\x76\x00"[..],
+        format!("{header:<118}").as_bytes(),
+    ]
+    .concat();
+    let pixels = (0..20_000 * 192u32).map(|i| (i % 251) as f32);
+    rows.extend(pixels.flat_map(f32::to_le_bytes));
+    std::fs::write(&set, rows).unwrap();
+    let before = names(dir.path());
+    for output in ["out", "out.onnx"] {
+        let out = at(output);
+        let mut command = quantize(&model, &out, &set);
+        command.extend(["--calibration-items", "20000"]);
+        let child = tlite_testing::command().args(&command).spawn().unwrap();
+        let start = Instant::now();
+        while names(dir.path()) == before {
+            assert!(start.elapsed() < Duration::from_secs(20), "no temporary file");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        let sent = std::process::Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status()
+            .unwrap();
+        let output = child.wait_with_output().unwrap();
+        assert!(sent.success());
+        assert_eq!(output.status.code(), Some(130));
+        assert_eq!(names(dir.path()), before);
+    }
+}

@@ -36,6 +36,7 @@ pub struct Items<'a> {
     rows: Option<HostTensor>,
     /// Names and sources.
     all: Vec<(String, Source)>,
+    pictures: bool,
 }
 
 fn refused(what: impl Into<String>) -> Error {
@@ -58,6 +59,7 @@ impl<'a> Items<'a> {
             inputs,
             rows: None,
             all: Vec::new(),
+            pictures: false,
         };
         if path.is_dir() {
             items.folder(path)?;
@@ -73,11 +75,7 @@ impl<'a> Items<'a> {
             items.text(path)?;
         }
         if items.all.is_empty() {
-            let what = format!(
-                "{} is empty; expected pictures (.png, .jpg), .npy files, or a text with a line for each item",
-                path.display()
-            );
-            return Err(refused(what));
+            return Err(refused(items.nothing(path)));
         }
         let found = items.all.len();
         if found > at_most {
@@ -89,11 +87,9 @@ impl<'a> Items<'a> {
                 kept
             });
         }
-        let pictures = items
-            .all
-            .iter()
-            .any(|(_, s)| matches!(s, Source::File(f) if files::is_picture(f)));
-        if let Some(option) = task.pictures.given().filter(|_| !pictures) {
+        let picture = |(_, s): &(String, Source)| matches!(s, Source::File(f) if files::is_picture(f));
+        items.pictures = items.all.iter().any(picture);
+        if let Some(option) = task.pictures.given().filter(|_| !items.pictures) {
             return Err(Error::usage(
                 option,
                 "the calibration set has no pictures (.png or .jpg)",
@@ -102,8 +98,39 @@ impl<'a> Items<'a> {
         Ok(items)
     }
 
+    /// A note on options for pictures that the model probably needs.
+    pub fn suggestion(&self, graph: &Graph) -> Result<Option<String>> {
+        if !self.pictures {
+            return Ok(None);
+        }
+        let mut outputs = Vec::new();
+        for v in graph.outputs() {
+            let mut shape = Vec::new();
+            for size in &graph.fact(*v)?.shape.0 {
+                // An open size, such as the batch size, is that of one item.
+                shape.push(match size.as_const() {
+                    Some(n) => num::exact(n, "a size").map_err(|e| Error::internal(Stage::Quantize, e))?,
+                    None => 1,
+                });
+            }
+            outputs.push(shape);
+        }
+        let (_, input) = self.only_input()?;
+        Ok(self.task.pictures.suggestion(input, &outputs))
+    }
+
     pub fn names(&self) -> Vec<String> {
         self.all.iter().map(|(name, _)| name.clone()).collect()
+    }
+
+    /// What a set without items lacks.
+    fn nothing(&self, path: &Path) -> String {
+        let path = path.display();
+        match self.inputs.as_slice() {
+            _ if !self.task.calibration.set().is_some_and(Path::is_dir) => format!("{path} has no items"),
+            [_] => format!("{path} has no pictures (.png, .jpg) and no .npy files"),
+            _ => format!("{path} has no folders; expected one for each item, with NAME.npy for each input"),
+        }
     }
 
     fn only_input(&self) -> Result<&(String, Fact)> {
@@ -182,6 +209,13 @@ impl<'a> Items<'a> {
         } else {
             self.task.model.parent().unwrap_or(Path::new("."))
         };
+        if !folder.join("tokenizer.json").exists() {
+            let what = format!(
+                "{} is a text, and there is no tokenizer.json beside the model",
+                path.display()
+            );
+            return Err(refused(what));
+        }
         let tokenizer = Tokenizer::load(folder)?;
         for (i, line) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
             let mut tokens = tokenizer.encode(line, true)?;

@@ -2,12 +2,12 @@
 //! signal-to-noise ratio of every layer.
 
 use super::super::page::{SCRIPT, STYLE, command, now};
-use super::{Task, channel, decibels, scheme, shape_text};
+use super::{Task, channel, computing, decibels, scheme, weights};
 use crate::inspect::model_name;
 use crate::inspect::page::{document, escaped};
 use std::fmt::Write;
-use transformer_lite::unstable::fmt::size_text;
-use transformer_lite_convert::int8::{LayerReport, Options, Summary};
+use transformer_lite::unstable::fmt::{count_text, size_text};
+use transformer_lite_convert::int8::{Options, Summary};
 
 /// The ratio at which a bar is full, in dB.
 const FULL: f64 = 50.0;
@@ -45,8 +45,8 @@ pub fn page(task: &Task<'_>, options: &Options, s: &Summary) -> String {
     }
     cards.push((
         "layers".to_owned(),
-        s.layers.len().to_string(),
-        format!("{} nodes in floats", s.left.len()),
+        computing(s).len().to_string(),
+        format!("{} in floats", count_text(s.left.len(), "node")),
     ));
     let size = format!("before: {}", size_text(s.bytes_before));
     cards.push(("size".to_owned(), size_text(s.bytes_after), size));
@@ -76,11 +76,8 @@ fn bar(snr: Option<f64>) -> String {
 }
 
 fn worst(out: &mut String, s: &Summary) {
-    let mut sorted: Vec<&LayerReport> = s
-        .layers
-        .iter()
-        .filter(|l| l.snr.is_some() && l.kind != "move")
-        .collect();
+    let mut sorted = computing(s);
+    sorted.retain(|l| l.snr.is_some());
     if sorted.is_empty() {
         return;
     }
@@ -106,40 +103,54 @@ fn worst(out: &mut String, s: &Summary) {
 }
 
 fn all(out: &mut String, s: &Summary) {
+    let layers = computing(s);
+    let mut columns = vec![
+        ("layer", ""),
+        ("operators", "wide text"),
+        ("weights", "wide"),
+        ("range", "wide"),
+        ("zero point", "wide"),
+        ("SNR of weights", ""),
+        ("worst channel", "wide"),
+    ];
+    if s.compared > 0 {
+        columns.extend([("SNR", ""), ("worst channel", "wide")]);
+    }
     let _ = write!(
         out,
         "<section class=\"panel\">\n<details open><summary>All {} layers</summary>\n<p class=\"hint\">In parentheses: the \
-         channel.</p>\n<table class=\"sortable\">\n<thead><tr><th>layer</th><th class=\"wide\">operators</th>\
-         <th class=\"wide\">weights</th><th class=\"wide\">range</th><th class=\"wide\">zero point</th>\
-         <th>SNR of weights</th><th class=\"wide\">worst channel</th><th></th><th>SNR</th>\
-         <th class=\"wide\">worst channel</th></tr></thead>\n<tbody>\n",
-        s.layers.len()
+         channel.</p>\n<table class=\"sortable\">\n<thead><tr>",
+        layers.len()
     );
-    let sorted = |v: Option<f64>| v.unwrap_or_default();
-    for l in &s.layers {
-        let _ = writeln!(
-            out,
-            "<tr><td>{}</td><td class=\"wide\">{}</td><td class=\"wide\" data-v=\"{}\">{}</td>\
-             <td class=\"wide\" data-v=\"{:e}\">{:.3} to {:.3}</td><td class=\"wide\">{}</td><td data-v=\"{:.3}\">{}</td>\
-             <td class=\"wide\" data-v=\"{:.3}\">{}</td>{}<td data-v=\"{:.3}\">{}</td><td class=\"wide\" data-v=\"{:.3}\">{}</td></tr>",
-            escaped(&l.name),
-            escaped(&l.ops.join(" ")),
-            l.shape.iter().product::<usize>(),
-            shape_text(&l.shape),
-            l.range.1 - l.range.0,
-            l.range.0,
-            l.range.1,
-            l.zero,
-            sorted(l.weights_snr),
-            decibels(l.weights_snr),
-            sorted(l.worst_weights.map(|c| c.snr)),
-            channel(l.worst_weights),
-            bar(l.snr),
-            sorted(l.snr),
-            decibels(l.snr),
-            sorted(l.worst.map(|c| c.snr)),
-            channel(l.worst),
-        );
+    for (name, class) in &columns {
+        let _ = write!(out, "<th class=\"{class}\">{name}</th>");
+    }
+    out.push_str("</tr></thead>\n<tbody>\n");
+    let sorted = |v: Option<f64>| format!("{:.3}", v.unwrap_or_default());
+    for l in layers {
+        let cells = [
+            (String::new(), l.name.clone()),
+            (String::new(), l.ops.join(" ")),
+            (l.shape.iter().product::<usize>().to_string(), weights(l)),
+            (
+                format!("{:e}", l.range.1 - l.range.0),
+                format!("{:.3} to {:.3}", l.range.0, l.range.1),
+            ),
+            (String::new(), l.zero.to_string()),
+            (sorted(l.weights_snr), decibels(l.weights_snr)),
+            (sorted(l.worst_weights.map(|c| c.snr)), channel(l.worst_weights)),
+            (sorted(l.snr), decibels(l.snr)),
+            (sorted(l.worst.map(|c| c.snr)), channel(l.worst)),
+        ];
+        out.push_str("<tr>");
+        for ((key, text), (_, class)) in cells.iter().zip(&columns) {
+            let key = match key.is_empty() {
+                true => String::new(),
+                false => format!(" data-v=\"{key}\""),
+            };
+            let _ = write!(out, "<td class=\"{class}\"{key}>{}</td>", escaped(text));
+        }
+        out.push_str("</tr>\n");
     }
     out.push_str("</tbody></table>\n</details>\n</section>\n");
 }
