@@ -60,12 +60,17 @@ impl Build {
     }
 
     fn node(&mut self, op: impl Op + 'static, inputs: &[ValueId]) -> ValueId {
+        self.results(op, inputs, 1)[0]
+    }
+
+    /// The `count` results of a node.
+    fn results(&mut self, op: impl Op + 'static, inputs: &[ValueId], count: usize) -> Vec<ValueId> {
         let mut edit = Edit::new(&mut self.0);
-        let y = edit.add_value("v", None);
-        let name = edit.value(y).name.clone();
+        let made: Vec<ValueId> = (0..count).map(|_| edit.add_value("v", None)).collect();
+        let name = edit.value(made[0]).name.clone();
         let inputs = inputs.iter().map(|v| Some(*v)).collect();
-        edit.add_node(&name, vec![name.clone()], Box::new(op), inputs, vec![y]);
-        y
+        edit.add_node(&name, vec![name.clone()], Box::new(op), inputs, made.clone());
+        made
     }
 
     fn unary(&mut self, f: Unary, x: ValueId) -> ValueId {

@@ -7,6 +7,8 @@ use transformer_lite::unstable::graph::op::pad::{self, Pad};
 use transformer_lite::unstable::graph::op::quantize_linear::{DequantizeLinear, Grid, QuantizeLinear};
 use transformer_lite::unstable::graph::op::resize::{Coordinates, Mode, Nearest, Policy, Resize};
 use transformer_lite::unstable::graph::op::scatter::{Reduction, Scatter};
+use transformer_lite::unstable::graph::op::slice::Slice;
+use transformer_lite::unstable::graph::op::split::Split;
 use transformer_lite::unstable::graph::op::trilu::Trilu;
 use transformer_lite::unstable::graph::op::window::Window;
 use transformer_lite::unstable::graph::pass::integer::{INTEGER_FIXED, INTEGER_FLOAT};
@@ -389,5 +391,72 @@ fn several_nodes_are_one_table() {
     for factor in [None, Some(&[6][..])] {
         let (b, y) = gated(factor, false);
         b.in_integers(y, true, &[]);
+    }
+}
+
+/// Checks that parts of a convolution's result are what the model says, and whether all of them
+/// are moved as words.
+fn check_parts(mut b: Build, parts: Vec<ValueId>, as_words: bool) {
+    let sums: Vec<ValueId> = parts.into_iter().map(|v| b.unary(Unary::Relu, v)).collect();
+    let mut ends: Vec<ValueId> = sums.into_iter().map(|v| b.rounded(v, 0.02, -3)).collect();
+    let last = ends.pop().unwrap();
+    ends.into_iter().for_each(|v| b.output(v));
+    b.output(last);
+    b.pass(INTEGER_FLOAT, &[]);
+    let leaves = b.has("Int8Leave");
+    assert_eq!(leaves, !as_words, "conversions to ordinary tensors");
+}
+
+/// A picture `[1, 10, 3, 2]` of 8-bit values that are stored with the channels last.
+fn stored_picture(b: &mut Build) -> (ValueId, [ValueId; 2]) {
+    let x = b.input("x", "1,10,3,2");
+    let x = b.rounded(x, 0.02, 1);
+    let y = b.unary(Unary::Tanh, x);
+    let map = b.map(DType::F32, 0.01, 4);
+    let q = b.quantized(y, map);
+    (b.dequantized(q, map), map)
+}
+
+#[test]
+fn channels_are_split_and_sliced_as_words() {
+    for (axis, sizes, as_words) in [
+        (1, &[4, 6][..], true),
+        (1, &[8, 2], true),
+        (1, &[5, 5], false),
+        (-2, &[1, 2], true),
+    ] {
+        let mut b = Build::default();
+        let (x, map) = stored_picture(&mut b);
+        let split = Split {
+            axis,
+            sizes: Some(sizes.to_vec()),
+            parts: sizes.len(),
+            uneven: false,
+        };
+        let made = b.results(split, &[x], sizes.len());
+        let made = made.into_iter().map(|v| {
+            let q = b.quantized(v, map);
+            b.dequantized(q, map)
+        });
+        let made = made.collect();
+        check_parts(b, made, as_words);
+    }
+    for (starts, ends, axes, steps, as_words) in [
+        ([4, 1], [i64::MAX, 3], [1, 2], [1, 1], true),
+        ([-6, -1], [8, -4], [-3, -2], [1, -1], true),
+        ([4, 0], [6, 3], [1, 2], [1, 1], false),
+        ([0, 0], [8, 3], [1, 2], [2, 1], false),
+    ] {
+        let mut b = Build::default();
+        let (x, map) = stored_picture(&mut b);
+        let mut operands = vec![x];
+        for list in [starts, ends, axes, steps] {
+            let list = HostTensor::from_i64(&[2], &list).unwrap();
+            operands.push(Edit::new(&mut b.0).add_const("list", Arc::new(list)));
+        }
+        let y = b.node(Slice, &operands);
+        let q = b.quantized(y, map);
+        let y = b.dequantized(q, map);
+        check_parts(b, vec![y], as_words);
     }
 }

@@ -110,6 +110,16 @@ macro_rules! neon {
                     vminq_s8(vmaxq_s8(v, vreinterpretq_s8_s32(limits[1])), vreinterpretq_s8_s32(limits[2]))
                 };
                 in_order(v: int8x16_t) -> int8x16_t = v;
+                lookup(table: *const u8, v: int8x16_t) -> int8x16_t = {
+                    let quarter = |i: usize| vld1q_u8_x4(table.add(64 * i));
+                    // Positions outside of a quarter select nothing.
+                    let at = veorq_u8(vreinterpretq_u8_s8(v), vdupq_n_u8(0x80));
+                    let mut y = vqtbl4q_u8(quarter(0), at);
+                    y = vqtbx4q_u8(y, quarter(1), vsubq_u8(at, vdupq_n_u8(64)));
+                    y = vqtbx4q_u8(y, quarter(2), vsubq_u8(at, vdupq_n_u8(128)));
+                    y = vqtbx4q_u8(y, quarter(3), vsubq_u8(at, vdupq_n_u8(192)));
+                    vreinterpretq_s8_u8(y)
+                };
             }
             #[inline(always)]
             unsafe fn store_block(at: *mut u8, v: int8x16_t, _: usize) {

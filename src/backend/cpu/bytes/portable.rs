@@ -130,6 +130,10 @@ impl Bytes for Portable {
     unsafe fn in_order(v: [i8; 16]) -> [i8; 16] {
         v
     }
+    #[inline(always)]
+    unsafe fn lookup(table: *const u8, v: [i8; 16]) -> [i8; 16] {
+        v.map(|i| unsafe { table.add(usize::from(i.cast_unsigned() ^ 0x80)).read() }.cast_signed())
+    }
     #[inline(never)]
     unsafe fn call<J: Job>(job: J) -> J::Out {
         unsafe { job.run::<Self>() }

@@ -109,6 +109,35 @@ fn sums_are_scaled_as_one_by_one() {
     }
 }
 
+/// Looks up all bytes.
+struct Lookup<'a>(&'a [u8; 256]);
+
+impl Job for Lookup<'_> {
+    type Out = Vec<u8>;
+    #[inline(always)]
+    unsafe fn run<S: Bytes>(self) -> Vec<u8> {
+        let all: Vec<u8> = (0..=u8::MAX).map(|i| i ^ 0x80).collect();
+        let mut out = vec![0; 256];
+        for i in (0..256).step_by(4 * S::LANES) {
+            // SAFETY: inside the lists.
+            unsafe {
+                let v = S::lookup(self.0.as_ptr(), S::load_bytes(all.as_ptr().add(i)));
+                S::store_bytes(out.as_mut_ptr().add(i), v);
+            }
+        }
+        out
+    }
+}
+
+#[test]
+fn tables_are_read_at_all_positions() {
+    let table = std::array::from_fn(|i| (i * 167 + 13) as u8);
+    for isa in Isa::supported() {
+        // SAFETY: supported.
+        assert_eq!(unsafe { run(isa, Lookup(&table)) }, table, "{isa:?}");
+    }
+}
+
 /// Checks dot products of interleaved bytes and of a broadcast word with words of weights.
 struct Dots<'a>(&'a [[u8; 64]; 4], &'a [i32; 16]);
 

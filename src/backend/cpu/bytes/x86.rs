@@ -128,6 +128,18 @@ impl Bytes for Vnni512 {
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             _mm512_permutexvar_epi32(order, v)
         };
+        lookup(table: *const u8, v: __m512i) -> __m512i = {
+            let mut at = _mm512_xor_si512(v, _mm512_set1_epi8(i8::MIN));
+            let mut y = _mm512_setzero_si512();
+            for i in 0..16 {
+                let part = _mm512_broadcast_i32x4(_mm_loadu_si128(table.add(16 * i).cast()));
+                // Shuffles select 0 for positions whose highest bit is set: all from 16 on.
+                let within = _mm512_adds_epu8(at, _mm512_set1_epi8(0x70));
+                y = _mm512_or_si512(y, _mm512_shuffle_epi8(part, within));
+                at = _mm512_sub_epi8(at, _mm512_set1_epi8(16));
+            }
+            y
+        };
     }
     #[inline(always)]
     unsafe fn call<J: Job>(job: J) -> J::Out {
@@ -203,6 +215,18 @@ macro_rules! avx2 {
             };
             in_order(v: __m256i) -> __m256i = {
                 _mm256_permutevar8x32_epi32(v, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7))
+            };
+            lookup(table: *const u8, v: __m256i) -> __m256i = {
+                // As with 512 bits.
+                let mut at = _mm256_xor_si256(v, _mm256_set1_epi8(i8::MIN));
+                let mut y = _mm256_setzero_si256();
+                for i in 0..16 {
+                    let part = _mm256_broadcastsi128_si256(_mm_loadu_si128(table.add(16 * i).cast()));
+                    let within = _mm256_adds_epu8(at, _mm256_set1_epi8(0x70));
+                    y = _mm256_or_si256(y, _mm256_shuffle_epi8(part, within));
+                    at = _mm256_sub_epi8(at, _mm256_set1_epi8(16));
+                }
+                y
             };
         }
     };

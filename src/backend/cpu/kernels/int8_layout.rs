@@ -86,17 +86,24 @@ fn enter(args: &EnterArgs, range: Range<usize>, y: &mut [u32], x: impl Fn(usize)
         inner,
         ..
     } = *args;
-    for (i, y) in range.zip(y) {
-        let (word, row) = (i % words, i / words);
-        let from = row / inner * channels * inner + row % inner;
-        let bytes = [0, 1, 2, 3].map(|b| {
-            let c = 4 * word + b;
-            match c < channels {
-                true => x(from + c * inner) ^ args.flip as u8,
-                false => 0,
-            }
-        });
-        *y = u32::from_le_bytes(bytes);
+    let mut done = 0;
+    while done < y.len() {
+        let (row, first) = ((range.start + done) / words, (range.start + done) % words);
+        let count = (words - first).min(y.len() - done);
+        let mut from = row / inner * channels * inner + row % inner + 4 * first * inner;
+        for (word, y) in (first..).zip(&mut y[done..done + count]) {
+            let valid = channels.saturating_sub(4 * word).min(4);
+            let byte = |b: usize| {
+                if b < valid {
+                    x(from + b * inner) ^ args.flip as u8
+                } else {
+                    0
+                }
+            };
+            *y = u32::from_le_bytes([byte(0), byte(1), byte(2), byte(3)]);
+            from += 4 * inner;
+        }
+        done += count;
     }
 }
 

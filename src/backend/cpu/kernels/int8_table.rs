@@ -2,6 +2,7 @@
 
 use super::moves::pieces;
 use crate::backend::cpu::args::{Kernel, Scratch, Store, arguments, part};
+use crate::backend::cpu::bytes::{self, Bytes, Job, MOST_BYTES};
 use crate::backend::cpu::isa::Isa;
 use crate::backend::kernel::KernelSpec;
 
@@ -10,13 +11,15 @@ arguments! {
 }
 
 /// `y = table[x + 128]`; `count` counts words.
-pub struct Int8Table;
+pub struct Int8Table {
+    isa: Isa,
+}
 
 impl Kernel for Int8Table {
     type Args = Args;
 
-    fn new(_: &KernelSpec, _: Isa) -> Option<Self> {
-        Some(Self)
+    fn new(_: &KernelSpec, isa: Isa) -> Option<Self> {
+        Some(Self { isa })
     }
 
     fn fits(&self, args: &Args) -> bool {
@@ -28,18 +31,48 @@ impl Kernel for Int8Table {
     }
 
     unsafe fn run(&self, args: &Args, _: &Store<'_>, piece: usize, pieces: usize, _: &mut Scratch) {
-        // SAFETY: nobody writes it, and it has 256 bytes.
-        let table: &[u8] = unsafe { args.table.slice() };
-        let Some(table) = table.first_chunk::<256>() else {
-            return;
-        };
         let range = part(args.count, 16, piece, pieces);
-        let (x, y) = (args.x.as_ptr::<[u8; 4]>(), args.y.as_ptr::<[u8; 4]>());
-        for i in range {
-            // SAFETY: inside the operands; the piece owns these results.
-            unsafe {
-                let word = x.add(i).read();
-                y.add(i).write(word.map(|v| table[usize::from(v ^ 0x80)]));
+        let (x, y) = (args.x.as_ptr::<u32>(), args.y.as_ptr::<u32>());
+        // SAFETY: inside the operands.
+        let (x, y) = unsafe { (x.add(range.start), y.add(range.start)) };
+        let job = Run {
+            x: x.cast(),
+            y: y.cast(),
+            table: args.table.as_ptr(),
+            bytes: 4 * range.len(),
+        };
+        // SAFETY: `isa` is supported; the operands hold the run, and the piece owns its results.
+        unsafe { bytes::run(self.isa, job) }
+    }
+}
+
+/// A run of bytes, and a table of 256.
+struct Run {
+    x: *const u8,
+    table: *const u8,
+    y: *mut u8,
+    bytes: usize,
+}
+
+impl Job for Run {
+    type Out = ();
+    #[inline(always)]
+    unsafe fn run<S: Bytes>(self) {
+        let Self { x, table, y, bytes } = self;
+        let step = 4 * S::LANES;
+        let whole = bytes / step * step;
+        // SAFETY: inside the run.
+        unsafe {
+            for i in (0..whole).step_by(step) {
+                S::store_bytes(y.add(i), S::lookup(table, S::load_bytes(x.add(i))));
+            }
+            let rest = bytes - whole;
+            if rest > 0 {
+                let mut last = [0u8; MOST_BYTES];
+                x.add(whole).copy_to_nonoverlapping(last.as_mut_ptr(), rest);
+                let v = S::lookup(table, S::load_bytes(last.as_ptr()));
+                S::store_bytes(last.as_mut_ptr(), v);
+                y.add(whole).copy_from_nonoverlapping(last.as_ptr(), rest);
             }
         }
     }

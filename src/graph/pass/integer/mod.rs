@@ -6,8 +6,8 @@
 //! zero point, its weights are 8-bit constants, and its result is only quantized, possibly after a
 //! clamp. Several elementwise nodes are replaced together if their result is a function of one
 //! activation. Operands of operators that only move elements are rescaled where needed. Every other
-//! node stays float between its conversions, as the model says. Sums of products are requantized in one
-//! of two arithmetics ([`Arithmetic`]).
+//! node stays float between its conversions, as the model says. Sums of products are requantized in
+//! one of two arithmetics ([`Arithmetic`]).
 
 mod build;
 mod chain;

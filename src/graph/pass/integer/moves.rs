@@ -3,10 +3,10 @@
 //! They move whole words where the axis that is stored last stays intact. Otherwise they run on
 //! ordinary 8-bit tensors, in the axis order of the model.
 
-use super::build::{Domain, New, channels};
+use super::build::{Domain, New, Stored, channels};
 use super::find::{Move, Site};
 use super::shapes::usual_axis;
-use super::values::{Quantized, Result8};
+use super::values::{Quantized, Result8, known};
 use super::view::View;
 use super::{Refusal, refuse};
 use crate::graph::op::concat::Concat;
@@ -150,6 +150,12 @@ pub(super) fn build(domain: &mut Domain, edit: &mut Edit<'_>, new: &New<'_>, sit
     {
         return Ok(());
     }
+    if let [x] = operands
+        && let Some(form) = domain.any(x)
+        && parted(domain, edit, new, site, x, form)?
+    {
+        return Ok(());
+    }
     let mut inputs = Vec::with_capacity(operands.len());
     for q in operands {
         inputs.push(Some(domain.plain(edit, q)?));
@@ -204,6 +210,127 @@ fn concatenated(
     let y = Domain::add(edit, new, ByteView::Bytes, &[y]);
     domain.set(to, axis, y);
     Ok(true)
+}
+
+/// Splits or slices words. Returns false for other operators, and if the parts do not consist of
+/// whole words or depend on operands that are not constant.
+fn parted(
+    domain: &mut Domain,
+    edit: &mut Edit<'_>,
+    new: &New<'_>,
+    site: &Move,
+    x: &Quantized,
+    form: Stored,
+) -> Built<bool> {
+    let rank = x.shape.len();
+    let (op, others): (Box<dyn Op>, Vec<ValueId>) = if let Some(split) = site.op.downcast::<Split>() {
+        let at = crate::graph::op::axis(split.axis, rank)?;
+        let sizes = site.results.iter().map(|to| to.shape.get(at)?.as_const());
+        let sizes = sizes.collect::<Option<Vec<i64>>>();
+        let Some(sizes) = sizes.and_then(|list| {
+            if at == form.axis {
+                word_sizes(&list)
+            } else {
+                Some(list)
+            }
+        }) else {
+            return Ok(false);
+        };
+        let split = Split {
+            axis: num::signed(place(at, form.axis, rank)),
+            parts: sizes.len(),
+            sizes: Some(sizes),
+            uneven: false,
+        };
+        (Box::new(split), Vec::new())
+    } else if site.op.downcast::<Slice>().is_some() {
+        let Some(lists) = word_slice(edit, &site.others, x, form.axis)? else {
+            return Ok(false);
+        };
+        let mut others = Vec::with_capacity(lists.len());
+        for (what, list) in ["starts", "ends", "axes", "steps"].iter().zip(lists) {
+            let list = HostTensor::from_i64(&[list.len()], &list)?;
+            others.push(edit.add_const(&format!("{}/{what}", new.name), Arc::new(list)));
+        }
+        (Box::new(Slice), others)
+    } else {
+        return Ok(false);
+    };
+    let words = Domain::add(edit, new, ByteView::Words, &[form.value]);
+    let inputs = std::iter::once(words).chain(others).map(Some).collect();
+    let parts: Vec<ValueId> = site
+        .results
+        .iter()
+        .map(|to| {
+            let name = format!("{}/moved", edit.value(to.value).name);
+            edit.add_value(&name, None)
+        })
+        .collect();
+    edit.add_node(new.name, new.origin.clone(), op, inputs, parts.clone());
+    for (to, part) in site.results.iter().zip(parts) {
+        let y = Domain::add(edit, new, ByteView::Bytes, &[part]);
+        domain.set(to, form.axis, y);
+    }
+    Ok(true)
+}
+
+/// Sizes in words. Only the last part may end within a word.
+fn word_sizes(sizes: &[i64]) -> Option<Vec<i64>> {
+    let word = num::signed(WORD);
+    let (_, before) = sizes.split_last()?;
+    let whole = before.iter().all(|n| n % word == 0);
+    whole.then(|| {
+        sizes
+            .iter()
+            .map(|n| n.div_euclid(word) + i64::from(n % word != 0))
+            .collect()
+    })
+}
+
+/// Starts, ends, axes and steps of a slice of `x` in words, where axis `last` is stored last.
+fn word_slice(
+    edit: &Edit<'_>,
+    others: &[Option<ValueId>],
+    x: &Quantized,
+    last: usize,
+) -> Built<Option<[Vec<i64>; 4]>> {
+    let given = |i: usize| others.get(i).copied().flatten();
+    let list = |i: usize| known(edit, given(i)?)?.to_i64().ok();
+    let (Some(mut starts), Some(mut ends)) = (list(0), list(1)) else {
+        return Ok(None);
+    };
+    let axes = match (given(2), list(2)) {
+        (None, _) => (0..starts.len()).map(num::signed).collect(),
+        (Some(_), Some(axes)) => axes,
+        _ => return Ok(None),
+    };
+    let steps = match (given(3), list(3)) {
+        (None, _) => vec![1; starts.len()],
+        (Some(_), Some(steps)) => steps,
+        _ => return Ok(None),
+    };
+    let (word, size) = (num::signed(WORD), channels(x, last)?);
+    let rank = x.shape.len();
+    let mut places = Vec::with_capacity(axes.len());
+    for (i, axis) in axes.iter().enumerate() {
+        let at = crate::graph::op::axis(*axis, rank)?;
+        places.push(num::signed(place(at, last, rank)));
+        if at != last {
+            continue;
+        }
+        let (Some(start), Some(end)) = (starts.get_mut(i), ends.get_mut(i)) else {
+            return Ok(None);
+        };
+        for v in [&mut *start, &mut *end] {
+            let from_front = if *v < 0 { v.saturating_add(size) } else { *v };
+            *v = from_front.clamp(0, size);
+        }
+        if steps.get(i) != Some(&1) || *start % word != 0 || *end % word != 0 && *end != size {
+            return Ok(None);
+        }
+        (*start, *end) = (*start / word, end.div_euclid(word) + i64::from(*end % word != 0));
+    }
+    Ok(Some([starts, ends, places, steps]))
 }
 
 /// `x`, which stores the channels last, with zero points inserted after each element, so that
