@@ -15,7 +15,8 @@ Runtime's output, both median times and their ratio. Both engines run in turn, -
 each of --rounds. The exit code is 1 if a difference exceeds its bound.
 
 --float f16           store activations in 16 bits on devices; the bound is then 0.02
---threads N           threads for ONNX Runtime (default: the number of cores)
+--threads N           threads for ONNX Runtime, and for tlite with cpu and host (default: the
+                      number of cores)
 --round-activations   show what 16-bit activations cost, without tlite: compare ONNX Runtime,
                       unoptimized in f32, with itself while the result of every operator is rounded
                       to f16
@@ -309,6 +310,8 @@ def main():
                            "--repeat", str(args.repeat + 1), *arguments]
                 tolerance = max(bound or 0.0, BOUNDS[args.float if backend != "host" else "f32"])
                 command += ["--float", args.float, "--tolerance", str(tolerance)]
+                if backend in ("cpu", "host"):
+                    command += ["--threads", str(args.threads)]
                 if args.device and backend != "host":
                     command += ["--device", args.device]
                 theirs, ours, report = in_turn(command, timed, args.rounds)
