@@ -1,11 +1,12 @@
 //! Post-training quantization to 8-bit integers: runs a float model over a calibration set,
 //! chooses ranges for its activations, and writes an ONNX model with `QuantizeLinear` and
-//! `DequantizeLinear` (QDQ) that other runtimes read, too.
+//! `DequantizeLinear` (QDQ), which other runtimes read, too.
 //!
 //! The parameters are those of *Integer-Arithmetic-Only Inference* (Jacob et al., 2018) as used
-//! today: activations have 8 bits with a zero point, per tensor; weights have integers from -127 to
-//! 127 without one, per output channel or per tensor; biases have 32 bits and the product of both
-//! scales. [`transformer_lite::unstable::graph::quantization`] says where.
+//! today: activations have 8 bits with a zero point, per tensor; weights are integers from -127 to
+//! 127 without one, per output channel or per tensor; biases have 32 bits, and their scale is the
+//! product of both scales. [`transformer_lite::unstable::graph::quantization`] defines which values
+//! are quantized.
 
 mod compare;
 mod equalize;
@@ -56,16 +57,16 @@ pub struct Options {
     pub per_tensor: bool,
     /// Activations have the zero point 0.
     pub symmetric: bool,
-    /// Rescales channels between products first, so that one scale suits all of them.
+    /// Rescales channels between convolutions and matmuls first, so that one scale suits all.
     pub equalize: bool,
-    /// Chooses integers of weights that make up for the errors of activations and of each other
-    /// over the calibration set, instead of the nearest ones.
+    /// Chooses weight integers that make up for the errors of activations and of each other over
+    /// the calibration set, instead of the nearest ones.
     pub compensate: bool,
     /// Corrects biases for the mean errors that rounding causes.
     pub correct_bias: bool,
     /// Names of nodes that stay in floats.
     pub keep_float: HashSet<String>,
-    /// Items of the set over which the result is compared with the source; 0 for no comparison.
+    /// Number of items on which the result is compared with the source; 0 for no comparison.
     pub compared: usize,
 }
 
@@ -87,10 +88,10 @@ impl CalibrationSet<'_> {
 /// Opens the device that runs the model; `None` for the host.
 pub type Open<'a> = dyn Fn() -> Result<Option<Box<dyn Backend>>> + 'a;
 
-/// What is being done.
+/// The step in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Running the float model, for the ranges of channels.
+    /// Running the float model to find the ranges of channels.
     Equalize,
     /// Running the float model.
     Calibrate,
@@ -100,7 +101,7 @@ pub enum Step {
     Compare,
 }
 
-/// Is told the step, the items that are done and their total.
+/// Progress callback: the step, the number of items done and their total.
 pub type Tell<'a> = &'a dyn Fn(Step, usize, usize);
 
 /// A quantized layer.
@@ -108,7 +109,7 @@ pub type Tell<'a> = &'a dyn Fn(Step, usize, usize);
 pub struct LayerReport {
     /// Name of its first node.
     pub name: String,
-    /// Operator of that node, and those that joined it.
+    /// Operator of that node, and those of the nodes fused with it.
     pub ops: Vec<String>,
     /// `product`, `binary`, ...
     pub kind: &'static str,
@@ -116,12 +117,12 @@ pub struct LayerReport {
     pub scale: f32,
     pub zero: i32,
     pub range: (f32, f32),
-    /// Shape of the weights; empty for layers without.
+    /// Shape of the weights; empty for layers without weights.
     pub shape: Vec<usize>,
     /// Signal-to-noise ratio of the weights in dB, and the output channel with the lowest one.
     pub weights_snr: Option<f64>,
     pub worst_weights: Option<Channel>,
-    /// The same for the result, with all errors of earlier layers.
+    /// The same for the result, including all errors of earlier layers.
     pub snr: Option<f64>,
     pub worst: Option<Channel>,
 }
@@ -134,17 +135,17 @@ pub struct LeftNode {
     pub reason: &'static str,
 }
 
-/// What was made.
+/// Result of [`quantize`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Summary {
     pub layers: Vec<LayerReport>,
     pub left: Vec<LeftNode>,
-    /// Items of the calibration set, and those compared.
+    /// Number of items in the calibration set, and of those compared.
     pub items: usize,
     pub compared: usize,
     /// Noise of the outputs over the compared items.
     pub outputs: Vec<OutputNoise>,
-    /// Tensors, or groups of tensors with residual connections, whose channels were equalized.
+    /// Number of tensors, or groups of tensors with residual connections, that were equalized.
     pub equalized: usize,
     /// Bytes of the model and its external data.
     pub bytes_before: u64,
@@ -152,11 +153,11 @@ pub struct Summary {
 }
 
 /// Quantizes the model `input`, a folder with `model.onnx` or an ONNX file, to `output`, which
-/// appears last. From a folder to a folder, the files beside the model are copied, too.
+/// appears once it is complete. If both are folders, the other files in `input` are copied, too.
 ///
-/// Errors: an unsuitable calibration set ([`Error::is_usage`]); a model that [`import`] rejects, is
-/// quantized already or has nothing to quantize; values that are not finite, ranges without a scale
-/// and sums that can leave 32 bits ([`Refused`], with the node).
+/// Errors: an unsuitable calibration set ([`Error::is_usage`]); a model that [`import`] rejects,
+/// that is already quantized or that has nothing to quantize; values that are not finite, ranges
+/// without a usable scale and sums that can overflow 32 bits ([`Refused`], with the node).
 pub fn quantize(
     input: &Path,
     output: Output,
@@ -199,7 +200,7 @@ pub fn quantize(
     Ok(summary)
 }
 
-/// Rejects models that have no part to quantize or are quantized already, and unknown names.
+/// Rejects models with nothing to quantize, models that are already quantized, and unknown names.
 fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Options) -> Result<()> {
     let quantizes = |n: &&Node| n.op.name().ends_with("QuantizeLinear") || n.op.name().ends_with("Integer");
     if let Some(node) = graph.nodes().map(|(_, n)| n).find(quantizes) {

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use transformer_lite::unstable::error::Result;
 use transformer_lite::unstable::graph::Graph;
 
-/// The ratio of signal and noise in dB; at most this much, also without any noise.
+/// Upper bound of signal-to-noise ratios in dB, also used where there is no noise.
 pub const MOST_DECIBELS: f64 = 200.0;
 
 /// Ten times the logarithm of the ratio of two sums of squares.
@@ -17,7 +17,7 @@ pub(super) fn decibels(signal: f64, noise: f64) -> f64 {
     (10.0 * (signal / noise).log10()).clamp(-MOST_DECIBELS, MOST_DECIBELS)
 }
 
-/// A channel and its ratio in dB.
+/// A channel and its signal-to-noise ratio in dB.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Channel {
     pub index: usize,
@@ -31,7 +31,7 @@ pub(super) struct Noise {
 }
 
 impl Noise {
-    /// Adds elements; `channel` says to which channel each belongs.
+    /// Adds elements; `channel` returns the channel of an element.
     pub fn add(&mut self, float: &[f32], quantized: &[f32], channel: impl Fn(usize) -> usize) {
         for (i, (f, q)) in float.iter().zip(quantized).enumerate() {
             let c = channel(i);
@@ -54,7 +54,7 @@ impl Noise {
         decibels(sums.0, sums.1)
     }
 
-    /// The channel with the lowest ratio, without those that are always 0.
+    /// The channel with the lowest ratio, not counting those that are always 0.
     pub fn worst(&self) -> Option<Channel> {
         let live = self.channels.iter().enumerate().filter(|(_, c)| c.0 > 0.0);
         let all = live.map(|(index, c)| Channel {
@@ -65,19 +65,19 @@ impl Noise {
     }
 }
 
-/// The ratio of an output over the compared items.
+/// Signal-to-noise ratios of an output over the compared items, in dB.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutputNoise {
     pub name: String,
     /// The median over items.
     pub median_snr: f64,
-    /// The lowest of an item.
+    /// The lowest ratio of an item.
     pub lowest_snr: f64,
-    /// Items whose largest element is at the same place in both models.
+    /// Number of items whose largest element is at the same position in both models.
     pub same_largest: usize,
 }
 
-/// What comparing found.
+/// Result of [`compare`].
 pub(super) struct Compared {
     /// By name of a value.
     pub values: BTreeMap<String, Noise>,
@@ -165,7 +165,7 @@ fn pair(float: &Seen, quantized: &Seen, name: &str) -> Result<Option<Pair>> {
     )))
 }
 
-/// The place of the largest element.
+/// The index of the largest element.
 fn largest(values: &[f32]) -> Option<usize> {
     let all = values.iter().enumerate();
     all.max_by(|a, b| a.1.total_cmp(b.1).then(b.0.cmp(&a.0)))

@@ -1,13 +1,14 @@
 //! Equalization of channels between products, which does not change the function of the model.
 //!
-//! If the results of a product are divided by a positive number for each channel, and the weights
-//! of all readers of that channel are multiplied by it, nothing changes: `Relu`, sums and pools
-//! commute with the division. Values that must have the same divisors form a [`Stream`]: a tensor
+//! If each channel of a product's result is divided by a positive number, and the weights of all
+//! readers of that channel are multiplied by it, nothing changes: `Relu`, sums and pools commute
+//! with the division. Values that must have the same divisors form a [`Stream`]: a tensor
 //! between two convolutions, or all tensors along residual connections.
 //!
-//! * Weights with a scale for each output channel: each channel is divided by the range of its
-//!   activations, so that all channels use all of the 8 bits of their common scale.
-//! * Weights with one scale: the divisors also make weights of all channels similar, as in Nagel et
+//! * Weights with one scale per output channel: each channel is divided by the square root of the
+//!   range of its activations, so that all channels make better use of the 8 bits of their common
+//!   scale.
+//! * Weights with one scale: the divisors make the weights of all channels similar, as in Nagel et
 //!   al., *Data-Free Quantization Through Weight Equalization and Bias Correction* (2019).
 
 use super::products::FloatProduct;
@@ -18,7 +19,7 @@ use transformer_lite::unstable::graph::{Graph, NodeId, ValueId};
 
 /// Divisors of a channel are at least this, relative to the largest one.
 const LEAST: f64 = 1e-3;
-/// Rounds in which divisors of weights settle.
+/// Number of rounds in which the divisors of weights settle.
 const ROUNDS: usize = 20;
 
 /// Values with common divisors of their channels, at axis 1.
@@ -133,7 +134,7 @@ pub(super) fn streams(
     streams.filter_map(|(_, s)| sized(graph, s)).collect()
 }
 
-/// Whether layers with channels compute and read a value, and nothing else does.
+/// Whether only layers whose channels can be rescaled compute and read a value.
 fn open(
     graph: &Graph,
     placement: &Placement,
@@ -156,7 +157,7 @@ fn sized(graph: &Graph, mut stream: Stream) -> Option<Stream> {
     let channels = |v: &ValueId| {
         let shape = &graph.value(*v).fact.as_ref()?.shape;
         let size = shape.0.get(1)?.as_const()?;
-        // A matrix made of a picture must not have more than channels.
+        // A flattened picture must have one element per channel.
         usize::try_from(size).ok()
     };
     let mut sizes = stream.values.iter().map(channels);
@@ -166,8 +167,8 @@ fn sized(graph: &Graph, mut stream: Stream) -> Option<Stream> {
         .then_some(stream)
 }
 
-/// What a calibration set says about the channels of a value: for each, the sums of the smallest
-/// and largest element of each item, 0 among them.
+/// Statistics of the channels of a value over a calibration set: for each channel, the sums of the
+/// smallest and largest element of each item, where 0 counts as an element.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ChannelStats {
     low: Vec<f64>,
@@ -182,7 +183,7 @@ impl ChannelStats {
         }
     }
 
-    /// Adds a tensor of one item with `inner` elements beside each other for each channel.
+    /// Adds a tensor of one item with `inner` contiguous elements per channel.
     pub fn add(&mut self, values: &[f32], inner: usize) {
         for (part, (low, high)) in values.chunks(inner).zip(self.low.iter_mut().zip(&mut self.high)) {
             *low += f64::from(part.iter().copied().fold(0.0, f32::min));
@@ -191,10 +192,10 @@ impl ChannelStats {
     }
 }
 
-/// Divides each channel of the streams by the square root of its range. Steps of the channel then
-/// become finer while its weights become larger, and both add about the same error: with the range
-/// itself as divisor, weights of readers spread too much. `stats` holds the channels of each value
-/// of a stream.
+/// Divides each channel of the streams by the square root of its range. The quantization steps of
+/// the channel then become finer while its weights become larger, and both add about the same
+/// error. With the range itself as divisor, the weights of readers would spread too much. `stats`
+/// holds the channels of each value of a stream.
 pub(super) fn by_activations(
     streams: &[Stream],
     stats: &[Vec<ChannelStats>],

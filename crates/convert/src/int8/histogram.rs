@@ -1,7 +1,7 @@
 //! A histogram whose range grows with its values.
 
-/// Bins of a histogram; a multiple of 4. The largest value is in the upper quarter at least, so
-/// there are 16 bins or more for each of the 256 steps of a quantized range.
+/// Number of bins of a histogram; a multiple of 4. The value with the largest magnitude is in the
+/// lowest or highest quarter, so each of the 256 steps of a quantized range has at least 16 bins.
 const BINS: usize = 16384;
 
 /// Counts of values, in bins of equal width around 0. The width is a power of two, so that the
@@ -11,7 +11,7 @@ pub(super) struct Histogram {
     /// Bins cover `-reach` to `reach`.
     reach: f64,
     counts: Vec<u64>,
-    /// Zeros, which every quantized range contains exactly.
+    /// Number of zeros, which every quantized range represents exactly.
     zeros: u64,
 }
 
@@ -66,7 +66,7 @@ impl Histogram {
         }
     }
 
-    /// Bins with values, ascending, and the number of zeros.
+    /// Bins with values, in ascending order, and the number of zeros.
     #[expect(clippy::cast_precision_loss, reason = "counts of values")]
     pub fn bins(&self) -> (Vec<Bin>, f64) {
         let width = 2.0 * self.reach / BINS as f64;

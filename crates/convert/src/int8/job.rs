@@ -18,7 +18,7 @@ use transformer_lite::unstable::graph::quantization::{Layer, Placement, SharedRa
 use transformer_lite::unstable::graph::{Graph, ValueId, derive};
 use transformer_lite::unstable::quant::fixed::Affine;
 
-/// Marks files made here.
+/// Metadata key of quantized files.
 const KEY: &str = "transformer_lite.quantization";
 
 pub(super) struct Job<'a> {
@@ -77,7 +77,7 @@ impl<'a> Job<'a> {
         let options = self.options;
         let seen = observe(&self.folded, self.placement, options.ranges, set, open, tell)?;
         for (range, observer) in self.placement.ranges.iter().zip(&seen) {
-            // Pixels and scores have bounds that every item reaches: clipping would change all.
+            // Every item reaches the bounds of pixels and scores, so clipping would change all.
             let ends = |v: &ValueId| self.graph.is_input(*v) || self.graph.is_output(*v);
             let method = if range.values.iter().any(ends) {
                 RangeMethod::MinMax
@@ -158,7 +158,7 @@ impl<'a> Job<'a> {
         quantized(model, path, &parts)
     }
 
-    /// Compares the model in `path` with the source, and reports.
+    /// Compares the model in `path` with the source and returns the report.
     pub fn summary(
         &self,
         path: &Path,

@@ -1,4 +1,4 @@
-//! Runs a graph over the calibration set and looks at values inside of it.
+//! Runs a graph over the calibration set and observes its values.
 
 use super::equalize::{ChannelStats, Stream};
 use super::products::{FloatProduct, tensor_of};
@@ -44,7 +44,7 @@ pub(super) fn with_products(
             None => None,
             Some(b) => Some(edit.add_const(&name("bias"), Arc::new(tensor_of(&[b.len()], b)?))),
         };
-        // The last node takes the place of all; the others are not read any more.
+        // The last node replaces all of them; the others are no longer read.
         let last = parts.norm.or(parts.add.map(|a| a.0)).unwrap_or(id);
         let (op, mut inputs) = (plain(&node), vec![Some(x), Some(w)]);
         if node.op.name() != "MatMul" {
@@ -76,10 +76,10 @@ fn plain(node: &Node) -> Box<dyn Op> {
     }
 }
 
-/// A model that also returns values inside of it.
+/// A model that also returns intermediate values.
 pub(super) struct Watched {
     runner: Runner,
-    /// Names of inputs of the graph that are watched.
+    /// Names of the graph inputs that are watched.
     inputs: Vec<String>,
 }
 
@@ -87,13 +87,13 @@ pub(super) struct Watched {
 pub(super) type Seen = HashMap<String, HostTensor>;
 
 impl Watched {
-    /// Loads `graph`, to watch the values with these names.
+    /// Loads `graph` to watch the values with these names.
     pub fn new(mut graph: Graph, names: &[String], open: &Open<'_>) -> Result<Self> {
         let mut inputs = Vec::new();
         let mut edit = Edit::new(&mut graph);
         for name in names {
             let Some(v) = edit.find(name) else {
-                let what = format!("value \"{name}\" is lost");
+                let what = format!("value \"{name}\" is missing");
                 return Err(Error::internal(Stage::Quantize, what));
             };
             if edit.is_input(v) {
@@ -125,7 +125,7 @@ impl Watched {
     }
 }
 
-/// Runs the whole set and looks at each range that is not fixed.
+/// Runs the whole set and observes each range that is not fixed.
 pub(super) fn observe(
     graph: &Graph,
     placement: &Placement,
@@ -233,8 +233,8 @@ pub(super) fn floats<'t>(tensor: &'t HostTensor, name: &str) -> Result<std::borr
     read.map_err(|e| Error::caused(Stage::Quantize, format!("value \"{name}\""), e))
 }
 
-/// Fails if the set is empty, if an item has another element type than its input, or if a float
-/// input is the same number throughout.
+/// Fails if the set is empty, if an item has a different element type from its input, or if a float
+/// input has the same value throughout.
 pub(super) fn check_set(graph: &Graph, set: &CalibrationSet<'_>) -> Result<()> {
     if set.names.is_empty() {
         return Err(Error::usage("--calibration", "the calibration set is empty"));

@@ -1,4 +1,4 @@
-//! Files and folders that appear whole or not at all.
+//! Files and folders that appear complete or not at all.
 
 use super::MODEL;
 use crate::new_folder::{INT8, NewFolder, folder_of};
@@ -7,9 +7,8 @@ use tempfile::NamedTempFile;
 use transformer_lite::unstable::error::{Error, Result};
 use transformer_lite::unstable::files::temporary;
 
-/// The model that is being made, beside the path where it will appear: a file if the name of that
-/// ends in `.onnx`, else a folder with `model.onnx`. It is removed if it is dropped before it is
-/// whole.
+/// The model being made, beside the path where it will appear: a file if the path ends in `.onnx`,
+/// otherwise a folder with `model.onnx`. It is removed if it is dropped before it is complete.
 #[derive(Debug)]
 pub struct Output(Place);
 
@@ -22,8 +21,8 @@ enum Place {
 impl Output {
     /// Reserves `path`.
     ///
-    /// Usage errors ([`Error::is_usage`]): it exists and is not an empty folder, or there is no
-    /// folder to hold it.
+    /// Usage errors ([`Error::is_usage`]): it exists and is not an empty folder, or its parent
+    /// folder does not exist.
     pub fn create(path: &Path) -> Result<Self> {
         if path.extension().is_none_or(|e| e != "onnx") {
             return Ok(Self(Place::Folder(NewFolder::create(path, INT8)?)));
@@ -37,7 +36,7 @@ impl Output {
         Ok(Self(Place::File(file, path.to_owned())))
     }
 
-    /// The file or folder that holds what is there so far.
+    /// The file or folder that holds the unfinished output.
     pub fn temporary(&self) -> &Path {
         match &self.0 {
             Place::Folder(new) => new.temporary(),
@@ -45,7 +44,7 @@ impl Output {
         }
     }
 
-    /// The folder that is made; `None` for a file.
+    /// The folder being made; `None` for a file.
     pub(super) fn folder(&self) -> Option<&Path> {
         match &self.0 {
             Place::Folder(new) => Some(new.path()),

@@ -1,4 +1,5 @@
-//! Weights and biases of products: as floats, with normalization folded in, and as integers.
+//! Weights and biases of products (convolutions and matmuls): as floats, with normalization folded
+//! in, and as integers.
 
 use super::refused::Refused;
 use std::sync::Arc;
@@ -12,29 +13,29 @@ use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
 use transformer_lite::unstable::quant::fixed::{Affine, quantized_bias};
 use transformer_lite::unstable::tensor::HostTensor;
 
-/// Integers of weights are from `-LARGEST` to `LARGEST`, so that two products fit 16 bits.
+/// Weight integers are from `-LARGEST` to `LARGEST`, so that the sum of two products fits 16 bits.
 pub(super) const LARGEST: i8 = 127;
-/// The least scale of weights: channels without weights get it.
+/// The smallest scale of weights, used for channels whose weights are all 0.
 const LEAST_SCALE: f32 = 1.0 / 16_777_216.0;
-/// The largest magnitude of the integers of a bias. The sum of products needs room beside it.
+/// The largest magnitude of bias integers. It leaves room for the sum of products.
 const LARGEST_BIAS: f64 = 1_073_741_824.0;
 
-/// Where the elements of weights belong.
+/// How the elements of weights map to channels.
 #[derive(Clone, Debug)]
 pub(super) struct Form {
     pub shape: Vec<usize>,
-    /// The axis with a scale for each index.
+    /// The axis that has one scale per index.
     axis: usize,
-    /// Elements for each index of the axis, beside each other.
+    /// Contiguous elements for each index of the axis.
     inner: usize,
-    /// Output channels, and of each group for a transposed convolution.
+    /// Output channels, of all groups.
     pub channels: usize,
     /// Groups of a convolution.
     pub groups: usize,
     /// The operator is a convolution: inputs have channels at axis 1.
     pub convolves: bool,
     transposed: bool,
-    /// The axis of the sum, for a matmul.
+    /// The axis that a matmul sums over.
     sums: usize,
 }
 
@@ -42,7 +43,7 @@ impl Form {
     fn of(op: &Node, weights: Weights, shape: &[usize]) -> Self {
         let (conv, transposed) = (op.op.downcast::<Conv>(), op.op.downcast::<ConvTranspose>());
         let groups = conv.map(|c| c.group).or(transposed.map(|c| c.group)).unwrap_or(1);
-        // Shape inference has refused a number below 1.
+        // Shape inference has rejected numbers below 1.
         let groups = usize::try_from(groups.max(1)).map_or(1, |n| n);
         let axis = weights.axis;
         let at_axis = shape.get(axis).copied().unwrap_or(1);
@@ -72,7 +73,7 @@ impl Form {
         self.shape.get(self.axis).copied().unwrap_or(1)
     }
 
-    /// The index along the axis of an element.
+    /// The index of an element along the axis.
     fn index(&self, element: usize) -> usize {
         element / self.inner % self.scales().max(1)
     }
@@ -106,7 +107,7 @@ impl Form {
         group * each + self.along(1, element)
     }
 
-    /// The scale of an output channel among those of the axis.
+    /// The index of an output channel's scale.
     fn scale_of(&self, channel: usize) -> usize {
         channel % self.scales().max(1)
     }
@@ -179,7 +180,7 @@ impl FloatProduct {
         }
     }
 
-    /// Multiplies by `scale / sqrt(variance + epsilon)` and moves the bias accordingly.
+    /// Multiplies the weights by `scale / sqrt(variance + epsilon)` and adjusts the bias.
     fn fold(&mut self, graph: &Graph, norm: NodeId) -> Result<()> {
         let Some(node) = graph.node(norm) else {
             return Ok(());
@@ -382,7 +383,7 @@ impl IntProduct {
         }
     }
 
-    /// Fails if a scale is not a normal number or a sum of products can leave 32 bits.
+    /// Fails if a scale is not a normal number or a sum of products can overflow 32 bits.
     fn check(&self, node: &Node, form: &Form, input: Affine) -> Result<()> {
         let name = || node.name.clone();
         let bias_scales = self.bias.iter().flat_map(|b| &b.scales);

@@ -3,10 +3,10 @@
 use super::histogram::{Bin, Histogram};
 use transformer_lite::unstable::quant::fixed::Affine;
 
-/// How the range of an activation follows from the values in the calibration set.
+/// How the range of an activation is derived from the values in the calibration set.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RangeMethod {
-    /// The smallest and largest value of all.
+    /// The smallest and largest of all values.
     MinMax,
     /// The exponential moving average of the smallest and largest value of each item.
     MovingAverage,
@@ -31,7 +31,7 @@ impl RangeMethod {
         }
     }
 
-    /// Whether it looks at more than extremes.
+    /// Whether it needs a histogram, not only the extremes.
     fn counts(self) -> bool {
         matches!(self, Self::Percentile(_) | Self::Mse | Self::Entropy)
     }
@@ -43,11 +43,11 @@ const DECAY: f64 = 0.95;
 const STEPS: u8 = 64;
 const FIRST_STEP: u8 = 8;
 
-/// The integers of activations.
+/// The smallest and largest integer of activations.
 pub(super) const LEAST: i32 = -128;
 pub(super) const MOST: i32 = 127;
 
-/// What was seen of the values of one range.
+/// Statistics of the values of one range.
 #[derive(Clone, Debug)]
 pub(super) struct Observer {
     low: f32,
@@ -66,7 +66,7 @@ impl Observer {
         }
     }
 
-    /// Adds the tensors of an item. Returns the first value that is not finite.
+    /// Adds the tensors of an item. Fails with the first value that is not finite.
     pub fn add(&mut self, tensors: &[&[f32]]) -> Result<(), f32> {
         let values = || tensors.iter().flat_map(|t| t.iter());
         let (mut low, mut high) = (f32::INFINITY, f32::NEG_INFINITY);
@@ -140,7 +140,7 @@ pub(super) fn affine((low, high): (f32, f32), symmetric: bool) -> Option<Affine>
     Affine::nudged(low, high, LEAST, MOST)
 }
 
-/// [`affine`] in `f64`, for ranges under consideration: scale and zero point.
+/// [`affine`] in `f64`, for candidate ranges: scale and zero point.
 fn candidate(low: f64, high: f64, symmetric: bool) -> Option<(f64, f64)> {
     let (least, most) = (f64::from(LEAST), f64::from(MOST));
     if symmetric {
@@ -151,7 +151,7 @@ fn candidate(low: f64, high: f64, symmetric: bool) -> Option<(f64, f64)> {
     (scale > 0.0).then(|| (scale, (least - low / scale).round().clamp(least, most)))
 }
 
-/// The ends that leave out the share of values above and below that `share` percent leave.
+/// The ends of the range that holds `share` percent of the values; both tails lose the same share.
 fn percentile((bins, zeros): &(Vec<Bin>, f64), ends: (f64, f64), share: f64) -> (f64, f64) {
     let total: f64 = bins.iter().map(|b| b.1).sum::<f64>() + zeros;
     let tail = total * (100.0 - share) / 200.0;
@@ -184,7 +184,7 @@ fn squared_error(bins: &[Bin], low: f64, high: f64, symmetric: bool) -> f64 {
     bins.iter().map(error).sum()
 }
 
-/// The ends with the lowest cost: each is tried at multiples of 1/64 while the other stays.
+/// The ends with the lowest cost: each is tried at multiples of 1/64 while the other stays fixed.
 fn search(ends: (f64, f64), symmetric: bool, cost: &dyn Fn(f64, f64) -> f64) -> (f64, f64) {
     let fractions = || {
         (FIRST_STEP..=STEPS)
@@ -214,7 +214,7 @@ fn lower(a: Costed, b: Costed) -> Costed {
     if b.0 < a.0 { b } else { a }
 }
 
-/// Both ends times the fraction with the lowest cost.
+/// Both ends multiplied by the fraction with the lowest cost.
 fn best_shrink(ends: (f64, f64), cost: &dyn Fn(f64, f64) -> f64) -> (f64, f64) {
     let fractions = (FIRST_STEP..=STEPS)
         .rev()
@@ -224,8 +224,8 @@ fn best_shrink(ends: (f64, f64), cost: &dyn Fn(f64, f64) -> f64) -> (f64, f64) {
     costed.fold((f64::INFINITY, ends), lower).1
 }
 
-/// The Kullback-Leibler divergence between the values, clipped to a range, and what 256 steps of
-/// that range leave of their distribution.
+/// The Kullback-Leibler divergence between the distribution of the values, clipped to a range, and
+/// that distribution quantized to 256 steps.
 fn divergence((bins, zeros): &(Vec<Bin>, f64), low: f64, high: f64, symmetric: bool) -> f64 {
     let Some((scale, zero)) = candidate(low, high, symmetric) else {
         return f64::INFINITY;

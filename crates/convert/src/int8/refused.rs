@@ -11,22 +11,22 @@ pub enum Refused {
     NotFinite {
         value: String,
         found: f32,
-        /// The calibration item, or what else the value belongs to.
+        /// The calibration item, or whatever else the value belongs to.
         place: String,
     },
-    /// No calibration item gives the value an element.
+    /// The value has no elements for any calibration item.
     #[error("\"{value}\" has no elements for any calibration item; add items that reach this node")]
     Unseen { value: String },
     /// A range without a usable scale.
     #[error(
-        "the range of \"{value}\", {low:e} to {high:e}, has no scale that is a normal number; keep the node \
+        "the scale for the range of \"{value}\", {low:e} to {high:e}, is not a normal number; keep the node \
          in floats with --keep-float"
     )]
     Scale { value: String, low: f32, high: f32 },
-    /// Products whose sum can leave 32 bits.
+    /// Products whose sum can overflow 32 bits.
     #[error(
-        "the sum of output channel {channel} can reach {reach:e}, and 32 bits hold 2147483647; keep the node \
-         in floats with --keep-float"
+        "the sum of output channel {channel} can reach {reach:e}, but 32 bits hold at most 2147483647; keep \
+         the node in floats with --keep-float"
     )]
     Overflow { channel: usize, reach: f64 },
 }

@@ -1,6 +1,6 @@
-//! Weights that minimize the error of a product's results over a calibration set. They first make
-//! up for the errors of the inputs, by damped least squares. Then they are rounded, and each weight
-//! compensates the errors of those before it (GPTQ).
+//! Weights that minimize the error of a product's results over a calibration set. They are first
+//! fitted by damped least squares to make up for the errors of the inputs. Then they are rounded,
+//! and each weight compensates for the errors of those before it (GPTQ).
 
 use super::observe::floats;
 use super::products::{FloatProduct, IntProduct, LARGEST};
@@ -16,23 +16,23 @@ use transformer_lite::unstable::quant::gptq::{CholeskyFactor, DAMPING};
 use transformer_lite::unstable::tensor::HostTensor;
 use transformer_lite::unstable::tensor::product::{Before, Matrix, multiply};
 
-/// Most positions that are looked at, over all items.
+/// Maximum number of positions that are used, over all items.
 const POSITIONS: usize = 8192;
-/// Most elements of the Hessians of a product.
+/// Maximum number of elements in the Hessians of a product.
 const ELEMENTS: usize = 2304 * 2304;
 /// Share of the mean square of an item's results that is added to the square of each position.
 const FLOOR: f64 = 0.03;
 /// Damping of the least squares, as a multiple of the mean square of the inputs. With less, weights
-/// fit the items of the set but no others.
+/// overfit the set.
 const CAUTION: f64 = 100.0;
 /// The fractional part of the golden ratio: multiples of it are spread evenly between 0 and 1.
 const GOLDEN: f64 = 0.618_033_988_749_894_9;
 
-/// Where the elements of a product's result belong.
+/// How the elements of a product's result map to channels and positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     channels: usize,
-    /// Elements beside each other for each channel.
+    /// Contiguous elements of each channel.
     inner: usize,
 }
 
@@ -73,9 +73,9 @@ impl Layout {
     }
 }
 
-/// How rows of inputs follow from a tensor.
+/// How rows of inputs are read from a tensor.
 enum Rows {
-    /// Windows of a convolution with these sizes.
+    /// Windows of a convolution with these kernel sizes.
     Windows(Conv, Vec<i64>),
     /// The last axis.
     Last,
@@ -84,10 +84,10 @@ enum Rows {
 /// Second moments of the inputs of a product, for each group.
 pub(super) struct Moments {
     rows: Rows,
-    /// Inputs of an output.
+    /// Number of inputs of each output.
     k: usize,
     convolves: bool,
-    /// Biases make up for mean errors.
+    /// Mean errors do not count, because biases make up for them.
     centered: bool,
     groups: Vec<Group>,
     /// Sum of the weights of all positions.
@@ -108,7 +108,7 @@ struct Group {
 
 impl Moments {
     /// Moments for the product `float` that `node` computes; `None` if they would take too much
-    /// room, or for a product of a form that is not known. If `centered`, mean errors do not count.
+    /// memory, or if this kind of product is not supported. If `centered`, mean errors do not count.
     pub fn of(node: &Node, float: &FloatProduct, centered: bool) -> Option<Self> {
         let form = &float.form;
         let (rows, groups) = if let Some(conv) = node.op.downcast::<Conv>() {
@@ -200,7 +200,7 @@ impl Moments {
         Ok(())
     }
 
-    /// Leaves out what biases make up for, once all items are added.
+    /// Removes mean errors, which biases make up for, once all items are added.
     pub fn finish(&mut self) {
         if !self.centered || self.total <= 0.0 {
             return;

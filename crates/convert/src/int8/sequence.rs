@@ -262,7 +262,7 @@ impl<'a> Sequence<'a> {
     }
 }
 
-/// The tensor that readers of the quantized one see.
+/// The quantized tensor as its readers see it, dequantized.
 pub(super) fn requantized(tensor: &HostTensor, affine: Affine) -> Result<HostTensor> {
     #[expect(clippy::cast_precision_loss, reason = "of 9 bits")]
     let (least, most) = ((LEAST - affine.zero) as f32, (MOST - affine.zero) as f32);

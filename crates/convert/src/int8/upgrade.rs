@@ -1,4 +1,4 @@
-//! Brings nodes of older operator sets to the first one in which `DequantizeLinear` takes a scale
+//! Upgrades nodes of older operator sets to the first one in which `DequantizeLinear` takes a scale
 //! for each channel.
 
 use super::write::{int_tensor, scalar_tensor};
@@ -9,9 +9,9 @@ use transformer_lite::unstable::graph::onnx::proto::{
     AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 };
 
-/// The operator set of quantized models, at least.
+/// The oldest operator set of quantized models.
 pub(super) const OPSET: i64 = 13;
-/// The file format that goes with it, at least.
+/// The oldest file format version that goes with it.
 const IR_VERSION: i64 = 7;
 
 /// Operators that mean the same in [`OPSET`] as in earlier sets from the given one on.
@@ -215,7 +215,7 @@ fn refused(node: &NodeProto, from: i64) -> Error {
     Error::other(Stage::Quantize, what).of_kind(ErrorKind::Unsupported)
 }
 
-/// Names of new initializers are made of positions of nodes; none of the file looks like this.
+/// Renames new initializers whose names the file already uses.
 fn rename_apart(made: &mut [TensorProto], proto: &mut GraphProto) {
     let used: HashSet<String> = proto.initializer.iter().map(|t| t.name.clone()).collect();
     for t in made.iter_mut().filter(|t| used.contains(&t.name)) {
@@ -226,13 +226,13 @@ fn rename_apart(made: &mut [TensorProto], proto: &mut GraphProto) {
     }
 }
 
-/// Takes an attribute off a node.
+/// Removes an attribute from a node and returns it.
 fn take(node: &mut NodeProto, name: &str) -> Option<AttributeProto> {
     let at = node.attribute.iter().position(|a| a.name == name)?;
     Some(node.attribute.remove(at))
 }
 
-/// Appends an operand with this position; operands before it may be omitted.
+/// Sets the operand at this position; missing operands before it count as omitted.
 fn put(node: &mut NodeProto, position: usize, tensor: TensorProto, made: &mut Vec<TensorProto>) {
     if node.input.len() <= position {
         node.input.resize(position + 1, String::new());
@@ -299,8 +299,8 @@ fn change(
     Ok(())
 }
 
-/// Before opset 13, `Softmax` joins the axes from `axis` on, 1 by default. True if that is the last
-/// one alone, or if all after it have size 1.
+/// Before opset 13, `Softmax` joins the axes from `axis` on, 1 by default. True if that is only the
+/// last one.
 fn along_last(node: &NodeProto, graph: &Graph) -> bool {
     let axis = node
         .attribute

@@ -1,4 +1,4 @@
-//! Runs a graph on the host node by node, so that values can be looked at and changed in between.
+//! Runs a graph on the host node by node, so that values can be read and changed in between.
 
 use super::CalibrationSet;
 use std::collections::HashMap;
@@ -7,7 +7,7 @@ use transformer_lite::unstable::graph::interp::{Step, compute, steps};
 use transformer_lite::unstable::graph::{Graph, Node, NodeId, ValueId};
 use transformer_lite::unstable::tensor::HostTensor;
 
-/// Most bytes of the values that are kept for all items. Items that do not fit are left out.
+/// Maximum bytes of the values that are kept for all items. Items that do not fit are left out.
 const ROOM: usize = 2 << 30;
 
 /// Values that later nodes read.
@@ -17,11 +17,11 @@ pub(super) type Live = HashMap<ValueId, HostTensor>;
 pub(super) struct Stop<'a> {
     pub id: NodeId,
     pub node: &'a Node,
-    /// Values that no later node reads and that are no result of the graph.
+    /// Values that no later node reads and that are not results of the graph.
     pub done: Vec<ValueId>,
 }
 
-/// The nodes of a graph in the order of their computation.
+/// The nodes of a graph in execution order.
 pub(super) struct Walk<'a> {
     pub graph: &'a Graph,
     pub stops: Vec<Stop<'a>>,
@@ -40,8 +40,8 @@ impl<'a> Walk<'a> {
         Ok(Self { graph, stops })
     }
 
-    /// Inputs of the graph for the items of a set, or for as many as fit if the values of both
-    /// models are kept, spread evenly over the set.
+    /// Inputs of the graph for the items of a set. If the values of both models would not fit for
+    /// all items, for as many as fit, spread evenly over the set.
     pub fn items(&self, set: &CalibrationSet<'_>) -> Result<Vec<Live>> {
         let all = set.names.len();
         let each = 2 * self.bytes(self.given(set, 0)?)?;
@@ -56,7 +56,7 @@ impl<'a> Walk<'a> {
             .collect())
     }
 
-    /// Most bytes that an item holds at a time.
+    /// The most bytes that the values of an item take at a time.
     fn bytes(&self, mut live: Live) -> Result<usize> {
         let mut most = 0;
         for stop in &self.stops {
@@ -73,7 +73,7 @@ impl<'a> Walk<'a> {
     pub fn value<'t>(&'t self, live: &'t Live, v: ValueId) -> Result<&'t HostTensor> {
         let found = live.get(&v).or_else(|| constant(self.graph, v));
         found.ok_or_else(|| {
-            let what = format!("value \"{}\" is lost", self.graph.value(v).name);
+            let what = format!("value \"{}\" is missing", self.graph.value(v).name);
             Error::internal(Stage::Quantize, what)
         })
     }

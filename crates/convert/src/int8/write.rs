@@ -1,5 +1,5 @@
 //! Writes a quantized model: `QuantizeLinear` and `DequantizeLinear` around the operators of the
-//! source, integers in place of its weights.
+//! source, and integers in place of its weights.
 
 use super::observe::floats;
 use super::products::{FloatProduct, IntProduct};
@@ -22,7 +22,7 @@ use transformer_lite::unstable::tensor::DType;
 /// Maximum length of a Protocol Buffers message, in bytes.
 const MESSAGE_LIMIT: usize = i32::MAX as usize;
 
-/// What a model becomes.
+/// The parts of a quantized model.
 pub(super) struct Quantized<'a> {
     pub graph: &'a Graph,
     pub placement: &'a Placement,
@@ -84,24 +84,24 @@ fn node(op: &str, name: &str, inputs: &[&str], output: &str, axis: Option<usize>
     }
 }
 
-/// The file while it is changed.
+/// The file being changed.
 struct Writer<'a> {
     q: &'a Quantized<'a>,
-    /// For each node of the source, the nodes in its place.
+    /// For each node of the source, the nodes that replace it.
     nodes: Vec<Vec<NodeProto>>,
     /// Nodes before all others, which read inputs and initializers.
     head: Vec<NodeProto>,
     initializers: Vec<TensorProto>,
-    /// The node of the source, by a value that it computes.
+    /// The node of the source that computes a value, by the value's name.
     producers: HashMap<String, usize>,
     /// Names of all values and nodes.
     used: HashSet<String>,
-    /// Initializers of weights, by layer; and scale and zero point, by range.
+    /// Names of the initializers with scale and zero point, by range.
     parameters: HashMap<usize, [String; 2]>,
 }
 
-/// The bytes of the quantized model. `model` is the source, with operator sets that have all
-/// operators.
+/// The bytes of the quantized model. `model` is the source; its operator sets must have all
+/// operators that are written.
 pub(super) fn quantized(mut model: ModelProto, path: &Path, q: &Quantized<'_>) -> Result<Vec<u8>> {
     let proto = model.graph.take().unwrap_or_default();
     let mut writer = Writer::new(&proto, q);
@@ -134,7 +134,7 @@ pub(super) fn quantized(mut model: ModelProto, path: &Path, q: &Quantized<'_>) -
     }
     let length = model.encoded_len();
     if length > MESSAGE_LIMIT {
-        let what = format!("the int8 model has {length} bytes; one ONNX file holds {MESSAGE_LIMIT}");
+        let what = format!("the int8 model has {length} bytes; an ONNX file holds at most {MESSAGE_LIMIT}");
         return Err(Error::file(Stage::Quantize, path, what));
     }
     Ok(model.encode_to_vec())
@@ -161,7 +161,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// A name that nothing has yet.
+    /// An unused name, `wanted` if possible.
     fn name(&mut self, wanted: String) -> String {
         let mut name = wanted.clone();
         let mut n = 1;
@@ -176,7 +176,7 @@ impl<'a> Writer<'a> {
         self.q.graph.value(v).name.clone()
     }
 
-    /// The position in the source of a node of the graph.
+    /// The position of a graph node in the source.
     fn position(&self, id: NodeId) -> Option<usize> {
         let node = self.q.graph.node(id)?;
         let names = node.outputs.iter().map(|v| self.q.graph.value(*v).name.as_str());
@@ -185,7 +185,7 @@ impl<'a> Writer<'a> {
             .find_map(|name| self.producers.get(name).copied())
     }
 
-    /// Puts integers in place of weights and bias, and removes what is folded into them.
+    /// Replaces weights and bias by integers, and removes the nodes folded into them.
     fn product(&mut self, layer: &Layer, parts: &Product, float: &FloatProduct, int: &IntProduct) {
         let (Some(weights), Some(first)) = (parts.weights, layer.nodes.first()) else {
             return;
@@ -365,7 +365,7 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Makes layers read `to` in place of the value `v`, called `from`.
+    /// Makes layers read `to` in place of the value `v`, named `from`.
     fn redirect(&mut self, v: ValueId, from: &str, to: &str) {
         for layer in self.q.placement.layers.iter().filter(|l| l.inputs.contains(&v)) {
             for id in &layer.nodes {
@@ -378,7 +378,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The graph, without what nothing reads any more.
+    /// The graph, without nodes and initializers that are no longer read.
     fn finish(self, mut proto: GraphProto) -> GraphProto {
         let all: Vec<NodeProto> = self
             .head
@@ -391,7 +391,7 @@ impl<'a> Writer<'a> {
             if n.output.iter().any(|o| wanted.contains(o)) {
                 captured(&n, &mut wanted);
                 if n.op_type == "Sum" && n.domain.is_empty() && n.input.len() == 2 {
-                    // The same for two operands, and better known.
+                    // Equivalent for two operands, and more widely supported.
                     "Add".clone_into(&mut n.op_type);
                 }
                 nodes.push(n);
@@ -410,13 +410,13 @@ impl<'a> Writer<'a> {
             .retain(|v| is_input(&v.name) && !constants.contains(v.name.as_str()));
         proto.initializer = initializers;
         proto.node = nodes;
-        // Types of values that changed would be wrong; readers derive them.
+        // The recorded types of changed values would be wrong; readers infer them.
         proto.value_info.clear();
         proto
     }
 }
 
-/// Adds the values that a node reads, in its graphs also.
+/// Adds the values that a node and its subgraphs read.
 fn captured(n: &NodeProto, wanted: &mut HashSet<String>) {
     wanted.extend(n.input.iter().filter(|i| !i.is_empty()).cloned());
     for graph in n.attribute.iter().filter_map(|a| a.g.as_ref()) {

@@ -42,7 +42,7 @@ pub struct CalibrationOptions {
     ///
     /// For weights only: a text (UTF-8). For int8: a folder or file of pictures (.png, .jpg) or
     /// .npy files, or a text with a line for each item. A model with several inputs takes a folder
-    /// with a folder for each item, which holds NAME.npy for each input.
+    /// with one folder per item that holds NAME.npy for each input.
     #[arg(long, value_name = "PATH")]
     calibration: Option<PathBuf>,
     /// Use the first N tokens of the text

@@ -12,7 +12,7 @@ use crate::tensor::{DType, HostTensor};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// The most nodes of a function.
+/// Maximum number of nodes in a function.
 const LONGEST: usize = 32;
 
 /// The nodes between a dequantization and a quantization.
@@ -38,8 +38,8 @@ pub(super) fn chains(edit: &Edit<'_>, order: &[NodeId]) -> HashMap<NodeId, Chain
 }
 
 impl Chain {
-    /// `None` if the quantization `end` reads anything but a function of one activation, and if
-    /// that is one node, possibly with clamps after it.
+    /// `None` if the quantization `end` reads anything but a function of one activation, or if that
+    /// function is a single node, possibly followed by clamps.
     fn before(edit: &Edit<'_>, end: NodeId, places: &HashMap<NodeId, usize>) -> Option<Self> {
         let mut x = None;
         let mut found = HashSet::new();
@@ -80,7 +80,7 @@ impl Chain {
         self.nodes.windows(2).all(clamps)
     }
 
-    /// The nodes before the last one that nothing else reads.
+    /// The nodes before the last one whose results nothing outside the function reads.
     pub fn inner(&self, edit: &Edit<'_>) -> Vec<NodeId> {
         let alone = |id: &NodeId| {
             let outputs = edit.node(*id).map(|n| n.outputs.as_slice()).unwrap_or_default();

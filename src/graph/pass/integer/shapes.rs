@@ -45,7 +45,7 @@ pub(crate) fn reduced(shape: &[Dim], axes: Option<&[i64]>) -> Result<Vec<i64>, R
     spatial(shape)
 }
 
-/// The number of products in a sum of a matmul of two activations; `b` is `[.., n, k]` if
+/// The number of products in each sum of a matmul of two activations; `b` is `[.., n, k]` if
 /// `transposed`.
 pub(crate) fn summed(a: &[Dim], b: &[Dim], transposed: bool) -> Result<i64, Refusal> {
     let ([la @ .., _, _], [lb @ .., before, last]) = (a, b) else {
@@ -63,7 +63,7 @@ pub(crate) fn summed(a: &[Dim], b: &[Dim], transposed: bool) -> Result<i64, Refu
     Ok(k)
 }
 
-/// A shape with leading axes of size 1 up to this rank.
+/// A shape, padded to this rank with leading axes of size 1.
 pub(crate) fn with_rank(shape: &[Dim], rank: usize) -> Vec<Dim> {
     let missing = rank.saturating_sub(shape.len());
     let ones = std::iter::repeat_n(Dim::from(1), missing);
@@ -71,7 +71,7 @@ pub(crate) fn with_rank(shape: &[Dim], rank: usize) -> Vec<Dim> {
 }
 
 /// The axes that a function of two operands can store last in its operands and its result, which
-/// have the same rank. The operands say whether they are constant.
+/// have the same rank. Each operand is a shape and whether it is constant.
 pub(crate) fn binary_axes(operands: [(&[Dim], bool); 2], to: &[Dim]) -> Vec<usize> {
     let has_kernel = |(shape, constant): (&[Dim], bool), axis: usize| {
         let (mut own, mut out) = (shape.to_vec(), to.to_vec());

@@ -57,10 +57,10 @@ pub struct Int8Args {
     /// Use activations without a zero point
     #[arg(long, hide_short_help = true)]
     symmetric: bool,
-    /// Do not rescale channels between convolutions first
+    /// Do not rescale channels between layers first
     #[arg(long, hide_short_help = true)]
     no_equalization: bool,
-    /// Round weights to nearest, without compensating errors
+    /// Round weights to nearest, without compensating for errors
     #[arg(long, hide_short_help = true)]
     no_compensation: bool,
     /// Do not correct biases for the mean errors of rounding
@@ -129,7 +129,7 @@ impl Int8Args {
     }
 }
 
-/// The names of the nodes that patterns with `*` match. A usage error for a pattern without one.
+/// The names of the nodes that patterns with `*` match. A pattern without a match is a usage error.
 fn named(graph: &Graph, patterns: &[String]) -> Result<HashSet<String>> {
     let mut found = HashSet::new();
     for pattern in patterns {
@@ -145,7 +145,7 @@ fn named(graph: &Graph, patterns: &[String]) -> Result<HashSet<String>> {
     Ok(found)
 }
 
-/// Whether a name consists of the parts of a pattern between `*`, in order, and what `*` stand for.
+/// Whether a name matches a pattern, in which `*` stands for any characters.
 fn matches(pattern: &str, name: &str) -> bool {
     let Some((first, rest)) = pattern.split_once('*') else {
         return pattern == name;
@@ -163,7 +163,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     name.ends_with(last)
 }
 
-/// What the command is asked for.
+/// The arguments of the command that do not depend on the format.
 pub struct Task<'a> {
     pub model: &'a Path,
     pub output: &'a Path,
@@ -255,11 +255,11 @@ impl ChannelRow {
 struct LayerRow<'a> {
     /// Name of its first node.
     name: &'a str,
-    /// Operator of that node, and those that joined it.
+    /// Operator of that node, and those of the nodes fused with it.
     ops: &'a [String],
     /// `product`, `binary`, `mean`, `softmax`, `resample`, `table` or `move`.
     kind: &'a str,
-    /// Shape of the weights; empty for a layer without.
+    /// Shape of the weights; empty for a layer without weights.
     shape: &'a [usize],
     /// Scale of the result.
     scale: f32,
@@ -297,7 +297,7 @@ struct OutputRow<'a> {
     median_snr: f64,
     /// Lowest ratio of an item.
     lowest_snr: f64,
-    /// Items whose largest element is at the same place as in the float model.
+    /// Items whose largest element is at the same position as in the float model.
     same_largest: usize,
 }
 
@@ -310,7 +310,7 @@ pub(in crate::cli) struct Int8Report<'a> {
     per_tensor: bool,
     /// Activations have the zero point 0.
     symmetric: bool,
-    /// Pairs of convolutions that were equalized.
+    /// Tensors, or groups of tensors with residual connections, that were equalized.
     equalized: usize,
     /// Items of the calibration set that were used.
     items: usize,
@@ -370,14 +370,14 @@ impl<'a> Int8Report<'a> {
     }
 }
 
-/// Layers in a table without `--verbose`.
+/// Number of layers shown without `--verbose`.
 const SHOWN: usize = 5;
 /// The ratio in dB below which a warning is printed. The noise of the outputs is then a third of
 /// their size.
 const POOR: f64 = 10.0;
-const ADVICE: &str = "use more calibration data like that of the intended use, or keep nodes where the ratio \
-                      falls in floats (--verbose lists all layers; --keep-float)";
-/// Names of operators in a line about several nodes.
+const ADVICE: &str = "use more calibration data that resembles real inputs, or use --keep-float for nodes \
+                      where the ratio drops (--verbose lists all layers)";
+/// Maximum number of operators named in a line about several nodes.
 const NAMED: usize = 4;
 
 fn decibels(v: Option<f64>) -> String {

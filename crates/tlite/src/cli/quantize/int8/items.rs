@@ -13,7 +13,7 @@ use transformer_lite::unstable::tensor::HostTensor;
 use transformer_lite_convert::int8::Item;
 
 const OPTION: &str = "--calibration";
-/// Tokens of a line that are used, if the input has no fixed length.
+/// Maximum number of tokens used from a line.
 const MAX_TOKENS: usize = 512;
 
 /// Where an item is.
@@ -32,7 +32,7 @@ enum Source {
 pub struct Items<'a> {
     task: &'a Task<'a>,
     inputs: Vec<(String, Fact)>,
-    /// Of [`Source::Row`].
+    /// The tensor of [`Source::Row`].
     rows: Option<HostTensor>,
     /// Names and sources.
     all: Vec<(String, Source)>,
@@ -45,7 +45,7 @@ fn refused(what: impl Into<String>) -> Error {
 
 impl<'a> Items<'a> {
     /// Finds at most `at_most` items for the model, spread evenly over the set. Usage errors: no
-    /// set is given; there is nothing in it; the model has inputs that it cannot fill.
+    /// set is given; the set is empty; the model has inputs that it cannot fill.
     pub fn find(graph: &Graph, task: &'a Task<'a>, at_most: usize) -> Result<Self> {
         let path = task.calibration.set().ok_or_else(|| {
             refused("int8 needs a calibration set; give a folder or file of pictures, .npy files or text")
@@ -107,7 +107,7 @@ impl<'a> Items<'a> {
         for v in graph.outputs() {
             let mut shape = Vec::new();
             for size in &graph.fact(*v)?.shape.0 {
-                // An open size, such as the batch size, is that of one item.
+                // A symbolic size, such as the batch size, is 1 for a single item.
                 shape.push(match size.as_const() {
                     Some(n) => num::exact(n, "a size").map_err(|e| Error::internal(Stage::Quantize, e))?,
                     None => 1,
@@ -123,12 +123,12 @@ impl<'a> Items<'a> {
         self.all.iter().map(|(name, _)| name.clone()).collect()
     }
 
-    /// What a set without items lacks.
+    /// The error message for a set without items.
     fn nothing(&self, path: &Path) -> String {
         let path = path.display();
         match self.inputs.as_slice() {
             _ if !self.task.calibration.set().is_some_and(Path::is_dir) => format!("{path} has no items"),
-            [_] => format!("{path} has no pictures (.png, .jpg) and no .npy files"),
+            [_] => format!("{path} has no pictures (.png, .jpg) or .npy files"),
             _ => format!("{path} has no folders; expected one for each item, with NAME.npy for each input"),
         }
     }
@@ -139,7 +139,7 @@ impl<'a> Items<'a> {
             all => {
                 let names: Vec<&str> = all.iter().map(|(n, _)| n.as_str()).collect();
                 Err(refused(format!(
-                    "the model has {} inputs ({}); give a folder with a folder for each item, which holds NAME.npy \
+                    "the model has {} inputs ({}); give a folder with one folder per item that holds NAME.npy \
                      for each input",
                     all.len(),
                     names.join(", ")
@@ -148,7 +148,7 @@ impl<'a> Items<'a> {
         }
     }
 
-    /// Files of a folder and the folders in it; or, for a model with several inputs, its folders.
+    /// Files in a folder and its subfolders; or, for a model with several inputs, its subfolders.
     fn folder(&mut self, path: &Path) -> Result<()> {
         let single = self.inputs.len() == 1;
         let mut entries = Vec::new();
@@ -191,7 +191,7 @@ impl<'a> Items<'a> {
         Ok(())
     }
 
-    /// The lines of a text that have tokens.
+    /// The lines of a text that are not blank.
     fn text(&mut self, path: &Path) -> Result<()> {
         if let Some((name, _)) = self
             .inputs
@@ -199,7 +199,7 @@ impl<'a> Items<'a> {
             .find(|(n, f)| f.dtype.is_float() || role(n).is_none())
         {
             return Err(refused(format!(
-                "{} is a text, and the model's input \"{name}\" does not take tokens; give pictures or .npy files",
+                "{} is a text file, but input \"{name}\" does not take tokens; give pictures or .npy files",
                 path.display()
             )));
         }
@@ -211,7 +211,7 @@ impl<'a> Items<'a> {
         };
         if !folder.join("tokenizer.json").exists() {
             let what = format!(
-                "{} is a text, and there is no tokenizer.json beside the model",
+                "{} is a text file, but there is no tokenizer.json beside the model",
                 path.display()
             );
             return Err(refused(what));
@@ -267,7 +267,7 @@ impl<'a> Items<'a> {
     }
 }
 
-/// What an input of an encoder or decoder holds, by position: the token, if there is one.
+/// The function that fills an input of an encoder or decoder, from a position and the token there.
 fn role(name: &str) -> Option<fn(usize, Option<u32>) -> i64> {
     match name {
         "input_ids" => Some(|_, token| token.map_or(0, i64::from)),
@@ -278,7 +278,7 @@ fn role(name: &str) -> Option<fn(usize, Option<u32>) -> i64> {
     }
 }
 
-/// The tensor of an input for a line. An input of fixed length is cut or padded.
+/// The tensor of an input for a line, truncated or padded if the input has a fixed length.
 fn filled((name, fact): &(String, Fact), tokens: &[u32]) -> Result<(String, HostTensor)> {
     let fixed = fact
         .shape
@@ -288,7 +288,7 @@ fn filled((name, fact): &(String, Fact), tokens: &[u32]) -> Result<(String, Host
         .and_then(|n| usize::try_from(n).ok());
     let length = fixed.unwrap_or(tokens.len());
     let Some(value) = role(name) else {
-        return Err(refused(format!("a text has nothing for the input \"{name}\"")));
+        return Err(refused(format!("a text has no values for the input \"{name}\"")));
     };
     let data: Vec<i64> = (0..length).map(|i| value(i, tokens.get(i).copied())).collect();
     let tensor = HostTensor::from_ints(fact.dtype, &[1, length], &data);
