@@ -1,4 +1,5 @@
-// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on matrix units. A work-group takes 32
+// y[column + j] = sum_k x[k] * w[k, j] for one row x of halves and an E0M weight of 4 or 8 bits, on matrix units. With FEW there are up to FEW
+// rows, 8 or 16, which lie along the side of the units that one row leaves idle; a work-item has the sums of two in each 8. A work-group takes 32
 // columns, each of its warps every so many stretches of weights; a work-item holds vectors of four columns, of which the next stretch is on its
 // way while one is summed. The units multiply x by halves that w1 follows from by a factor and a term; with w = s * (w1 - b) the sums are scaled
 // here: no weight is rounded. With FLAT the weight is one panel, with WHOLE no stretch is cut short. With PARTS the columns up to end0, up to end1 and the rest are results of
@@ -16,6 +17,16 @@
 #else
 #define SIDES 1
 #endif
+// EIGHTS: how many times eight rows. OWN: rows of each eight of which a work-item has sums.
+#ifdef FEW
+#define EIGHTS (FEW / 8)
+#define OWN 2
+#define HELD_ROWS FEW
+#else
+#define EIGHTS 1
+#define OWN 1
+#define HELD_ROWS 1
+#endif
 // Pairs of neighbouring weights as halves, exact, where their codes stand after one shift at most: codes that begin at bit `from` of a half
 // make 2 + (w1 - 2) / APART, from which W1 makes the sum over w1.
 #define LEVELS(from) ((((1u << BITS) - 1u) << (from)) * 0x10001u)
@@ -24,6 +35,7 @@
   MASKED_OR(d, word, LEVELS(from), 0x40004000u);
 #define APART(from) ((float)(1 << (10 - BITS - (from))))
 #define W1(from, dot, sum) (APART(from) * (dot) - (2.0f * APART(from) - 2.0f) * (sum))
+#define EACH_EIGHT _Pragma("unroll") for (uint r = 0; r < EIGHTS; r++)
 #define ONES 0x3C003C00u
 #ifdef PER4
 #define XS uint2
@@ -34,7 +46,12 @@
     _Pragma("unroll") for (uint b = 0; b < EACH; b++) words[b] = word_at[(BLOCK_OF(s) * 4 + t) * step]; \
     pair = pair_at[(s) / SPAN * step]; \
   }
-#define LOAD_XS(xs, s) { _Pragma("unroll") for (uint b = 0; b < EACH; b++) xs[b] = x_words[BLOCK_OF(s) * 4 + t]; }
+#define LOAD_XS(xs, s) { _Pragma("unroll") for (uint b = 0; b < EACH; b++) EACH_EIGHT xs[b][r] = X_ROW(r)[BLOCK_OF(s) * 4 + t]; }
+#ifdef FEW
+#define X_ROW(r) x_rows[r]
+#else
+#define X_ROW(r) x_words
+#endif
 #ifdef WHOLE
 #define BLOCK_OF(s) ((s) * EACH + b)
 #define ENDS(s) false
@@ -64,50 +81,56 @@
 #define X1(v) v.z
 #define X2(v) v.y
 #endif
-#define ADD_AT(c, a, b, from, x0, x1) { \
+#define ADD_AT(c, class, a, b, from, v, first, second) { \
     PAIR(a0, a, from) \
     PAIR(b0, b, from) \
     PAIR(a8, (a) >> 8u, from) \
     PAIR(b8, (b) >> 8u, from) \
-    MMA(c, a0, b0, a8, b8, x0, x1); \
+    EACH_EIGHT MMA(c[r][class], a0, b0, a8, b8, first(v[r]), second(v[r])); \
   }
 #ifdef PER4
-#define ADD(c, a, b, v) ADD_AT(c[0], a, b, 0, v.x, v.y)
-#define ADD_ONES(c, v) { MMA(c[0], ONES, ONES, ONES, ONES, v.x, v.y); }
+#define FIRST(v) v.x
+#define SECOND(v) v.y
+#define ADD(c, a, b, v) ADD_AT(c, 0, a, b, 0, v, FIRST, SECOND)
+#define ADD_ONES(c, v) { EACH_EIGHT MMA(c[r][0], ONES, ONES, ONES, ONES, v[r].x, v[r].y); }
 #define CLASSES 1
-#define DOT(c, i) W1(0, c[0][i], sum[0][0])
-#define ALL sum[0][0]
+#define DOT(c, i) W1(0, c[r][0][i], sum[r][0][h])
+#define ALL sum[r][0][h]
 #else
 // Codes of one place make a sum of their own.
-#define ADD(c, a, b, v) ADD_AT(c[0], a, b, 0, X0(v), X1(v)) ADD_AT(c[1], a, b, 4, X2(v), X3(v))
+#define ADD(c, a, b, v) ADD_AT(c, 0, a, b, 0, v, X0, X1) ADD_AT(c, 1, a, b, 4, v, X2, X3)
 #define ADD_ONES(c, v) { \
-    MMA(c[0], ONES, ONES, ONES, ONES, X0(v), X1(v)); \
-    MMA(c[1], ONES, ONES, ONES, ONES, X2(v), X3(v)); \
+    EACH_EIGHT { \
+      MMA(c[r][0], ONES, ONES, ONES, ONES, X0(v[r]), X1(v[r])); \
+      MMA(c[r][1], ONES, ONES, ONES, ONES, X2(v[r]), X3(v[r])); \
+    } \
   }
 #define CLASSES 2
-#define DOT(c, i) (W1(0, c[0][i], sum[0][0]) + W1(4, c[1][i], sum[1][0]))
-#define ALL (sum[0][0] + sum[1][0])
+#define DOT(c, i) (W1(0, c[r][0][i], sum[r][0][h]) + W1(4, c[r][1][i], sum[r][1][h]))
+#define ALL (sum[r][0][h] + sum[r][1][h])
 #endif
-#define SCALED(v, word, dot) { \
+// Of row h of the own ones in each eight.
+#define SCALED(c, word, dot) { \
     float scale, bias; \
     FLOATS_OF(scale, bias, word); \
-    v += scale * ((dot) - bias * ALL); \
+    EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < OWN; h++) total[r][h].c += scale * ((dot) - bias * ALL); \
   }
 // The sums of a stretch, of which the next one is on its way.
 #define STRETCH(words, xs, pair, s) { \
-    float low[CLASSES][4], high[CLASSES][4], sum[CLASSES][4]; \
-    for (uint c = 0; c < CLASSES; c++) \
-      for (uint e = 0; e < 4; e++) low[c][e] = high[c][e] = sum[c][e] = 0.0f; \
+    float low[EIGHTS][CLASSES][4], high[EIGHTS][CLASSES][4], sum[EIGHTS][CLASSES][4]; \
+    EACH_EIGHT \
+      for (uint c = 0; c < CLASSES; c++) \
+        for (uint e = 0; e < 4; e++) low[r][c][e] = high[r][c][e] = sum[r][c][e] = 0.0f; \
     _Pragma("unroll") for (uint b = 0; b < EACH; b++) { \
       if (ENDS(s)) break; \
       ADD(low, words[b].x, words[b].y, xs[b]) \
       ADD(high, words[b].z, words[b].w, xs[b]) \
       ADD_ONES(sum, xs[b]) \
     } \
-    SCALED(total.x, pair.x, DOT(low, 0)) \
-    SCALED(total.y, pair.y, DOT(low, 2)) \
-    SCALED(total.z, pair.z, DOT(high, 0)) \
-    SCALED(total.w, pair.w, DOT(high, 2)) \
+    SCALED(x, pair.x, DOT(low, h)) \
+    SCALED(y, pair.y, DOT(low, 2 + h)) \
+    SCALED(z, pair.z, DOT(high, h)) \
+    SCALED(w, pair.w, DOT(high, 2 + h)) \
   }
 #ifdef HAS_GAIN
 #define LOAD_LATE(xs, s) LOAD_XS(xs, s)
@@ -116,7 +139,7 @@
 #endif
 
 KERNEL {
-  __local float4 part[WARPS * 8];
+  __local float4 part[WARPS * 8 * HELD_ROWS];
   uint lid = get_local_id(0), lane = lid % 32, g = lane / 4, t = lane % 4;
   uint first = get_group_id(0) * 32, j = first + 4 * g;
   j = j < p.n ? j : 0;
@@ -142,9 +165,15 @@ KERNEL {
 #else
   __global const XS *x_words = (__global const XS *)x;
 #endif
-  float4 total = (float4)(0.0f);
+#ifdef FEW
+  // Rows that are not there are the last one, and are not stored.
+  __global const XS *x_rows[EIGHTS];
+  EACH_EIGHT x_rows[r] = x_words + min(8 * r + g, p.m - 1) * p.steps;
+#endif
+  float4 total[EIGHTS][OWN];
+  EACH_EIGHT for (uint h = 0; h < OWN; h++) total[r][h] = (float4)(0.0f);
   uint4 words[EACH], next_words[EACH], pair, next_pair;
-  XS xs[EACH], next_xs[EACH];
+  XS xs[EACH][EIGHTS], next_xs[EACH][EIGHTS];
   uint s = warp / SIDES;
   if (s < stretches) AHEAD(words, xs, pair, s)
 #ifdef HAS_GAIN
@@ -203,7 +232,25 @@ KERNEL {
     STRETCH(next_words, next_xs, next_pair, s)
     s = after;
   }
-  if (t == 0) part[lid / 32 * 8 + g] = total;
+#ifdef FEW
+  EACH_EIGHT _Pragma("unroll") for (uint h = 0; h < OWN; h++) part[(warp * FEW + 8 * r + 2 * t + h) * 8 + g] = total[r][h];
+  barrier(CLK_LOCAL_MEM_FENCE);
+  for (uint i = lid; i < 16 * FEW; i += WG) {
+    uint row = i / 16, column = first + i % 16 * 2;
+    if (row >= p.m || column >= p.n) continue;
+    float2 v = (float2)(0.0f);
+    for (uint w = 0; w < WARPS; w += SIDES) v += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
+    uint c = result_at(row, p.column + column, p.y_stride, p);
+#ifdef HAS_CODES2
+    float2 u = (float2)(0.0f);
+    for (uint w = 1; w < WARPS; w += 2) u += ((__local float2 *)part)[(w * FEW + row) * 16 + i % 16];
+    y_put2(c / 2, v, u);
+#else
+    y_put2(c / 2, v);
+#endif
+  }
+#else
+  if (t == 0) part[lid / 32 * 8 + g] = total[0][0];
   barrier(CLK_LOCAL_MEM_FENCE);
   if (lid < 16 && first + 2 * lid < p.n) {
     float2 v = (float2)(0.0f);
@@ -217,4 +264,5 @@ KERNEL {
     y_put2(c / 2, v);
 #endif
   }
+#endif
 }

@@ -53,7 +53,7 @@ pub struct SequenceConfig {
     pub chunk: usize,
     /// Prefill runs of at most this many tokens use their own plan, with kernels for few rows. 0
     /// means none.
-    pub short_prefill: usize,
+    pub short_prefill: [usize; 3],
     /// Decode grids and parameters are computed for the next multiple of this many tokens, so they
     /// change only at multiples.
     pub padding: usize,
@@ -68,7 +68,7 @@ impl SequenceConfig {
         Self {
             context,
             chunk: CHUNK.min(context),
-            short_prefill: 0,
+            short_prefill: [0; 3],
             padding: PADDING,
             verify_tokens: 0,
         }
@@ -77,9 +77,12 @@ impl SequenceConfig {
     /// Sets the prefill run length that the device prefers.
     #[must_use]
     pub fn on(mut self, caps: &Caps) -> Self {
-        if let Some(few) = Breakpoints::on(caps).rows {
+        let breakpoints = Breakpoints::on(caps);
+        if breakpoints.rows != [None; 3] {
             self.chunk = LONG_CHUNK.min(self.context);
-            self.short_prefill = if self.chunk > few { few } else { 0 };
+            self.short_prefill = breakpoints
+                .rows
+                .map(|n| n.filter(|n| *n < self.chunk).unwrap_or(0));
         } else if caps.profile.is_native() {
             // More tokens keep more threads busy. Longer runs would answer Ctrl-C late.
             let chunk = match caps.profile.compute_units {

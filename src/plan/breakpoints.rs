@@ -1,14 +1,14 @@
 //! Sizes at which kernels change, for callers that compile several plans of a graph.
 
-use crate::backend::Caps;
+use crate::backend::{Caps, TensorCores};
 use crate::graph::op::attention::UNSPLIT;
-use crate::graph::op::matmul_e0m::FEW_ROWS;
+use crate::graph::op::matmul_e0m::{FEW_ROWS, TILES};
 
 /// Sizes up to which a device uses other kernels than above, so that separate plans are worth it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Breakpoints {
     /// Rows of a run. `None` without tensor cores: the same kernels then suit all numbers of rows.
-    pub rows: Option<usize>,
+    pub rows: [Option<usize>; 3],
     /// Keys that a single query reads.
     pub keys: i64,
 }
@@ -16,9 +16,13 @@ pub struct Breakpoints {
 impl Breakpoints {
     /// The breakpoints of a device.
     pub fn on(caps: &Caps) -> Self {
-        let few = caps.profile.tensor_cores.and(Some(FEW_ROWS));
+        let rows = match caps.profile.tensor_cores {
+            Some(TensorCores::Ptx) => [Some(TILES[0]), Some(TILES[1]), Some(FEW_ROWS)],
+            Some(_) => [None, None, Some(FEW_ROWS)],
+            None => [None; 3],
+        };
         Self {
-            rows: few.and_then(|n| usize::try_from(n).ok()),
+            rows: rows.map(|n| n.and_then(|n| usize::try_from(n).ok())),
             keys: UNSPLIT,
         }
     }

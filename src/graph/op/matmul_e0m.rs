@@ -17,7 +17,7 @@ mod tune;
 
 use self::cases::cases;
 pub(super) use self::cases::packed_case;
-pub use self::tensor_cores::FEW_ROWS;
+pub use self::tensor_cores::{FEW_ROWS, TILES};
 
 use super::norm;
 use super::rms_norm::RmsNorm;
@@ -35,9 +35,10 @@ use half::f16;
 use std::fmt;
 
 crate::kernel! {
-    /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS.
+    /// Kernel for one row. Reads the fields `end0` to `start2` only with PARTS, and `m` and
+    /// `y_stride` only in its variant for few rows.
     static VECTOR: TypedKernel<VectorArgs> = "matvec_e0m" {
-        n, steps, panel, column, end0, end1, start1, start2: U32; epsilon: F32
+        n, steps, panel, column, end0, end1, start1, start2, m, y_stride: U32; epsilon: F32
     } [
         x: In, gain: OptionalIn, codes: Weight Uint4, scales: Weight Uint4,
         codes2: OptionalWeight Uint4, scales2: OptionalWeight Uint4, y: PartialOut
@@ -474,7 +475,7 @@ impl MatMulE0m {
         let vector = rows.is(1);
         let on_tensor_cores = vector
             && self
-                .vector_on_tensor_cores(cx.device(), types, [k, 1], false)
+                .vector_on_tensor_cores(cx.device(), types, [k, 1], (false, None))
                 .is_some();
         let itself = match on_tensor_cores {
             true => tensor_cores::holds_row(cx.device(), k),
@@ -505,13 +506,15 @@ impl MatMulE0m {
         }
         // Weights that kernels decode at a time: one word of 4-bit or 8-bit weights.
         let step = if self.bits == Bits::Eight { 4 } else { 8 };
-        let vector = rows.is(1);
+        let one = rows.is(1);
         let (x, gain) = self.activations_of(cx, &rows, k, weights.gain, y.dtype)?;
+        let few = most.and_then(|most| self.few_rows(cx.device(), [x.dtype, y.dtype], k, most));
+        let vector = one || few.is_some();
         let second = weights.second_part(cx, self.bits, k)?;
         // Several results of one row without gaps are like one row.
         let mut behind = weights.starts.iter().skip(1).zip(&weights.ends);
         let gaps = behind.any(|(start, end)| *start != *end as u64);
-        let in_parts = weights.ends.len() > 1 && (!vector || gaps);
+        let in_parts = weights.ends.len() > 1 && (!one || gaps);
         // Rows of results start at multiples of four elements.
         let by_fours = weights.ends.iter().all(|end| end.is_multiple_of(4));
         for part in packed_parts(cx, &weights.codes, self.bits, k, n)? {
@@ -519,10 +522,10 @@ impl MatMulE0m {
             let types = [x.dtype, y.dtype];
             let [end0, end1, start1, start2] = weights.column_fields()?;
             if vector {
-                let call = self.vector_on_tensor_cores(device, types, [k, part.count], second.is_some());
-                let mut call = match call {
+                let (size, two) = ([k, part.count], second.is_some());
+                let mut call = match self.vector_on_tensor_cores(device, types, size, (two, few)) {
                     Some(call) => call,
-                    None => self.generic_vector(device, types, [k, part.count], second.is_some())?,
+                    None => self.generic_vector(device, types, size, two)?,
                 };
                 if gain.is_some() {
                     call = call.define("DEPTH", num::signed(k));
@@ -546,6 +549,8 @@ impl MatMulE0m {
                     end1,
                     start1,
                     start2,
+                    m: rows.clone(),
+                    y_stride: Dim::from_usize(n),
                     epsilon: self.norm.unwrap_or(0.0),
                 };
                 cx.emit(call, args)?;
@@ -584,7 +589,13 @@ impl MatMulE0m {
 
     /// True if one dispatch can compute one row with two `k x n` weights.
     pub(super) fn supports_two_weights(&self, cx: &mut LowerCx<'_>, k: usize, n: usize) -> OpResult<bool> {
-        let fits = cx.device().is_native() || rows(&cx.shape(0)?)?.is(1);
+        let rows = rows(&cx.shape(0)?)?;
+        let types = [cx.input(0)?.dtype, cx.output(0)?.dtype];
+        let few = || {
+            let most = cx.upper_bound(&rows)?;
+            self.few_rows(cx.device(), types, k, most)
+        };
+        let fits = cx.device().is_native() || rows.is(1) || few().is_some();
         Ok(fits && cx.split(n, (self.bits.rows(k), 4), 64)?.len() == 1)
     }
 

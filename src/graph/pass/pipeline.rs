@@ -14,7 +14,7 @@ use super::fuse::{
 };
 use super::integer::{INTEGER_FIXED, INTEGER_FLOAT};
 use super::{Pass, PassReport};
-use crate::backend::Caps;
+use crate::backend::{Caps, TensorCores};
 use crate::error::Result;
 use crate::graph::op::matmul_e0m::ActivationType;
 use crate::graph::{Edit, Graph, derive};
@@ -55,6 +55,8 @@ pub struct Target {
     pub native: bool,
     /// Runs of one row get a graph of their own, [`Pipeline::decode_step`].
     pub one_row: bool,
+    /// One kernel multiplies a few rows by both weights of a gate-up pair.
+    pub gates_few_rows: bool,
 }
 
 impl Target {
@@ -69,6 +71,7 @@ impl Target {
         rotary_append: false,
         native: false,
         one_row: false,
+        gates_few_rows: false,
     };
 
     pub const DEVICE: Self = Self {
@@ -91,6 +94,7 @@ impl Target {
             // Each work-group normalizes the row itself and uses registers for two weights; GPUs of
             // phones have too few cores and registers (docs/benchmarks/phone-kernels.md).
             one_row: caps.profile.fast_local,
+            gates_few_rows: caps.profile.tensor_cores == Some(TensorCores::Ptx),
             ..self
         }
     }
@@ -160,6 +164,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
     let greedy = when("greedy decoding on devices", t.greedy);
     let rotary_append = when("language models on devices", t.rotary_append);
     let native = when("language models on `cpu`", t.native);
+    let gated = when("language models on `cpu` and tensor cores", t.native || t.gates_few_rows);
     let one_row = when("GPUs with fast local memory", t.one_row);
     let phases: [(Phase, &[(Pass, When)]); 6] = [
         (Phase::CleanUp, &[
@@ -203,7 +208,7 @@ pub fn steps(t: &Target) -> Vec<ScheduledPass> {
             (EPILOGUE, device),
             (JOINT_MATMUL_E0M, device),
             (ROTARY_APPEND, rotary_append),
-            (GATE_UP, native),
+            (GATE_UP, gated),
             (NORM_MATMUL, native),
         ]),
         (Phase::Output, &[

@@ -6,6 +6,7 @@ use crate::error::Result;
 use crate::num::signed;
 use crate::plan::{Breakpoints, Options, Padding, Plan};
 use crate::shape::Bindings;
+use std::cmp::Reverse;
 
 /// Runs with a plan of their own. Of the kinds that serve a run, the last in this order is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -16,8 +17,8 @@ pub(super) enum RunKind {
     Decode,
     /// One token after at most this many.
     ShortDecode { past: i64 },
-    /// Two to this many tokens.
-    ShortPrefill { tokens: usize },
+    /// Two to this many tokens; of several, the shortest serves.
+    ShortPrefill { tokens: Reverse<usize> },
     /// Two to this many tokens with all their logits: one and its draft.
     Verify { tokens: usize },
 }
@@ -28,7 +29,9 @@ impl RunKind {
             Self::Prefill => true,
             Self::Decode => tokens == 1,
             Self::ShortDecode { past: most } => tokens == 1 && signed(past) <= most,
-            Self::ShortPrefill { tokens: most } => (2..=most).contains(&tokens),
+            Self::ShortPrefill {
+                tokens: Reverse(most),
+            } => (2..=most).contains(&tokens),
             Self::Verify { tokens: most } => wanted != Logits::Last && (2..=most).contains(&tokens),
         }
     }
@@ -82,10 +85,11 @@ impl Decoder {
             }
             let keys = Breakpoints::on(caps).keys.min(last_past(lengths));
             kinds.push(RunKind::ShortDecode { past: keys - 1 });
-            if (1..lengths.chunk).contains(&lengths.short_prefill) {
-                let tokens = lengths.short_prefill;
-                kinds.push(RunKind::ShortPrefill { tokens });
-            }
+            let short = lengths.short_prefill.into_iter();
+            kinds.extend(short.filter(|n| (1..lengths.chunk).contains(n)).map(|n| {
+                let tokens = Reverse(n);
+                RunKind::ShortPrefill { tokens }
+            }));
         }
         PlanSet {
             lengths: *lengths,
@@ -144,7 +148,7 @@ impl Decoder {
         }
         match kind {
             RunKind::Prefill => options.bounds = self.sizes(lengths.chunk, context),
-            RunKind::ShortPrefill { tokens } => options.bounds = self.sizes(tokens, context),
+            RunKind::ShortPrefill { tokens } => options.bounds = self.sizes(tokens.0, context),
             RunKind::Verify { tokens } => options.bounds = self.bindings(kind, tokens, context),
             RunKind::Decode | RunKind::ShortDecode { .. } => {
                 options.fixed.set(&self.sequence, 1);

@@ -394,7 +394,7 @@ impl Runs {
         Ok(Self {
             prompt: prompt.collect::<Result<_>>()?,
             short_prefill: match decoder.keeps_cache {
-                true => lengths.short_prefill,
+                true => lengths.short_prefill.into_iter().max().unwrap_or(0),
                 false => 0,
             },
             past,

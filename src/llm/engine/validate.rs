@@ -86,7 +86,7 @@ impl DeviceModel {
         for (plan, kind) in kinds {
             let (count, past) = match kind {
                 RunKind::Prefill => (first, 0),
-                RunKind::ShortPrefill { tokens } => (first.min(tokens), 0),
+                RunKind::ShortPrefill { tokens } => (first.min(tokens.0), 0),
                 RunKind::Decode | RunKind::ShortDecode { .. } => (1, past),
                 RunKind::Verify { .. } => (rows, past),
             };

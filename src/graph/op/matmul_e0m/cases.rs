@@ -69,6 +69,11 @@ pub(super) fn cases() -> Vec<Case> {
         // Whole blocks of tensor cores: k-blocks that end early, several tiles, a partial tile.
         (Four, 128, 1, 1056, 98),
         (Eight, 128, 1, 1040, 66),
+        // Few rows, along one side of tensor cores.
+        (Four, 128, 5, 1056, 98),
+        (Four, 32, 16, 96, 130),
+        (Eight, 128, 12, 1040, 66),
+        (Eight, 64, 8, 144, 68),
         (Four, 128, 70, 288, 164),
         (Four, 32, 100, 1056, 260),
         (Four, 64, 140, 192, 132),

@@ -4,7 +4,7 @@
 //! multiplies by halves derived from `w1` and scales its sums. Results of 4-bit weights are halves
 //! too.
 
-use super::{K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
+use super::{ActivationType, K_BLOCK, MatMulE0m, MatrixArgs, VectorArgs, format_defines, k_block, tune};
 use crate::backend::kernel::{Feature, Features, Form};
 use crate::backend::tunable::{Tunable, Tuning};
 use crate::lower::{Call, DeviceProfile, TensorCores};
@@ -14,7 +14,7 @@ use crate::shape::Dim;
 use crate::tensor::DType;
 
 crate::kernel! {
-    /// Kernel for one row; a work-group computes 32 columns.
+    /// Kernel for one row or, in OpenCL C, a few; a work-group computes 32 columns.
     pub(super) static VECTOR: TypedKernel<VectorArgs> = "variants/matvec_e0m_mma" with [x: In Uint4]
     .with_features(Features {
         opencl_c: &[Feature::TensorCores],
@@ -62,6 +62,9 @@ pub(super) fn holds_row(device: &DeviceProfile, k: usize) -> bool {
 
 /// Results with at most this many rows use the tiles for few rows.
 pub const FEW_ROWS: i64 = 128;
+/// The vector kernel computes at most this many rows, along the side of one or two tensor core
+/// instructions.
+pub const TILES: [i64; 2] = [8, 16];
 /// Columns per warp in both kernels.
 const COLUMNS: usize = 32;
 /// Local memory of the largest tile.
@@ -215,13 +218,14 @@ impl MatMulE0m {
         (x == DType::F16 && whole).then_some(block)
     }
 
-    /// The vector kernel for one `k x n` weight, or for two if `two`.
+    /// The vector kernel for one `k x n` weight, or for two if `two`; for one row, or for `few`, the
+    /// number that [`MatMulE0m::few_rows`] gives.
     pub(super) fn vector_on_tensor_cores(
         &self,
         device: &DeviceProfile,
         [x, y]: [DType; 2],
         [k, n]: [usize; 2],
-        two: bool,
+        (two, few): (bool, Option<i64>),
     ) -> Option<Call<VectorArgs>> {
         let block = self.block(x, k).filter(|_| device.supports(&VECTOR))?;
         // Sums of undecoded 4-bit weights are precise enough for half results, not for single
@@ -247,6 +251,10 @@ impl MatMulE0m {
         while warps > 1 && (warps as usize > walks || warps * WARP > device.max_workgroup) {
             warps /= 2;
         }
+        // The sums of 16 rows need as many registers as 16 warps share.
+        if few == Some(16) {
+            warps = warps.min(MAX_WARPS / 2);
+        }
         // Every other warp processes the second weight.
         if two && warps <= MAX_WARPS / 2 {
             warps *= 2;
@@ -263,7 +271,28 @@ impl MatMulE0m {
         } else {
             call
         };
+        let call = match few {
+            Some(rows) => call.define("FEW", rows),
+            None => call,
+        };
         Some(call.grid(Dim::from_usize(groups), 1, 1))
+    }
+
+    /// The number of rows that the vector kernel computes at once if there are at most `most`, of `k`
+    /// elements. `None` for one row, and for more than it can compute.
+    pub(super) fn few_rows(
+        &self,
+        device: &DeviceProfile,
+        types: [DType; 2],
+        k: usize,
+        most: i64,
+    ) -> Option<i64> {
+        let able = device.tensor_cores == Some(TensorCores::Ptx)
+            && self.activations == ActivationType::Float
+            && self.norm.is_none();
+        self.vector_on_tensor_cores(device, types, [k, 1], (false, None))
+            .filter(|_| able && most > 1)?;
+        TILES.into_iter().find(|few| most <= *few)
     }
 
     /// The matrix kernel for at most `most` rows and a `k x n` weight; rows of results start at

@@ -1,6 +1,6 @@
 //! Fuses a gate-up pair (SwiGLU) into one node, [`GatedMatMulE0m`]: two matmuls of one operand with
 //! E0M weights of the same form and size, where the epilogue of one is an elementwise function of
-//! both results. GPUs use it for graphs whose runs have one row: their kernels for many rows
+//! both results. Most GPUs use it for graphs whose runs have one row: their kernels for more rows
 //! compute the two matmuls in turn anyway.
 
 use crate::error::Result;
