@@ -10,7 +10,6 @@
 //! | binary | `Add`, `Sub`, `Mul` of two tensors, with clamp | own |
 //! | mean | `AveragePool`, `GlobalAveragePool`, `ReduceMean`, with clamp | own |
 //! | softmax | `Softmax` | 0 to 255/256 |
-//! | resample | `Resize` and `Upsample` that interpolate | own |
 //! | table | elementwise operators that depend on one element of one tensor | own; of `Sigmoid` and `Tanh` fixed |
 //! | move | `Concat`, `MaxPool`, `Reshape`, `Transpose` and others that move elements | that of the operands |
 //!
@@ -29,6 +28,7 @@ mod tests;
 use super::{Graph, NodeId, ValueId};
 use crate::error::Result;
 use crate::quant::fixed::Affine;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 
 /// What a layer computes.
@@ -41,8 +41,6 @@ pub enum LayerKind {
     /// A mean of elements.
     Mean,
     Softmax,
-    /// A weighted mean of neighbouring elements.
-    Resample,
     /// An elementwise function of one tensor: a table of 256 results.
     Table,
     /// Elements are moved, repeated, dropped, or compared for the largest.
@@ -57,7 +55,6 @@ impl LayerKind {
             Self::Binary => "binary",
             Self::Mean => "mean",
             Self::Softmax => "softmax",
-            Self::Resample => "resample",
             Self::Table => "table",
             Self::Move => "move",
         }
@@ -110,11 +107,14 @@ pub struct SharedRange {
     pub fixed: Option<Affine>,
 }
 
+/// Why a node stays in floats, for users.
+pub type Reason = Cow<'static, str>;
+
 /// A node that computes floats from floats and stays so.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     pub node: NodeId,
-    pub reason: &'static str,
+    pub reason: Reason,
 }
 
 /// The quantized parts of a graph.

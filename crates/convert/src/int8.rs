@@ -36,7 +36,7 @@ use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::graph::onnx::weights::map;
 use transformer_lite::unstable::graph::onnx::write::write_file;
 use transformer_lite::unstable::graph::onnx::{decode, import};
-use transformer_lite::unstable::graph::quantization::{LayerKind, Placement};
+use transformer_lite::unstable::graph::quantization::{LayerKind, Placement, Reason};
 use transformer_lite::unstable::graph::{Graph, Node, derive};
 use transformer_lite::unstable::tensor::{Bytes, DType};
 
@@ -132,7 +132,7 @@ pub struct LayerReport {
 pub struct LeftNode {
     pub name: String,
     pub op: String,
-    pub reason: &'static str,
+    pub reason: Reason,
 }
 
 /// Result of [`quantize`].
@@ -213,8 +213,8 @@ fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Opti
     }
     let known: HashSet<&str> = graph.nodes().map(|(_, n)| n.name.as_str()).collect();
     if let Some(name) = options.keep_float.iter().find(|n| !known.contains(n.as_str())) {
-        let what = format!("the model has no node \"{name}\"; `tlite inspect --nodes` lists its nodes");
-        return Err(Error::usage("--keep-float", what));
+        let what = format!("the model has no node \"{name}\"");
+        return Err(Error::usage("nodes to keep in floats", what));
     }
     if placement
         .layers
@@ -230,7 +230,7 @@ fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Opti
     let why = match placement
         .left
         .iter()
-        .find_map(|l| Some((graph.node(l.node)?, l.reason)))
+        .find_map(|l| Some((graph.node(l.node)?, &l.reason)))
     {
         Some((node, reason)) => format!("{} \"{}\": {reason}", node.op.name(), node.name),
         None if half => "its activations are f16; only f32 can be quantized to int8".to_owned(),

@@ -89,7 +89,7 @@ pub trait Bytes: Copy + Send + Sync + 'static {
     unsafe fn narrow(v: [Self::I; 4], limits: &[Self::I; 3]) -> Self::B;
     /// Brings the bytes of [`Bytes::narrow`] into the order of the words of the four vectors.
     unsafe fn in_order(v: Self::B) -> Self::B;
-    /// Entries `v + 128` of a table of 256 bytes.
+    /// Entries `v + 128` of a table; `table` points to 256 bytes that can be read.
     unsafe fn lookup(table: *const u8, v: Self::B) -> Self::B;
 
     /// Runs a job in a function that is compiled for the instruction set.

@@ -1,6 +1,6 @@
 //! Finds the layers of a graph.
 
-use super::{Layer, LayerKind, Left, Placement, Product, Weights};
+use super::{Layer, LayerKind, Left, Placement, Product, Reason, Weights};
 use crate::error::Result;
 use crate::graph::op::conv::Conv;
 use crate::graph::op::conv_transpose::ConvTranspose;
@@ -10,9 +10,9 @@ use crate::graph::op::pad::{Mode as Padding, Pad};
 use crate::graph::op::pointwise::{AxisBroadcast, Pointwise};
 use crate::graph::op::reduce::Reduce;
 use crate::graph::op::resize::{Mode as Interpolation, Resize};
-use crate::graph::op::{self, softmax::Softmax};
+use crate::graph::op::softmax::Softmax;
 use crate::graph::pass::NORM;
-use crate::graph::pass::integer::shapes;
+use crate::graph::pass::integer::{Refusal, shapes};
 use crate::graph::pass::pattern::{input, only_reader};
 use crate::graph::{Edit, Graph, Node, NodeId, ValueId};
 use crate::shape::Dim;
@@ -26,7 +26,6 @@ const NO_DATA: &str = "an operand is computed from integers or shapes";
 const UNQUANTIZED: &str = "no operand is quantized";
 const VARIABLE: &str = "weights or bias are not constant";
 const JOINS_RANGES: &str = "nothing computes with the result, which would join ranges";
-const OPEN: &str = "a size that integer kernels need is not constant";
 const UNSUPPORTED: &str = "integer kernels do not support its shapes or attributes";
 const PADS: &str = "it pads with another value than 0";
 
@@ -61,7 +60,7 @@ enum Role {
     /// Elementwise in this value.
     Table(ValueId),
     Move,
-    Float(&'static str),
+    Float(Reason),
     /// It computes no floats.
     Other,
 }
@@ -148,7 +147,12 @@ impl<'a> Finder<'a> {
             if matches!(roles[id.index()], Role::Joined) {
                 continue;
             }
-            let role = self.role(*id, node, &roots);
+            let mut role = self.role(*id, node, &roots);
+            if let Role::First(kind, ..) = &role
+                && let Some(reason) = self.unsupported(node, kind)
+            {
+                role = Role::Float(reason);
+            }
             match &role {
                 Role::First(_, joined, _) => joined.iter().for_each(|n| roles[n.index()] = Role::Joined),
                 Role::Table(root) => {
@@ -194,38 +198,32 @@ impl<'a> Finder<'a> {
             return Role::Other;
         }
         if self.asked.contains(&id) {
-            return Role::Float(ASKED);
+            return Role::Float(ASKED.into());
         }
         if self.norms.contains(&id) {
-            return Role::Float(NORMALIZES);
+            return Role::Float(NORMALIZES.into());
         }
         if !self.activations(node).all(|v| self.is_data(v)) {
-            return Role::Float(NO_DATA);
+            return Role::Float(NO_DATA.into());
         }
-        let layer = |kind| match self.unsupported(node, &kind) {
-            Some(reason) => Role::Float(reason),
-            None => self.layer(id, node, kind),
-        };
+        let layer = |kind| self.layer(id, node, kind);
         match node.op.name() {
             "Conv" | "ConvTranspose" | "Gemm" | "MatMul" => match self.product(node) {
                 Some(product) => layer(LayerKind::Product(product)),
-                None => Role::Float(VARIABLE),
+                None => Role::Float(VARIABLE.into()),
             },
             "AveragePool" | "GlobalAveragePool" | "ReduceMean" => layer(LayerKind::Mean),
-            "Softmax" => match self.unsupported(node, &LayerKind::Softmax) {
-                Some(reason) => Role::Float(reason),
-                None => Role::First(LayerKind::Softmax, Vec::new(), out),
-            },
+            "Softmax" => Role::First(LayerKind::Softmax, Vec::new(), out),
             "Resize" | "Upsample" => match node.op.downcast::<Resize>().map(|r| r.mode) {
                 Some(Interpolation::Nearest(_)) => Role::Move,
-                _ => Role::First(LayerKind::Resample, Vec::new(), out),
+                _ => Role::Float(UNSUPPORTED.into()),
             },
             "Concat" => Role::Move,
-            "Pad" if !self.pads_with_zero(node) => Role::Float(PADS),
+            "Pad" if !self.pads_with_zero(node) => Role::Float(PADS.into()),
             name if MOVES.contains(&name) => self.moves(node),
-            "BatchNormalization" => Role::Float(NORMALIZES),
+            "BatchNormalization" => Role::Float(NORMALIZES.into()),
             _ if is_pointwise(node) => self.pointwise(id, node, roots),
-            _ => Role::Float(NO_FORM),
+            _ => Role::Float(NO_FORM.into()),
         }
     }
 
@@ -234,40 +232,46 @@ impl<'a> Finder<'a> {
     }
 
     /// Why integer kernels cannot compute a node.
-    fn unsupported(&self, node: &Node, kind: &LayerKind) -> Option<&'static str> {
+    fn unsupported(&self, node: &Node, kind: &LayerKind) -> Option<Reason> {
+        let refusal = |found: Result<(), Refusal>| found.err().map(|why| Reason::from(why.0));
         let shape = |i| input(node, i).and_then(|v| self.shape(v));
-        let Some(x) = shape(0) else { return Some(OPEN) };
-        let sizes = match kind {
+        let Some(x) = shape(0) else {
+            return Some(UNSUPPORTED.into());
+        };
+        match kind {
             LayerKind::Product(Product { weights: None, .. }) => {
                 let transposed = node.op.downcast::<MatMul>().is_some_and(|m| m.trans_b);
-                shape(1).is_some_and(|b| shapes::summed(x, b, transposed).is_ok())
-            }
-            LayerKind::Product(_) if node.op.downcast::<ConvTranspose>().is_some() => {
-                shapes::spatial(x).is_ok()
+                shape(1).and_then(|b| refusal(shapes::summed(x, b, transposed).map(drop)))
             }
             LayerKind::Product(_) => {
                 let gemm = node.op.downcast::<Gemm>();
-                #[allow(clippy::float_cmp, reason = "the attributes' defaults")]
-                let plain = gemm.is_none_or(|g| !g.trans_a && g.alpha == 1.0 && g.beta == 1.0);
                 let matmul = gemm.is_some() || node.op.downcast::<MatMul>().is_some();
-                if !plain || matmul && shape(1).is_none_or(|w| w.len() != 2) {
-                    return Some(UNSUPPORTED);
+                if gemm.is_some_and(|g| g.trans_a) || matmul && shape(1).is_none_or(|w| w.len() != 2) {
+                    return Some(UNSUPPORTED.into());
                 }
-                true
+                let Some(conv) = node.op.downcast::<ConvTranspose>() else {
+                    return None;
+                };
+                let several = |w: &[Dim]| w.get(1).is_some_and(|n| !n.is(1));
+                if conv.group > 1 && shape(1).is_none_or(several) {
+                    return Some(UNSUPPORTED.into());
+                }
+                refusal(shapes::spatial(x).map(drop))
             }
             LayerKind::Mean => match node.op.downcast::<Reduce>() {
                 Some(reduce) => {
                     let axes = reduce.axes.clone().or_else(|| self.integers(input(node, 1)?));
-                    match axes.map(|axes| shapes::reduced(x, Some(&axes))) {
-                        Some(Ok(_)) => true,
-                        _ => return Some(UNSUPPORTED),
-                    }
+                    let Some(axes) = axes else {
+                        return Some(UNSUPPORTED.into());
+                    };
+                    refusal(shapes::reduced(x, Some(&axes)).and_then(|sizes| shapes::taps(&sizes).map(drop)))
                 }
-                None => node.op.name() == "AveragePool" || shapes::spatial(x).is_ok(),
+                None if node.op.name() == "AveragePool" => None,
+                None => refusal(shapes::spatial(x).and_then(|sizes| shapes::taps(&sizes).map(drop))),
             },
             LayerKind::Softmax => {
-                let axis = node.op.downcast::<Softmax>().map(|s| op::axis(s.axis, x.len()));
-                axis.is_some_and(|a| a.is_ok_and(|a| shapes::channels(x, a).is_ok()))
+                let softmax = node.op.downcast::<Softmax>()?;
+                refusal(shapes::softmax_axis(softmax, x).map(drop))
             }
             LayerKind::Binary => {
                 let out = node.outputs.first().and_then(|v| self.shape(*v));
@@ -281,17 +285,14 @@ impl<'a> Finder<'a> {
                 });
                 let operands: Vec<_> = operands.collect();
                 let [(a, fixed), (b, also)] = operands.as_slice() else {
-                    return Some(UNSUPPORTED);
+                    return Some(UNSUPPORTED.into());
                 };
                 let both = [(&a[..], *fixed), (&b[..], *also)];
-                return match out.map(|out| shapes::binary_axes(both, out)) {
-                    Some(axes) if !axes.is_empty() => None,
-                    _ => Some(UNSUPPORTED),
-                };
+                let axes = out.map(|out| shapes::binary_axes(both, out)).unwrap_or_default();
+                axes.is_empty().then(|| UNSUPPORTED.into())
             }
-            LayerKind::Resample | LayerKind::Table | LayerKind::Move => true,
-        };
-        (!sizes).then_some(OPEN)
+            LayerKind::Table | LayerKind::Move => None,
+        }
     }
 
     fn moves(&self, node: &Node) -> Role {
@@ -300,7 +301,7 @@ impl<'a> Finder<'a> {
         let only = others.into_iter().all(|v| unread(v) || is_float(self.graph, *v));
         match input(node, 0) {
             Some(x) if only && !is_const(self.graph, x) => Role::Move,
-            _ => Role::Float(NO_FORM),
+            _ => Role::Float(NO_FORM.into()),
         }
     }
 
@@ -326,13 +327,10 @@ impl<'a> Finder<'a> {
         match found.iter().next() {
             Some(root) if found.len() == 1 && scalars && floats => Role::Table(*root),
             Some(_) if floats && operands.len() == 2 => match node.op.name() {
-                "Add" | "Sub" | "Mul" | "Sum" => match self.unsupported(node, &LayerKind::Binary) {
-                    Some(reason) => Role::Float(reason),
-                    None => self.layer(id, node, LayerKind::Binary),
-                },
-                _ => Role::Float(NO_FORM),
+                "Add" | "Sub" | "Mul" | "Sum" => self.layer(id, node, LayerKind::Binary),
+                _ => Role::Float(NO_FORM.into()),
             },
-            _ => Role::Float(NO_FORM),
+            _ => Role::Float(NO_FORM.into()),
         }
     }
 
@@ -505,7 +503,7 @@ impl Finder<'_> {
             };
             let reason = match &roles[id.index()] {
                 Role::Other | Role::Joined => None,
-                Role::Float(reason) => Some(*reason),
+                Role::Float(reason) => Some(reason.clone()),
                 Role::First(kind, joined, result) => {
                     self.first((*id, node), (kind, joined, *result), &mut reach, &mut out)
                 }
@@ -530,7 +528,7 @@ impl Finder<'_> {
         (kind, joined, result): (&LayerKind, &[NodeId], ValueId),
         reach: &mut Reach,
         out: &mut Placement,
-    ) -> Option<&'static str> {
+    ) -> Option<Reason> {
         let weights = match kind {
             LayerKind::Product(p) => p.weights.map(|w| w.value),
             _ => None,
@@ -551,7 +549,7 @@ impl Finder<'_> {
             }
         }
         if !is_product && !inputs.iter().any(|v| reach.quantized.contains(v)) {
-            return Some(UNQUANTIZED);
+            return Some(UNQUANTIZED.into());
         }
         reach.quantized.insert(result);
         reach.computed.insert(result);
@@ -572,9 +570,9 @@ impl Finder<'_> {
         cuts: &HashSet<ValueId>,
         reach: &mut Reach,
         out: &mut Placement,
-    ) -> Option<&'static str> {
+    ) -> Option<Reason> {
         if !reach.quantized.contains(&root) {
-            return Some(UNQUANTIZED);
+            return Some(UNQUANTIZED.into());
         }
         let result = node.outputs.first().copied().filter(|v| cuts.contains(v))?;
         reach.quantized.insert(result);
@@ -612,7 +610,7 @@ impl Finder<'_> {
         useful: &HashSet<ValueId>,
         reach: &mut Reach,
         out: &mut Placement,
-    ) -> Option<&'static str> {
+    ) -> Option<Reason> {
         let joins = node.op.name() == "Concat";
         let all = node.inputs.iter().flatten().copied().enumerate();
         let mut inputs: Vec<ValueId> = Vec::new();
@@ -622,14 +620,14 @@ impl Finder<'_> {
             }
         }
         if !inputs.iter().any(|v| reach.quantized.contains(v)) {
-            return Some(UNQUANTIZED);
+            return Some(UNQUANTIZED.into());
         }
         let used = node.outputs.iter().any(|v| useful.contains(v));
         if joins && !used {
-            return Some(JOINS_RANGES);
+            return Some(JOINS_RANGES.into());
         }
         if !used && !inputs.iter().any(|v| reach.computed.contains(v)) {
-            return Some(UNQUANTIZED);
+            return Some(UNQUANTIZED.into());
         }
         let outputs = node.outputs.iter().copied();
         let outputs: Vec<ValueId> = outputs.filter(|v| is_float(self.graph, *v)).collect();

@@ -1,6 +1,7 @@
 //! Quantized operators: the pass preserves the results of the model, even where it is unusual.
 
 use super::*;
+use transformer_lite::unstable::graph::derive;
 use transformer_lite::unstable::graph::op::conv::Conv;
 use transformer_lite::unstable::graph::op::gemm::Gemm;
 use transformer_lite::unstable::graph::op::pad::{self, Pad};
@@ -11,7 +12,8 @@ use transformer_lite::unstable::graph::op::slice::Slice;
 use transformer_lite::unstable::graph::op::split::Split;
 use transformer_lite::unstable::graph::op::trilu::Trilu;
 use transformer_lite::unstable::graph::op::window::Window;
-use transformer_lite::unstable::graph::pass::integer::{INTEGER_FIXED, INTEGER_FLOAT};
+use transformer_lite::unstable::graph::pass::integer::{INTEGER_FIXED, INTEGER_FLOAT, coverage};
+use transformer_lite::unstable::quant::fixed::Arithmetic;
 
 const GRID: Grid = Grid { axis: 0, block: 0 };
 
@@ -384,14 +386,41 @@ fn gated(factor: Option<&[usize]>, inner: bool) -> (Build, ValueId) {
 #[test]
 fn several_nodes_are_one_table() {
     for (shape, inner) in [(&[][..], false), (&[1, 1], false), (&[], true)] {
-        let (b, y) = gated(Some(shape), inner);
-        b.in_integers(y, false, &[]);
+        let (mut b, y) = gated(Some(shape), inner);
+        b.output(y);
+        b.pass(INTEGER_FLOAT, &[]);
+        let count = |name: &str| b.0.nodes().filter(|(_, n)| n.op.name() == name).count();
+        assert_eq!((count("Int8Table"), count("Mul")), (1, 0), "{shape:?}");
     }
     // Functions of two activations, or of the position.
     for factor in [None, Some(&[6][..])] {
         let (b, y) = gated(factor, false);
         b.in_integers(y, true, &[]);
     }
+}
+
+#[test]
+fn results_of_several_nodes_may_be_quantized_twice() {
+    let mut b = Build::default();
+    let x = b.input("x", "2,6");
+    let map = b.map(DType::F32, 0.05, 3);
+    let q = b.quantized(x, map);
+    // Each reader has its own conversion.
+    let (x, other) = (b.dequantized(q, map), b.dequantized(q, map));
+    let gate = b.unary(Unary::Sigmoid, x);
+    let y = b.binary(Binary::Mul, other, gate);
+    let half = b.floats(&[], &[0.5]);
+    let z = b.binary(Binary::Mul, y, half);
+    for (v, scale) in [(y, 0.02), (y, 0.04), (z, 0.01)] {
+        let rounded = b.rounded(v, scale, -20);
+        b.output(rounded);
+    }
+    derive::derive(&mut b.0).unwrap();
+    let found = coverage(&b.0, Arithmetic::Float).unwrap();
+    assert_eq!((found.nodes, found.float_nodes.len()), (3, 0));
+    b.pass(INTEGER_FLOAT, &[]);
+    let count = |name: &str| b.0.nodes().filter(|(_, n)| n.op.name() == name).count();
+    assert_eq!((count("Int8Table"), count("Mul")), (3, 0));
 }
 
 /// Checks that parts of a convolution's result are what the model says, and whether all of them

@@ -183,7 +183,7 @@ impl<'a> Job<'a> {
             Some(LeftNode {
                 name: node.name.clone(),
                 op: node.op.name().to_owned(),
-                reason: l.reason,
+                reason: l.reason.clone(),
             })
         });
         Ok(Summary {

@@ -19,7 +19,7 @@ enum Place {
 }
 
 impl Output {
-    /// Reserves `path`.
+    /// Checks `path` and creates the temporary file or folder.
     ///
     /// Usage errors ([`Error::is_usage`]): it exists and is not an empty folder, or its parent
     /// folder does not exist.

@@ -107,8 +107,8 @@ struct Group {
 }
 
 impl Moments {
-    /// Moments for the product `float` that `node` computes; `None` if they would take too much
-    /// memory, or if this kind of product is not supported. If `centered`, mean errors do not count.
+    /// Moments for the product `float` that `node` computes. `None` if they would take too much
+    /// memory, or if this kind of product is not supported. Mean errors do not count if `centered`.
     pub fn of(node: &Node, float: &FloatProduct, centered: bool) -> Option<Self> {
         let form = &float.form;
         let (rows, groups) = if let Some(conv) = node.op.downcast::<Conv>() {

@@ -305,6 +305,16 @@ fn gates(folder: &Path, open: bool) -> PathBuf {
     node(&mut w, "GlobalAveragePool", "mean", &["swish"], &[]);
     node(&mut w, "Mul", "scaled", &["swish", "mean"], &[]);
     node(&mut w, "MatMul", "square", &["scaled", "swish"], &[]);
+    node(&mut w, "Flatten", "flat", &["mean"], &[]);
+    w.add_constant("w2", &tensor(&[2, 3], &numbers(4, 6))).unwrap();
+    node(
+        &mut w,
+        "Gemm",
+        "z",
+        &["flat", "w2"],
+        &[("alpha", Attr::Float(0.5))],
+    );
+    w.add_output("z", DType::F32, &[1, 3].map(Size::from)).unwrap();
     node(&mut w, "Softmax", "y", &["square"], &[("axis", Attr::Int(-1))]);
     w.add_output("y", DType::F32, &[Size::from(1), Size::from(2), side(), side()])
         .unwrap();
@@ -325,7 +335,11 @@ fn what_is_quantized_runs_in_integers() {
         let left: HashSet<&str> = summary.left.iter().map(|l| l.name.as_str()).collect();
         let nodes: Vec<&FloatNode> = found.float_nodes.iter().collect();
         assert!(nodes.iter().all(|n| left.contains(n.node.as_str())), "{nodes:?}");
-        let wanted: &[&str] = if open { &["mean", "square", "y"] } else { &[] };
+        let wanted: &[&str] = if open {
+            &["mean", "flat", "square", "y"]
+        } else {
+            &[]
+        };
         let missing: Vec<&&str> = wanted.iter().filter(|n| !left.contains(**n)).collect();
         assert!(missing.is_empty() && left.len() == wanted.len(), "{left:?}");
         let quantized: usize = summary.layers.iter().map(|l| l.ops.len()).sum();

@@ -1,8 +1,10 @@
 //! Finds the nodes that can be computed with integers.
 
-use super::chain::chains;
+use super::chain::Chains;
 use super::pack::{Form, Packed, Product, pack};
-use super::shapes::{binary_axes, channels, reduced, spatial, summed, usual_axis, with_rank};
+use super::shapes::{
+    binary_axes, channels, reduced, softmax_axis, spatial, summed, taps, usual_axis, with_rank,
+};
 use super::values::{Bias, Quantized, Result8, Weights};
 use super::view::View;
 use super::{Refusal, moves, refuse, table};
@@ -107,23 +109,30 @@ pub(super) struct Move {
     pub results: Vec<Quantized>,
 }
 
-/// Nodes that are replaced together; the last one computes the result.
+/// Nodes whose result is replaced; the last one computes it.
 pub(super) type Nodes = Vec<NodeId>;
 
-/// The nodes that read quantized activations, in topological order, each with its replacement or
-/// the reason why it has none.
-pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Vec<(Nodes, Found<Site>)>> {
+/// The nodes that read quantized activations.
+pub(super) struct Sites {
+    /// In topological order, each with its replacement or the reason why it has none.
+    pub found: Vec<(Nodes, Found<Site>)>,
+    /// Nodes of several that are replaced together, and that nothing else needs.
+    pub covered: HashSet<NodeId>,
+}
+
+/// The sites of a graph.
+pub(super) fn sites(edit: &Edit<'_>, arithmetic: Arithmetic) -> Result<Sites> {
     let order = edit.order()?;
-    let chains = chains(edit, &order);
-    let inner: HashSet<NodeId> = chains.values().flat_map(|c| c.inner(edit)).collect();
-    let found = order.into_iter().filter_map(|id| {
-        if let Some(chain) = chains.get(&id) {
-            return Some((chain.nodes.clone(), chain.site(edit, arithmetic)));
+    let Chains { mut ends, covered } = Chains::find(edit, &order, arithmetic);
+    let mut found = Vec::new();
+    for id in order {
+        if let Some((chain, site)) = ends.remove(&id) {
+            found.push((chain.nodes, Ok(site)));
+        } else if let Some(view) = View::new(edit, id).filter(|_| !covered.contains(&id)) {
+            found.push((vec![id], view.site(arithmetic)));
         }
-        let view = View::new(edit, id).filter(|_| !inner.contains(&id))?;
-        Some((vec![id], view.site(arithmetic)))
-    });
-    Ok(found.collect())
+    }
+    Ok(Sites { found, covered })
 }
 
 impl View<'_, '_> {
@@ -414,9 +423,7 @@ fn pooled(view: &View<'_, '_>, mean: Option<bool>, window: Window, arithmetic: A
     let same = x.map == to.to.map;
     let windows = view.op.downcast::<Pool>().is_some();
     let output = to.output(arithmetic);
-    let taps = window.kernel.iter().try_fold(1i64, |n, k| n.checked_mul(*k));
-    let taps = taps.and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= 1 << 16);
-    let taps = taps.ok_or_else(|| refuse("a window of more than 65536 elements"))?;
+    let taps = taps(&window.kernel)?;
     let (kind, factors) = match mean {
         None => (int8_pool::Kind::Max, Vec::new()),
         // In TensorFlow Lite, windowed means divide; means over all elements multiply.
@@ -475,11 +482,7 @@ fn over_all(view: &View<'_, '_>) -> Found<(bool, Window)> {
 
 fn softmax_of(view: &View<'_, '_>, softmax: &Softmax) -> Found<Site> {
     let (x, to) = (view.operand(0)?, view.result()?);
-    let axis = crate::graph::op::axis(softmax.axis, x.shape.len()).map_err(|e| refuse(&e.to_string()))?;
-    if softmax.flatten && axis + 1 != x.shape.len() {
-        return Err(refuse("a softmax over several axes"));
-    }
-    let channels = channels(&x.shape, axis)?;
+    let (axis, channels) = softmax_axis(softmax, &x.shape)?;
     let steps = Affine {
         scale: 1.0 / 256.0,
         zero: -128,

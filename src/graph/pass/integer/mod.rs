@@ -44,7 +44,7 @@ pub const INTEGER_FIXED: Pass = Pass {
 
 /// Why a node between quantized values stays float: a noun phrase that users read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Refusal(String);
+pub(crate) struct Refusal(pub(crate) String);
 
 fn refuse(why: &str) -> Refusal {
     Refusal(why.to_owned())
@@ -76,12 +76,18 @@ pub struct Coverage {
 pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
     let mut copy = graph.clone();
     let edit = Edit::new(&mut copy);
-    let mut coverage = Coverage::default();
-    for (nodes, site) in find::sites(&edit, arithmetic)? {
+    let sites = find::sites(&edit, arithmetic)?;
+    let mut coverage = Coverage {
+        nodes: sites.covered.len(),
+        float_nodes: Vec::new(),
+    };
+    for (nodes, site) in sites.found {
         let last = nodes.last().and_then(|id| edit.node(*id));
         let Some(node) = last else { continue };
         match site {
-            Ok(_) => coverage.nodes += nodes.len(),
+            // Those of several nodes are counted already.
+            Ok(_) if nodes.len() > 1 => {}
+            Ok(_) => coverage.nodes += 1,
             Err(Refusal(reason)) => coverage.float_nodes.push(FloatNode {
                 node: node.name.clone(),
                 op: node.op.name().to_owned(),
@@ -94,7 +100,7 @@ pub fn coverage(graph: &Graph, arithmetic: Arithmetic) -> Result<Coverage> {
 
 fn run(edit: &mut Edit<'_>, arithmetic: Arithmetic) -> Result<()> {
     let mut domain = Domain::default();
-    for (nodes, site) in find::sites(edit, arithmetic)? {
+    for (nodes, site) in find::sites(edit, arithmetic)?.found {
         let last = nodes.last().and_then(|id| edit.node(*id));
         let Some(node) = last else { continue };
         let name = node.name.clone();

@@ -1,7 +1,7 @@
 //! Operators that move elements.
 //!
-//! They move whole words where the axis that is stored last stays intact. Otherwise they run on
-//! ordinary 8-bit tensors, in the axis order of the model.
+//! They move whole words if the axis that is stored last is kept, or is cut or joined at multiples
+//! of four elements. Otherwise they run on ordinary 8-bit tensors, in the axis order of the model.
 
 use super::build::{Domain, New, Stored, channels};
 use super::find::{Move, Site};
@@ -10,6 +10,7 @@ use super::values::{Quantized, Result8, known};
 use super::view::View;
 use super::{Refusal, refuse};
 use crate::graph::op::concat::Concat;
+use crate::graph::op::depth_to_space::DepthToSpace;
 use crate::graph::op::expand::Expand;
 use crate::graph::op::gather::Gather;
 use crate::graph::op::gather_elements::GatherElements;
@@ -36,6 +37,7 @@ type Built<T> = Result<T, OpError>;
 /// its first operand. The other operands are positions, sizes and padding values.
 pub(super) fn is_move(op: &(dyn Op + 'static)) -> bool {
     op.downcast::<Concat>().is_some()
+        || op.downcast::<DepthToSpace>().is_some()
         || op.downcast::<Expand>().is_some()
         || op.downcast::<Gather>().is_some()
         || op.downcast::<GatherElements>().is_some()

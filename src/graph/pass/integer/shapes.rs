@@ -3,6 +3,7 @@
 use super::{Refusal, refuse};
 use crate::graph::op;
 use crate::graph::op::int8_binary;
+use crate::graph::op::softmax::Softmax;
 use crate::shape::Dim;
 
 /// The size of axis `axis`, which must be constant.
@@ -85,4 +86,24 @@ pub(crate) fn binary_axes(operands: [(&[Dim], bool); 2], to: &[Dim]) -> Vec<usiz
             .all(|q| q.0.len() == to.len() && has_kernel(*q, *axis))
     };
     axes_to_store(to).filter(fits).collect()
+}
+
+/// The number of elements of a window, for a mean.
+pub(crate) fn taps(sizes: &[i64]) -> Result<u32, Refusal> {
+    let taps = sizes.iter().try_fold(1i64, |n, k| n.checked_mul(*k));
+    let taps = taps.and_then(|n| u32::try_from(n).ok()).filter(|n| *n <= 1 << 16);
+    taps.ok_or_else(|| refuse("a window of more than 65536 elements"))
+}
+
+/// The axis of a softmax over operands of this shape, and its size.
+pub(crate) fn softmax_axis(softmax: &Softmax, shape: &[Dim]) -> Result<(usize, i64), Refusal> {
+    let axis = op::axis(softmax.axis, shape.len()).map_err(|e| refuse(&e.to_string()))?;
+    if softmax.flatten && axis + 1 != shape.len() {
+        return Err(refuse("a softmax over several axes"));
+    }
+    let size = channels(shape, axis)?;
+    if size > i64::from(u16::MAX) {
+        return Err(refuse("a softmax over more than 65535 elements"));
+    }
+    Ok((axis, size))
 }

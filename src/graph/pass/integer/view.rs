@@ -1,6 +1,7 @@
 //! One view of nodes with quantized operands and results, in both forms of ONNX: a float operator
 //! between conversions, or one operator with scales and zero points among its operands.
 
+use super::chain::results;
 use super::find::Found;
 use super::refuse;
 use super::values::{
@@ -14,12 +15,10 @@ use crate::graph::op::matmul_integer::MatMulInteger;
 use crate::graph::op::pointwise::{Binary, Expr, Pointwise};
 use crate::graph::op::qlinear::{Place, QLinear};
 use crate::graph::op::quantize_linear::DequantizeLinear;
-use crate::graph::op::shape_of::ShapeOf;
-use crate::graph::op::size_of::SizeOf;
 use crate::graph::pass::pattern::{input, producer, scalar};
 use crate::graph::{Edit, Node, NodeId, ValueId};
 use crate::quant::fixed::Affine;
-use crate::tensor::{DType, HostTensor};
+use crate::tensor::HostTensor;
 
 /// Positions of data, scales and zero points among the operands.
 struct Places {
@@ -85,8 +84,8 @@ impl<'a, 'b> View<'a, 'b> {
             let made = producer::<DequantizeLinear>(edit, *v);
             made.is_some_and(|(_, dq, _)| input(dq, 0).is_some_and(|q| !is_known(edit, q)))
         };
-        let for_shape = node.op.downcast::<ShapeOf>().is_some() || node.op.downcast::<SizeOf>().is_some();
-        let reads = !for_shape && node.inputs.iter().flatten().any(is_activation);
+        let inputs = node.inputs.iter().enumerate().filter(|(i, _)| node.op.reads(*i));
+        let reads = inputs.filter_map(|(_, v)| v.as_ref()).any(is_activation);
         reads.then(|| Self {
             edit,
             id,
@@ -278,27 +277,19 @@ impl<'a, 'b> View<'a, 'b> {
 
     /// The results of a function of one operand for the integers -128 to 127 with this map.
     pub fn function(&self, map: Affine) -> Found<Vec<f32>> {
+        if self.places.is_none() {
+            let x = self.only_operand().and_then(|i| self.input(i));
+            let x = x.ok_or_else(|| refuse("a missing operand"))?;
+            return results(self.edit, &[x], &[self.node], map);
+        }
         let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
-        let dtype = match (&self.places, self.only_operand().and_then(|i| self.input(i))) {
-            (None, Some(v)) => self.edit.fact(v).map_or(DType::F32, |f| f.dtype),
-            _ => DType::F32,
-        };
-        let x = HostTensor::from_floats(dtype, &[reals.len()], &reals).map_err(|e| refuse(&e.to_string()))?;
-        let y = if self.places.is_some() {
-            self.op.eval(&[Some(&x)])
-        } else {
-            let at = self.only_operand().and_then(|i| self.input(i));
-            let constants = self.node.inputs.iter().map(|i| i.filter(|_| *i != at));
-            let constants: Vec<_> = constants.map(|i| i.and_then(|i| known(self.edit, i))).collect();
-            let pairs = self.node.inputs.iter().zip(&constants);
-            let operands = pairs.map(|(i, c)| if *i == at { Some(&x) } else { c.as_deref() });
-            self.op.eval(&operands.collect::<Vec<_>>())
-        };
-        let y = y.map_err(|e| refuse(&e.to_string()))?;
+        let failed = |e: &dyn std::fmt::Display| refuse(&e.to_string());
+        let x = HostTensor::from_f32(&[reals.len()], &reals).map_err(|e| failed(&e))?;
+        let y = self.op.eval(&[Some(&x)]).map_err(|e| failed(&e))?;
         let y = y.first().ok_or_else(|| refuse("a missing output"))?;
-        if y.len() != reals.len() || !y.dtype().is_float() {
+        if y.len() != reals.len() {
             return Err(refuse("a function whose result is not one float per element"));
         }
-        Ok(y.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned())
+        Ok(y.to_f32().map_err(|e| failed(&e))?.into_owned())
     }
 }

@@ -106,7 +106,8 @@ impl Int8Args {
             .map(|(option, _)| option)
     }
 
-    fn options(&self, graph: &Graph) -> Result<Options> {
+    /// The options, without [`Options::keep_float`].
+    fn options(&self) -> Result<Options> {
         if self.percentile.is_some() && self.ranges != Some(Ranges::Percentile) {
             return Err(Error::usage("--percentile", "needs --ranges percentile"));
         }
@@ -123,7 +124,7 @@ impl Int8Args {
             equalize: !self.no_equalization,
             compensate: !self.no_compensation,
             correct_bias: !self.no_bias_correction,
-            keep_float: named(graph, &self.keep_float)?,
+            keep_float: HashSet::new(),
             compared: self.compare_items.unwrap_or(32),
         })
     }
@@ -177,12 +178,13 @@ pub struct Task<'a> {
 }
 
 pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
+    let mut options = args.options()?;
     let file = model_file(task.model)?;
     let output = Output::create(task.output)?;
     let _unfinished = task.interrupt.scratch(output.temporary());
     let mut graph = onnx::import(&file)?;
     derive::derive(&mut graph)?;
-    let options = args.options(&graph)?;
+    options.keep_float = named(&graph, &args.keep_float)?;
     let at_most = args.calibration_items.map_or(128, NonZeroUsize::get);
     let items = Items::find(&graph, task, at_most)?;
     if let Some(what) = items.suggestion(&graph)? {
@@ -257,7 +259,7 @@ struct LayerRow<'a> {
     name: &'a str,
     /// Operator of that node, and those of the nodes fused with it.
     ops: &'a [String],
-    /// `product`, `binary`, `mean`, `softmax`, `resample`, `table` or `move`.
+    /// `product`, `binary`, `mean`, `softmax`, `table` or `move`.
     kind: &'a str,
     /// Shape of the weights; empty for a layer without weights.
     shape: &'a [usize],
@@ -346,7 +348,7 @@ impl<'a> Int8Report<'a> {
         let left = |l: &'a LeftNode| LeftNodeRow {
             name: &l.name,
             op: &l.op,
-            reason: l.reason,
+            reason: &l.reason,
         };
         let output = |o: &'a OutputNoise| OutputRow {
             name: &o.name,
@@ -471,7 +473,7 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
     for l in left {
         match reasons.iter_mut().find(|(reason, _)| *reason == l.reason) {
             Some((_, nodes)) => nodes.push(l),
-            None => reasons.push((l.reason, vec![l])),
+            None => reasons.push((&l.reason, vec![l])),
         }
     }
     let line = |(reason, nodes): &(&str, Vec<&LeftNode>)| {
@@ -567,10 +569,10 @@ mod tests {
 
     #[test]
     fn nodes_in_floats_are_counted_by_reason() {
-        let node = |name: &str, op: &str, reason| LeftNode {
+        let node = |name: &str, op: &str, reason: &'static str| LeftNode {
             name: name.to_owned(),
             op: op.to_owned(),
-            reason,
+            reason: reason.into(),
         };
         let left = [
             node("a", "Sqrt", "one"),

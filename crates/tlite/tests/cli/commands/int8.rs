@@ -216,6 +216,8 @@ fn an_interrupted_int8_quantization_leaves_nothing() {
             assert!(start.elapsed() < Duration::from_secs(20), "no temporary file");
             std::thread::sleep(Duration::from_millis(1));
         }
+        // The file exists shortly before Ctrl-C would remove it.
+        std::thread::sleep(Duration::from_millis(100));
         let sent = std::process::Command::new("kill")
             .args(["-INT", &child.id().to_string()])
             .status()

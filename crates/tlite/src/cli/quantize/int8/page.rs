@@ -166,7 +166,7 @@ fn left(out: &mut String, s: &Summary) {
             "<li>{} {}: {}</li>",
             escaped(&l.op),
             escaped(&l.name),
-            escaped(l.reason)
+            escaped(&l.reason)
         );
     }
     out.push_str("</ul>\n</section>\n");
