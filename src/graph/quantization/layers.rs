@@ -249,9 +249,7 @@ impl<'a> Finder<'a> {
                 if gemm.is_some_and(|g| g.trans_a) || matmul && shape(1).is_none_or(|w| w.len() != 2) {
                     return Some(UNSUPPORTED.into());
                 }
-                let Some(conv) = node.op.downcast::<ConvTranspose>() else {
-                    return None;
-                };
+                let conv = node.op.downcast::<ConvTranspose>()?;
                 let several = |w: &[Dim]| w.get(1).is_some_and(|n| !n.is(1));
                 if conv.group > 1 && shape(1).is_none_or(several) {
                     return Some(UNSUPPORTED.into());
