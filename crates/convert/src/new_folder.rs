@@ -49,9 +49,9 @@ impl NewFolder {
     /// Creates the temporary folder of `output`: `prefix` plus the output's name. What killed
     /// processes left in the parent folder is removed first.
     ///
-    /// Errors: the output exists and is not an empty folder, or its parent folder does not exist
-    /// ([`Error::is_usage`]); another process writes it ([`ErrorKind::Busy`]); the folder cannot be
-    /// created.
+    /// `output` must not exist or must be an empty folder, and its parent folder must exist.
+    /// Errors: the output exists ([`Error::is_usage`]); another process writes it
+    /// ([`ErrorKind::Busy`]); the folder cannot be created.
     pub fn create(output: &Path, prefix: &str) -> Result<Self> {
         let mut new = Self::resume(output, prefix)?;
         new.keep = false;
@@ -67,7 +67,7 @@ impl NewFolder {
             let option = format!("output {}", output.display());
             Error::usage(option, "has no file name; give the path of a folder")
         })?;
-        sweep(folder_of(output)?);
+        sweep(parent(output));
         let lock = lock(&temporary, output)?;
         let result = temporary.join(RESULT);
         match std::fs::remove_dir_all(&result) {

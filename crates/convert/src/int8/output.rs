@@ -24,6 +24,7 @@ impl Output {
     /// Usage errors ([`Error::is_usage`]): it exists and is not an empty folder, or its parent
     /// folder does not exist.
     pub fn create(path: &Path) -> Result<Self> {
+        let folder = folder_of(path)?;
         if path.extension().is_none_or(|e| e != "onnx") {
             return Ok(Self(Place::Folder(NewFolder::create(path, INT8)?)));
         }
@@ -31,7 +32,7 @@ impl Output {
             let what = "exists; give a file that does not exist";
             return Err(Error::usage(format!("output {}", path.display()), what));
         }
-        let file = temporary::create(folder_of(path)?, 0o644);
+        let file = temporary::create(folder, 0o644);
         let file = file.map_err(|e| Error::io("cannot write", path, e))?;
         Ok(Self(Place::File(file, path.to_owned())))
     }

@@ -41,8 +41,8 @@ impl Kernel for Int8Table {
             table: args.table.as_ptr(),
             bytes: 4 * range.len(),
         };
-        // SAFETY: `isa` is supported. As `fits` has checked, the operands hold the run and the table
-        // 256 bytes; the piece owns its results.
+        // SAFETY: `isa` is supported. As `fits` has checked, the operands hold the run, and the
+        // table has 256 bytes. The piece owns its results.
         unsafe { bytes::run(self.isa, job) }
     }
 }

@@ -218,8 +218,8 @@ impl MatMulE0m {
         (x == DType::F16 && whole).then_some(block)
     }
 
-    /// The vector kernel for one `k x n` weight, or for two if `two`; for one row, or for `few`, the
-    /// number that [`MatMulE0m::few_rows`] gives.
+    /// The vector kernel for one `k x n` weight, or for two if `two`. It computes one row or `few`,
+    /// the number that [`MatMulE0m::few_rows`] gives.
     pub(super) fn vector_on_tensor_cores(
         &self,
         device: &DeviceProfile,
@@ -278,8 +278,8 @@ impl MatMulE0m {
         Some(call.grid(Dim::from_usize(groups), 1, 1))
     }
 
-    /// The number of rows that the vector kernel computes at once if there are at most `most`, of `k`
-    /// elements. `None` for one row, and for more than it can compute.
+    /// The number of rows that the vector kernel computes at once if there are at most `most` rows
+    /// of `k` elements. `None` for one row, and for more than it can compute.
     pub(super) fn few_rows(
         &self,
         device: &DeviceProfile,
