@@ -252,7 +252,7 @@ impl MatMulE0m {
             warps /= 2;
         }
         // The sums of 16 rows need as many registers as 16 warps share.
-        if few == Some(16) {
+        if few == Some(TILES[1]) {
             warps = warps.min(MAX_WARPS / 2);
         }
         // Every other warp processes the second weight.
@@ -287,12 +287,13 @@ impl MatMulE0m {
         k: usize,
         most: i64,
     ) -> Option<i64> {
-        let able = device.tensor_cores == Some(TensorCores::Ptx)
-            && self.activations == ActivationType::Float
-            && self.norm.is_none();
-        self.vector_on_tensor_cores(device, types, [k, 1], (false, None))
-            .filter(|_| able && most > 1)?;
-        TILES.into_iter().find(|few| most <= *few)
+        let plain = self.activations == ActivationType::Float && self.norm.is_none();
+        if most <= 1 || !plain || device.tensor_cores != Some(TensorCores::Ptx) {
+            return None;
+        }
+        let few = TILES.into_iter().find(|few| most <= *few)?;
+        self.vector_on_tensor_cores(device, types, [k, 1], (false, Some(few)))
+            .map(|_| few)
     }
 
     /// The matrix kernel for at most `most` rows and a `k x n` weight; rows of results start at

@@ -3,6 +3,7 @@
 use super::find::{Found, Site, tabulated};
 use super::values::{dequantized, is_known, known, quantized_by};
 use super::{refuse, table};
+use crate::graph::op::OpResult;
 use crate::graph::op::pointwise::Pointwise;
 use crate::graph::op::quantize_linear::{DequantizeLinear, QuantizeLinear};
 use crate::graph::pass::pattern::{input, producer};
@@ -117,26 +118,23 @@ impl Chain {
 /// The results of nodes that compute a function of `xs`, all the same activation, for its integers
 /// -128 to 127 with this map.
 pub(super) fn results(edit: &Edit<'_>, xs: &[ValueId], nodes: &[&Node], map: Affine) -> Found<Vec<f32>> {
-    let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
-    let dtype = xs.first().and_then(|x| edit.fact(*x).ok());
-    let x = HostTensor::from_floats(dtype.map_or(DType::F32, |f| f.dtype), &[reals.len()], &reals);
-    let mut y = Arc::new(x.map_err(|e| refuse(&e.to_string()))?);
-    let mut values: HashMap<ValueId, Arc<HostTensor>> = xs.iter().map(|x| (*x, y.clone())).collect();
-    for node in nodes {
-        let operand =
-            |v: &Option<ValueId>| v.and_then(|v| values.get(&v).cloned().or_else(|| known(edit, v)));
-        let operands: Vec<Option<Arc<HostTensor>>> = node.inputs.iter().map(operand).collect();
-        let operands: Vec<Option<&HostTensor>> = operands.iter().map(Option::as_deref).collect();
-        let made = node.op.eval(&operands).map_err(|e| refuse(&e.to_string()))?;
-        let made = made
-            .into_iter()
-            .next()
-            .ok_or_else(|| refuse("a missing output"))?;
-        y = Arc::new(made);
-        values.extend(node.outputs.first().map(|v| (*v, y.clone())));
-    }
-    if y.len() != reals.len() || !y.dtype().is_float() {
-        return Err(refuse("a function whose result is not one float per element"));
-    }
-    Ok(y.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned())
+    let fact = xs.first().and_then(|x| edit.fact(*x).ok());
+    table::sampled(fact.map_or(DType::F32, |f| f.dtype), map, |x| {
+        let mut y = Arc::new(x);
+        let mut values: HashMap<ValueId, Arc<HostTensor>> = xs.iter().map(|x| (*x, y.clone())).collect();
+        for node in nodes {
+            let operand = |v: ValueId| values.get(&v).cloned().or_else(|| known(edit, v));
+            let operands: Vec<_> = node.inputs.iter().map(|v| v.and_then(operand)).collect();
+            let operands: Vec<Option<&HostTensor>> = operands.iter().map(Option::as_deref).collect();
+            y = Arc::new(first_result(node.op.eval(&operands))?);
+            values.extend(node.outputs.first().map(|v| (*v, y.clone())));
+        }
+        Ok(y.as_ref().clone())
+    })
+}
+
+/// The first result of an evaluated operator.
+pub(super) fn first_result(made: OpResult<Vec<HostTensor>>) -> Found<HostTensor> {
+    let made = made.map_err(|e| refuse(&e.to_string()))?;
+    made.into_iter().next().ok_or_else(|| refuse("a missing output"))
 }

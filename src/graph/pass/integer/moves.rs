@@ -276,17 +276,18 @@ fn parted(
     Ok(true)
 }
 
+/// The words that hold `n` bytes.
+fn in_words(n: i64) -> i64 {
+    let word = num::signed(WORD);
+    n / word + i64::from(n % word != 0)
+}
+
 /// Sizes in words. Only the last part may end within a word.
 fn word_sizes(sizes: &[i64]) -> Option<Vec<i64>> {
     let word = num::signed(WORD);
     let (_, before) = sizes.split_last()?;
     let whole = before.iter().all(|n| n % word == 0);
-    whole.then(|| {
-        sizes
-            .iter()
-            .map(|n| n.div_euclid(word) + i64::from(n % word != 0))
-            .collect()
-    })
+    whole.then(|| sizes.iter().map(|n| in_words(*n)).collect())
 }
 
 /// Starts, ends, axes and steps of a slice of `x` in words, where axis `last` is stored last.
@@ -330,7 +331,7 @@ fn word_slice(
         if steps.get(i) != Some(&1) || *start % word != 0 || *end % word != 0 && *end != size {
             return Ok(None);
         }
-        (*start, *end) = (*start / word, end.div_euclid(word) + i64::from(*end % word != 0));
+        (*start, *end) = (in_words(*start), in_words(*end));
     }
     Ok(Some([starts, ends, places, steps]))
 }
@@ -349,7 +350,7 @@ pub(super) fn spread(
     }
     let words = Domain::add(edit, new, ByteView::Words, &[x]);
     let sizes: Vec<i64> = q.shape.iter().skip(2).filter_map(Dim::as_const).collect();
-    let last = (channels(q, 1)? + 3) / 4;
+    let last = in_words(channels(q, 1)?);
     // An axis of size 1 after each spatial axis is padded to the step and merged with it.
     let (mut split, mut joined, mut after) = (vec![-1], vec![-1], vec![0]);
     for (size, step) in sizes.iter().zip(steps) {
@@ -454,7 +455,7 @@ fn resized(
             Some(edit.add_const(&format!("{}/scales", new.name), Arc::new(list)))
         } else {
             let mut sizes = list.to_i64()?;
-            sizes[axis] = (sizes[axis] + 3) / 4;
+            sizes[axis] = in_words(sizes[axis]);
             sizes[axis..].rotate_left(1);
             let list = HostTensor::from_i64(&[rank], &sizes)?;
             Some(edit.add_const(&format!("{}/sizes", new.name), Arc::new(list)))

@@ -1,6 +1,25 @@
 //! Tables of functions of one 8-bit integer.
 
+use super::find::Found;
+use super::refuse;
 use crate::quant::fixed::{Affine, Arithmetic, Multiplier, Output};
+use crate::tensor::{DType, HostTensor};
+
+/// The float results of a function for the integers -128 to 127 with this map, which it gets as
+/// elements of `dtype`.
+pub(super) fn sampled(
+    dtype: DType,
+    map: Affine,
+    function: impl FnOnce(HostTensor) -> Found<HostTensor>,
+) -> Found<Vec<f32>> {
+    let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
+    let x = HostTensor::from_floats(dtype, &[reals.len()], &reals).map_err(|e| refuse(&e.to_string()))?;
+    let y = function(x)?;
+    if y.len() != reals.len() || !y.dtype().is_float() {
+        return Err(refuse("a function whose result is not one float per element"));
+    }
+    Ok(y.to_f32().map_err(|e| refuse(&e.to_string()))?.into_owned())
+}
 
 /// The table of a function of `x` with these float results for the integers -128 to 127. In fixed
 /// point, a function with one slope on each side of 0 is computed as in TensorFlow Lite.

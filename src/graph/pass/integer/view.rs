@@ -1,13 +1,13 @@
 //! One view of nodes with quantized operands and results, in both forms of ONNX: a float operator
 //! between conversions, or one operator with scales and zero points among its operands.
 
-use super::chain::results;
+use super::chain::{first_result, results};
 use super::find::Found;
-use super::refuse;
 use super::values::{
     Bias, Quantized, Result8, Weights, clamp, dequantized, is_known, known, quantized, quantized_by, result,
     weights, weights_of,
 };
+use super::{refuse, table};
 use crate::graph::op::Op;
 use crate::graph::op::conv_integer::ConvInteger;
 use crate::graph::op::matmul::MatMul;
@@ -18,7 +18,7 @@ use crate::graph::op::quantize_linear::DequantizeLinear;
 use crate::graph::pass::pattern::{input, producer, scalar};
 use crate::graph::{Edit, Node, NodeId, ValueId};
 use crate::quant::fixed::Affine;
-use crate::tensor::HostTensor;
+use crate::tensor::DType;
 
 /// Positions of data, scales and zero points among the operands.
 struct Places {
@@ -282,14 +282,6 @@ impl<'a, 'b> View<'a, 'b> {
             let x = x.ok_or_else(|| refuse("a missing operand"))?;
             return results(self.edit, &[x], &[self.node], map);
         }
-        let reals: Vec<f32> = (-128..=127).map(|q| map.real(q)).collect();
-        let failed = |e: &dyn std::fmt::Display| refuse(&e.to_string());
-        let x = HostTensor::from_f32(&[reals.len()], &reals).map_err(|e| failed(&e))?;
-        let y = self.op.eval(&[Some(&x)]).map_err(|e| failed(&e))?;
-        let y = y.first().ok_or_else(|| refuse("a missing output"))?;
-        if y.len() != reals.len() {
-            return Err(refuse("a function whose result is not one float per element"));
-        }
-        Ok(y.to_f32().map_err(|e| failed(&e))?.into_owned())
+        table::sampled(DType::F32, map, |x| first_result(self.op.eval(&[Some(&x)])))
     }
 }

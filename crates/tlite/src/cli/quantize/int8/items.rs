@@ -125,9 +125,9 @@ impl<'a> Items<'a> {
 
     /// The error message for a set without items.
     fn nothing(&self, path: &Path) -> String {
-        let path = path.display();
+        let (folder, path) = (path.is_dir(), path.display());
         match self.inputs.as_slice() {
-            _ if !self.task.calibration.set().is_some_and(Path::is_dir) => format!("{path} has no items"),
+            _ if !folder => format!("{path} has no items"),
             [_] => format!("{path} has no pictures (.png, .jpg) or .npy files"),
             _ => format!("{path} has no folders; expected one for each item, with NAME.npy for each input"),
         }
