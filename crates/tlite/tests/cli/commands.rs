@@ -430,18 +430,24 @@ fn interrupted_work_leaves_no_model_and_goes_on() {
         assert!(start.elapsed() < Duration::from_secs(20), "no temporary folder");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let sent = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status()
-        .unwrap();
+    send_interrupt(&child);
     let output = child.wait_with_output().unwrap();
-    assert!(sent.success());
     assert_eq!(output.status.code(), Some(130));
     assert_eq!(names(dir.path()), [".quantize-out", "in"]);
     assert!(!dir.path().join(".quantize-out/model/model.onnx").exists());
     let output = tlite(&["quantize", path(&input), "-o", path(&dir.path().join("out"))]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(names(dir.path()), ["in", "out"]);
+}
+
+/// Sends what Ctrl-C sends.
+#[cfg(unix)]
+pub fn send_interrupt(child: &std::process::Child) {
+    let sent = Command::new("kill")
+        .args(["-INT", &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success(), "kill could not be run");
 }
 
 /// Outside of generation Ctrl-C ends the program.
@@ -470,13 +476,7 @@ fn interrupt_exits_130() {
     }
     // Until its standard input ends the command waits for the prompt.
     let input = child.stdin.take();
-    assert!(
-        Command::new("kill")
-            .args(["-INT", &child.id().to_string()])
-            .status()
-            .unwrap()
-            .success()
-    );
+    send_interrupt(&child);
     let output = child.wait_with_output().unwrap();
     drop(input);
     assert_eq!(output.status.code(), Some(130));

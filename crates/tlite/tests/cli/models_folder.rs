@@ -1,6 +1,7 @@
 //! The models folder: conversions on first use, by this process and others, and the commands about
 //! it.
 
+use crate::commands::send_interrupt;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -493,10 +494,7 @@ fn a_wait_can_be_interrupted() {
     let mut line = String::new();
     notes.read_line(&mut line).unwrap();
     assert_eq!(line, "note: waiting for another process that prepares tiny\n");
-    let kill = Command::new("kill")
-        .args(["-INT", &second.id().to_string()])
-        .status();
-    assert!(kill.unwrap().success());
+    send_interrupt(&second);
     assert_eq!(second.wait().unwrap().code(), Some(130));
     std::fs::write(place.path("go"), "").unwrap();
     assert!(child.wait().unwrap().success());

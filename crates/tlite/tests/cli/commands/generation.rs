@@ -2,7 +2,7 @@
 
 use super::{fails, fails_as, path, stderr};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use tlite_testing::assert_carries;
 use tlite_testing::gguf::Traits;
 use tlite_testing::{tiny_model, tlite};
@@ -321,11 +321,7 @@ pub fn interrupted(args: &[&str], wait: std::time::Duration) -> std::process::Ou
         .spawn()
         .unwrap();
     std::thread::sleep(wait);
-    let sent = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status()
-        .unwrap();
-    assert!(sent.success(), "kill could not be run");
+    super::send_interrupt(&child);
     child.wait_with_output().unwrap()
 }
 
@@ -416,11 +412,7 @@ fn an_interrupted_answer_is_shown() {
     let mut out = child.stdout.take().unwrap();
     let mut first = [0; 1];
     out.read_exact(&mut first).unwrap();
-    let sent = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status()
-        .unwrap();
-    assert!(sent.success());
+    super::send_interrupt(&child);
     let mut rest = Vec::new();
     out.read_to_end(&mut rest).unwrap();
     let output = child.wait_with_output().unwrap();
