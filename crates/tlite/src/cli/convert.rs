@@ -120,7 +120,8 @@ fn folder_bytes(folder: &Path) -> u64 {
 pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     if let Some(file) = &args.report_json {
-        check_report("--report-json", file, &args.file, &args.output)?;
+        let others = [(args.file.as_path(), "the model"), (&args.output, "the output")];
+        check_report("--report-json", file, &others)?;
     }
     let folder = args.file.is_dir();
     if !folder && !args.file.is_file() {

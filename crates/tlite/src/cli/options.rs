@@ -381,12 +381,12 @@ macro_rules! whole {
 
 whole!(u32, u64, usize, NonZeroU64, NonZeroUsize);
 
-/// As [`check_writable`], for a report on what becomes of `model` in `output`, files or folders. A
-/// usage error also if the report would overwrite a part of them.
-pub fn check_report(option: &str, path: &Path, model: &Path, output: &Path) -> Result<()> {
+/// As [`check_writable`], for a report. A usage error also if it would overwrite a part of one of
+/// `others`: files or folders, with what they are.
+pub fn check_report(option: &str, path: &Path, others: &[(&Path, &str)]) -> Result<()> {
     check_writable(option, path)?;
     let report = real(path);
-    for (whole, name) in [(model, "the model"), (output, "the output")] {
+    for (whole, name) in others {
         if report.starts_with(real(whole)) {
             let what = format!("{} is part of {name}; choose another path", path.display());
             return Err(Error::usage(option, what));

@@ -498,10 +498,11 @@ pub fn run(args: &Args, interrupt: &Interrupt) -> Result<()> {
     args.verbosity.apply(args.json);
     check_form("MODEL", &args.model)?;
     let int8 = args.is_int8()?;
+    let mut others = vec![(args.model.as_path(), "the model"), (&args.output, "the output")];
+    others.extend(args.calibration.set().map(|set| (set, "the calibration data")));
     for (option, file) in [("--report", &args.report), ("--report-json", &args.report_json)] {
-        file.as_ref().map_or(Ok(()), |file| {
-            check_report(option, file, &args.model, &args.output)
-        })?;
+        file.as_ref()
+            .map_or(Ok(()), |file| check_report(option, file, &others))?;
     }
     let both = args.report.as_ref().zip(args.report_json.as_ref());
     if both.is_some_and(|(page, json)| is_same(page, json)) {

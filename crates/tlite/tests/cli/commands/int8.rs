@@ -152,10 +152,20 @@ fn int8_refuses_reports_that_would_overwrite_models() {
         (&file, "--report", &link),
         (&file, "--report", &model),
         (&out, "--report", &out),
+        (&file, "--report", &at("set/0.png")),
+        (&file, "--report-json", &at("set/new.json")),
     ] {
         let command = [quantize(&model, output, &set), vec![option, path(report)]].concat();
         fails(&command, 2, &[option, path(report)]);
     }
+    // A set that is one file.
+    let picture = at("set/0.png");
+    let command = [
+        quantize(&model, &file, &picture),
+        vec!["--report", path(&picture)],
+    ]
+    .concat();
+    fails(&command, 2, &["--report", path(&picture)]);
     let (page, json) = (at("page"), at("link/page"));
     let both = ["--report", path(&page), "--report-json", path(&json)];
     fails(
