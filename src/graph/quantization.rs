@@ -25,7 +25,7 @@ mod ranges;
 #[cfg(test)]
 mod tests;
 
-use super::{Graph, NodeId, ValueId};
+use super::{Graph, Node, NodeId, ValueId};
 use crate::error::Result;
 use crate::quant::fixed::Affine;
 use std::borrow::Cow;
@@ -115,6 +115,16 @@ pub type Reason = Cow<'static, str>;
 pub struct Left {
     pub node: NodeId,
     pub reason: Reason,
+}
+
+/// The first node that converts to or from integers or computes with them; `None` for a float
+/// model.
+pub fn quantized_node(graph: &Graph) -> Option<&Node> {
+    let quantizes = |n: &&Node| {
+        let name = n.op.name();
+        name.ends_with("QuantizeLinear") || name.ends_with("Integer") || name.starts_with("QLinear")
+    };
+    graph.nodes().map(|(_, n)| n).find(quantizes)
 }
 
 /// The quantized parts of a graph.

@@ -36,11 +36,11 @@ use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::graph::onnx::weights::map;
 use transformer_lite::unstable::graph::onnx::write::write_file;
 use transformer_lite::unstable::graph::onnx::{decode, import};
-use transformer_lite::unstable::graph::quantization::{LayerKind, Placement, Reason};
-use transformer_lite::unstable::graph::{Graph, Node, derive};
+use transformer_lite::unstable::graph::quantization::{LayerKind, Placement, Reason, quantized_node};
+use transformer_lite::unstable::graph::{Graph, derive};
 use transformer_lite::unstable::tensor::{Bytes, DType};
 
-pub use compare::{Channel, MOST_DECIBELS, OutputNoise};
+pub use compare::{Channel, LastLayer, MOST_DECIBELS, OutputNoise};
 pub use observe::Item;
 pub use output::Output;
 pub use ranges::RangeMethod;
@@ -202,8 +202,7 @@ pub fn quantize(
 
 /// Rejects models with nothing to quantize, models that are already quantized, and unknown names.
 fn check_model(path: &Path, graph: &Graph, placement: &Placement, options: &Options) -> Result<()> {
-    let quantizes = |n: &&Node| n.op.name().ends_with("QuantizeLinear") || n.op.name().ends_with("Integer");
-    if let Some(node) = graph.nodes().map(|(_, n)| n).find(quantizes) {
+    if let Some(node) = quantized_node(graph) {
         let what = format!(
             "{} \"{}\": the model is quantized already",
             node.op.name(),

@@ -73,8 +73,51 @@ pub struct OutputNoise {
     pub median_snr: f64,
     /// The lowest ratio of an item.
     pub lowest_snr: f64,
-    /// Number of items whose largest element is at the same position in both models.
-    pub same_largest: usize,
+    /// Number of items whose largest element is at the same position in both models, for an output
+    /// with a single row.
+    pub same_largest: Option<usize>,
+    /// Of the quantized layers from which the output is computed without another one in between,
+    /// the one with the lowest ratio.
+    pub last_layer: Option<LastLayer>,
+}
+
+/// A layer before an output, and the signal-to-noise ratio of its result in dB.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LastLayer {
+    pub name: String,
+    pub snr: f64,
+}
+
+/// Ratios of an output.
+#[derive(Clone, Debug, Default)]
+struct Ratios {
+    /// One for each item.
+    all: Vec<f64>,
+    /// Items with the same largest element, and items with a single row.
+    same_largest: usize,
+    single_rows: usize,
+}
+
+impl Ratios {
+    fn add(&mut self, (float, quantized, shape): &Pair) {
+        let mut one = Noise::default();
+        one.add(float, quantized, |_| 0);
+        self.all.push(one.snr());
+        let single = shape.iter().all(|n| *n == 1 || *n == float.len());
+        self.single_rows += usize::from(single);
+        self.same_largest += usize::from(single && largest(float) == largest(quantized));
+    }
+
+    fn noise(mut self, name: String) -> OutputNoise {
+        self.all.sort_by(f64::total_cmp);
+        OutputNoise {
+            name,
+            median_snr: self.all.get(self.all.len() / 2).copied().unwrap_or_default(),
+            lowest_snr: self.all.first().copied().unwrap_or_default(),
+            same_largest: (self.single_rows == self.all.len()).then_some(self.same_largest),
+            last_layer: None,
+        }
+    }
 }
 
 /// Result of [`compare`].
@@ -98,7 +141,7 @@ pub(super) fn compare(
         .map(|v| float.value(*v).name.clone())
         .collect();
     let mut noise: BTreeMap<String, Noise> = BTreeMap::new();
-    let mut ratios: Vec<(Vec<f64>, usize)> = vec![(Vec::new(), 0); outputs.len()];
+    let mut ratios = vec![Ratios::default(); outputs.len()];
     let items = items.min(set.names.len());
     let mut left = Watched::new(float.clone(), values, open)?;
     let mut right = Watched::new(quantized, values, open)?;
@@ -119,31 +162,16 @@ pub(super) fn compare(
             }
         }
         for (name, found) in outputs.iter().zip(&mut ratios) {
-            if let Some((f, q, _)) = pair(&float, &quantized, name)? {
-                let mut one = Noise::default();
-                one.add(&f, &q, |_| 0);
-                found.0.push(one.snr());
-                found.1 += usize::from(largest(&f) == largest(&q));
+            if let Some(pair) = pair(&float, &quantized, name)? {
+                found.add(&pair);
             }
         }
     }
-    let outputs = outputs
-        .into_iter()
-        .zip(ratios)
-        .filter(|(_, (r, _))| !r.is_empty());
+    let outputs = outputs.into_iter().zip(ratios);
+    let outputs = outputs.filter(|(_, found)| !found.all.is_empty());
     Ok(Compared {
         values: noise,
-        outputs: outputs
-            .map(|(name, (mut ratios, same_largest))| {
-                ratios.sort_by(f64::total_cmp);
-                OutputNoise {
-                    name,
-                    median_snr: ratios.get(ratios.len() / 2).copied().unwrap_or_default(),
-                    lowest_snr: ratios.first().copied().unwrap_or_default(),
-                    same_largest,
-                }
-            })
-            .collect(),
+        outputs: outputs.map(|(name, found)| found.noise(name)).collect(),
     })
 }
 
@@ -186,5 +214,22 @@ mod tests {
         assert!((n.snr() - 40.086).abs() < 0.01, "{}", n.snr());
         assert_eq!(decibels(0.0, 0.0), MOST_DECIBELS);
         assert_eq!(largest(&[1.0, 3.0, 3.0]), Some(1));
+    }
+
+    #[test]
+    fn the_largest_element_counts_in_single_rows() {
+        let row = |shape: &[usize]| (vec![1.0, 3.0], vec![1.0, 2.0], shape.to_vec());
+        let noise = |shapes: &[&[usize]]| {
+            let mut ratios = Ratios::default();
+            shapes.iter().for_each(|shape| ratios.add(&row(shape)));
+            ratios.noise("scores".to_owned())
+        };
+        assert_eq!(noise(&[&[1, 2], &[1, 2, 1]]).same_largest, Some(2));
+        assert_eq!(noise(&[&[1, 2], &[2, 1, 1]]).same_largest, Some(2));
+        assert_eq!(noise(&[&[1, 2], &[1, 1, 2]]).median_snr, decibels(10.0, 1.0));
+        let two = (vec![1.0; 4], vec![1.0; 4], vec![2, 2]);
+        let mut ratios = Ratios::default();
+        ratios.add(&two);
+        assert_eq!(ratios.noise("boxes".to_owned()).same_largest, None);
     }
 }

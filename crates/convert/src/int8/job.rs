@@ -1,6 +1,6 @@
 //! One quantization: from a placement to the bytes of the file and the report.
 
-use super::compare::{Compared, Noise, compare};
+use super::compare::{Compared, LastLayer, Noise, compare};
 use super::equalize::{by_activations, by_weights, streams};
 use super::observe::{channel_stats, observe, with_products};
 use super::products::{FloatProduct, IntProduct};
@@ -9,12 +9,12 @@ use super::refused::Refused;
 use super::sequence::Plan;
 use super::write::{Quantized, quantized};
 use super::{CalibrationSet, LayerReport, LeftNode, Open, Options, Summary, Tell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 use transformer_lite::unstable::error::{Error, Result, Stage};
 use transformer_lite::unstable::graph::onnx::import;
 use transformer_lite::unstable::graph::onnx::proto::ModelProto;
-use transformer_lite::unstable::graph::quantization::{Layer, Placement, SharedRange};
+use transformer_lite::unstable::graph::quantization::{Layer, LayerKind, Placement, SharedRange};
 use transformer_lite::unstable::graph::{Graph, ValueId, derive};
 use transformer_lite::unstable::quant::fixed::Affine;
 
@@ -170,13 +170,16 @@ impl<'a> Job<'a> {
         derive::derive(&mut made)?;
         let outputs = self.placement.layers.iter().filter_map(|l| l.outputs.first());
         let names: Vec<String> = outputs.map(|v| self.graph.value(*v).name.clone()).collect();
-        let found = match self.options.compared {
+        let mut found = match self.options.compared {
             0 => Compared {
                 values: BTreeMap::new(),
                 outputs: Vec::new(),
             },
             items => compare((&self.folded, made), &names, (set, items), open, tell)?,
         };
+        for noise in &mut found.outputs {
+            noise.last_layer = self.last_layer(&noise.name, &found.values);
+        }
         let layers = self.placement.layers.iter().enumerate();
         let left = self.placement.left.iter().filter_map(|l| {
             let node = self.graph.node(l.node)?;
@@ -196,6 +199,35 @@ impl<'a> Job<'a> {
             bytes_before: 0,
             bytes_after: 0,
         })
+    }
+
+    /// [`OutputNoise::last_layer`](super::OutputNoise::last_layer) of the output `name`.
+    fn last_layer(&self, name: &str, noise: &BTreeMap<String, Noise>) -> Option<LastLayer> {
+        let mut by_output: HashMap<ValueId, &Layer> = HashMap::new();
+        for layer in self.placement.layers.iter().filter(|l| l.kind != LayerKind::Move) {
+            by_output.extend(layer.outputs.iter().map(|v| (*v, layer)));
+        }
+        let outputs = self.graph.outputs().iter().copied();
+        let mut open: Vec<ValueId> = outputs.filter(|v| self.graph.value(*v).name == name).collect();
+        let mut seen: HashSet<ValueId> = open.iter().copied().collect();
+        let mut lowest: Option<LastLayer> = None;
+        while let Some(value) = open.pop() {
+            let Some(layer) = by_output.get(&value) else {
+                let inputs = self.graph.producer(value).into_iter();
+                let inputs = inputs.flat_map(|(_, n)| n.inputs.iter().flatten().copied());
+                open.extend(inputs.filter(|v| seen.insert(*v)));
+                continue;
+            };
+            let Some(snr) = noise.get(&self.graph.value(value).name).map(Noise::snr) else {
+                continue;
+            };
+            let first = layer.nodes.first().and_then(|id| self.graph.node(*id));
+            if let Some(node) = first.filter(|_| lowest.as_ref().is_none_or(|l| snr < l.snr)) {
+                let name = node.name.clone();
+                lowest = Some(LastLayer { name, snr });
+            }
+        }
+        lowest
     }
 
     fn report(&self, i: usize, layer: &Layer, found: &Compared) -> Option<LayerReport> {

@@ -271,6 +271,22 @@ fn nodes_stay_in_floats_on_request() {
     assert_eq!(made.summary.left[1].name, "third");
 }
 
+#[test]
+fn the_noisiest_last_layer_is_named() {
+    let made = Made::of(&options());
+    let last = made.summary.outputs[0].last_layer.as_ref().unwrap();
+    assert_eq!(last.name, "third");
+    // Without it, the output comes from the other two, through a node in floats.
+    let made = Made::of(&Options {
+        keep_float: HashSet::from(["third".to_owned()]),
+        ..options()
+    });
+    let ratios = made.summary.layers.iter().filter_map(|l| l.snr);
+    let last = made.summary.outputs[0].last_layer.as_ref().unwrap();
+    assert_eq!(ratios.clone().count(), 2);
+    assert_eq!(Some(last.snr), ratios.min_by(f64::total_cmp));
+}
+
 /// A network with gates, means, a product of two activations and a softmax; the size of pictures
 /// is open, or 4 x 4.
 fn gates(folder: &Path, open: bool) -> PathBuf {

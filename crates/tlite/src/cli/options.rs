@@ -15,7 +15,9 @@ use transformer_lite::unstable::executor::WeightSource;
 use transformer_lite::unstable::files::kind::check_file;
 use transformer_lite::unstable::files::read::{MAX_TEXT_FILE, read_given};
 use transformer_lite::unstable::files::temporary;
+use transformer_lite::unstable::graph::Graph;
 use transformer_lite::unstable::graph::pass::Pipeline;
+use transformer_lite::unstable::graph::quantization::quantized_node;
 use transformer_lite::unstable::limits::Limits;
 use transformer_lite::unstable::llm::engine::PADDING;
 use transformer_lite::unstable::llm::load::{Activations, KvType, LoadOptions, PADDINGS};
@@ -197,10 +199,9 @@ impl Float {
 }
 
 /// How quantized operators are computed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Integer {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Integer {
     /// With 8-bit integers, scaled in floats as ONNX specifies.
-    #[default]
     Float,
     /// With 8-bit integers alone, as TensorFlow Lite's reference kernels compute.
     Fixed,
@@ -211,23 +212,25 @@ pub enum Integer {
 /// The arithmetic of quantized models.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub struct IntegerOption {
-    /// Arithmetic of operators between 8-bit values in quantized models
-    #[arg(
-        long,
-        value_enum,
-        value_name = "TYPE",
-        default_value = "float",
-        hide_short_help = true
-    )]
-    pub integer: Integer,
+    /// Arithmetic of operators between 8-bit values in quantized models [default: float]
+    #[arg(long, value_enum, value_name = "TYPE", hide_short_help = true)]
+    integer: Option<Integer>,
 }
 
 impl IntegerOption {
     pub fn arithmetic(self) -> Option<Arithmetic> {
         match self.integer {
-            Integer::Float => Some(Arithmetic::Float),
-            Integer::Fixed => Some(Arithmetic::Fixed),
-            Integer::Off => None,
+            None | Some(Integer::Float) => Some(Arithmetic::Float),
+            Some(Integer::Fixed) => Some(Arithmetic::Fixed),
+            Some(Integer::Off) => None,
+        }
+    }
+
+    /// Notes that the option has no effect on a float model.
+    pub fn note_unused(self, graph: &Graph) {
+        if self.integer.is_some() && quantized_node(graph).is_none() {
+            let what = "--integer has no effect: the model has no 8-bit operators";
+            note(&mut std::io::stderr(), what);
         }
     }
 }

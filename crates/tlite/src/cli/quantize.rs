@@ -103,12 +103,12 @@ impl Format {
 /// 8-bit integers, in an ONNX model that other runtimes read, too (QDQ). MODEL and the output may
 /// then be .onnx files. For options, see --help.
 #[derive(Debug, clap::Args)]
-#[command(override_usage = "tlite quantize [OPTIONS] --output DIR MODEL", after_help = EXAMPLES)]
+#[command(override_usage = "tlite quantize [OPTIONS] --output OUT MODEL", after_help = EXAMPLES)]
 pub struct Args {
-    /// Model folder (model.onnx and its companion files)
+    /// Model folder (model.onnx and its companion files); for int8 also an .onnx file
     model: PathBuf,
-    /// Output folder; must be empty or not exist yet
-    #[arg(short, long, value_name = "DIR")]
+    /// Output folder; must be empty or not exist yet; for int8 also an .onnx file
+    #[arg(short, long, value_name = "OUT")]
     output: PathBuf,
     /// How scales and biases are chosen [default: mse]
     #[arg(long, value_enum, value_name = "NAME")]
@@ -133,10 +133,10 @@ pub struct Args {
     /// 2, 3, 4, 5, 6 or 8. With --method mixed, this is their minimum.
     #[arg(long, value_name = "N", value_parser = width)]
     head_bits: Option<u32>,
-    /// Write a page that shows the errors of weights
+    /// Write a page that shows the errors of weights, or of layers for int8
     #[arg(long, value_name = "FILE")]
     report: Option<PathBuf>,
-    /// Write the errors of weights as JSON
+    /// Write the same as JSON
     #[arg(long, value_name = "FILE")]
     report_json: Option<PathBuf>,
     /// Print one JSON object instead of the table

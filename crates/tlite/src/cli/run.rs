@@ -264,7 +264,12 @@ fn loaded(args: &Args, file: &Path, float: Option<DType>, checks: Checks) -> Res
         limits: args.on.limits.limits.clone(),
         integer,
     };
-    let runner = Runner::after(&pipeline, || onnx::import(file), backend, &options);
+    let import = || {
+        let graph = onnx::import(file)?;
+        args.integer.note_unused(&graph);
+        Ok(graph)
+    };
+    let runner = Runner::after(&pipeline, import, backend, &options);
     progress.finish_and_clear();
     runner
 }

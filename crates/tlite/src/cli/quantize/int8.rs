@@ -187,7 +187,7 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
     options.keep_float = named(&graph, &args.keep_float)?;
     let at_most = args.calibration_items.map_or(128, NonZeroUsize::get);
     let items = Items::find(&graph, task, at_most)?;
-    if let Some(what) = items.suggestion(&graph)? {
+    for what in items.suggestions(&graph)? {
         note(&mut std::io::stderr(), &what);
     }
     let read = |i: usize| items.read(i);
@@ -216,12 +216,8 @@ pub fn run(args: &Int8Args, task: &Task<'_>) -> Result<()> {
     } else {
         put_report(&mut out, &text(&summary, &options, task))?;
     }
-    for poor in summary.outputs.iter().filter(|o| o.median_snr < POOR) {
-        let what = format!(
-            "output {}: a signal-to-noise ratio of {:.1} dB is low; {ADVICE}",
-            poor.name, poor.median_snr
-        );
-        warning(&mut std::io::stderr(), &what);
+    for what in summary.outputs.iter().filter_map(poor) {
+        warning(&mut std::io::stderr(), &format!("{what}; {ADVICE}"));
     }
     if let Some(file) = task.report {
         let page = page::page(task, &options, &summary);
@@ -290,6 +286,15 @@ struct LeftNodeRow<'a> {
     reason: &'a str,
 }
 
+/// A layer before an output.
+#[derive(Debug, Serialize, schemars::JsonSchema)]
+struct LastLayerRow<'a> {
+    /// Its name in `layers`.
+    name: &'a str,
+    /// Signal-to-noise ratio of its result in dB.
+    snr: f64,
+}
+
 /// Noise of an output.
 #[derive(Debug, Serialize, schemars::JsonSchema)]
 struct OutputRow<'a> {
@@ -299,8 +304,12 @@ struct OutputRow<'a> {
     median_snr: f64,
     /// Lowest ratio of an item.
     lowest_snr: f64,
-    /// Items whose largest element is at the same position as in the float model.
-    same_largest: usize,
+    /// Items whose largest element is at the same position as in the float model; null if the
+    /// output has several rows.
+    same_largest: Option<usize>,
+    /// Of the quantized layers from which the output is computed without another one in between,
+    /// the one with the lowest ratio.
+    last_layer: Option<LastLayerRow<'a>>,
 }
 
 /// The object of `--json` and `--report-json` with `--format int8`.
@@ -355,6 +364,10 @@ impl<'a> Int8Report<'a> {
             median_snr: o.median_snr,
             lowest_snr: o.lowest_snr,
             same_largest: o.same_largest,
+            last_layer: o.last_layer.as_ref().map(|l| LastLayerRow {
+                name: &l.name,
+                snr: l.snr,
+            }),
         };
         Self {
             ranges: options.ranges.name(),
@@ -379,6 +392,33 @@ const SHOWN: usize = 5;
 const POOR: f64 = 10.0;
 const ADVICE: &str = "use more calibration data that resembles real inputs, or use --keep-float for nodes \
                       where the ratio drops (--verbose lists all layers)";
+
+/// What is wrong with an output, or a part of it, with too much noise.
+fn poor(o: &OutputNoise) -> Option<String> {
+    let name = &o.name;
+    if o.median_snr < POOR {
+        let snr = o.median_snr;
+        return Some(format!(
+            "output {name}: a signal-to-noise ratio of {snr:.1} dB is low"
+        ));
+    }
+    let layer = o.last_layer.as_ref().filter(|l| l.snr < POOR)?;
+    Some(format!(
+        "output {name}: a part of it comes from {}, whose signal-to-noise ratio of {:.1} dB is low",
+        layer.name, layer.snr
+    ))
+}
+
+/// The ratios of an output in words.
+fn ratios(o: &OutputNoise, compared: usize) -> String {
+    let mut out = format!("median SNR {:.1} dB, lowest {:.1} dB", o.median_snr, o.lowest_snr);
+    if let Some(same) = o.same_largest {
+        let items = count_text(compared, "item");
+        out.push_str(&format!("; same largest element for {same} of {items}"));
+    }
+    out
+}
+
 /// Maximum number of operators named in a line about several nodes.
 const NAMED: usize = 4;
 
@@ -499,11 +539,11 @@ fn left_text(left: &[LeftNode], verbose: bool) -> String {
 fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
     let mut out = String::new();
     let Verbosity { quiet, verbose } = task.verbosity;
-    let layers = computing(s);
-    let all = layers.len();
+    let all = s.layers.len();
     if !quiet {
-        let mut shown = layers;
+        let mut shown: Vec<&LayerReport> = s.layers.iter().collect();
         if !verbose {
+            shown = computing(s);
             let ratio = |l: &LayerReport| l.snr.or(l.weights_snr).unwrap_or(f64::INFINITY);
             shown.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
             shown.truncate(SHOWN);
@@ -518,14 +558,7 @@ fn text(s: &Summary, options: &Options, task: &Task<'_>) -> String {
         out.push_str(&left_text(&s.left, verbose));
     }
     for o in &s.outputs {
-        out.push_str(&format!(
-            "output {}: median SNR {:.1} dB, lowest {:.1} dB; same largest element for {} of {}\n",
-            o.name,
-            o.median_snr,
-            o.lowest_snr,
-            o.same_largest,
-            count_text(s.compared, "item")
-        ));
+        out.push_str(&format!("output {}: {}\n", o.name, ratios(o, s.compared)));
     }
     out.push_str(&format!(
         "{} quantized over {}: {}\n{} -> {}, written to {}\n",

@@ -133,6 +133,15 @@ impl PictureArgs {
         ))
     }
 
+    /// A note on the pictures of a set for an input without a fixed size, unless a size is given.
+    pub fn open_size(&self, input: &Fact) -> Option<&'static str> {
+        let open = sides(input).is_some_and(|[h, w]| h.as_const().is_none() || w.as_const().is_none());
+        (open && self.image_size.is_none()).then_some(
+            "the model takes pictures of any size, so each keeps its own; --image-size WxH scales them, \
+             which is faster and takes less memory if they are large",
+        )
+    }
+
     fn missing(&self, input: &Fact, outputs: &[Vec<usize>]) -> Option<String> {
         let square = sides(input).is_some_and(|[h, w]| h.as_const().is_some() && h == w);
         let classes = |shape: &Vec<usize>| {

@@ -10,10 +10,15 @@ use transformer_lite::unstable::tensor::{DType, HostTensor};
 /// A folder with `net.onnx`, a convolution over pictures of 8 x 8 pixels with `Relu`, and `set`,
 /// four pictures.
 fn folder() -> tempfile::TempDir {
+    folder_with(|| 8.into())
+}
+
+/// The same with another height and width of the pictures.
+fn folder_with(side: impl Fn() -> Size) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut w = ModelWriter::without_data(Stage::Quantize, dir.path(), "net.onnx", "net");
     w.opset("", 13);
-    w.add_input("x", DType::F32, &[1, 3, 8, 8].map(Size::from))
+    w.add_input("x", DType::F32, &[1.into(), 3.into(), side(), side()])
         .unwrap();
     let data: Vec<f32> = (0..108u8).map(|i| (f32::from(i) * 0.7).sin()).collect();
     w.add_constant("w", &HostTensor::from_f32(&[4, 3, 3, 3], &data).unwrap())
@@ -38,7 +43,7 @@ fn folder() -> tempfile::TempDir {
         })
         .unwrap();
     }
-    w.add_output("y", DType::F32, &[1, 4, 8, 8].map(Size::from))
+    w.add_output("y", DType::F32, &[1.into(), 4.into(), side(), side()])
         .unwrap();
     w.finish().unwrap();
     let set = dir.path().join("set");
@@ -93,8 +98,22 @@ fn int8_writes_a_file_or_a_folder_and_reports() {
         json["outputs"][0]["median_snr"].as_f64().unwrap() > 30.0,
         "{json}"
     );
-    let run = tlite(&["run", path(&file), path(&set.join("0.png")), "--backend", "host"]);
-    assert_eq!(run.status.code(), Some(0), "{}", stderr(&run));
+    assert_eq!(json["outputs"][0]["last_layer"]["name"], "conv");
+    for (model, notes) in [(&file, 0), (&model, 1)] {
+        let picture = set.join("0.png");
+        let command = [
+            "run",
+            path(model),
+            path(&picture),
+            "--backend",
+            "host",
+            "--integer",
+            "fixed",
+        ];
+        let run = tlite(&command);
+        assert_eq!(run.status.code(), Some(0), "{}", stderr(&run));
+        assert_eq!(stderr(&run).matches("--integer").count(), notes);
+    }
 
     let out = at("out");
     let mut command = quantize(&model, &out, &set);
@@ -134,9 +153,31 @@ fn int8_refuses_bad_sets_and_options() {
     fails(&with(&["--method", "gptq"]), 2, &["--method", "int8"]);
     fails(&with(&["--percentile", "99"]), 2, &["--percentile", "percentile"]);
     fails(&with(&["--keep-float", "other"]), 2, &["--keep-float", "other"]);
+    // Pictures beside a tensor.
+    let mixed = at("set/tensor.npy");
+    std::fs::write(&mixed, "").unwrap();
+    fails(
+        &quantize(&model, &out, &set),
+        2,
+        &["--calibration", "set", path(&mixed)],
+    );
+    std::fs::remove_file(&mixed).unwrap();
     let weights = ["quantize", path(dir.path()), "-o", path(&out), "--per-tensor"];
     fails(&weights, 2, &["--per-tensor", "int8"]);
     assert_eq!(names(dir.path()), ["empty", "net.onnx", "set"]);
+}
+
+#[test]
+fn int8_notes_that_pictures_keep_their_sizes() {
+    let dir = folder_with(|| "side".into());
+    let at = |name: &str| dir.path().join(name);
+    let (model, set) = (at("net.onnx"), at("set"));
+    for (more, notes) in [(&[][..], 1), (&["--image-size", "8x8"], 0)] {
+        let out = at(&format!("out{notes}.onnx"));
+        let output = tlite(&[quantize(&model, &out, &set), more.to_vec()].concat());
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+        assert_eq!(stderr(&output).matches("--image-size").count(), notes);
+    }
 }
 
 #[test]

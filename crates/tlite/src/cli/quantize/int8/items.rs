@@ -63,7 +63,7 @@ impl<'a> Items<'a> {
         };
         if path.is_dir() {
             items.folder(path)?;
-        } else if !path.is_file() {
+        } else if !path.exists() {
             return Err(refused(format!("there is no file or folder {}", path.display())));
         } else if path.extension().is_some_and(|e| e == "npy") {
             items.tensor(path)?;
@@ -77,6 +77,21 @@ impl<'a> Items<'a> {
         if items.all.is_empty() {
             return Err(refused(items.nothing(path)));
         }
+        let is_picture = |(_, s): &&(String, Source)| matches!(s, Source::File(f) if files::is_picture(f));
+        items.pictures = items.all.iter().any(|i| is_picture(&i));
+        if let Some((name, _)) = items.all.iter().find(|i| items.pictures && !is_picture(i)) {
+            let what = format!(
+                "{} holds pictures, but also {name}; give one kind",
+                path.display()
+            );
+            return Err(refused(what));
+        }
+        if let Some(option) = task.pictures.given().filter(|_| !items.pictures) {
+            return Err(Error::usage(
+                option,
+                "the calibration set has no pictures (.png or .jpg)",
+            ));
+        }
         let found = items.all.len();
         if found > at_most {
             let mut i = 0;
@@ -87,21 +102,13 @@ impl<'a> Items<'a> {
                 kept
             });
         }
-        let picture = |(_, s): &(String, Source)| matches!(s, Source::File(f) if files::is_picture(f));
-        items.pictures = items.all.iter().any(picture);
-        if let Some(option) = task.pictures.given().filter(|_| !items.pictures) {
-            return Err(Error::usage(
-                option,
-                "the calibration set has no pictures (.png or .jpg)",
-            ));
-        }
         Ok(items)
     }
 
-    /// A note on options for pictures that the model probably needs.
-    pub fn suggestion(&self, graph: &Graph) -> Result<Option<String>> {
+    /// Notes on options for pictures that the model probably needs.
+    pub fn suggestions(&self, graph: &Graph) -> Result<Vec<String>> {
         if !self.pictures {
-            return Ok(None);
+            return Ok(Vec::new());
         }
         let mut outputs = Vec::new();
         for v in graph.outputs() {
@@ -116,7 +123,12 @@ impl<'a> Items<'a> {
             outputs.push(shape);
         }
         let (_, input) = self.only_input()?;
-        Ok(self.task.pictures.suggestion(input, &outputs))
+        let pictures = self.task.pictures;
+        let notes = [
+            pictures.suggestion(input, &outputs),
+            pictures.open_size(input).map(str::to_owned),
+        ];
+        Ok(notes.into_iter().flatten().collect())
     }
 
     pub fn names(&self) -> Vec<String> {

@@ -33,10 +33,13 @@ pub fn page(task: &Task<'_>, options: &Options, s: &Summary) -> String {
     );
     let mut cards: Vec<(String, String, String)> = Vec::new();
     for o in &s.outputs {
-        let more = format!(
-            "median; lowest {:.1} dB; same largest element for {} of {}",
-            o.lowest_snr, o.same_largest, s.compared
-        );
+        let mut more = format!("median; lowest {:.1} dB", o.lowest_snr);
+        if let Some(same) = o.same_largest {
+            let _ = write!(more, "; same largest element for {same} of {}", s.compared);
+        }
+        if let Some(last) = &o.last_layer {
+            let _ = write!(more, "; its last layers: {:.1} dB or more", last.snr);
+        }
         cards.push((
             format!("SNR of {}", o.name),
             format!("{:.1} dB", o.median_snr),
@@ -45,7 +48,7 @@ pub fn page(task: &Task<'_>, options: &Options, s: &Summary) -> String {
     }
     cards.push((
         "layers".to_owned(),
-        computing(s).len().to_string(),
+        s.layers.len().to_string(),
         format!("{} in floats", count_text(s.left.len(), "node")),
     ));
     let size = format!("before: {}", size_text(s.bytes_before));
@@ -103,7 +106,6 @@ fn worst(out: &mut String, s: &Summary) {
 }
 
 fn all(out: &mut String, s: &Summary) {
-    let layers = computing(s);
     let mut columns = vec![
         ("layer", ""),
         ("operators", "wide text"),
@@ -120,14 +122,14 @@ fn all(out: &mut String, s: &Summary) {
         out,
         "<section class=\"panel\">\n<details open><summary>All {} layers</summary>\n<p class=\"hint\">In parentheses: the \
          channel.</p>\n<table class=\"sortable\">\n<thead><tr>",
-        layers.len()
+        s.layers.len()
     );
     for (name, class) in &columns {
         let _ = write!(out, "<th class=\"{class}\">{name}</th>");
     }
     out.push_str("</tr></thead>\n<tbody>\n");
     let sorted = |v: Option<f64>| format!("{:.3}", v.unwrap_or_default());
-    for l in layers {
+    for l in &s.layers {
         let cells = [
             (String::new(), l.name.clone()),
             (String::new(), l.ops.join(" ")),
